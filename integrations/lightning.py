@@ -1,0 +1,157 @@
+"""Lightning: ``Trainer(callbacks=[OverlapCallback()])``, nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from overlap_callbacks import OverlapMonitor, OverlapReport, Sink, WandbSink
+from overlap_callbacks.build import build_monitor, check_names
+from overlap_callbacks.run_info import default_run_folder
+from overlap_callbacks.sinks import JsonlSink
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+else:
+    try:
+        # Both packages may be installed, and a Trainer takes only callbacks of its own.
+        if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
+            import pytorch_lightning as pl
+        else:
+            try:
+                import lightning.pytorch as pl
+            except ImportError:
+                import pytorch_lightning as pl
+    except ImportError:
+        raise ImportError("OverlapCallback needs Lightning: pip install 'overlap-callbacks[lightning]'") from None
+
+
+class OverlapCallback(pl.Callback):
+    """Measures what overlap costs and saves, and logs it through the trainer's loggers.
+
+    A step is an optimizer step: it reaches from the first ``on_train_batch_start`` after a change of
+    ``trainer.global_step`` to the ``on_train_batch_end`` where it has changed again, so gradient accumulation and manual
+    optimization need nothing. Validation within a step is let through unseen.
+
+    Reports go to the JSONL record and to every logger of the trainer; to a ``WandbLogger`` with tables.
+
+    Args:
+        **options: keyword arguments of ``Schedule`` and ``OverlapMonitor``, e.g. ``every_n_steps=200``. ``sinks`` come in
+            addition to the trainer's loggers. ``run_dir`` defaults to a new folder under
+            ``<default_root_dir>/overlap_runs``.
+
+    Raises:
+        TypeError: an option that does not exist.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        check_names(options)
+        self.monitor: OverlapMonitor | None = None
+        self._options = options
+        self._loggers: list[_LoggerSink] = []
+        self._step = 0
+        self._global_step = 0
+        self._resumed_step: int | None = None
+        self._pause = contextlib.ExitStack()
+
+    # -- steps
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._close()
+        self.monitor = build_monitor(f"lightning {pl.__version__}", self._with_sinks(trainer))
+        # With several optimizers global_step counts each, so steps are counted here, and kept in checkpoints.
+        self._step = trainer.global_step if self._resumed_step is None else self._resumed_step
+        self._resumed_step = None
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        if self.monitor is not None and not self.monitor.in_step:
+            self._global_step = trainer.global_step
+            self.monitor.step_begin(self._step)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if self.monitor is not None and trainer.global_step != self._global_step:
+            self.monitor.step_end(self._step)
+            self._step += 1
+            self._flush_loggers()
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self.monitor is not None and self.monitor.in_step:
+            self._pause.enter_context(self.monitor.pause())
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._pause.close()
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # A step may go on in the next epoch (micro-batches left over); what lies between is no part of it.
+        if self.monitor is not None and self.monitor.in_step:
+            with self.monitor.pause():
+                pass
+
+    # -- end
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        self._pause.close()
+        if self.monitor is not None:
+            self.monitor.abort_step()
+        self._close()
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._close()
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        monitor, self.monitor = self.monitor, None
+        if monitor is not None:
+            monitor.close()
+            self._flush_loggers()
+        self._loggers = []
+
+    # -- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self._step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._resumed_step = state_dict["step"]
+
+    # -- logging
+
+    def _with_sinks(self, trainer: pl.Trainer) -> dict[str, Any]:
+        options = dict(self._options)
+        # Not trainer.log_dir: reading it is a broadcast on the job's communicator.
+        folder = Path(options.setdefault("run_dir", Path(trainer.default_root_dir) / default_run_folder()))
+        sinks = list(options.get("sinks") or []) or [JsonlSink(folder)]
+        if trainer.is_global_zero:
+            for logger in trainer.loggers:
+                if type(logger).__name__ == "WandbLogger":
+                    sinks.append(WandbSink(logger.experiment))
+                else:
+                    self._loggers.append(_LoggerSink(logger))
+            sinks += self._loggers
+        options["sinks"] = sinks
+        return options
+
+    def _flush_loggers(self) -> None:
+        for sink in self._loggers:
+            sink.flush()
+
+
+class _LoggerSink(Sink):
+    """Passes reports on to a Lightning logger, on the training thread: loggers need not be thread-safe."""
+
+    def __init__(self, logger: Any) -> None:
+        self._logger = logger
+        self._waiting: deque[OverlapReport] = deque(maxlen=100)
+
+    def log(self, report: OverlapReport) -> None:
+        self._waiting.append(report)
+
+    def flush(self) -> None:
+        while self._waiting:
+            report = self._waiting.popleft()
+            self._logger.log_metrics(report.metrics(), step=report.first_step)

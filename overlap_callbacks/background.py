@@ -1,0 +1,67 @@
+"""One thread that does, in order, what must not be done on the training thread.
+
+It is a daemon with a bounded queue: a job never waits for it longer than it says, and the interpreter never waits for it
+at all (``concurrent.futures`` would join its threads at exit, without a timeout).
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+_STOP = None
+
+
+class Worker:
+    """Runs tasks one after the other.
+
+    Args:
+        name: of the thread.
+        on_error: called, on the worker's thread, with whatever a task raises.
+        capacity: tasks that may wait.
+    """
+
+    def __init__(self, name: str, on_error: Callable[[Exception], None], capacity: int = 1024) -> None:
+        self._name = name
+        self._on_error = on_error
+        self._tasks: queue.Queue[Callable[[], None] | None] = queue.Queue(capacity)
+        self._thread: threading.Thread | None = None
+
+    def submit(self, task: Callable[[], None]) -> bool:
+        """Have ``task`` run later; False where too many wait already, and it is dropped."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        try:
+            self._tasks.put_nowait(task)
+        except queue.Full:
+            return False
+        return True
+
+    def close(self, timeout_s: float) -> bool:
+        """Finish what waits, then end the thread; False if that took longer than ``timeout_s``."""
+        if self._thread is None:
+            return True
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                self._tasks.put_nowait(_STOP)
+                break
+            except queue.Full:
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(0.01)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        ended = not self._thread.is_alive()
+        self._thread = None
+        return ended
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not _STOP:
+            try:
+                task()
+            except Exception as error:
+                self._on_error(error)
+            del task  # or the last task's samples would stay alive until the next

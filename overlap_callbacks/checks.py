@@ -1,0 +1,43 @@
+"""Checks of what a user passes in: every message names the parameter, what was given and what is allowed."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+
+def count(name: str, value: Any, *, minimum: int) -> int:
+    """Return ``value`` as an int of at least ``minimum``.
+
+    Booleans and floats are refused: ``repeats=True`` and ``repeats=2.0`` are slips, not counts. Integer types of other
+    libraries (``numpy.int64``) pass.
+
+    Raises:
+        TypeError: not a whole number.
+        ValueError: smaller than ``minimum``.
+    """
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be a whole number of at least {minimum}, got {value!r} (a bool)")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(
+            f"{name} must be a whole number of at least {minimum}, got {value!r} (a {type(value).__name__})"
+        ) from None
+    if number < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {number}")
+    return number
+
+
+def seconds(name: str, value: Any) -> float:
+    """Return ``value`` as a positive, finite number of seconds.
+
+    Raises:
+        TypeError: not a number.
+        ValueError: not positive, or not finite.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a positive number of seconds, got {value!r} (a {type(value).__name__})")
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{name} must be a positive, finite number of seconds, got {value!r}")
+    return float(value)

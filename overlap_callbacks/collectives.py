@@ -1,0 +1,177 @@
+"""What one collective is: its operator's calling convention, its group, its record.
+
+The calling conventions are read from the operators' own schemas, so that an operator that a later torch adds is
+handled without a change here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from overlap_callbacks import clocks
+
+SENDS = frozenset({"send"})
+RECEIVES = frozenset({"recv_", "recv_any_source_"})
+POINT_TO_POINT = SENDS | RECEIVES
+
+
+@dataclass(frozen=True)
+class OperatorSpec:
+    """How one ``c10d`` operator takes its arguments (always by position, trailing defaults left out).
+
+    Attributes:
+        name: name within the ``c10d`` namespace, with its overload where it has one, e.g. ``allreduce_``.
+        redispatch: ``redispatch(keyset, *args)``, to the kernels below ours.
+        group: position of the process group.
+        outputs, inputs: positions of the tensors written and read; both, for operators that work in place.
+        returns_work: whether the operator returns a ``Work`` (last).
+        point_to_point: whether it is a send or a receive.
+        host_blocking: whether waiting for its ``Work`` blocks the host on CUDA too.
+        peer: position of the peer's group rank; -1 without one.
+        tag: position of the tag; -1 without one.
+    """
+
+    name: str
+    redispatch: Callable[..., Any]
+    group: int
+    outputs: tuple[int, ...]
+    inputs: tuple[int, ...]
+    returns_work: bool
+    point_to_point: bool
+    host_blocking: bool
+    peer: int
+    tag: int
+
+
+def operator_specs() -> list[OperatorSpec]:
+    """Every ``c10d`` operator of the installed torch that takes a process group."""
+    specs = []
+    for qualified in sorted(torch._C._dispatch_get_all_op_names()):
+        namespace, _, name = qualified.partition("::")
+        if namespace != "c10d":
+            continue
+        packet, _, overload = name.partition(".")
+        operator = getattr(getattr(torch.ops.c10d, packet), overload or "default")
+        arguments = [argument.name for argument in operator._schema.arguments]
+        if "process_group" in arguments:
+            specs.append(_spec(name, operator, arguments))
+    return specs
+
+
+def _spec(name: str, operator: Any, arguments: list[str]) -> OperatorSpec:
+    group = arguments.index("process_group")
+    outputs = tuple(i for i, argument in enumerate(arguments[:group]) if not argument.startswith("input"))
+    inputs = tuple(i for i, argument in enumerate(arguments[:group]) if not argument.startswith("output"))
+
+    def position(*names: str) -> int:
+        return next((arguments.index(n) for n in names if n in arguments), -1)
+
+    return OperatorSpec(
+        name=name,
+        redispatch=operator._handle.redispatch_boxed,
+        group=group,
+        outputs=outputs,
+        inputs=inputs,
+        returns_work=any("Work" in str(value.type) for value in operator._schema.returns),
+        point_to_point=name in POINT_TO_POINT,
+        host_blocking="barrier" in name,
+        peer=position("dst", "src"),
+        tag=position("tag"),
+    )
+
+
+def num_bytes(value: Any) -> int:
+    """Bytes of a tensor, or of all tensors in nested lists."""
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    return sum(map(num_bytes, value))
+
+
+def first_tensor(value: Any) -> torch.Tensor | None:
+    """The first tensor in nested lists, or None."""
+    if isinstance(value, torch.Tensor):
+        return value
+    for item in value:
+        found = first_tensor(item)
+        if found is not None:
+            return found
+    return None
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group's identity: data only, so that a record keeps no process group alive.
+
+    Attributes:
+        name: torch's name of the group, the same on all its ranks.
+        description: the name that the user or framework gave it.
+        ranks: global ranks, in group order.
+        backend: e.g. ``nccl`` or ``gloo``.
+    """
+
+    name: str
+    description: str
+    ranks: tuple[int, ...]
+    backend: str
+
+    @classmethod
+    def of(cls, group: dist.ProcessGroup) -> Group:
+        """Describe a live process group."""
+        return cls(
+            name=group.group_name,
+            description=group.group_desc,
+            ranks=tuple(dist.get_process_group_ranks(group)),
+            backend=str(dist.get_backend(group)),
+        )
+
+    @property
+    def label(self) -> str:
+        """A name for people."""
+        described = self.description and self.description != "undefined"
+        return f"{self.description} ({self.name})" if described else self.name
+
+
+@dataclass(slots=True)
+class Collective:
+    """One collective (or send, or receive) of one step, as the gate saw it.
+
+    Attributes:
+        operator: e.g. ``allreduce_``.
+        group: its process group.
+        bytes_in, bytes_out: bytes of the tensors read and written on this rank.
+        dtype: of its first tensor; None without tensors.
+        thread: identifier of the issuing thread.
+        own_thread: whether the training thread or one of autograd's threads issued it.
+        coalesced: whether it is a member of a coalescing block.
+        peer: group rank of the other side of a send or receive; -1 for collectives and any-source receives.
+        tag: tag of a send or receive, else 0.
+        issued_ns: host time of issue, ``time.perf_counter_ns``.
+        start, end: marks around the transfer in sequential mode; None where it was not serialised.
+    """
+
+    operator: str
+    group: Group
+    bytes_in: int
+    bytes_out: int
+    dtype: torch.dtype | None
+    thread: int
+    own_thread: bool
+    coalesced: bool
+    peer: int
+    tag: int
+    issued_ns: int
+    start: clocks.Mark | None = None
+    end: clocks.Mark | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What must agree for two collectives to be the same one of two steps: operator and group."""
+        return (self.operator, self.group.name)
+
+    def __str__(self) -> str:
+        return f"{self.operator} on group {self.group.label!r}"

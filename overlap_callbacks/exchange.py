@@ -1,0 +1,266 @@
+"""The two things that happen off the training thread: the order check, and the making of reports.
+
+Each has a thread and a store client of its own, so that a sink that stalls cannot delay a check.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from overlap_callbacks.background import Worker
+from overlap_callbacks.metrics import OverlapReport, report
+from overlap_callbacks.order import IssueOrder
+from overlap_callbacks.ranks import Channel, Job, Verdict, check_order
+from overlap_callbacks.samples import RankWindow
+from overlap_callbacks.schedule import Mode, Schedule
+from overlap_callbacks.sinks import RunInfo, Sink
+from overlap_callbacks.window import Window
+
+logger = logging.getLogger("overlap_callbacks")
+
+ErrorHandler = Callable[[Exception], None]
+
+
+class OrderChecks:
+    """Runs order checks; the training thread starts one after a recorded step, and asks for its verdict steps later.
+
+    Args:
+        job: who we are.
+        prefix: of our keys.
+        timeout_s: longest time for the ranks to be heard.
+        veto: asked on rank 0 before a window's check counts: a reason to leave the window out, or None.
+        on_error: gets what goes wrong.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        prefix: str,
+        *,
+        timeout_s: float,
+        veto: Callable[[int | None], str | None],
+        on_error: ErrorHandler,
+    ) -> None:
+        self._job = job
+        self._prefix = prefix
+        self._timeout_s = timeout_s
+        self._veto = veto
+        self._worker = Worker("overlap-callbacks-order", on_error)
+        self._channel: Channel | None = None
+        self._stop = threading.Event()
+        self._done = threading.Event()
+        self._verdict: Verdict | None = None
+        self._last_key = ""
+        # The training thread waits once: where the store is too slow, later windows are left out rather than waited for.
+        self._patience_s = 3 * timeout_s
+
+    def start(self, key: str, order: IssueOrder, window: int | None) -> None:
+        """Begin the check ``key`` with this rank's sequence.
+
+        Args:
+            window: the window that it is for; None for a mode forced by hand.
+        """
+        self._done.clear()
+        self._verdict = None
+        self._worker.submit(lambda: self._check(key, order, window))
+
+    def verdict(self) -> Verdict:
+        """The verdict of the check begun last; waits for it, for a bounded time."""
+        if not self._done.wait(self._patience_s) or self._verdict is None:
+            self._patience_s = 0.0
+            return Verdict(False, f"the order check was not done within {3 * self._timeout_s:g} s")
+        return self._verdict
+
+    def close(self, timeout_s: float) -> None:
+        self._stop.set()
+        self._worker.close(timeout_s)
+        self._channel = None
+
+    def _check(self, key: str, order: IssueOrder, window: int | None) -> None:
+        try:
+            if self._channel is None:
+                self._channel = Channel(self._job, self._prefix)
+            self._verdict = check_order(
+                self._channel,
+                key,
+                order,
+                timeout_s=self._timeout_s,
+                veto=self._veto(window) if self._job.rank == 0 else None,
+                stop=self._stop.is_set,
+            )
+            if self._job.rank == 0 and self._last_key:
+                self._channel.delete(f"{self._last_key}/verdict")  # read by all by now: they came to this check
+            self._last_key = key
+        except Exception as error:
+            self._verdict = Verdict(False, f"the ranks' store failed: {error}")
+            raise
+        finally:
+            self._done.set()
+
+
+class Reporter:
+    """Turns closed windows into reports and hands them to the sinks.
+
+    Args:
+        job: who we are; rank 0 reports.
+        prefix: of our keys.
+        schedule: of the windows.
+        sinks: used on rank 0 only.
+        run: what the sinks are told first; made on the reporting thread.
+        timeout_s: longest time for the ranks' reports to come in.
+        max_overhead: largest fraction of training time that measuring may cost; None for no limit.
+        on_error: gets what goes wrong outside sinks.
+        on_sink_error: gets a sink that failed, and why; the sink is not used again.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        prefix: str,
+        *,
+        schedule: Schedule,
+        sinks: Sequence[Sink],
+        run: Callable[[], RunInfo],
+        timeout_s: float,
+        max_overhead: float | None,
+        on_error: ErrorHandler,
+        on_sink_error: Callable[[Sink, Exception], None],
+    ) -> None:
+        self._job = job
+        self._prefix = prefix
+        self._schedule = schedule
+        self._sinks = list(sinks) if job.rank == 0 else []
+        self._run = run
+        self._timeout_s = timeout_s
+        self._max_overhead = max_overhead
+        self._on_sink_error = on_sink_error
+        self._worker = Worker("overlap-callbacks-report", on_error)
+        self._channel: Channel | None = None
+        self._stop = threading.Event()
+        self._opened = False
+        self._next_window = 0
+        self._why_skipped = ""
+
+    def block(self, window: Window, block: int, arm: Mode) -> None:
+        """Have the record keep a timed block as soon as its times are known: a crash must not lose it."""
+        if self._sinks:
+            self._worker.submit(lambda: self._log_block(window, block, arm))
+
+    def window(self, window: Window) -> None:
+        """Have a closed window measured, gathered and reported."""
+        if not self._worker.submit(lambda: self._report(window)):
+            logger.warning("overlap-callbacks: window %d is lost: too many reports are waiting", window.number)
+
+    def veto(self, window: int | None) -> str | None:
+        """Rank 0: why a window is to be left out for its cost, or None."""
+        if window is None or window >= self._next_window:
+            return None
+        return self._why_skipped
+
+    def close(self, timeout_s: float) -> None:
+        """Finish what waits, then close the sinks."""
+        self._worker.submit(self._close_sinks)
+        if not self._worker.close(timeout_s):
+            self._stop.set()
+            self._worker.close(1.0)
+        self._channel = None
+
+    # -- on the reporting thread
+
+    def _report(self, window: Window) -> None:
+        own = window.measure(self._job.rank, self._job.backend)
+        if self._channel is None:
+            self._channel = Channel(self._job, self._prefix)
+        key = f"window{window.number}/{window.first_step}"
+        if self._job.rank != 0:
+            self._channel.post(f"{key}/report/{self._job.rank}", msgspec.json.encode(own))
+            return
+        gathered, problems = self._gather(key, own)
+        result = report(
+            gathered,
+            world_size=self._job.world_size,
+            every_n_steps=self._schedule.every_n_steps,
+            control=self._schedule.control,
+            problems=problems,
+        )
+        self._hold_to_budget(result)
+        logger.info("%s", summary(result))
+        self._each_sink(lambda sink: sink.log(result))
+
+    def _gather(self, key: str, own: RankWindow) -> tuple[list[RankWindow], list[str]]:
+        assert self._channel is not None
+        self._channel.post(f"{key}/report/0", msgspec.json.encode(own))
+        messages = self._channel.gather(f"{key}/report", self._timeout_s, self._stop.is_set)
+        messages.pop(0, None)
+        others = [msgspec.json.decode(message, type=RankWindow) for message in messages.values()]
+        return [own, *others], []
+
+    def _log_block(self, window: Window, block: int, arm: Mode) -> None:
+        measured = window.measure_block(block, arm)
+        if measured is not None:
+            self._each_sink(lambda sink: sink.block(window.number, window.first_step, measured))
+
+    def _each_sink(self, use: Callable[[Sink], None]) -> None:
+        if not self._opened:
+            self._opened = True
+            run = self._run()
+            self._each_sink(lambda sink: sink.open(run))
+        for sink in list(self._sinks):
+            try:
+                use(sink)
+            except Exception as error:
+                self._sinks.remove(sink)
+                self._on_sink_error(sink, error)
+
+    def _close_sinks(self) -> None:
+        for sink in self._sinks:
+            try:
+                sink.close()
+            except Exception as error:
+                self._on_sink_error(sink, error)
+        self._sinks = []
+
+    def _hold_to_budget(self, result: OverlapReport) -> None:
+        """Leave windows out where they cost more than ``max_overhead`` allows."""
+        cost = result.measurement_overhead
+        if self._max_overhead is None or cost is None or cost <= self._max_overhead:
+            return
+        intervals = math.ceil(cost / self._max_overhead)
+        self._next_window = result.window + intervals
+        self._why_skipped = (
+            f"a window costs {cost:.2%} of training time and max_overhead allows {self._max_overhead:.2%}, so one window "
+            f"in {intervals} is measured"
+        )
+
+
+def summary(result: OverlapReport) -> str:
+    """One line for people."""
+    parts = [f"overlap window {result.window} (step {result.first_step})"]
+    if not result.valid:
+        parts[0] += " INVALID"
+    if result.control:
+        parts[0] += " A/A control"
+
+    def show(name: str, text: str) -> None:
+        figure = getattr(result, name)
+        if figure is None:
+            return
+        percent = not name.endswith("_ms")
+        value = f"{figure.value:+.1%}" if percent else f"{figure.value:.2f} ms"
+        if figure.ci_low is not None:
+            bounds = (figure.ci_low, figure.ci_high)
+            value += " [{:+.1%}, {:+.1%}]".format(*bounds) if percent else " [{:.2f}, {:.2f}]".format(*bounds)
+        parts.append(f"{text} {value}")
+
+    show("e2e_overlapped_ms", "overlapped")
+    show("e2e_sequential_ms", "sequential")
+    show("e2e_ideal_ms", "ideal")
+    show("compute_slowdown", "compute slowdown")
+    show("speedup_vs_sequential", "speed-up of overlap")
+    parts.append(f"{len(result.ranks)} of {result.world_size} ranks")
+    return ", ".join(parts)

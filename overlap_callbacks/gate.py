@@ -1,0 +1,376 @@
+"""The collective gate: one place in which to see, and to serialise, every collective of the process.
+
+All of torch's collectives pass through the dispatcher operators ``c10d::*``. The gate registers a Python kernel for each
+of them at the ``BackendSelect`` key, does its work, and redispatches below. (The Autograd keys would miss functional
+collectives, DTensor and inference mode.)
+
+The rules that keep it safe:
+
+- it adds waits and nothing else: it never issues, drops, reorders or resizes a collective;
+- it never raises. An exception inside DDP's reducer would break the reducer for good, so an error of its own is counted,
+  and its owner switches it off at the next step boundary;
+- sends and receives are recorded, never waited for: waiting there hangs real pipeline schedules, and Gloo's p2p works
+  cannot be waited for twice;
+- only collectives of the training thread and of autograd's threads are serialised. The place of any other thread's
+  collectives in the order differs from rank to rank, and serialising them could deadlock;
+- members of a coalescing block are not waited for: they have not started yet;
+- only a sequence of collectives that passed the order check is serialised. Where a step departs from it, the gate lets
+  the rest of the step through as it is, and says so;
+- while a CUDA graph is captured it only redispatches.
+
+Registering and removing kernels while another thread issues a collective can crash the process. So kernels are registered
+once, and stay as a pass-through until ``close``; where another thread was seen to issue collectives, they stay for the
+life of the process, and the next gate takes them over.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from overlap_callbacks import clocks
+from overlap_callbacks.collectives import (
+    POINT_TO_POINT,
+    Collective,
+    Group,
+    OperatorSpec,
+    first_tensor,
+    num_bytes,
+    operator_specs,
+)
+
+logger = logging.getLogger("overlap_callbacks")
+
+_BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+
+
+class _Kernels:
+    """The kernels in the dispatcher: process-wide, because the dispatcher is.
+
+    ``active`` is the gate at work in this step, or None: then a collective costs one attribute look-up on top of torch's
+    boxing into Python.
+    """
+
+    def __init__(self) -> None:
+        self.active: Gate | None = None
+        self.owner: Gate | None = None
+        self.keep = False  # another thread was seen to issue collectives: removing them could crash it
+        self._library: torch.library.Library | None = None
+
+    @property
+    def registered(self) -> bool:
+        return self._library is not None
+
+    def register(self) -> None:
+        if self._library is None:
+            library = torch.library.Library("c10d", "IMPL")
+            for spec in operator_specs():
+                library.impl(spec.name, self._kernel(spec), "BackendSelect", with_keyset=True)
+            self._library = library
+
+    def remove(self) -> None:
+        if self._library is not None:
+            self._library._destroy()
+            self._library = None
+
+    def _kernel(self, spec: OperatorSpec) -> Callable[..., Any]:
+        redispatch, below, kernels = spec.redispatch, _BELOW, self
+
+        def kernel(keyset: Any, *args: Any) -> Any:
+            gate = kernels.active
+            if gate is None:
+                return redispatch(keyset & below, *args)
+            entry = gate._before(spec, args)
+            result = redispatch(keyset & below, *args)
+            if entry is not None:
+                gate._after(entry, result)
+            return result
+
+        return kernel
+
+
+_kernels = _Kernels()
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first collective of a sequential step that the order check had not seen at its place."""
+
+    index: int
+    expected: tuple[str, str] | None
+    found: Collective
+
+    def __str__(self) -> str:
+        expected = "no further collective" if self.expected is None else f"{self.expected[0]} on {self.expected[1]!r}"
+        return f"collective {self.index} of the step was {self.found}, where the checked sequence has {expected}"
+
+
+@dataclass(frozen=True)
+class StepLog:
+    """What the gate saw in one step.
+
+    Attributes:
+        collectives: in the order of issue.
+        dropped: collectives that found the storage full, and are missing above.
+        divergence: where the step left the checked sequence, and was no longer serialised; None if it did not.
+    """
+
+    collectives: tuple[Collective, ...]
+    dropped: int
+    divergence: Divergence | None
+
+    @property
+    def own(self) -> list[Collective]:
+        """Those of the training thread and of autograd's threads."""
+        return [collective for collective in self.collectives if collective.own_thread]
+
+
+class Gate:
+    """Records and serialises the collectives of a step.
+
+    Use: ``register()`` once, between steps on the main thread; around each step ``begin_step`` and ``end_step``;
+    ``close()`` at the end.
+
+    Args:
+        capacity: collectives of one step for which storage is held ready.
+
+    Raises:
+        RuntimeError: (from ``register``) another gate of this process is in use.
+    """
+
+    def __init__(self, capacity: int = 20_000) -> None:
+        self.errors = 0
+        self.last_error: Exception | None = None
+        self._storage: list[Collective | None] = [None] * capacity
+        self._groups: dict[dist.ProcessGroup, Group] = {}
+        self._python_threads: set[int] = set()
+        self._step_thread = 0
+        self._serialise = False
+        self._compute_stream: torch.cuda.Stream | None = None
+        self._checked: Sequence[tuple[str, str]] = ()
+        self._single_group: str | None = None
+        self._reset_step()
+
+    def _reset_step(self) -> None:
+        self._slots = itertools.count()  # next() is atomic under the GIL, so threads never share a slot
+        self._own = 0
+        self._divergence: Divergence | None = None
+
+    # -- life
+
+    def register(self) -> None:
+        """Put the kernels into the dispatcher, as a pass-through."""
+        if _kernels.owner not in (None, self):
+            raise RuntimeError("another OverlapMonitor of this process uses the collective gate: close() it first")
+        _kernels.owner = self
+        _kernels.register()
+
+    @property
+    def registered(self) -> bool:
+        """Whether this gate's kernels are in the dispatcher."""
+        return _kernels.owner is self and _kernels.registered
+
+    @property
+    def serialising(self) -> bool:
+        """Whether the open step is sequential."""
+        return self._serialise
+
+    def remove(self) -> None:
+        """Take the kernels out of the dispatcher, unless another thread may be inside them."""
+        self.stop()
+        if _kernels.owner is self and not _kernels.keep:
+            _kernels.remove()
+
+    def close(self) -> None:
+        """Remove the kernels and forget everything. Safe to call twice."""
+        self.remove()
+        if _kernels.owner is self:
+            _kernels.owner = None
+        self._groups.clear()
+        self._storage = []
+        self._compute_stream = None
+
+    def stop(self) -> None:
+        """Let collectives pass from here on. Safe to call at any time, from any thread."""
+        if _kernels.active is self:
+            _kernels.active = None
+        self._serialise = False
+
+    def suspend(self) -> None:
+        """Let collectives pass that are no part of the step (an evaluation's, say)."""
+        if _kernels.active is self:
+            _kernels.active = None
+
+    def resume(self) -> None:
+        """Go on with the step where ``suspend`` left it."""
+        if self.registered:
+            _kernels.active = self
+
+    # -- a step
+
+    def begin_step(
+        self,
+        *,
+        sequential: bool,
+        checked: Sequence[tuple[str, str]] = (),
+        single_group: str | None = None,
+        compute_stream: torch.cuda.Stream | None = None,
+    ) -> None:
+        """Record the collectives of the step that begins, and serialise them if ``sequential``.
+
+        Args:
+            sequential: serialise.
+            checked: the sequence of (operator, group name) that passed the order check.
+            single_group: name of the one group of a sequence that has no p2p and no second group: there the communicator
+                itself enforces the order, so departures from the sequence within the group are harmless.
+            compute_stream: the stream that is serialised with CUDA collectives.
+        """
+        self._reset_step()
+        self._step_thread = threading.get_ident()
+        # Threads are looked up anew in each step, because the system reuses identifiers.
+        self._python_threads.clear()
+        self._checked = checked
+        self._single_group = single_group
+        self._compute_stream = compute_stream
+        self._serialise = sequential
+        _kernels.active = self
+
+    def end_step(self) -> StepLog:
+        """Stop, and return what was seen."""
+        self.stop()
+        used = next(self._slots)
+        kept = min(used, len(self._storage))
+        collectives = tuple(c for c in self._storage[:kept] if c is not None)
+        self._storage[:kept] = [None] * kept
+        log = StepLog(collectives=collectives, dropped=used - kept, divergence=self._divergence)
+        self._groups.clear()  # keeps no process group alive between steps
+        self._divergence = None
+        return log
+
+    # -- a collective: called from the kernels, on whichever thread issues it. Nothing may escape.
+
+    def _before(self, spec: OperatorSpec, args: tuple[Any, ...]) -> tuple[OperatorSpec, Collective, Any] | None:
+        try:
+            issued_ns = clocks.now()
+            if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+                return None  # torch.compile tracing with fake tensors: nothing is communicated
+            process_group = dist.ProcessGroup.unbox(args[spec.group])
+            coalesced = process_group in c10d._world.pg_coalesce_state
+            group = self._groups.get(process_group)
+            if group is None:
+                group = self._groups[process_group] = Group.of(process_group)
+            tensor = first_tensor(args[: spec.group])
+            thread = threading.get_ident()
+            own_thread = thread == self._step_thread or self._is_autograd_thread(thread)
+            bytes_out = sum([num_bytes(args[i]) for i in spec.outputs])
+            collective = Collective(
+                operator=spec.name,
+                group=group,
+                bytes_in=bytes_out if spec.inputs == spec.outputs else sum([num_bytes(args[i]) for i in spec.inputs]),
+                bytes_out=bytes_out,
+                dtype=None if tensor is None else tensor.dtype,
+                thread=thread,
+                own_thread=own_thread,
+                coalesced=coalesced,
+                peer=args[spec.peer] if spec.peer >= 0 else -1,
+                tag=args[spec.tag] if spec.tag >= 0 else 0,
+                issued_ns=issued_ns,
+            )
+            slot = next(self._slots)
+            if slot < len(self._storage):
+                self._storage[slot] = collective
+            if not own_thread:
+                _kernels.keep = True
+                return None
+            if not self._serialise or not self._keeps_to_checked(collective):
+                return None
+            if spec.point_to_point or coalesced or not spec.returns_work:
+                return None
+            if tensor is None or not tensor.is_cuda:
+                collective.start = clocks.now()
+                return (spec, collective, None)
+            return self._before_on_cuda(spec, collective, tensor)
+        except Exception as error:
+            self._count(error)
+            return None
+
+    def _before_on_cuda(
+        self, spec: OperatorSpec, collective: Collective, tensor: torch.Tensor
+    ) -> tuple[OperatorSpec, Collective, Any] | None:
+        compute = self._compute_stream
+        if compute is None or compute.device != tensor.device or torch.cuda.is_current_stream_capturing():
+            return None
+        issuing = torch.cuda.current_stream(tensor.device)
+        if issuing != compute:
+            issuing.wait_stream(compute)  # all compute enqueued so far comes before the collective
+        collective.start = clocks.stream_mark(issuing)
+        return (spec, collective, issuing)
+
+    def _after(self, entry: tuple[OperatorSpec, Collective, Any], result: Any) -> None:
+        spec, collective, issuing = entry
+        try:
+            # NCCL gives no Work for async_op=False: the kernel is then on the issuing stream itself.
+            work = dist.Work.unbox(result[-1] if isinstance(result, tuple) else result)
+            if issuing is None:
+                if work is not None:
+                    self._wait_on_host(work)
+                collective.end = clocks.now()
+                return
+            if work is not None and not spec.host_blocking:
+                work.wait()  # the issuing stream waits for the communicator's; the host goes on
+            collective.end = clocks.stream_mark(issuing)
+            compute = self._compute_stream
+            if compute is not None and issuing != compute:
+                compute.wait_stream(issuing)  # compute enqueued from here on comes after the collective
+        except Exception as error:
+            self._count(error)
+
+    @staticmethod
+    def _wait_on_host(work: dist.Work) -> None:
+        try:
+            work.wait()
+        except RuntimeError:
+            # The collective itself failed (a peer died, a timeout). Its owner's own wait raises the same error, in the
+            # place where the owner expects it.
+            logger.debug("a collective failed while the gate waited for it", exc_info=True)
+
+    def _is_autograd_thread(self, thread: int) -> bool:
+        """Whether a thread other than the training thread is one of autograd's: native, and running a backward."""
+        if thread in self._python_threads:
+            return False
+        if torch._C._current_graph_task_id() != -1 and not _is_python_thread(thread):
+            return True
+        self._python_threads.add(thread)
+        return False
+
+    def _keeps_to_checked(self, collective: Collective) -> bool:
+        """Whether this collective of our threads may be serialised: it stands where the order check saw it."""
+        index = self._own
+        self._own = index + 1
+        if self._divergence is not None:
+            return False
+        expected = self._checked[index] if index < len(self._checked) else None
+        key = collective.key
+        if key == expected:
+            return True
+        if self._single_group == key[1] and collective.operator not in POINT_TO_POINT:
+            return True
+        self._divergence = Divergence(index=index, expected=expected, found=collective)
+        return False
+
+    def _count(self, error: Exception) -> None:
+        self.errors += 1
+        self.last_error = error
+
+
+def _is_python_thread(thread: int) -> bool:
+    # A native thread that once called threading.current_thread() is listed too, as a dummy.
+    return any(t.ident == thread and not isinstance(t, threading._DummyThread) for t in threading.enumerate())

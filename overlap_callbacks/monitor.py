@@ -1,0 +1,597 @@
+"""OverlapMonitor: the one object that adapters drive.
+
+It asks the schedule for each step's plan, sets the gate's mode, starts and stops the instruments, and hands closed
+windows to the reporting thread. States, and what moves between them:
+
+- **idle**: no window is open. ``step_begin`` compares one integer; at a window's first step it opens one.
+- **window**: steps run by their plans. The last step's end closes the window and goes back to idle; so does whatever
+  spoils it (a step number that jumps, an exception in the user's step, a refused order check), with the part that was
+  measured still reported.
+- **forced**: the user pinned a mode by hand; no window opens.
+- **off**: switched off by the environment, by ``close``, or by an error of our own. For good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from overlap_callbacks import checks
+from overlap_callbacks.clocks import StepClock
+from overlap_callbacks.exchange import OrderChecks, Reporter
+from overlap_callbacks.gate import Gate
+from overlap_callbacks.order import IssueOrder
+from overlap_callbacks.ranks import Job, next_prefix
+from overlap_callbacks.run_info import default_run_folder, run_info
+from overlap_callbacks.schedule import Mode, Part, Plan, Schedule
+from overlap_callbacks.sinks import JsonlSink, Sink, WandbSink
+from overlap_callbacks.window import MeasuredStep, Window
+
+logger = logging.getLogger("overlap_callbacks")
+
+SWITCH = "OVERLAP_CALLBACKS"
+_OFF_WORDS = frozenset({"0", "off", "false", "no", "disabled"})
+_NEVER = sys.maxsize
+
+
+class MisuseError(ValueError):
+    """A call that does not fit the calls before it, or a value that is not allowed."""
+
+
+class OverlapMonitor:
+    """Measures what overlapping computation with communication costs and saves, on a few steps of a live job.
+
+    Call ``step_begin(step)`` and ``step_end(step)`` around each optimizer step (all its micro-batches), or use
+    ``with monitor.step():``; ``close()`` at the end. All ranks must do so alike. Losses and weights stay bit-identical.
+
+    In production (the default) an error of the library's own switches it off with one warning, and training goes on;
+    with ``strict`` it raises.
+
+    The environment variable ``OVERLAP_CALLBACKS=off`` switches everything off.
+
+    Args:
+        schedule: when windows open and what they are made of.
+        sinks: where reports go, used on rank 0 only. By default the JSONL record in ``run_dir``, and the W&B run that is
+            active when the first window ends, if there is one.
+        run_dir: folder of the record; by default a new one under ``overlap_runs``.
+        strict: raise instead of switching off.
+        max_overhead: largest fraction of training time that measuring may cost; dearer windows are opened less often.
+            None for no limit.
+        order_timeout_s: longest time in which the ranks' sequences of collectives must come in.
+        report_timeout_s: longest time in which their reports must come in.
+        remove_between_windows: take the gate's kernels out of the dispatcher between windows, which saves 5 to 7 us of
+            host time a collective. Only for jobs whose collectives come from the main thread and autograd alone:
+            removing while another thread issues one can crash the process.
+        framework: the adapter in use, for the record.
+
+    Raises:
+        TypeError, ValueError: a parameter has the wrong type or value.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule | None = None,
+        sinks: Sequence[Sink] | None = None,
+        *,
+        run_dir: str | os.PathLike[str] | None = None,
+        strict: bool = False,
+        max_overhead: float | None = 0.005,
+        order_timeout_s: float = 10.0,
+        report_timeout_s: float = 30.0,
+        remove_between_windows: bool = False,
+        framework: str = "",
+    ) -> None:
+        if schedule is not None and not isinstance(schedule, Schedule):
+            raise TypeError(f"schedule must be a Schedule, got {schedule!r} (a {type(schedule).__name__})")
+        if max_overhead is not None and not (isinstance(max_overhead, (int, float)) and 0 < max_overhead <= 1):
+            raise ValueError(f"max_overhead must be a fraction above 0 and at most 1, or None, got {max_overhead!r}")
+        self.schedule = schedule or Schedule()
+        self.run_dir = Path(run_dir) if run_dir is not None else default_run_folder()
+        self.strict = strict
+        self._sinks = _checked_sinks(sinks) if sinks is not None else [JsonlSink(self.run_dir), WandbSink(start=False)]
+        self._max_overhead = max_overhead
+        self._order_timeout_s = checks.seconds("order_timeout_s", order_timeout_s)
+        self._report_timeout_s = checks.seconds("report_timeout_s", report_timeout_s)
+        self._remove_between_windows = remove_between_windows
+        self._framework = framework
+
+        self._parts = _Parts()
+        self._job: Job | None = None
+        self._window: Window | None = None
+        self._forced_step: Window | None = None
+        self._order: IssueOrder | None = None  # recorded, and being checked
+        self._checked: IssueOrder | None = None  # passed the check: may be serialised
+        self._forced: Mode | None = None
+        self._forced_checks = 0
+        self._said: set[str] = set()
+        self._background_error: Exception | None = None
+
+        self._last_step = -1
+        self._open = False  # between step_begin and step_end
+        self._busy = False  # the open step has instruments, or a mode of its own
+        self._wake = 0  # first step at which step_begin has more to do than compare
+        self._off = False
+        self._on_close: list[Callable[[], None]] = []
+        self._step_context = _StepContext(self)
+        # Runs when the monitor is collected or the interpreter exits, whichever comes first.
+        self._finalizer = weakref.finalize(self, self._parts.close, self._report_timeout_s)
+        if os.environ.get(SWITCH, "").strip().lower() in _OFF_WORDS:
+            logger.info("overlap-callbacks: switched off by %s=%s", SWITCH, os.environ[SWITCH])
+            self._switch_off()
+        elif self.schedule.repeats * self.schedule.blocks.count("O") < 4:
+            logger.info("overlap-callbacks: fewer than 4 blocks of each mode, so there are no confidence intervals")
+
+    # -- steps
+
+    def step_begin(self, step: int) -> None:
+        """Say that optimizer step ``step`` begins.
+
+        Args:
+            step: its number, counted up by one from step to step, the same on every rank.
+        """
+        if type(step) is int and self._last_step < step < self._wake and not self._open:
+            self._last_step = step
+            self._open = True
+            return
+        self._guarded(lambda: self._begin(step))
+
+    def step_end(self, step: int | None = None) -> None:
+        """Say that the step that began last has ended.
+
+        Args:
+            step: its number, as a check; may be left out.
+        """
+        if self._open and not self._busy and (step is None or step == self._last_step):
+            self._open = False
+            return
+        self._guarded(lambda: self._end(step))
+
+    def step(self, step: int | None = None) -> _StepContext:
+        """``with monitor.step():`` around a step; numbered on from the last one unless a number is given.
+
+        An exception of the user's passes through unchanged, with the gate back to pass-through.
+        """
+        self._step_context.number = self._last_step + 1 if step is None else step
+        return self._step_context
+
+    def abort_step(self) -> None:
+        """Give up the open step, and the window with it: something went wrong in the user's step."""
+        self._guarded(lambda: self._abandon("an exception in the user's step") if self._open else None)
+        self._open = self._busy = False
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Around something within a step that is no part of training (an evaluation, a checkpoint).
+
+        Its collectives are let through unseen, and the step does not count.
+        """
+        window = self._window if self._busy else None
+        self._guarded(lambda: window.suspend() if window is not None else self._parts.gate.suspend())
+        try:
+            yield
+        finally:
+            self._guarded(lambda: window.resume() if window is not None else self._resume_forced())
+
+    @property
+    def mode(self) -> Mode:
+        """The mode in which the open step runs."""
+        return Mode.SEQUENTIAL if self._open and self._parts.gate.serialising else Mode.OVERLAPPED
+
+    @property
+    def active(self) -> bool:
+        """False once the monitor is switched off, whatever the reason."""
+        return not self._off
+
+    @property
+    def in_step(self) -> bool:
+        """Whether a step is open: begun, and not ended."""
+        return self._open
+
+    @property
+    def in_window(self) -> bool:
+        """Whether a window is open."""
+        return self._window is not None
+
+    # -- a mode pinned by hand
+
+    def force(self, mode: Mode | None) -> None:
+        """Pin the mode of all steps from the next one on; no window opens meanwhile. None goes back to the schedule.
+
+        All ranks must pin alike, between the same steps. The first steps in a sequential mode are overlapped: one is
+        recorded for the order check, which must pass first.
+
+        Raises:
+            TypeError: not a ``Mode`` or None.
+        """
+        if mode is not None and not isinstance(mode, Mode):
+            raise TypeError(f"mode must be Mode.OVERLAPPED, Mode.SEQUENTIAL or None, got {mode!r}")
+        if self._off:
+            return
+        if self._window is not None:
+            self._guarded(lambda: self._abandon("a mode was pinned by hand"))
+        self._forced = mode
+        self._order = self._checked = None
+        self._wake = 0
+
+    @contextlib.contextmanager
+    def forced(self, mode: Mode) -> Iterator[None]:
+        """``with monitor.forced(Mode.SEQUENTIAL):`` around some steps."""
+        before = self._forced
+        self.force(mode)
+        try:
+            yield
+        finally:
+            self.force(before)
+
+    # -- end
+
+    def close(self) -> None:
+        """Report what was measured, take the gate out of the dispatcher, close the sinks. Safe to call twice.
+
+        Call it before ``torch.distributed.destroy_process_group()``, on all ranks.
+        """
+        if self._window is not None:
+            self._guarded(lambda: self._abandon("the monitor was closed"))
+        self._switch_off()
+        while self._on_close:
+            self._guarded(self._on_close.pop())
+        self._finalizer()
+        self._order = self._checked = None
+
+    def call_on_close(self, action: Callable[[], None]) -> None:
+        """Have ``close()`` call ``action``, once: an adapter takes off its hooks."""
+        self._on_close.append(action)
+
+    def __enter__(self) -> OverlapMonitor:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if exception[0] is not None:
+            self.abort_step()
+        self.close()
+
+    # -- begin and end of a step, the long way
+
+    def _begin(self, step: Any) -> None:
+        try:
+            number = checks.count("step", step, minimum=0)
+        except (TypeError, ValueError) as error:
+            self._misused("step", str(error))
+            return
+        if self._off:
+            self._last_step, self._open = number, True
+            return
+        self._notice_background_error()
+        self._check_continuity(number)
+        self._last_step, self._open = number, True
+        if self._forced is not None:
+            self._begin_forced()
+            return
+        plan = self.schedule.plan(number)
+        if plan is not None and plan.offset == 0:
+            self._window = self._open_window(plan, number)
+        if plan is None or self._window is None:
+            self._wake = self.schedule.next_window_step(number + 1)
+            return
+        self._wake = 0
+        if plan.mode is Mode.SEQUENTIAL and not self._may_serialise():
+            self._wake = self.schedule.next_window_step(number + 1)
+            return
+        self._busy = True
+        self._window.begin_step(plan, self._checked)
+
+    def _check_continuity(self, number: int) -> None:
+        if self._open:
+            self._abandon(f"step {number} began before step {self._last_step} ended")
+        if number <= self._last_step:
+            last, self._last_step = self._last_step, -1
+            self._abandon("the step number went back")
+            self._misused(
+                "back",
+                f"step_begin({number}) came after step {last}: step numbers must go up. The schedule goes on from {number}",
+            )
+        elif self._window is not None and number != self._last_step + 1:
+            self._abandon(f"the step number jumped from {self._last_step} to {number}")
+
+    def _end(self, step: Any) -> None:
+        if not self._open:
+            shown = "" if step is None else step
+            self._misused("end", f"step_end({shown}) came without a step_begin: call step_begin first")
+            return
+        if step is not None and step != self._last_step:
+            self._misused("number", f"step_end({step}) came after step_begin({self._last_step}): numbers must agree")
+        self._open = False
+        if not self._busy:
+            return
+        self._busy = False
+        if self._window is None:
+            self._end_forced()
+            return
+        measured = self._window.end_step()
+        if self._parts.gate.last_error is not None:
+            raise self._parts.gate.last_error
+        self._note_step(self._window, measured)
+        if measured.plan.last:
+            self._close_window(complete=True)
+
+    def _note_step(self, window: Window, measured: MeasuredStep) -> None:
+        plan = measured.plan
+        if plan.part is Part.RECORDED:
+            self._order = None
+            assert measured.log is not None
+            if not self.schedule.control:
+                self._start_check(f"window{window.number}/{window.first_step}", window.number, measured)
+        elif plan.part is Part.TIMED and self._ends_block(plan):
+            self._parts.reporter_of().block(window, plan.block, plan.arm)
+
+    def _ends_block(self, plan: Plan) -> bool:
+        following = self.schedule.plan(self._last_step + 1)
+        return following is None or following.block != plan.block or following.part is not plan.part
+
+    # -- windows
+
+    def _open_window(self, plan: Plan, number: int) -> Window | None:
+        if not self._prepare():
+            return None
+        self._order = self._checked = None
+        return Window(plan.window, number, self._parts.gate)
+
+    def _prepare(self) -> bool:
+        """Whether there is a job to measure; the first time, take up what measuring needs."""
+        if self._job is None:
+            job = Job.current()
+            if job is None:
+                self._say("job", "torch.distributed has no process group: there is no communication to measure yet")
+                return False
+            if job.world_size == 1:
+                self._say("alone", "the job has one rank: there is nothing to overlap, and nothing is measured")
+                self._switch_off()
+                return False
+            self._job = job
+            self._parts.open(self, job)
+        self._parts.gate.register()
+        return True
+
+    def _close_window(self, complete: bool) -> None:
+        window, self._window = self._window, None
+        self._busy = False
+        self._order = self._checked = None
+        self._wake = self.schedule.next_window_step(self._last_step + 1)
+        if window is None:
+            return
+        window.close(complete)
+        if self._remove_between_windows:
+            self._parts.gate.remove()
+        self._parts.reporter_of().window(window)
+
+    def _abandon(self, reason: str) -> None:
+        """End the window early; what was measured so far is reported as incomplete."""
+        self._parts.gate.stop()
+        self._busy = False
+        if self._window is not None:
+            logger.info("overlap-callbacks: window %d was cut short: %s", self._window.number, reason)
+            self._window.note(f"cut short: {reason}")
+            self._close_window(complete=False)
+
+    # -- the order check
+
+    def _start_check(self, key: str, window: int | None, measured: MeasuredStep) -> None:
+        assert self._job is not None and measured.log is not None
+        log = measured.log
+        self._order = IssueOrder.of(log.own, self._job.rank, incomplete=log.dropped > 0)
+        self._parts.order_of().start(key, self._order, window)
+
+    def _may_serialise(self) -> bool:
+        """Whether the check of the recorded sequence has passed; ends the window where it has not."""
+        if self._checked is not None:
+            return True
+        if self._order is None:
+            self._abandon("no sequence of collectives was recorded")
+            return False
+        verdict = self._parts.order_of().verdict()
+        if verdict.serialise:
+            self._checked = self._order
+            return True
+        if verdict.conflict:
+            self._say("conflict", f"sequential mode is refused, and measuring is switched off: {verdict.reason}")
+            self._abandon(verdict.reason)
+            self._switch_off()
+        else:
+            logger.info("overlap-callbacks: no sequential steps in this window: %s", verdict.reason)
+            self._abandon(verdict.reason)
+        return False
+
+    # -- forced modes
+
+    def _begin_forced(self) -> None:
+        if self._forced is not Mode.SEQUENTIAL:
+            self._wake = _NEVER
+            return
+        if not self._prepare():
+            return
+        if self._checked is None and self._order is not None:
+            verdict = self._parts.order_of().verdict()
+            if verdict.serialise:
+                self._checked = self._order
+            else:
+                self._say("forced", f"the mode stays overlapped: {verdict.reason}")
+                self._forced, self._wake = None, 0
+                return
+        window = Window(-1, self._last_step, self._parts.gate)
+        part = Part.RECORDED if self._checked is None else Part.TIMED
+        mode = Mode.OVERLAPPED if self._checked is None else Mode.SEQUENTIAL
+        window.begin_step(Plan(-1, 0, part, -1, mode, mode, False, False), self._checked)
+        self._forced_step = window
+        self._busy = True
+
+    def _end_forced(self) -> None:
+        assert self._forced_step is not None
+        measured = self._forced_step.end_step()
+        self._forced_step = None
+        if self._parts.gate.last_error is not None:
+            raise self._parts.gate.last_error
+        assert measured.log is not None
+        if self._checked is None:
+            self._forced_checks += 1
+            self._start_check(f"forced{self._forced_checks}", None, measured)
+        elif measured.log.divergence is not None:
+            logger.info("overlap-callbacks: a step was not sequential throughout: %s", measured.log.divergence)
+            self._order = self._checked = None  # record and check again
+
+    def _resume_forced(self) -> None:
+        if self._busy:
+            self._parts.gate.resume()
+
+    # -- trouble
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        """Run a piece of our own work; what it raises must not reach the job, unless the monitor is strict."""
+        try:
+            action()
+        except MisuseError:
+            raise  # only raised when strict
+        except Exception as error:
+            self._fail(error)
+            if self.strict:
+                raise
+
+    def _fail(self, error: Exception) -> None:
+        self._say("failed", f"an internal error switched measuring off, training goes on: {error!r}", error)
+        window, self._window = self._window, None
+        with contextlib.suppress(Exception):
+            if window is not None:
+                window.close(complete=False)
+        self._switch_off()
+        self._parts.gate.close()
+
+    def _switch_off(self) -> None:
+        self._off = True
+        self._busy = False
+        self._forced = None
+        self._wake = _NEVER
+        self._parts.gate.stop()
+
+    def _misused(self, key: str, message: str) -> None:
+        if self.strict:
+            raise MisuseError(message)
+        self._say(key, message)
+
+    def _say(self, key: str, message: str, error: Exception | None = None) -> None:
+        """Warn, once for each kind of message."""
+        if key not in self._said:
+            self._said.add(key)
+            logger.warning("overlap-callbacks: %s", message, exc_info=error)
+
+    def _notice_background_error(self) -> None:
+        error, self._background_error = self._background_error, None
+        if error is not None:
+            raise error
+
+    def _on_background_error(self, error: Exception) -> None:
+        # On a thread of our own: stop serialising at once; the training thread does the rest at its next step.
+        self._parts.gate.stop()
+        self._background_error = error
+        self._wake = 0
+
+    def _on_sink_error(self, sink: Sink, error: Exception) -> None:
+        name = type(sink).__name__
+        self._say(f"sink {name}", f"{name} failed and is not used again, the rest goes on: {error}")
+        if self.strict:
+            self._on_background_error(error)
+
+
+class _Parts:
+    """What a monitor holds that must be let go when it ends; knows nothing of the monitor, so as not to keep it alive."""
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+        self._order: OrderChecks | None = None
+        self._reporter: Reporter | None = None
+
+    def open(self, monitor: OverlapMonitor, job: Job) -> None:
+        prefix = next_prefix()
+        on_error = _weak(monitor._on_background_error)
+        schedule, framework = monitor.schedule, monitor._framework
+        device = StepClock().device  # of the training thread: other threads have a current device of their own
+        self._reporter = Reporter(
+            job,
+            prefix,
+            schedule=schedule,
+            sinks=monitor._sinks,
+            run=lambda: run_info(job, schedule, framework, device),
+            timeout_s=monitor._report_timeout_s,
+            max_overhead=monitor._max_overhead,
+            on_error=on_error,
+            on_sink_error=_weak(monitor._on_sink_error),
+        )
+        self._order = OrderChecks(
+            job, prefix, timeout_s=monitor._order_timeout_s, veto=self._reporter.veto, on_error=on_error
+        )
+
+    def order_of(self) -> OrderChecks:
+        assert self._order is not None
+        return self._order
+
+    def reporter_of(self) -> Reporter:
+        assert self._reporter is not None
+        return self._reporter
+
+    def close(self, timeout_s: float) -> None:
+        self.gate.close()
+        if self._order is not None:
+            self._order.close(1.0)
+        if self._reporter is not None:
+            self._reporter.close(timeout_s + 5.0)
+        self._order = self._reporter = None
+
+
+class _StepContext:
+    """``with monitor.step():``; one object, used again for each step."""
+
+    def __init__(self, monitor: OverlapMonitor) -> None:
+        self._monitor = weakref.ref(monitor)
+        self.number = 0
+
+    def __enter__(self) -> OverlapMonitor:
+        monitor = self._monitor()
+        assert monitor is not None
+        monitor.step_begin(self.number)
+        return monitor
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        monitor = self._monitor()
+        assert monitor is not None
+        if kind is None:
+            monitor.step_end(self.number)
+        else:
+            monitor.abort_step()
+
+
+def _weak(method: Callable[..., None]) -> Callable[..., None]:
+    """A callback that does not keep its object alive."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> None:
+        found = reference()
+        if found is not None:
+            found(*args)
+
+    return call
+
+
+def _checked_sinks(sinks: Any) -> list[Sink]:
+    if isinstance(sinks, Sink):
+        return [sinks]
+    for sink in sinks:
+        if not isinstance(sink, Sink):
+            raise TypeError(f"sinks must be a list of Sink objects, got {sink!r} (a {type(sink).__name__}) in it")
+    return list(sinks)

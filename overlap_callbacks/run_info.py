@@ -1,0 +1,39 @@
+"""What a record says of the run that it belongs to."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import time
+from pathlib import Path
+
+import torch
+
+from overlap_callbacks.metrics import FIGURES
+from overlap_callbacks.ranks import Job
+from overlap_callbacks.schedule import Schedule
+from overlap_callbacks.sinks import RunInfo
+from overlap_callbacks.version import __version__
+
+
+def default_run_folder() -> Path:
+    """A folder of its own for each run, named by the time."""
+    return Path("overlap_runs") / time.strftime("%Y%m%d-%H%M%S")
+
+
+def run_info(job: Job, schedule: Schedule, framework: str, device: str) -> RunInfo:
+    """Everything about the run that is known before its first window."""
+    return RunInfo(
+        library_version=__version__,
+        torch_version=str(torch.__version__),
+        python_version=platform.python_version(),
+        started_at=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        hostname=platform.node(),
+        framework=framework,
+        world_size=job.world_size,
+        backend=job.backend,
+        device=device,
+        schedule=schedule.as_dict(),
+        units={figure.name: figure.unit for figure in FIGURES},
+        meanings={figure.name: figure.meaning for figure in FIGURES},
+    )

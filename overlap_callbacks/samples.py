@@ -1,0 +1,135 @@
+"""What one rank measured in one window: plain data, as it travels between ranks and stands in the record."""
+
+from __future__ import annotations
+
+import msgspec
+
+from overlap_callbacks.schedule import Mode
+
+
+class TimedBlock(msgspec.Struct, frozen=True):
+    """The counted steps of one unprofiled block.
+
+    Attributes:
+        arm: the side of the comparison on which the block counts.
+        block: number of the block in its window.
+        step_ms: the time of each counted step.
+    """
+
+    arm: Mode
+    block: int
+    step_ms: tuple[float, ...]
+
+
+class ProfiledBlock(msgspec.Struct, frozen=True):
+    """Kernel times of one profiled block, per counted step.
+
+    Attributes:
+        arm, block: as in ``TimedBlock``.
+        num_steps: counted steps.
+        compute_ms: sum of the compute kernels' times.
+        compute_busy_ms: length of the union of their intervals.
+        comm_ms: sum of the communication kernels' times.
+        comm_busy_ms: length of the union of their intervals.
+        hidden_comm_ms: the part of ``comm_busy_ms`` in which compute ran too.
+        covered_compute_ms: the part of ``compute_ms`` in which communication was in flight.
+        copy_ms: sum of the device's memory copies and fills.
+    """
+
+    arm: Mode
+    block: int
+    num_steps: int
+    compute_ms: float
+    compute_busy_ms: float
+    comm_ms: float
+    comm_busy_ms: float
+    hidden_comm_ms: float
+    covered_compute_ms: float
+    copy_ms: float
+
+
+class KernelTime(msgspec.Struct, frozen=True):
+    """One compute or communication kernel in both modes, per step.
+
+    Attributes:
+        name: the kernel's name; on CPU the operator's.
+        communication: whether it communicates.
+        overlapped_calls, sequential_calls: calls per step.
+        overlapped_ms, sequential_ms: time per step.
+    """
+
+    name: str
+    communication: bool
+    overlapped_calls: float
+    sequential_calls: float
+    overlapped_ms: float
+    sequential_ms: float
+
+    @property
+    def lost_ms(self) -> float:
+        """Milliseconds per step that overlap costs in this kernel."""
+        return self.overlapped_ms - self.sequential_ms
+
+    @property
+    def slowdown(self) -> float | None:
+        """Time per call, overlapped over sequential, less one; None unless it ran in both modes."""
+        if not (self.overlapped_calls and self.sequential_calls and self.sequential_ms):
+            return None
+        per_call = self.overlapped_ms / self.overlapped_calls
+        return per_call / (self.sequential_ms / self.sequential_calls) - 1
+
+
+class CollectiveTime(msgspec.Struct, frozen=True):
+    """One kind of collective on one group, per step.
+
+    Attributes:
+        operator: the ``c10d`` operator.
+        group: the group's name, its description before it where it has one.
+        group_size: its ranks.
+        backend: e.g. ``nccl``.
+        messages: collectives per step.
+        bytes_in, bytes_out: bytes per step, of the tensors read and written on a rank.
+        isolated_ms: time per step in sequential mode, from issue to end; None where it was not serialised.
+    """
+
+    operator: str
+    group: str
+    group_size: int
+    backend: str
+    messages: int
+    bytes_in: int
+    bytes_out: int
+    isolated_ms: float | None
+
+
+class RankWindow(msgspec.Struct, frozen=True):
+    """All that one rank measured in one window.
+
+    Attributes:
+        rank: global rank.
+        window: number of the window.
+        first_step: its first step.
+        num_steps: steps from its first to the last that ran.
+        complete: False where the window was cut short.
+        backend: backend of the default group; empty without one.
+        device: name of the device.
+        wall_ms: host time from the window's first step to its last, instruments included.
+        timed, profiled: its blocks.
+        kernels: the kernels with the most time.
+        collectives: the collectives of the recorded step.
+        problems: what made parts of the window uncounted or missing, in words.
+    """
+
+    rank: int
+    window: int
+    first_step: int
+    num_steps: int
+    complete: bool
+    backend: str
+    device: str
+    wall_ms: float
+    timed: tuple[TimedBlock, ...] = ()
+    profiled: tuple[ProfiledBlock, ...] = ()
+    kernels: tuple[KernelTime, ...] = ()
+    collectives: tuple[CollectiveTime, ...] = ()
+    problems: tuple[str, ...] = ()
