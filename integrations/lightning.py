@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from overlap_callbacks import OverlapMonitor, OverlapReport, Sink, WandbSink
 from overlap_callbacks.build import build_monitor, check_names
@@ -33,14 +33,14 @@ class OverlapCallback(pl.Callback):
     """Measures what overlap costs and saves, and logs it through the trainer's loggers.
 
     A step is an optimizer step: it reaches from the first ``on_train_batch_start`` after a change of
-    ``trainer.global_step`` to the ``on_train_batch_end`` where it has changed again, so gradient accumulation and manual
-    optimization need nothing. Validation within a step is let through unseen.
+    ``trainer.global_step`` to the ``on_train_batch_end`` where it has changed again, so gradient accumulation and
+    manual optimization need nothing. Validation within a step is let through unseen.
 
     Reports go to the JSONL record and to every logger of the trainer; to a ``WandbLogger`` with tables.
 
     Args:
-        **options: keyword arguments of ``Schedule`` and ``OverlapMonitor``, e.g. ``every_n_steps=200``. ``sinks`` come in
-            addition to the trainer's loggers. ``run_dir`` defaults to a new folder under
+        **options: keyword arguments of ``Schedule`` and ``OverlapMonitor``, e.g. ``every_n_steps=200``. ``sinks`` come
+            in addition to the trainer's loggers. ``run_dir`` defaults to a new folder under
             ``<default_root_dir>/overlap_runs``.
 
     Raises:
@@ -61,7 +61,8 @@ class OverlapCallback(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._close()
-        self.monitor = build_monitor(f"lightning {pl.__version__}", self._with_sinks(trainer))
+        version = cast(Any, pl).__version__
+        self.monitor = build_monitor(f"lightning {version}", self._with_sinks(trainer))
         # With several optimizers global_step counts each, so steps are counted here, and kept in checkpoints.
         self._step = trainer.global_step if self._resumed_step is None else self._resumed_step
         self._resumed_step = None
@@ -129,7 +130,7 @@ class OverlapCallback(pl.Callback):
         if trainer.is_global_zero:
             for logger in trainer.loggers:
                 if type(logger).__name__ == "WandbLogger":
-                    sinks.append(WandbSink(logger.experiment))
+                    sinks.append(WandbSink(cast(Any, logger).experiment))
                 else:
                     self._loggers.append(_LoggerSink(logger))
             sinks += self._loggers

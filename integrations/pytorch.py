@@ -13,8 +13,9 @@ from overlap_callbacks.build import build_monitor
 def attach(optimizer: torch.optim.Optimizer, *, start_step: int = 0, **options: Any) -> OverlapMonitor:
     """Measure the loop that steps ``optimizer``: a step reaches from one ``optimizer.step()`` to the next.
 
-    Gradient accumulation needs nothing: its micro-batches lie between two optimizer steps. Put ``with monitor.pause():``
-    around an evaluation within the loop, and ``monitor.close()`` (or ``with attach(...):``) around the loop's end.
+    Gradient accumulation needs nothing: its micro-batches lie between two optimizer steps. Put ``with
+    monitor.pause():`` around an evaluation within the loop, and ``monitor.close()`` (or ``with attach(...):``) around
+    the loop's end.
 
     Args:
         optimizer: the one that steps last, where there are several.
@@ -32,6 +33,9 @@ def attach(optimizer: torch.optim.Optimizer, *, start_step: int = 0, **options: 
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r} (a {type(optimizer).__name__})")
     step = checks.count("start_step", start_step, minimum=0)
     monitor = build_monitor(f"pytorch {torch.__version__}", options)
+
+    if not monitor.active:
+        return monitor
 
     # The step that is under way when we attach began before us, so the first one with a known start is the next.
     def after_step(*_: Any) -> None:

@@ -1,7 +1,7 @@
 """One thread that does, in order, what must not be done on the training thread.
 
-It is a daemon with a bounded queue: a job never waits for it longer than it says, and the interpreter never waits for it
-at all (``concurrent.futures`` would join its threads at exit, without a timeout).
+It is a daemon with a bounded queue: a job never waits for it longer than it says, and the interpreter never waits for
+it at all (``concurrent.futures`` would join its threads at exit, without a timeout).
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ _MONITOR_OPTIONS = frozenset(inspect.signature(OverlapMonitor).parameters) - {"f
 def build_monitor(framework: str, options: dict[str, Any]) -> OverlapMonitor:
     """A monitor from the options of ``Schedule`` and ``OverlapMonitor`` taken together.
 
-    An option with a wrong value costs the measuring, not the job: unless ``strict`` is among the options, it is said once
-    and the monitor comes back switched off.
+    An option with a wrong value costs the measuring, not the job: unless ``strict`` is among the options, it is said
+    once and the monitor comes back switched off.
 
     Args:
         framework: name and version of the adapter's framework, for the record.

@@ -28,7 +28,7 @@ def stream_mark(stream: torch.cuda.Stream) -> torch.cuda.Event:
 
 def is_ready(mark: Mark) -> bool:
     """Whether the mark's time is known; asks the device, never waits for it."""
-    return isinstance(mark, int) or mark.query()
+    return isinstance(mark, int) or bool(mark.query())
 
 
 def elapsed_ms(start: Mark, end: Mark) -> float:
@@ -37,7 +37,8 @@ def elapsed_ms(start: Mark, end: Mark) -> float:
         return (end - start) / 1e6
     if isinstance(start, int) or isinstance(end, int):
         raise TypeError("a mark of the host and a mark of a stream have no common clock")
-    return start.elapsed_time(end)
+    milliseconds: float = start.elapsed_time(end)
+    return milliseconds
 
 
 class StepClock:

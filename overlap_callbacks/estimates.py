@@ -1,10 +1,10 @@
 """Values with confidence intervals that hold.
 
-Step times are autocorrelated (clocks, other tenants, the order of the data), so an interval over single steps claims too
-much: up to one window in four would cry wolf. The unit here is the block: each block gives one mean, of logarithms where
-the quantity is a ratio, and the interval is Welch's over the block means. Where a figure combines several quantities
-(equations 4 and 5), their block means are combined by the delta method, with Satterthwaite's degrees of freedom; for a
-difference of two means that is Welch's interval exactly.
+Step times are autocorrelated (clocks, other tenants, the order of the data), so an interval over single steps claims
+too much: up to one window in four would cry wolf. The unit here is the block: each block gives one mean, of logarithms
+where the quantity is a ratio, and the interval is Welch's over the block means. Where a figure combines several
+quantities (equations 4 and 5), their block means are combined by the delta method, with Satterthwaite's degrees of
+freedom; for a difference of two means that is Welch's interval exactly.
 """
 
 from __future__ import annotations

@@ -56,13 +56,16 @@ class OrderChecks:
         self._done = threading.Event()
         self._verdict: Verdict | None = None
         self._last_key = ""
-        # The training thread waits once: where the store is too slow, later windows are left out rather than waited for.
+        # The training thread waits once: where the store is too slow, later windows are left out rather than waited
+        # for.
         self._patience_s = 3 * timeout_s
 
     def start(self, key: str, order: IssueOrder, window: int | None) -> None:
         """Begin the check ``key`` with this rank's sequence.
 
         Args:
+            key: names the check, the same on every rank.
+            order: this rank's sequence.
             window: the window that it is for; None for a mode forced by hand.
         """
         self._done.clear()
@@ -233,8 +236,8 @@ class Reporter:
         intervals = math.ceil(cost / self._max_overhead)
         self._next_window = result.window + intervals
         self._why_skipped = (
-            f"a window costs {cost:.2%} of training time and max_overhead allows {self._max_overhead:.2%}, so one window "
-            f"in {intervals} is measured"
+            f"a window costs {cost:.2%} of training time and max_overhead allows {self._max_overhead:.2%}, "
+            f"so one window in {intervals} is measured"
         )
 
 

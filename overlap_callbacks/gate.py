@@ -1,14 +1,14 @@
 """The collective gate: one place in which to see, and to serialise, every collective of the process.
 
-All of torch's collectives pass through the dispatcher operators ``c10d::*``. The gate registers a Python kernel for each
-of them at the ``BackendSelect`` key, does its work, and redispatches below. (The Autograd keys would miss functional
-collectives, DTensor and inference mode.)
+All of torch's collectives pass through the dispatcher operators ``c10d::*``. The gate registers a Python kernel for
+each of them at the ``BackendSelect`` key, does its work, and redispatches below. (The Autograd keys would miss
+functional collectives, DTensor and inference mode.)
 
 The rules that keep it safe:
 
 - it adds waits and nothing else: it never issues, drops, reorders or resizes a collective;
-- it never raises. An exception inside DDP's reducer would break the reducer for good, so an error of its own is counted,
-  and its owner switches it off at the next step boundary;
+- it never raises. An exception inside DDP's reducer would break the reducer for good, so an error of its own is
+  counted, and its owner switches it off at the next step boundary;
 - sends and receives are recorded, never waited for: waiting there hangs real pipeline schedules, and Gloo's p2p works
   cannot be waited for twice;
 - only collectives of the training thread and of autograd's threads are serialised. The place of any other thread's
@@ -18,9 +18,9 @@ The rules that keep it safe:
   the rest of the step through as it is, and says so;
 - while a CUDA graph is captured it only redispatches.
 
-Registering and removing kernels while another thread issues a collective can crash the process. So kernels are registered
-once, and stay as a pass-through until ``close``; where another thread was seen to issue collectives, they stay for the
-life of the process, and the next gate takes them over.
+Registering and removing kernels while another thread issues a collective can crash the process. So kernels are
+registered once, and stay as a pass-through until ``close``; where another thread was seen to issue collectives, they
+stay for the life of the process, and the next gate takes them over.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ _BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect
 class _Kernels:
     """The kernels in the dispatcher: process-wide, because the dispatcher is.
 
-    ``active`` is the gate at work in this step, or None: then a collective costs one attribute look-up on top of torch's
-    boxing into Python.
+    ``active`` is the gate at work in this step, or None: then a collective costs one attribute look-up on top of
+    torch's boxing into Python.
     """
 
     def __init__(self) -> None:
@@ -229,8 +229,8 @@ class Gate:
         Args:
             sequential: serialise.
             checked: the sequence of (operator, group name) that passed the order check.
-            single_group: name of the one group of a sequence that has no p2p and no second group: there the communicator
-                itself enforces the order, so departures from the sequence within the group are harmless.
+            single_group: name of the one group of a sequence that has no p2p and no second group: there the
+                communicator itself enforces the order, so departures from the sequence within the group are harmless.
             compute_stream: the stream that is serialised with CUDA collectives.
         """
         self._reset_step()

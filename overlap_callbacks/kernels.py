@@ -1,8 +1,8 @@
 """From a profile to a timeline of kernels, told apart into compute, communication, copies and the rest.
 
 On an accelerator a kernel is a kernel of the device. On a machine without one, "compute kernels" are torch operators of
-the training thread, each with its self time, and communication is the ranges of Gloo's own threads: a real measurement of
-how the two contend for the CPU.
+the training thread, each with its self time, and communication is the ranges of Gloo's own threads: a real measurement
+of how the two contend for the CPU.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Kind(enum.IntEnum):
     OTHER = 3
 
 
-# Searched (not matched) in the kernel's name; extend with ``communication_patterns.append``. A name prefix would not do:
-# hipblaslt_* and the like are compute, and multimem_all_reduce_kernel is communication.
+# Searched (not matched) in the kernel's name; extend with ``communication_patterns.append``. A name prefix would not
+# do: hipblaslt_* and the like are compute, and multimem_all_reduce_kernel is communication.
 communication_patterns: list[str] = [
     r"^(void )?(nccl|rccl|ncclx|oneccl|hccl)",
     r"nccl(Dev)?Kernel",
@@ -84,8 +84,8 @@ class Kernels:
 class Profile:
     """One session of ``torch.profiler``, with the least that it needs.
 
-    Only device activity on an accelerator (no operators, shapes or stacks), only operators on CPU. Steps are found again
-    by the host time of their bounds, to which the profiler's clock is aligned.
+    Only device activity on an accelerator (no operators, shapes or stacks), only operators on CPU. Steps are found
+    again by the host time of their bounds, to which the profiler's clock is aligned.
 
     Args:
         on_cuda: profile the device; else the CPU.
@@ -102,7 +102,7 @@ class Profile:
     @staticmethod
     def available() -> bool:
         """False while another profiler (the user's own, say) runs in this process."""
-        return not torch.autograd._profiler_enabled()
+        return not torch._C._autograd._profiler_enabled()
 
     def start(self) -> None:
         assert self._profile is not None
@@ -123,8 +123,10 @@ class Profile:
 
     def kernels(self) -> Kernels:
         """Read the events, once; may run on any thread, after ``stop``."""
-        assert self._profile is not None and self._profile.profiler is not None
-        events = self._profile.profiler.kineto_results.events()
+        assert self._profile is not None
+        assert self._profile.profiler is not None
+        results: Any = self._profile.profiler.kineto_results
+        events = results.events()
         self._profile = None
         return read_events(events, self._bounds, self._thread)
 
@@ -206,10 +208,11 @@ def _device_kernels(rows: _Rows, launches: dict[int, int], bounds: Sequence[tupl
     intervals = rows.intervals
     # A kernel belongs to the step that launched it: the device lags behind the host by up to a step, and kernels of the
     # step before profiling began still run when it does. Where no launch was recorded, its own start must do.
-    launched = [launches.get(c, start) for c, start in zip(rows.correlation, rows.start)]
+    launched = [launches.get(c, start) for c, start in zip(rows.correlation, rows.start, strict=True)]
     communicates = {name: is_communication(name) for name in set(rows.names)}
     kind = [
-        Kind.COMMUNICATION if k == Kind.COMPUTE and communicates[name] else k for k, name in zip(rows.kind, rows.names)
+        Kind.COMMUNICATION if kind == Kind.COMPUTE and communicates[name] else kind
+        for kind, name in zip(rows.kind, rows.names, strict=True)
     ]
     step = _step_of(np.array(launched, dtype=np.int64), bounds)
     return _columns(intervals, kind, step, np.ones(len(kind), dtype=np.int64), rows.names)
@@ -243,7 +246,8 @@ def profiled_block(
 ) -> ProfiledBlock:
     """Kernel times of the profiled steps ``steps`` (indices), as means per step.
 
-    Cover is taken against the whole profile: communication that begins in one step may run beside the compute of the next.
+    Cover is taken against the whole profile: communication that begins in one step may run beside the compute of the
+    next.
     """
     inside = np.isin(kernels.step, steps)
     compute_rows = kernels.kind == Kind.COMPUTE
@@ -275,7 +279,10 @@ def kernel_times(
     """Time and calls of each kernel in both modes, per step; the ``most`` kernels with the most time.
 
     Args:
-        overlapped, sequential: indices of the profiled steps of each mode.
+        kernels: of the whole profile.
+        overlapped: indices of the overlapped profiled steps.
+        sequential: indices of the sequential ones.
+        most: rows to keep.
     """
     size = len(kernels.names)
     durations = kernels.intervals.durations_ns

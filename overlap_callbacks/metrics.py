@@ -17,8 +17,8 @@ from overlap_callbacks.estimates import Estimate, Sample, estimate
 from overlap_callbacks.samples import CollectiveTime, KernelTime, ProfiledBlock, RankWindow
 from overlap_callbacks.schedule import Mode
 
-# Overlap that is left in sequential steps, above which the two modes are not what they are taken for. Gloo's host threads
-# hand over within scheduler latency, so a little always remains there.
+# Overlap that is left in sequential steps, above which the two modes are not what they are taken for. Gloo's host
+# threads hand over within scheduler latency, so a little always remains there.
 RESIDUAL_LIMIT = 0.02
 RESIDUAL_LIMIT_GLOO = 0.05
 
@@ -55,7 +55,12 @@ FIGURES = (
     Figure("e2e_sequential_ms", "ms", "step time, sequential, measured", compares=True),
     Figure("speedup_vs_sequential", "fraction", "e2e_sequential / e2e_overlapped - 1", compares=True),
     Figure("gap_to_ideal", "fraction", "e2e_overlapped / e2e_ideal - 1", compares=True),
-    Figure("sequential_model_error", "fraction", "e2e_sequential_model / e2e_sequential - 1: checks the model", compares=True),
+    Figure(
+        "sequential_model_error",
+        "fraction",
+        "e2e_sequential_model / e2e_sequential - 1: checks the model",
+        compares=True,
+    ),
     Figure("compute_ms", "ms", "T_comp,ov: sum of compute kernel times of an overlapped step"),
     Figure("compute_isolated_ms", "ms", "T_comp,iso: the same of a sequential step", compares=True),
     Figure("compute_busy_ms", "ms", "union of the compute kernels' intervals, overlapped step"),
@@ -65,7 +70,12 @@ FIGURES = (
     Figure("hidden_comm_ms", "ms", "communication time beside compute, overlapped step"),
     Figure("exposed_comm_ms", "ms", "communication time without compute, overlapped step"),
     Figure("hidden_comm_fraction", "fraction", "hidden_comm / comm: the overlap efficiency"),
-    Figure("comm_slowdown", "fraction", "sum of communication kernel times, overlapped over sequential, less one", compares=True),
+    Figure(
+        "comm_slowdown",
+        "fraction",
+        "sum of communication kernel times, overlapped over sequential, less one",
+        compares=True,
+    ),
     Figure("comm_ratio", "fraction", "comm / e2e_overlapped"),
     Figure("residual_overlap", "fraction", "eq. 2 in sequential steps: must be near zero"),
 )
@@ -241,8 +251,8 @@ def _is_valid(figures: dict[str, Estimate], backend: str, control: bool, problem
     if residual is None or control or residual.value <= limit:
         return True
     problems.append(
-        f"residual overlap {residual.value:.3f} in sequential steps is above {limit}: some communication escaped the gate "
-        f"(CUDA graphs, symmetric memory, another thread), so the comparison does not hold"
+        f"residual overlap {residual.value:.3f} in sequential steps is above {limit}: some communication escaped "
+        f"the gate (CUDA graphs, symmetric memory, another thread), so the comparison does not hold"
     )
     return False
 
@@ -263,7 +273,7 @@ def _figures(samples: Sequence[RankWindow]) -> dict[str, Estimate]:
         return math.exp(step[0]) - math.exp(ov[_LOG_COMPUTE]) + math.exp(iso[_LOG_COMPUTE])
 
     def model(step: Any, ov: Any, iso: Any) -> float:  # eq. 5
-        return ideal(step, ov, iso) + ov[_HIDDEN]
+        return ideal(step, ov, iso) + float(ov[_HIDDEN])
 
     found = {
         "compute_slowdown": estimate(
@@ -381,7 +391,7 @@ def _mean_kernels(samples: Sequence[RankWindow]) -> tuple[KernelTime, ...]:
     ranks = sum(bool(sample.kernels) for sample in samples)
 
     def mean(found: list[KernelTime], field: str) -> float:
-        return sum(getattr(kernel, field) for kernel in found) / ranks
+        return sum(float(getattr(kernel, field)) for kernel in found) / ranks
 
     fields = ("overlapped_calls", "sequential_calls", "overlapped_ms", "sequential_ms")
     kernels = [KernelTime(*key, *(mean(found, field) for field in fields)) for key, found in rows.items()]

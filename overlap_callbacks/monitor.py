@@ -14,7 +14,6 @@ windows to the reporting thread. States, and what moves between them:
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import sys
 import weakref
@@ -24,17 +23,14 @@ from types import TracebackType
 from typing import Any
 
 from overlap_callbacks import checks
-from overlap_callbacks.clocks import StepClock
-from overlap_callbacks.exchange import OrderChecks, Reporter
-from overlap_callbacks.gate import Gate
+from overlap_callbacks.notices import Notices
 from overlap_callbacks.order import IssueOrder
-from overlap_callbacks.ranks import Job, next_prefix
-from overlap_callbacks.run_info import default_run_folder, run_info
+from overlap_callbacks.parts import Parts
+from overlap_callbacks.ranks import Job
+from overlap_callbacks.run_info import default_run_folder
 from overlap_callbacks.schedule import Mode, Part, Plan, Schedule
 from overlap_callbacks.sinks import JsonlSink, Sink, WandbSink
 from overlap_callbacks.window import MeasuredStep, Window
-
-logger = logging.getLogger("overlap_callbacks")
 
 SWITCH = "OVERLAP_CALLBACKS"
 _OFF_WORDS = frozenset({"0", "off", "false", "no", "disabled"})
@@ -58,7 +54,8 @@ class OverlapMonitor:
 
     Args:
         schedule: when windows open and what they are made of.
-        sinks: where reports go, used on rank 0 only. By default the JSONL record in ``run_dir``, and the W&B run that is
+        sinks: where reports go, used on rank 0 only. By default the JSONL record in ``run_dir``, and the W&B run that
+        is
             active when the first window ends, if there is one.
         run_dir: folder of the record; by default a new one under ``overlap_runs``.
         strict: raise instead of switching off.
@@ -102,7 +99,7 @@ class OverlapMonitor:
         self._remove_between_windows = remove_between_windows
         self._framework = framework
 
-        self._parts = _Parts()
+        self._parts = Parts()
         self._job: Job | None = None
         self._window: Window | None = None
         self._forced_step: Window | None = None
@@ -110,7 +107,7 @@ class OverlapMonitor:
         self._checked: IssueOrder | None = None  # passed the check: may be serialised
         self._forced: Mode | None = None
         self._forced_checks = 0
-        self._said: set[str] = set()
+        self._notices = Notices()
         self._background_error: Exception | None = None
 
         self._last_step = -1
@@ -123,10 +120,10 @@ class OverlapMonitor:
         # Runs when the monitor is collected or the interpreter exits, whichever comes first.
         self._finalizer = weakref.finalize(self, self._parts.close, self._report_timeout_s)
         if os.environ.get(SWITCH, "").strip().lower() in _OFF_WORDS:
-            logger.info("overlap-callbacks: switched off by %s=%s", SWITCH, os.environ[SWITCH])
+            self._notices.tell(f"switched off by {SWITCH}={os.environ[SWITCH]}")
             self._switch_off()
         elif self.schedule.repeats * self.schedule.blocks.count("O") < 4:
-            logger.info("overlap-callbacks: fewer than 4 blocks of each mode, so there are no confidence intervals")
+            self._notices.tell("fewer than 4 blocks of each mode: there will be no confidence intervals")
 
     # -- steps
 
@@ -295,7 +292,8 @@ class OverlapMonitor:
             self._abandon("the step number went back")
             self._misused(
                 "back",
-                f"step_begin({number}) came after step {last}: step numbers must go up. The schedule goes on from {number}",
+                f"step_begin({number}) came after step {last}: step numbers must go up; "
+                f"the schedule goes on from {number}",
             )
         elif self._window is not None and number != self._last_step + 1:
             self._abandon(f"the step number jumped from {self._last_step} to {number}")
@@ -329,7 +327,7 @@ class OverlapMonitor:
             if not self.schedule.control:
                 self._start_check(f"window{window.number}/{window.first_step}", window.number, measured)
         elif plan.part is Part.TIMED and self._ends_block(plan):
-            self._parts.reporter_of().block(window, plan.block, plan.arm)
+            self._parts.reporter.block(window, plan.block, plan.arm)
 
     def _ends_block(self, plan: Plan) -> bool:
         following = self.schedule.plan(self._last_step + 1)
@@ -348,18 +346,32 @@ class OverlapMonitor:
         if self._job is None:
             job = Job.current()
             if job is None:
-                self._say("job", "torch.distributed has no process group: there is no communication to measure yet")
+                self._notices.warn(
+                    "job", "torch.distributed has no process group: there is no communication to measure yet"
+                )
                 return False
             if job.world_size == 1:
-                self._say("alone", "the job has one rank: there is nothing to overlap, and nothing is measured")
+                self._notices.warn(
+                    "alone", "the job has one rank: there is nothing to overlap, and nothing is measured"
+                )
                 self._switch_off()
                 return False
             self._job = job
-            self._parts.open(self, job)
+            self._parts.open(
+                job,
+                schedule=self.schedule,
+                sinks=self._sinks,
+                framework=self._framework,
+                max_overhead=self._max_overhead,
+                order_timeout_s=self._order_timeout_s,
+                report_timeout_s=self._report_timeout_s,
+                on_error=self._on_background_error,
+                on_sink_error=self._on_sink_error,
+            )
         self._parts.gate.register()
         return True
 
-    def _close_window(self, complete: bool) -> None:
+    def _close_window(self, complete: bool, report: bool = True) -> None:
         window, self._window = self._window, None
         self._busy = False
         self._order = self._checked = None
@@ -369,24 +381,26 @@ class OverlapMonitor:
         window.close(complete)
         if self._remove_between_windows:
             self._parts.gate.remove()
-        self._parts.reporter_of().window(window)
+        if report:
+            self._parts.reporter.window(window)
 
     def _abandon(self, reason: str) -> None:
         """End the window early; what was measured so far is reported as incomplete."""
         self._parts.gate.stop()
         self._busy = False
         if self._window is not None:
-            logger.info("overlap-callbacks: window %d was cut short: %s", self._window.number, reason)
+            self._notices.tell(f"window {self._window.number} was cut short: {reason}")
             self._window.note(f"cut short: {reason}")
             self._close_window(complete=False)
 
     # -- the order check
 
     def _start_check(self, key: str, window: int | None, measured: MeasuredStep) -> None:
-        assert self._job is not None and measured.log is not None
+        assert self._job is not None
+        assert measured.log is not None
         log = measured.log
         self._order = IssueOrder.of(log.own, self._job.rank, incomplete=log.dropped > 0)
-        self._parts.order_of().start(key, self._order, window)
+        self._parts.order.start(key, self._order, window)
 
     def _may_serialise(self) -> bool:
         """Whether the check of the recorded sequence has passed; ends the window where it has not."""
@@ -395,16 +409,20 @@ class OverlapMonitor:
         if self._order is None:
             self._abandon("no sequence of collectives was recorded")
             return False
-        verdict = self._parts.order_of().verdict()
+        verdict = self._parts.order.verdict()
         if verdict.serialise:
             self._checked = self._order
             return True
         if verdict.conflict:
-            self._say("conflict", f"sequential mode is refused, and measuring is switched off: {verdict.reason}")
+            self._notices.warn(
+                "conflict", f"sequential mode is refused, and measuring is switched off: {verdict.reason}"
+            )
             self._abandon(verdict.reason)
             self._switch_off()
+        elif verdict.skip:
+            self._notices.tell(f"window left out: {verdict.reason}")
+            self._close_window(complete=False, report=False)
         else:
-            logger.info("overlap-callbacks: no sequential steps in this window: %s", verdict.reason)
             self._abandon(verdict.reason)
         return False
 
@@ -417,11 +435,11 @@ class OverlapMonitor:
         if not self._prepare():
             return
         if self._checked is None and self._order is not None:
-            verdict = self._parts.order_of().verdict()
+            verdict = self._parts.order.verdict()
             if verdict.serialise:
                 self._checked = self._order
             else:
-                self._say("forced", f"the mode stays overlapped: {verdict.reason}")
+                self._notices.warn("forced", f"the mode stays overlapped: {verdict.reason}")
                 self._forced, self._wake = None, 0
                 return
         window = Window(-1, self._last_step, self._parts.gate)
@@ -442,7 +460,7 @@ class OverlapMonitor:
             self._forced_checks += 1
             self._start_check(f"forced{self._forced_checks}", None, measured)
         elif measured.log.divergence is not None:
-            logger.info("overlap-callbacks: a step was not sequential throughout: %s", measured.log.divergence)
+            self._notices.tell(f"a step was not sequential throughout: {measured.log.divergence}")
             self._order = self._checked = None  # record and check again
 
     def _resume_forced(self) -> None:
@@ -463,7 +481,7 @@ class OverlapMonitor:
                 raise
 
     def _fail(self, error: Exception) -> None:
-        self._say("failed", f"an internal error switched measuring off, training goes on: {error!r}", error)
+        self._notices.warn("failed", f"an internal error switched measuring off, training goes on: {error!r}", error)
         window, self._window = self._window, None
         with contextlib.suppress(Exception):
             if window is not None:
@@ -481,13 +499,7 @@ class OverlapMonitor:
     def _misused(self, key: str, message: str) -> None:
         if self.strict:
             raise MisuseError(message)
-        self._say(key, message)
-
-    def _say(self, key: str, message: str, error: Exception | None = None) -> None:
-        """Warn, once for each kind of message."""
-        if key not in self._said:
-            self._said.add(key)
-            logger.warning("overlap-callbacks: %s", message, exc_info=error)
+        self._notices.warn(key, message)
 
     def _notice_background_error(self) -> None:
         error, self._background_error = self._background_error, None
@@ -502,54 +514,9 @@ class OverlapMonitor:
 
     def _on_sink_error(self, sink: Sink, error: Exception) -> None:
         name = type(sink).__name__
-        self._say(f"sink {name}", f"{name} failed and is not used again, the rest goes on: {error}")
+        self._notices.warn(f"sink {name}", f"{name} failed and is not used again, the rest goes on: {error}")
         if self.strict:
             self._on_background_error(error)
-
-
-class _Parts:
-    """What a monitor holds that must be let go when it ends; knows nothing of the monitor, so as not to keep it alive."""
-
-    def __init__(self) -> None:
-        self.gate = Gate()
-        self._order: OrderChecks | None = None
-        self._reporter: Reporter | None = None
-
-    def open(self, monitor: OverlapMonitor, job: Job) -> None:
-        prefix = next_prefix()
-        on_error = _weak(monitor._on_background_error)
-        schedule, framework = monitor.schedule, monitor._framework
-        device = StepClock().device  # of the training thread: other threads have a current device of their own
-        self._reporter = Reporter(
-            job,
-            prefix,
-            schedule=schedule,
-            sinks=monitor._sinks,
-            run=lambda: run_info(job, schedule, framework, device),
-            timeout_s=monitor._report_timeout_s,
-            max_overhead=monitor._max_overhead,
-            on_error=on_error,
-            on_sink_error=_weak(monitor._on_sink_error),
-        )
-        self._order = OrderChecks(
-            job, prefix, timeout_s=monitor._order_timeout_s, veto=self._reporter.veto, on_error=on_error
-        )
-
-    def order_of(self) -> OrderChecks:
-        assert self._order is not None
-        return self._order
-
-    def reporter_of(self) -> Reporter:
-        assert self._reporter is not None
-        return self._reporter
-
-    def close(self, timeout_s: float) -> None:
-        self.gate.close()
-        if self._order is not None:
-            self._order.close(1.0)
-        if self._reporter is not None:
-            self._reporter.close(timeout_s + 5.0)
-        self._order = self._reporter = None
 
 
 class _StepContext:
@@ -574,18 +541,6 @@ class _StepContext:
             monitor.step_end(self.number)
         else:
             monitor.abort_step()
-
-
-def _weak(method: Callable[..., None]) -> Callable[..., None]:
-    """A callback that does not keep its object alive."""
-    reference = weakref.WeakMethod(method)
-
-    def call(*args: Any) -> None:
-        found = reference()
-        if found is not None:
-            found(*args)
-
-    return call
 
 
 def _checked_sinks(sinks: Any) -> list[Sink]:

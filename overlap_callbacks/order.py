@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import graphlib
 import hashlib
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -73,9 +75,7 @@ class IssueOrder(msgspec.Struct, frozen=True):
             if collective.operator in POINT_TO_POINT:
                 peer = group.ranks[collective.peer] if collective.peer >= 0 else -1
                 source, target = (rank, peer) if collective.operator in SENDS else (peer, rank)
-            items.append(
-                Item(collective.operator, group.name, collective.coalesced, source, target, collective.tag)
-            )
+            items.append(Item(collective.operator, group.name, collective.coalesced, source, target, collective.tag))
         return cls(items=tuple(items), groups=groups, incomplete=incomplete)
 
     def encode(self) -> bytes:
@@ -129,7 +129,7 @@ class Conflict:
 
 
 # A collective (group name and ranks, number within the group) or a message (group, channel, kind, number).
-_Node = tuple
+_Node = tuple[Any, ...]
 
 
 def find_conflict(sequences: Mapping[int, IssueOrder]) -> Conflict | None:
@@ -164,13 +164,12 @@ def _edges(sequence: IssueOrder, names: dict[_Node, str]) -> Iterable[tuple[_Nod
     counts: dict[_Node, int] = defaultdict(int)
     frontier: list[_Node] = []  # what must be done before whatever follows
     for item in sequence.items:
-        base: _Node
         if item.operator in POINT_TO_POINT:
             channel = (item.group, item.source, item.target, item.tag)
             kind = "send" if item.operator in SENDS else "recv"
             number = counts[(kind, *channel)]
             counts[(kind, *channel)] += 1
-            node = (kind, *channel, number)
+            node: _Node = (kind, *channel, number)
             if item.operator in RECEIVES:
                 names[node] = f"receive {number} from rank {item.source} on group {item.group!r}"
                 if item.source >= 0:
@@ -183,7 +182,7 @@ def _edges(sequence: IssueOrder, names: dict[_Node, str]) -> Iterable[tuple[_Nod
                 for before in frontier:
                     yield before, node
             continue
-        base = ("collective", item.group, sequence.groups[item.group])
+        base: _Node = ("collective", item.group, sequence.groups[item.group])
         number = counts[base]
         counts[base] += 1
         node = (*base, number)
@@ -198,13 +197,13 @@ def _legs(
     cycle: Sequence[_Node], by_rank: Mapping[tuple[_Node, _Node], int], names: Mapping[_Node, str]
 ) -> tuple[Step, ...]:
     """The cycle's legs, consecutive edges of one rank put together."""
-    ranks = [by_rank[edge] for edge in zip(cycle, cycle[1:])]
+    ranks = [by_rank[edge] for edge in itertools.pairwise(cycle)]
     # Start where the rank changes, so that no leg is cut in two by the start of the list.
     start = next((i for i, rank in enumerate(ranks) if rank != ranks[i - 1]), 0)
     nodes = [*cycle[start:-1], *cycle[: start + 1]]
     ranks = ranks[start:] + ranks[:start]
     legs: list[Step] = []
-    for rank, first, second in zip(ranks, nodes, nodes[1:]):
+    for rank, first, second in zip(ranks, nodes, nodes[1:], strict=False):
         if legs and legs[-1].rank == rank:
             legs[-1] = Step(rank, legs[-1].first, names[second])
         else:

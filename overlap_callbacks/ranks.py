@@ -1,13 +1,13 @@
 """What the ranks tell each other, through the job's key-value store.
 
 No collective of ours can hang the job, because there is none: a rank that is dead, late or of another mind costs one
-missing row. Everything runs on threads of our own with clients of our own, since a store's client holds its lock while it
-waits and the job uses its client to create groups; and every wait here looks (``check``) rather than blocks.
+missing row. Everything runs on threads of our own with clients of our own, since a store's client holds its lock while
+it waits and the job uses its client to create groups; and every wait here looks (``check``) rather than blocks.
 
 Two conversations take place, both led by rank 0:
 
-- the **order check** before the sequential steps of a window: every rank posts the sequence of its recorded step, rank 0
-  searches them for a cycle and publishes its verdict (``order.py``);
+- the **order check** before the sequential steps of a window: every rank posts the sequence of its recorded step, rank
+  0 searches them for a cycle and publishes its verdict (``order.py``);
 - the **reports**: every rank posts what it measured, rank 0 makes one report of them.
 """
 
@@ -18,6 +18,7 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import torch.distributed as dist
@@ -57,11 +58,13 @@ class Verdict(msgspec.Struct, frozen=True):
         serialise: whether they may.
         reason: why not, in words.
         conflict: whether the reason is a cycle in the ranks' orders.
+        skip: whether the reason is that rank 0 wants this window left out.
     """
 
     serialise: bool
     reason: str = ""
     conflict: bool = False
+    skip: bool = False
 
 
 class Channel:
@@ -74,9 +77,10 @@ class Channel:
 
     def __init__(self, job: Job, prefix: str) -> None:
         self.job = job
-        store = c10d._get_default_store().clone()
+        store: Any = c10d._get_default_store()
+        store = store.clone()
         store.set_timeout(_OPERATION_TIMEOUT)
-        self._store = dist.PrefixStore(prefix, store)
+        self._store: Any = c10d.PrefixStore(prefix, store)
 
     def post(self, key: str, message: bytes) -> None:
         self._store.set(key, message)
@@ -95,7 +99,7 @@ class Channel:
             self._store.delete_key(key)
 
     def gather(self, key: str, timeout_s: float, stop: Callable[[], bool]) -> dict[int, bytes]:
-        """Rank 0: the messages that all ranks posted under ``key``, those that came in time; deleted as they are read."""
+        """Rank 0: the messages that all ranks posted under ``key`` and that came in time; deleted as they are read."""
         deadline = time.monotonic() + timeout_s
         missing = list(range(self.job.world_size))
         found: dict[int, bytes] = {}
@@ -144,7 +148,7 @@ def check_order(
     if rank == 0:
         verdict = _decide(channel, key, timeout_s, stop)
         if verdict.serialise and veto is not None:
-            verdict = Verdict(False, veto)
+            verdict = Verdict(False, veto, skip=True)
         channel.post(f"{key}/verdict", msgspec.json.encode(verdict))
         return verdict
     message = channel.await_message(f"{key}/verdict", 2 * timeout_s, stop)

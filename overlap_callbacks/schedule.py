@@ -6,8 +6,9 @@ So every rank decides alike, and a job that resumes from a checkpoint goes on wh
 A window opens every ``every_n_steps`` steps, and its steps are, in this order:
 
 1. one **recorded** step, overlapped: the collectives are written down, and the order check is made on them;
-2. the **timed** blocks: ``blocks`` repeated ``repeats`` times, each of ``warmup_steps`` uncounted and ``steps_per_block``
-   counted steps. ``O`` is overlapped, ``S`` sequential. ``OSSO`` is balanced: drift that is linear in time cancels;
+2. the **timed** blocks: ``blocks`` repeated ``repeats`` times, each of ``warmup_steps`` uncounted and
+   ``steps_per_block`` counted steps. ``O`` is overlapped, ``S`` sequential. ``OSSO`` is balanced: drift that is linear
+   in time cancels;
 3. the **profiled** blocks: the same order, one counted step each, under ``torch.profiler``.
 """
 

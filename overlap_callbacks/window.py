@@ -204,8 +204,8 @@ class Window:
             profiled_block(arm, block, len(indices), kernels, np.array(indices))
             for (block, arm), indices in sorted(by_block.items(), key=lambda item: _by_block(item[0]))
         )
-        arms = (np.array(by_arm[mode], dtype=np.int64) for mode in (Mode.OVERLAPPED, Mode.SEQUENTIAL))
-        return blocks, kernel_times(kernels, *arms, most=MAX_KERNELS)
+        overlapped, sequential = (np.array(by_arm[mode], dtype=np.int64) for mode in by_arm)
+        return blocks, kernel_times(kernels, overlapped, sequential, most=MAX_KERNELS)
 
     def _measure_collectives(self) -> tuple[CollectiveTime, ...]:
         """Counts and bytes from the recorded step, isolated times from the sequential timed steps."""

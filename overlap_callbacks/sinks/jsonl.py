@@ -1,8 +1,8 @@
 """The record: one JSON object a line, on disk before the next window begins.
 
-Three kinds of line: ``{"record": "run", ...}`` opens a run (a resumed job adds one), ``{"record": "block", ...}`` is one
-timed block of rank 0 as it was measured, ``{"record": "window", ...}`` is the report of a whole window. All else (tables,
-pages, W&B) can be made again from it.
+Three kinds of line: ``{"record": "run", ...}`` opens a run (a resumed job adds one), ``{"record": "block", ...}`` is
+one timed block of rank 0 as it was measured, ``{"record": "window", ...}`` is the report of a whole window. All else
+(tables, pages, W&B) can be made again from it.
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ KERNEL_COLUMNS = (
 class WandbSink(Sink):
     """Logs to the user's W&B run where there is one, else to a run that it starts and finishes.
 
-    Every metric of ``OverlapReport.metrics()``, against ``overlap/step``, and a table ``overlap/kernels`` of the kernels
-    that lose most time. Each key is defined by its exact name before it is first logged: among patterns that overlap
-    (Lightning's ``WandbLogger`` defines ``*``) W&B picks one at random.
+    Every metric of ``OverlapReport.metrics()``, against ``overlap/step``, and a table ``overlap/kernels`` of the
+    kernels that lose most time. Each key is defined by its exact name before it is first logged: among patterns that
+    overlap (Lightning's ``WandbLogger`` defines ``*``) W&B picks one at random.
 
     Args:
         run: the run to use. By default ``wandb.run``, as it is when the first report comes.

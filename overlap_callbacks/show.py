@@ -1,0 +1,160 @@
+"""A record as tables for the terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from overlap_callbacks.estimates import Estimate
+from overlap_callbacks.metrics import FIGURES, OverlapReport
+from overlap_callbacks.record import Record
+
+_LABELS = {
+    "e2e_ideal_ms": "step, ideal (eq. 4)",
+    "e2e_overlapped_ms": "step, overlapped (eq. 3)",
+    "e2e_sequential_ms": "step, sequential",
+    "e2e_sequential_model_ms": "step, sequential by the model (eq. 5)",
+    "speedup_vs_sequential": "speed-up of overlap over sequential",
+    "gap_to_ideal": "gap to ideal",
+    "compute_slowdown": "compute slowdown (eq. 1)",
+    "overlap_ratio": "overlap ratio (eq. 2)",
+    "comm_ms": "communication in flight",
+    "hidden_comm_ms": "  hidden behind compute",
+    "exposed_comm_ms": "  exposed",
+    "comm_slowdown": "communication slowdown",
+    "residual_overlap": "residual overlap in sequential steps",
+}
+_UNITS = {figure.name: figure.unit for figure in FIGURES}
+
+
+def verdict(figures: dict[str, Estimate]) -> str:
+    """Is overlap worth it here? One sentence."""
+    speedup, slowdown = figures.get("speedup_vs_sequential"), figures.get("compute_slowdown")
+    if speedup is None:
+        return "Not enough was measured to say whether overlap is worth it here."
+    interval = _interval(speedup, "fraction")
+    shown = f"{abs(speedup.value):.1%}{f' (95 % interval {interval})' if interval else ''}"
+    if speedup.ci_low is None or speedup.ci_high is None:
+        sentence = f"Overlap changes the step time by {shown}: too few blocks to say more"
+    elif speedup.ci_low > 0:
+        sentence = f"Overlap is worth it here: sequential steps take {shown} longer"
+    elif speedup.ci_high < 0:
+        sentence = f"Overlap costs more than it saves here: sequential steps are {shown} shorter"
+    else:
+        sentence = f"Whether overlap is worth it here is undecided: sequential steps differ by {shown}"
+    if slowdown is not None:
+        sentence += (
+            f"; compute kernels run {abs(slowdown.value):.1%} {'slower' if slowdown.value >= 0 else 'faster'} under it"
+        )
+        if slowdown.ci_low is not None and slowdown.ci_high is not None and slowdown.ci_low <= 0 <= slowdown.ci_high:
+            sentence += ", which may be chance"
+    return sentence + "."
+
+
+def tables(record: Record) -> RenderableType:
+    """The whole record, for people."""
+    parts: list[RenderableType] = [Text(_head(record), style="dim"), Text()]
+    figures = record.pooled()
+    shown = f"{len(record.valid_windows)} of {len(record.windows)} windows"
+    if not figures and record.unfinished is not None:
+        figures, shown = record.unfinished.figures(), "one unfinished window"
+    if figures:
+        sentence = verdict(figures)
+        if record.runs[-1].schedule.get("control"):
+            sentence = "A/A control: both arms ran overlapped, so every difference is chance."
+        parts += [Text(sentence, style="bold"), Text(), _figure_table(figures, shown)]
+    else:
+        parts.append(Text("Nothing has been measured: the job ended before its first window was done."))
+    last = next(reversed(record.valid_windows or record.windows), record.unfinished)
+    if last is not None and last.kernels:
+        parts += [Text(), _kernel_table(last)]
+    if last is not None and last.collectives:
+        parts += [Text(), _collective_table(last)]
+    parts += _problems(record)
+    return Group(*parts)
+
+
+def as_json(record: Record) -> dict[str, Any]:
+    """The run's figures and its windows', for programs."""
+    return {
+        "path": str(record.path),
+        "run": record.runs[-1],
+        "windows": len(record.windows),
+        "valid_windows": len(record.valid_windows),
+        "verdict": verdict(record.pooled()),
+        "figures": record.pooled(),
+        "by_window": [{"window": w.window, "valid": w.valid, "metrics": w.metrics()} for w in record.windows],
+        "problems": sorted({problem for window in record.windows for problem in window.problems}),
+    }
+
+
+def _head(record: Record) -> str:
+    run = record.runs[-1]
+    parts = (run.framework, f"{run.world_size} ranks", run.backend, run.device, f"started {run.started_at}")
+    return ", ".join(part for part in parts if part)
+
+
+def _figure_table(figures: dict[str, Estimate], shown: str) -> Table:
+    table = Table(title=f"Means over {shown}", title_justify="left")
+    table.add_column("")
+    table.add_column("value", justify="right")
+    table.add_column("95 % interval", justify="right")
+    table.add_column("steps", justify="right")
+    for name, label in _LABELS.items():
+        figure = figures.get(name)
+        if figure is None:
+            table.add_row(label, "not measured", "", "", style="dim")
+        else:
+            unit = _UNITS[name]
+            table.add_row(label, _value(figure.value, unit), _interval(figure, unit), str(figure.num_steps))
+    return table
+
+
+def _kernel_table(window: OverlapReport) -> Table:
+    table = Table(title=f"Kernels that lose most time (window {window.window})", title_justify="left")
+    table.add_column("kernel", overflow="ellipsis", no_wrap=True, max_width=44)
+    for column in ("slowdown", "lost ms/step", "overlapped ms", "sequential ms"):
+        table.add_column(column, justify="right")
+    for kernel in window.kernels[:8]:
+        slowdown = "" if kernel.slowdown is None else f"{kernel.slowdown:+.1%}"
+        times = (f"{ms:.3f}" for ms in (kernel.lost_ms, kernel.overlapped_ms, kernel.sequential_ms))
+        table.add_row(Text(kernel.name), slowdown, *times)
+    return table
+
+
+def _collective_table(window: OverlapReport) -> Table:
+    table = Table(title="Collectives of a step, on rank 0", title_justify="left")
+    table.add_column("collective")
+    table.add_column("group", overflow="ellipsis", no_wrap=True, max_width=24)
+    for column in ("ranks", "messages", "MB", "alone, ms"):
+        table.add_column(column, justify="right")
+    for row in window.collectives:
+        alone = "" if row.isolated_ms is None else f"{row.isolated_ms:.2f}"
+        cells = (str(row.group_size), str(row.messages), f"{row.bytes_in / 1e6:.2f}", alone)
+        table.add_row(Text(row.operator.strip("_")), Text(row.group), *cells)
+    return table
+
+
+def _problems(record: Record) -> list[RenderableType]:
+    found = dict.fromkeys(problem for window in record.windows for problem in window.problems)
+    lines = [f"- {problem}" for problem in found]
+    if record.unfinished is not None:
+        lines.append(f"- window {record.unfinished.window} is unfinished: {record.unfinished.problems[0]}")
+    if record.broken_lines:
+        lines.append(f"- {record.broken_lines} lines of the record could not be read")
+    return [Text(), Text("Notes", style="bold"), Text("\n".join(lines))] if lines else []
+
+
+def _value(value: float, unit: str) -> str:
+    return f"{value:.2f} ms" if unit == "ms" else f"{value:.1%}"
+
+
+def _interval(figure: Estimate, unit: str) -> str:
+    if figure.ci_low is None or figure.ci_high is None:
+        return ""
+    if unit == "ms":
+        return f"{figure.ci_low:.2f} to {figure.ci_high:.2f}"
+    return f"{figure.ci_low:.1%} to {figure.ci_high:.1%}"

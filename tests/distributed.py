@@ -1,0 +1,264 @@
+"""Runs a function on several real processes that are joined by a process group; for tests.
+
+A hang becomes a failure within ``timeout_s``, with every rank's stack; a rank that raises ends the others and shows its
+traceback. Ranks are forked from a server that has torch loaded already, since loading it takes some seconds; nothing else
+is shared with the pytest process, and environment variables set there do not reach them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import faulthandler
+import logging
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_HOST = "127.0.0.1"
+# Longest that the other ranks may go on once one has failed: time to raise an error of their own, worth showing.
+_GRACE_S = 2.0
+# Longest that a rank that is done waits for the others, so that its sockets stay open as long as they are in use.
+_FAREWELL_S = 60.0
+_POLL_S = 0.005
+
+
+class RanksFailedError(AssertionError):
+    """A rank raised, died or hung; the message holds what every rank had to say."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one rank ended.
+
+    Attributes:
+        rank: its number.
+        returned: whether the function returned.
+        value: what it returned.
+        error: traceback of what it raised; empty if nothing.
+        exit_code: of the process; negative for a signal.
+        hung: whether it had to be killed.
+        output: stdout and stderr.
+    """
+
+    rank: int
+    returned: bool
+    value: Any
+    error: str
+    exit_code: int | None
+    hung: bool
+    output: str
+
+    def __str__(self) -> str:
+        if self.returned:
+            ending = "returned"
+        elif self.hung:
+            ending = "was killed: it hung, or another rank had failed"
+        else:
+            ending = f"ended with exit code {self.exit_code}"
+        return f"--- rank {self.rank} {ending}\n{self.error}{self.output}"
+
+
+def run_ranks(
+    function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 60.0, backend: str = "gloo"
+) -> list[Any]:
+    """What ``function(rank, *args)`` returned on each rank.
+
+    Args:
+        function: of a module's top level; runs with a process group of ``world_size`` ranks.
+        world_size: processes.
+        *args: further arguments; pickled.
+        timeout_s: longest time for all.
+        backend: of the process group.
+
+    Raises:
+        RanksFailedError: a rank raised, died or hung.
+    """
+    outcomes = _run(function, world_size, args, timeout_s, backend, mortal=False)
+    if not all(outcome.returned for outcome in outcomes):
+        raise RanksFailedError(f"{function.__qualname__} on {world_size} ranks:\n" + "\n".join(map(str, outcomes)))
+    return [outcome.value for outcome in outcomes]
+
+
+def run_mortal_ranks(
+    function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 60.0, backend: str = "gloo"
+) -> list[Outcome]:
+    """Like ``run_ranks`` where ranks may die or raise: the others go on, and nothing but a hang is a failure.
+
+    Raises:
+        RanksFailedError: a rank hung.
+    """
+    outcomes = _run(function, world_size, args, timeout_s, backend, mortal=True)
+    if any(outcome.hung for outcome in outcomes):
+        raise RanksFailedError(f"{function.__qualname__} on {world_size} ranks:\n" + "\n".join(map(str, outcomes)))
+    return outcomes
+
+
+def die() -> None:
+    """End this rank the hard way: nothing is flushed, closed or said."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def captured_log(level: int = logging.WARNING) -> Iterator[list[str]]:
+    """The lines that the library logs meanwhile, of ``level`` and above."""
+    lines: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    logger = logging.getLogger("overlap_callbacks")
+    handler, before = Keep(level), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(level)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+
+
+# -- in the pytest process
+
+
+def _run(
+    function: Callable[..., Any], world_size: int, args: tuple[Any, ...], timeout_s: float, backend: str, mortal: bool
+) -> list[Outcome]:
+    # The store is served from here: its port is free for sure, and it outlives any rank.
+    store = dist.TCPStore(_HOST, 0, is_master=True, wait_for_workers=False)
+    context = _server()
+    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+        job = _RankJob(function, args, world_size, store.port, backend, folder, mortal)
+        processes = [context.Process(target=_rank_main, args=(job, rank), daemon=True) for rank in range(world_size)]
+        try:
+            for process in processes:
+                process.start()
+            hung = _await_ranks(processes, job, timeout_s)
+        finally:
+            _kill(processes)
+        return [_outcome(job, rank, process, rank in hung) for rank, process in enumerate(processes)]
+
+
+def _server() -> Any:
+    """The server from which ranks are forked, with torch and the library loaded, and no threads."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed", "torch.nn.parallel", "overlap_callbacks", __name__])
+    return context
+
+
+def _await_ranks(processes: list[Any], job: _RankJob, timeout_s: float) -> set[int]:
+    """Wait for the ranks to end; those that had to be given up."""
+    deadline = time.monotonic() + timeout_s
+    failed = False
+    while alive := [rank for rank, process in enumerate(processes) if process.is_alive()]:
+        if not job.mortal and not failed and any(process.exitcode not in (0, None) for process in processes):
+            failed = True
+            deadline = min(deadline, time.monotonic() + _GRACE_S)
+        if time.monotonic() > deadline:
+            for rank in alive:
+                os.kill(processes[rank].pid, signal.SIGUSR1)  # has it write its threads' stacks
+            time.sleep(0.5)
+            return set(alive)
+        time.sleep(_POLL_S)
+    return set()
+
+
+def _kill(processes: list[Any]) -> None:
+    for process in processes:
+        if process.pid is not None:
+            if process.is_alive():
+                process.kill()
+            process.join()
+
+
+def _outcome(job: _RankJob, rank: int, process: Any, hung: bool) -> Outcome:
+    output = job.output(rank).read_text(errors="replace") if job.output(rank).exists() else ""
+    returned, value, error = False, None, ""
+    if job.result(rank).exists():
+        returned, value, error = pickle.loads(job.result(rank).read_bytes())
+    return Outcome(rank, returned, value, error, process.exitcode, hung and not returned, output)
+
+
+# -- in the ranks
+
+
+@dataclass(frozen=True)
+class _RankJob:
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    world_size: int
+    port: int
+    backend: str
+    folder: str
+    mortal: bool
+
+    def output(self, rank: int) -> Path:
+        return Path(self.folder, f"output-{rank}")
+
+    def result(self, rank: int) -> Path:
+        return Path(self.folder, f"result-{rank}")
+
+
+def _rank_main(job: _RankJob, rank: int) -> None:
+    _redirect_output(job.output(rank))
+    faulthandler.enable(all_threads=True)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    torch.set_num_threads(1)
+    code = 1
+    try:
+        store = dist.TCPStore(_HOST, job.port, is_master=False)
+        # Should a test hang in a collective, the harness finds it first, and shows where.
+        dist.init_process_group(
+            job.backend,
+            store=store,
+            rank=rank,
+            world_size=job.world_size,
+            timeout=datetime.timedelta(seconds=600),
+        )
+        value = job.function(rank, *job.args)
+        _write_result(job.result(rank), (True, value, ""))
+        code = 0
+        if not job.mortal:
+            _say_farewell(store, rank, job.world_size)
+    except BaseException:
+        _write_result(job.result(rank), (False, None, traceback.format_exc()))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Without the interpreter's and Gloo's teardown: with peers gone, the latter ends in std::terminate now and then.
+    os._exit(code)
+
+
+def _redirect_output(path: Path) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    # pytest's capture may have put something else there.
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+
+
+def _write_result(path: Path, result: tuple[bool, Any, str]) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(pickle.dumps(result))
+    partial.rename(path)  # whole or not at all
+
+
+def _say_farewell(store: dist.Store, rank: int, world_size: int) -> None:
+    store.set(f"farewell/{rank}", b"")
+    with contextlib.suppress(RuntimeError):  # another rank failed: the harness tells of it
+        store.wait([f"farewell/{other}" for other in range(world_size)], datetime.timedelta(seconds=_FAREWELL_S))
