@@ -157,7 +157,8 @@ def _server() -> Any:
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "torch.nn.parallel", "overlap_callbacks", __name__])
+    # torch._dynamo: optimizers and DDP load it when they are first used.
+    context.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.fsdp", "overlap_callbacks", __name__])
     return context
 
 

@@ -71,8 +71,8 @@ class WandbSink(Sink):
         if self._run is not None:
             return self._run
         run = self._given_run
-        if run is None and "wandb" in sys.modules:
-            run = sys.modules["wandb"].run
+        if run is None:
+            run = getattr(sys.modules.get("wandb"), "run", None)
         if run is None and self._start:
             run = self._start_run()
         if run is not None:

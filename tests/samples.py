@@ -1,0 +1,59 @@
+"""Hand-made samples: a window as one rank would have measured it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from overlap_callbacks.metrics import OverlapReport, report
+from overlap_callbacks.samples import CollectiveTime, KernelTime, ProfiledBlock, RankWindow, TimedBlock
+from overlap_callbacks.schedule import Mode
+
+OV, SEQ = Mode.OVERLAPPED, Mode.SEQUENTIAL
+OSSO = (OV, SEQ, SEQ, OV)
+
+
+def window(rank: int = 0, **changes: Any) -> RankWindow:
+    """A window of 16 timed and 8 profiled blocks: 100 ms overlapped, 120 ms sequential, 10 % compute slowdown."""
+    timed = tuple(
+        TimedBlock(arm, block, (100.0 + block % 3, 100.5) if arm is OV else (120.0 + block % 3, 120.5))
+        for block, arm in enumerate(OSSO * 4)
+    )
+    profiled = tuple(
+        ProfiledBlock(
+            arm=arm,
+            block=block,
+            num_steps=1,
+            compute_ms=(66.0 if arm is OV else 60.0) + 0.1 * block,
+            compute_busy_ms=60.0,
+            comm_ms=30.0 if arm is OV else 25.0,
+            comm_busy_ms=28.0 if arm is OV else 25.0,
+            hidden_comm_ms=20.0 if arm is OV else 0.0,
+            covered_compute_ms=22.0 if arm is OV else 0.0,
+            copy_ms=0.0,
+        )
+        for block, arm in enumerate(OSSO * 2)
+    )
+    fields: dict[str, Any] = {
+        "rank": rank,
+        "window": 0,
+        "first_step": 20,
+        "num_steps": 65,
+        "complete": True,
+        "backend": "gloo",
+        "device": "cpu",
+        "wall_ms": 7500.0,
+        "timed": timed,
+        "profiled": profiled,
+        "kernels": (
+            KernelTime("aten::mm", False, 10, 10, 33.0, 30.0),
+            KernelTime("<b>aten::add</b>", False, 4, 4, 2.0, 2.0),
+        ),
+        "collectives": (CollectiveTime("allreduce_", "world", 2, "gloo", 13, 1000, 1000, 25.0),),
+    }
+    return RankWindow(**{**fields, **changes})
+
+
+def window_report(**changes: Any) -> OverlapReport:
+    """The report of such a window on two ranks."""
+    windows = [window(rank, **changes) for rank in (0, 1)]
+    return report(windows, world_size=2, every_n_steps=500)

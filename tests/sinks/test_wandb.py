@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlap_callbacks import OverlapMonitor, Schedule, WandbSink
+from overlap_callbacks.ranks import Job
+from overlap_callbacks.run_info import run_info
+from tests.distributed import run_ranks
+from tests.samples import window_report
+from tests.wandb_reader import SETTINGS, OfflineRun, read_run
+
+wandb = pytest.importorskip("wandb")
+
+
+@pytest.fixture(autouse=True)
+def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    yield
+    wandb.teardown()
+
+
+def start(folder: Path) -> Any:
+    return wandb.init(project="test", dir=folder, settings=wandb.Settings(**SETTINGS))
+
+
+def info() -> Any:
+    return run_info(Job(0, 2, "gloo"), Schedule(), "pytorch", "cpu")
+
+
+def logged(tmp_path: Path, *reports: Any) -> OfflineRun:
+    run = start(tmp_path)
+    sink = WandbSink()
+    sink.open(info())
+    for report in reports:
+        sink.log(report)
+    sink.close()
+    assert wandb.run is run, "the user's run must not be finished by the sink"
+    run.finish()
+    return read_run(tmp_path)
+
+
+def test_the_users_run_gets_every_metric_under_its_name(tmp_path: Path) -> None:
+    report = window_report()
+    run = logged(tmp_path, report)
+    assert report.metrics()["overlap/compute_slowdown"] == pytest.approx(0.0991, abs=1e-3)
+    for key, value in report.metrics().items():
+        assert run.values(key) == [pytest.approx(value)]
+    assert run.values("overlap/step") == [20]
+
+
+def test_each_metric_is_defined_by_its_exact_name_before_its_first_row(tmp_path: Path) -> None:
+    report = window_report()
+    run = logged(tmp_path, report)
+    for key in report.metrics():
+        assert run.metrics[key]["step_metric"] == "overlap/step"
+        assert run.order.index(f"define {key}") < run.order.index(f"log {key}")
+
+
+def test_nothing_that_was_not_measured_is_logged(tmp_path: Path) -> None:
+    run = logged(tmp_path, window_report(profiled=()))
+    assert run.values("overlap/e2e_overlapped_ms")
+    assert not run.values("overlap/compute_slowdown")
+    numbers = [value for row in run.history for value in row.values() if isinstance(value, float)]
+    assert all(map(math.isfinite, numbers))
+
+
+def test_the_kernels_arrive_as_a_table_those_that_lose_most_first(tmp_path: Path) -> None:
+    (table,) = logged(tmp_path, window_report()).tables("overlap/kernels")
+    assert table["columns"][:4] == ["kernel", "communication", "slowdown", "lost_ms"]
+    assert [row[0] for row in table["data"]] == ["aten::mm", "<b>aten::add</b>"]
+    assert table["data"][0][2:4] == [pytest.approx(0.1), pytest.approx(3.0)]
+
+
+def test_the_runs_configuration_says_how_it_was_measured(tmp_path: Path) -> None:
+    run = logged(tmp_path, window_report())
+    assert run.config["overlap_callbacks"]["schedule"]["blocks"] == "OSSO"
+
+
+def test_steps_that_go_back_are_kept_and_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = start(tmp_path)
+    run.log({"loss": 1.0}, step=1000)  # the user's own step is far ahead of ours
+    sink = WandbSink()
+    sink.log(window_report(first_step=500))
+    sink.log(window_report(first_step=20))
+    run.finish()
+    assert read_run(tmp_path).values("overlap/step") == [500, 20]
+    assert "must be monotonically increasing" not in "".join(capfd.readouterr())
+
+
+def test_without_a_run_one_is_started_and_finished(tmp_path: Path) -> None:
+    sink = WandbSink(dir=tmp_path, settings=wandb.Settings(**SETTINGS), mode="offline")
+    sink.open(info())
+    sink.log(window_report())
+    assert wandb.run is not None
+    sink.close()
+    assert wandb.run is None
+    assert read_run(tmp_path).values("overlap/step") == [20]
+
+
+def test_without_a_run_nothing_is_started_where_that_is_not_wanted(tmp_path: Path) -> None:
+    sink = WandbSink(start=False)
+    sink.log(window_report())
+    sink.close()
+    assert wandb.run is None
+    assert not list(tmp_path.rglob("*.wandb"))
+
+
+def test_nobody_logged_in_is_an_error_that_says_what_to_do_rather_than_a_prompt() -> None:
+    with pytest.raises(RuntimeError, match="wandb login.*WANDB_API_KEY.*WANDB_MODE=offline"):
+        WandbSink(mode="online").log(window_report())
+
+
+def test_wandb_absent_is_an_error_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ImportError, match=r"overlap-callbacks\[wandb\]"):
+        WandbSink().log(window_report())
+
+
+def _train_with_wandb(rank: int, folder: str) -> list[int]:
+    import torch
+    from torch import nn
+
+    if rank == 0:
+        wandb.init(project="test", dir=folder, settings=wandb.Settings(**SETTINGS))
+    model = nn.parallel.DistributedDataParallel(nn.Linear(32, 32))
+    schedule = Schedule(every_n_steps=25, first_step=2, repeats=2, steps_per_block=1, profiled_steps=2)
+    monitor = OverlapMonitor(schedule, run_dir=Path(folder, "run"), strict=True, max_overhead=None)
+    for step in range(52):
+        with monitor.step(step):
+            model(torch.ones(4, 32)).sum().backward()
+        if rank == 0 and step % 10 == 0:
+            wandb.log({"loss": float(step)})
+    monitor.close()
+    if rank == 0:
+        wandb.finish()
+    return [step for step in range(52) if (plan := schedule.plan(step)) and plan.offset == 0]
+
+
+def test_a_live_job_logs_its_windows_into_the_users_run(tmp_path: Path) -> None:
+    (starts, _) = run_ranks(_train_with_wandb, 2, str(tmp_path))
+    run = read_run(tmp_path)
+    assert run.values("overlap/step") == starts == [2, 27]
+    for row in run.history:
+        if "overlap/step" in row:
+            assert row["overlap/e2e_sequential_ms"] > 0
+            assert row["overlap/e2e_overlapped_ms_ci_low"] <= row["overlap/e2e_overlapped_ms"]
+            assert row["overlap/ranks_heard"] == 2
+    assert run.values("loss") == [0.0, 10.0, 20.0, 30.0, 40.0, 50.0]
+    assert len(run.tables("overlap/kernels")) == 2
