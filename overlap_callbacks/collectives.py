@@ -6,6 +6,7 @@ handled without a change here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,10 @@ RECEIVES = frozenset({"recv_", "recv_any_source_"})
 POINT_TO_POINT = SENDS | RECEIVES
 
 
+# What the gate needs of a call's tensors: bytes in, bytes out, and the first tensor (None without any).
+Sizes = tuple[int, int, "torch.Tensor | None"]
+
+
 @dataclass(frozen=True)
 class OperatorSpec:
     """How one ``c10d`` operator takes its arguments (always by position, trailing defaults left out).
@@ -28,7 +33,7 @@ class OperatorSpec:
         name: name within the ``c10d`` namespace, with its overload where it has one, e.g. ``allreduce_``.
         redispatch: ``redispatch(keyset, *args)``, to the kernels below ours.
         group: position of the process group.
-        outputs, inputs: positions of the tensors written and read; both, for operators that work in place.
+        sizes: bytes in and out of a call with these arguments, and its first tensor.
         returns_work: whether the operator returns a ``Work`` (last).
         point_to_point: whether it is a send or a receive.
         host_blocking: whether waiting for its ``Work`` blocks the host on CUDA too.
@@ -39,8 +44,7 @@ class OperatorSpec:
     name: str
     redispatch: Callable[..., Any]
     group: int
-    outputs: tuple[int, ...]
-    inputs: tuple[int, ...]
+    sizes: Callable[[tuple[Any, ...]], Sizes]
     returns_work: bool
     point_to_point: bool
     host_blocking: bool
@@ -48,7 +52,8 @@ class OperatorSpec:
     tag: int
 
 
-def operator_specs() -> list[OperatorSpec]:
+@functools.cache
+def operator_specs() -> tuple[OperatorSpec, ...]:
     """Every ``c10d`` operator of the installed torch that takes a process group."""
     specs = []
     for qualified in sorted(torch._C._dispatch_get_all_op_names()):
@@ -60,13 +65,11 @@ def operator_specs() -> list[OperatorSpec]:
         arguments = [argument.name for argument in operator._schema.arguments]
         if "process_group" in arguments:
             specs.append(_spec(name, operator, arguments))
-    return specs
+    return tuple(specs)
 
 
 def _spec(name: str, operator: Any, arguments: list[str]) -> OperatorSpec:
     group = arguments.index("process_group")
-    outputs = tuple(i for i, argument in enumerate(arguments[:group]) if not argument.startswith("input"))
-    inputs = tuple(i for i, argument in enumerate(arguments[:group]) if not argument.startswith("output"))
 
     def position(*names: str) -> int:
         return next((arguments.index(n) for n in names if n in arguments), -1)
@@ -75,14 +78,43 @@ def _spec(name: str, operator: Any, arguments: list[str]) -> OperatorSpec:
         name=name,
         redispatch=operator._handle.redispatch_boxed,
         group=group,
-        outputs=outputs,
-        inputs=inputs,
+        sizes=_sizes_of(operator, arguments[:group]),
         returns_work=any("Work" in str(value.type) for value in operator._schema.returns),
         point_to_point=name in POINT_TO_POINT,
         host_blocking="barrier" in name,
         peer=position("dst", "src"),
         tag=position("tag"),
     )
+
+
+def _sizes_of(operator: Any, tensors: list[str]) -> Callable[[tuple[Any, ...]], Sizes]:
+    """How to size a call: made once for each operator, because it runs for every collective."""
+    outputs = [i for i, name in enumerate(tensors) if not name.startswith("input")]
+    inputs = [i for i, name in enumerate(tensors) if not name.startswith("output")]
+    types = [str(operator._schema.arguments[i].type) for i in range(len(tensors))]
+
+    def in_place_list(args: tuple[Any, ...]) -> Sizes:
+        found = args[0]
+        if len(found) == 1:
+            tensor = found[0]
+            size = tensor.nbytes
+            return size, size, tensor
+        size = sum([tensor.nbytes for tensor in found])
+        return size, size, found[0] if found else None
+
+    def out_and_in(args: tuple[Any, ...]) -> Sizes:
+        return args[1].nbytes, args[0].nbytes, args[0]
+
+    def anything(args: tuple[Any, ...]) -> Sizes:
+        size_in = sum([num_bytes(args[i]) for i in inputs])
+        size_out = sum([num_bytes(args[i]) for i in outputs])
+        return size_in, size_out, first_tensor(args[: len(tensors)])
+
+    if types == ["List[Tensor]"]:
+        return in_place_list
+    if types == ["Tensor", "Tensor"] and (outputs, inputs) == ([0], [1]):
+        return out_and_in
+    return anything
 
 
 def num_bytes(value: Any) -> int:

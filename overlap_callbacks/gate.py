@@ -30,6 +30,8 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from threading import get_ident
+from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -37,18 +39,18 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from overlap_callbacks import clocks
-from overlap_callbacks.collectives import (
-    POINT_TO_POINT,
-    Collective,
-    Group,
-    OperatorSpec,
-    first_tensor,
-    num_bytes,
-    operator_specs,
-)
+from overlap_callbacks.collectives import Collective, Group, OperatorSpec, operator_specs
 
 logger = logging.getLogger("overlap_callbacks")
 
+# What the gate keeps of a call while the step runs: a list, because it is made for every collective and a class would
+# take longer. Its items are a Collective's fields, with the operator's spec for its name.
+_Row = list[Any]
+_START, _END = 11, 12
+
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+_dispatch_mode = torch._C._get_dispatch_mode
+_unbox_group = dist.ProcessGroup.unbox
 _BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 
 
@@ -88,10 +90,10 @@ class _Kernels:
             gate = kernels.active
             if gate is None:
                 return redispatch(keyset & below, *args)
-            entry = gate._before(spec, args)
+            row = gate._before(spec, args)
             result = redispatch(keyset & below, *args)
-            if entry is not None:
-                gate._after(entry, result)
+            if row is not None:
+                gate._after(row, result)
             return result
 
         return kernel
@@ -149,7 +151,7 @@ class Gate:
     def __init__(self, capacity: int = 20_000) -> None:
         self.errors = 0
         self.last_error: Exception | None = None
-        self._storage: list[Collective | None] = [None] * capacity
+        self._storage: list[_Row | None] = [None] * capacity
         self._groups: dict[dist.ProcessGroup, Group] = {}
         self._python_threads: set[int] = set()
         self._step_thread = 0
@@ -234,7 +236,7 @@ class Gate:
             compute_stream: the stream that is serialised with CUDA collectives.
         """
         self._reset_step()
-        self._step_thread = threading.get_ident()
+        self._step_thread = get_ident()
         # Threads are looked up anew in each step, because the system reuses identifiers.
         self._python_threads.clear()
         self._checked = checked
@@ -248,7 +250,7 @@ class Gate:
         self.stop()
         used = next(self._slots)
         kept = min(used, len(self._storage))
-        collectives = tuple(c for c in self._storage[:kept] if c is not None)
+        collectives = tuple(_collective(row) for row in self._storage[:kept] if row is not None)
         self._storage[:kept] = [None] * kept
         log = StepLog(collectives=collectives, dropped=used - kept, divergence=self._divergence)
         self._groups.clear()  # keeps no process group alive between steps
@@ -257,78 +259,71 @@ class Gate:
 
     # -- a collective: called from the kernels, on whichever thread issues it. Nothing may escape.
 
-    def _before(self, spec: OperatorSpec, args: tuple[Any, ...]) -> tuple[OperatorSpec, Collective, Any] | None:
+    def _before(self, spec: OperatorSpec, args: tuple[Any, ...]) -> _Row | None:
+        """Record a call, and order what comes before it; the row if it is to be waited for."""
         try:
-            issued_ns = clocks.now()
-            if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
-                return None  # torch.compile tracing with fake tensors: nothing is communicated
-            process_group = dist.ProcessGroup.unbox(args[spec.group])
-            coalesced = process_group in c10d._world.pg_coalesce_state
+            issued_ns = perf_counter_ns()
+            if _dispatch_mode(_FAKE) is not None:
+                return None  # torch.compile traces with fake tensors: nothing is communicated
+            process_group = _unbox_group(args[spec.group])
             group = self._groups.get(process_group)
             if group is None:
                 group = self._groups[process_group] = Group.of(process_group)
-            tensor = first_tensor(args[: spec.group])
-            thread = threading.get_ident()
+            bytes_in, bytes_out, tensor = spec.sizes(args)
+            thread = get_ident()
             own_thread = thread == self._step_thread or self._is_autograd_thread(thread)
-            bytes_out = sum([num_bytes(args[i]) for i in spec.outputs])
-            collective = Collective(
-                operator=spec.name,
-                group=group,
-                bytes_in=bytes_out if spec.inputs == spec.outputs else sum([num_bytes(args[i]) for i in spec.inputs]),
-                bytes_out=bytes_out,
-                dtype=None if tensor is None else tensor.dtype,
-                thread=thread,
-                own_thread=own_thread,
-                coalesced=coalesced,
-                peer=args[spec.peer] if spec.peer >= 0 else -1,
-                tag=args[spec.tag] if spec.tag >= 0 else 0,
-                issued_ns=issued_ns,
-            )
+            coalesced = process_group in c10d._world.pg_coalesce_state
+            dtype = None if tensor is None else tensor.dtype
+            peer = args[spec.peer] if spec.peer >= 0 else -1
+            tag = args[spec.tag] if spec.tag >= 0 else 0
+            row = [spec, group, bytes_in, bytes_out, dtype, thread, own_thread, coalesced, peer, tag, issued_ns]
+            row += (None, None)  # start and end
             slot = next(self._slots)
             if slot < len(self._storage):
-                self._storage[slot] = collective
+                self._storage[slot] = row
             if not own_thread:
                 _kernels.keep = True
                 return None
-            if not self._serialise or not self._keeps_to_checked(collective):
+            if not self._serialise:
                 return None
-            if spec.point_to_point or coalesced or not spec.returns_work:
+            if not self._keeps_to_checked(row) or spec.point_to_point or coalesced or not spec.returns_work:
                 return None
-            if tensor is None or not tensor.is_cuda:
-                collective.start = clocks.now()
-                return (spec, collective, None)
-            return self._before_on_cuda(spec, collective, tensor)
+            if tensor is not None and tensor.is_cuda:
+                return self._before_on_cuda(row, tensor)
+            row[_START] = perf_counter_ns()
+            return row
         except Exception as error:
             self._count(error)
             return None
 
-    def _before_on_cuda(
-        self, spec: OperatorSpec, collective: Collective, tensor: torch.Tensor
-    ) -> tuple[OperatorSpec, Collective, Any] | None:
+    def _before_on_cuda(self, row: _Row, tensor: torch.Tensor) -> _Row | None:
         compute = self._compute_stream
         if compute is None or compute.device != tensor.device or torch.cuda.is_current_stream_capturing():
             return None
         issuing = torch.cuda.current_stream(tensor.device)
         if issuing != compute:
             issuing.wait_stream(compute)  # all compute enqueued so far comes before the collective
-        collective.start = clocks.stream_mark(issuing)
-        return (spec, collective, issuing)
+        row[_START] = clocks.stream_mark(issuing)
+        return row
 
-    def _after(self, entry: tuple[OperatorSpec, Collective, Any], result: Any) -> None:
-        spec, collective, issuing = entry
+    def _after(self, row: _Row, result: Any) -> None:
+        """Order what comes after a call."""
         try:
             # NCCL gives no Work for async_op=False: the kernel is then on the issuing stream itself.
             work = dist.Work.unbox(result[-1] if isinstance(result, tuple) else result)
-            if issuing is None:
+            if isinstance(row[_START], int):
                 if work is not None:
                     self._wait_on_host(work)
-                collective.end = clocks.now()
+                row[_END] = perf_counter_ns()
                 return
-            if work is not None and not spec.host_blocking:
-                work.wait()  # the issuing stream waits for the communicator's; the host goes on
-            collective.end = clocks.stream_mark(issuing)
             compute = self._compute_stream
-            if compute is not None and issuing != compute:
+            if compute is None:
+                return
+            issuing = torch.cuda.current_stream(compute.device)
+            if work is not None and not row[0].host_blocking:
+                work.wait()  # the issuing stream waits for the communicator's; the host goes on
+            row[_END] = clocks.stream_mark(issuing)
+            if issuing != compute:
                 compute.wait_stream(issuing)  # compute enqueued from here on comes after the collective
         except Exception as error:
             self._count(error)
@@ -351,24 +346,28 @@ class Gate:
         self._python_threads.add(thread)
         return False
 
-    def _keeps_to_checked(self, collective: Collective) -> bool:
+    def _keeps_to_checked(self, row: _Row) -> bool:
         """Whether this collective of our threads may be serialised: it stands where the order check saw it."""
         index = self._own
         self._own = index + 1
         if self._divergence is not None:
             return False
         expected = self._checked[index] if index < len(self._checked) else None
-        key = collective.key
-        if key == expected:
+        spec, group = row[0], row[1]
+        if expected is not None and spec.name == expected[0] and group.name == expected[1]:
             return True
-        if self._single_group == key[1] and collective.operator not in POINT_TO_POINT:
+        if self._single_group == group.name and not spec.point_to_point:
             return True
-        self._divergence = Divergence(index=index, expected=expected, found=collective)
+        self._divergence = Divergence(index=index, expected=expected, found=_collective(row))
         return False
 
     def _count(self, error: Exception) -> None:
         self.errors += 1
         self.last_error = error
+
+
+def _collective(row: _Row) -> Collective:
+    return Collective(row[0].name, *row[1:])
 
 
 def _is_python_thread(thread: int) -> bool:

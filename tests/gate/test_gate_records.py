@@ -309,9 +309,7 @@ CASES = {
     "reduce_scatter_tensor": Case(
         reduce_scatter_tensor, on_both(("_reduce_scatter_base_", 16, 8, FLOAT)), (SUM_4[:2], SUM_4[2:])
     ),
-    "gather": Case(
-        gather_to_rank_0, ([("gather_", 12, 24, FLOAT)], [("gather_", 12, 0, FLOAT)]), (GATHERED_3, None)
-    ),
+    "gather": Case(gather_to_rank_0, ([("gather_", 12, 24, FLOAT)], [("gather_", 12, 0, FLOAT)]), (GATHERED_3, None)),
     "scatter": Case(
         scatter_from_rank_0, ([("scatter_", 16, 8, FLOAT)], [("scatter_", 0, 8, FLOAT)]), ([0.0, 1.0], [2.0, 3.0])
     ),
@@ -386,9 +384,7 @@ CASES = {
         on_both(("alltoall_base_", 16, 16, FLOAT)),
         ([0.0, 1.0, 10.0, 11.0], [2.0, 3.0, 12.0, 13.0]),
     ),
-    "functional_broadcast": Case(
-        functional_broadcast, on_both(("broadcast_", 12, 12, FLOAT)), same([0.0, 1.0, 2.0])
-    ),
+    "functional_broadcast": Case(functional_broadcast, on_both(("broadcast_", 12, 12, FLOAT)), same([0.0, 1.0, 2.0])),
 }
 POINT_TO_POINT_CASES = {"send_and_receive", "receive_from_anyone", "asynchronous_exchange", "batched_exchange"}
 # Its operator gives no Work: it blocks the host of itself.

@@ -69,9 +69,7 @@ def read(events, bounds, thread=TRAINING_THREAD):
     starts, ends = found.intervals.start_ns - EPOCH_NS, found.intervals.end_ns - EPOCH_NS
     columns = (found.kind, found.step, starts, ends, found.counts)
     rows = zip(found.name, *(column.tolist() for column in columns), strict=True)
-    return sorted(
-        [(found.names[name], Kind(kind), *numbers) for name, kind, *numbers in rows], key=lambda row: row[3]
-    )
+    return sorted([(found.names[name], Kind(kind), *numbers) for name, kind, *numbers in rows], key=lambda row: row[3])
 
 
 # -- names

@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+"""Set-up and everyday commands, with nothing but Python: ``python3 dev.py demo``, ``python3 dev.py test``.
+
+Each makes (or reuses) the virtual environment ``.venv`` beside this file and installs the tested versions of
+``constraints.txt`` into it, so that it works beside any other installation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+VENV = HERE / ".venv"
+EXTRAS = {"demo": "lightning,wandb", "test": "test", "check": "dev"}
+USAGE = "usage: python3 dev.py demo|test|check [arguments passed on to `overlap demo` or pytest]"
+
+
+def main() -> int:
+    """Set up, then run one command."""
+    if len(sys.argv) < 2 or sys.argv[1] not in EXTRAS:
+        print(USAGE, file=sys.stderr)
+        return 2
+    if not (3, 10) <= sys.version_info[:2] <= (3, 13):
+        print(f"Python 3.10 to 3.13 is needed, this is {sys.version.split()[0]}", file=sys.stderr)
+        return 2
+    command, arguments = sys.argv[1], sys.argv[2:]
+    bin_folder = set_up(EXTRAS[command])
+    if command == "demo":
+        return run(bin_folder / "overlap", "demo", *arguments)
+    if command == "test":
+        return run(bin_folder / "python", "-m", "pytest", *arguments)
+    return max(
+        run(bin_folder / "ruff", "check", "."),
+        run(bin_folder / "ruff", "format", "--check", "."),
+        run(bin_folder / "mypy"),
+    )
+
+
+def set_up(extras: str) -> Path:
+    """The virtual environment's folder of programs, with the project and ``extras`` installed."""
+    bin_folder = VENV / "bin"
+    if not (bin_folder / "python").exists():
+        print(f"making {VENV}", flush=True)
+        venv.create(VENV, with_pip=True)
+    # Installed before with the same requirements? Then there is nothing to do.
+    inputs = b"".join((HERE / name).read_bytes() for name in ("pyproject.toml", "constraints.txt"))
+    stamp = VENV / f"installed-{extras.replace(',', '-')}"
+    wanted = hashlib.sha256(inputs + str(HERE).encode()).hexdigest()
+    if not stamp.exists() or stamp.read_text() != wanted:
+        print(f"installing overlap-callbacks[{extras}] with the versions of constraints.txt", flush=True)
+        pip = (bin_folder / "python", "-m", "pip", "install", "--quiet", "-c", HERE / "constraints.txt")
+        # torch first: with it installed, no other package's requirement can pull a different build.
+        for what in (("torch",), ("-e", f"{HERE}[{extras}]")):
+            if code := run(*pip, *what):
+                sys.exit(code)
+        stamp.write_text(wanted)
+    return bin_folder
+
+
+def run(*command: object) -> int:
+    """Run a program in this folder's environment; its exit code."""
+    environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    return subprocess.run([str(part) for part in command], check=False, env=environment).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,495 @@
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+
+from overlap_callbacks.estimates import Estimate
+from overlap_callbacks.metrics import FIGURES, OverlapReport, Spread, report
+from overlap_callbacks.samples import CollectiveTime, KernelTime, ProfiledBlock, RankWindow, TimedBlock
+from overlap_callbacks.schedule import Mode
+
+OV, SEQ = Mode.OVERLAPPED, Mode.SEQUENTIAL
+
+
+def profiled(arm, block, **figures) -> ProfiledBlock:
+    nothing = dict.fromkeys(
+        (
+            "compute_ms",
+            "compute_busy_ms",
+            "comm_ms",
+            "comm_busy_ms",
+            "hidden_comm_ms",
+            "covered_compute_ms",
+            "copy_ms",
+        ),
+        0.0,
+    )
+    return ProfiledBlock(arm=arm, block=block, num_steps=1, **{**nothing, **figures})
+
+
+# Means of logarithms are geometric means: 80 x 125 = 100^2, 100 x 144 = 120^2, 60.5 x 72 = 66^2, 50 x 72 = 60^2,
+# 27 x 48 = 36^2, 25 x 36 = 30^2. The rest are plain means.
+TIMED = (
+    TimedBlock(OV, 0, (80.0, 80.0)),
+    TimedBlock(SEQ, 1, (100.0, 100.0)),
+    TimedBlock(SEQ, 2, (144.0, 144.0)),
+    TimedBlock(OV, 3, (125.0, 125.0)),
+)
+PROFILED = (
+    profiled(
+        OV, 0, compute_ms=60.5, compute_busy_ms=58, comm_ms=27, comm_busy_ms=26, hidden_comm_ms=20, covered_compute_ms=20
+    ),
+    profiled(
+        SEQ, 1, compute_ms=50, compute_busy_ms=49, comm_ms=25, comm_busy_ms=24, hidden_comm_ms=0.1, covered_compute_ms=0.4
+    ),
+    profiled(
+        SEQ, 2, compute_ms=72, compute_busy_ms=71, comm_ms=36, comm_busy_ms=30, hidden_comm_ms=0.3, covered_compute_ms=0.8
+    ),
+    profiled(
+        OV, 3, compute_ms=72, compute_busy_ms=66, comm_ms=48, comm_busy_ms=38, hidden_comm_ms=28, covered_compute_ms=33
+    ),
+)
+BY_HAND = {
+    "compute_slowdown": 66 / 60 - 1,  # eq. 1
+    "overlap_ratio": 26.5 / 66.25,  # eq. 2: (20 + 33) / 2 of (60.5 + 72) / 2
+    "e2e_overlapped_ms": 100,  # eq. 3
+    "e2e_ideal_ms": 100 - (66 - 60),  # eq. 4
+    "e2e_sequential_model_ms": 94 + 24,  # eq. 5
+    "e2e_sequential_ms": 120,
+    "speedup_vs_sequential": 120 / 100 - 1,
+    "gap_to_ideal": 100 / 94 - 1,
+    "sequential_model_error": 118 / 120 - 1,
+    "compute_ms": 66,
+    "compute_isolated_ms": 60,
+    "compute_busy_ms": (58 + 66) / 2,
+    "compute_busy_isolated_ms": (49 + 71) / 2,
+    "comm_ms": (26 + 38) / 2,
+    "comm_isolated_ms": (24 + 30) / 2,
+    "hidden_comm_ms": (20 + 28) / 2,
+    "exposed_comm_ms": 32 - 24,
+    "hidden_comm_fraction": 24 / 32,
+    "comm_slowdown": 36 / 30 - 1,
+    "comm_ratio": 32 / 100,
+    "residual_overlap": 0.6 / 61,
+}
+
+
+def rank_window(rank=0, **changes) -> RankWindow:
+    fields = {
+        "rank": rank,
+        "window": 2,
+        "first_step": 1020,
+        "num_steps": 65,
+        "complete": True,
+        "backend": "nccl",
+        "device": "NVIDIA H200",
+        "wall_ms": 7500.0,
+        "timed": TIMED,
+        "profiled": PROFILED,
+    }
+    return RankWindow(**{**fields, **changes})
+
+
+def report_of(*windows, world_size=None, every_n_steps=500, **options) -> OverlapReport:
+    world_size = len(windows) if world_size is None else world_size
+    return report(windows, world_size=world_size, every_n_steps=every_n_steps, **options)
+
+
+def values(found: OverlapReport) -> dict[str, float]:
+    return {name: figure.value for name, figure in found.figures().items()}
+
+
+def full_window(rank=0, **changes) -> RankWindow:
+    """Four blocks of each mode in both parts, so that every figure has an interval."""
+    timed = [msgspec.structs.replace(b, block=b.block + shift) for shift in (0, 4) for b in TIMED]
+    prof = [msgspec.structs.replace(b, block=b.block + shift) for shift in (0, 4) for b in PROFILED]
+    return rank_window(rank, **{"timed": tuple(timed), "profiled": tuple(prof), **changes})
+
+
+def leaky_window(residual, **changes) -> RankWindow:
+    """Sequential steps with that share of their compute beside communication."""
+    prof = tuple(
+        block if block.arm is OV else msgspec.structs.replace(block, covered_compute_ms=residual * block.compute_ms)
+        for block in full_window().profiled
+    )
+    return full_window(**{"profiled": prof, **changes})
+
+
+# -- the equations
+
+
+def test_every_figure_by_hand():
+    assert values(report_of(rank_window())) == pytest.approx(BY_HAND)
+
+
+def test_the_figures_stand_in_their_order_and_none_is_missing():
+    assert list(report_of(rank_window()).figures()) == [figure.name for figure in FIGURES] == list(BY_HAND)
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
+def test_every_figure_is_a_field_of_the_report_and_says_what_it_is(figure):
+    assert figure.name in OverlapReport.__struct_fields__
+    assert figure.key == f"overlap/{figure.name}"
+    assert figure.unit == ("ms" if figure.name.endswith("_ms") else "fraction")
+    assert figure.meaning
+
+
+def test_every_estimate_of_the_report_is_a_figure():
+    fields = msgspec.structs.fields(OverlapReport)
+    assert {field.name for field in fields if "Estimate" in str(field.type)} == {figure.name for figure in FIGURES}
+
+
+def test_two_blocks_of_a_mode_are_too_few_for_an_interval_and_four_are_enough():
+    for figure in report_of(rank_window()).figures().values():
+        assert (figure.ci_low, figure.ci_high) == (None, None)
+    for figure in report_of(full_window()).figures().values():
+        assert figure.ci_low <= figure.value <= figure.ci_high
+
+
+def test_figures_say_on_how_many_steps_and_blocks_they_rest():
+    found = report_of(full_window())
+    step, slowdown, gap = found.e2e_overlapped_ms, found.compute_slowdown, found.gap_to_ideal
+    assert (step.num_steps, step.num_blocks) == (8, 4)
+    assert (slowdown.num_steps, slowdown.num_blocks) == (4 + 4, 4 + 4)
+    assert (gap.num_steps, gap.num_blocks) == (8 + 4 + 4, 4 + 4 + 4)
+
+
+def test_the_interval_of_the_speedup_by_hand():
+    # Block means of ln t: overlapped ln 80 and ln 125, twice each, so of variance v = 4/3 (ln(125/80)/2)^2; sequential
+    # ln 100 and ln 144 alike.
+    spread_ov, spread_seq = math.log(125 / 80) / 2, math.log(144 / 100) / 2
+    parts = [4 / 3 * spread**2 / 4 for spread in (spread_ov, spread_seq)]
+    assert sum(parts) ** 2 / (sum(part**2 for part in parts) / 3) == pytest.approx(5.7707, abs=1e-4)
+    half = 2.4706 * math.sqrt(sum(parts))  # the 97.5 % quantile of t with those degrees of freedom
+    speedup = report_of(full_window()).speedup_vs_sequential
+    assert speedup.ci_low == pytest.approx(math.exp(math.log(1.2) - half) - 1, abs=1e-4)
+    assert speedup.ci_high == pytest.approx(math.exp(math.log(1.2) + half) - 1, abs=1e-4)
+
+
+# -- what was not measured is absent
+
+
+def test_without_a_profile_there_are_step_times_and_nothing_of_kernels():
+    found = report_of(rank_window(profiled=()))
+    assert set(found.figures()) == {"e2e_overlapped_ms", "e2e_sequential_ms", "speedup_vs_sequential"}
+    assert found.valid
+
+
+def test_without_step_times_there_are_kernels_and_nothing_of_step_times():
+    found = values(report_of(rank_window(timed=())))
+    assert found["compute_slowdown"] == pytest.approx(0.1)
+    assert not [name for name in found if name.startswith("e2e_")]
+    assert not {"speedup_vs_sequential", "gap_to_ideal", "sequential_model_error", "comm_ratio"} & set(found)
+
+
+def test_an_empty_window_has_no_figures_and_no_overhead():
+    found = report_of(rank_window(timed=(), profiled=(), wall_ms=0.0, num_steps=0, complete=False))
+    assert found.figures() == {}
+    assert found.measurement_overhead is None
+    assert (found.complete, found.valid) == (False, True)
+    assert set(found.metrics()) == {"overlap/ranks_heard", "overlap/valid", "overlap/control"}
+
+
+def test_one_mode_alone_gives_no_comparison():
+    only = tuple(block for block in TIMED if block.arm is OV)
+    found = report_of(rank_window(timed=only, profiled=()))
+    assert values(found) == pytest.approx({"e2e_overlapped_ms": 100})
+
+
+def test_a_single_step_gives_a_value_without_an_interval():
+    found = report_of(rank_window(timed=(TimedBlock(OV, 0, (90.0,)),), profiled=()))
+    assert set(found.figures()) == {"e2e_overlapped_ms"}
+    step = found.e2e_overlapped_ms
+    assert step.value == pytest.approx(90)
+    assert (step.ci_low, step.ci_high, step.num_steps, step.num_blocks) == (None, None, 1, 1)
+
+
+def test_a_single_block_of_each_mode_gives_every_figure_without_an_interval():
+    found = report_of(rank_window(timed=TIMED[:2], profiled=PROFILED[:2]))
+    assert set(found.figures()) == set(BY_HAND)
+    assert found.speedup_vs_sequential.value == pytest.approx(100 / 80 - 1)
+    assert found.compute_slowdown.value == pytest.approx(60.5 / 50 - 1)
+    assert found.e2e_ideal_ms.value == pytest.approx(80 - 10.5)
+    assert all(figure.ci_low is None for figure in found.figures().values())
+
+
+@pytest.mark.parametrize("step_ms", [(), (0.0, 90.0)])
+def test_blocks_without_usable_steps_are_left_out(step_ms):
+    found = report_of(rank_window(timed=(*TIMED, TimedBlock(OV, 4, step_ms)), profiled=()))
+    assert found.e2e_overlapped_ms.value == pytest.approx(100)
+    assert found.e2e_overlapped_ms.num_blocks == 2
+
+
+def without_communication(block: ProfiledBlock) -> ProfiledBlock:
+    return profiled(block.arm, block.block, compute_ms=block.compute_ms, compute_busy_ms=block.compute_busy_ms)
+
+
+def test_without_communication_its_times_are_zero_and_its_ratios_absent():
+    window = full_window(profiled=tuple(map(without_communication, full_window().profiled)))
+    found = values(report_of(window))
+    zero = {"comm_ms", "comm_isolated_ms", "hidden_comm_ms", "exposed_comm_ms", "comm_ratio", "overlap_ratio"}
+    assert {name: found[name] for name in zero} == dict.fromkeys(zero, 0.0)
+    assert found["residual_overlap"] == 0.0
+    assert not {"hidden_comm_fraction", "comm_slowdown"} & set(found)
+    assert found["e2e_sequential_model_ms"] == found["e2e_ideal_ms"] == pytest.approx(94)
+
+
+def test_without_communication_the_compute_figures_keep_their_intervals():
+    window = full_window(profiled=tuple(map(without_communication, full_window().profiled)))
+    bare, whole = report_of(window), report_of(full_window())
+    for name in ("compute_slowdown", "compute_ms", "e2e_ideal_ms", "gap_to_ideal"):
+        expected, found = getattr(whole, name), getattr(bare, name)
+        assert found.ci_low is not None, name
+        assert (found.ci_low, found.ci_high) == pytest.approx((expected.ci_low, expected.ci_high)), name
+
+
+def test_without_compute_the_figures_of_compute_are_absent():
+    bare = tuple(
+        profiled(b.arm, b.block, comm_ms=b.comm_ms, comm_busy_ms=b.comm_busy_ms) for b in full_window().profiled
+    )
+    found = values(report_of(full_window(profiled=bare)))
+    absent = {
+        "compute_slowdown",
+        "overlap_ratio",
+        "e2e_ideal_ms",
+        "e2e_sequential_model_ms",
+        "gap_to_ideal",
+        "sequential_model_error",
+        "compute_ms",
+        "compute_isolated_ms",
+        "residual_overlap",
+    }
+    assert set(BY_HAND) - set(found) == absent
+    assert found["comm_slowdown"] == pytest.approx(0.2)
+    assert found["hidden_comm_fraction"] == 0.0
+
+
+def test_an_ideal_step_time_below_zero_has_no_gap():
+    # Sums over streams can exceed the step: 100 - (300 - 60) is no step time to compare with.
+    many_streams = tuple(
+        msgspec.structs.replace(b, compute_ms=300.0 if b.arm is OV else 60.0) for b in full_window().profiled
+    )
+    found = values(report_of(full_window(profiled=many_streams)))
+    assert found["e2e_ideal_ms"] == pytest.approx(-140)
+    assert not {"gap_to_ideal", "sequential_model_error"} & set(found)
+
+
+# -- ranks
+
+
+def test_a_block_is_averaged_over_the_ranks_before_anything_else():
+    # Rank 1 is 0.81 times as fast throughout: the geometric mean over the two ranks is 0.9 times.
+    faster = tuple(TimedBlock(b.arm, b.block, tuple(0.81 * t for t in b.step_ms)) for b in TIMED)
+    found = report_of(rank_window(0), rank_window(1, timed=faster))
+    assert found.e2e_overlapped_ms.value == pytest.approx(90)
+    assert found.speedup_vs_sequential.value == pytest.approx(0.2)
+    # Ranks step together: they are no further evidence.
+    assert (found.e2e_overlapped_ms.num_steps, found.e2e_overlapped_ms.num_blocks) == (4, 2)
+
+
+def test_a_block_that_one_rank_lacks_is_that_of_the_others():
+    found = report_of(rank_window(0, timed=TIMED[:3], profiled=PROFILED[:3]), rank_window(1))
+    assert values(found) == pytest.approx(BY_HAND)
+
+
+def test_a_rank_without_a_profile_leaves_the_kernels_to_the_others():
+    found = report_of(rank_window(0, profiled=()), rank_window(1))
+    assert values(found) == pytest.approx(BY_HAND)
+
+
+def test_spread_over_ranks_by_hand():
+    slow = tuple(TimedBlock(b.arm, b.block, tuple(1.1 * t for t in b.step_ms)) for b in TIMED)
+    hot = tuple(msgspec.structs.replace(b, compute_ms=b.compute_ms * (1.2 if b.arm is OV else 1)) for b in PROFILED)
+    found = report_of(rank_window(3), rank_window(1, timed=slow), rank_window(2, profiled=hot))
+    assert set(found.spread) == {"compute_slowdown", "e2e_overlapped_ms", "e2e_sequential_ms", "exposed_comm_ms"}
+    step = found.spread["e2e_overlapped_ms"]
+    assert (step.low, step.high) == pytest.approx((100, 110))
+    assert step.high_rank == 1
+    assert step.low_rank in (2, 3)
+    assert step.std == pytest.approx(math.sqrt(((20 / 3) ** 2 + 2 * (10 / 3) ** 2) / 2))  # about the mean, 103.33
+    slowdown = found.spread["compute_slowdown"]
+    assert (slowdown.low, slowdown.high, slowdown.high_rank) == (pytest.approx(0.1), pytest.approx(0.32), 2)
+    exposed = found.spread["exposed_comm_ms"]
+    assert (exposed.low, exposed.high, exposed.std) == pytest.approx((8, 8, 0))
+
+
+def test_one_rank_has_no_spread_nor_has_a_figure_of_one_rank():
+    assert report_of(rank_window()).spread == {}
+    found = report_of(rank_window(0), rank_window(1, profiled=()))
+    assert set(found.spread) == {"e2e_overlapped_ms", "e2e_sequential_ms"}
+
+
+def test_a_missing_rank_is_named_in_numbers_and_the_rest_are_reported():
+    found = report_of(rank_window(3), rank_window(0), rank_window(1), world_size=4)
+    assert found.ranks == (0, 1, 3)
+    assert found.world_size == 4
+    assert found.problems == ("1 of 4 ranks were not heard",)
+    assert found.metrics()["overlap/ranks_heard"] == 3
+    assert [sample.rank for sample in found.samples] == [0, 1, 3]
+    assert values(found) == pytest.approx(BY_HAND)
+
+
+def test_what_describes_the_window_is_of_the_lowest_rank_and_the_worst_of_all():
+    lowest = rank_window(1, num_steps=60, wall_ms=8000.0, device="A", backend="ucc")
+    other = rank_window(2, num_steps=65, wall_ms=7000.0, device="B", backend="nccl", complete=False)
+    found = report_of(other, lowest)
+    assert (found.window, found.first_step) == (2, 1020)
+    assert (found.backend, found.device) == ("ucc", "A")
+    assert (found.num_steps, found.wall_ms, found.complete) == (65, 8000.0, False)
+
+
+def test_problems_name_their_rank_where_there_are_several_and_are_told_once():
+    assert report_of(rank_window(problems=("hot", "hot")), problems=["late"]).problems == ("late", "hot")
+    found = report_of(rank_window(0, problems=("hot",)), rank_window(1, problems=("hot",)))
+    assert found.problems == ("rank 0: hot", "rank 1: hot")
+
+
+# -- validity
+
+
+@pytest.mark.parametrize(
+    ("backend", "residual", "valid"),
+    [("nccl", 0.019, True), ("nccl", 0.021, False), ("gloo", 0.021, True), ("gloo", 0.049, True), ("gloo", 0.051, False)],
+)
+def test_a_window_whose_sequential_steps_overlapped_is_invalid(backend, residual, valid):
+    found = report_of(leaky_window(residual, backend=backend))
+    assert found.residual_overlap.value == pytest.approx(residual)
+    assert found.valid is valid
+    if valid:
+        assert found.problems == ()
+    else:
+        limit = 0.05 if backend == "gloo" else 0.02
+        assert f"residual overlap {residual} in sequential steps is above {limit}" in found.problems[0]
+
+
+def test_gloo_beside_nccl_does_not_widen_the_limit_of_a_gpu():
+    # torch.distributed.get_backend() of a job that was given a backend for each kind of device.
+    assert not report_of(leaky_window(0.03, backend="cpu:gloo,cuda:nccl", device="NVIDIA H200")).valid
+
+
+def test_a_control_window_is_meant_to_overlap():
+    found = report_of(leaky_window(0.5), control=True)
+    assert found.valid
+    assert found.problems == ()
+    assert found.metrics()["overlap/control"] == 1.0
+
+
+COMPARING = {
+    "compute_slowdown",
+    "e2e_ideal_ms",
+    "e2e_sequential_model_ms",
+    "e2e_sequential_ms",
+    "speedup_vs_sequential",
+    "gap_to_ideal",
+    "sequential_model_error",
+    "compute_isolated_ms",
+    "compute_busy_isolated_ms",
+    "comm_isolated_ms",
+    "comm_slowdown",
+}
+
+
+def test_an_invalid_window_logs_nothing_that_rests_on_its_sequential_steps():
+    found = report_of(leaky_window(0.5), leaky_window(0.5, rank=1))
+    logged = {key.removeprefix("overlap/") for key in found.metrics()}
+    assert not [key for key in logged if key.startswith(tuple(COMPARING))]
+    for name in set(BY_HAND) - COMPARING:
+        assert {name, f"{name}_ci_low", f"{name}_ci_high"} <= logged
+    assert {"e2e_overlapped_ms_rank_low", "exposed_comm_ms_rank_high"} <= logged
+    assert found.metrics()["overlap/valid"] == 0.0
+    assert COMPARING <= set(found.figures())  # the record keeps them
+
+
+# -- metrics
+
+
+def test_metrics_of_a_valid_window_hold_each_figure_with_its_interval_and_spread():
+    found = report_of(full_window(0), full_window(1))
+    expected = {"ranks_heard", "valid", "control", "measurement_overhead"}
+    expected |= {name + suffix for name in BY_HAND for suffix in ("", "_ci_low", "_ci_high")}
+    expected |= {name + suffix for name in found.spread for suffix in ("_rank_low", "_rank_high")}
+    flat = found.metrics()
+    assert set(flat) == {f"overlap/{name}" for name in expected}
+    assert all(math.isfinite(value) for value in flat.values())
+    assert flat["overlap/speedup_vs_sequential"] == pytest.approx(0.2)
+    assert flat["overlap/speedup_vs_sequential_ci_low"] == found.speedup_vs_sequential.ci_low
+    assert (flat["overlap/valid"], flat["overlap/control"], flat["overlap/ranks_heard"]) == (1, 0, 2)
+
+
+@pytest.mark.parametrize(
+    "window",
+    [
+        full_window(profiled=tuple(map(without_communication, full_window().profiled))),
+        rank_window(profiled=()),
+        rank_window(timed=()),
+        rank_window(timed=TIMED[:1], profiled=PROFILED[:1]),
+        leaky_window(0.5),
+    ],
+    ids=["no communication", "no profile", "no step times", "one block", "invalid"],
+)
+def test_metrics_are_finite_whatever_is_missing(window):
+    flat = report_of(window).metrics()
+    assert flat
+    assert all(math.isfinite(value) for value in flat.values())
+
+
+def test_collectives_are_logged_by_operator_over_all_groups():
+    rows = (
+        CollectiveTime("allreduce_", "dp (1)", 8, "nccl", messages=3, bytes_in=300, bytes_out=300, isolated_ms=1.0),
+        CollectiveTime("allreduce_", "tp (2)", 2, "nccl", messages=2, bytes_in=50, bytes_out=50, isolated_ms=None),
+        CollectiveTime("_allgather_base_", "dp (1)", 8, "nccl", messages=1, bytes_in=10, bytes_out=80, isolated_ms=0.5),
+    )
+    flat = report_of(rank_window(0, collectives=rows), rank_window(1)).metrics()
+    assert {key: value for key, value in flat.items() if key.startswith("comm/")} == {
+        "comm/allreduce_bytes": 350,
+        "comm/allreduce_messages": 5,
+        "comm/allgather_base_bytes": 10,
+        "comm/allgather_base_messages": 1,
+    }
+
+
+# -- overhead and kernels
+
+
+def test_the_overhead_is_the_extra_time_of_the_window_over_the_time_to_the_next():
+    # 65 steps of 100 ms would take 6500 ms; 1000 ms more, over 500 steps of 100 ms.
+    assert report_of(rank_window()).measurement_overhead == pytest.approx(1000 / 50_000)
+    # The job waits for its slowest rank.
+    slowest = report_of(rank_window(0), rank_window(1, wall_ms=9000.0))
+    assert slowest.measurement_overhead == pytest.approx(2500 / 50_000)
+    assert report_of(rank_window(wall_ms=6000.0)).measurement_overhead == 0.0
+
+
+def test_kernels_are_means_over_the_ranks_those_that_lose_most_first():
+    gemm = KernelTime("gemm", False, overlapped_calls=4, sequential_calls=4, overlapped_ms=30, sequential_ms=28)
+    slower = KernelTime("gemm", False, overlapped_calls=4, sequential_calls=4, overlapped_ms=36, sequential_ms=28)
+    norm = KernelTime("norm", False, overlapped_calls=2, sequential_calls=2, overlapped_ms=9, sequential_ms=3)
+    found = report_of(
+        rank_window(0, kernels=(gemm,)), rank_window(1, kernels=(slower, norm)), rank_window(2)
+    ).kernels  # rank 2 has no profile, and does not count; on rank 0 the norm took no time
+    assert found == (
+        KernelTime("gemm", False, overlapped_calls=4, sequential_calls=4, overlapped_ms=33, sequential_ms=28),
+        KernelTime("norm", False, overlapped_calls=1, sequential_calls=1, overlapped_ms=4.5, sequential_ms=1.5),
+    )
+    assert [kernel.lost_ms for kernel in found] == [5, 3]
+
+
+# -- on the wire
+
+
+def test_a_report_survives_json():
+    rows = (CollectiveTime("allreduce_", "dp (1)", 8, "nccl", 3, 300, 300, None),)
+    kernel = KernelTime("gemm", False, 4, 4, 30, 28)
+    found = report_of(
+        full_window(0, collectives=rows, kernels=(kernel,), problems=("hot",)), full_window(1), world_size=3
+    )
+    assert isinstance(found.spread["compute_slowdown"], Spread)
+    assert isinstance(found.compute_slowdown, Estimate)
+    assert msgspec.json.decode(msgspec.json.encode(found), type=OverlapReport) == found
+
+
+def test_a_rank_s_window_survives_json():
+    window = full_window()
+    assert msgspec.json.decode(msgspec.json.encode(window), type=RankWindow) == window

@@ -1,0 +1,464 @@
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overlap_callbacks.collectives import Collective, Group
+from overlap_callbacks.order import Conflict, IssueOrder, Item, find_conflict
+
+WORLD = (0, 1)
+GROUPS = {"a": WORLD, "b": WORLD, "c": WORLD, "p2p": WORLD}
+
+
+def collective(group, operator="allreduce_", *, coalesced=False) -> Item:
+    return Item(operator, group, coalesced)
+
+
+def send(source, target, tag=0, *, coalesced=False) -> Item:
+    return Item("send", "p2p", coalesced, source, target, tag)
+
+
+def receive(source, target, tag=0, *, coalesced=False) -> Item:
+    return Item("recv_", "p2p", coalesced, source, target, tag)
+
+
+A, B, C = collective("a"), collective("b", "reduce_scatter_"), collective("c", "alltoall_base_")
+
+
+def order(*items, groups=GROUPS) -> IssueOrder:
+    used = {item.group: groups[item.group] for item in items}
+    return IssueOrder(items=items, groups=used)
+
+
+def conflict_of(*sequences, groups=GROUPS) -> Conflict | None:
+    """Of rank 0, rank 1, and so on, each a list of items."""
+    return find_conflict({rank: order(*items, groups=groups) for rank, items in enumerate(sequences)})
+
+
+# -- collectives
+
+
+def test_two_groups_in_opposite_order_conflict_and_the_message_names_ranks_and_collectives():
+    found = conflict_of([A, B], [B, A])
+    first, second = "allreduce_ (number 0 of group 'a', ranks [0, 1])", "reduce_scatter_ (number 0 of group 'b', ranks [0, 1])"
+    assert sorted(str(found).split("; ")) == [
+        f"rank 0 issues {first} before {second}",
+        f"rank 1 issues {second} before {first}",
+    ]
+
+
+@pytest.mark.parametrize("items", [[A, B], [A, B, A, B, C], [A, A, A], []])
+def test_ranks_of_the_same_order_do_not_conflict(items):
+    assert conflict_of(items, items) is None
+
+
+def test_ranks_that_share_one_sequence_do_not_conflict():
+    shared = order(A, B, A, C)
+    assert find_conflict(dict.fromkeys(range(64), shared)) is None
+
+
+def test_ranks_that_share_a_sequence_are_represented_by_the_lowest_in_a_conflict():
+    ab, ba = order(A, B), order(B, A)
+    assert {step.rank for step in find_conflict({5: ab, 3: ab, 7: ba, 9: ba}).steps} == {3, 7}
+
+
+def test_one_rank_alone_and_no_rank_do_not_conflict():
+    assert find_conflict({0: order(A, B, A)}) is None
+    assert find_conflict({}) is None
+
+
+def test_a_ring_of_three_ranks_conflicts_though_no_two_of_them_do():
+    groups = {"x": (0, 1), "y": (1, 2), "z": (0, 2)}
+    x, y, z = collective("x"), collective("y"), collective("z")
+    sequences = [x, z], [y, x], [z, y]
+    found = conflict_of(*sequences, groups=groups)
+    assert sorted(step.rank for step in found.steps) == [0, 1, 2]
+    for step, after in zip(found.steps, [*found.steps[1:], found.steps[0]], strict=True):
+        assert step.second == after.first
+    for without in range(3):
+        rest = {rank: order(*s, groups=groups) for rank, s in enumerate(sequences) if rank != without}
+        assert find_conflict(rest) is None
+    assert conflict_of([x, z], [x, y], [y, z], groups=groups) is None
+
+
+def test_the_number_of_a_collective_within_its_group_tells_it_from_the_others():
+    assert conflict_of([A, B, A], [A, B, A]) is None
+    found = conflict_of([A, B, A], [A, A, B])
+    assert "number 1 of group 'a'" in str(found)
+    assert "number 0 of group 'b'" in str(found)
+    assert "number 0 of group 'a'" not in str(found)
+
+
+def test_a_longer_way_round_is_told_as_one_leg_for_each_rank():
+    found = conflict_of([A, C, B], [B, A])
+    assert sorted((step.rank, step.first[:9], step.second[:9]) for step in found.steps) == [
+        (0, "allreduce", "reduce_sc"),
+        (1, "reduce_sc", "allreduce"),
+    ]
+
+
+def test_groups_of_one_name_but_other_ranks_are_other_groups():
+    # Every tensor parallel group of a job may be called "tp"; its ranks tell it apart.
+    tp, dp = collective("tp"), collective("dp")
+
+    def sequence(tp_ranks, items):
+        return order(*items, groups={"tp": tp_ranks, "dp": (0, 1, 2, 3)})
+
+    def job(tp_of_2_and_3):
+        return {
+            0: sequence((0, 1), [tp, dp]),
+            1: sequence((0, 1), [tp, dp]),
+            2: sequence(tp_of_2_and_3, [dp, tp]),
+            3: sequence(tp_of_2_and_3, [dp, tp]),
+        }
+
+    assert find_conflict(job((2, 3))) is None
+    assert find_conflict(job((0, 1))) is not None
+
+
+def test_the_ranks_of_a_large_group_are_abbreviated():
+    groups = {"a": tuple(range(64)), "b": tuple(range(8))}
+    found = str(conflict_of([A, B], [B, A], groups=groups))
+    assert "ranks [0, ..., 63]" in found
+    assert "ranks [0, 1, 2, 3, 4, 5, 6, 7]" in found
+
+
+# -- coalesced members
+
+A_COALESCED, B_COALESCED = collective("a", coalesced=True), collective("b", coalesced=True)
+
+
+def test_nothing_waits_for_a_member_of_a_coalescing_block():
+    assert conflict_of([A_COALESCED, B], [B, A]) is None
+    assert conflict_of([A_COALESCED, B_COALESCED], [B_COALESCED, A_COALESCED]) is None
+
+
+def test_a_coalesced_member_waits_for_what_precedes_it():
+    assert conflict_of([A, B_COALESCED], [B, A]) is not None
+
+
+def test_a_coalesced_member_does_not_hide_what_precedes_it_from_what_follows():
+    assert conflict_of([A, C, B], [B, A]) is not None
+    assert conflict_of([A, collective("c", coalesced=True), B], [B, A]) is not None
+
+
+# -- sends and receives
+
+
+def test_an_exchange_in_which_one_sends_first_does_not_conflict():
+    assert conflict_of([send(0, 1), receive(1, 0)], [receive(0, 1), send(1, 0)]) is None
+
+
+def test_an_exchange_in_which_both_send_first_does_not_conflict():
+    # Nothing waits for a send.
+    assert conflict_of([send(0, 1), receive(1, 0)], [send(1, 0), receive(0, 1)]) is None
+
+
+def test_an_exchange_in_which_both_receive_first_conflicts():
+    assert conflict_of([receive(1, 0), send(0, 1)], [receive(0, 1), send(1, 0)]) is not None
+
+
+def test_a_batch_in_which_both_receive_first_does_not_conflict():
+    # As of batch_isend_irecv: the members of a coalescing block start together.
+    first = [receive(1, 0, coalesced=True), send(0, 1, coalesced=True)]
+    second = [receive(0, 1, coalesced=True), send(1, 0, coalesced=True)]
+    assert conflict_of(first, second) is None
+
+
+def test_a_ring_of_batches_as_of_an_interleaved_pipeline_does_not_conflict():
+    # Megatron batches, in this order: send to the previous, receive from it, send to the next, receive from it.
+    size = 4
+
+    def batch(rank):
+        before, after = (rank - 1) % size, (rank + 1) % size
+        return [
+            send(rank, before, coalesced=True),
+            receive(before, rank, coalesced=True),
+            send(rank, after, coalesced=True),
+            receive(after, rank, coalesced=True),
+        ]
+
+    groups = {"p2p": tuple(range(size))}
+    assert conflict_of(*[batch(rank) for rank in range(size)], groups=groups) is None
+
+
+def test_a_collective_after_a_batch_waits_for_its_receives():
+    # Rank 0 sends only after the collective for which rank 1 waits.
+    batch = [receive(0, 1, coalesced=True), send(1, 0, coalesced=True)]
+    assert conflict_of([A, send(0, 1), receive(1, 0)], [*batch, A]) is not None
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 5])
+def test_a_1f1b_pipeline_of_three_ranks_with_a_collective_at_its_end_does_not_conflict(micro_batches):
+    size = 3
+    groups = {"p2p": (0, 1, 2), "a": (0, 1, 2)}
+
+    def rank_items(rank):
+        def forward():
+            return [receive(rank - 1, rank)] * (rank > 0) + [send(rank, rank + 1)] * (rank < size - 1)
+
+        def backward():
+            return [receive(rank + 1, rank)] * (rank < size - 1) + [send(rank, rank - 1)] * (rank > 0)
+
+        warm_up = min(size - 1 - rank, micro_batches)
+        items = [item for _ in range(warm_up) for item in forward()]
+        for _ in range(micro_batches - warm_up):
+            items += forward() + backward()
+        return [*items, *(item for _ in range(warm_up) for item in backward()), A]
+
+    sequences = [rank_items(rank) for rank in range(size)]
+    assert Counter(i for items in sequences for i in items)[send(0, 1)] == micro_batches
+    assert conflict_of(*sequences, groups=groups) is None
+
+
+def test_a_send_waits_for_the_collective_before_it_and_a_receive_holds_up_the_one_after_it():
+    assert conflict_of([A, send(0, 1)], [receive(0, 1), A]) is not None
+    assert conflict_of([send(0, 1), A], [receive(0, 1), A]) is None
+    assert conflict_of([send(0, 1), A], [A, receive(0, 1)]) is None
+    assert conflict_of([A, send(0, 1)], [A, receive(0, 1)]) is None
+
+
+def test_what_a_message_says_of_a_rank_is_what_that_rank_issues():
+    text = str(conflict_of([A, send(0, 1)], [receive(0, 1), A]))
+    assert "rank 0 issues allreduce_ (number 0 of group 'a', ranks [0, 1]) before send 0 to rank 1" in text
+    assert "rank 1 issues receive 0 from rank 0 on group 'p2p' before allreduce_" in text
+    assert "rank 1 issues send" not in text
+
+
+def test_the_first_receive_takes_the_first_message_of_its_channel():
+    # The second message follows the collective, and only what needs it may not come before.
+    sender = [send(0, 1), A, send(0, 1)]
+    assert conflict_of(sender, [receive(0, 1), A, receive(0, 1)]) is None
+    assert conflict_of(sender, [receive(0, 1), receive(0, 1), A]) is not None
+
+
+def test_tags_and_peers_make_channels_of_their_own():
+    sender = [send(0, 1, tag=1), A, send(0, 1, tag=2)]
+    assert conflict_of(sender, [receive(0, 1, tag=1), A, receive(0, 1, tag=2)]) is None
+    assert conflict_of(sender, [receive(0, 1, tag=2), A, receive(0, 1, tag=1)]) is not None
+
+
+def test_a_receive_from_anyone_matches_no_send():
+    anyone = Item("recv_any_source_", "p2p", False, -1, 1)
+    assert conflict_of([A, send(0, 1)], [anyone, A]) is None
+
+
+# -- any job
+
+
+@st.composite
+def global_orders(draw):
+    """Ranks, groups, and events in one order that every rank could follow."""
+    size = draw(st.integers(2, 5))
+    members = st.sets(st.integers(0, size - 1), min_size=2).map(lambda ranks: tuple(sorted(ranks)))
+    groups = {f"g{i}": ranks for i, ranks in enumerate(draw(st.lists(members, min_size=1, max_size=4)))}
+    groups["p2p"] = tuple(range(size))
+    events = []
+    for _ in range(draw(st.integers(0, 12))):
+        if draw(st.booleans()):
+            source, target = draw(st.permutations(range(size)))[:2]
+            events.append((send(source, target), receive(source, target)))
+        else:
+            name = draw(st.sampled_from([name for name in groups if name != "p2p"]))
+            events.append((collective(name, coalesced=draw(st.booleans()) and draw(st.booleans())),))
+    return size, groups, events
+
+
+def items_of(rank, events, groups):
+    for event in events:
+        if len(event) == 1:
+            if rank in groups[event[0].group]:
+                yield event[0]
+        elif rank == event[0].source:
+            yield event[0]
+        elif rank == event[0].target:
+            yield event[1]
+
+
+@given(global_orders())
+def test_ranks_that_follow_one_global_order_each_leaving_out_what_is_not_theirs_never_conflict(job):
+    size, groups, events = job
+    sequences = [list(items_of(rank, events, groups)) for rank in range(size)]
+    assert conflict_of(*sequences, groups=groups) is None
+
+
+def hangs(sequences, groups) -> bool:
+    """Run the ranks as serialised: each waits in a collective for all members and in a receive for its message."""
+    position = [0] * len(sequences)
+    sent: Counter = Counter()
+    received: Counter = Counter()
+    while any(at < len(items) for at, items in zip(position, sequences, strict=True)):
+        heads = [items[at] if at < len(items) else None for at, items in zip(position, sequences, strict=True)]
+        progress = False
+        for rank, item in enumerate(heads):
+            if item is None:
+                continue
+            channel = (item.source, item.target)
+            if item.operator == "send":
+                sent[channel] += 1
+                ready = [rank]
+            elif item.operator == "recv_":
+                ready = [rank] if received[channel] < sent[channel] else []
+                received[channel] += len(ready)
+            else:
+                members = groups[item.group]
+                together = rank == members[0] and all(heads[member] == item for member in members)
+                ready = members if together else []
+            for member in ready:
+                position[member] += 1
+                progress = True
+        if not progress:
+            return True
+    return False
+
+
+@settings(max_examples=300)
+@given(global_orders(), st.data())
+def test_ranks_that_go_their_own_ways_conflict_exactly_where_running_them_one_by_one_hangs(job, data):
+    size, groups, events = job
+    events = [(collective(event[0].group),) if len(event) == 1 else event for event in events]  # none is coalesced
+    sequences = [data.draw(st.permutations(list(items_of(rank, events, groups)))) for rank in range(size)]
+    assert (conflict_of(*sequences, groups=groups) is not None) == hangs(sequences, groups)
+
+
+@given(global_orders(), st.data())
+def test_each_leg_of_a_conflict_is_an_order_that_its_rank_has_and_ends_where_the_next_begins(job, data):
+    size, groups, events = job
+    events = [event for event in events if len(event) == 1 and not event[0].coalesced]
+    sequences = [data.draw(st.permutations(list(items_of(rank, events, groups)))) for rank in range(size)]
+    found = conflict_of(*sequences, groups=groups)
+    if found is None:
+        return
+    issued = []
+    for items in sequences:
+        counts: Counter = Counter()
+        names = []
+        for item in items:
+            names.append(f"(number {counts[item.group]} of group {item.group!r}")
+            counts[item.group] += 1
+        issued.append(names)
+    for step, after in zip(found.steps, [*found.steps[1:], found.steps[0]], strict=True):
+        first, second = (text.split(" ", 1)[1].split(", ranks")[0] for text in (step.first, step.second))
+        assert issued[step.rank].index(first) < issued[step.rank].index(second)
+        assert step.second == after.first
+        assert step.rank != after.rank
+
+
+# -- the sequence of one rank
+
+
+def seen(operator, group, **changes) -> Collective:
+    fields = {
+        "bytes_in": 4,
+        "bytes_out": 4,
+        "dtype": None,
+        "thread": 1,
+        "own_thread": True,
+        "coalesced": False,
+        "peer": -1,
+        "tag": 0,
+        "issued_ns": 0,
+    }
+    return Collective(operator=operator, group=group, **{**fields, **changes})
+
+
+WORLD_GROUP = Group("0", "default_pg", (0, 1, 2, 3), "nccl")
+PIPELINE = Group("7", "pp", (5, 2), "nccl")
+
+
+def test_a_sequence_holds_global_ranks_of_its_messages_from_either_side():
+    found = IssueOrder.of(
+        [
+            seen("allreduce_", WORLD_GROUP, coalesced=True),
+            seen("send", PIPELINE, peer=0, tag=3),
+            seen("recv_", PIPELINE, peer=0, tag=4),
+            seen("recv_any_source_", PIPELINE),
+        ],
+        rank=2,
+        incomplete=True,
+    )
+    assert found.items == (
+        Item("allreduce_", "0", True, -1, -1, 0),
+        Item("send", "7", False, 2, 5, 3),
+        Item("recv_", "7", False, 5, 2, 4),
+        Item("recv_any_source_", "7", False, -1, 2, 0),
+    )
+    assert found.groups == {"0": (0, 1, 2, 3), "7": (5, 2)}
+    assert found.incomplete
+    assert found.keys == (("allreduce_", "0"), ("send", "7"), ("recv_", "7"), ("recv_any_source_", "7"))
+
+
+def test_the_two_sides_of_a_message_are_one_channel():
+    sent = IssueOrder.of([seen("allreduce_", WORLD_GROUP), seen("send", PIPELINE, peer=0)], rank=2)
+    received = IssueOrder.of([seen("recv_", PIPELINE, peer=1), seen("allreduce_", WORLD_GROUP)], rank=5)
+    assert (sent.items[1].source, sent.items[1].target) == (received.items[0].source, received.items[0].target) == (2, 5)
+    assert find_conflict({2: sent, 5: received}) is not None
+
+
+def test_a_sequence_survives_the_wire():
+    sequence = IssueOrder(items=(A, send(0, 1, tag=9)), groups={"a": (0, 1), "p2p": (0, 1)}, incomplete=True)
+    assert IssueOrder.decode(sequence.encode()) == sequence
+
+
+def test_equal_sequences_have_equal_digests_on_every_rank():
+    on_rank_0 = IssueOrder.of([seen("allreduce_", WORLD_GROUP), seen("barrier", WORLD_GROUP)], rank=0)
+    on_rank_1 = IssueOrder.of(
+        [seen("allreduce_", WORLD_GROUP, issued_ns=99, thread=8), seen("barrier", WORLD_GROUP)], rank=1
+    )
+    assert on_rank_0.digest == on_rank_1.digest == IssueOrder.decode(on_rank_0.encode()).digest
+
+
+def test_sequences_that_differ_in_anything_have_other_digests():
+    variants = [
+        order(),
+        order(A),
+        order(A, A),
+        order(A, B),
+        order(B, A),
+        order(collective("a", "allgather_")),
+        order(A_COALESCED),
+        order(A, groups={"a": (0, 1, 2)}),
+        order(send(0, 1)),
+        order(send(1, 0)),
+        order(send(0, 1, tag=1)),
+        order(receive(0, 1)),
+        IssueOrder(items=(A,), groups={"a": WORLD}, incomplete=True),
+    ]
+    by_digest = defaultdict(list)
+    for variant in variants:
+        by_digest[variant.digest].append(variant)
+    assert [same for same in by_digest.values() if len(same) > 1] == []
+
+
+@pytest.mark.parametrize(
+    ("items", "expected"),
+    [
+        ([A, A], "a"),
+        ([A, collective("a", "barrier"), A_COALESCED], "a"),
+        ([A, B], None),
+        ([A, send(0, 1)], None),
+        ([send(0, 1), receive(1, 0)], None),
+        ([Item("recv_any_source_", "p2p")], None),
+        ([], None),
+    ],
+)
+def test_a_single_group_is_one_whose_collectives_are_all_there_is(items, expected):
+    assert order(*items).single_group == expected
+
+
+def test_a_step_of_many_collectives_on_many_ranks_is_checked():
+    # Each rank has a sequence of its own (its tensor and data parallel groups), as in a large job.
+    size, rounds = 16, 50
+    groups = {f"tp{i}": tuple(range(2 * i, 2 * i + 2)) for i in range(size // 2)}
+    groups |= {f"dp{i}": tuple(range(i, size, 2)) for i in range(2)}
+    sequences = []
+    for rank in range(size):
+        tp, dp = collective(f"tp{rank // 2}"), collective(f"dp{rank % 2}")
+        sequences.append(list(itertools.chain.from_iterable([tp, tp, dp] for _ in range(rounds))))
+    assert conflict_of(*sequences, groups=groups) is None
+    sequences[6][-1], sequences[6][-2] = sequences[6][-2], sequences[6][-1]
+    assert 6 in {step.rank for step in conflict_of(*sequences, groups=groups).steps}
