@@ -6,8 +6,9 @@ python examples/lightning_ddp.py
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.strategies import DDPStrategy
-from overlap_callbacks.integrations.lightning import OverlapCallback
 from torch import nn
+
+from overlap_callbacks.integrations.lightning import OverlapCallback
 
 
 class Module(pl.LightningModule):

@@ -7,8 +7,9 @@ import logging
 
 import torch
 import torch.distributed as dist
-from overlap_callbacks.integrations.pytorch import attach
 from torch import nn
+
+from overlap_callbacks.integrations.pytorch import attach
 
 logging.basicConfig(level=logging.INFO, format="%(message)s")  # shows a line for each window
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.autograd.profiler
 
 from overlap_callbacks.samples import KernelTime, ProfiledBlock
 from overlap_callbacks.schedule import Mode
@@ -32,6 +33,8 @@ class Kind(enum.IntEnum):
     COPY = 2
     OTHER = 3
 
+
+_torch_profiler: Any = torch.autograd.profiler
 
 # Searched (not matched) in the kernel's name; extend with ``communication_patterns.append``. A name prefix would not
 # do: hipblaslt_* and the like are compute, and multimem_all_reduce_kernel is communication.
@@ -98,6 +101,8 @@ class Profile:
         self._bounds: list[tuple[int, int]] = []
         self._step_start = 0
         self._running = False
+        self._enable: Any = None
+        self.taken_over = False
 
     @staticmethod
     def available() -> bool:
@@ -108,6 +113,7 @@ class Profile:
         assert self._profile is not None
         self._profile.start()
         self._running = True
+        self._watch()
 
     def begin_step(self) -> None:
         self._step_start = time.time_ns()
@@ -116,10 +122,13 @@ class Profile:
         """The step that began last is to be found again; its index is the number of such steps before it."""
         self._bounds.append((self._step_start, time.time_ns()))
 
-    def stop(self) -> None:
+    def stop(self) -> bool:
+        """End the session; False where another profiler started meanwhile and took torch's only session over."""
+        self._unwatch()
         if self._running and self._profile is not None:
             self._running = False
             self._profile.stop()
+        return not self.taken_over
 
     def kernels(self) -> Kernels:
         """Read the events, once; may run on any thread, after ``stop``."""
@@ -129,6 +138,23 @@ class Profile:
         events = results.events()
         self._profile = None
         return read_events(events, self._bounds, self._thread)
+
+    # A profiler of the user's that starts during ours (one with a schedule, say) silently takes the session over, and
+    # our stop would then end theirs. torch has no way to ask whose session it is, so their start is noticed on its way.
+    def _watch(self) -> None:
+        self._enable = enable = _torch_profiler._enable_profiler
+
+        def taken_over(*args: Any, **kwargs: Any) -> Any:
+            self.taken_over = True
+            self._running = False
+            self._unwatch()
+            return enable(*args, **kwargs)
+
+        _torch_profiler._enable_profiler = taken_over
+
+    def _unwatch(self) -> None:
+        if self._enable is not None:
+            _torch_profiler._enable_profiler, self._enable = self._enable, None
 
 
 def read_events(events: Iterable[Any], bounds: Sequence[tuple[int, int]], thread: int) -> Kernels:

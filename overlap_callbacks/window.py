@@ -138,7 +138,9 @@ class Window:
         self.wall_ms = (clocks.now() - self._opened_ns) / 1e6
         self.complete = complete
         if self.profile is not None:
-            self.profile.stop()
+            if not self.profile.stop():
+                self.profile = None
+                self.note("kernel times are missing: another profiler was started in this process")
             self.wall_ms = (clocks.now() - self._opened_ns) / 1e6
 
     def _start_profile(self) -> None:
