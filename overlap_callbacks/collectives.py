@@ -158,7 +158,7 @@ class Group:
             name=group.group_name,
             description=group.group_desc,
             ranks=tuple(dist.get_process_group_ranks(group)),
-            backend=str(dist.get_backend(group)),
+            backend=backend_name(group),
         )
 
     @property
@@ -166,6 +166,12 @@ class Group:
         """A name for people."""
         described = self.description and self.description != "undefined"
         return f"{self.description} ({self.name})" if described else self.name
+
+
+def backend_name(group: dist.ProcessGroup | None = None) -> str:
+    """The backend of a group (by default, of the default group), or of each kind of device where there are several."""
+    name = str(dist.get_backend(group))
+    return name if name != "undefined" else str(dist.get_backend_config(group))
 
 
 @dataclass(slots=True)
@@ -179,7 +185,7 @@ class Collective:
         dtype: of its first tensor; None without tensors.
         thread: identifier of the issuing thread.
         own_thread: whether the training thread or one of autograd's threads issued it.
-        coalesced: whether it is a member of a coalescing block.
+        coalesced: number of the coalescing block that it is a member of, from 1; 0 for none.
         peer: group rank of the other side of a send or receive; -1 for collectives and any-source receives.
         tag: tag of a send or receive, else 0.
         issued_ns: host time of issue, ``time.perf_counter_ns``.
@@ -193,7 +199,7 @@ class Collective:
     dtype: torch.dtype | None
     thread: int
     own_thread: bool
-    coalesced: bool
+    coalesced: int
     peer: int
     tag: int
     issued_ns: int

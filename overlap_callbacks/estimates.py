@@ -116,7 +116,7 @@ def _finite(function: Callable[..., float], arguments: Sequence[Any]) -> float |
 def _half_width(
     combine: Callable[..., float], samples: Sequence[Sample], means: Sequence[npt.NDArray[np.float64]]
 ) -> float | None:
-    from scipy import stats  # half a second to import: only where a window was measured
+    from scipy.special import stdtrit  # half a second to import: only where a window was measured
 
     variance = 0.0
     spread = 0.0
@@ -133,15 +133,17 @@ def _half_width(
     if variance <= 0.0:
         return 0.0
     degrees = variance**2 / spread
-    return float(stats.t.ppf(0.5 + CONFIDENCE / 2, degrees)) * math.sqrt(variance)
+    return float(stdtrit(degrees, 0.5 + CONFIDENCE / 2)) * math.sqrt(variance)
 
 
 def _gradient(
     combine: Callable[..., float], means: Sequence[npt.NDArray[np.float64]], position: int
 ) -> npt.NDArray[np.float64] | None:
     """Central differences with respect to the means of one sample."""
-    gradient = np.empty(len(means[position]))
+    gradient = np.zeros(len(means[position]))
     for i, mean in enumerate(means[position]):
+        if not math.isfinite(mean):
+            continue  # undefined, so the figure, which is defined, does not use it
         step = 1e-6 * max(abs(mean), 1e-3)
         sides = []
         for sign in (1, -1):

@@ -165,6 +165,8 @@ class Gate:
         self._slots = itertools.count()  # next() is atomic under the GIL, so threads never share a slot
         self._own = 0
         self._divergence: Divergence | None = None
+        self._block: list[Any] | None = None  # the coalescing block seen last; held, so that no other takes its place
+        self._blocks = 0
 
     # -- life
 
@@ -255,6 +257,7 @@ class Gate:
         log = StepLog(collectives=collectives, dropped=used - kept, divergence=self._divergence)
         self._groups.clear()  # keeps no process group alive between steps
         self._divergence = None
+        self._block = None
         return log
 
     # -- a collective: called from the kernels, on whichever thread issues it. Nothing may escape.
@@ -272,7 +275,8 @@ class Gate:
             bytes_in, bytes_out, tensor = spec.sizes(args)
             thread = get_ident()
             own_thread = thread == self._step_thread or self._is_autograd_thread(thread)
-            coalesced = process_group in c10d._world.pg_coalesce_state
+            block = c10d._world.pg_coalesce_state.get(process_group)
+            coalesced = 0 if block is None else self._number_of_block(block)
             dtype = None if tensor is None else tensor.dtype
             peer = args[spec.peer] if spec.peer >= 0 else -1
             tag = args[spec.tag] if spec.tag >= 0 else 0
@@ -295,6 +299,12 @@ class Gate:
         except Exception as error:
             self._count(error)
             return None
+
+    def _number_of_block(self, block: list[Any]) -> int:
+        if block is not self._block:
+            self._block = block
+            self._blocks += 1
+        return self._blocks
 
     def _before_on_cuda(self, row: _Row, tensor: torch.Tensor) -> _Row | None:
         compute = self._compute_stream

@@ -42,11 +42,12 @@ communication_patterns: list[str] = [
     r"^(void )?(nccl|rccl|ncclx|oneccl|hccl)",
     r"nccl(Dev)?Kernel",
     r"mscclpp|msccl[A-Z_]|^(void )?msccl",
-    r"nvshmem|rocshmem",
+    r"nvshmem|rocshmem|barrier_on_stream",
     r"multimem_(all_reduce|one_shot|all_gather|reduce)",
-    r"(one|two)_shot_all_reduce",
-    r"deep_ep::",
-    r"userbuffers_|(?i:symm_mem).*(all_gather|all_reduce|reduce_scatter|all_to_all)",
+    r"(?i:(one|two)_?shot_?all_?reduce)",
+    r"symmetric_memory::|intra_node_comm::|(?i:symm_mem).*(all_gather|all_reduce|reduce_scatter|all_to_all)",
+    r"deep_ep::|hybrid_ep::|^Ep(Dispatch|Combine)",
+    r"userbuffers_|cross_device_reduce_|allreduce_fusion_kernel",
     r"^(gloo|ucc|mpi):",
 ]
 
@@ -233,8 +234,9 @@ def _columns(intervals: Intervals, kind: Any, step: Any, counts: Any, names: Any
 def _device_kernels(rows: _Rows, launches: dict[int, int], bounds: Sequence[tuple[int, int]]) -> Kernels:
     intervals = rows.intervals
     # A kernel belongs to the step that launched it: the device lags behind the host by up to a step, and kernels of the
-    # step before profiling began still run when it does. Where no launch was recorded, its own start must do.
-    launched = [launches.get(c, start) for c, start in zip(rows.correlation, rows.start, strict=True)]
+    # step before profiling began, whose launches are not in the profile, still run when it does. Where there are no
+    # launches at all, the kernels' own starts must do.
+    launched = [launches.get(correlation, -1) for correlation in rows.correlation] if launches else rows.start
     communicates = {name: is_communication(name) for name in set(rows.names)}
     kind = [
         Kind.COMMUNICATION if kind == Kind.COMPUTE and communicates[name] else kind
@@ -323,7 +325,8 @@ def kernel_times(
     calls_seq, ms_seq = totals(sequential)
     kind = np.full(size, Kind.OTHER)
     kind[kernels.name] = kernels.kind
-    wanted = np.flatnonzero((kind == Kind.COMPUTE) | (kind == Kind.COMMUNICATION))
+    ran = calls_ov + calls_seq > 0
+    wanted = np.flatnonzero(((kind == Kind.COMPUTE) | (kind == Kind.COMMUNICATION)) & ran)
     wanted = wanted[np.argsort(-(ms_ov + ms_seq)[wanted], kind="stable")][:most]
     return tuple(
         KernelTime(

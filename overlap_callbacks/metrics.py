@@ -222,7 +222,8 @@ def report(
         all_problems += [p if len(samples) == 1 else f"rank {sample.rank}: {p}" for p in sample.problems]
     if len(samples) < world_size:
         all_problems.append(f"{world_size - len(samples)} of {world_size} ranks were not heard")
-    valid = _is_valid(figures, first.backend, control, all_problems)
+    limit = RESIDUAL_LIMIT_GLOO if first.device == "cpu" or first.backend == "gloo" else RESIDUAL_LIMIT
+    valid = _is_valid(figures, limit, control, all_problems)
     return OverlapReport(
         window=first.window,
         first_step=first.first_step,
@@ -245,9 +246,8 @@ def report(
     )
 
 
-def _is_valid(figures: dict[str, Estimate], backend: str, control: bool, problems: list[str]) -> bool:
+def _is_valid(figures: dict[str, Estimate], limit: float, control: bool, problems: list[str]) -> bool:
     residual = figures.get("residual_overlap")
-    limit = RESIDUAL_LIMIT_GLOO if "gloo" in backend else RESIDUAL_LIMIT
     if residual is None or control or residual.value <= limit:
         return True
     problems.append(

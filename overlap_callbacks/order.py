@@ -10,15 +10,14 @@ edges say what cannot finish before what:
 
 - a collective follows whatever precedes it on its rank, and precedes whatever follows it;
 - a send follows what precedes it, but nothing waits for it, and a member of a coalescing block likewise;
-- a receive precedes what follows it, and follows the send that it matches.
+- a receive precedes what follows it (but not the rest of its batch), and follows the send that it matches.
 """
 
 from __future__ import annotations
 
-import graphlib
 import hashlib
 import itertools
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,14 +33,14 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         operator: the ``c10d`` operator.
         group: name of the group.
-        coalesced: whether it is a member of a coalescing block.
+        coalesced: number of the coalescing block that it is a member of, from 1; 0 for none.
         source, target: global ranks of a send or receive, -1 where unknown or not p2p.
         tag: of a send or receive.
     """
 
     operator: str
     group: str
-    coalesced: bool = False
+    coalesced: int = 0
     source: int = -1
     target: int = -1
     tag: int = 0
@@ -128,12 +127,15 @@ class Conflict:
         return "; ".join(map(str, self.steps))
 
 
-# A collective (group name and ranks, number within the group) or a message (group, channel, kind, number).
+# A collective (group name and ranks, number within the group) or a message (kind, channel, number).
 _Node = tuple[Any, ...]
 
 
 def find_conflict(sequences: Mapping[int, IssueOrder]) -> Conflict | None:
-    """Search the union of the ranks' orders for a cycle.
+    """Search the union of the ranks' orders for a cycle that serialising would make a deadlock.
+
+    A cycle of messages alone is none: whoever posts its receive before its send without waiting (as pipelines do) makes
+    one, and the job has just run through it.
 
     Args:
         sequences: the sequence of each rank. Ranks may share one object: its edges are then added once.
@@ -141,74 +143,142 @@ def find_conflict(sequences: Mapping[int, IssueOrder]) -> Conflict | None:
     Returns:
         The cycle, or None where the sequences can be serialised.
     """
-    predecessors: dict[_Node, set[_Node]] = defaultdict(set)
-    by_rank: dict[tuple[_Node, _Node], int] = {}  # which rank demands an edge, for the message
-    names: dict[_Node, str] = {}
+    union = _Union()
     seen: set[int] = set()
     for rank, sequence in sorted(sequences.items()):
-        if id(sequence) in seen:
-            continue
-        seen.add(id(sequence))
-        for before, after in _edges(sequence, names):
-            predecessors[after].add(before)
-            by_rank.setdefault((before, after), rank)
-    try:
-        graphlib.TopologicalSorter(predecessors).prepare()
-    except graphlib.CycleError as error:
-        cycle: list[_Node] = error.args[1]  # each node precedes the next; the first is the last
-        return Conflict(_legs(cycle, by_rank, names))
-    return None
+        if id(sequence) not in seen:
+            seen.add(id(sequence))
+            union.add(sequence, rank)
+    cycle = union.cycle()
+    return None if cycle is None else Conflict(union.legs(cycle))
 
 
-def _edges(sequence: IssueOrder, names: dict[_Node, str]) -> Iterable[tuple[_Node, _Node]]:
-    counts: dict[_Node, int] = defaultdict(int)
-    frontier: list[_Node] = []  # what must be done before whatever follows
-    for item in sequence.items:
-        if item.operator in POINT_TO_POINT:
-            channel = (item.group, item.source, item.target, item.tag)
-            kind = "send" if item.operator in SENDS else "recv"
-            number = counts[(kind, *channel)]
-            counts[(kind, *channel)] += 1
-            node: _Node = (kind, *channel, number)
-            if item.operator in RECEIVES:
-                names[node] = f"receive {number} from rank {item.source} on group {item.group!r}"
-                if item.source >= 0:
-                    sent = ("send", *channel, number)
-                    names.setdefault(sent, f"send {number} to rank {item.target} on group {item.group!r}")
-                    yield sent, node
-                frontier.append(node)
-            else:
-                names[node] = f"send {number} to rank {item.target} on group {item.group!r}"
-                for before in frontier:
-                    yield before, node
-            continue
-        base: _Node = ("collective", item.group, sequence.groups[item.group])
+class _Union:
+    """The edges of all ranks' orders, over numbered nodes."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.collective: list[bool] = []
+        self.after: list[set[int]] = []
+        self.rank: dict[tuple[int, int], int] = {}  # which rank demands an edge, for the message; -1 for a message sent
+        self._numbers: dict[_Node, int] = {}
+
+    def add(self, sequence: IssueOrder, rank: int) -> None:
+        """Add one rank's edges."""
+        counts: dict[_Node, int] = defaultdict(int)
+        frontier: list[int] = []  # what must be done before whatever follows
+        received: list[int] = []  # in the batch under way: its members start together
+        batch = 0
+        for item in sequence.items:
+            if not item.coalesced or item.coalesced != batch:
+                frontier, received = frontier + received, []
+            batch = item.coalesced
+            if item.operator in POINT_TO_POINT:
+                node = self._message(item, counts)
+                if item.operator in RECEIVES:
+                    received.append(node)
+                    if item.source >= 0:
+                        self._edge(self._matching_send(item, counts), node, -1)
+                else:
+                    for before in frontier:
+                        self._edge(before, node, rank)
+                continue
+            node = self._of_collective(item, sequence.groups[item.group], counts)
+            for before in frontier:
+                self._edge(before, node, rank)
+            if not item.coalesced:
+                frontier = [node]
+
+    def cycle(self) -> list[int] | None:
+        """The nodes of a shortest cycle through some collective, or None."""
+        from scipy.sparse import coo_array
+        from scipy.sparse.csgraph import connected_components
+
+        size = len(self.names)
+        edges = [(before, after) for before, afters in enumerate(self.after) for after in afters]
+        if not edges:
+            return None
+        before, after = zip(*edges, strict=True)
+        graph = coo_array(([True] * len(edges), (before, after)), shape=(size, size)).tocsr()
+        _, component = connected_components(graph, directed=True, connection="strong")
+        members: dict[int, int] = defaultdict(int)
+        for label in component:
+            members[label] += 1
+        for node in range(size):
+            if self.collective[node] and members[component[node]] > 1:
+                return self._shortest_cycle(node)
+        return None
+
+    def _shortest_cycle(self, start: int) -> list[int]:
+        reached = {start: -1}
+        queue = deque([start])
+        while queue:
+            node = queue.popleft()
+            for following in self.after[node]:
+                if following == start:
+                    cycle = [start]
+                    while node != start:
+                        cycle.append(node)
+                        node = reached[node]
+                    return [start, *reversed(cycle[1:])]
+                if following not in reached:
+                    reached[following] = node
+                    queue.append(following)
+        raise AssertionError("a node of a strong component has a way back to itself")
+
+    def legs(self, cycle: list[int]) -> tuple[Step, ...]:
+        """The cycle's legs, consecutive edges of one rank put together, the way of a message left out."""
+        ranks = [self.rank[edge] for edge in itertools.pairwise([*cycle, cycle[0]])]
+        # Start where the rank changes, so that no leg is cut in two by the start of the list.
+        turn = next((i for i, rank in enumerate(ranks) if rank != ranks[i - 1]), 0)
+        ranks, nodes = ranks[turn:] + ranks[:turn], cycle[turn:] + cycle[: turn + 1]
+        legs: list[Step] = []
+        previous = None
+        for rank, first, second in zip(ranks, nodes, nodes[1:], strict=False):
+            if rank >= 0 and rank == previous:
+                legs[-1] = Step(rank, legs[-1].first, self.names[second])
+            elif rank >= 0:
+                legs.append(Step(rank, self.names[first], self.names[second]))
+            previous = rank
+        return tuple(legs)
+
+    def _of_collective(self, item: Item, ranks: tuple[int, ...], counts: dict[_Node, int]) -> int:
+        base = ("collective", item.group, ranks)
         number = counts[base]
         counts[base] += 1
-        node = (*base, number)
-        names[node] = f"{item.operator} (number {number} of group {item.group!r}, ranks {_ranks(base[2])})"
-        for before in frontier:
-            yield before, node
-        if not item.coalesced:
-            frontier = [node]
+        name = f"{item.operator} (number {number} of group {item.group!r}, ranks {_ranks(ranks)})"
+        return self._node((*base, number), name, collective=True)
+
+    def _message(self, item: Item, counts: dict[_Node, int]) -> int:
+        kind = "send" if item.operator in SENDS else "receive"
+        base = (kind, item.group, item.source, item.target, item.tag)
+        number = counts[base]
+        counts[base] += 1
+        return self._node((*base, number), _message_name(kind, item, number))
+
+    def _matching_send(self, item: Item, counts: dict[_Node, int]) -> int:
+        """The send that the receive just counted matches."""
+        channel = (item.group, item.source, item.target, item.tag)
+        number = counts[("receive", *channel)] - 1
+        return self._node(("send", *channel, number), _message_name("send", item, number))
+
+    def _node(self, key: _Node, name: str, collective: bool = False) -> int:
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self.names)
+            self.names.append(name)
+            self.collective.append(collective)
+            self.after.append(set())
+        return number
+
+    def _edge(self, before: int, after: int, rank: int) -> None:
+        self.after[before].add(after)
+        self.rank.setdefault((before, after), rank)
 
 
-def _legs(
-    cycle: Sequence[_Node], by_rank: Mapping[tuple[_Node, _Node], int], names: Mapping[_Node, str]
-) -> tuple[Step, ...]:
-    """The cycle's legs, consecutive edges of one rank put together."""
-    ranks = [by_rank[edge] for edge in itertools.pairwise(cycle)]
-    # Start where the rank changes, so that no leg is cut in two by the start of the list.
-    start = next((i for i, rank in enumerate(ranks) if rank != ranks[i - 1]), 0)
-    nodes = [*cycle[start:-1], *cycle[: start + 1]]
-    ranks = ranks[start:] + ranks[:start]
-    legs: list[Step] = []
-    for rank, first, second in zip(ranks, nodes, nodes[1:], strict=False):
-        if legs and legs[-1].rank == rank:
-            legs[-1] = Step(rank, legs[-1].first, names[second])
-        else:
-            legs.append(Step(rank, names[first], names[second]))
-    return tuple(legs)
+def _message_name(kind: str, item: Item, number: int) -> str:
+    other = f"to rank {item.target}" if kind == "send" else f"from rank {item.source}"
+    return f"{kind} {number} {other} on group {item.group!r}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

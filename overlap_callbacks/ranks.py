@@ -24,6 +24,7 @@ import msgspec
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
+from overlap_callbacks.collectives import backend_name
 from overlap_callbacks.order import IssueOrder, find_conflict
 
 _POLL_S = 0.002
@@ -48,7 +49,7 @@ class Job:
         """None where no process group is initialised."""
         if not (dist.is_available() and dist.is_initialized()):
             return None
-        return cls(dist.get_rank(), dist.get_world_size(), str(dist.get_backend()))
+        return cls(dist.get_rank(), dist.get_world_size(), backend_name())
 
 
 class Verdict(msgspec.Struct, frozen=True):

@@ -41,8 +41,12 @@ class Record:
 
     @property
     def valid_windows(self) -> list[OverlapReport]:
-        """The windows that count: complete, and with sequential steps that were sequential."""
-        return [window for window in self.windows if window.valid and window.complete]
+        """The windows that count: complete, with sequential steps that were sequential, and of the last run's kind.
+
+        A record may hold control (A/A) runs and real ones, which must not be mixed.
+        """
+        control = bool(self.runs[-1].schedule.get("control")) if self.runs else False
+        return [window for window in self.windows if window.valid and window.complete and window.control is control]
 
     def pooled(self) -> dict[str, Estimate]:
         """Each figure over the valid windows; the unit of its interval is the window."""

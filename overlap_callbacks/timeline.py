@@ -105,7 +105,8 @@ def self_segments(intervals: Intervals) -> tuple[Intervals, npt.NDArray[np.intp]
     begins = np.repeat((False, True), count)
     rows = np.tile(np.arange(count), 2)
     tie = np.concatenate((-start, -end))
-    order = np.lexsort((tie, begins, times))
+    equals = np.concatenate((-np.arange(count), np.arange(count)))  # of equal calls, the later row is the inner one
+    order = np.lexsort((equals, tie, begins, times))
     # A call of no length would end before it begins: leave it out, it has no self time.
     order = order[(end > start)[rows[order]]]
     times, begins, rows = times[order], begins[order], rows[order]

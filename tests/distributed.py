@@ -1,8 +1,8 @@
 """Runs a function on several real processes that are joined by a process group; for tests.
 
 A hang becomes a failure within ``timeout_s``, with every rank's stack; a rank that raises ends the others and shows its
-traceback. Ranks are forked from a server that has torch loaded already, since loading it takes some seconds; nothing else
-is shared with the pytest process, and environment variables set there do not reach them.
+traceback. Ranks are forked from a server that has torch loaded already, since loading it takes some seconds; nothing
+else is shared with the pytest process, and environment variables set there do not reach them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Outcome:
 
 
 def run_ranks(
-    function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 60.0, backend: str = "gloo"
+    function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 45.0, backend: str = "gloo"
 ) -> list[Any]:
     """What ``function(rank, *args)`` returned on each rank.
 
@@ -93,7 +93,7 @@ def run_ranks(
 
 
 def run_mortal_ranks(
-    function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 60.0, backend: str = "gloo"
+    function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 45.0, backend: str = "gloo"
 ) -> list[Outcome]:
     """Like ``run_ranks`` where ranks may die or raise: the others go on, and nothing but a hang is a failure.
 

@@ -300,7 +300,7 @@ CASES = {
     "reduce": Case(reduce_to_rank_1, on_both(("reduce_", 12, 12, FLOAT)), (None, SUM_3)),
     "all_gather": Case(all_gather, on_both(("allgather_", 12, 24, FLOAT)), same(GATHERED_3)),
     "all_gather_into_tensor": Case(
-        all_gather_into_tensor, on_both(("_allgather_base_", 12, 24, FLOAT)), same(sum(GATHERED_3, []))
+        all_gather_into_tensor, on_both(("_allgather_base_", 12, 24, FLOAT)), same([*GATHERED_3[0], *GATHERED_3[1]])
     ),
     "all_gather_coalesced": Case(
         all_gather_coalesced, on_both(("allgather_coalesced_", 8, 16, FLOAT)), same([[[0.0, 1.0]], [[10.0, 11.0]]])
@@ -527,7 +527,7 @@ def test_collectives_are_recorded_in_the_order_of_issue_with_their_groups():
 
 
 def issue_before_the_peer_does(rank: int, sequential: bool) -> list[float]:
-    """What rank 0 finds in its tensor when an asynchronous all-reduce returns, of which rank 1 issues its part later."""
+    """What an asynchronous all-reduce, of which rank 1 issues its part later, leaves on return, and at the end."""
     store = dist.distributed_c10d._get_default_store()
     gate = Gate()
     gate.register()

@@ -94,6 +94,21 @@ def test_an_open_window_keeps_no_tensor_and_no_process_group_alive():
     assert run_ranks(use_a_tensor_and_a_group_in_a_window, 2) == [[], []]
 
 
+def outlive_a_window(rank: int) -> bool:
+    monitor, training = new_monitor(KeptReports(), schedule=tiny_schedule(every_n_steps=100)), Training(rank)
+    run_steps(training, monitor, 3)
+    window = weakref.ref(monitor._window)
+    run_steps(training, monitor, 7)
+    wait_until(lambda: gc.collect() >= 0 and window() is None)
+    active = monitor.active
+    monitor.close()
+    return active
+
+
+def test_a_window_is_let_go_once_it_is_reported():
+    assert run_ranks(outlive_a_window, 2) == [True, True]
+
+
 def close_twice(rank: int) -> dict[str, Any]:
     monitor = new_monitor(sink := KeptReports())
     training = Training(rank)

@@ -21,7 +21,7 @@ NUM_STEPS = 20
 def reduce_on(groups: Sequence[dist.ProcessGroup]) -> list[float]:
     """Asynchronous all-reduces of 1, 2, ... issued on the groups in turn, all waited for at the end."""
     tensors = [torch.tensor([float(number)]) for number in range(1, len(groups) + 1)]
-    works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor, group in zip(tensors, groups)]
+    works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor, group in zip(tensors, groups, strict=True)]
     for work in works:
         work.wait()
     return [tensor.item() for tensor in tensors]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -134,6 +135,33 @@ def test_kernels_that_another_thread_may_be_inside_stay_as_a_pass_through_and_th
         assert found["passes"]
         assert found["own"] == ["allreduce_"]
         assert (found["wrong"], found["error"]) == ([], "")
+
+
+def close_beside_a_thread_that_no_step_saw(rank: int) -> list[str]:
+    """The errors in a thread that communicates while gates come and go between steps."""
+    errors, enough = [], threading.Event()
+
+    def communicate() -> None:
+        try:
+            while not enough.is_set():
+                dist.all_reduce(torch.ones(1))
+        except Exception as error:
+            errors.append(repr(error))
+
+    thread = threading.Thread(target=communicate)
+    thread.start()
+    for _ in range(100):
+        gate = Gate()
+        gate.register()
+        time.sleep(0.01)
+        gate.close()
+    enough.set()
+    thread.join()
+    return errors
+
+
+def test_closing_does_no_harm_to_a_thread_that_communicates_where_no_step_saw_it():
+    assert run_ranks(close_beside_a_thread_that_no_step_saw, 1) == [[]]
 
 
 # -- backward on other threads

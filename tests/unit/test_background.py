@@ -52,9 +52,9 @@ def test_tasks_run_on_one_daemon_thread_of_the_given_name():
     assert threads[0].daemon  # the interpreter must not wait for it
 
 
-def test_an_error_is_reported_on_the_workers_thread_and_the_next_task_runs():
+@pytest.mark.parametrize("failure", [ValueError("broken"), KeyError("lost"), RuntimeError("gone")])
+def test_an_error_is_reported_on_the_workers_thread_and_the_next_task_runs(failure):
     errors, seen = [], []
-    failure = ValueError("broken")
 
     def fail() -> None:
         raise failure

@@ -281,7 +281,10 @@ def test_an_interval_holds_the_truth_in_95_of_100_windows(case):
 
 def test_the_simulation_would_show_an_interval_over_single_steps_to_be_too_narrow():
     log_ms = simulate("autocorrelated", NUM_WINDOWS)
-    steps = {arm: sum((o for a, o in zip(ARMS, COUNTED, strict=True) if a is arm), []) for arm in Mode}
+    steps = {
+        arm: [plan.offset for plan in PLANS if plan.part is Part.TIMED and plan.counted and plan.arm is arm]
+        for arm in Mode
+    }
     interval = stats.ttest_ind(
         log_ms[:, steps[Mode.SEQUENTIAL]], log_ms[:, steps[Mode.OVERLAPPED]], axis=1, equal_var=False
     ).confidence_interval(0.95)

@@ -13,43 +13,35 @@ from overlap_callbacks.schedule import Mode
 OV, SEQ = Mode.OVERLAPPED, Mode.SEQUENTIAL
 
 
-def profiled(arm, block, **figures) -> ProfiledBlock:
-    nothing = dict.fromkeys(
-        (
-            "compute_ms",
-            "compute_busy_ms",
-            "comm_ms",
-            "comm_busy_ms",
-            "hidden_comm_ms",
-            "covered_compute_ms",
-            "copy_ms",
-        ),
-        0.0,
+def profiled(arm, block, *, compute=0.0, busy=0.0, comm=0.0, comm_busy=0.0, hidden=0.0, covered=0.0) -> ProfiledBlock:
+    return ProfiledBlock(
+        arm=arm,
+        block=block,
+        num_steps=1,
+        compute_ms=compute,
+        compute_busy_ms=busy,
+        comm_ms=comm,
+        comm_busy_ms=comm_busy,
+        hidden_comm_ms=hidden,
+        covered_compute_ms=covered,
+        copy_ms=0.0,
     )
-    return ProfiledBlock(arm=arm, block=block, num_steps=1, **{**nothing, **figures})
 
 
-# Means of logarithms are geometric means: 80 x 125 = 100^2, 100 x 144 = 120^2, 60.5 x 72 = 66^2, 50 x 72 = 60^2,
-# 27 x 48 = 36^2, 25 x 36 = 30^2. The rest are plain means.
+# Means of logarithms are geometric means: of a block's steps, 64 x 100 = 80^2 and 80 x 125 = 100^2; of the blocks,
+# 80 x 125 = 100^2, 100 x 144 = 120^2, 60.5 x 72 = 66^2, 50 x 72 = 60^2, 27 x 48 = 36^2, 25 x 36 = 30^2. The rest are
+# plain means.
 TIMED = (
-    TimedBlock(OV, 0, (80.0, 80.0)),
-    TimedBlock(SEQ, 1, (100.0, 100.0)),
+    TimedBlock(OV, 0, (64.0, 100.0)),
+    TimedBlock(SEQ, 1, (80.0, 125.0)),
     TimedBlock(SEQ, 2, (144.0, 144.0)),
     TimedBlock(OV, 3, (125.0, 125.0)),
 )
 PROFILED = (
-    profiled(
-        OV, 0, compute_ms=60.5, compute_busy_ms=58, comm_ms=27, comm_busy_ms=26, hidden_comm_ms=20, covered_compute_ms=20
-    ),
-    profiled(
-        SEQ, 1, compute_ms=50, compute_busy_ms=49, comm_ms=25, comm_busy_ms=24, hidden_comm_ms=0.1, covered_compute_ms=0.4
-    ),
-    profiled(
-        SEQ, 2, compute_ms=72, compute_busy_ms=71, comm_ms=36, comm_busy_ms=30, hidden_comm_ms=0.3, covered_compute_ms=0.8
-    ),
-    profiled(
-        OV, 3, compute_ms=72, compute_busy_ms=66, comm_ms=48, comm_busy_ms=38, hidden_comm_ms=28, covered_compute_ms=33
-    ),
+    profiled(OV, 0, compute=60.5, busy=58, comm=27, comm_busy=26, hidden=20, covered=20),
+    profiled(SEQ, 1, compute=50, busy=49, comm=25, comm_busy=24, hidden=0.1, covered=0.4),
+    profiled(SEQ, 2, compute=72, busy=71, comm=36, comm_busy=30, hidden=0.3, covered=0.8),
+    profiled(OV, 3, compute=72, busy=66, comm=48, comm_busy=38, hidden=28, covered=33),
 )
 BY_HAND = {
     "compute_slowdown": 66 / 60 - 1,  # eq. 1
@@ -223,7 +215,7 @@ def test_blocks_without_usable_steps_are_left_out(step_ms):
 
 
 def without_communication(block: ProfiledBlock) -> ProfiledBlock:
-    return profiled(block.arm, block.block, compute_ms=block.compute_ms, compute_busy_ms=block.compute_busy_ms)
+    return profiled(block.arm, block.block, compute=block.compute_ms, busy=block.compute_busy_ms)
 
 
 def test_without_communication_its_times_are_zero_and_its_ratios_absent():
@@ -246,9 +238,7 @@ def test_without_communication_the_compute_figures_keep_their_intervals():
 
 
 def test_without_compute_the_figures_of_compute_are_absent():
-    bare = tuple(
-        profiled(b.arm, b.block, comm_ms=b.comm_ms, comm_busy_ms=b.comm_busy_ms) for b in full_window().profiled
-    )
+    bare = tuple(profiled(b.arm, b.block, comm=b.comm_ms, comm_busy=b.comm_busy_ms) for b in full_window().profiled)
     found = values(report_of(full_window(profiled=bare)))
     absent = {
         "compute_slowdown",
@@ -351,7 +341,13 @@ def test_problems_name_their_rank_where_there_are_several_and_are_told_once():
 
 @pytest.mark.parametrize(
     ("backend", "residual", "valid"),
-    [("nccl", 0.019, True), ("nccl", 0.021, False), ("gloo", 0.021, True), ("gloo", 0.049, True), ("gloo", 0.051, False)],
+    [
+        ("nccl", 0.019, True),
+        ("nccl", 0.021, False),
+        ("gloo", 0.021, True),
+        ("gloo", 0.049, True),
+        ("gloo", 0.051, False),
+    ],
 )
 def test_a_window_whose_sequential_steps_overlapped_is_invalid(backend, residual, valid):
     found = report_of(leaky_window(residual, backend=backend))
@@ -399,7 +395,7 @@ def test_an_invalid_window_logs_nothing_that_rests_on_its_sequential_steps():
         assert {name, f"{name}_ci_low", f"{name}_ci_high"} <= logged
     assert {"e2e_overlapped_ms_rank_low", "exposed_comm_ms_rank_high"} <= logged
     assert found.metrics()["overlap/valid"] == 0.0
-    assert COMPARING <= set(found.figures())  # the record keeps them
+    assert set(found.figures()) >= COMPARING  # the record keeps them
 
 
 # -- metrics

@@ -19,7 +19,7 @@ def intervals(pairs: Pairs, offset: int = 0) -> Intervals:
 
 
 def pairs_of(found: Intervals) -> Pairs:
-    return list(zip(found.start_ns.tolist(), found.end_ns.tolist()))
+    return list(zip(found.start_ns.tolist(), found.end_ns.tolist(), strict=True))
 
 
 def nanoseconds(pairs: Pairs) -> set[int]:
@@ -130,8 +130,8 @@ def nested_calls(draw):
 def innermost_by_stack(calls: Pairs) -> dict[int, tuple[int, int]]:
     """For each nanosecond, the call (as a pair) that is on top of the stack then.
 
-    Properly nested calls that hold the same nanosecond are each other's callers, so the top is the shortest. Equal calls
-    cannot be told apart; the pair stands for either.
+    Properly nested calls that hold the same nanosecond are each other's callers, so the top is the shortest. Equal
+    calls cannot be told apart; the pair stands for either.
     """
     top: dict[int, tuple[int, int]] = {}
     for call in sorted(calls, key=lambda call: call[0] - call[1]):  # longest first; a shorter one is pushed on top
@@ -143,7 +143,7 @@ def innermost_by_stack(calls: Pairs) -> dict[int, tuple[int, int]]:
 def test_each_nanosecond_belongs_to_the_call_on_top_of_the_stack(calls, offset):
     pieces, owner = self_segments(intervals(calls, offset))
     found: dict[int, tuple[int, int]] = {}
-    for (start, end), row in zip(pairs_of(pieces), owner):
+    for (start, end), row in zip(pairs_of(pieces), owner, strict=True):
         for time in range(start - offset, end - offset):
             assert time not in found, "pieces overlap"
             found[time] = calls[row]
@@ -173,7 +173,7 @@ def test_self_time_by_hand():
     #        0: f            1: g in f   2: h in g   3: a second call in f   4: after f
     calls = intervals([(0, 100), (10, 40), (20, 30), (40, 60), (120, 130)])
     pieces, owner = self_segments(calls)
-    assert list(zip(pairs_of(pieces), owner.tolist())) == [
+    assert list(zip(pairs_of(pieces), owner.tolist(), strict=True)) == [
         ((0, 10), 0),
         ((10, 20), 1),
         ((20, 30), 2),
@@ -186,7 +186,7 @@ def test_self_time_by_hand():
 
 def test_calls_that_share_their_caller_s_bounds_take_its_time():
     pieces, owner = self_segments(intervals([(0, 10), (0, 4), (6, 10)]))
-    assert list(zip(pairs_of(pieces), owner.tolist())) == [((0, 4), 1), ((4, 6), 0), ((6, 10), 2)]
+    assert list(zip(pairs_of(pieces), owner.tolist(), strict=True)) == [((0, 4), 1), ((4, 6), 0), ((6, 10), 2)]
 
 
 def test_calls_of_no_length_take_no_time_and_cut_nothing_off():
@@ -201,7 +201,7 @@ def test_of_two_equal_calls_one_takes_the_time_and_neither_any_of_what_follows(o
     # As where one operator does nothing but call another, and the clock is coarse.
     calls = [[(0, 10), (0, 10), (20, 30)][row] for row in order]
     pieces, owner = self_segments(intervals(calls))
-    assert [(pair, calls[row]) for pair, row in zip(pairs_of(pieces), owner)] == [
+    assert [(pair, calls[row]) for pair, row in zip(pairs_of(pieces), owner, strict=True)] == [
         ((0, 10), (0, 10)),
         ((20, 30), (20, 30)),
     ]
@@ -210,7 +210,7 @@ def test_of_two_equal_calls_one_takes_the_time_and_neither_any_of_what_follows(o
 def test_after_two_equal_calls_time_is_their_caller_s():
     calls = [(0, 100), (10, 20), (10, 20)]
     pieces, owner = self_segments(intervals(calls))
-    assert [(pair, calls[row]) for pair, row in zip(pairs_of(pieces), owner)] == [
+    assert [(pair, calls[row]) for pair, row in zip(pairs_of(pieces), owner, strict=True)] == [
         ((0, 10), (0, 100)),
         ((10, 20), (10, 20)),
         ((20, 100), (0, 100)),
