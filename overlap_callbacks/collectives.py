@@ -78,7 +78,7 @@ def _spec(name: str, operator: Any, arguments: list[str]) -> OperatorSpec:
         name=name,
         redispatch=operator._handle.redispatch_boxed,
         group=group,
-        sizes=_sizes_of(operator, arguments[:group]),
+        sizes=_sizes_of(name, operator, arguments[:group]),
         returns_work=any("Work" in str(value.type) for value in operator._schema.returns),
         point_to_point=name in POINT_TO_POINT,
         host_blocking="barrier" in name,
@@ -87,10 +87,14 @@ def _spec(name: str, operator: Any, arguments: list[str]) -> OperatorSpec:
     )
 
 
-def _sizes_of(operator: Any, tensors: list[str]) -> Callable[[tuple[Any, ...]], Sizes]:
+def _sizes_of(name: str, operator: Any, tensors: list[str]) -> Callable[[tuple[Any, ...]], Sizes]:
     """How to size a call: made once for each operator, because it runs for every collective."""
-    outputs = [i for i, name in enumerate(tensors) if not name.startswith("input")]
-    inputs = [i for i, name in enumerate(tensors) if not name.startswith("output")]
+    outputs = [i for i, tensor in enumerate(tensors) if not tensor.startswith("input")]
+    inputs = [i for i, tensor in enumerate(tensors) if not tensor.startswith("output")]
+    if name in SENDS:
+        outputs = []
+    if name in RECEIVES:
+        inputs = []
     types = [str(operator._schema.arguments[i].type) for i in range(len(tensors))]
 
     def in_place_list(args: tuple[Any, ...]) -> Sizes:
@@ -110,7 +114,7 @@ def _sizes_of(operator: Any, tensors: list[str]) -> Callable[[tuple[Any, ...]], 
         size_out = sum([num_bytes(args[i]) for i in outputs])
         return size_in, size_out, first_tensor(args[: len(tensors)])
 
-    if types == ["List[Tensor]"]:
+    if types == ["List[Tensor]"] and inputs == outputs:
         return in_place_list
     if types == ["Tensor", "Tensor"] and (outputs, inputs) == ([0], [1]):
         return out_and_in

@@ -56,9 +56,7 @@ class OrderChecks:
         self._done = threading.Event()
         self._verdict: Verdict | None = None
         self._last_key = ""
-        # The training thread waits once: where the store is too slow, later windows are left out rather than waited
-        # for.
-        self._patience_s = 3 * timeout_s
+        self.patience_s = 3 * timeout_s
 
     def start(self, key: str, order: IssueOrder, window: int | None) -> None:
         """Begin the check ``key`` with this rank's sequence.
@@ -73,11 +71,17 @@ class OrderChecks:
         self._worker.submit(lambda: self._check(key, order, window))
 
     def verdict(self) -> Verdict:
-        """The verdict of the check begun last; waits for it, for a bounded time."""
-        if not self._done.wait(self._patience_s) or self._verdict is None:
-            self._patience_s = 0.0
-            return Verdict(False, f"the order check was not done within {3 * self._timeout_s:g} s")
-        return self._verdict
+        """The verdict of the check begun last; waits for it, for a bounded time.
+
+        The training thread waits in vain once: while somebody is not heard, later windows are left out rather than
+        waited for.
+        """
+        if not self._done.wait(self.patience_s) or self._verdict is None:
+            verdict = Verdict(False, f"the order check was not done within {self.patience_s:g} s", late=True)
+        else:
+            verdict = self._verdict
+        self.patience_s = 0.0 if verdict.late else 3 * self._timeout_s
+        return verdict
 
     def close(self, timeout_s: float) -> None:
         self._stop.set()

@@ -111,6 +111,7 @@ class OverlapMonitor:
         self._background_error: Exception | None = None
 
         self._last_step = -1
+        self._unnumbered = False  # the open step was begun with something that is no number
         self._open = False  # between step_begin and step_end
         self._busy = False  # the open step has instruments, or a mode of its own
         self._wake = 0  # first step at which step_begin has more to do than compare
@@ -137,7 +138,8 @@ class OverlapMonitor:
             self._last_step = step
             self._open = True
             return
-        self._guarded(lambda: self._begin(step))
+        nested, self._open = self._open, True
+        self._guarded(lambda: self._begin(step, nested))
 
     def step_end(self, step: int | None = None) -> None:
         """Say that the step that began last has ended.
@@ -241,6 +243,7 @@ class OverlapMonitor:
             self._guarded(self._on_close.pop())
         self._finalizer()
         self._order = self._checked = None
+        self._guarded(self._raise_background_error)  # of the last reports
 
     def call_on_close(self, action: Callable[[], None]) -> None:
         """Have ``close()`` call ``action``, once: an adapter takes off its hooks."""
@@ -256,18 +259,22 @@ class OverlapMonitor:
 
     # -- begin and end of a step, the long way
 
-    def _begin(self, step: Any) -> None:
+    def _begin(self, step: Any, nested: bool) -> None:
+        self._unnumbered = False
+        if self._off and type(step) is int:
+            self._last_step = step
+            return
         try:
             number = checks.count("step", step, minimum=0)
         except (TypeError, ValueError) as error:
+            self._unnumbered = True
             self._misused("step", str(error))
             return
+        previous, self._last_step = self._last_step, number
         if self._off:
-            self._last_step, self._open = number, True
             return
-        self._notice_background_error()
-        self._check_continuity(number)
-        self._last_step, self._open = number, True
+        self._raise_background_error()
+        self._check_continuity(number, previous, nested)
         if self._forced is not None:
             self._begin_forced()
             return
@@ -279,31 +286,33 @@ class OverlapMonitor:
             return
         self._wake = 0
         if plan.mode is Mode.SEQUENTIAL and not self._may_serialise():
-            self._wake = self.schedule.next_window_step(number + 1)
             return
         self._busy = True
         self._window.begin_step(plan, self._checked)
 
-    def _check_continuity(self, number: int) -> None:
-        if self._open:
-            self._abandon(f"step {number} began before step {self._last_step} ended")
-        if number <= self._last_step:
-            last, self._last_step = self._last_step, -1
+    def _check_continuity(self, number: int, previous: int, nested: bool) -> None:
+        if nested:
+            reason = f"step {number} began before step {previous} ended"
+            self._abandon(reason)
+            self._misused("nested", f"{reason}: call step_end first")
+        if number <= previous:
             self._abandon("the step number went back")
             self._misused(
                 "back",
-                f"step_begin({number}) came after step {last}: step numbers must go up; "
+                f"step_begin({number}) came after step {previous}: step numbers must go up; "
                 f"the schedule goes on from {number}",
             )
-        elif self._window is not None and number != self._last_step + 1:
-            self._abandon(f"the step number jumped from {self._last_step} to {number}")
+        elif self._window is not None and number != previous + 1:
+            reason = f"the step number jumped from {previous} to {number} within a window"
+            self._abandon(reason)
+            self._notices.warn("jump", f"{reason}, which was cut short")
 
     def _end(self, step: Any) -> None:
         if not self._open:
             shown = "" if step is None else step
             self._misused("end", f"step_end({shown}) came without a step_begin: call step_begin first")
             return
-        if step is not None and step != self._last_step:
+        if step is not None and step != self._last_step and not self._unnumbered:
             self._misused("number", f"step_end({step}) came after step_begin({self._last_step}): numbers must agree")
         self._open = False
         if not self._busy:
@@ -501,7 +510,7 @@ class OverlapMonitor:
             raise MisuseError(message)
         self._notices.warn(key, message)
 
-    def _notice_background_error(self) -> None:
+    def _raise_background_error(self) -> None:
         error, self._background_error = self._background_error, None
         if error is not None:
             raise error

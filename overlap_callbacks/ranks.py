@@ -60,12 +60,14 @@ class Verdict(msgspec.Struct, frozen=True):
         reason: why not, in words.
         conflict: whether the reason is a cycle in the ranks' orders.
         skip: whether the reason is that rank 0 wants this window left out.
+        late: whether the reason is that somebody was not heard in time.
     """
 
     serialise: bool
     reason: str = ""
     conflict: bool = False
     skip: bool = False
+    late: bool = False
 
 
 class Channel:
@@ -154,7 +156,7 @@ def check_order(
         return verdict
     message = channel.await_message(f"{key}/verdict", 2 * timeout_s, stop)
     if message is None:
-        return Verdict(False, f"rank 0 did not decide within {2 * timeout_s:g} s")
+        return Verdict(False, f"rank 0 did not decide within {2 * timeout_s:g} s", late=True)
     return msgspec.json.decode(message, type=Verdict)
 
 
@@ -162,7 +164,9 @@ def _decide(channel: Channel, key: str, timeout_s: float, stop: Callable[[], boo
     digests = channel.gather(f"{key}/order", timeout_s, stop)
     missing = [rank for rank in range(channel.job.world_size) if rank not in digests]
     if missing:
-        return Verdict(False, f"{_ranks(missing)} did not report the order of collectives within {timeout_s:g} s")
+        return Verdict(
+            False, f"{_ranks(missing)} did not report the order of collectives within {timeout_s:g} s", late=True
+        )
     by_digest: dict[bytes, IssueOrder] = {}  # one copy of each sequence
     for digest in set(digests.values()):
         name = f"{key}/sequence/{digest.decode()}"

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from overlap_callbacks import Mode, OverlapMonitor
-from overlap_callbacks.ranks import Channel
+from overlap_callbacks.exchange import OrderChecks
+from overlap_callbacks.ranks import Verdict
 from overlap_callbacks.record import read
 from overlap_callbacks.sinks.jsonl import FILE_NAME
 from tests.distributed import captured_log, die, run_mortal_ranks, run_ranks
@@ -258,26 +259,22 @@ def test_an_error_in_the_report_of_the_last_window_is_not_lost(strict):
 
 
 @contextlib.contextmanager
-def counted_waits_in_vain() -> Iterator[list[str]]:
-    """The keys of messages that this rank waited for until its patience was over."""
-    keys: list[str] = []
-    await_message, gather = Channel.await_message, Channel.gather
+def noted_patience() -> Iterator[list[tuple[float, bool]]]:
+    """How long the training thread was ready to wait for each verdict, and whether it was in vain."""
+    noted: list[tuple[float, bool]] = []
+    verdict = OrderChecks.verdict
 
-    def awaiting(channel: Channel, key: str, *args: Any) -> bytes | None:
-        message = await_message(channel, key, *args)
-        keys.extend([key] if message is None else [])
-        return message
+    def noting(checks: OrderChecks) -> Verdict:
+        patience_s = checks.patience_s
+        found = verdict(checks)
+        noted.append((patience_s, found.late))
+        return found
 
-    def gathering(channel: Channel, key: str, *args: Any) -> dict[int, bytes]:
-        messages = gather(channel, key, *args)
-        keys.extend([key] if len(messages) < channel.job.world_size else [])
-        return messages
-
-    Channel.await_message, Channel.gather = awaiting, gathering
+    OrderChecks.verdict = noting
     try:
-        yield keys
+        yield noted
     finally:
-        Channel.await_message, Channel.gather = await_message, gather
+        OrderChecks.verdict = verdict
 
 
 def train_with_an_error_on_one_rank(rank: int, broken_rank: int) -> dict[str, Any]:
@@ -285,7 +282,7 @@ def train_with_an_error_on_one_rank(rank: int, broken_rank: int) -> dict[str, An
     sink = KeptReports()
     monitor = new_monitor(sink, schedule=tiny_schedule(every_n_steps=10), order_timeout_s=0.3, report_timeout_s=1.0)
     training, expected = Training(rank), digest_without_library(rank, 60)
-    with captured_log() as lines, counted_waits_in_vain() as in_vain:
+    with captured_log() as lines, noted_patience() as patience:
         run_steps(training, monitor, 10)
         with failing("window.Window.begin_step") if rank == broken_rank else contextlib.nullcontext():
             run_steps(training, monitor, 50)
@@ -293,7 +290,7 @@ def train_with_an_error_on_one_rank(rank: int, broken_rank: int) -> dict[str, An
     return {
         "lines": lines,
         "same": training.digest() == expected,
-        "in_vain": [key for key in in_vain if "report" not in key],
+        "patience": patience,
         "let_go": (is_pass_through(), own_threads()),
         "reports": sink.facts(),
     }
@@ -317,4 +314,7 @@ def test_an_error_on_one_rank_neither_hangs_nor_changes_training_on_the_others(e
 
 def test_a_rank_that_is_not_heard_any_more_is_waited_for_once_and_not_in_every_window(error_on_one_rank):
     broken_rank, found = error_on_one_rank
-    assert len(found[1 - broken_rank]["in_vain"]) == 1
+    first, in_vain, *later = found[1 - broken_rank]["patience"]
+    assert first == (pytest.approx(0.9), False)
+    assert in_vain == (pytest.approx(0.9), True)
+    assert later == [(0.0, True)] * 4  # it looks, and goes on training

@@ -138,7 +138,7 @@ def test_kernels_that_another_thread_may_be_inside_stay_as_a_pass_through_and_th
 
 
 def close_beside_a_thread_that_no_step_saw(rank: int) -> list[str]:
-    """The errors in a thread that communicates while gates come and go between steps."""
+    """The errors in threads that communicate while gates come and go between steps."""
     errors, enough = [], threading.Event()
 
     def communicate() -> None:
@@ -148,15 +148,17 @@ def close_beside_a_thread_that_no_step_saw(rank: int) -> list[str]:
         except Exception as error:
             errors.append(repr(error))
 
-    thread = threading.Thread(target=communicate)
-    thread.start()
+    threads = [threading.Thread(target=communicate) for _ in range(4)]
+    for thread in threads:
+        thread.start()
     for _ in range(100):
         gate = Gate()
         gate.register()
-        time.sleep(0.01)
+        time.sleep(0.02)
         gate.close()
     enough.set()
-    thread.join()
+    for thread in threads:
+        thread.join()
     return errors
 
 
