@@ -82,7 +82,11 @@ def monitor_step_us(rounds: int) -> tuple[float, float]:
 
 
 def gate_on_null_backend(rounds: int) -> dict[str, float]:
-    """An all-reduce on torch's fake backend, which does nothing: absent, pass-through and recording; us."""
+    """An all-reduce on torch's fake backend, which does nothing, in us.
+
+    Absent, with a kernel that does nothing but redispatch (what torch takes to call into Python and back), pass-through
+    and recording.
+    """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
@@ -92,9 +96,20 @@ def gate_on_null_backend(rounds: int) -> dict[str, float]:
     def all_reduce() -> None:
         dist.all_reduce(tensor, async_op=True)
 
-    times: dict[str, list[int]] = {"absent": [], "pass-through": [], "recording": [], "register": [], "remove": []}
+    arms = ("absent", "empty kernel", "pass-through", "recording", "register", "remove")
+    times: dict[str, list[int]] = {arm: [] for arm in arms}
+    redispatch = torch.ops.c10d.allreduce_.default._handle.redispatch_boxed
+    below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+
+    def empty_kernel(keyset: Any, *args: Any) -> Any:
+        return redispatch(keyset & below, *args)
+
     for _ in range(rounds):
         times["absent"].append(timed_ns(all_reduce, 300))
+        library = torch.library.Library("c10d", "IMPL")
+        library.impl("allreduce_", empty_kernel, "BackendSelect", with_keyset=True)
+        times["empty kernel"].append(timed_ns(all_reduce, 300))
+        library._destroy()
         start = time.perf_counter_ns()
         gate.register()
         times["register"].append(time.perf_counter_ns() - start)
@@ -248,9 +263,11 @@ def main() -> None:
     with_monitor, empty = monitor_step_us(rounds(300))
     show("monitor, per step outside a window", f"{with_monitor:.2f} us (two empty calls: {empty:.2f})", us=with_monitor)
     null = gate_on_null_backend(rounds(150))
+    floor = null["empty kernel"] - null["absent"]
+    show("torch's own boxing into Python and back", f"{floor:.1f} us on top of {null['absent']:.1f}", us=floor)
     for arm in ("pass-through", "recording"):
         added = null[arm] - null["absent"]
-        show(f"gate, {arm}, added to a collective", f"{added:.1f} us on top of {null['absent']:.1f}", us=added)
+        show(f"gate, {arm}, added to a collective", f"{added:.1f} us, {added - floor:.1f} of it ours", us=added)
     show("gate, registering", f"{null['register']:.0f} us", us=null["register"])
     show("gate, removing", f"{null['remove']:.0f} us", us=null["remove"])
     held, grown = memory_kib(rounds(1000))

@@ -65,7 +65,10 @@ class _Kernels:
         self.active: Gate | None = None
         self.owner: Gate | None = None
         self.keep = False  # another thread was seen to issue collectives: removing them could crash it
+        self._home = 0  # the thread that registered them
+        self._autograd: set[int] = set()
         self._library: torch.library.Library | None = None
+        self._removed: list[Any] = []
 
     @property
     def registered(self) -> bool:
@@ -77,18 +80,35 @@ class _Kernels:
             for spec in operator_specs():
                 library.impl(spec.name, self._kernel(spec), "BackendSelect", with_keyset=True)
             self._library = library
+            self._home = get_ident()
+            self._autograd.clear()
 
     def remove(self) -> None:
-        if self._library is not None:
-            self._library._destroy()
-            self._library = None
+        if self._library is None or self.keep:
+            return
+        # A thread may be about to enter a kernel that it looked up before: they live until the next ones are removed.
+        if hasattr(torch.library, "get_kernel"):  # torch 2.9
+            names = [spec.name for spec in operator_specs()]
+            self._removed = [torch.library.get_kernel(f"c10d::{name}", "BackendSelect") for name in names]
+        self._library._destroy()
+        self._library = None
+
+    def meet(self, thread: int) -> None:
+        """Take note of a thread, other than the one that registered the kernels, that issues a collective."""
+        if is_autograd_thread(thread):
+            self._autograd.add(thread)
+        else:
+            self.keep = True
 
     def _kernel(self, spec: OperatorSpec) -> Callable[..., Any]:
-        redispatch, below, kernels = spec.redispatch, _BELOW, self
+        redispatch, below, kernels, autograd = spec.redispatch, _BELOW, self, self._autograd
 
         def kernel(keyset: Any, *args: Any) -> Any:
             gate = kernels.active
             if gate is None:
+                thread = get_ident()
+                if thread != kernels._home and thread not in autograd:
+                    kernels.meet(thread)
                 return redispatch(keyset & below, *args)
             row = gate._before(spec, args)
             result = redispatch(keyset & below, *args)
@@ -190,7 +210,7 @@ class Gate:
     def remove(self) -> None:
         """Take the kernels out of the dispatcher, unless another thread may be inside them."""
         self.stop()
-        if _kernels.owner is self and not _kernels.keep:
+        if _kernels.owner is self:
             _kernels.remove()
 
     def close(self) -> None:
@@ -351,7 +371,7 @@ class Gate:
         """Whether a thread other than the training thread is one of autograd's: native, and running a backward."""
         if thread in self._python_threads:
             return False
-        if torch._C._current_graph_task_id() != -1 and not _is_python_thread(thread):
+        if is_autograd_thread(thread):
             return True
         self._python_threads.add(thread)
         return False
@@ -378,6 +398,11 @@ class Gate:
 
 def _collective(row: _Row) -> Collective:
     return Collective(row[0].name, *row[1:])
+
+
+def is_autograd_thread(thread: int) -> bool:
+    """Whether the calling thread, ``thread``, is one of autograd's: native, and running a backward."""
+    return torch._C._current_graph_task_id() != -1 and not _is_python_thread(thread)
 
 
 def _is_python_thread(thread: int) -> bool:

@@ -26,7 +26,7 @@ from overlap_callbacks import checks
 from overlap_callbacks.notices import Notices
 from overlap_callbacks.order import IssueOrder
 from overlap_callbacks.parts import Parts
-from overlap_callbacks.ranks import Job
+from overlap_callbacks.ranks import Job, Verdict
 from overlap_callbacks.run_info import default_run_folder
 from overlap_callbacks.schedule import Mode, Part, Plan, Schedule
 from overlap_callbacks.sinks import JsonlSink, Sink, WandbSink
@@ -294,7 +294,7 @@ class OverlapMonitor:
         if nested:
             reason = f"step {number} began before step {previous} ended"
             self._abandon(reason)
-            self._misused("nested", f"{reason}: call step_end first")
+            self._misused("nested", f"{reason}: call step_end before the next step_begin")
         if number <= previous:
             self._abandon("the step number went back")
             self._misused(
@@ -423,17 +423,19 @@ class OverlapMonitor:
             self._checked = self._order
             return True
         if verdict.conflict:
-            self._notices.warn(
-                "conflict", f"sequential mode is refused, and measuring is switched off: {verdict.reason}"
-            )
             self._abandon(verdict.reason)
-            self._switch_off()
+            self._refuse(verdict)
         elif verdict.skip:
             self._notices.tell(f"window left out: {verdict.reason}")
             self._close_window(complete=False, report=False)
         else:
             self._abandon(verdict.reason)
         return False
+
+    def _refuse(self, verdict: Verdict) -> None:
+        """Every later step would show the same conflict: there is nothing more to measure."""
+        self._notices.warn("conflict", f"sequential mode is refused, and measuring is switched off: {verdict.reason}")
+        self._switch_off()
 
     # -- forced modes
 
@@ -447,6 +449,9 @@ class OverlapMonitor:
             verdict = self._parts.order.verdict()
             if verdict.serialise:
                 self._checked = self._order
+            elif verdict.conflict:
+                self._refuse(verdict)
+                return
             else:
                 self._notices.warn("forced", f"the mode stays overlapped: {verdict.reason}")
                 self._forced, self._wake = None, 0
@@ -490,7 +495,10 @@ class OverlapMonitor:
                 raise
 
     def _fail(self, error: Exception) -> None:
-        self._notices.warn("failed", f"an internal error switched measuring off, training goes on: {error!r}", error)
+        if not self.strict:
+            self._notices.warn(
+                "failed", f"an internal error switched measuring off, training goes on: {error!r}", error
+            )
         window, self._window = self._window, None
         with contextlib.suppress(Exception):
             if window is not None:

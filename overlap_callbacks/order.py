@@ -57,25 +57,29 @@ class IssueOrder(msgspec.Struct, frozen=True):
         items: in the order of issue.
         groups: the global ranks of each group, by its name.
         incomplete: whether collectives are missing, for want of storage.
+        labels: names of the groups for people, where they have any.
     """
 
     items: tuple[Item, ...]
     groups: dict[str, tuple[int, ...]]
     incomplete: bool = False
+    labels: dict[str, str] = {}
 
     @classmethod
     def of(cls, collectives: Iterable[Collective], rank: int, incomplete: bool = False) -> IssueOrder:
         """The sequence of the collectives that the training and autograd threads of ``rank`` issued."""
-        items, groups = [], {}
+        items, groups, labels = [], {}, {}
         for collective in collectives:
             group = collective.group
             groups[group.name] = group.ranks
+            if group.label != group.name:
+                labels[group.name] = group.label
             source = target = -1
             if collective.operator in POINT_TO_POINT:
                 peer = group.ranks[collective.peer] if collective.peer >= 0 else -1
                 source, target = (rank, peer) if collective.operator in SENDS else (peer, rank)
             items.append(Item(collective.operator, group.name, collective.coalesced, source, target, collective.tag))
-        return cls(items=tuple(items), groups=groups, incomplete=incomplete)
+        return cls(items=tuple(items), groups=groups, incomplete=incomplete, labels=labels)
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self)
@@ -183,7 +187,7 @@ class _Union:
                     for before in frontier:
                         self._edge(before, node, rank)
                 continue
-            node = self._of_collective(item, sequence.groups[item.group], counts)
+            node = self._of_collective(item, sequence, counts)
             for before in frontier:
                 self._edge(before, node, rank)
             if not item.coalesced:
@@ -242,11 +246,12 @@ class _Union:
             previous = rank
         return tuple(legs)
 
-    def _of_collective(self, item: Item, ranks: tuple[int, ...], counts: dict[_Node, int]) -> int:
+    def _of_collective(self, item: Item, sequence: IssueOrder, counts: dict[_Node, int]) -> int:
+        ranks, label = sequence.groups[item.group], sequence.labels.get(item.group, item.group)
         base = ("collective", item.group, ranks)
         number = counts[base]
         counts[base] += 1
-        name = f"{item.operator} (number {number} of group {item.group!r}, ranks {_ranks(ranks)})"
+        name = f"{item.operator} (number {number} of group {label!r}, ranks {_ranks(ranks)})"
         return self._node((*base, number), name, collective=True)
 
     def _message(self, item: Item, counts: dict[_Node, int]) -> int:

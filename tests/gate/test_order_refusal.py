@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from overlap_callbacks import Mode
+from overlap_callbacks.collectives import Group
 from overlap_callbacks.gate import Gate
 from tests.distributed import captured_log, run_mortal_ranks, run_ranks
 from tests.gate.jobs import KeptReports, kept_logs, new_monitor, two_groups
@@ -44,7 +45,7 @@ def train_in_order(rank: int, orders: list[list[int]], forced: bool = False) -> 
         active = monitor.active
         monitor.close()
     return {
-        "names": [group.group_name for group in groups],
+        "names": [Group.of(group).label for group in groups],
         "alone": alone,
         "results": results,
         "modes": modes,

@@ -114,7 +114,7 @@ def test_without_a_run_nothing_is_started_where_that_is_not_wanted(tmp_path: Pat
 
 
 def test_nobody_logged_in_is_an_error_that_says_what_to_do_rather_than_a_prompt() -> None:
-    with pytest.raises(RuntimeError, match="wandb login.*WANDB_API_KEY.*WANDB_MODE=offline"):
+    with pytest.raises(RuntimeError, match=r"wandb login.*WANDB_API_KEY.*WANDB_MODE=offline"):
         WandbSink(mode="online").log(window_report())
 
 
