@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from overlap_callbacks import OverlapMonitor, OverlapReport, Sink, WandbSink
 from overlap_callbacks.build import build_monitor, check_names
+from overlap_callbacks.monitor import HASTY_CLOSE_S
 from overlap_callbacks.run_info import default_run_folder
 from overlap_callbacks.sinks import JsonlSink
 
@@ -97,7 +98,7 @@ class OverlapCallback(pl.Callback):
         self._pause.close()
         if self.monitor is not None:
             self.monitor.abort_step()
-        self._close()
+        self._close(HASTY_CLOSE_S)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._close()
@@ -105,10 +106,10 @@ class OverlapCallback(pl.Callback):
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._close()
 
-    def _close(self) -> None:
+    def _close(self, timeout_s: float | None = None) -> None:
         monitor, self.monitor = self.monitor, None
         if monitor is not None:
-            monitor.close()
+            monitor.close(timeout_s)
             self._flush_loggers()
         self._loggers = []
 

@@ -153,6 +153,11 @@ class Reporter:
         self._next_window = 0
         self._why_skipped = ""
 
+    def open(self) -> None:
+        """Have the sinks told of the run, so that there is a record before the first window is done."""
+        if self._sinks:
+            self._worker.submit(lambda: self._each_sink(lambda sink: None))
+
     def block(self, window: Window, block: int, arm: Mode) -> None:
         """Have the record keep a timed block as soon as its times are known: a crash must not lose it."""
         if self._sinks:

@@ -97,7 +97,12 @@ class Profile:
 
     def __init__(self, on_cuda: bool) -> None:
         activity = torch.profiler.ProfilerActivity.CUDA if on_cuda else torch.profiler.ProfilerActivity.CPU
-        self._profile: torch.profiler.profile | None = torch.profiler.profile(activities=[activity])
+        # On CPU the profiler follows one thread unless told otherwise; the communication that escapes the gate is just
+        # that of other threads.
+        config = torch._C._profiler._ExperimentalConfig(profile_all_threads=not on_cuda)
+        self._profile: torch.profiler.profile | None = torch.profiler.profile(
+            activities=[activity], experimental_config=config
+        )
         self._thread = threading.get_native_id()
         self._bounds: list[tuple[int, int]] = []
         self._step_start = 0
@@ -108,7 +113,8 @@ class Profile:
     @staticmethod
     def available() -> bool:
         """False while another profiler (the user's own, say) runs in this process."""
-        return not torch._C._autograd._profiler_enabled()
+        # The first knows sessions of this thread, whoever began them; the second those of all threads begun in Python.
+        return not (torch._C._autograd._profiler_enabled() or _torch_profiler._is_profiler_enabled)
 
     def start(self) -> None:
         assert self._profile is not None

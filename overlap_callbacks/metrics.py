@@ -188,6 +188,7 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
             flat["overlap/measurement_overhead"] = self.measurement_overhead
         flat["overlap/ranks_heard"] = len(self.ranks)
         flat["overlap/valid"] = float(self.valid)
+        flat["overlap/complete"] = float(self.complete)
         flat["overlap/control"] = float(self.control)
         totals: dict[str, int] = {}
         for row in self.collectives:
@@ -217,9 +218,7 @@ def report(
     samples = tuple(sorted(windows, key=lambda window: window.rank))
     first = samples[0]
     figures = _figures(samples)
-    all_problems = list(problems)
-    for sample in samples:
-        all_problems += [p if len(samples) == 1 else f"rank {sample.rank}: {p}" for p in sample.problems]
+    all_problems = [*problems, *_problems(samples)]
     if len(samples) < world_size:
         all_problems.append(f"{world_size - len(samples)} of {world_size} ranks were not heard")
     limit = RESIDUAL_LIMIT_GLOO if first.device == "cpu" or first.backend == "gloo" else RESIDUAL_LIMIT
@@ -244,6 +243,23 @@ def report(
         collectives=first.collectives,
         samples=samples,
     )
+
+
+def _problems(samples: Sequence[RankWindow]) -> list[str]:
+    """The ranks' problems, each once, with its ranks unless all have it."""
+    ranks: dict[str, list[int]] = {}
+    for sample in samples:
+        for problem in sample.problems:
+            ranks.setdefault(problem, []).append(sample.rank)
+    return [
+        problem if len(found) == len(samples) else f"{name_ranks(found)}: {problem}" for problem, found in ranks.items()
+    ]
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Ranks for people, e.g. ``ranks 0, 3``."""
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
 
 
 def _is_valid(figures: dict[str, Estimate], limit: float, control: bool, problems: list[str]) -> bool:

@@ -36,6 +36,9 @@ SWITCH = "OVERLAP_CALLBACKS"
 _OFF_WORDS = frozenset({"0", "off", "false", "no", "disabled"})
 _NEVER = sys.maxsize
 
+# Longest that reports on their way may hold up a job that is ending with an exception, or without close().
+HASTY_CLOSE_S = 5.0
+
 
 class MisuseError(ValueError):
     """A call that does not fit the calls before it, or a value that is not allowed."""
@@ -105,6 +108,7 @@ class OverlapMonitor:
         self._forced_step: Window | None = None
         self._order: IssueOrder | None = None  # recorded, and being checked
         self._checked: IssueOrder | None = None  # passed the check: may be serialised
+        self._ended_blocks: list[tuple[int, Mode]] = []  # timed, and not yet in the record
         self._forced: Mode | None = None
         self._forced_checks = 0
         self._notices = Notices()
@@ -119,7 +123,7 @@ class OverlapMonitor:
         self._on_close: list[Callable[[], None]] = []
         self._step_context = _StepContext(self)
         # Runs when the monitor is collected or the interpreter exits, whichever comes first.
-        self._finalizer = weakref.finalize(self, self._parts.close, self._report_timeout_s)
+        self._finalizer = weakref.finalize(self, self._parts.close, HASTY_CLOSE_S)
         if os.environ.get(SWITCH, "").strip().lower() in _OFF_WORDS:
             self._notices.tell(f"switched off by {SWITCH}={os.environ[SWITCH]}")
             self._switch_off()
@@ -231,17 +235,21 @@ class OverlapMonitor:
 
     # -- end
 
-    def close(self) -> None:
+    def close(self, timeout_s: float | None = None) -> None:
         """Report what was measured, take the gate out of the dispatcher, close the sinks. Safe to call twice.
 
         Call it before ``torch.distributed.destroy_process_group()``, on all ranks.
+
+        Args:
+            timeout_s: longest time for the reports on their way; by default as long as the ranks have to be heard.
         """
         if self._window is not None:
             self._guarded(lambda: self._abandon("the monitor was closed"))
         self._switch_off()
         while self._on_close:
             self._guarded(self._on_close.pop())
-        self._finalizer()
+        if self._finalizer.detach() is not None:
+            self._parts.close(self._report_timeout_s + 5.0 if timeout_s is None else timeout_s)
         self._order = self._checked = None
         self._guarded(self._raise_background_error)  # of the last reports
 
@@ -255,7 +263,7 @@ class OverlapMonitor:
     def __exit__(self, *exception: object) -> None:
         if exception[0] is not None:
             self.abort_step()
-        self.close()
+        self.close(None if exception[0] is None else HASTY_CLOSE_S)
 
     # -- begin and end of a step, the long way
 
@@ -336,7 +344,11 @@ class OverlapMonitor:
             if not self.schedule.control:
                 self._start_check(f"window{window.number}/{window.first_step}", window.number, measured)
         elif plan.part is Part.TIMED and self._ends_block(plan):
-            self._parts.reporter.block(window, plan.block, plan.arm)
+            self._ended_blocks.append((plan.block, plan.arm))
+        # A window that is yet to pass the order check may be left out, and then nothing of it is kept.
+        if self._checked is not None or self.schedule.control:
+            while self._ended_blocks:
+                self._parts.reporter.block(window, *self._ended_blocks.pop(0))
 
     def _ends_block(self, plan: Plan) -> bool:
         following = self.schedule.plan(self._last_step + 1)
@@ -348,6 +360,7 @@ class OverlapMonitor:
         if not self._prepare():
             return None
         self._order = self._checked = None
+        self._ended_blocks.clear()
         return Window(plan.window, number, self._parts.gate)
 
     def _prepare(self) -> bool:

@@ -53,6 +53,7 @@ class Parts:
             on_error=_weak(on_error),
             on_sink_error=_weak(on_sink_error),
         )
+        self._reporter.open()
         self._order = OrderChecks(
             job, prefix, timeout_s=order_timeout_s, veto=self._reporter.veto, on_error=_weak(on_error)
         )
@@ -73,7 +74,7 @@ class Parts:
         if self._order is not None:
             self._order.close(1.0)
         if self._reporter is not None:
-            self._reporter.close(timeout_s + 5.0)
+            self._reporter.close(timeout_s)
         self._order = self._reporter = None
 
 

@@ -25,6 +25,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from overlap_callbacks.collectives import backend_name
+from overlap_callbacks.metrics import name_ranks
 from overlap_callbacks.order import IssueOrder, find_conflict
 
 _POLL_S = 0.002
@@ -165,7 +166,7 @@ def _decide(channel: Channel, key: str, timeout_s: float, stop: Callable[[], boo
     missing = [rank for rank in range(channel.job.world_size) if rank not in digests]
     if missing:
         return Verdict(
-            False, f"{_ranks(missing)} did not report the order of collectives within {timeout_s:g} s", late=True
+            False, f"{name_ranks(missing)} did not report the order of collectives within {timeout_s:g} s", late=True
         )
     by_digest: dict[bytes, IssueOrder] = {}  # one copy of each sequence
     for digest in set(digests.values()):
@@ -187,8 +188,3 @@ def _decide(channel: Channel, key: str, timeout_s: float, stop: Callable[[], boo
             conflict=True,
         )
     return Verdict(True)
-
-
-def _ranks(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"

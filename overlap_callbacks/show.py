@@ -114,28 +114,33 @@ def _figure_table(figures: dict[str, Estimate], shown: str) -> Table:
 
 
 def _kernel_table(window: OverlapReport) -> Table:
-    table = Table(title=f"Kernels that lose most time (window {window.window})", title_justify="left")
-    table.add_column("kernel", overflow="ellipsis", no_wrap=True, max_width=44)
-    for column in ("slowdown", "lost ms/step", "overlapped ms", "sequential ms"):
-        table.add_column(column, justify="right")
+    table = Table(title=f"Kernels that lose most time under overlap (window {window.window})", title_justify="left")
+    table.add_column("kernel")
+    for column in ("slowdown", "lost", "overlapped", "sequential"):
+        table.add_column(column, justify="right", no_wrap=True)
     for kernel in window.kernels[:8]:
         slowdown = "" if kernel.slowdown is None else f"{kernel.slowdown:+.1%}"
-        times = (f"{ms:.3f}" for ms in (kernel.lost_ms, kernel.overlapped_ms, kernel.sequential_ms))
-        table.add_row(Text(kernel.name), slowdown, *times)
+        times = (f"{ms:.2f} ms" for ms in (kernel.lost_ms, kernel.overlapped_ms, kernel.sequential_ms))
+        table.add_row(_shortened(kernel.name), slowdown, *times)
     return table
 
 
 def _collective_table(window: OverlapReport) -> Table:
     table = Table(title="Collectives of a step, on rank 0", title_justify="left")
     table.add_column("collective")
-    table.add_column("group", overflow="ellipsis", no_wrap=True, max_width=24)
+    table.add_column("group")
     for column in ("ranks", "messages", "MB", "alone, ms"):
         table.add_column(column, justify="right")
     for row in window.collectives:
         alone = "" if row.isolated_ms is None else f"{row.isolated_ms:.2f}"
         cells = (str(row.group_size), str(row.messages), f"{row.bytes_in / 1e6:.2f}", alone)
-        table.add_row(Text(row.operator.strip("_")), Text(row.group), *cells)
+        table.add_row(_shortened(row.operator.strip("_")), _shortened(row.group), *cells)
     return table
+
+
+def _shortened(name: str) -> Text:
+    """A name as it is, without markup, cut off where the table is too narrow for it."""
+    return Text(name, no_wrap=True, overflow="ellipsis")
 
 
 def _problems(record: Record) -> list[RenderableType]:

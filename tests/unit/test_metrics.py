@@ -181,7 +181,12 @@ def test_an_empty_window_has_no_figures_and_no_overhead():
     assert found.figures() == {}
     assert found.measurement_overhead is None
     assert (found.complete, found.valid) == (False, True)
-    assert set(found.metrics()) == {"overlap/ranks_heard", "overlap/valid", "overlap/control"}
+    assert found.metrics() == {
+        "overlap/ranks_heard": 1,
+        "overlap/valid": 1.0,
+        "overlap/complete": 0.0,
+        "overlap/control": 0.0,
+    }
 
 
 def test_one_mode_alone_gives_no_comparison():
@@ -332,8 +337,8 @@ def test_what_describes_the_window_is_of_the_lowest_rank_and_the_worst_of_all():
 
 def test_problems_name_their_rank_where_there_are_several_and_are_told_once():
     assert report_of(rank_window(problems=("hot", "hot")), problems=["late"]).problems == ("late", "hot")
-    found = report_of(rank_window(0, problems=("hot",)), rank_window(1, problems=("hot",)))
-    assert found.problems == ("rank 0: hot", "rank 1: hot")
+    found = report_of(rank_window(0, problems=("hot",)), rank_window(1, problems=("hot", "late")))
+    assert found.problems == ("hot", "rank 1: late")
 
 
 # -- validity
@@ -403,7 +408,7 @@ def test_an_invalid_window_logs_nothing_that_rests_on_its_sequential_steps():
 
 def test_metrics_of_a_valid_window_hold_each_figure_with_its_interval_and_spread():
     found = report_of(full_window(0), full_window(1))
-    expected = {"ranks_heard", "valid", "control", "measurement_overhead"}
+    expected = {"ranks_heard", "valid", "complete", "control", "measurement_overhead"}
     expected |= {name + suffix for name in BY_HAND for suffix in ("", "_ci_low", "_ci_high")}
     expected |= {name + suffix for name in found.spread for suffix in ("_rank_low", "_rank_high")}
     flat = found.metrics()

@@ -1,0 +1,5 @@
+"""``python -m overlap_callbacks`` is the command ``overlap``."""
+
+from overlap_callbacks.cli import main
+
+main(prog_name="overlap")

@@ -1,0 +1,76 @@
+"""What stands in the record, and when."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from overlap_callbacks import JsonlSink, OverlapMonitor, OverlapReport, Schedule, record
+from overlap_callbacks.sinks import Sink
+from tests.distributed import run_ranks
+
+# 1 + 8 x 2 = 17 steps, one window right after the other.
+SCHEDULE = Schedule(every_n_steps=17, first_step=0, repeats=2, steps_per_block=1, profiled_steps=0)
+
+
+class Waiting(Sink):
+    """Lets the job go on only once a window has been reported, so that its cost is known before the next check."""
+
+    def __init__(self) -> None:
+        self.reports: list[OverlapReport] = []
+
+    def log(self, report: OverlapReport) -> None:
+        self.reports.append(report)
+
+
+def _train(rank: int, folder: str, steps: int, max_overhead: float | None) -> list[int]:
+    model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64))
+    waiting = Waiting()
+    sinks: list[Any] = [JsonlSink(folder), waiting]
+    monitor = OverlapMonitor(SCHEDULE, sinks, strict=True, max_overhead=max_overhead)
+    for step in range(steps):
+        with monitor.step(step):
+            model(torch.ones(8, 64)).sum().backward()
+        torch.distributed.barrier()
+        while rank == 0 and step == 16 and not waiting.reports:
+            pass
+        torch.distributed.barrier()
+    monitor.close()
+    return [report.window for report in waiting.reports]
+
+
+def test_a_window_left_out_for_its_cost_leaves_nothing_in_the_record(tmp_path: Path) -> None:
+    # Sequential steps cost far more than a millionth, so after the first window all are left out.
+    (windows, _) = run_ranks(_train, 2, str(tmp_path), 2 * 17, 1e-6)
+    assert windows == [0]
+    found = record.read(tmp_path)
+    assert [window.window for window in found.windows] == [0]
+    assert found.windows[0].measurement_overhead is not None
+    assert found.windows[0].measurement_overhead > 1e-6
+    assert found.unfinished is None
+
+
+def test_without_a_budget_every_window_is_measured(tmp_path: Path) -> None:
+    (windows, _) = run_ranks(_train, 2, str(tmp_path), 2 * 17, None)
+    assert windows == [0, 1]
+    assert all(window.complete for window in record.read(tmp_path).windows)
+
+
+def _stop_in_the_first_block(rank: int, folder: str) -> list[str]:
+    model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64))
+    monitor = OverlapMonitor(SCHEDULE, [JsonlSink(folder)], strict=True)
+    monitor.step_begin(0)
+    model(torch.ones(8, 64)).sum().backward()
+    monitor.step_end(0)
+    file = Path(folder, "overlap.jsonl")
+    while rank == 0 and not (file.exists() and file.read_text().endswith("\n")):
+        pass
+    torch.distributed.barrier()
+    return [type(run).__name__ for run in record.read(folder).runs]
+
+
+def test_there_is_a_record_before_anything_is_measured(tmp_path: Path) -> None:
+    assert run_ranks(_stop_in_the_first_block, 2, str(tmp_path))[0] == ["RunInfo"]
