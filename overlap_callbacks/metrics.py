@@ -249,7 +249,7 @@ def _problems(samples: Sequence[RankWindow]) -> list[str]:
     """The ranks' problems, each once, with its ranks unless all have it."""
     ranks: dict[str, list[int]] = {}
     for sample in samples:
-        for problem in sample.problems:
+        for problem in dict.fromkeys(sample.problems):
             ranks.setdefault(problem, []).append(sample.rank)
     return [
         problem if len(found) == len(samples) else f"{name_ranks(found)}: {problem}" for problem, found in ranks.items()

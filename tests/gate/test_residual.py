@@ -1,4 +1,4 @@
-"""Residual overlap is measured: where communication escapes the gate, the profile shows it and the window is invalid."""
+"""Residual overlap is measured: communication that escapes the gate shows in the profile and makes the window invalid."""
 
 from __future__ import annotations
 
