@@ -1,4 +1,4 @@
-"""Residual overlap is measured: communication that escapes the gate shows in the profile and makes the window invalid."""
+"""Residual overlap is measured: communication that escapes the gate shows in the profile and spoils the window."""
 
 from __future__ import annotations
 
