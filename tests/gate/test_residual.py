@@ -32,14 +32,14 @@ def _train(rank: int, folder: str, with_thread: bool) -> None:
     if with_thread:
         thread.start()
     torch.manual_seed(0)
-    layers = [layer for _ in range(4) for layer in (nn.Linear(256, 256), nn.GELU())]
-    model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=0.3)
+    layers = [layer for _ in range(4) for layer in (nn.Linear(512, 512), nn.GELU())]
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=2)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     monitor = OverlapMonitor(SCHEDULE, run_dir=folder, strict=True, max_overhead=None)
     for step in range(4 + SCHEDULE.window_steps):
         with monitor.step(step):
             optimizer.zero_grad()
-            model(torch.randn(256, 256)).square().mean().backward()
+            model(torch.randn(512, 512)).square().mean().backward()
             optimizer.step()
     monitor.close()
     stop.set()
