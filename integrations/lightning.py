@@ -77,7 +77,7 @@ class OverlapCallback(pl.Callback):
         if self.monitor is not None and trainer.global_step != self._global_step:
             self.monitor.step_end(self._step)
             self._step += 1
-            self._flush_loggers()
+            self._flush_loggers(self.monitor)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self.monitor is not None and self.monitor.in_step:
@@ -110,7 +110,7 @@ class OverlapCallback(pl.Callback):
         monitor, self.monitor = self.monitor, None
         if monitor is not None:
             monitor.close(timeout_s)
-            self._flush_loggers()
+            self._flush_loggers(monitor)
         self._loggers = []
 
     # -- checkpoints
@@ -138,9 +138,13 @@ class OverlapCallback(pl.Callback):
         options["sinks"] = sinks
         return options
 
-    def _flush_loggers(self) -> None:
-        for sink in self._loggers:
-            sink.flush()
+    def _flush_loggers(self, monitor: OverlapMonitor) -> None:
+        for sink in list(self._loggers):
+            try:
+                sink.flush()
+            except Exception as error:
+                self._loggers.remove(sink)
+                monitor.sink_failed(sink, error)
 
 
 class _LoggerSink(Sink):

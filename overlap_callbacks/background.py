@@ -28,6 +28,12 @@ class Worker:
         self._on_error = on_error
         self._tasks: queue.Queue[Callable[[], None] | None] = queue.Queue(capacity)
         self._thread: threading.Thread | None = None
+        self._closing = False
+
+    @property
+    def started(self) -> bool:
+        """Whether any task was ever submitted."""
+        return self._thread is not None
 
     def submit(self, task: Callable[[], None]) -> bool:
         """Have ``task`` run later; False where too many wait already, and it is dropped."""
@@ -41,22 +47,23 @@ class Worker:
         return True
 
     def close(self, timeout_s: float) -> bool:
-        """Finish what waits, then end the thread; False if that took longer than ``timeout_s``."""
+        """Finish what waits, then end the thread; False if that takes longer than ``timeout_s``: then call again."""
         if self._thread is None:
             return True
         deadline = time.monotonic() + timeout_s
-        while True:
+        while not self._closing:
             try:
                 self._tasks.put_nowait(_STOP)
-                break
+                self._closing = True
             except queue.Full:
                 if time.monotonic() > deadline:
                     return False
                 time.sleep(0.01)
         self._thread.join(max(0.0, deadline - time.monotonic()))
-        ended = not self._thread.is_alive()
-        self._thread = None
-        return ended
+        if self._thread.is_alive():
+            return False
+        self._thread, self._closing = None, False
+        return True
 
     def _run(self) -> None:
         while (task := self._tasks.get()) is not _STOP:

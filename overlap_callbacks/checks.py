@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import operator
 from typing import Any
 
@@ -29,6 +30,19 @@ def count(name: str, value: Any, *, minimum: int) -> int:
     return number
 
 
+def fraction(name: str, value: Any) -> float:
+    """Return ``value`` as a fraction above 0 and at most 1.
+
+    Raises:
+        TypeError: not a number.
+        ValueError: out of range.
+    """
+    number = _real(name, value, "a fraction above 0 and at most 1")
+    if not 0 < number <= 1:
+        raise ValueError(f"{name} must be a fraction above 0 and at most 1, got {value!r}")
+    return number
+
+
 def seconds(name: str, value: Any) -> float:
     """Return ``value`` as a positive, finite number of seconds.
 
@@ -36,8 +50,14 @@ def seconds(name: str, value: Any) -> float:
         TypeError: not a number.
         ValueError: not positive, or not finite.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a positive number of seconds, got {value!r} (a {type(value).__name__})")
-    if not 0 < value < float("inf"):
+    number = _real(name, value, "a positive number of seconds")
+    if not 0 < number < float("inf"):
         raise ValueError(f"{name} must be a positive, finite number of seconds, got {value!r}")
+    return number
+
+
+def _real(name: str, value: Any, allowed: str) -> float:
+    # NumPy's numbers pass, as they are registered with numbers.Real; booleans are integers to Python, and slips here.
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be {allowed}, got {value!r} (a {type(value).__name__})")
     return float(value)

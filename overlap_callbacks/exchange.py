@@ -26,6 +26,14 @@ logger = logging.getLogger("overlap_callbacks")
 ErrorHandler = Callable[[Exception], None]
 
 
+class _Check:
+    """One order check under way."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.verdict: Verdict | None = None
+
+
 class OrderChecks:
     """Runs order checks; the training thread starts one after a recorded step, and asks for its verdict steps later.
 
@@ -53,8 +61,7 @@ class OrderChecks:
         self._worker = Worker("overlap-callbacks-order", on_error)
         self._channel: Channel | None = None
         self._stop = threading.Event()
-        self._done = threading.Event()
-        self._verdict: Verdict | None = None
+        self._check = _Check()
         self._last_key = ""
         self.patience_s = 3 * timeout_s
 
@@ -66,9 +73,8 @@ class OrderChecks:
             order: this rank's sequence.
             window: the window that it is for; None for a mode forced by hand.
         """
-        self._done.clear()
-        self._verdict = None
-        self._worker.submit(lambda: self._check(key, order, window))
+        self._check = check = _Check()  # one that is late must not answer for the next
+        self._worker.submit(lambda: self._run(check, key, order, window))
 
     def verdict(self) -> Verdict:
         """The verdict of the check begun last; waits for it, for a bounded time.
@@ -76,10 +82,11 @@ class OrderChecks:
         The training thread waits in vain once: while somebody is not heard, later windows are left out rather than
         waited for.
         """
-        if not self._done.wait(self.patience_s) or self._verdict is None:
-            verdict = Verdict(False, f"the order check was not done within {self.patience_s:g} s", late=True)
+        check = self._check
+        if check.done.wait(self.patience_s) and check.verdict is not None:
+            verdict = check.verdict
         else:
-            verdict = self._verdict
+            verdict = Verdict(False, f"the order check was not done within {self.patience_s:g} s", late=True)
         self.patience_s = 0.0 if verdict.late else 3 * self._timeout_s
         return verdict
 
@@ -88,11 +95,11 @@ class OrderChecks:
         self._worker.close(timeout_s)
         self._channel = None
 
-    def _check(self, key: str, order: IssueOrder, window: int | None) -> None:
+    def _run(self, check: _Check, key: str, order: IssueOrder, window: int | None) -> None:
         try:
             if self._channel is None:
                 self._channel = Channel(self._job, self._prefix)
-            self._verdict = check_order(
+            check.verdict = check_order(
                 self._channel,
                 key,
                 order,
@@ -104,10 +111,10 @@ class OrderChecks:
                 self._channel.delete(f"{self._last_key}/verdict")  # read by all by now: they came to this check
             self._last_key = key
         except Exception as error:
-            self._verdict = Verdict(False, f"the ranks' store failed: {error}")
+            check.verdict = Verdict(False, f"the ranks' store failed: {error}")
             raise
         finally:
-            self._done.set()
+            check.done.set()
 
 
 class Reporter:
@@ -150,6 +157,7 @@ class Reporter:
         self._channel: Channel | None = None
         self._stop = threading.Event()
         self._opened = False
+        self._late_keys: list[str] = []
         self._next_window = 0
         self._why_skipped = ""
 
@@ -163,9 +171,9 @@ class Reporter:
         if self._sinks:
             self._worker.submit(lambda: self._log_block(window, block, arm))
 
-    def window(self, window: Window) -> None:
-        """Have a closed window measured, gathered and reported."""
-        if not self._worker.submit(lambda: self._report(window)):
+    def window(self, window: Window, key: str) -> None:
+        """Have a closed window measured, gathered and reported, under a key that is the same on every rank."""
+        if not self._worker.submit(lambda: self._report(window, key)):
             logger.warning("overlap-callbacks: window %d is lost: too many reports are waiting", window.number)
 
     def veto(self, window: int | None) -> str | None:
@@ -176,19 +184,21 @@ class Reporter:
 
     def close(self, timeout_s: float) -> None:
         """Finish what waits, then close the sinks."""
+        if not self._worker.started:
+            self._close_sinks()  # and start no thread, which an interpreter that is ending would refuse
+            return
         self._worker.submit(self._close_sinks)
         if not self._worker.close(timeout_s):
-            self._stop.set()
+            self._stop.set()  # what has not come in by now is missing; what has is still reported
             self._worker.close(1.0)
         self._channel = None
 
     # -- on the reporting thread
 
-    def _report(self, window: Window) -> None:
+    def _report(self, window: Window, key: str) -> None:
         own = window.measure(self._job.rank, self._job.backend)
         if self._channel is None:
             self._channel = Channel(self._job, self._prefix)
-        key = f"window{window.number}/{window.first_step}"
         if self._job.rank != 0:
             self._channel.post(f"{key}/report/{self._job.rank}", msgspec.json.encode(own))
             return
@@ -209,6 +219,10 @@ class Reporter:
         self._channel.post(f"{key}/report/0", msgspec.json.encode(own))
         messages = self._channel.gather(f"{key}/report", self._timeout_s, self._stop.is_set)
         messages.pop(0, None)
+        # What came too late for the windows before is of no use any more, and must not pile up in the store.
+        self._channel.delete(*self._late_keys)
+        missing = set(range(self._job.world_size)) - messages.keys() - {0}
+        self._late_keys = [f"{key}/report/{rank}" for rank in missing]
         others = [msgspec.json.decode(message, type=RankWindow) for message in messages.values()]
         return [own, *others], []
 
@@ -255,6 +269,8 @@ def summary(result: OverlapReport) -> str:
     parts = [f"overlap window {result.window} (step {result.first_step})"]
     if not result.valid:
         parts[0] += " INVALID"
+    if not result.complete:
+        parts[0] += " INCOMPLETE"
     if result.control:
         parts[0] += " A/A control"
 

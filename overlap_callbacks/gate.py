@@ -25,6 +25,7 @@ stay for the life of the process, and the next gate takes them over.
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import logging
 import threading
@@ -95,10 +96,13 @@ class _Kernels:
 
     def meet(self, thread: int) -> None:
         """Take note of a thread, other than the one that registered the kernels, that issues a collective."""
-        if is_autograd_thread(thread):
-            self._autograd.add(thread)
-        else:
-            self.keep = True
+        try:
+            if is_autograd_thread(thread):
+                self._autograd.add(thread)
+                return
+        except Exception:
+            logger.debug("a thread could not be told", exc_info=True)
+        self.keep = True
 
     def _kernel(self, spec: OperatorSpec) -> Callable[..., Any]:
         redispatch, below, kernels, autograd = spec.redispatch, _BELOW, self, self._autograd
@@ -163,13 +167,18 @@ class Gate:
 
     Args:
         capacity: collectives of one step for which storage is held ready.
+        patience_s: longest time that a serialised collective is waited for on the host. After that nothing is
+            serialised any more, and ``stuck`` is the collective.
 
     Raises:
         RuntimeError: (from ``register``) another gate of this process is in use.
     """
 
-    def __init__(self, capacity: int = 20_000) -> None:
+    def __init__(self, capacity: int = 20_000, patience_s: float = 10.0) -> None:
         self.errors = 0
+        self.stuck: Collective | None = None
+        self.patience_s = patience_s
+        self._patience = datetime.timedelta(seconds=patience_s)
         self.last_error: Exception | None = None
         self._storage: list[_Row | None] = [None] * capacity
         self._groups: dict[dist.ProcessGroup, Group] = {}
@@ -342,8 +351,9 @@ class Gate:
             # NCCL gives no Work for async_op=False: the kernel is then on the issuing stream itself.
             work = dist.Work.unbox(result[-1] if isinstance(result, tuple) else result)
             if isinstance(row[_START], int):
-                if work is not None:
-                    self._wait_on_host(work)
+                if work is not None and not self._wait_on_host(work):
+                    self._let_go(row)
+                    return
                 row[_END] = perf_counter_ns()
                 return
             compute = self._compute_stream
@@ -358,14 +368,22 @@ class Gate:
         except Exception as error:
             self._count(error)
 
-    @staticmethod
-    def _wait_on_host(work: dist.Work) -> None:
+    def _wait_on_host(self, work: dist.Work) -> bool:
+        """Wait for a collective, for a bounded time; False if it has not finished by then."""
+        start_ns = perf_counter_ns()
         try:
-            work.wait()
+            work.wait(self._patience)
         except RuntimeError:
-            # The collective itself failed (a peer died, a timeout). Its owner's own wait raises the same error, in the
-            # place where the owner expects it.
-            logger.debug("a collective failed while the gate waited for it", exc_info=True)
+            # Our patience is over, which leaves the work as it is; or the collective itself failed (a peer died), and
+            # its owner's own wait raises the same error, in the place where the owner expects it.
+            logger.debug("the gate waited for a collective in vain", exc_info=True)
+            return perf_counter_ns() - start_ns < 1e9 * self._patience.total_seconds()
+        return True
+
+    def _let_go(self, row: _Row) -> None:
+        """Serialise nothing any more: the ranks have come to wait for each other in a way that no check foresaw."""
+        self._serialise = False
+        self.stuck = _collective(row)
 
     def _is_autograd_thread(self, thread: int) -> bool:
         """Whether a thread other than the training thread is one of autograd's: native, and running a backward."""

@@ -223,6 +223,9 @@ def report(
         all_problems.append(f"{world_size - len(samples)} of {world_size} ranks were not heard")
     limit = RESIDUAL_LIMIT_GLOO if first.device == "cpu" or first.backend == "gloo" else RESIDUAL_LIMIT
     valid = _is_valid(figures, limit, control, all_problems)
+    if len({sample.complete for sample in samples}) > 1:
+        valid = False
+        all_problems.append("some ranks ended the window early: their steps ran in other modes than the rest's")
     return OverlapReport(
         window=first.window,
         first_step=first.first_step,

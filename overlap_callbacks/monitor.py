@@ -22,6 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch.distributed as dist
+
 from overlap_callbacks import checks
 from overlap_callbacks.notices import Notices
 from overlap_callbacks.order import IssueOrder
@@ -90,8 +92,11 @@ class OverlapMonitor:
     ) -> None:
         if schedule is not None and not isinstance(schedule, Schedule):
             raise TypeError(f"schedule must be a Schedule, got {schedule!r} (a {type(schedule).__name__})")
-        if max_overhead is not None and not (isinstance(max_overhead, (int, float)) and 0 < max_overhead <= 1):
-            raise ValueError(f"max_overhead must be a fraction above 0 and at most 1, or None, got {max_overhead!r}")
+        if max_overhead is not None:
+            max_overhead = checks.fraction("max_overhead", max_overhead)
+        for name, flag in (("strict", strict), ("remove_between_windows", remove_between_windows)):
+            if not isinstance(flag, bool):
+                raise TypeError(f"{name} must be True or False, got {flag!r} (a {type(flag).__name__})")
         self.schedule = schedule or Schedule()
         self.run_dir = Path(run_dir) if run_dir is not None else default_run_folder()
         self.strict = strict
@@ -104,6 +109,7 @@ class OverlapMonitor:
 
         self._parts = Parts()
         self._job: Job | None = None
+        self._group: Callable[[], Any] = lambda: None  # the default process group that we began with
         self._window: Window | None = None
         self._forced_step: Window | None = None
         self._order: IssueOrder | None = None  # recorded, and being checked
@@ -111,6 +117,8 @@ class OverlapMonitor:
         self._ended_blocks: list[tuple[int, Mode]] = []  # timed, and not yet in the record
         self._forced: Mode | None = None
         self._forced_checks = 0
+        self._rewinds = 0  # how often the step number went back
+        self._num_windows = 0
         self._notices = Notices()
         self._background_error: Exception | None = None
 
@@ -207,8 +215,9 @@ class OverlapMonitor:
     def force(self, mode: Mode | None) -> None:
         """Pin the mode of all steps from the next one on; no window opens meanwhile. None goes back to the schedule.
 
-        All ranks must pin alike, between the same steps. The first steps in a sequential mode are overlapped: one is
-        recorded for the order check, which must pass first.
+        All ranks must pin alike, between the same steps. The first step after pinning sequential mode is overlapped: it
+        is recorded for the order check, which must pass first. (With ``attach`` the step under way has begun before,
+        and is overlapped too.) ``mode`` tells in which mode the open step runs.
 
         Raises:
             TypeError: not a ``Mode`` or None.
@@ -219,6 +228,9 @@ class OverlapMonitor:
             return
         if self._window is not None:
             self._guarded(lambda: self._abandon("a mode was pinned by hand"))
+        if self._forced_step is not None:  # in a step: it goes on as it is, but is serialised no further
+            self._parts.gate.stop()
+            self._forced_step, self._busy = None, False
         self._forced = mode
         self._order = self._checked = None
         self._wake = 0
@@ -245,6 +257,11 @@ class OverlapMonitor:
         """
         if self._window is not None:
             self._guarded(lambda: self._abandon("the monitor was closed"))
+        if not (self._off or self._num_windows or self._forced) and self._last_step >= 0:
+            self._notices.tell(
+                f"nothing was measured: the first window opens at step {self.schedule.first_step}, and the steps seen "
+                f"ended at {self._last_step}; a window that begins before the first step seen is left out"
+            )
         self._switch_off()
         while self._on_close:
             self._guarded(self._on_close.pop())
@@ -290,7 +307,7 @@ class OverlapMonitor:
         if plan is not None and plan.offset == 0:
             self._window = self._open_window(plan, number)
         if plan is None or self._window is None:
-            self._wake = self.schedule.next_window_step(number + 1)
+            self._sleep_until(self.schedule.next_window_step(number + 1))
             return
         self._wake = 0
         if plan.mode is Mode.SEQUENTIAL and not self._may_serialise():
@@ -305,6 +322,7 @@ class OverlapMonitor:
             self._misused("nested", f"{reason}: call step_end before the next step_begin")
         if number <= previous:
             self._abandon("the step number went back")
+            self._rewinds += 1
             self._misused(
                 "back",
                 f"step_begin({number}) came after step {previous}: step numbers must go up; "
@@ -330,8 +348,8 @@ class OverlapMonitor:
             self._end_forced()
             return
         measured = self._window.end_step()
-        if self._parts.gate.last_error is not None:
-            raise self._parts.gate.last_error
+        if self._gate_is_through():
+            return
         self._note_step(self._window, measured)
         if measured.plan.last:
             self._close_window(complete=True)
@@ -342,7 +360,7 @@ class OverlapMonitor:
             self._order = None
             assert measured.log is not None
             if not self.schedule.control:
-                self._start_check(f"window{window.number}/{window.first_step}", window.number, measured)
+                self._start_check(self._key(window), window.number, measured)
         elif plan.part is Part.TIMED and self._ends_block(plan):
             self._ended_blocks.append((plan.block, plan.arm))
         # A window that is yet to pass the order check may be left out, and then nothing of it is kept.
@@ -360,6 +378,7 @@ class OverlapMonitor:
         if not self._prepare():
             return None
         self._order = self._checked = None
+        self._num_windows += 1
         self._ended_blocks.clear()
         return Window(plan.window, number, self._parts.gate)
 
@@ -378,7 +397,7 @@ class OverlapMonitor:
                 )
                 self._switch_off()
                 return False
-            self._job = job
+            self._job, self._group = job, weakref.ref(dist.group.WORLD)
             self._parts.open(
                 job,
                 schedule=self.schedule,
@@ -388,8 +407,14 @@ class OverlapMonitor:
                 order_timeout_s=self._order_timeout_s,
                 report_timeout_s=self._report_timeout_s,
                 on_error=self._on_background_error,
-                on_sink_error=self._on_sink_error,
+                on_sink_error=self.sink_failed,
             )
+        elif self._group() is not dist.group.WORLD:
+            self._notices.warn(
+                "group", "the process group was replaced, and measuring is switched off: make a new monitor"
+            )
+            self._switch_off()
+            return False
         self._parts.gate.register()
         return True
 
@@ -397,14 +422,14 @@ class OverlapMonitor:
         window, self._window = self._window, None
         self._busy = False
         self._order = self._checked = None
-        self._wake = self.schedule.next_window_step(self._last_step + 1)
+        self._sleep_until(self.schedule.next_window_step(self._last_step + 1))
         if window is None:
             return
         window.close(complete)
         if self._remove_between_windows:
             self._parts.gate.remove()
         if report:
-            self._parts.reporter.window(window)
+            self._parts.reporter.window(window, self._key(window))
 
     def _abandon(self, reason: str) -> None:
         """End the window early; what was measured so far is reported as incomplete."""
@@ -414,6 +439,10 @@ class OverlapMonitor:
             self._notices.tell(f"window {self._window.number} was cut short: {reason}")
             self._window.note(f"cut short: {reason}")
             self._close_window(complete=False)
+
+    def _key(self, window: Window) -> str:
+        """Names a window in the store: once, even where step numbers go back and windows come again."""
+        return f"{self._rewinds}/window{window.number}/{window.first_step}"
 
     # -- the order check
 
@@ -442,8 +471,26 @@ class OverlapMonitor:
             self._notices.tell(f"window left out: {verdict.reason}")
             self._close_window(complete=False, report=False)
         else:
+            if verdict.late:
+                self._notices.warn("late", f"a window has no sequential steps: {verdict.reason}")
             self._abandon(verdict.reason)
         return False
+
+    def _gate_is_through(self) -> bool:
+        """Whether the gate cannot go on: raises its error, or switches off where a serialised collective got stuck."""
+        gate = self._parts.gate
+        if gate.last_error is not None:
+            raise gate.last_error
+        if gate.stuck is None:
+            return False
+        reason = (
+            f"{gate.stuck} did not finish within {gate.patience_s:g} s when it was serialised: the ranks' order of "
+            f"collectives differs from step to step, or a rank was held up"
+        )
+        self._abandon(reason)
+        self._notices.warn("stuck", f"{reason}; measuring is switched off, training goes on")
+        self._switch_off()
+        return True
 
     def _refuse(self, verdict: Verdict) -> None:
         """Every later step would show the same conflict: there is nothing more to measure."""
@@ -454,7 +501,7 @@ class OverlapMonitor:
 
     def _begin_forced(self) -> None:
         if self._forced is not Mode.SEQUENTIAL:
-            self._wake = _NEVER
+            self._sleep_until(_NEVER)
             return
         if not self._prepare():
             return
@@ -480,8 +527,8 @@ class OverlapMonitor:
         assert self._forced_step is not None
         measured = self._forced_step.end_step()
         self._forced_step = None
-        if self._parts.gate.last_error is not None:
-            raise self._parts.gate.last_error
+        if self._gate_is_through():
+            return
         assert measured.log is not None
         if self._checked is None:
             self._forced_checks += 1
@@ -531,6 +578,12 @@ class OverlapMonitor:
             raise MisuseError(message)
         self._notices.warn(key, message)
 
+    def _sleep_until(self, step: int) -> None:
+        """Do no more than compare until ``step``, unless an error came up on a thread of our own meanwhile."""
+        self._wake = step
+        if self._background_error is not None:
+            self._wake = 0
+
     def _raise_background_error(self) -> None:
         error, self._background_error = self._background_error, None
         if error is not None:
@@ -542,7 +595,8 @@ class OverlapMonitor:
         self._background_error = error
         self._wake = 0
 
-    def _on_sink_error(self, sink: Sink, error: Exception) -> None:
+    def sink_failed(self, sink: Sink, error: Exception) -> None:
+        """Say that a sink failed and is not used again; raised at the next step if strict."""
         name = type(sink).__name__
         self._notices.warn(f"sink {name}", f"{name} failed and is not used again, the rest goes on: {error}")
         if self.strict:
@@ -576,6 +630,8 @@ class _StepContext:
 def _checked_sinks(sinks: Any) -> list[Sink]:
     if isinstance(sinks, Sink):
         return [sinks]
+    if not isinstance(sinks, (list, tuple)):
+        raise TypeError(f"sinks must be a list of Sink objects, got {sinks!r} (a {type(sinks).__name__})")
     for sink in sinks:
         if not isinstance(sink, Sink):
             raise TypeError(f"sinks must be a list of Sink objects, got {sink!r} (a {type(sink).__name__}) in it")

@@ -28,7 +28,10 @@ from overlap_callbacks.collectives import backend_name
 from overlap_callbacks.metrics import name_ranks
 from overlap_callbacks.order import IssueOrder, find_conflict
 
+# Time between two looks at the store: short at first, then ever longer, so that a thousand ranks that wait for one do
+# not keep the job's store busy.
 _POLL_S = 0.002
+_LONGEST_POLL_S = 0.1
 # Longest that a single store operation may take, on our clients only. The operations do not block on missing keys, so
 # this is reached only where the server is gone.
 _OPERATION_TIMEOUT = datetime.timedelta(seconds=10)
@@ -107,6 +110,7 @@ class Channel:
         deadline = time.monotonic() + timeout_s
         missing = list(range(self.job.world_size))
         found: dict[int, bytes] = {}
+        poll_s = _POLL_S
         while True:
             for rank in missing:
                 message = self.look(f"{key}/{rank}")
@@ -116,16 +120,19 @@ class Channel:
             missing = [rank for rank in missing if rank not in found]
             if not missing or time.monotonic() > deadline or stop():
                 return found
-            time.sleep(_POLL_S)
+            time.sleep(poll_s)
+            poll_s = min(1.2 * poll_s, _LONGEST_POLL_S)
 
     def await_message(self, key: str, timeout_s: float, stop: Callable[[], bool]) -> bytes | None:
         """The message under ``key``, as soon as it is there; None if that takes too long."""
         deadline = time.monotonic() + timeout_s
+        poll_s = _POLL_S
         while True:
             message = self.look(key)
             if message is not None or time.monotonic() > deadline or stop():
                 return message
-            time.sleep(_POLL_S)
+            time.sleep(poll_s)
+            poll_s = min(1.2 * poll_s, _LONGEST_POLL_S)
 
 
 def next_prefix() -> str:

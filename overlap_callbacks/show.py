@@ -36,15 +36,15 @@ def verdict(figures: dict[str, Estimate]) -> str:
     if speedup is None:
         return "Not enough was measured to say whether overlap is worth it here."
     interval = _interval(speedup, "fraction")
-    shown = f"{abs(speedup.value):.1%}{f' (95 % interval {interval})' if interval else ''}"
+    shown = f"by {speedup.value:+.1%}{f' (95 % interval {interval})' if interval else ''}"
     if speedup.ci_low is None or speedup.ci_high is None:
-        sentence = f"Overlap changes the step time by {shown}: too few blocks to say more"
+        sentence = f"Sequential steps differ from overlapped ones {shown}: too few blocks to say more"
     elif speedup.ci_low > 0:
-        sentence = f"Overlap is worth it here: sequential steps take {shown} longer"
+        sentence = f"Overlap is worth it here: without it steps change {shown}"
     elif speedup.ci_high < 0:
-        sentence = f"Overlap costs more than it saves here: sequential steps are {shown} shorter"
+        sentence = f"Overlap costs more than it saves here: without it steps change {shown}"
     else:
-        sentence = f"Whether overlap is worth it here is undecided: sequential steps differ by {shown}"
+        sentence = f"Whether overlap is worth it here is undecided: without it steps change {shown}"
     if slowdown is not None:
         sentence += (
             f"; compute kernels run {abs(slowdown.value):.1%} {'slower' if slowdown.value >= 0 else 'faster'} under it"
@@ -154,7 +154,7 @@ def _problems(record: Record) -> list[RenderableType]:
 
 
 def _value(value: float, unit: str) -> str:
-    return f"{value:.2f} ms" if unit == "ms" else f"{value:.1%}"
+    return f"{value:.2f} ms" if unit == "ms" else f"{value:+.1%}"
 
 
 def _interval(figure: Estimate, unit: str) -> str:
@@ -162,4 +162,4 @@ def _interval(figure: Estimate, unit: str) -> str:
         return ""
     if unit == "ms":
         return f"{figure.ci_low:.2f} to {figure.ci_high:.2f}"
-    return f"{figure.ci_low:.1%} to {figure.ci_high:.1%}"
+    return f"{figure.ci_low:+.1%} to {figure.ci_high:+.1%}"

@@ -306,7 +306,9 @@ def test_an_error_on_one_rank_neither_hangs_nor_changes_training_on_the_others(e
     for rank, of_rank in enumerate(found):
         assert of_rank["same"]
         assert of_rank["let_go"] == (True, [])
-        assert len(of_rank["lines"]) == (rank == broken_rank)
+        (line,) = of_rank["lines"]
+        assert ("internal error" in line) == (rank == broken_rank)
+        assert ("no sequential steps" in line) == (rank != broken_rank)
     first, *others = found[0]["reports"]
     assert (first["complete"], first["ranks"]) == (True, [0, 1])
     assert not any(report["complete"] for report in others)
