@@ -44,6 +44,8 @@ class WandbSink(Sink):
         self._owns_run = False
         self._info: RunInfo | None = None
         self._defined: set[str] = set()
+        self._rows: list[dict[str, Any]] = []  # not yet logged
+        self._joined_step = -1  # step of the user's row that our last one joined
 
     def open(self, run: RunInfo) -> None:
         self._info = run
@@ -60,12 +62,31 @@ class WandbSink(Sink):
             for kernel in report.kernels:
                 table.add_data(*(_cell(getattr(kernel, _field(column))) for column in KERNEL_COLUMNS))
             row["overlap/kernels"] = table
-        run.log({**row, STEP_KEY: report.first_step})
+        self._rows.append({**row, STEP_KEY: report.first_step})
+        self._log_rows(run)
 
     def close(self) -> None:
-        if self._owns_run and self._run is not None:
-            self._run.finish()
-        self._run = None
+        run, self._run = self._run, None
+        if run is None:
+            return
+        while self._rows:
+            run.log({})  # ends the row under way, which makes room for the next
+            self._log_rows(run)
+        if self._owns_run:
+            run.finish()
+
+    def _log_rows(self, run: Any) -> None:
+        """Log what waits, without moving on the step of a run that is not ours.
+
+        A row of ours joins the row of the user's that comes next. Were it a row of its own, the run's step would move
+        on, and W&B would drop what a user then logs with a ``step=`` of their own that has been passed.
+        """
+        if self._owns_run:
+            while self._rows:
+                run.log(self._rows.pop(0))
+        elif self._rows and run.step != self._joined_step:  # one row of ours at most in one of the user's
+            self._joined_step = run.step
+            run.log(self._rows.pop(0), commit=False)
 
     def _find_run(self) -> Any:
         if self._run is not None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from overlap_callbacks import Mode, OverlapMonitor, record
-from tests.distributed import run_ranks
+from tests.distributed import captured_log, run_ranks
 
 pl = pytest.importorskip("lightning.pytorch")
 
@@ -367,6 +367,31 @@ def test_a_wandb_logger_gets_metrics_on_an_axis_of_their_own_and_a_table(tmp_pat
     assert len(run.values("overlap/e2e_overlapped_ms")) == 1
     assert run.metrics["overlap/e2e_overlapped_ms"]["step_metric"] == "overlap/step"
     assert len(run.tables("overlap/kernels")) == 1
+
+
+def _log_to_a_logger_that_fails(rank: int, folder: str) -> tuple[list[str], int]:
+    from lightning.pytorch.loggers import CSVLogger
+
+    class Failing(CSVLogger):
+        def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+            if any(key.startswith("overlap/") for key in metrics):
+                raise OSError("no space left")
+            super().log_metrics(metrics, step)
+
+    fit = trainer(
+        rank, folder, overlap_callback(strict=False), logger=Failing(folder), max_steps=60, log_every_n_steps=1
+    )
+    with captured_log() as lines:
+        fit.fit(Regression(), batches(rank, 60))
+    return lines, fit.global_step
+
+
+def test_a_logger_that_fails_costs_its_rows_and_one_warning_and_not_the_job(tmp_path: Path) -> None:
+    (first, steps), (second, _) = run_ranks(_log_to_a_logger_that_fails, 2, str(tmp_path))
+    assert steps == 60
+    (line,) = first
+    assert "no space left" in line
+    assert second == []
 
 
 def test_an_unknown_option_is_refused_with_the_names_of_those_that_exist() -> None:

@@ -90,9 +90,27 @@ def test_steps_that_go_back_are_kept_and_nothing_is_printed(tmp_path: Path, capf
     sink = WandbSink()
     sink.log(window_report(first_step=500))
     sink.log(window_report(first_step=20))
+    sink.close()
     run.finish()
     assert read_run(tmp_path).values("overlap/step") == [500, 20]
     assert "must be monotonically increasing" not in "".join(capfd.readouterr())
+
+
+def test_rows_of_the_users_with_steps_of_their_own_survive_ours(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = start(tmp_path)
+    sink = WandbSink()
+    for epoch in range(5):
+        for part in range(3):
+            sink.log(window_report(first_step=100 * epoch + part))
+        run.log({"val_loss": float(epoch)}, step=epoch)
+    sink.close()
+    run.finish()
+    found = read_run(tmp_path)
+    assert found.values("val_loss") == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert found.values("overlap/step") == [100 * epoch + part for epoch in range(5) for part in range(3)]
+    assert "less than the current step" not in "".join(capfd.readouterr())
 
 
 def test_without_a_run_one_is_started_and_finished(tmp_path: Path) -> None:

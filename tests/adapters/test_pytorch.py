@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from overlap_callbacks import Mode, record
+from overlap_callbacks.integrations.pytorch import attach
+from tests.distributed import run_ranks
+
+
+def model_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(16, 16))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def _force_around_steps(rank: int, folder: str) -> list[list[Mode]]:
+    model, optimizer = model_and_optimizer()
+    monitor = attach(optimizer, run_dir=folder, strict=True)
+
+    def train(steps: int) -> list[Mode]:
+        modes = []
+        for _ in range(steps):
+            model(torch.ones(2, 16)).sum().backward()
+            modes.append(monitor.mode)  # of the step that the optimizer is about to end
+            optimizer.step()
+        return modes
+
+    before = train(3)
+    with monitor.forced(Mode.SEQUENTIAL):
+        inside = train(6)
+    after = train(3)
+    monitor.close()
+    return [before, inside, after]
+
+
+def test_a_forced_mode_begins_after_the_step_under_way_and_the_recorded_one_and_ends_at_once(tmp_path: Path) -> None:
+    ov, seq = Mode.OVERLAPPED, Mode.SEQUENTIAL
+    for before, inside, after in run_ranks(_force_around_steps, 2, str(tmp_path)):
+        assert before == [ov] * 3
+        assert inside == [ov, ov, seq, seq, seq, seq]
+        assert after == [ov] * 3
+
+
+def _evaluate_between_steps(rank: int, folder: str) -> None:
+    model, optimizer = model_and_optimizer()
+    options: dict[str, Any] = {"every_n_steps": 30, "first_step": 3, "repeats": 2, "steps_per_block": 1}
+    with attach(optimizer, **options, profiled_steps=0, run_dir=folder, strict=True) as monitor:
+        for step in range(22):
+            model(torch.ones(2, 16)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if step == 8:
+                with monitor.pause():
+                    dist.all_reduce(torch.ones(3))  # an evaluation's
+
+
+def test_an_evaluation_within_a_pause_costs_its_step_and_leaves_the_window_whole(tmp_path: Path) -> None:
+    run_ranks(_evaluate_between_steps, 2, str(tmp_path))
+    (window,) = record.read(tmp_path).windows
+    assert window.complete
+    assert window.valid
+    # The pause lay in step 9, the seventh of the window: its third block's counted step.
+    assert [block.block for block in window.samples[0].timed] == [0, 1, 3, 4, 5, 6, 7]
+    assert not any("left out" in problem for problem in window.problems)
+
+
+def test_what_is_no_optimizer_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match=r"optimizer must be a torch.optim.Optimizer, got None"):
+        attach(None)  # type: ignore[arg-type]
+
+
+EXIT_WITHOUT_CLOSE = """
+import sys, torch, torch.distributed as dist
+from torch import nn
+from overlap_callbacks.integrations.pytorch import attach
+rank, folder = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", store=dist.FileStore(folder + "/store", 2), rank=rank, world_size=2)
+model = nn.parallel.DistributedDataParallel(nn.Linear(16, 16))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+monitor = attach(optimizer, every_n_steps=30, first_step=2, repeats=2, steps_per_block=1, profiled_steps=0,
+                 run_dir=folder + "/run")
+for _ in range(25):
+    model(torch.ones(2, 16)).sum().backward()
+    optimizer.step()
+print("done")
+"""
+
+
+def test_a_script_that_ends_without_close_ends_quietly_and_its_windows_are_in_the_record(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", EXIT_WITHOUT_CLOSE]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        output, errors = rank.communicate(timeout=60)
+        assert output == "done\n"
+        assert "Traceback" not in errors
+    assert [window.window for window in record.read(tmp_path / "run").windows] == [0]
