@@ -60,16 +60,15 @@ class OverlapMonitor:
     Args:
         schedule: when windows open and what they are made of.
         sinks: where reports go, used on rank 0 only. By default the JSONL record in ``run_dir``, and the W&B run that
-        is
-            active when the first window ends, if there is one.
+            is active when the first window ends, if there is one.
         run_dir: folder of the record; by default a new one under ``overlap_runs``.
         strict: raise instead of switching off.
         max_overhead: largest fraction of training time that measuring may cost; dearer windows are opened less often.
             None for no limit.
         order_timeout_s: longest time in which the ranks' sequences of collectives must come in.
         report_timeout_s: longest time in which their reports must come in.
-        remove_between_windows: take the gate's kernels out of the dispatcher between windows, which saves 5 to 7 us of
-            host time a collective. Only for jobs whose collectives come from the main thread and autograd alone:
+        remove_between_windows: take the gate's kernels out of the dispatcher between windows, which saves a call into
+            Python for each collective. Only for jobs whose collectives come from the main thread and autograd alone:
             removing while another thread issues one can crash the process.
         framework: the adapter in use, for the record.
 

@@ -106,7 +106,7 @@ class Window:
             index = self._profiled
             self._profiled += 1
         log = self._gate.end_step() if self._recording else None
-        counted = self._plan.counted and not self._spoilt
+        counted = self._plan.counted and not self._spoilt and self._gate.stuck is None
         if log is not None and log.divergence is not None:
             counted = False
             self.note(f"a sequential step was left out: {log.divergence}")
