@@ -425,6 +425,8 @@ class OverlapMonitor:
         if window is None:
             return
         window.close(complete)
+        if window.no_profile:
+            self._notices.warn("profiler", f"{window.no_profile}; the rest is measured")
         if self._remove_between_windows:
             self._parts.gate.remove()
         if report:

@@ -61,6 +61,7 @@ class Window:
         self.complete = False
         self.wall_ms = 0.0
         self.profile: Profile | None = None
+        self.no_profile = ""  # why kernel times are missing
         self._gate = gate
         self._opened_ns = clocks.now()
         self._plan: Plan | None = None
@@ -140,13 +141,17 @@ class Window:
         if self.profile is not None:
             if not self.profile.stop():
                 self.profile = None
-                self.note("kernel times are missing: another profiler was started in this process")
+                self._miss_profile("another profiler was started in this process")
             self.wall_ms = (clocks.now() - self._opened_ns) / 1e6
+
+    def _miss_profile(self, why: str) -> None:
+        self.no_profile = f"kernel times are missing: {why}"
+        self.note(self.no_profile)
 
     def _start_profile(self) -> None:
         if not Profile.available():
             self._profiling_refused = True
-            self.note("kernel times are missing: another profiler was running in this process")
+            self._miss_profile("another profiler was running in this process")
             return
         self.profile = Profile(on_cuda=self.clock.compute_stream is not None)
         self.profile.start()
