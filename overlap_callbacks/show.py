@@ -27,6 +27,8 @@ _LABELS = {
     "comm_slowdown": "communication slowdown",
     "residual_overlap": "residual overlap in sequential steps",
 }
+# Relative changes, which are shown with their sign; the other fractions are shares.
+_CHANGES = frozenset({"speedup_vs_sequential", "gap_to_ideal", "compute_slowdown", "comm_slowdown"})
 _UNITS = {figure.name: figure.unit for figure in FIGURES}
 
 
@@ -35,16 +37,17 @@ def verdict(figures: dict[str, Estimate]) -> str:
     speedup, slowdown = figures.get("speedup_vs_sequential"), figures.get("compute_slowdown")
     if speedup is None:
         return "Not enough was measured to say whether overlap is worth it here."
-    interval = _interval(speedup, "fraction")
-    shown = f"by {speedup.value:+.1%}{f' (95 % interval {interval})' if interval else ''}"
+    interval = _interval(speedup, "speedup_vs_sequential")
+    shown = f" (95 % interval {interval})" if interval else ""
+    change = f"{abs(speedup.value):.1%} {'longer' if speedup.value >= 0 else 'less'}{shown}"
     if speedup.ci_low is None or speedup.ci_high is None:
-        sentence = f"Sequential steps differ from overlapped ones {shown}: too few blocks to say more"
+        sentence = f"Without overlap, steps take {change}: too few blocks to say more"
     elif speedup.ci_low > 0:
-        sentence = f"Overlap is worth it here: without it steps change {shown}"
+        sentence = f"Overlap is worth it here: without it, steps take {change}"
     elif speedup.ci_high < 0:
-        sentence = f"Overlap costs more than it saves here: without it steps change {shown}"
+        sentence = f"Overlap costs more than it saves here: without it, steps take {change}"
     else:
-        sentence = f"Whether overlap is worth it here is undecided: without it steps change {shown}"
+        sentence = f"Whether overlap is worth it here is undecided: without it, steps take {change}"
     if slowdown is not None:
         sentence += (
             f"; compute kernels run {abs(slowdown.value):.1%} {'slower' if slowdown.value >= 0 else 'faster'} under it"
@@ -108,8 +111,7 @@ def _figure_table(figures: dict[str, Estimate], shown: str) -> Table:
         if figure is None:
             table.add_row(label, "not measured", "", "", style="dim")
         else:
-            unit = _UNITS[name]
-            table.add_row(label, _value(figure.value, unit), _interval(figure, unit), str(figure.num_steps))
+            table.add_row(label, _value(figure.value, name), _interval(figure, name), str(figure.num_steps))
     return table
 
 
@@ -153,13 +155,13 @@ def _problems(record: Record) -> list[RenderableType]:
     return [Text(), Text("Notes", style="bold"), Text("\n".join(lines))] if lines else []
 
 
-def _value(value: float, unit: str) -> str:
-    return f"{value:.2f} ms" if unit == "ms" else f"{value:+.1%}"
+def _value(value: float, name: str) -> str:
+    if _UNITS[name] == "ms":
+        return f"{value:.2f} ms"
+    return f"{value:+.1%}" if name in _CHANGES else f"{value:.1%}"
 
 
-def _interval(figure: Estimate, unit: str) -> str:
+def _interval(figure: Estimate, name: str) -> str:
     if figure.ci_low is None or figure.ci_high is None:
         return ""
-    if unit == "ms":
-        return f"{figure.ci_low:.2f} to {figure.ci_high:.2f}"
-    return f"{figure.ci_low:+.1%} to {figure.ci_high:+.1%}"
+    return " to ".join(_value(bound, name).removesuffix(" ms") for bound in (figure.ci_low, figure.ci_high))
