@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from overlap_callbacks import OverlapMonitor, checks
-from overlap_callbacks.build import build_monitor
+from overlap_callbacks.build import build_monitor, switched_off
 
 
 def attach(optimizer: torch.optim.Optimizer, *, start_step: int = 0, **options: Any) -> OverlapMonitor:
@@ -27,7 +27,7 @@ def attach(optimizer: torch.optim.Optimizer, *, start_step: int = 0, **options: 
 
     Raises:
         TypeError: not an optimizer, or an option that does not exist.
-        ValueError: ``start_step`` is negative; or, with ``strict=True``, an option's value is not allowed.
+        ValueError: (``strict=True`` only) an option's value, or ``start_step``, is not allowed.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r} (a {type(optimizer).__name__})")

@@ -36,10 +36,15 @@ def build_monitor(framework: str, options: dict[str, Any]) -> OverlapMonitor:
     except (TypeError, ValueError) as error:
         if options.get("strict"):
             raise
-        logger.warning("overlap-callbacks: measuring is switched off, training goes on: %s", error)
-        monitor = OverlapMonitor(sinks=[], framework=framework)
-        monitor.close()
-        return monitor
+        return switched_off(framework, error)
+
+
+def switched_off(framework: str, error: Exception) -> OverlapMonitor:
+    """Say why nothing is measured, and give a monitor that does nothing."""
+    logger.warning("overlap-callbacks: measuring is switched off, training goes on: %s", error)
+    monitor = OverlapMonitor(sinks=[], framework=framework)
+    monitor.close()
+    return monitor
 
 
 def check_names(options: dict[str, Any]) -> None:

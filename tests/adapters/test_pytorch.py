@@ -12,7 +12,7 @@ from torch import nn
 
 from overlap_callbacks import Mode, record
 from overlap_callbacks.integrations.pytorch import attach
-from tests.distributed import run_ranks
+from tests.distributed import captured_log, run_ranks
 
 
 def model_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -75,6 +75,20 @@ def test_an_evaluation_within_a_pause_costs_its_step_and_leaves_the_window_whole
 def test_what_is_no_optimizer_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match=r"optimizer must be a torch.optim.Optimizer, got None"):
         attach(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("start_step", [-1, 2.0, True])
+def test_a_start_step_that_cannot_be_costs_the_measuring_or_when_strict_is_an_error(start_step: Any) -> None:
+    weights = [nn.Parameter(torch.ones(2))]
+    optimizer = torch.optim.SGD(weights, lr=0.1)
+    with pytest.raises((TypeError, ValueError), match="start_step must be .* at least 0, got"):
+        attach(optimizer, start_step=start_step, strict=True)
+    with captured_log() as lines:
+        monitor = attach(optimizer, start_step=start_step)
+        optimizer.step()
+    assert not monitor.active
+    (line,) = lines
+    assert "start_step" in line
 
 
 EXIT_WITHOUT_CLOSE = """
