@@ -31,9 +31,14 @@ def attach(optimizer: torch.optim.Optimizer, *, start_step: int = 0, **options: 
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r} (a {type(optimizer).__name__})")
-    step = checks.count("start_step", start_step, minimum=0)
-    monitor = build_monitor(f"pytorch {torch.__version__}", options)
-
+    framework = f"pytorch {torch.__version__}"
+    monitor = build_monitor(framework, options)
+    try:
+        step = checks.count("start_step", start_step, minimum=0)
+    except (TypeError, ValueError) as error:
+        if options.get("strict"):
+            raise
+        return switched_off(framework, error)
     if not monitor.active:
         return monitor
 

@@ -81,7 +81,7 @@ def test_what_is_no_optimizer_is_refused_by_name() -> None:
 def test_a_start_step_that_cannot_be_costs_the_measuring_or_when_strict_is_an_error(start_step: Any) -> None:
     weights = [nn.Parameter(torch.ones(2))]
     optimizer = torch.optim.SGD(weights, lr=0.1)
-    with pytest.raises((TypeError, ValueError), match="start_step must be .* at least 0, got"):
+    with pytest.raises((TypeError, ValueError), match=r"start_step must be .*at least 0, got"):
         attach(optimizer, start_step=start_step, strict=True)
     with captured_log() as lines:
         monitor = attach(optimizer, start_step=start_step)
