@@ -147,11 +147,14 @@ class StepLog:
         collectives: in the order of issue.
         dropped: collectives that found the storage full, and are missing above.
         divergence: where the step left the checked sequence, and was no longer serialised; None if it did not.
+        quiet: whether the step was watched and nothing was in flight at its end: its collectives were all complete,
+            and no thread but ours had issued any.
     """
 
     collectives: tuple[Collective, ...]
     dropped: int
     divergence: Divergence | None
+    quiet: bool = False
 
     @property
     def own(self) -> list[Collective]:
@@ -188,12 +191,15 @@ class Gate:
         self._compute_stream: torch.cuda.Stream | None = None
         self._checked: Sequence[tuple[str, str]] = ()
         self._single_group: str | None = None
+        self._watching = False
+        self._works: list[dist.Work | None] = []  # one for each collective that has returned; None if complete
         self._reset_step()
 
     def _reset_step(self) -> None:
         self._slots = itertools.count()  # next() is atomic under the GIL, so threads never share a slot
         self._own = 0
         self._divergence: Divergence | None = None
+        self._unseen = False  # collectives of the step were let through unseen
         self._block: list[Any] | None = None  # the coalescing block seen last; held, so that no other takes its place
         self._blocks = 0
 
@@ -228,6 +234,7 @@ class Gate:
         if _kernels.owner is self:
             _kernels.owner = None
         self._groups.clear()
+        self._works.clear()
         self._storage = []
         self._compute_stream = None
 
@@ -241,6 +248,7 @@ class Gate:
         """Let collectives pass that are no part of the step (an evaluation's, say)."""
         if _kernels.active is self:
             _kernels.active = None
+        self._unseen = True
 
     def resume(self) -> None:
         """Go on with the step where ``suspend`` left it."""
@@ -256,6 +264,7 @@ class Gate:
         checked: Sequence[tuple[str, str]] = (),
         single_group: str | None = None,
         compute_stream: torch.cuda.Stream | None = None,
+        watch: bool = False,
     ) -> None:
         """Record the collectives of the step that begins, and serialise them if ``sequential``.
 
@@ -265,6 +274,8 @@ class Gate:
             single_group: name of the one group of a sequence that has no p2p and no second group: there the
                 communicator itself enforces the order, so departures from the sequence within the group are harmless.
             compute_stream: the stream that is serialised with CUDA collectives.
+            watch: hold on to the collectives' works until the step ends, to tell whether they are complete then. They
+                keep their tensors alive as long, which is of no weight on the host.
         """
         self._reset_step()
         self._step_thread = get_ident()
@@ -274,6 +285,7 @@ class Gate:
         self._single_group = single_group
         self._compute_stream = compute_stream
         self._serialise = sequential
+        self._watching = watch
         _kernels.active = self
 
     def end_step(self) -> StepLog:
@@ -283,11 +295,17 @@ class Gate:
         kept = min(used, len(self._storage))
         collectives = tuple(_collective(row) for row in self._storage[:kept] if row is not None)
         self._storage[:kept] = [None] * kept
-        log = StepLog(collectives=collectives, dropped=used - kept, divergence=self._divergence)
+        log = StepLog(collectives, used - kept, self._divergence, quiet=self._is_quiet(used, collectives))
+        self._works.clear()
         self._groups.clear()  # keeps no process group alive between steps
         self._divergence = None
         self._block = None
         return log
+
+    def _is_quiet(self, used: int, collectives: Sequence[Collective]) -> bool:
+        if not self._watching or self._unseen or used != len(collectives) or used != len(self._works):
+            return False
+        return all(c.own_thread for c in collectives) and all(map(_is_complete, self._works))
 
     # -- a collective: called from the kernels, on whichever thread issues it. Nothing may escape.
 
@@ -314,13 +332,14 @@ class Gate:
             slot = next(self._slots)
             if slot < len(self._storage):
                 self._storage[slot] = row
+            watched = row if self._watching else None
             if not own_thread:
                 _kernels.keep = True
-                return None
+                return watched
             if not self._serialise:
-                return None
+                return watched
             if not self._keeps_to_checked(row) or spec.point_to_point or coalesced or not spec.returns_work:
-                return None
+                return watched
             if tensor is not None and tensor.is_cuda:
                 return self._before_on_cuda(row, tensor)
             row[_START] = perf_counter_ns()
@@ -349,12 +368,18 @@ class Gate:
         """Order what comes after a call."""
         try:
             # NCCL gives no Work for async_op=False: the kernel is then on the issuing stream itself.
-            work = dist.Work.unbox(result[-1] if isinstance(result, tuple) else result)
+            work = None
+            if row[0].returns_work:
+                work = dist.Work.unbox(result[-1] if isinstance(result, tuple) else result)
+            if row[_START] is None:
+                self._works.append(work)  # of a watched step
+                return
             if isinstance(row[_START], int):
                 if work is not None and not self._wait_on_host(work):
                     self._let_go(row)
                     return
                 row[_END] = perf_counter_ns()
+                self._works.append(None)
                 return
             compute = self._compute_stream
             if compute is None:
@@ -412,6 +437,18 @@ class Gate:
     def _count(self, error: Exception) -> None:
         self.errors += 1
         self.last_error = error
+
+
+def _is_complete(work: dist.Work | None) -> bool:
+    """Whether a collective is complete, as far as its issuer can tell; asks, never waits."""
+    if work is None:
+        return True
+    try:
+        return bool(work.get_future().done())
+    except RuntimeError:
+        # Sends and receives of Gloo have no future, and are complete once their owner has waited for them. Its
+        # reduce-scatters have none either, and never say that they are complete.
+        return bool(work.is_completed())
 
 
 def _collective(row: _Row) -> Collective:

@@ -105,6 +105,7 @@ class Profile:
         )
         self._thread = threading.get_native_id()
         self._bounds: list[tuple[int, int]] = []
+        self._quiet_ns: list[int] = []
         self._step_start = 0
         self._running = False
         self._enable: Any = None
@@ -125,9 +126,18 @@ class Profile:
     def begin_step(self) -> None:
         self._step_start = time.time_ns()
 
-    def end_step(self) -> None:
-        """The step that began last is to be found again; its index is the number of such steps before it."""
-        self._bounds.append((self._step_start, time.time_ns()))
+    def end_step(self, quiet: bool = False) -> None:
+        """The step that began last is to be found again; its index is the number of such steps before it.
+
+        Args:
+            quiet: every collective issued so far is complete. On the host, ranges that the profile ends later are cut
+                here: Gloo wakes those who wait for a collective before it ends the range, so where its thread loses
+                its core in between, the range goes on for milliseconds in which nothing is communicated.
+        """
+        end_ns = time.time_ns()
+        self._bounds.append((self._step_start, end_ns))
+        if quiet:
+            self._quiet_ns.append(end_ns)
 
     def stop(self) -> bool:
         """End the session; False where another profiler started meanwhile and took torch's only session over."""
@@ -144,7 +154,7 @@ class Profile:
         results: Any = self._profile.profiler.kineto_results
         events = results.events()
         self._profile = None
-        return read_events(events, self._bounds, self._thread)
+        return read_events(events, self._bounds, self._thread, self._quiet_ns)
 
     # A profiler of the user's that starts during ours (one with a schedule, say) silently takes the session over, and
     # our stop would then end theirs. torch has no way to ask whose session it is, so their start is noticed on its way.
@@ -164,13 +174,16 @@ class Profile:
             _torch_profiler._enable_profiler, self._enable = self._enable, None
 
 
-def read_events(events: Iterable[Any], bounds: Sequence[tuple[int, int]], thread: int) -> Kernels:
+def read_events(
+    events: Iterable[Any], bounds: Sequence[tuple[int, int]], thread: int, quiet_ns: Sequence[int] = ()
+) -> Kernels:
     """Turn Kineto's events into columns.
 
     Args:
         events: ``kineto_results.events()``.
         bounds: host start and end of each profiled step, ``time.time_ns``.
         thread: native identifier of the training thread, whose operators are the compute of a CPU job.
+        quiet_ns: host times, ascending, at which no collective was in flight; cuts the ranges of a CPU job.
     """
     device, host, ranges, launches = _Rows(), _Rows(), _Rows(), {}
     for event in events:
@@ -185,7 +198,7 @@ def read_events(events: Iterable[Any], bounds: Sequence[tuple[int, int]], thread
             host.add(event, Kind.COMPUTE, 0)
     if len(device.names):
         return _device_kernels(device, launches, bounds)
-    return _host_kernels(host, ranges, bounds)
+    return _host_kernels(host, ranges, bounds, quiet_ns)
 
 
 def _activity(event: Any) -> str:
@@ -252,7 +265,7 @@ def _device_kernels(rows: _Rows, launches: dict[int, int], bounds: Sequence[tupl
     return _columns(intervals, kind, step, np.ones(len(kind), dtype=np.int64), rows.names)
 
 
-def _host_kernels(host: _Rows, ranges: _Rows, bounds: Sequence[tuple[int, int]]) -> Kernels:
+def _host_kernels(host: _Rows, ranges: _Rows, bounds: Sequence[tuple[int, int]], quiet_ns: Sequence[int]) -> Kernels:
     calls = host.intervals
     pieces, owner = self_segments(calls)
     names = np.array(host.names, dtype=object)
@@ -264,7 +277,7 @@ def _host_kernels(host: _Rows, ranges: _Rows, bounds: Sequence[tuple[int, int]])
     counts[np.unique(owner, return_index=True)[1]] = 1
     step = _step_of(calls.start_ns, bounds)[owner]  # of the call's start, so that all its pieces go together
     communicates = np.array([is_communication(name) for name in ranges.names], dtype=bool)
-    sent = ranges.intervals[communicates]
+    sent = _cut(ranges.intervals[communicates], quiet_ns)
     sent_names = np.array(ranges.names, dtype=object)[communicates]
     return _columns(
         Intervals(np.concatenate((pieces.start_ns, sent.start_ns)), np.concatenate((pieces.end_ns, sent.end_ns))),
@@ -273,6 +286,14 @@ def _host_kernels(host: _Rows, ranges: _Rows, bounds: Sequence[tuple[int, int]])
         np.concatenate((counts, np.ones(len(sent), dtype=np.int64))),
         np.concatenate((names[owner], sent_names)),
     )
+
+
+def _cut(ranges: Intervals, quiet_ns: Sequence[int]) -> Intervals:
+    """The ranges, each ended at the first quiet time after its start."""
+    never = np.iinfo(np.int64).max
+    quiet = np.append(np.asarray(quiet_ns, dtype=np.int64), never)
+    next_quiet = quiet[np.searchsorted(quiet, ranges.start_ns, side="left")]
+    return Intervals(ranges.start_ns, np.minimum(ranges.end_ns, next_quiet))
 
 
 def profiled_block(

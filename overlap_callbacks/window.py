@@ -85,13 +85,16 @@ class Window:
         if plan.part is Part.PROFILED and self.profile is None and not self._profiling_refused:
             self._start_profile()
         sequential = plan.mode is Mode.SEQUENTIAL
-        self._recording = sequential or plan.part is Part.RECORDED
+        # On the host a profile alone does not tell when a collective was complete: see ``Profile.end_step``.
+        watch = self.profile is not None and self.clock.compute_stream is None
+        self._recording = sequential or plan.part is Part.RECORDED or watch
         if self._recording:
             self._gate.begin_step(
                 sequential=sequential,
                 checked=checked.keys if checked is not None else (),
                 single_group=checked.single_group if checked is not None else None,
                 compute_stream=self.clock.compute_stream,
+                watch=watch,
             )
         if self.profile is not None:
             self.profile.begin_step()
@@ -102,11 +105,11 @@ class Window:
         assert self._plan is not None
         end = self.clock.mark()
         index = -1
+        log = self._gate.end_step() if self._recording else None
         if self.profile is not None:
-            self.profile.end_step()
+            self.profile.end_step(quiet=log is not None and log.quiet)
             index = self._profiled
             self._profiled += 1
-        log = self._gate.end_step() if self._recording else None
         counted = self._plan.counted and not self._spoilt and self._gate.stuck is None
         if log is not None and log.divergence is not None:
             counted = False

@@ -52,8 +52,8 @@ def test_a_forced_mode_begins_after_the_step_under_way_and_the_recorded_one_and_
 def _evaluate_between_steps(rank: int, folder: str) -> None:
     model, optimizer = model_and_optimizer()
     options: dict[str, Any] = {"every_n_steps": 30, "first_step": 3, "repeats": 2, "steps_per_block": 1}
-    with attach(optimizer, **options, profiled_steps=0, run_dir=folder, strict=True) as monitor:
-        for step in range(22):
+    with attach(optimizer, **options, profiled_steps=2, run_dir=folder, strict=True) as monitor:
+        for step in range(30):
             model(torch.ones(2, 16)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -127,7 +127,7 @@ def test_demo_measures_all_five_equations_with_intervals(tmp_path: Path, framewo
         pytest.importorskip("lightning")
     command = [
         sys.executable, "-m", "overlap_callbacks", "demo", "--framework", framework, "--run-dir", str(tmp_path / "run"),
-        "--steps", "95", "--layers", "2", "--hidden", "256", "--bucket-mb", "1", "--json",
+        "--steps", "95", "--layers", "2", "--hidden", "128", "--bucket-mb", "0.2", "--json",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -389,6 +390,13 @@ CASES = {
 POINT_TO_POINT_CASES = {"send_and_receive", "receive_from_anyone", "asynchronous_exchange", "batched_exchange"}
 # Its operator gives no Work: it blocks the host of itself.
 WITHOUT_WORK = {"monitored_barrier"}
+# Gloo's Work of a reduce-scatter has no future, and is not complete even after it was waited for.
+NEVER_SAY_COMPLETE = {
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "functional_reduce_scatter",
+    "coalescing_reduce_scatter",
+}
 
 
 @dataclass(frozen=True)
@@ -403,6 +411,7 @@ class Observed:
     peers: list[tuple[int, int]]
     coalesced: list[bool]
     complete: bool
+    quiet: bool
 
 
 def plain(value: Any) -> Any:
@@ -411,8 +420,10 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def observe(gate: Gate, use: Callable[[], Any], sequential: bool = False, keys: Any = ()) -> tuple[Any, StepLog]:
-    gate.begin_step(sequential=sequential, checked=keys)
+def observe(
+    gate: Gate, use: Callable[[], Any], sequential: bool = False, keys: Any = (), watch: bool = False
+) -> tuple[Any, StepLog]:
+    gate.begin_step(sequential=sequential, checked=keys, watch=watch)
     try:
         result = plain(use())
     finally:
@@ -431,6 +442,7 @@ def observed(result: Any, log: StepLog) -> Observed:
         peers=[(c.peer, c.tag) for c in found],
         coalesced=[c.coalesced for c in found],
         complete=log.dropped == 0 and log.divergence is None,
+        quiet=log.quiet,
     )
 
 
@@ -443,6 +455,10 @@ def observe_all_cases(rank: int) -> dict[tuple[str, str], Observed]:
         keys = [c.key for c in log.collectives]
         result, log = observe(gate, lambda case=case: case.use(rank), sequential=True, keys=keys)
         found[name, "sequential"] = observed(result, log)
+        for mode in ("watched", "watched sequential"):
+            sequential = mode != "watched"
+            result, log = observe(gate, lambda case=case: case.use(rank), sequential, keys, watch=True)
+            found[name, mode] = observed(result, log)
     assert gate.errors == 0, repr(gate.last_error)
     gate.close()
     return found
@@ -460,12 +476,20 @@ def test_a_collective_is_recorded_with_operator_bytes_and_dtype(cases_on_ranks, 
     assert seen == list(CASES[name].seen)
 
 
-@pytest.mark.parametrize("mode", ["overlapped", "sequential"])
+@pytest.mark.parametrize("mode", ["overlapped", "sequential", "watched", "watched sequential"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_collective_gives_the_right_result_under_the_gate(cases_on_ranks, name, mode):
     results = [found[name, mode].result for found in cases_on_ranks]
     assert results == list(CASES[name].result)
     assert all(found[name, mode].complete for found in cases_on_ranks)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_once_its_result_is_there_nothing_is_in_flight_as_far_as_a_watched_step_knows(cases_on_ranks, name):
+    for found in cases_on_ranks:
+        assert found[name, "watched"].quiet == (name not in NEVER_SAY_COMPLETE)
+        assert found[name, "watched sequential"].quiet
+        assert not found[name, "overlapped"].quiet  # nobody looked
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -555,6 +579,37 @@ def test_a_sequential_collective_is_done_when_its_call_returns():
 def test_an_overlapped_collective_is_not_waited_for():
     # It would hang, otherwise: rank 1 issues its part only once rank 0's call has returned.
     assert [found[-1] for found in run_ranks(issue_before_the_peer_does, 2, False)] == [2.0, 2.0]
+
+
+def end_a_watched_step_in_flight(rank: int) -> list[bool]:
+    """Whether three steps end quiet: with a collective in flight, after it, and with one of another thread's."""
+    store = dist.distributed_c10d._get_default_store()
+    gate = Gate()
+    gate.register()
+    if rank == 1:
+        store.wait(["ended"])
+    gate.begin_step(sequential=False, watch=True)
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    if rank == 1:
+        work.wait()
+    in_flight = gate.end_step().quiet
+    if rank == 0:
+        store.set("ended", b"")
+    work.wait()
+    gate.begin_step(sequential=False, watch=True)
+    dist.all_reduce(torch.ones(1))
+    done = gate.end_step().quiet
+    gate.begin_step(sequential=False, watch=True)
+    thread = threading.Thread(target=dist.all_reduce, args=(torch.ones(1),))
+    thread.start()
+    thread.join()
+    of_another = gate.end_step().quiet
+    gate.close()
+    return [in_flight, done, of_another]
+
+
+def test_a_step_with_a_collective_in_flight_or_of_another_thread_does_not_end_quiet():
+    assert run_ranks(end_a_watched_step_in_flight, 2) == [[False, True, False], [True, True, False]]
 
 
 def coalescing_members(rank: int) -> dict[str, Any]:

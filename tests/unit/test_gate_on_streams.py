@@ -55,7 +55,7 @@ def issue(cuda: Any, work: Any, *, host_blocking: bool = False, device: torch.de
     """One serialised collective, as the kernel would run it."""
     gate = Gate(capacity=1)
     gate._compute_stream = cuda.compute
-    row = [SimpleNamespace(host_blocking=host_blocking), *[None] * 12]
+    row = [SimpleNamespace(host_blocking=host_blocking, returns_work=True), *[None] * 12]
     found = gate._before_on_cuda(row, SimpleNamespace(device=device))
     cuda.said.append("issued")
     if found is not None:

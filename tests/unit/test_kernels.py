@@ -63,9 +63,10 @@ def launch(time, correlation, activity="cuda_runtime"):
     return event("cudaLaunchKernel", activity, time, time + 5, correlation=correlation, resource=TRAINING_THREAD)
 
 
-def read(events, bounds, thread=TRAINING_THREAD):
+def read(events, bounds, thread=TRAINING_THREAD, quiet=()):
     """Rows of the timeline: (name, kind, step, start, end, count), times counted from the epoch of the tests."""
-    found = read_events(events, [(EPOCH_NS + start, EPOCH_NS + end) for start, end in bounds], thread)
+    steps = [(EPOCH_NS + start, EPOCH_NS + end) for start, end in bounds]
+    found = read_events(events, steps, thread, [EPOCH_NS + time for time in quiet])
     starts, ends = found.intervals.start_ns - EPOCH_NS, found.intervals.end_ns - EPOCH_NS
     columns = (found.kind, found.step, starts, ends, found.counts)
     rows = zip(found.name, *(column.tolist() for column in columns), strict=True)
@@ -269,6 +270,18 @@ def test_events_of_an_older_torch_are_told_apart_by_device_and_name():
 def test_without_steps_nothing_is_in_a_step():
     assert [row[2] for row in read([gpu_kernel("gemm", 1, 2, 1), launch(0, 1)], [])] == [-1]
     assert [row[2] for row in read([op("aten::mm", 1, 2)], [])] == [-1]
+
+
+def test_a_range_of_gloo_ends_at_the_latest_where_nothing_was_in_flight():
+    events = [
+        event("gloo:all_reduce", "cpu_op", 10, 20, is_async=True),  # before any quiet time
+        event("gloo:all_reduce", "cpu_op", 20, 300, is_async=True),  # outlives two of them
+        event("gloo:all_reduce", "cpu_op", 150, 300, is_async=True),  # outlives one
+        event("gloo:all_reduce", "cpu_op", 250, 300, is_async=True),  # after the last
+        op("aten::mm", 90, 190),  # compute is not cut
+    ]
+    rows = read(events, [(0, 100), (100, 200)], quiet=[100, 200])
+    assert [(start, end) for _, _, _, start, end, _ in rows] == [(10, 20), (20, 100), (90, 190), (150, 200), (250, 300)]
 
 
 def test_a_profile_without_events_is_an_empty_timeline():
