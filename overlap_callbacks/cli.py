@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -94,6 +96,94 @@ def demo(
 def show(run: Path, as_json: bool) -> None:
     """Print the results of RUN: a run folder, or its overlap.jsonl."""
     _print_record(run, as_json)
+
+
+_RULE = click.option(
+    "--rule", "rules", multiple=True, metavar="FAMILY=REGEX",
+    help="Kernels whose name holds REGEX are of FAMILY; before the rules built in. May be repeated.",
+)  # fmt: skip
+_OUTPUT = click.option(
+    "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write everything to this file too, as JSON."
+)
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+
+
+@main.command()
+@click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE...")
+@_JSON
+@click.option("--csv", type=click.Choice(["steps", "collectives", "families", "skew"]), help="Print a table as CSV.")
+@_OUTPUT
+@_RULE
+def analyze(
+    traces: tuple[Path, ...], as_json: bool, csv: str | None, output: Path | None, rules: tuple[str, ...]
+) -> None:
+    """Overlap in traces of torch.profiler: one, or those of several ranks of a job side by side.
+
+    TRACE is a .json or .json.gz file with kernels of NVIDIA or AMD devices, or of a CPU job.
+    """
+    from overlap_callbacks.traces import TraceError, analyze, read_trace, tables
+
+    _add_rules(rules)
+    try:
+        found = analyze([read_trace(trace) for trace in traces])
+    except TraceError as error:
+        raise click.ClickException(str(error)) from None
+    _print_found(found, as_json, output, tables.analysis_csv(found, csv) if csv else None, tables.analysis_tables)
+
+
+@main.command()
+@click.argument("overlapped", type=click.Path(path_type=Path))
+@click.argument("sequential", type=click.Path(path_type=Path))
+@_JSON
+@click.option("--csv", type=click.Choice(["figures", "kernels", "pairs", "unmatched"]), help="Print a table as CSV.")
+@_OUTPUT
+@_RULE
+def compare(
+    overlapped: Path, sequential: Path, as_json: bool, csv: str | None, output: Path | None, rules: tuple[str, ...]
+) -> None:
+    """Equations 1 to 5 from two traces of one rank of one job: OVERLAPPED as it is, SEQUENTIAL without overlap."""
+    from overlap_callbacks.traces import TraceError, compare, read_trace, tables
+
+    _add_rules(rules)
+    try:
+        found = compare(read_trace(overlapped), read_trace(sequential))
+    except (TraceError, ValueError) as error:
+        raise click.ClickException(str(error)) from None
+    _print_found(found, as_json, output, tables.comparison_csv(found, csv) if csv else None, tables.comparison_tables)
+
+
+def _print_found(found: Any, as_json: bool, output: Path | None, csv: str | None, tables: Callable[[Any], Any]) -> None:
+    import msgspec
+
+    if output is not None:
+        try:
+            output.write_bytes(msgspec.json.encode(found) + b"\n")
+        except OSError as error:
+            raise click.ClickException(f"--output {output} cannot be written: {error.strerror}") from None
+    if csv is not None:
+        click.echo(csv, nl=False)
+    elif as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    else:
+        from rich.console import Console
+
+        Console().print(tables(found))
+
+
+def _add_rules(rules: tuple[str, ...]) -> None:
+    import re
+
+    from overlap_callbacks import names
+
+    for position, text in enumerate(rules):
+        family, equals, pattern = text.partition("=")
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise click.BadParameter(f"{pattern!r} is no regular expression: {error}", param_hint="--rule") from None
+        if not (family and equals and pattern):
+            raise click.BadParameter(f"{text!r} must be of the form FAMILY=REGEX", param_hint="--rule")
+        names.families.insert(position, names.Rule(family, pattern))
 
 
 def _print_record(run: Path, as_json: bool) -> None:

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from overlap_callbacks.estimates import Estimate, Sample, estimate
-from overlap_callbacks.samples import CollectiveTime, KernelTime, ProfiledBlock, RankWindow
+from overlap_callbacks.samples import CollectiveTime, KernelTime, PairTime, ProfiledBlock, RankWindow, StepPicture
 from overlap_callbacks.schedule import Mode
 
 # Overlap that is left in sequential steps, above which the two modes are not what they are taken for. Gloo's host
@@ -118,6 +118,8 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
         wall_ms: host time of the window, the longest over ranks.
         spread: by figure, over the ranks.
         kernels: means over ranks, those that lose most time first.
+        pairs: kernel families beside collectives and the other way round, means over ranks, the dearest first.
+        pictures: a profiled step of each mode, of rank 0.
         collectives: of the lowest rank heard.
         samples: what each rank measured.
     """
@@ -158,6 +160,8 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
     residual_overlap: Estimate | None = None
     spread: dict[str, Spread] = {}
     kernels: tuple[KernelTime, ...] = ()
+    pairs: tuple[PairTime, ...] = ()
+    pictures: tuple[StepPicture, ...] = ()
     collectives: tuple[CollectiveTime, ...] = ()
     samples: tuple[RankWindow, ...] = ()
 
@@ -243,6 +247,8 @@ def report(
         **figures,
         spread=_spread(samples),
         kernels=_mean_kernels(samples),
+        pairs=_mean_pairs(samples),
+        pictures=first.pictures,
         collectives=first.collectives,
         samples=samples,
     )
@@ -416,3 +422,29 @@ def _mean_kernels(samples: Sequence[RankWindow]) -> tuple[KernelTime, ...]:
     kernels = [KernelTime(*key, *(mean(found, field) for field in fields)) for key, found in rows.items()]
     kernels.sort(key=lambda kernel: kernel.lost_ms, reverse=True)
     return tuple(kernels)
+
+
+def _mean_pairs(samples: Sequence[RankWindow]) -> tuple[PairTime, ...]:
+    """The pairs' means over the ranks, the dearest first."""
+    rows: dict[tuple[str, bool, str], list[PairTime]] = {}
+    for sample in samples:
+        for pair in sample.pairs:
+            rows.setdefault((pair.victim, pair.communication, pair.beside), []).append(pair)
+    ranks = sum(bool(sample.pairs) for sample in samples)
+
+    def mean(values: list[float]) -> float:
+        return sum(values) / ranks
+
+    pairs = []
+    for key, found in rows.items():
+        alone = [pair.alone_ms for pair in found if pair.alone_ms is not None]
+        pairs.append(
+            PairTime(
+                *key,
+                calls=mean([pair.calls for pair in found]),
+                beside_ms=mean([pair.beside_ms for pair in found]),
+                time_ms=mean([pair.time_ms for pair in found]),
+                alone_ms=mean(alone) if alone else None,
+            )
+        )
+    return tuple(sorted(pairs, key=lambda pair: (-(pair.lost_ms or 0.0), -pair.time_ms)))

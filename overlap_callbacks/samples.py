@@ -79,6 +79,42 @@ class KernelTime(msgspec.Struct, frozen=True):
         return per_call / (self.sequential_ms / self.sequential_calls) - 1
 
 
+class PairTime(msgspec.Struct, frozen=True):
+    """Kernels of one kind beside kernels of another, per step: what the company costs them.
+
+    A kernel that ran beside several kinds counts towards each by the share of time that it had of each, so losses add
+    up over the rows.
+
+    Attributes:
+        victim: family of compute kernels (``gemm``, ...), or kind of collective.
+        communication: whether the victims are the collectives.
+        beside: what ran beside them: a kind of collective, or a family; ``(nothing)`` for kernels that ran alone in
+            overlapped steps too, ``(not matched)`` for those of which no sequential step has the like.
+        calls: victims per step that ran beside it at all.
+        beside_ms: time per step for which they did.
+        time_ms: the victims' own time per step, by share.
+        alone_ms: time of the same victims in sequential steps; None where they match none.
+    """
+
+    victim: str
+    communication: bool
+    beside: str
+    calls: float
+    beside_ms: float
+    time_ms: float
+    alone_ms: float | None
+
+    @property
+    def lost_ms(self) -> float | None:
+        """Milliseconds per step that the company costs."""
+        return None if self.alone_ms is None else self.time_ms - self.alone_ms
+
+    @property
+    def slowdown(self) -> float | None:
+        """How much longer the victims took than alone, as a fraction."""
+        return self.time_ms / self.alone_ms - 1 if self.alone_ms else None
+
+
 class CollectiveTime(msgspec.Struct, frozen=True):
     """One kind of collective on one group, per step.
 
@@ -102,6 +138,27 @@ class CollectiveTime(msgspec.Struct, frozen=True):
     isolated_ms: float | None
 
 
+class StepPicture(msgspec.Struct, frozen=True):
+    """When compute ran and communication was in flight in one profiled step: what a page or a chart shades.
+
+    Times are in milliseconds from the step's start. Intervals are disjoint, ascending, and thinned to a bounded number
+    by closing the smallest gaps between them.
+
+    Attributes:
+        arm: mode of the step.
+        step_ms: its length, profiler included.
+        compute, communication: intervals, as (start, end).
+        closed_compute_ms, closed_communication_ms: total of the gaps that were closed.
+    """
+
+    arm: Mode
+    step_ms: float
+    compute: tuple[tuple[float, float], ...]
+    communication: tuple[tuple[float, float], ...]
+    closed_compute_ms: float
+    closed_communication_ms: float
+
+
 class RankWindow(msgspec.Struct, frozen=True):
     """All that one rank measured in one window.
 
@@ -116,6 +173,8 @@ class RankWindow(msgspec.Struct, frozen=True):
         wall_ms: host time from the window's first step to its last, instruments included.
         timed, profiled: its blocks.
         kernels: the kernels with the most time.
+        pairs: what each family of kernels loses beside each kind of collective, and the other way round.
+        pictures: a profiled step of each mode; of rank 0 only.
         collectives: the collectives of the recorded step.
         problems: what made parts of the window uncounted or missing, in words.
     """
@@ -131,5 +190,7 @@ class RankWindow(msgspec.Struct, frozen=True):
     timed: tuple[TimedBlock, ...] = ()
     profiled: tuple[ProfiledBlock, ...] = ()
     kernels: tuple[KernelTime, ...] = ()
+    pairs: tuple[PairTime, ...] = ()
+    pictures: tuple[StepPicture, ...] = ()
     collectives: tuple[CollectiveTime, ...] = ()
     problems: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -11,8 +12,9 @@ from rich.text import Text
 from overlap_callbacks.estimates import Estimate
 from overlap_callbacks.metrics import FIGURES, OverlapReport
 from overlap_callbacks.record import Record
+from overlap_callbacks.samples import PairTime
 
-_LABELS = {
+LABELS = {
     "e2e_ideal_ms": "step, ideal (eq. 4)",
     "e2e_overlapped_ms": "step, overlapped (eq. 3)",
     "e2e_sequential_ms": "step, sequential",
@@ -28,7 +30,7 @@ _LABELS = {
     "residual_overlap": "residual overlap in sequential steps",
 }
 # Relative changes, which are shown with their sign; the other fractions are shares.
-_CHANGES = frozenset({"speedup_vs_sequential", "gap_to_ideal", "compute_slowdown", "comm_slowdown"})
+CHANGES = frozenset({"speedup_vs_sequential", "gap_to_ideal", "compute_slowdown", "comm_slowdown"})
 _UNITS = {figure.name: figure.unit for figure in FIGURES}
 
 
@@ -74,6 +76,8 @@ def tables(record: Record) -> RenderableType:
     last = next(reversed(record.valid_windows or record.windows), record.unfinished)
     if last is not None and last.kernels:
         parts += [Text(), _kernel_table(last)]
+    if last is not None and last.pairs:
+        parts += [Text(), pair_table(last.pairs, f"What runs beside what, and what it costs (window {last.window})")]
     if last is not None and last.collectives:
         parts += [Text(), _collective_table(last)]
     parts += _problems(record)
@@ -106,7 +110,7 @@ def _figure_table(figures: dict[str, Estimate], shown: str) -> Table:
     table.add_column("value", justify="right")
     table.add_column("95 % interval", justify="right")
     table.add_column("steps", justify="right")
-    for name, label in _LABELS.items():
+    for name, label in LABELS.items():
         figure = figures.get(name)
         if figure is None:
             table.add_row(label, "not measured", "", "", style="dim")
@@ -123,7 +127,21 @@ def _kernel_table(window: OverlapReport) -> Table:
     for kernel in window.kernels[:8]:
         slowdown = "" if kernel.slowdown is None else f"{kernel.slowdown:+.1%}"
         times = (f"{ms:.2f} ms" for ms in (kernel.lost_ms, kernel.overlapped_ms, kernel.sequential_ms))
-        table.add_row(_shortened(kernel.name), slowdown, *times)
+        table.add_row(shortened(kernel.name), slowdown, *times)
+    return table
+
+
+def pair_table(pairs: Sequence[PairTime], title: str) -> Table:
+    """Kernel families beside collectives, and the other way round, the dearest first."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("kernels")
+    table.add_column("beside")
+    for column in ("slowdown", "lost", "time", "alone"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for pair in pairs[:10]:
+        slowdown = "" if pair.slowdown is None else f"{pair.slowdown:+.1%}"
+        times = ("" if ms is None else f"{ms:.2f} ms" for ms in (pair.lost_ms, pair.time_ms, pair.alone_ms))
+        table.add_row(shortened(pair.victim), shortened(pair.beside), slowdown, *times)
     return table
 
 
@@ -136,11 +154,11 @@ def _collective_table(window: OverlapReport) -> Table:
     for row in window.collectives:
         alone = "" if row.isolated_ms is None else f"{row.isolated_ms:.2f}"
         cells = (str(row.group_size), str(row.messages), f"{row.bytes_in / 1e6:.2f}", alone)
-        table.add_row(_shortened(row.operator.strip("_")), _shortened(row.group), *cells)
+        table.add_row(shortened(row.operator.strip("_")), shortened(row.group), *cells)
     return table
 
 
-def _shortened(name: str) -> Text:
+def shortened(name: str) -> Text:
     """A name as it is, without markup, cut off where the table is too narrow for it."""
     return Text(name, no_wrap=True, overflow="ellipsis")
 
@@ -158,7 +176,7 @@ def _problems(record: Record) -> list[RenderableType]:
 def _value(value: float, name: str) -> str:
     if _UNITS[name] == "ms":
         return f"{value:.2f} ms"
-    return f"{value:+.1%}" if name in _CHANGES else f"{value:.1%}"
+    return f"{value:+.1%}" if name in CHANGES else f"{value:.1%}"
 
 
 def _interval(figure: Estimate, name: str) -> str:

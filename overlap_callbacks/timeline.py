@@ -65,6 +65,19 @@ class Intervals:
         lasts = np.append(np.flatnonzero(begins)[1:] - 1, len(start) - 1)
         return Intervals(start[begins], end[lasts])
 
+    def thinned(self, most: int) -> Intervals:
+        """The union as at most ``most`` intervals: the smallest gaps between them are closed, the larger ones stay."""
+        if most < 1:
+            raise ValueError(f"most must be at least 1, got {most}")
+        union = self.union()
+        if len(union) <= most:
+            return union
+        gaps = union.start_ns[1:] - union.end_ns[:-1]
+        kept = np.sort(np.argpartition(-gaps, most - 2)[: most - 1]) if most > 1 else np.empty(0, dtype=np.intp)
+        return Intervals(
+            np.append(union.start_ns[:1], union.start_ns[kept + 1]), np.append(union.end_ns[kept], union.end_ns[-1:])
+        )
+
     def covered_ns(self, by: Intervals) -> Nanoseconds:
         """How much of each of these intervals the union of ``by`` covers; shape (n,)."""
         union = by.union()

@@ -12,11 +12,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from overlap_callbacks import clocks
+from overlap_callbacks.attribution import Calls, match, pair_times
 from overlap_callbacks.gate import Gate, StepLog
-from overlap_callbacks.kernels import Kernels, Profile, kernel_times, profiled_block
+from overlap_callbacks.kernels import Indices, Kernels, kernel_times, profiled_block
 from overlap_callbacks.metrics import MAX_KERNELS
 from overlap_callbacks.order import IssueOrder
-from overlap_callbacks.samples import CollectiveTime, KernelTime, ProfiledBlock, RankWindow, TimedBlock
+from overlap_callbacks.pictures import step_picture
+from overlap_callbacks.profiling import Profile
+from overlap_callbacks.samples import (
+    CollectiveTime,
+    KernelTime,
+    PairTime,
+    ProfiledBlock,
+    RankWindow,
+    StepPicture,
+    TimedBlock,
+)
 from overlap_callbacks.schedule import Mode, Part, Plan
 
 # Longest that the measuring thread waits for the device to pass a mark.
@@ -41,6 +52,16 @@ class MeasuredStep:
     log: StepLog | None
     profile_index: int
     counted: bool
+
+
+@dataclass(frozen=True)
+class _ProfileFigures:
+    """What the profiled part of a window gives; nothing, where there was no profile."""
+
+    blocks: tuple[ProfiledBlock, ...] = ()
+    kernels: tuple[KernelTime, ...] = ()
+    pairs: tuple[PairTime, ...] = ()
+    pictures: tuple[StepPicture, ...] = ()
 
 
 class Window:
@@ -169,7 +190,7 @@ class Window:
 
     def measure(self, rank: int, backend: str) -> RankWindow:
         """All figures of the window, once it is closed. Waits for the device to pass the window's last mark."""
-        profiled, kernels = self._measure_profile()
+        profile = self._measure_profile(with_pictures=rank == 0)
         blocks = sorted({(s.plan.block, s.plan.arm) for s in self.steps if s.plan.part is Part.TIMED}, key=_by_block)
         timed = [block for number, arm in blocks if (block := self.measure_block(number, arm)) is not None]
         return RankWindow(
@@ -182,8 +203,10 @@ class Window:
             device=self.clock.device,
             wall_ms=self.wall_ms,
             timed=tuple(timed),
-            profiled=profiled,
-            kernels=kernels,
+            profiled=profile.blocks,
+            kernels=profile.kernels,
+            pairs=profile.pairs,
+            pictures=profile.pictures,
             collectives=self._measure_collectives(),
             problems=tuple(self.problems),
         )
@@ -197,14 +220,14 @@ class Window:
             time.sleep(0.005)
         return True
 
-    def _measure_profile(self) -> tuple[tuple[ProfiledBlock, ...], tuple[KernelTime, ...]]:
+    def _measure_profile(self, with_pictures: bool) -> _ProfileFigures:
         if self.profile is None:
-            return (), ()
+            return _ProfileFigures()
         kernels: Kernels = self.profile.kernels()
         self.profile = None
         counted = [s for s in self.steps if s.profile_index >= 0 and s.counted]
         if not counted:
-            return (), ()
+            return _ProfileFigures()
         by_block: dict[tuple[int, Mode], list[int]] = defaultdict(list)
         by_arm: dict[Mode, list[int]] = {Mode.OVERLAPPED: [], Mode.SEQUENTIAL: []}
         for step in counted:
@@ -215,7 +238,13 @@ class Window:
             for (block, arm), indices in sorted(by_block.items(), key=lambda item: _by_block(item[0]))
         )
         overlapped, sequential = (np.array(by_arm[mode], dtype=np.int64) for mode in by_arm)
-        return blocks, kernel_times(kernels, overlapped, sequential, most=MAX_KERNELS)
+        drawn = [(indices[0], arm) for arm, indices in by_arm.items() if indices and with_pictures]
+        return _ProfileFigures(
+            blocks=blocks,
+            kernels=kernel_times(kernels, overlapped, sequential, most=MAX_KERNELS),
+            pairs=_pair_times(kernels, overlapped, sequential),
+            pictures=tuple(picture for step in drawn if (picture := step_picture(kernels, *step)) is not None),
+        )
 
     def _measure_collectives(self) -> tuple[CollectiveTime, ...]:
         """Counts and bytes from the recorded step, isolated times from the sequential timed steps."""
@@ -250,6 +279,15 @@ class Window:
             )
             for (operator, name), (messages, bytes_in, bytes_out) in rows.items()
         )
+
+
+def _pair_times(kernels: Kernels, overlapped: Indices, sequential: Indices) -> tuple[PairTime, ...]:
+    if not len(overlapped) or not len(sequential):
+        return ()
+    calls = Calls.of(kernels)
+    wanted = np.isin(calls.step, overlapped)
+    alone = match(calls, wanted, calls, np.isin(calls.step, sequential)).alone_ns
+    return pair_times(calls, wanted, alone, len(overlapped))
 
 
 def _by_block(block: tuple[int, Mode]) -> int:

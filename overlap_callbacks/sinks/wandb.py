@@ -18,12 +18,17 @@ KERNEL_COLUMNS = (
     "overlapped_calls", "sequential_calls",
 )  # fmt: skip
 
+PAIR_COLUMNS = (
+    "victim", "communication", "beside", "slowdown", "lost_ms", "time_ms", "alone_ms", "beside_ms", "calls",
+)  # fmt: skip
+
 
 class WandbSink(Sink):
     """Logs to the user's W&B run where there is one, else to a run that it starts and finishes.
 
-    Every metric of ``OverlapReport.metrics()``, against ``overlap/step``, and a table ``overlap/kernels`` of the
-    kernels that lose most time. Each key is defined by its exact name before it is first logged: among patterns that
+    Every metric of ``OverlapReport.metrics()``, against ``overlap/step``, and, of valid windows, two tables:
+    ``overlap/kernels``, the kernels that lose most time, and ``overlap/pairs``, what each kernel family loses beside
+    each kind of collective. Each key is defined by its exact name before it is first logged: among patterns that
     overlap (Lightning's ``WandbLogger`` defines ``*``) W&B picks one at random.
 
     Args:
@@ -57,11 +62,14 @@ class WandbSink(Sink):
         wandb = sys.modules["wandb"]
         row: dict[str, Any] = report.metrics()
         self._define(run, row)
-        if report.kernels:
-            table = wandb.Table(columns=list(KERNEL_COLUMNS))
-            for kernel in report.kernels:
-                table.add_data(*(_cell(getattr(kernel, _field(column))) for column in KERNEL_COLUMNS))
-            row["overlap/kernels"] = table
+        for key, columns, items in (
+            ("overlap/kernels", KERNEL_COLUMNS, report.kernels),
+            ("overlap/pairs", PAIR_COLUMNS, report.pairs),
+        ):
+            if items and report.valid:  # both compare with sequential steps
+                table = row[key] = wandb.Table(columns=list(columns))
+                for item in items:
+                    table.add_data(*(_cell(getattr(item, _field(column))) for column in columns))
         self._rows.append({**row, STEP_KEY: report.first_step})
         self._log_rows(run)
 

@@ -8,23 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from overlap_callbacks import kernels
-from overlap_callbacks.kernels import (
-    Kernels,
-    Kind,
-    Profile,
-    is_communication,
-    kernel_times,
-    profiled_block,
-    read_events,
-)
+from overlap_callbacks import names
+from overlap_callbacks.kernels import Kind, kernel_times, profiled_block
+from overlap_callbacks.names import is_communication
+from overlap_callbacks.profiling import Profile, read_events
 from overlap_callbacks.samples import KernelTime, ProfiledBlock
 from overlap_callbacks.schedule import Mode
-from overlap_callbacks.timeline import Intervals
-
-# Events carry nanoseconds since 1970; the tests count from here.
-EPOCH_NS = 1_755_000_000_123_456_789
-MS = 1_000_000
+from tests.columns import EPOCH_NS, MS, columns
 
 TRAINING_THREAD, OTHER_THREAD = 41, 42
 
@@ -68,8 +58,10 @@ def read(events, bounds, thread=TRAINING_THREAD, quiet=()):
     steps = [(EPOCH_NS + start, EPOCH_NS + end) for start, end in bounds]
     found = read_events(events, steps, thread, [EPOCH_NS + time for time in quiet])
     starts, ends = found.intervals.start_ns - EPOCH_NS, found.intervals.end_ns - EPOCH_NS
-    columns = (found.kind, found.step, starts, ends, found.counts)
-    rows = zip(found.name, *(column.tolist() for column in columns), strict=True)
+    counts = np.zeros(len(found), dtype=int)
+    counts[np.unique(found.call, return_index=True)[1]] = 1  # the first piece of each call
+    parts = (found.kind, found.step, starts, ends, counts)
+    rows = zip(found.name, *(part.tolist() for part in parts), strict=True)
     return sorted([(found.names[name], Kind(kind), *numbers) for name, kind, *numbers in rows], key=lambda row: row[3])
 
 
@@ -166,9 +158,9 @@ def test_less_known_communication_is_known_too(name):
 
 
 def test_a_user_adds_a_pattern_for_what_is_not_known(monkeypatch):
-    monkeypatch.setattr(kernels, "communication_patterns", list(kernels.communication_patterns))
+    monkeypatch.setattr(names, "communication_patterns", list(names.communication_patterns))
     assert not is_communication("my_ring_kernel<4>")
-    kernels.communication_patterns.append(r"^my_ring")
+    names.communication_patterns.append(r"^my_ring")
     assert is_communication("my_ring_kernel<4>")
     assert not is_communication("their_my_ring")
 
@@ -363,23 +355,7 @@ def test_gloo_ranges_are_communication_in_the_step_in_which_they_begin():
 # -- figures of a block
 
 
-def timeline(rows):
-    """Kernels from rows of (name, kind, step, start in ms, end in ms[, count])."""
-    names = tuple(dict.fromkeys(row[0] for row in rows))
-    return Kernels(
-        intervals=Intervals(
-            np.array([row[3] * MS + EPOCH_NS for row in rows], dtype=np.int64),
-            np.array([row[4] * MS + EPOCH_NS for row in rows], dtype=np.int64),
-        ),
-        kind=np.array([row[1] for row in rows], dtype=np.uint8),
-        name=np.array([names.index(row[0]) for row in rows], dtype=np.int64),
-        step=np.array([row[2] for row in rows], dtype=np.int64),
-        counts=np.array([row[5] if len(row) > 5 else 1 for row in rows], dtype=np.int64),
-        names=names,
-    )
-
-
-TWO_STEPS = timeline(
+TWO_STEPS = columns(
     [
         ("gemm", Kind.COMPUTE, 0, 0, 10),
         ("norm", Kind.COMPUTE, 0, 5, 15),  # on a second stream
@@ -434,7 +410,7 @@ def test_intervals_of_one_kind_are_those_of_all_steps():
 
 # -- figures of each kernel
 
-FOUR_STEPS = timeline(
+FOUR_STEPS = columns(
     [
         ("gemm", Kind.COMPUTE, 0, 0, 6),
         ("gemm", Kind.COMPUTE, 0, 7, 13),
@@ -503,10 +479,8 @@ def test_the_real_profiler_finds_operators_in_the_step_that_ran_them():
     assert step_of["aten::cos"] == 1
     assert "aten::sin" not in step_of
     assert set(found.kind.tolist()) == {Kind.COMPUTE}
-    calls = dict.fromkeys(step_of, 0)
-    for name, count in zip(found.name, found.counts.tolist(), strict=True):
-        calls[found.names[name]] += count
-    assert (calls["aten::mm"], calls["aten::cos"]) == (1, 1)
+    calls = {found.names[name]: found.call[found.name == name] for name in found.name}
+    assert [len(np.unique(calls[name])) for name in ("aten::mm", "aten::cos")] == [1, 1]
 
 
 def test_the_profiler_s_clock_agrees_with_the_host_s():

@@ -1,0 +1,100 @@
+"""What a kernel's name tells: whether it communicates, which collective it is, which family of compute it belongs to.
+
+All three are tables of rules, searched from top to bottom; the first that matches decides. Extend them where your job
+has kernels of its own: ``names.families.insert(0, Rule("attention", r"my_attention"))``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import NamedTuple
+
+
+class Rule(NamedTuple):
+    """Names in which ``pattern`` (a regular expression) is found are of ``label``."""
+
+    label: str
+    pattern: str
+
+
+# Searched (not matched) in the kernel's name; extend with ``communication_patterns.append``. A name prefix would not
+# do: hipblaslt_* and the like are compute, and multimem_all_reduce_kernel is communication.
+communication_patterns: list[str] = [
+    r"^(void )?(nccl|rccl|ncclx|oneccl|hccl)",
+    r"nccl(Dev)?Kernel",
+    r"mscclpp|msccl[A-Z_]|^(void )?msccl",
+    r"nvshmem|rocshmem|barrier_on_stream",
+    r"multimem_(all_reduce|one_shot|all_gather|reduce)",
+    r"(?i:(one|two)_?shot_?all_?reduce)",
+    r"symmetric_memory::|intra_node_comm::|(?i:symm_mem).*(all_gather|all_reduce|reduce_scatter|all_to_all)",
+    r"deep_ep::|hybrid_ep::|^Ep(Dispatch|Combine)",
+    r"userbuffers_|cross_device_reduce_|allreduce_fusion_kernel",
+    r"^(gloo|ucc|mpi):",
+]
+
+# Kernel names, torch's ranges (nccl:all_reduce) and the metadata of traces (_allgather_base) alike.
+collectives: list[Rule] = [
+    Rule("reduce_scatter", r"(?i)reduce_?scatter"),
+    Rule("all_reduce", r"(?i)all_?reduce|cross_device_reduce_|userbuffers_fp16_sum"),
+    Rule("all_gather", r"(?i)all_?gather"),
+    Rule("all_to_all", r"(?i)all_?to_?all|deep_ep::|hybrid_ep::|^Ep(Dispatch|Combine)"),
+    Rule("broadcast", r"(?i)broadcast"),
+    Rule("send_recv", r"(?i)send|recv"),
+    Rule("reduce", r"(?i)reduce"),
+    Rule("gather", r"(?i)gather"),
+    Rule("scatter", r"(?i)scatter"),
+    Rule("barrier", r"(?i)barrier"),
+]
+
+# Kernels of the device, and operators of torch on the host. Convolutions count as GEMM, which is how they are computed.
+families: list[Rule] = [
+    Rule("attention", r"(?i)flash|fmha|attention|attn|sdpa|paged_kv"),
+    Rule("optimizer", r"(?i)multi_tensor_apply|fused_?(adam|sgd|lamb)|_?adamw?_|adagrad|_foreach_|lamb_"),
+    Rule("normalisation", r"(?i)(layer|rms|batch|group|instance)_?norm|native_norm|ln_(fwd|bwd)|\bbn_"),
+    Rule("gemm", r"(?i)(?<!fb)gemm|gemv|cutlass|cublas|hipblaslt|nvjet|rocblas|tensile|^Cijk_|splitk|triton_(tem|mm)"),
+    Rule("gemm", r"(?i)xmma|wgrad|dgrad|fprop|conv(?!ert)|winograd"),
+    Rule("gemm", r"aten::_?(addmm|mm|bmm|baddbmm|linear|matmul|mv|addmv|addbmm)"),
+    Rule("copy", r"(?i)memcpy|memset|direct_copy|copy_kernel|CatArrayBatchedCopy|nchwToNhwc|nhwcToNchw|transpose"),
+    Rule("copy", r"aten::(copy_|_to_copy|clone|cat|contiguous)"),
+    Rule("reduction", r"(?i)reduce|softmax|cross_entropy|nll_loss|logsumexp|cumsum|scan|triton_(red|per)"),
+    Rule("reduction", r"aten::(sum|mean|max|min|norm|argmax)"),
+    Rule("elementwise", r"(?i)elementwise|triton_poi|pointwise|dropout|gelu|relu|silu|swiglu|bias|fill"),
+    Rule("elementwise", r"aten::(add|sub|mul|div|neg|exp|log|sqrt|rsqrt|pow|tanh|sigmoid|where|zero|ones|sign|clamp)"),
+    Rule("elementwise", r"aten::threshold"),
+]
+
+OTHER = "other"
+
+# Names are kept for tables and matching; whoever writes kernels of 10 kB of template arguments needs no more.
+_LONGEST_NAME = 1000
+
+
+def is_communication(name: str) -> bool:
+    """Whether a kernel (or, on CPU, an asynchronous range) of this name communicates."""
+    return any(re.search(pattern, name) for pattern in communication_patterns)
+
+
+def collective_of(name: str) -> str:
+    """The kind of collective, e.g. ``all_reduce``; ``other`` where the name does not tell."""
+    return _first(collectives, name)
+
+
+def family_of(name: str) -> str:
+    """The family of a compute kernel: ``gemm``, ...; ``other`` where no rule matches."""
+    return _first(families, name)
+
+
+def _first(rules: list[Rule], name: str) -> str:
+    for label, pattern in rules:
+        if re.search(pattern, name):
+            return label
+    return OTHER
+
+
+def clean(name: str) -> str:
+    """A name fit for tables: of bounded length, still distinct from others, and without control characters."""
+    if len(name) > _LONGEST_NAME:
+        digest = hashlib.sha256(name.encode(errors="replace")).hexdigest()[:12]
+        name = f"{name[: _LONGEST_NAME - 13]}~{digest}"
+    return name if name.isprintable() else "".join(char if char.isprintable() else "\ufffd" for char in name)

@@ -1,0 +1,220 @@
+"""From traces to figures: step by step, by collective and group, by kernel family."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from overlap_callbacks.attribution import IN_TURN, SAME_LAUNCH, Calls, labels_of, match
+from overlap_callbacks.kernels import Indices, KernelFigures, Kind, kernel_figures
+from overlap_callbacks.pictures import step_picture
+from overlap_callbacks.schedule import Mode
+from overlap_callbacks.traces.figures import (
+    Analysis,
+    CollectiveFigures,
+    FamilyFigures,
+    SlowdownEstimate,
+    StepFigures,
+    TraceFigures,
+)
+from overlap_callbacks.traces.kineto import Trace
+from overlap_callbacks.traces.metadata import CollectiveInfo, bus_factor
+from overlap_callbacks.traces.skew import skew_over_ranks
+from overlap_callbacks.version import __version__
+
+# A kernel counts as beside communication from the first share of its time on, as alone up to the second.
+_BESIDE, _ALONE = 0.9, 0.1
+
+
+def analyze(traces: Sequence[Trace]) -> Analysis:
+    """Figures of traces: one, or those of several ranks of a job.
+
+    Raises:
+        ValueError: no trace was given.
+    """
+    if not traces:
+        raise ValueError("traces must hold at least one trace")
+    skew, problems = skew_over_ranks(traces)
+    return Analysis(
+        library_version=__version__,
+        traces=tuple(figures for trace in traces for figures in trace_figures(trace)),
+        skew=skew,
+        problems=problems,
+    )
+
+
+def trace_figures(trace: Trace) -> list[TraceFigures]:
+    """Figures of each device of a trace; of a trace without any kernels too."""
+    devices = trace.devices or (0,)
+    several = (
+        [] if len(devices) == 1 else [f"the file holds kernels of {len(devices)} devices: each has its own figures"]
+    )
+    return [_device_figures(trace.on(device), device, several) for device in devices]
+
+
+def _device_figures(trace: Trace, device: int, problems: list[str]) -> TraceFigures:
+    kernels = trace.kernels
+    counted = [i for i in range(len(trace.steps)) if bool((kernels.step == i).any())]
+    skipped = [str(trace.steps[i].number) for i in range(len(trace.steps)) if i not in counted]
+    if skipped and len(kernels):
+        problems = [*problems, f"no kernels were launched in steps {', '.join(skipped[:8])}: they are left out"]
+    if not bool((kernels.kind == Kind.COMMUNICATION).any()):
+        problems = [*problems, "there is no communication: its figures are undefined"]
+    return TraceFigures(
+        file=str(trace.path),
+        rank=trace.rank,
+        world_size=trace.world_size,
+        device=device,
+        device_name="" if trace.on_host else trace.device_names.get(device, ""),
+        on_host=trace.on_host,
+        total=step_figures(kernel_figures(kernels, np.ones(len(kernels), dtype=bool)), None, span_ms(trace)),
+        steps=tuple(
+            step_figures(kernel_figures(kernels, kernels.step == i), trace.steps[i].number, trace.steps[i].wall_ms)
+            for i in counted
+        ),
+        collectives=_collectives(trace),
+        families=_families(trace),
+        estimate=_estimate(trace),
+        picture=step_picture(kernels, counted[0] if counted else -1, Mode.OVERLAPPED),
+        problems=(*trace.problems, *problems),
+    )
+
+
+def span_ms(trace: Trace) -> float | None:
+    """From the first kernel of a trace to the end of its last; None without kernels."""
+    intervals = trace.kernels.intervals
+    if not len(intervals):
+        return None
+    return int(intervals.end_ns.max() - intervals.start_ns.min()) / 1e6
+
+
+def step_figures(figures: KernelFigures, step: int | None, wall_ms: float | None) -> StepFigures:
+    """The figures of some kernels, in milliseconds."""
+
+    def ratio(part: int, whole: int) -> float | None:
+        return part / whole if whole and figures.comm_busy_ns else None
+
+    return StepFigures(
+        step=step,
+        wall_ms=wall_ms,
+        compute_ms=figures.compute_ns / 1e6,
+        compute_busy_ms=figures.compute_busy_ns / 1e6,
+        comm_ms=figures.comm_busy_ns / 1e6,
+        comm_kernels_ms=figures.comm_ns / 1e6,
+        hidden_comm_ms=figures.hidden_comm_ns / 1e6,
+        exposed_comm_ms=(figures.comm_busy_ns - figures.hidden_comm_ns) / 1e6,
+        covered_compute_ms=figures.covered_compute_ns / 1e6,
+        overlap_ratio=ratio(figures.covered_compute_ns, figures.compute_ns),
+        overlap_ratio_busy=ratio(figures.hidden_comm_ns, figures.compute_busy_ns),
+        hidden_comm_fraction=ratio(figures.hidden_comm_ns, figures.comm_busy_ns),
+        copy_ms=figures.copy_ns / 1e6,
+        kernels=figures.num_kernels,
+    )
+
+
+def _collectives(trace: Trace) -> tuple[CollectiveFigures, ...]:
+    kernels = trace.kernels
+    rows = np.flatnonzero(kernels.kind == Kind.COMMUNICATION)
+    hidden = kernels.intervals[rows].covered_ns(kernels.of(Kind.COMPUTE)).tolist()
+    times = kernels.intervals.durations_ns[rows].tolist()
+    groups: dict[tuple[Any, ...], list[tuple[CollectiveInfo, int, int]]] = defaultdict(list)
+    for row, time_ns, hidden_ns in zip(rows.tolist(), times, hidden, strict=True):
+        info = trace.collectives.get(row) or CollectiveInfo(kind=kernels.collectives[kernels.collective[row]])
+        key = (info.kind, info.group, info.description, info.ranks, info.size)
+        groups[key].append((info, time_ns, hidden_ns))
+    found = []
+    for (kind, group, description, _, size), items in groups.items():
+        sized = [(info.num_bytes, time_ns) for info, time_ns, _ in items if info.num_bytes is not None and time_ns > 0]
+        num_bytes = sum(item[0] for item in sized) if sized else None
+        sized_ns = sum(item[1] for item in sized)
+        bandwidth = num_bytes / sized_ns if num_bytes and sized_ns else None  # bytes a nanosecond: GB/s
+        factor = bus_factor(kind, size)
+        found.append(
+            CollectiveFigures(
+                collective=kind,
+                group=group,
+                description=description,
+                group_size=size,
+                count=len(items),
+                bytes=num_bytes,
+                time_ms=sum(item[1] for item in items) / 1e6,
+                hidden_ms=sum(item[2] for item in items) / 1e6,
+                algorithm_bandwidth_gb_s=bandwidth,
+                bus_bandwidth_gb_s=bandwidth * factor if bandwidth is not None and factor is not None else None,
+            )
+        )
+    return tuple(sorted(found, key=lambda row: -row.time_ms))
+
+
+def _families(trace: Trace) -> tuple[FamilyFigures, ...]:
+    kernels = trace.kernels
+    calls = Calls.of(kernels)
+    label, labels = labels_of(kernels)
+    compute = np.flatnonzero(calls.kind == Kind.COMPUTE)
+    group = label[calls.row[compute]]
+    count = np.bincount(group, minlength=len(labels))
+    time_ns = np.bincount(group, weights=calls.duration_ns[compute], minlength=len(labels))
+    beside: dict[int, dict[str, float]] = defaultdict(dict)
+    for number, kind in enumerate(kernels.collectives):
+        covered = calls.covered_ns(kernels.intervals[kernels.collective == number])[compute]
+        for family, ns in enumerate(np.bincount(group, weights=covered, minlength=len(labels)).tolist()):
+            if ns:
+                beside[family][kind] = ns / 1e6
+    order = np.argsort(-time_ns, kind="stable")
+    return tuple(
+        FamilyFigures(
+            family=labels[i], calls=int(count[i]), time_ms=float(time_ns[i]) / 1e6, beside=beside.get(int(i), {})
+        )
+        for i in order
+        if count[i]
+    )
+
+
+def _estimate(trace: Trace) -> SlowdownEstimate | None:
+    """Of the same kernels, those beside communication against those alone."""
+    calls = Calls.of(trace.kernels)
+    compute = (calls.kind == Kind.COMPUTE) & (calls.duration_ns > 0)
+    covered = calls.covered_ns(trace.kernels.of(Kind.COMMUNICATION)) / np.maximum(calls.duration_ns, 1)
+    beside, alone = compute & (covered >= _BESIDE), compute & (covered <= _ALONE)
+    if not beside.any() or not alone.any():
+        return None
+    # Within one step a kernel comes in one turn only; and where launch shapes are unknown, a name says too little.
+    methods: list[tuple[tuple[tuple[bool, bool], ...], str]] = []
+    if len(trace.steps) > 1:
+        methods.append((IN_TURN, "the same kernel in the same turn of other steps"))
+    if any(trace.kernels.shapes):
+        methods.append((SAME_LAUNCH, "kernels of the same name, grid and block"))
+    for levels, method in methods:
+        found = match(calls, beside, calls, alone, levels)
+        rows = np.flatnonzero(np.isfinite(found.alone_ns))
+        if len(rows):
+            return _slowdown(calls, rows, found.alone_ns, np.flatnonzero(found.used), method)
+    return None
+
+
+def _slowdown(
+    calls: Calls, rows: Indices, alone_ns: npt.NDArray[np.float64], used: Indices, method: str
+) -> SlowdownEstimate:
+    label, labels = labels_of(calls.kernels)
+
+    def over(rows: Indices, used: Indices, families: dict[str, SlowdownEstimate]) -> SlowdownEstimate:
+        time_ns = float(calls.duration_ns[rows].sum())
+        return SlowdownEstimate(
+            slowdown=time_ns / float(alone_ns[rows].sum()) - 1,
+            method=method,
+            kernels=len(np.unique(calls.kernels.name[calls.row[rows]])),
+            calls_beside=len(rows),
+            calls_alone=len(used),
+            time_beside_ms=time_ns / 1e6,
+            families=families,
+        )
+
+    mine, theirs = label[calls.row[rows]], label[calls.row[used]]
+    families = {
+        labels[number]: over(rows[mine == number], used[theirs == number], {}) for number in np.unique(mine).tolist()
+    }
+    return over(rows, used, dict(sorted(families.items(), key=lambda item: -item[1].time_beside_ms)))

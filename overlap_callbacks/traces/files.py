@@ -1,0 +1,71 @@
+"""The bytes of a trace file, decompressed, a bounded piece at a time."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+try:
+    from isal import igzip, isal_zlib
+
+    # igzip gunzips some three times faster than zlib; it has no wheels for every machine.
+    _open_gzip: Any = igzip.open
+    _GZIP_ERRORS: tuple[Any, ...] = (EOFError, OSError, zlib.error, isal_zlib.error)
+except ImportError:  # pragma: no cover
+    _open_gzip = gzip.open
+    _GZIP_ERRORS = (EOFError, OSError, zlib.error)
+
+PIECE_BYTES = 4 * 2**20
+
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+class TraceError(ValueError):
+    """A file that cannot be read as a trace, and why."""
+
+
+def pieces(path: str | os.PathLike[str], problems: list[str], size: int = PIECE_BYTES) -> Iterator[bytes]:
+    """Read a file, gunzipped where it is compressed (whatever its name).
+
+    A compressed file that is cut off or damaged ends where it can be read no further, and ``problems`` says so.
+
+    Raises:
+        TraceError: there is no such file, it cannot be opened, or it is empty.
+    """
+    file = Path(path)
+    if file.is_dir():
+        raise TraceError(f"{file} is a folder: give the trace files in it")
+    try:
+        with file.open("rb") as raw:
+            magic = raw.read(2)
+            raw.seek(0)
+            if not magic:
+                raise TraceError(f"{file} is empty")
+            if magic == _GZIP_MAGIC:
+                yield from _gunzipped(raw, file, problems, size)
+            else:
+                while piece := raw.read(size):
+                    yield piece
+    except OSError as error:
+        raise TraceError(f"{file} cannot be read: {error.strerror or error}") from None
+
+
+def _gunzipped(raw: BinaryIO, file: Path, problems: list[str], size: int) -> Iterator[bytes]:
+    read = 0
+    with _open_gzip(raw, "rb") as stream:
+        while True:
+            try:
+                piece = stream.read(size)
+            except _GZIP_ERRORS as error:
+                if not read:
+                    raise TraceError(f"{file} cannot be gunzipped: {error}") from None
+                problems.append(f"the compressed file is cut off or damaged after {read} bytes ({error})")
+                return
+            if not piece:
+                return
+            read += len(piece)
+            yield piece

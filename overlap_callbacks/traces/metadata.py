@@ -1,0 +1,155 @@
+"""What a trace tells of a collective: in the kernel's own arguments (since torch 2.2 or so), else in torch's range.
+
+Bytes are counted as NCCL's own tests do, so that bus bandwidth compares with theirs: of an all-gather the tensor
+that is gathered into, of a reduce-scatter the one that is reduced, of the others what a rank gives.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from overlap_callbacks import names
+from overlap_callbacks.kernels import Indices, Rows
+from overlap_callbacks.traces.stream import Args
+
+_DTYPE_BYTES = {
+    "double": 8, "float64": 8, "long": 8, "longint": 8, "int64": 8, "complexfloat": 8, "complexdouble": 16,
+    "float": 4, "float32": 4, "int": 4, "int32": 4, "uint32": 4, "uint64": 8,
+    "half": 2, "float16": 2, "bfloat16": 2, "short": 2, "int16": 2, "uint16": 2,
+    "byte": 1, "char": 1, "signedchar": 1, "unsignedchar": 1, "uint8": 1, "int8": 1, "bool": 1,
+    "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CollectiveInfo:
+    """One collective.
+
+    Attributes:
+        kind: ``all_reduce``, ...
+        group: name of its process group; empty where the file does not tell.
+        description: of the group.
+        ranks: of the group, as the file writes them; empty where it does not.
+        size: ranks of the group, None where unknown.
+        num_bytes: its size as NCCL's tests count it, None where unknown.
+        sequence: its number in the group, None where unknown.
+    """
+
+    kind: str
+    group: str = ""
+    description: str = ""
+    ranks: str = ""
+    size: int | None = None
+    num_bytes: int | None = None
+    sequence: int | None = None
+
+
+# NCCL's tests: what a collective sends over each rank's link, in parts of its size, on n ranks.
+_BUS_FACTORS: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "gather": lambda n: (n - 1) / n,
+    "scatter": lambda n: (n - 1) / n,
+    "broadcast": lambda n: 1.0,
+    "reduce": lambda n: 1.0,
+    "send_recv": lambda n: 1.0,
+}
+
+
+def bus_factor(kind: str, size: int | None) -> float | None:
+    """Bus bandwidth / algorithm bandwidth (nccl-tests, doc/PERFORMANCE.md); None where it is not known."""
+    factor = _BUS_FACTORS.get(kind)
+    if factor is None or size is None or size < 1:
+        return None
+    return factor(size)
+
+
+def of_kernel(args: Args) -> CollectiveInfo:
+    """From the arguments of a communication kernel."""
+    kind = names.collective_of(str(args.collective))
+    width = _width(args.dtype)
+    elements = args.out_elements if kind == "all_gather" else args.in_elements
+    return CollectiveInfo(
+        kind=kind,
+        group=_text(args.group),
+        description=_text(args.group_description),
+        ranks=_text(args.group_ranks),
+        size=args.group_size if isinstance(args.group_size, int) and args.group_size > 0 else None,
+        num_bytes=elements * width if isinstance(elements, int) and elements >= 0 and width else None,
+        sequence=args.sequence if isinstance(args.sequence, int) else None,
+    )
+
+
+def annotated(
+    rows: Rows,
+    known: dict[int, CollectiveInfo],
+    launched_ns: Indices,
+    threads: Sequence[Any],
+    notes: Sequence[tuple[str, Any, int, int, Args | None]],
+) -> dict[int, CollectiveInfo]:
+    """Add to ``known`` what torch's ranges tell of the communication kernels launched within them.
+
+    Args:
+        rows: the kernels.
+        known: what their own arguments tell, by row.
+        launched_ns: when each was launched, -1 where unknown; shape (n,).
+        threads: the thread that launched each.
+        notes: ranges ``nccl:<name>``: name, thread, start, end, arguments.
+    """
+    found = dict(known)
+    by_thread = defaultdict(list)
+    for name, thread, start, end, args in notes:
+        by_thread[str(thread)].append((start, end, name, args))
+    for ranges in by_thread.values():
+        ranges.sort(key=lambda note: note[:2])
+    starts = {thread: np.array([note[0] for note in ranges]) for thread, ranges in by_thread.items()}
+    communicates = {name: names.is_communication(name) for name in set(rows.names)}
+    for row, name in enumerate(rows.names):
+        if row in known or not communicates[name]:
+            continue
+        launch, thread = int(launched_ns[row]), str(threads[row])
+        kind = names.collective_of(name)
+        if launch >= 0 and thread in starts:
+            place = int(np.searchsorted(starts[thread], launch, side="right")) - 1
+            if place >= 0 and launch < by_thread[thread][place][1]:
+                note_name, args = by_thread[thread][place][2:]
+                noted = names.collective_of(note_name)
+                if noted != names.OTHER:
+                    found[row] = CollectiveInfo(kind=noted, num_bytes=_noted_bytes(noted, args))
+                    continue
+        found[row] = CollectiveInfo(kind=kind)
+    return found
+
+
+def _noted_bytes(kind: str, args: Args | None) -> int | None:
+    """Bytes of the first input, where that is the collective's size."""
+    if args is None or kind in ("all_gather", "gather", "scatter"):
+        return None
+    try:
+        dims, dtype = args.input_dims[0], args.input_type[0]
+        width = _width(dtype)
+        if not width or not dims or not all(isinstance(size, int) and size >= 0 for size in dims):
+            return None
+        return int(np.prod(dims, dtype=object)) * width
+    except (TypeError, IndexError, KeyError):
+        return None
+
+
+def _width(dtype: Any) -> int | None:
+    name = re.sub(r"^c10::|\s+", "", str(dtype)).lower()
+    return _DTYPE_BYTES.get(name)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return names.clean(value if isinstance(value, str) else msgspec.json.encode(value).decode())

@@ -1,0 +1,269 @@
+"""The events of a trace, decoded piece by piece, so that memory stays bounded whatever the file's size.
+
+Strict first: a piece is cut between two events and decoded as a JSON array. That it decodes proves that the cut was
+between events, since a prefix of an array that parses as a list of values is one. Where a piece does not decode, either
+the array of events ends in it, or it is not valid JSON (real traces hold NaN, decimal commas, broken escapes): then its
+events are decoded one by one, repaired where that can be done, and counted where it cannot.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Union
+
+import msgspec
+
+from overlap_callbacks.traces.files import PIECE_BYTES, TraceError, pieces
+
+
+class Args(msgspec.Struct, gc=False):
+    """What is needed of an event's ``args``; as it stands in the file, since the types differ between versions."""
+
+    correlation: Any = None
+    stream: Any = None
+    device: Any = None
+    grid: msgspec.Raw = msgspec.Raw()
+    block: msgspec.Raw = msgspec.Raw()
+    collective: Any = msgspec.field(default=None, name="Collective name")
+    in_elements: Any = msgspec.field(default=None, name="In msg nelems")
+    out_elements: Any = msgspec.field(default=None, name="Out msg nelems")
+    group_size: Any = msgspec.field(default=None, name="Group size")
+    dtype: Any = None
+    group: Any = msgspec.field(default=None, name="Process Group Name")
+    group_description: Any = msgspec.field(default=None, name="Process Group Description")
+    group_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
+    sequence: Any = msgspec.field(default=None, name="Seq")
+    input_dims: Any = msgspec.field(default=None, name="Input Dims")
+    input_type: Any = msgspec.field(default=None, name="Input type")
+
+
+class Event(msgspec.Struct, gc=False):
+    """One event. Times stay text: as numbers of floating point they would lose their nanoseconds."""
+
+    ph: Any = None
+    cat: Any = None
+    name: Any = None
+    pid: Any = None
+    tid: Any = None
+    ts: msgspec.Raw = msgspec.Raw()
+    dur: msgspec.Raw = msgspec.Raw()
+    args: Union[Args, None] = None
+
+
+_decoder = msgspec.json.Decoder(list[Event])
+_event_decoder = msgspec.json.Decoder(Event)
+
+_START = re.compile(rb'"traceEvents"\s*:\s*\[')
+_END = re.compile(rb"\}\s*(\])\s*(?=[,}]|$)")
+_BETWEEN = re.compile(rb"(?<=\})\s*,?\s*(?=\{)")
+# Longest beginning of a file in which its events must start: thousands of process groups may stand before them.
+_LONGEST_HEAD = 256 * 2**20
+# Longest single event, for which a buffer is held.
+_LONGEST_EVENT = 64 * 2**20
+# Ends of the array that are tried in one piece: an event may hold arrays of objects itself.
+_MOST_ENDS = 16
+
+
+class EventStream:
+    """Iterate to get the events, a list for each piece.
+
+    Args:
+        path: the file.
+
+    Attributes:
+        head: the other fields of the document, as far as they were read.
+        problems: what is wrong with the file, in words; complete after iteration.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], piece_bytes: int = PIECE_BYTES) -> None:
+        self.path = Path(path)
+        self.head: dict[str, Any] = {}
+        self.problems: list[str] = []
+        self._piece_bytes = piece_bytes
+        self._repaired = 0
+        self._lost = 0
+        self._why = ""
+
+    def __iter__(self) -> Iterator[list[Event]]:
+        """The events.
+
+        Raises:
+            TraceError: the file cannot be read, is empty, or holds no events.
+        """
+        source = pieces(self.path, self.problems, self._piece_bytes)
+        buffer = self._skip_head(source)
+        ended = False
+        while True:
+            end = _last_boundary(buffer)
+            if end:
+                events, rest = self._decode(buffer, end)
+                yield events
+                if rest is not None:
+                    buffer, ended = rest, True
+                    break
+                buffer = buffer[end:]
+            elif len(buffer) > _LONGEST_EVENT:
+                raise TraceError(f"{self.path} is no trace: no event ends within {_LONGEST_EVENT >> 20} MiB")
+            piece = next(source, b"")
+            if not piece:
+                break
+            buffer += piece
+        if not ended:
+            events, rest = self._decode_rest(buffer)
+            yield events
+            buffer, ended = (b"", False) if rest is None else (rest, True)
+        self._finish(buffer, source, ended)
+
+    # -- the document around the events
+
+    def _skip_head(self, source: Iterator[bytes]) -> bytes:
+        buffer = b""
+        for piece in source:
+            buffer += piece
+            start = buffer.lstrip()[:1]
+            if start == b"[":  # the other form of the format: the array alone
+                return buffer.lstrip()[1:]
+            if start not in (b"{", b""):
+                break
+            for found in _START.finditer(buffer):
+                try:
+                    head = msgspec.json.decode(buffer[: found.start()] + b'"traceEvents":[]}')
+                except (msgspec.DecodeError, UnicodeDecodeError):
+                    head = {}
+                    if found.start() > 0 and _depth_one(buffer[: found.start()]):
+                        self.problems.append("what stands before the events is not valid JSON, and is left out")
+                    else:
+                        continue
+                self.head.update({key: value for key, value in head.items() if key != "traceEvents"})
+                return buffer[found.end() :]
+            if len(buffer) > _LONGEST_HEAD:
+                break
+        if not buffer.strip():
+            raise TraceError(f"{self.path} is empty")
+        raise TraceError(f"{self.path} is no trace of torch.profiler: it has no traceEvents")
+
+    def _finish(self, rest: bytes, source: Iterator[bytes], ended: bool) -> None:
+        if ended:
+            for piece in source:
+                if len(rest) > _LONGEST_HEAD:
+                    break
+                rest += piece
+            tail = rest.strip().removeprefix(b",").strip()
+            if tail and tail != b"}":
+                try:
+                    self.head.update(msgspec.json.decode(b"{" + tail))
+                except (msgspec.DecodeError, UnicodeDecodeError, TypeError, ValueError):
+                    self.problems.append("what stands after the events is not valid JSON, and is left out")
+        elif not any("cut off" in problem for problem in self.problems):
+            self.problems.append("the file is cut off: it ends before its events do")
+        if self._repaired:
+            self.problems.append(f"{self._repaired} events were not valid JSON and were repaired ({self._why})")
+        if self._lost:
+            self.problems.append(f"{self._lost} events could not be read and are left out ({self._why})")
+
+    # -- events
+
+    def _decode(self, buffer: bytes, end: int) -> tuple[list[Event], bytes | None]:
+        """The events before ``end``, and what follows the array where it ends before; None where it goes on."""
+        body = buffer[:end].rstrip().removesuffix(b",")
+        try:
+            return _decoder.decode(b"[" + body + b"]"), None
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            found = self._decode_to_end(buffer)
+            if found is not None:
+                return found
+            self._why = self._why or str(error)
+            return self._one_by_one(body), None
+
+    def _decode_rest(self, buffer: bytes) -> tuple[list[Event], bytes | None]:
+        """The last events of the file, and what follows them; None where the array does not end."""
+        found = self._decode_to_end(buffer)
+        if found is not None:
+            return found
+        end = _END.search(buffer, max(0, len(buffer) - 4096))
+        body = buffer if end is None else buffer[: end.start() + 1]
+        return self._one_by_one(body, cut_off=end is None), None if end is None else buffer[end.end(1) :]
+
+    @staticmethod
+    def _decode_to_end(buffer: bytes) -> tuple[list[Event], bytes] | None:
+        """The events up to the end of the array, and what follows it; None where it does not end here."""
+        if buffer.lstrip()[:1] == b"]":
+            return [], buffer.lstrip()[1:]
+        for number, found in enumerate(_END.finditer(buffer)):
+            if number == _MOST_ENDS:
+                break
+            try:
+                return _decoder.decode(b"[" + buffer[: found.start() + 1] + b"]"), buffer[found.end(1) :]
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                continue
+        return None
+
+    def _one_by_one(self, body: bytes, cut_off: bool = False) -> list[Event]:
+        events = []
+        parts = _BETWEEN.split(body.strip().removesuffix(b","))
+        for number, part in enumerate(parts):
+            if not part.strip():
+                continue
+            try:
+                events.append(_event_decoder.decode(part))
+                continue
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                why = str(error)
+            event = _repaired(part)
+            if event is not None:
+                events.append(event)
+                self._repaired += 1
+            elif cut_off and number == len(parts) - 1:
+                continue  # the event in which the file ends
+            else:
+                self._lost += 1
+            self._why = self._why or why
+        return events
+
+
+def _last_boundary(buffer: bytes) -> int:
+    """Where the last event of the buffer begins, after a comma that follows another's end; 0 if nowhere."""
+    place = len(buffer)
+    while (place := buffer.rfind(b"{", 0, place)) > 0:
+        before = buffer[max(0, place - 64) : place].rstrip()
+        if before.endswith(b",") and before[:-1].rstrip().endswith(b"}"):
+            return place
+    return 0
+
+
+def _depth_one(head: bytes) -> bool:
+    """Whether a beginning that is no valid JSON leaves open just one brace: ours, of the document."""
+    bare = re.sub(rb'"(?:[^"\\]|\\.)*"', b"", head, flags=re.DOTALL)
+    return bare.count(b"{") - bare.count(b"}") == 1 and bare.count(b"[") == bare.count(b"]")
+
+
+_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[-+]?\b(?:NaN|nan|Infinity|inf)\b', re.DOTALL)
+_BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_DECIMAL_COMMA = re.compile(r"(:\s*-?\d+),(\d+)(?=\s*[,}])")
+_CONTROL = re.compile(r"[\x00-\x1f]")
+
+
+def _repaired(part: bytes) -> Event | None:
+    """An event that is not valid JSON, mended; None where it cannot be."""
+    text = _CONTROL.sub(" ", part.decode(errors="replace"))
+
+    def mend(token: re.Match[str]) -> str:
+        found = token.group()
+        return _BAD_ESCAPE.sub(r"\\\\", found) if found.startswith('"') else "null"
+
+    text = _DECIMAL_COMMA.sub(r"\1.\2", _TOKENS.sub(mend, text))
+    try:
+        fields = msgspec.json.decode(text.encode())
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+    if not isinstance(fields, dict):
+        return None
+    if not isinstance(fields.get("args"), dict):
+        fields.pop("args", None)
+    try:
+        return _event_decoder.decode(msgspec.json.encode(fields))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
