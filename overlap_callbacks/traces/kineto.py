@@ -33,7 +33,7 @@ _OPERATOR = frozenset({"cpu_op", "Operator"})
 
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 # Beyond this a time cannot be of any clock, and sums of it would overflow.
-_LATEST_NS = 2**61
+_LATEST_NS = 2**62
 # A silence of this length between kernels is no training: a clock that jumped, or files joined.
 _JUMP_NS = 10 * 60 * 10**9
 
@@ -352,8 +352,8 @@ def _launches(sieve: _DeviceEvents) -> tuple[Indices, list[Any]]:
 
 def _disjoint(bounds: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Steps in ascending order, none of which reaches into the next."""
-    ends = [start for start, _ in bounds[1:]]
-    return [(start, min(end, after)) for (start, end), after in zip(bounds, [*ends, 2**62], strict=True)]
+    nexts = [start for start, _ in bounds[1:]]
+    return [(start, min(end, after)) for (start, end), after in zip(bounds, [*nexts, _LATEST_NS], strict=False)]
 
 
 def _job(head: dict[str, Any], problems: list[str]) -> tuple[int | None, int | None]:
