@@ -141,9 +141,8 @@ class _Labels:
                 # Turns are counted among all calls of the step, matched before or not.
                 turn, of = self._turns(side, with_shape)
                 turn, of = turn[rows], of[rows]
-            sides.append(np.stack((label, shape, turn, of), axis=1))
-        _, keys = np.unique(np.concatenate(sides), axis=0, return_inverse=True)
-        keys = keys.reshape(-1).astype(np.int64)
+            sides.append((label, shape, turn, of))
+        keys = _numbered([np.concatenate(parts) for parts in zip(*sides, strict=True)])
         return keys[: len(todo)], keys[len(todo) :]
 
     def _turns(self, side: int, with_shape: bool) -> tuple[Indices, Indices]:
@@ -153,10 +152,10 @@ class _Labels:
         label = self._names[side][kernels.name[calls.row]]
         shape = self._shapes[side][kernels.shape[calls.row]] if with_shape else np.zeros_like(label)
         start = kernels.intervals.start_ns[calls.row]
-        order = np.lexsort((start, shape, label, calls.step))
-        group = np.stack((calls.step, label, shape), axis=1)[order]
+        group = _numbered([calls.step, label, shape])
+        order = np.lexsort((start, group))
         begins = np.ones(len(order), dtype=bool)
-        begins[1:] = (group[1:] != group[:-1]).any(axis=1)
+        begins[1:] = group[order][1:] != group[order][:-1]
         first = np.flatnonzero(begins)
         number = np.cumsum(begins) - 1
         sizes = np.diff(np.append(first, len(order)))
@@ -164,6 +163,16 @@ class _Labels:
         turn[order] = np.arange(len(order)) - first[number]
         of[order] = sizes[number]
         return turn, of
+
+
+def _numbered(columns: list[Indices]) -> Indices:
+    """A number for each row of the columns, the same for equal rows."""
+    numbers = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        _, codes = np.unique(column, return_inverse=True)
+        # The product stays far below the largest integer: both factors are at most the number of rows.
+        _, numbers = np.unique(numbers * (int(codes.max(initial=0)) + 1) + codes, return_inverse=True)
+    return numbers.astype(np.int64)
 
 
 def _common(mine: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[Indices, Indices]:

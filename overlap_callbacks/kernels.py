@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -76,40 +77,83 @@ class Kernels:
         return self.intervals[self.kind == kind]
 
 
-@dataclass
+class Codes:
+    """Texts as numbers: each distinct text has one, in the order in which they come."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+
+    def __getitem__(self, text: str) -> int:
+        return self.numbers.setdefault(text, len(self.numbers))
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return tuple(self.numbers)
+
+    def renamed(self, change: Callable[[str], str]) -> tuple[Codes, Indices]:
+        """The codes of the changed texts, and the new number of each old one."""
+        found = Codes()
+        return found, np.array([found[change(text)] for text in self.numbers], dtype=np.int64)
+
+
+_UINT64 = 2**64 - 1
+
+
 class Rows:
     """Columns that grow, for a reader of events.
 
     Attributes:
         start, end: nanoseconds.
         kind: ``Kind`` of each.
-        names: of each.
+        name: number in ``names`` of each.
         correlation: number that a kernel shares with its launch.
-        shapes: launch shape of each.
-        collectives: kind of collective, where the metadata tells it; else empty, and the name decides.
+        shape: number in ``shapes`` of the launch shape of each.
+        collective: number in ``collectives`` of the kind of collective, where metadata tells it; else that of the empty
+            text, and the name decides.
     """
 
-    start: list[int] = field(default_factory=list)
-    end: list[int] = field(default_factory=list)
-    kind: list[int] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
-    correlation: list[int] = field(default_factory=list)
-    shapes: list[str] = field(default_factory=list)
-    collectives: list[str] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.start, self.end = array("q"), array("q")
+        self.kind = array("b")
+        self.name, self.names = array("q"), Codes()
+        self.correlation = array("Q")
+        self.shape, self.shapes = array("q"), Codes()
+        self.collective, self.collectives = array("q"), Codes()
 
-    def add(
-        self, start: int, end: int, kind: Kind, name: str, correlation: int = 0, shape: str = "", collective: str = ""
-    ) -> None:
+    @classmethod
+    def of_host(cls, start: Sequence[int], end: Sequence[int], texts: Sequence[str]) -> Rows:
+        """Rows that are nothing but ranges of time with a name."""
+        rows, count = cls(), len(texts)
+        codes = rows.names
+        rows.start, rows.end = array("q", start), array("q", end)
+        rows.name = array("q", [codes[text] for text in texts])
+        rows.kind, rows.correlation = array("b", bytes(count)), array("Q", bytes(8 * count))
+        rows.shape, rows.collective = array("q", bytes(8 * count)), array("q", bytes(8 * count))
+        if count:
+            rows.shapes[""], rows.collectives[""]
+        return rows
+
+    def add(self, start: int, end: int, kind: int, name: str, correlation: int = 0, shape: str = "") -> None:
+        """A row; ``collective`` is left to the name."""
         self.start.append(start)
         self.end.append(end)
+        self.label(kind, name, correlation, shape)
+
+    def label(self, kind: int, name: str, correlation: int = 0, shape: str = "", collective: str = "") -> None:
+        """All of a row but its times."""
         self.kind.append(kind)
-        self.names.append(name)
-        self.correlation.append(correlation)
-        self.shapes.append(shape)
-        self.collectives.append(collective)
+        self.name.append(self.names[name])
+        self.correlation.append(correlation & _UINT64)
+        self.shape.append(self.shapes[shape])
+        self.collective.append(self.collectives[collective])
+
+    def clean_names(self) -> None:
+        """Make all names fit for tables."""
+        self.names, number = self.names.renamed(names.clean)
+        self.name = array("q", number[np.array(self.name, dtype=np.int64)].tobytes() if len(self) else b"")
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.name)
 
     @property
     def intervals(self) -> Intervals:
@@ -142,19 +186,23 @@ def device_kernels(rows: Rows, launched_ns: Indices | None, bounds: Sequence[tup
             no launches at all: the kernels' own starts must do then.
         bounds: host start and end of each step.
     """
-    name, distinct = _coded(rows.names)
-    communicates = np.array([names.is_communication(text) for text in distinct], dtype=bool)
+    name, distinct = np.array(rows.name, dtype=np.int64), rows.names.texts
     kind = np.array(rows.kind, dtype=np.uint8)
-    if len(name):
-        kind[(kind == Kind.COMPUTE) & communicates[name]] = Kind.COMMUNICATION
+    kind[(kind == Kind.COMPUTE) & communicates(rows)] = Kind.COMMUNICATION
     if launched_ns is None:
         launched_ns = np.array(rows.start, dtype=np.int64)
-    shape, shapes = _coded(rows.shapes)
-    collective, collectives = _collectives(name, distinct, kind == Kind.COMMUNICATION, rows.collectives)
+    told = np.array(rows.collective, dtype=np.int64)
+    collective, collectives = _collectives(name, distinct, kind == Kind.COMMUNICATION, told, rows.collectives.texts)
     return Kernels(
         rows.intervals, kind, name, step_of(launched_ns, bounds), np.arange(len(name)), distinct,
-        shape, shapes, collective, collectives,
+        np.array(rows.shape, dtype=np.int64), rows.shapes.texts or ("",), collective, collectives,
     )  # fmt: skip
+
+
+def communicates(rows: Rows) -> npt.NDArray[np.bool_]:
+    """Whether each row's name is that of communication; shape (n,)."""
+    by_name = np.array([names.is_communication(text) for text in rows.names.texts], dtype=bool)
+    return by_name[np.array(rows.name, dtype=np.int64)] if len(rows) else np.empty(0, dtype=bool)
 
 
 def host_kernels(host: Rows, ranges: Rows, bounds: Sequence[tuple[int, int]], quiet_ns: Sequence[int] = ()) -> Kernels:
@@ -168,22 +216,21 @@ def host_kernels(host: Rows, ranges: Rows, bounds: Sequence[tuple[int, int]], qu
     """
     calls = host.intervals
     pieces, owner = self_segments(calls)
-    called, call_names = _coded(host.names)
+    called, call_names = np.array(host.name, dtype=np.int64), host.names.texts
     computes = np.array([name.startswith("aten::") and not _NO_COMPUTE.search(name) for name in call_names], dtype=bool)
     wanted = computes[called[owner]] if len(owner) else np.empty(0, dtype=bool)
     pieces, owner = pieces[wanted], owner[wanted]
     # The step is that of the call's start, so that all its pieces go together.
     step = step_of(calls.start_ns, bounds)[owner]
 
-    ranged, range_names = _coded(ranges.names)
-    communicates = np.array([names.is_communication(name) for name in range_names], dtype=bool)
-    sends = communicates[ranged] if len(ranged) else np.empty(0, dtype=bool)
-    sent, sent_name = _cut(ranges.intervals[sends], quiet_ns), ranged[sends]
+    sends = communicates(ranges)
+    sent, sent_name = _cut(ranges.intervals[sends], quiet_ns), np.array(ranges.name, dtype=np.int64)[sends]
 
     name = np.concatenate((called[owner], sent_name + len(call_names)))
     kind = np.repeat(np.array((Kind.COMPUTE, Kind.COMMUNICATION), dtype=np.uint8), (len(owner), len(sent)))
-    distinct = (*call_names, *range_names)
-    collective, collectives = _collectives(name, distinct, kind == Kind.COMMUNICATION, [""] * len(name))
+    distinct = (*call_names, *ranges.names.texts)
+    untold = np.zeros(len(name), dtype=np.int64)
+    collective, collectives = _collectives(name, distinct, kind == Kind.COMMUNICATION, untold, ("",))
     return Kernels(
         Intervals(np.concatenate((pieces.start_ns, sent.start_ns)), np.concatenate((pieces.end_ns, sent.end_ns))),
         kind,
@@ -198,26 +245,18 @@ def host_kernels(host: Rows, ranges: Rows, bounds: Sequence[tuple[int, int]], qu
     )
 
 
-def _coded(texts: Sequence[str]) -> tuple[Indices, tuple[str, ...]]:
-    """Texts as numbers, and the distinct texts, in the order in which they come."""
-    codes: dict[str, int] = {}
-    return np.array([codes.setdefault(text, len(codes)) for text in texts], dtype=np.int64), tuple(codes)
-
-
 def _collectives(
-    name: Indices, distinct: Sequence[str], communicates: npt.NDArray[np.bool_], told: Sequence[str]
+    name: Indices, distinct: Sequence[str], communicates: npt.NDArray[np.bool_], told: Indices, kinds: Sequence[str]
 ) -> tuple[Indices, tuple[str, ...]]:
-    """The kind of collective of each row: as told, else by its name; -1 for what does not communicate."""
-    codes: dict[str, int] = {}
-    by_name: dict[int, str] = {}
+    """The kind of collective of each row: as told (an index into ``kinds``), else by its name; -1 for the rest."""
+    codes = Codes()
     found = np.full(len(name), -1, dtype=np.int64)
-    for row in np.flatnonzero(communicates).tolist():
-        label = told[row]
-        if not label:
-            number = int(name[row])
-            label = by_name.get(number) or by_name.setdefault(number, names.collective_of(distinct[number]))
-        found[row] = codes.setdefault(label, len(codes))
-    return found, tuple(codes)
+    rows = np.flatnonzero(communicates)
+    pairs, inverse = np.unique(np.stack((name[rows], told[rows])), axis=1, return_inverse=True)
+    labels = [kinds[kind] or names.collective_of(distinct[number]) for number, kind in pairs.T.tolist()]
+    if len(rows):
+        found[rows] = np.array([codes[label] for label in labels], dtype=np.int64)[inverse.reshape(-1)]
+    return found, codes.texts
 
 
 def _cut(ranges: Intervals, quiet_ns: Sequence[int]) -> Intervals:
@@ -252,30 +291,50 @@ class KernelFigures:
     num_kernels: int
 
 
-def kernel_figures(kernels: Kernels, inside: npt.NDArray[np.bool_]) -> KernelFigures:
-    """Figures of the rows ``inside``.
+class KernelSums:
+    """Figures of parts of a profile.
 
-    Cover is taken against all kernels: communication that begins in one step may run beside the compute of the next.
+    Cover is taken against the whole of it: communication that begins in one step may run beside the compute of the
+    next.
     """
-    compute_rows = kernels.kind == Kind.COMPUTE
-    comm_rows = kernels.kind == Kind.COMMUNICATION
-    all_compute, all_comm = kernels.intervals[compute_rows], kernels.intervals[comm_rows]
-    compute, comm = kernels.intervals[compute_rows & inside], kernels.intervals[comm_rows & inside]
-    return KernelFigures(
-        compute_ns=compute.sum_ns,
-        compute_busy_ns=compute.busy_ns,
-        comm_ns=comm.sum_ns,
-        comm_busy_ns=comm.busy_ns,
-        hidden_comm_ns=comm.shared_ns(all_compute),
-        covered_compute_ns=int(compute.covered_ns(all_comm).sum()),
-        copy_ns=kernels.intervals[(kernels.kind == Kind.COPY) & inside].sum_ns,
-        num_kernels=len(np.unique(kernels.call[(compute_rows | comm_rows) & inside])),
-    )
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self._compute, self._comm = (kernels.of(kind).union() for kind in (Kind.COMPUTE, Kind.COMMUNICATION))
+        self._by_step = np.argsort(kernels.step, kind="stable")
+        self._steps = kernels.step[self._by_step]
+
+    @property
+    def steps(self) -> list[int]:
+        """Indices of the steps that have kernels, ascending."""
+        return [step for step in np.unique(self._steps).tolist() if step >= 0]
+
+    def of_steps(self, steps: Sequence[int]) -> KernelFigures:
+        """Figures of some steps together, by their indices."""
+        bounds = np.searchsorted(self._steps, [(step, step + 1) for step in steps]).reshape(-1, 2)
+        return self.of_rows(np.concatenate([self._by_step[first:last] for first, last in bounds.tolist()]))
+
+    def of_rows(self, rows: npt.NDArray[Any]) -> KernelFigures:
+        """Figures of some rows."""
+        part = self._kernels[rows]
+        compute, comm = part.of(Kind.COMPUTE), part.of(Kind.COMMUNICATION)
+        busy = comm.union()
+        return KernelFigures(
+            compute_ns=compute.sum_ns,
+            compute_busy_ns=compute.busy_ns,
+            comm_ns=comm.sum_ns,
+            comm_busy_ns=busy.sum_ns,
+            hidden_comm_ns=int(busy.covered_ns(self._compute).sum()),
+            covered_compute_ns=int(compute.covered_ns(self._comm).sum()),
+            copy_ns=part.of(Kind.COPY).sum_ns,
+            num_kernels=len(np.unique(part.call[(part.kind == Kind.COMPUTE) | (part.kind == Kind.COMMUNICATION)])),
+        )
 
 
-def profiled_block(arm: Mode, block: int, num_steps: int, kernels: Kernels, steps: Indices) -> ProfiledBlock:
+def profiled_block(arm: Mode, block: int, sums: KernelSums, steps: Sequence[int]) -> ProfiledBlock:
     """Kernel times of the profiled steps ``steps`` (indices), as means per step."""
-    figures = kernel_figures(kernels, np.isin(kernels.step, steps))
+    num_steps = len(steps)
+    figures = sums.of_steps(steps)
 
     def per_step_ms(time_ns: int) -> float:
         return time_ns / num_steps / 1e6

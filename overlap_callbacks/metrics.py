@@ -250,7 +250,8 @@ def report(
         pairs=_mean_pairs(samples),
         pictures=first.pictures,
         collectives=first.collectives,
-        samples=samples,
+        # The pictures stand in the report itself, once.
+        samples=tuple(msgspec.structs.replace(sample, pictures=()) for sample in samples),
     )
 
 

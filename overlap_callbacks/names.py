@@ -67,7 +67,7 @@ families: list[Rule] = [
 OTHER = "other"
 
 # Names are kept for tables and matching; whoever writes kernels of 10 kB of template arguments needs no more.
-_LONGEST_NAME = 1000
+LONGEST_NAME = 1000
 
 
 def is_communication(name: str) -> bool:
@@ -94,7 +94,7 @@ def _first(rules: list[Rule], name: str) -> str:
 
 def clean(name: str) -> str:
     """A name fit for tables: of bounded length, still distinct from others, and without control characters."""
-    if len(name) > _LONGEST_NAME:
+    if len(name) > LONGEST_NAME:
         digest = hashlib.sha256(name.encode(errors="replace")).hexdigest()[:12]
-        name = f"{name[: _LONGEST_NAME - 13]}~{digest}"
+        name = f"{name[: LONGEST_NAME - 13]}~{digest}"
     return name if name.isprintable() else "".join(char if char.isprintable() else "\ufffd" for char in name)

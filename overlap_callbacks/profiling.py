@@ -118,7 +118,10 @@ def read_events(
         thread: native identifier of the training thread, whose operators are the compute of a CPU job.
         quiet_ns: host times, ascending, at which no collective was in flight; cuts the ranges of a CPU job.
     """
-    device, host, ranges, launches = Rows(), Rows(), Rows(), {}
+    device, ranges, launches = Rows(), Rows(), {}
+    starts: list[int] = []
+    lengths: list[int] = []
+    operators: list[str] = []  # of the host: there are many, so they are taken down with the least that will do
     for event in events:
         activity = _activity(event)
         if activity == "kernel":
@@ -130,10 +133,14 @@ def read_events(
         elif event.is_async():
             _add(ranges, event, Kind.COMMUNICATION)
         elif event.device_resource_id() == thread:
-            _add(host, event, Kind.COMPUTE)
+            starts.append(event.start_ns())
+            lengths.append(event.duration_ns())
+            operators.append(event.name())
     if len(device):
-        launched = np.array([launches.get(correlation, -1) for correlation in device.correlation], dtype=np.int64)
+        launched = np.array([launches.get(number, -1) for number in device.correlation], dtype=np.int64)
         return device_kernels(device, launched if launches else None, bounds)
+    host = Rows.of_host(starts, [start + length for start, length in zip(starts, lengths, strict=True)], operators)
+    host.clean_names()
     return host_kernels(host, ranges, bounds, quiet_ns)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from overlap_callbacks import clocks
 from overlap_callbacks.attribution import Calls, match, pair_times
 from overlap_callbacks.gate import Gate, StepLog
-from overlap_callbacks.kernels import Indices, Kernels, kernel_times, profiled_block
+from overlap_callbacks.kernels import Indices, Kernels, KernelSums, kernel_times, profiled_block
 from overlap_callbacks.metrics import MAX_KERNELS
 from overlap_callbacks.order import IssueOrder
 from overlap_callbacks.pictures import step_picture
@@ -233,8 +233,9 @@ class Window:
         for step in counted:
             by_block[step.plan.block, step.plan.arm].append(step.profile_index)
             by_arm[step.plan.arm].append(step.profile_index)
+        sums = KernelSums(kernels)
         blocks = tuple(
-            profiled_block(arm, block, len(indices), kernels, np.array(indices))
+            profiled_block(arm, block, sums, indices)
             for (block, arm), indices in sorted(by_block.items(), key=lambda item: _by_block(item[0]))
         )
         overlapped, sequential = (np.array(by_arm[mode], dtype=np.int64) for mode in by_arm)
@@ -242,7 +243,7 @@ class Window:
         return _ProfileFigures(
             blocks=blocks,
             kernels=kernel_times(kernels, overlapped, sequential, most=MAX_KERNELS),
-            pairs=_pair_times(kernels, overlapped, sequential),
+            pairs=pair_times_of(kernels, overlapped, sequential),
             pictures=tuple(picture for step in drawn if (picture := step_picture(kernels, *step)) is not None),
         )
 
@@ -281,7 +282,8 @@ class Window:
         )
 
 
-def _pair_times(kernels: Kernels, overlapped: Indices, sequential: Indices) -> tuple[PairTime, ...]:
+def pair_times_of(kernels: Kernels, overlapped: Indices, sequential: Indices) -> tuple[PairTime, ...]:
+    """What kernels lose beside each other in the overlapped steps, against the same in the sequential ones."""
     if not len(overlapped) or not len(sequential):
         return ()
     calls = Calls.of(kernels)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.attribution import IN_TURN, SAME_LAUNCH, Calls, labels_of, match
-from overlap_callbacks.kernels import Indices, KernelFigures, Kind, kernel_figures
+from overlap_callbacks.kernels import Indices, KernelFigures, KernelSums, Kind
 from overlap_callbacks.pictures import step_picture
 from overlap_callbacks.schedule import Mode
 from overlap_callbacks.traces.figures import (
@@ -58,8 +58,9 @@ def trace_figures(trace: Trace) -> list[TraceFigures]:
 
 def _device_figures(trace: Trace, device: int, problems: list[str]) -> TraceFigures:
     kernels = trace.kernels
-    counted = [i for i in range(len(trace.steps)) if bool((kernels.step == i).any())]
-    skipped = [str(trace.steps[i].number) for i in range(len(trace.steps)) if i not in counted]
+    sums = KernelSums(kernels)
+    counted = sums.steps
+    skipped = [str(trace.steps[i].number) for i in sorted({*range(len(trace.steps))} - {*counted})]
     if skipped and len(kernels):
         problems = [*problems, f"no kernels were launched in steps {', '.join(skipped[:8])}: they are left out"]
     if not bool((kernels.kind == Kind.COMMUNICATION).any()):
@@ -71,11 +72,8 @@ def _device_figures(trace: Trace, device: int, problems: list[str]) -> TraceFigu
         device=device,
         device_name="" if trace.on_host else trace.device_names.get(device, ""),
         on_host=trace.on_host,
-        total=step_figures(kernel_figures(kernels, np.ones(len(kernels), dtype=bool)), None, span_ms(trace)),
-        steps=tuple(
-            step_figures(kernel_figures(kernels, kernels.step == i), trace.steps[i].number, trace.steps[i].wall_ms)
-            for i in counted
-        ),
+        total=step_figures(sums.of_rows(np.arange(len(kernels))), None, span_ms(trace)),
+        steps=tuple(step_figures(sums.of_steps([i]), trace.steps[i].number, trace.steps[i].wall_ms) for i in counted),
         collectives=_collectives(trace),
         families=_families(trace),
         estimate=_estimate(trace),

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.attribution import Calls, Match, match, pair_times
-from overlap_callbacks.kernels import Kind, kernel_figures
+from overlap_callbacks.kernels import KernelSums, Kind
 from overlap_callbacks.metrics import RESIDUAL_LIMIT, RESIDUAL_LIMIT_GLOO
 from overlap_callbacks.samples import KernelTime, PairTime
 from overlap_callbacks.traces.analysis import span_ms, trace_figures
@@ -77,7 +77,8 @@ class _Side:
 
     def __init__(self, trace: Trace) -> None:
         kernels = trace.kernels
-        steps = [i for i in range(len(trace.steps)) if bool((kernels.step == i).any())]
+        sums = KernelSums(kernels)
+        steps = sums.steps
         if steps:
             inside = np.isin(kernels.step, steps)
             wall = float(np.mean([trace.steps[i].wall_ms for i in steps]))
@@ -86,7 +87,7 @@ class _Side:
         self.num_steps = max(len(steps), 1)
         self.calls = Calls.of(kernels)
         self.wanted: npt.NDArray[np.bool_] = inside[self.calls.row]
-        found = kernel_figures(kernels, inside)
+        found = sums.of_rows(np.flatnonzero(inside))
         per_step = 1e-6 / self.num_steps
         self.means = {
             "wall": wall,

@@ -14,26 +14,34 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks import names
 from overlap_callbacks.kernels import Indices, Kernels, Kind, Rows, device_kernels, host_kernels
 from overlap_callbacks.traces.metadata import CollectiveInfo, annotated, of_kernel
-from overlap_callbacks.traces.stream import Args, Event, EventStream
+from overlap_callbacks.traces.stream import Args, Event, EventStream, ExactEvent
 
 # Kineto's categories, of today and of 2021.
-_KERNEL = frozenset({"kernel", "Kernel"})
-_COPY = frozenset({"gpu_memcpy", "gpu_memset", "Memcpy", "Memset"})
-_LAUNCH = frozenset({"cuda_runtime", "cuda_driver", "Runtime", "hip_runtime"})
-_NOTE = frozenset({"user_annotation", "Operator", "cpu_op"})
-_OPERATOR = frozenset({"cpu_op", "Operator"})
+_KERNEL, _COPY, _LAUNCH, _NOTE, _OPERATOR = range(5)
+_CATEGORIES = {
+    "kernel": _KERNEL, "Kernel": _KERNEL,
+    "gpu_memcpy": _COPY, "gpu_memset": _COPY, "Memcpy": _COPY, "Memset": _COPY,
+    "cuda_runtime": _LAUNCH, "cuda_driver": _LAUNCH, "hip_runtime": _LAUNCH, "Runtime": _LAUNCH,
+    "user_annotation": _NOTE,
+    "cpu_op": _OPERATOR, "Operator": _OPERATOR,
+}  # fmt: skip
 
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 # Beyond this a time cannot be of any clock, and sums of it would overflow.
 _LATEST_NS = 2**62
+# From here on neighbours of floating point lie too far apart for whole nanoseconds to be told.
+_EXACT_US = 2**43
+_UINT64 = 2**64 - 1
+_NO_ARGS = Args()
 # A silence of this length between kernels is no training: a clock that jumped, or files joined.
 _JUMP_NS = 10 * 60 * 10**9
 
@@ -111,30 +119,104 @@ def read_trace(path: str | Path) -> Trace:
     """
     reader = _Reader(Path(path))
     reader.read(_DeviceEvents())
-    if not isinstance(reader.found, _DeviceEvents) or not len(reader.found.rows):
+    if not len(reader.found.rows):
         reader.read(_HostEvents())
     return reader.trace()
 
 
+class _Times:
+    """Starts and durations as they come, and what they are in whole nanoseconds.
+
+    Numbers of floating point hold a microsecond with its nanoseconds exactly enough only up to 2**43 us; files with
+    greater ones are read again, as text.
+    """
+
+    def __init__(self, exact: bool) -> None:
+        self._exact = exact
+        self._start: array[Any] = array("q" if exact else "d")
+        self._duration: array[Any] = array("q" if exact else "d")
+        self.unread = 0
+
+    def add(self, event: Event) -> bool:
+        """Keep an event's times; False, and counted, where it has none."""
+        try:
+            if not self._exact:
+                self._start.append(event.ts)
+                try:
+                    self._duration.append(event.dur)
+                except TypeError:
+                    self._start.pop()
+                    raise
+                return True
+        except (TypeError, OverflowError):
+            pass
+        start, duration = _nanoseconds(event.ts), _nanoseconds(event.dur)
+        if start is None or duration is None:
+            self.unread += 1
+            return False
+        self._start.append(start if self._exact else start / 1000)
+        self._duration.append(duration if self._exact else duration / 1000)
+        return True
+
+    @property
+    def inexact(self) -> bool:
+        """Whether nanoseconds were lost."""
+        start = np.frombuffer(self._start, dtype=np.float64) if not self._exact else np.empty(0)
+        return bool(((np.abs(start) >= _EXACT_US) & (start != np.floor(start))).any())
+
+    def bounds(self) -> tuple[Indices, Indices, npt.NDArray[np.bool_], int]:
+        """Start and end of each, which of them are no times at all, and how many durations were negative."""
+        if self._exact:
+            start, duration = (np.array(times, dtype=np.int64) for times in (self._start, self._duration))
+            wrong = np.zeros(len(start), dtype=bool)
+        else:
+            microseconds = [np.array(times, dtype=np.float64) for times in (self._start, self._duration)]
+            wrong = ~np.logical_and.reduce([np.abs(times) < _LATEST_NS / 1000 for times in microseconds])
+            start, duration = (_from_microseconds(np.where(wrong, 0.0, times)) for times in microseconds)
+        negative = duration < 0
+        return start, start + np.where(negative, 0, duration), wrong, int(negative.sum())
+
+
+def _from_microseconds(times: npt.NDArray[np.float64]) -> Indices:
+    whole = np.floor(times)
+    return whole.astype(np.int64) * 1000 + np.rint((times - whole) * 1000).astype(np.int64)
+
+
+class _Note(NamedTuple):
+    """A range of the host that tells of what it launched: a step, or a collective of torch's (``nccl:...``)."""
+
+    name: str
+    thread: int | str
+    start_ns: int
+    end_ns: int
+    args: Args | None
+
+
 class _Sieve:
-    """Takes the events that it wants; ``take`` gets each whole event with its times."""
+    """Takes the events that it wants, a piece of the file at a time."""
 
     def __init__(self) -> None:
         self.rows = Rows()
-        self.steps: dict[int, tuple[int, int]] = {}
-        self.notes: list[tuple[str, Any, int, int, Args | None]] = []  # nccl:... ranges: name, thread, bounds
+        self.notes: list[_Note] = []
 
-    def take(self, event: Event, read_ns: Callable[[Event], tuple[int, int] | None]) -> None:
+    def begin(self, exact: bool) -> None:
+        self.times = _Times(exact)
+
+    def take(self, events: list[Event]) -> None:
         raise NotImplementedError
 
-    def note(self, event: Event, bounds: tuple[int, int]) -> None:
-        found = _STEP.match(event.name)
-        if found:
-            number = int(found.group(1))
-            if number not in self.steps:
-                self.steps[number] = bounds
-        elif event.name.startswith("nccl:"):
-            self.notes.append((event.name[5:], event.tid, *bounds, event.args))
+    def note(self, event: Event, name: str) -> None:
+        start, duration = _nanoseconds(event.ts), _nanoseconds(event.dur)
+        if start is not None and duration is not None:
+            self.notes.append(_Note(name, _hashable(event.tid), start, start + max(duration, 0), event.args))
+
+    @property
+    def inexact(self) -> bool:
+        return self.times.inexact
+
+    @property
+    def unread(self) -> int:
+        return self.times.unread
 
 
 class _DeviceEvents(_Sieve):
@@ -142,48 +224,55 @@ class _DeviceEvents(_Sieve):
         super().__init__()
         self.devices = array("q")
         self.known: dict[int, CollectiveInfo] = {}
-        self.launch_correlation, self.launch_ns = array("Q"), array("q")
+        self.launch_correlation = array("Q")
         self.launch_thread: list[Any] = []
         self._shapes: dict[bytes, str] = {}
 
-    def take(self, event: Event, read_ns: Callable[[Event], tuple[int, int] | None]) -> None:
-        category = event.cat
-        if category in _KERNEL:
-            self._kernel(event, Kind.COMPUTE, read_ns)
-        elif category in _COPY:
-            self._kernel(event, Kind.COPY, read_ns)
-        elif category in _LAUNCH:
-            correlation = _correlation(event.args)
-            if correlation and (bounds := read_ns(event)) is not None:
-                self.launch_correlation.append(correlation)
-                self.launch_ns.append(bounds[0])
-                self.launch_thread.append(event.tid)
-        elif (
-            category in _NOTE
-            and isinstance(event.name, str)
-            and event.name.startswith(("ProfilerStep#", "nccl:"))
-            and (bounds := read_ns(event)) is not None
-        ):
-            self.note(event, bounds)
+    def begin(self, exact: bool) -> None:
+        super().begin(exact)
+        self.launch_times = _Times(exact)
 
-    def _kernel(self, event: Event, kind: Kind, read_ns: Callable[[Event], tuple[int, int] | None]) -> None:
-        bounds = read_ns(event)
-        if bounds is None:
+    def take(self, events: list[Event]) -> None:
+        category_of = _CATEGORIES.get
+        launched, launch = self.launch_times.add, self.launch_correlation.append
+        for event in events:
+            category = category_of(event.cat)  # type: ignore[arg-type]
+            if category is None or event.ph != "X":
+                continue
+            if category == _OPERATOR:  # the most, and of no use here
+                continue
+            if category == _LAUNCH:
+                args = event.args
+                number = args.correlation if args is not None else None
+                if type(number) is int and number and launched(event):
+                    launch(number & _UINT64)
+                    self.launch_thread.append(event.tid)
+            elif category == _NOTE:
+                name = event.name
+                if name is not None and name.startswith(("ProfilerStep#", "nccl:")):
+                    self.note(event, name)
+            else:
+                self._kernel(event, category)
+
+    def _kernel(self, event: Event, category: int) -> None:
+        if not self.times.add(event):
             return
-        args = event.args or Args()
+        args = event.args or _NO_ARGS
+        collective = ""
         if args.collective is not None:
-            info = of_kernel(args)
-            self.known[len(self.rows)] = info
+            info = self.known[len(self.rows)] = of_kernel(args)
             collective = info.kind
-        else:
-            collective = ""
-        grid = bytes(args.grid) + b" " + bytes(args.block)
-        shape = self._shapes.get(grid)
+        launched_as = bytes(args.grid) + b" " + bytes(args.block)
+        shape = self._shapes.get(launched_as)
         if shape is None:
-            shape = self._shapes[grid] = grid.decode(errors="replace").strip()
-        device = args.device if isinstance(args.device, int) else event.pid
-        self.devices.append(device if isinstance(device, int) and 0 <= device < 2**31 else 0)
-        self.rows.add(*bounds, kind, str(event.name), _correlation(args), shape, collective)
+            shape = self._shapes[launched_as] = launched_as.decode(errors="replace").strip()
+        device = args.device
+        if type(device) is not int:
+            device = event.pid if type(event.pid) is int else 0
+        self.devices.append(device if 0 <= device < 2**31 else 0)
+        number = args.correlation if type(args.correlation) is int else 0
+        kind = Kind.COMPUTE if category == _KERNEL else Kind.COPY
+        self.rows.label(kind, _short(event.name), number, shape, collective)
 
 
 class _HostEvents(_Sieve):
@@ -191,20 +280,28 @@ class _HostEvents(_Sieve):
         super().__init__()
         self.threads: list[Any] = []
         self.ranges = Rows()
-        self.step_threads: Counter[Any] = Counter()
 
-    def take(self, event: Event, read_ns: Callable[[Event], tuple[int, int] | None]) -> None:
-        name = event.name
-        if event.cat not in _NOTE or not isinstance(name, str) or (bounds := read_ns(event)) is None:
-            return
-        if name.startswith("ProfilerStep#"):
-            self.step_threads[_hashable(event.tid)] += 1
-            self.note(event, bounds)
-        elif event.cat in _OPERATOR:
-            self.rows.add(*bounds, Kind.COMPUTE, name)
-            self.threads.append(_hashable(event.tid))
-        elif names.is_communication(name):
-            self.ranges.add(*bounds, Kind.COMMUNICATION, name)
+    def begin(self, exact: bool) -> None:
+        super().begin(exact)
+        self.range_times = _Times(exact)
+
+    def take(self, events: list[Event]) -> None:
+        for event in events:
+            category, name = _CATEGORIES.get(event.cat), event.name  # type: ignore[arg-type]
+            if category not in (_NOTE, _OPERATOR) or event.ph != "X" or name is None:
+                continue
+            if name.startswith("ProfilerStep#"):
+                self.note(event, name)
+            elif category == _OPERATOR:
+                if self.times.add(event):
+                    self.rows.label(Kind.COMPUTE, _short(name))
+                    self.threads.append(_hashable(event.tid))
+            elif names.is_communication(name) and self.range_times.add(event):
+                self.ranges.label(Kind.COMMUNICATION, _short(name))
+
+    @property
+    def inexact(self) -> bool:
+        return super().inexact or self.range_times.inexact
 
 
 class _Reader:
@@ -212,49 +309,31 @@ class _Reader:
         self.path = path
         self.found: _Sieve = _DeviceEvents()
         self.stream = EventStream(path)
-        self._names: dict[str, str] = {}
-        self._negative = self._no_time = 0
 
     def read(self, sieve: _Sieve) -> None:
-        self.found = sieve
-        self.stream = EventStream(self.path)
-        self._negative = self._no_time = 0
-        take, read_ns = sieve.take, self._bounds
-        for events in self.stream:
-            for event in events:
-                if event.ph == "X":
-                    take(event, read_ns)
-
-    def _bounds(self, event: Event) -> tuple[int, int] | None:
-        """Start and end in nanoseconds; None, and counted, where the event has no time."""
-        start, duration = _nanoseconds(event.ts), _nanoseconds(event.dur)
-        if start is None or duration is None:
-            self._no_time += 1
-            return None
-        if duration < 0:
-            self._negative += 1
-            duration = 0
-        return start, start + duration
+        """Fill a sieve from the file; from its exact text, where numbers do not hold all of it."""
+        for event in (Event, ExactEvent):
+            self.found = type(sieve)()
+            self.found.begin(exact=event is ExactEvent)
+            self.stream = EventStream(self.path, event)
+            for events in self.stream:
+                self.found.take(events)
+            if not self.found.inexact:
+                return
 
     def trace(self) -> Trace:
         sieve, head = self.found, self.stream.head
-        numbers = sorted(sieve.steps, key=lambda number: sieve.steps[number])
-        steps = tuple(TraceStep(number, *sieve.steps[number]) for number in numbers)
-        problems = [*self.stream.problems, *self._doubts(sieve, steps)]
+        problems = list(self.stream.problems)
+        steps = _steps(sieve.notes)
         bounds = _disjoint([(step.start_ns, step.end_ns) for step in steps])
         collectives: dict[int, CollectiveInfo] = {}
         if isinstance(sieve, _DeviceEvents):
-            launched, threads = _launches(sieve)
-            collectives = annotated(sieve.rows, sieve.known, launched, threads, sieve.notes)
-            for row, info in collectives.items():
-                sieve.rows.collectives[row] = info.kind
-            sieve.rows.names = [self._clean(name) for name in sieve.rows.names]
-            kernels = device_kernels(sieve.rows, launched if len(sieve.launch_ns) else None, bounds)
-            device = np.frombuffer(sieve.devices, dtype=np.int64).copy() if len(sieve.rows) else np.empty(0, np.int64)
+            kernels, device, collectives = self._of_device(sieve, bounds, problems)
         else:
             assert isinstance(sieve, _HostEvents)
             kernels = self._of_host(sieve, bounds, problems)
             device = np.zeros(len(kernels), dtype=np.int64)
+        problems += _doubts(kernels, steps)
         rank, world_size = _job(head, problems)
         return Trace(
             path=self.path,
@@ -269,85 +348,119 @@ class _Reader:
             problems=tuple(problems),
         )
 
+    def _of_device(
+        self, sieve: _DeviceEvents, bounds: list[tuple[int, int]], problems: list[str]
+    ) -> tuple[Kernels, Indices, dict[int, CollectiveInfo]]:
+        rows = sieve.rows
+        rows.clean_names()
+        usable = _set_times(rows, sieve.times, problems)
+        launched, threads = _launches(sieve)
+        ranges = [note for note in sieve.notes if note.name.startswith("nccl:")]
+        collectives = annotated(rows, sieve.known, launched, threads, ranges)
+        for row, info in collectives.items():
+            rows.collective[row] = rows.collectives[info.kind]
+        kernels = device_kernels(rows, launched if len(sieve.launch_correlation) else None, bounds)
+        device = np.array(sieve.devices, dtype=np.int64)
+        if usable.all():
+            return kernels, device, collectives
+        kept = np.flatnonzero(usable)
+        place = {int(row): i for i, row in enumerate(kept)}
+        return kernels[kept], device[kept], {place[row]: info for row, info in collectives.items() if row in place}
+
     def _of_host(self, sieve: _HostEvents, bounds: list[tuple[int, int]], problems: list[str]) -> Kernels:
         """The operators of the training thread: the one that has the steps, else the one with the most operators."""
-        threads = sieve.step_threads or Counter(sieve.threads)
+        threads = Counter(note.thread for note in sieve.notes) or Counter(sieve.threads)
         training = threads.most_common(1)[0][0] if threads else None
+        for rows, times in ((sieve.rows, sieve.times), (sieve.ranges, sieve.range_times)):
+            rows.clean_names()
+            _set_times(rows, times, problems)  # what has no time has no length, and falls away
         host = Rows()
-        rows = sieve.rows
-        for start, end, name, thread in zip(rows.start, rows.end, rows.names, sieve.threads, strict=True):
-            if thread == training:
-                host.add(start, end, Kind.COMPUTE, self._clean(name))
+        host.names = sieve.rows.names
+        mine = np.array([thread == training for thread in sieve.threads], dtype=bool)
+        for name in ("start", "end", "name", "kind", "correlation", "shape", "collective"):
+            column = getattr(sieve.rows, name)
+            if len(mine):
+                setattr(host, name, array(column.typecode, np.array(column)[mine].tobytes()))
         if not len(host) and not len(sieve.ranges):
             problems.append("the file holds neither kernels nor operators")
         else:
             problems.append("no kernels of a device: operators of the training thread count as compute")
         return host_kernels(host, sieve.ranges, bounds)
 
-    def _clean(self, name: str) -> str:
-        found = self._names.get(name)
-        if found is None:
-            found = self._names[name] = names.clean(name)
-        return found
 
-    def _doubts(self, sieve: _Sieve, steps: tuple[TraceStep, ...]) -> Iterator[str]:
-        if self._negative:
-            yield f"{self._negative} events have negative durations, and count as of no length"
-        if self._no_time:
-            yield f"{self._no_time} events have no time that can be read, and are left out"
-        start = np.sort(np.array(sieve.rows.start, dtype=np.int64))
-        if len(start) > 1 and int(np.diff(start).max()) > _JUMP_NS:
-            longest = int(np.diff(start).max()) / 1e9
-            yield f"kernels lie {longest:.0f} s apart: the clock may have jumped, or files were joined"
-        if any(after.start_ns < before.end_ns for before, after in itertools.pairwise(steps)):
-            yield "some steps overlap: each ends where the next begins"
+def _set_times(rows: Rows, times: _Times, problems: list[str]) -> npt.NDArray[np.bool_]:
+    """Give rows their times; which of the rows have one."""
+    start, end, wrong, negative = times.bounds()
+    rows.start, rows.end = array("q", start.tobytes()), array("q", end.tobytes())
+    if negative:
+        problems.append(f"{negative} events have negative durations, and count as of no length")
+    if times.unread + int(wrong.sum()):
+        problems.append(f"{times.unread + int(wrong.sum())} events have no time that can be read, and are left out")
+    return ~wrong
 
 
-def _nanoseconds(text: Any) -> int | None:
-    """A number of microseconds as it stands in the file, exactly, in whole nanoseconds."""
-    digits = bytes(text)
-    whole, point, fraction = digits.partition(b".")
+def _steps(notes: list[_Note]) -> tuple[TraceStep, ...]:
+    """The steps, ascending in time; of several ranges of one number the first counts."""
+    steps: dict[int, TraceStep] = {}
+    for note in notes:
+        found = _STEP.match(note.name)
+        if found:
+            number = int(found.group(1))
+            steps.setdefault(number, TraceStep(number, note.start_ns, note.end_ns))
+    return tuple(sorted(steps.values(), key=lambda step: step.start_ns))
+
+
+def _doubts(kernels: Kernels, steps: tuple[TraceStep, ...]) -> Iterator[str]:
+    start = np.sort(kernels.intervals.start_ns)
+    if len(start) > 1 and int(np.diff(start).max()) > _JUMP_NS:
+        longest = int(np.diff(start).max()) / 1e9
+        yield f"kernels lie {longest:.0f} s apart: the clock may have jumped, or files were joined"
+    if any(after.start_ns < before.end_ns for before, after in itertools.pairwise(steps)):
+        yield "some steps overlap: each ends where the next begins"
+
+
+def _nanoseconds(time: Any) -> int | None:
+    """A number of microseconds, or its text as it stands in the file, exactly, in whole nanoseconds."""
+    if isinstance(time, bool) or time is None:
+        return None
+    if isinstance(time, msgspec.Raw):
+        time = bytes(time).decode(errors="replace")
     try:
-        if not point:
-            value = int(whole) * 1000
-        elif len(fraction) <= 3:
-            value = int(whole + fraction.ljust(3, b"0"))
-        else:
-            value = round(Decimal(digits.decode()) * 1000)
+        value = time * 1000 if isinstance(time, int) else round(Decimal(str(time).strip('" ')) * 1000)
     except (ValueError, InvalidOperation, OverflowError):
-        try:
-            value = round(Decimal(digits.decode().strip('" ')) * 1000)
-        except (ValueError, InvalidOperation, OverflowError, UnicodeDecodeError):
-            return None
+        return None
     return value if -_LATEST_NS < value < _LATEST_NS else None
 
 
-def _correlation(args: Args | None) -> int:
-    number = args.correlation if args is not None else None
-    return number & 0xFFFF_FFFF_FFFF_FFFF if isinstance(number, int) else 0
+def _short(name: str | None) -> str:
+    """A name that is fit to be kept by the million; what else is wrong with it is mended later, once for each."""
+    if name is None:
+        return ""
+    return name if len(name) <= names.LONGEST_NAME else names.clean(name)
 
 
-def _hashable(value: Any) -> Any:
+def _hashable(value: Any) -> int | str:
     return value if isinstance(value, (int, str)) else str(value)
 
 
-def _launches(sieve: _DeviceEvents) -> tuple[Indices, list[Any]]:
-    """When and on which thread each kernel was launched; -1 and None where the file does not tell."""
+def _launches(sieve: _DeviceEvents) -> tuple[Indices, Callable[[int], Any]]:
+    """When each kernel was launched, -1 where the file does not tell; and on which thread, by row."""
     wanted = np.array(sieve.rows.correlation, dtype=np.uint64)
     found = np.full(len(wanted), -1, dtype=np.int64)
-    threads: list[Any] = [None] * len(wanted)
-    if not len(sieve.launch_ns):
-        return found, threads
-    correlation = np.frombuffer(sieve.launch_correlation, dtype=np.uint64)
-    times: npt.NDArray[np.int64] = np.frombuffer(sieve.launch_ns, dtype=np.int64)
-    order = np.argsort(correlation, kind="stable")
-    place = np.minimum(np.searchsorted(correlation[order], wanted), len(order) - 1)
-    launch = order[place]
-    known = (correlation[launch] == wanted) & (wanted != 0)
-    found[known] = times[launch[known]]
-    for row in np.flatnonzero(known).tolist():
-        threads[row] = sieve.launch_thread[launch[row]]
-    return found, threads
+    launch = np.zeros(len(wanted), dtype=np.int64)
+    if len(sieve.launch_correlation):
+        correlation = np.array(sieve.launch_correlation, dtype=np.uint64)
+        times, _, wrong, _ = sieve.launch_times.bounds()
+        order = np.argsort(correlation, kind="stable")
+        place = np.minimum(np.searchsorted(correlation[order], wanted), len(order) - 1)
+        launch = order[place]
+        known = (correlation[launch] == wanted) & (wanted != 0) & ~wrong[launch]
+        found[known] = times[launch[known]]
+
+    def thread(row: int) -> Any:
+        return sieve.launch_thread[launch[row]] if found[row] >= 0 else None
+
+    return found, thread
 
 
 def _disjoint(bounds: list[tuple[int, int]]) -> list[tuple[int, int]]:

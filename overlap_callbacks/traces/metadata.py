@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from overlap_callbacks import names
-from overlap_callbacks.kernels import Indices, Rows
+from overlap_callbacks.kernels import Indices, Rows, communicates
 from overlap_callbacks.traces.stream import Args
 
 _DTYPE_BYTES = {
@@ -93,8 +93,8 @@ def annotated(
     rows: Rows,
     known: dict[int, CollectiveInfo],
     launched_ns: Indices,
-    threads: Sequence[Any],
-    notes: Sequence[tuple[str, Any, int, int, Args | None]],
+    thread_of: Callable[[int], Any],
+    notes: Sequence[tuple[str, int | str, int, int, Args | None]],
 ) -> dict[int, CollectiveInfo]:
     """Add to ``known`` what torch's ranges tell of the communication kernels launched within them.
 
@@ -102,8 +102,8 @@ def annotated(
         rows: the kernels.
         known: what their own arguments tell, by row.
         launched_ns: when each was launched, -1 where unknown; shape (n,).
-        threads: the thread that launched each.
-        notes: ranges ``nccl:<name>``: name, thread, start, end, arguments.
+        thread_of: the thread that launched a row.
+        notes: torch's ranges of collectives: name, thread, start, end, arguments.
     """
     found = dict(known)
     by_thread = defaultdict(list)
@@ -112,12 +112,11 @@ def annotated(
     for ranges in by_thread.values():
         ranges.sort(key=lambda note: note[:2])
     starts = {thread: np.array([note[0] for note in ranges]) for thread, ranges in by_thread.items()}
-    communicates = {name: names.is_communication(name) for name in set(rows.names)}
-    for row, name in enumerate(rows.names):
-        if row in known or not communicates[name]:
+    texts = rows.names.texts
+    for row in np.flatnonzero(communicates(rows)).tolist():
+        if row in known:
             continue
-        launch, thread = int(launched_ns[row]), str(threads[row])
-        kind = names.collective_of(name)
+        launch, thread = int(launched_ns[row]), str(thread_of(row))
         if launch >= 0 and thread in starts:
             place = int(np.searchsorted(starts[thread], launch, side="right")) - 1
             if place >= 0 and launch < by_thread[thread][place][1]:
@@ -126,7 +125,7 @@ def annotated(
                 if noted != names.OTHER:
                     found[row] = CollectiveInfo(kind=noted, num_bytes=_noted_bytes(noted, args))
                     continue
-        found[row] = CollectiveInfo(kind=kind)
+        found[row] = CollectiveInfo(kind=names.collective_of(texts[rows.name[row]]))
     return found
 
 

@@ -8,6 +8,7 @@ events are decoded one by one, repaired where that can be done, and counted wher
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Iterator
@@ -23,7 +24,6 @@ class Args(msgspec.Struct, gc=False):
     """What is needed of an event's ``args``; as it stands in the file, since the types differ between versions."""
 
     correlation: Any = None
-    stream: Any = None
     device: Any = None
     grid: msgspec.Raw = msgspec.Raw()
     block: msgspec.Raw = msgspec.Raw()
@@ -41,28 +41,39 @@ class Args(msgspec.Struct, gc=False):
 
 
 class Event(msgspec.Struct, gc=False):
-    """One event. Times stay text: as numbers of floating point they would lose their nanoseconds."""
+    """One event, times in microseconds as JSON's numbers are read."""
 
-    ph: Any = None
-    cat: Any = None
-    name: Any = None
+    ph: Union[str, None] = None
+    cat: Union[str, None] = None
+    name: Union[str, None] = None
     pid: Any = None
     tid: Any = None
-    ts: msgspec.Raw = msgspec.Raw()
-    dur: msgspec.Raw = msgspec.Raw()
+    ts: Any = None
+    dur: Any = None
     args: Union[Args, None] = None
 
 
-_decoder = msgspec.json.Decoder(list[Event])
-_event_decoder = msgspec.json.Decoder(Event)
+class ExactEvent(Event, gc=False):
+    """The same with ``ts`` as it stands in the file: a number of floating point may not hold all its nanoseconds."""
+
+    ts: msgspec.Raw = msgspec.Raw()
+
+
+@functools.cache
+def _decoders(event: type[Event]) -> tuple[Any, Any]:
+    return msgspec.json.Decoder(list[event]), msgspec.json.Decoder(event)  # type: ignore[valid-type]
+
 
 _START = re.compile(rb'"traceEvents"\s*:\s*\[')
 _END = re.compile(rb"\}\s*(\])\s*(?=[,}]|$)")
 _BETWEEN = re.compile(rb"(?<=\})\s*,?\s*(?=\{)")
 # Longest beginning of a file in which its events must start: thousands of process groups may stand before them.
 _LONGEST_HEAD = 256 * 2**20
+# What follows the events is looked for in so much of the file's end, where its events are not valid.
+_LONGEST_TAIL = 4096
+_DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 # Longest single event, for which a buffer is held.
-_LONGEST_EVENT = 64 * 2**20
+_LONGEST_EVENT = 16 * 2**20
 # Ends of the array that are tried in one piece: an event may hold arrays of objects itself.
 _MOST_ENDS = 16
 
@@ -72,18 +83,23 @@ class EventStream:
 
     Args:
         path: the file.
+        event: ``Event`` or ``ExactEvent``.
+        piece_bytes: how much is decoded at once.
 
     Attributes:
         head: the other fields of the document, as far as they were read.
         problems: what is wrong with the file, in words; complete after iteration.
     """
 
-    def __init__(self, path: str | os.PathLike[str], piece_bytes: int = PIECE_BYTES) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], event: type[Event] = Event, piece_bytes: int = PIECE_BYTES
+    ) -> None:
         self.path = Path(path)
         self.head: dict[str, Any] = {}
         self.problems: list[str] = []
+        self._decode_all, self._decode_one = (decoder.decode for decoder in _decoders(event))
         self._piece_bytes = piece_bytes
-        self._repaired = 0
+        self._repairs = 0
         self._lost = 0
         self._why = ""
 
@@ -94,28 +110,25 @@ class EventStream:
             TraceError: the file cannot be read, is empty, or holds no events.
         """
         source = pieces(self.path, self.problems, self._piece_bytes)
-        buffer = self._skip_head(source)
-        ended = False
-        while True:
+        rest, ended = self._skip_head(source), False
+        while not ended:
+            piece = next(source, b"")
+            buffer = bytearray(b"[")  # decoded in place: the files are large, and copies cost as much as decoding
+            buffer += rest
+            buffer += piece
+            if not piece:
+                events, rest, ended = self._decode_rest(buffer)
+                yield events
+                break
             end = _last_boundary(buffer)
             if end:
-                events, rest = self._decode(buffer, end)
+                events, rest, ended = self._decode(buffer, end)
                 yield events
-                if rest is not None:
-                    buffer, ended = rest, True
-                    break
-                buffer = buffer[end:]
             elif len(buffer) > _LONGEST_EVENT:
                 raise TraceError(f"{self.path} is no trace: no event ends within {_LONGEST_EVENT >> 20} MiB")
-            piece = next(source, b"")
-            if not piece:
-                break
-            buffer += piece
-        if not ended:
-            events, rest = self._decode_rest(buffer)
-            yield events
-            buffer, ended = (b"", False) if rest is None else (rest, True)
-        self._finish(buffer, source, ended)
+            else:
+                rest = bytes(buffer[1:])
+        self._finish(rest, source, ended)
 
     # -- the document around the events
 
@@ -159,47 +172,56 @@ class EventStream:
                     self.problems.append("what stands after the events is not valid JSON, and is left out")
         elif not any("cut off" in problem for problem in self.problems):
             self.problems.append("the file is cut off: it ends before its events do")
-        if self._repaired:
-            self.problems.append(f"{self._repaired} events were not valid JSON and were repaired ({self._why})")
+        if self._repairs:
+            self.problems.append(f"{self._repairs} events were not valid JSON and were repaired ({self._why})")
         if self._lost:
             self.problems.append(f"{self._lost} events could not be read and are left out ({self._why})")
 
-    # -- events
+    # -- events. Each gives what follows what it decoded, and whether the array of events ended there.
 
-    def _decode(self, buffer: bytes, end: int) -> tuple[list[Event], bytes | None]:
-        """The events before ``end``, and what follows the array where it ends before; None where it goes on."""
-        body = buffer[:end].rstrip().removesuffix(b",")
+    def _decode(self, buffer: bytearray, end: int) -> tuple[list[Event], bytes, bool]:
+        """The events of the buffer before ``end``, where the next one begins."""
+        comma = buffer.rindex(b",", 0, end)
         try:
-            return _decoder.decode(b"[" + body + b"]"), None
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            return self._decode_before(buffer, comma), bytes(buffer[end:]), False
+        except _DECODE_ERRORS as error:
             found = self._decode_to_end(buffer)
             if found is not None:
-                return found
+                return (*found, True)
             self._why = self._why or str(error)
-            return self._one_by_one(body), None
+            return self._one_by_one(bytes(buffer[1:comma])), bytes(buffer[end:]), False
 
-    def _decode_rest(self, buffer: bytes) -> tuple[list[Event], bytes | None]:
-        """The last events of the file, and what follows them; None where the array does not end."""
+    def _decode_rest(self, buffer: bytearray) -> tuple[list[Event], bytes, bool]:
+        """The last events of the file."""
         found = self._decode_to_end(buffer)
         if found is not None:
-            return found
-        end = _END.search(buffer, max(0, len(buffer) - 4096))
-        body = buffer if end is None else buffer[: end.start() + 1]
-        return self._one_by_one(body, cut_off=end is None), None if end is None else buffer[end.end(1) :]
+            return (*found, True)
+        end = _END.search(buffer, max(0, len(buffer) - _LONGEST_TAIL))
+        if end is None:
+            return self._one_by_one(bytes(buffer[1:]), cut_off=True), b"", False
+        return self._one_by_one(bytes(buffer[1 : end.start() + 1])), bytes(buffer[end.end(1) :]), True
 
-    @staticmethod
-    def _decode_to_end(buffer: bytes) -> tuple[list[Event], bytes] | None:
+    def _decode_to_end(self, buffer: bytearray) -> tuple[list[Event], bytes] | None:
         """The events up to the end of the array, and what follows it; None where it does not end here."""
-        if buffer.lstrip()[:1] == b"]":
-            return [], buffer.lstrip()[1:]
+        if buffer[1:].lstrip()[:1] == b"]":
+            return [], bytes(buffer[1:].lstrip()[1:])
         for number, found in enumerate(_END.finditer(buffer)):
             if number == _MOST_ENDS:
                 break
             try:
-                return _decoder.decode(b"[" + buffer[: found.start() + 1] + b"]"), buffer[found.end(1) :]
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                return self._decode_before(buffer, found.start(1)), bytes(buffer[found.end(1) :])
+            except _DECODE_ERRORS:
                 continue
         return None
+
+    def _decode_before(self, buffer: bytearray, place: int) -> list[Event]:
+        """The buffer up to ``place``, as an array that ends there."""
+        was, buffer[place] = buffer[place], ord("]")
+        try:
+            events: list[Event] = self._decode_all(memoryview(buffer)[: place + 1])
+        finally:
+            buffer[place] = was
+        return events
 
     def _one_by_one(self, body: bytes, cut_off: bool = False) -> list[Event]:
         events = []
@@ -208,14 +230,14 @@ class EventStream:
             if not part.strip():
                 continue
             try:
-                events.append(_event_decoder.decode(part))
+                events.append(self._decode_one(part))
                 continue
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            except _DECODE_ERRORS as error:
                 why = str(error)
-            event = _repaired(part)
+            event = self._repaired(part)
             if event is not None:
                 events.append(event)
-                self._repaired += 1
+                self._repairs += 1
             elif cut_off and number == len(parts) - 1:
                 continue  # the event in which the file ends
             else:
@@ -223,8 +245,24 @@ class EventStream:
             self._why = self._why or why
         return events
 
+    def _repaired(self, part: bytes) -> Event | None:
+        """An event that is not valid JSON, or not of the form that it should be, mended; None where it cannot be."""
+        try:
+            fields = msgspec.json.decode(_mended(part))
+            if not isinstance(fields, dict):
+                return None
+            if not isinstance(fields.get("args"), dict):
+                fields.pop("args", None)
+            for name in ("ph", "cat", "name"):
+                if not isinstance(fields.get(name), str):
+                    fields.pop(name, None)
+            event: Event = self._decode_one(msgspec.json.encode(fields))
+        except (*_DECODE_ERRORS, UnicodeEncodeError):
+            return None
+        return event
 
-def _last_boundary(buffer: bytes) -> int:
+
+def _last_boundary(buffer: bytearray) -> int:
     """Where the last event of the buffer begins, after a comma that follows another's end; 0 if nowhere."""
     place = len(buffer)
     while (place := buffer.rfind(b"{", 0, place)) > 0:
@@ -246,24 +284,12 @@ _DECIMAL_COMMA = re.compile(r"(:\s*-?\d+),(\d+)(?=\s*[,}])")
 _CONTROL = re.compile(r"[\x00-\x1f]")
 
 
-def _repaired(part: bytes) -> Event | None:
-    """An event that is not valid JSON, mended; None where it cannot be."""
+def _mended(part: bytes) -> bytes:
+    """Text that is no JSON, as near to it as it can be read."""
     text = _CONTROL.sub(" ", part.decode(errors="replace"))
 
     def mend(token: re.Match[str]) -> str:
         found = token.group()
         return _BAD_ESCAPE.sub(r"\\\\", found) if found.startswith('"') else "null"
 
-    text = _DECIMAL_COMMA.sub(r"\1.\2", _TOKENS.sub(mend, text))
-    try:
-        fields = msgspec.json.decode(text.encode())
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return None
-    if not isinstance(fields, dict):
-        return None
-    if not isinstance(fields.get("args"), dict):
-        fields.pop("args", None)
-    try:
-        return _event_decoder.decode(msgspec.json.encode(fields))
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return None
+    return _DECIMAL_COMMA.sub(r"\1.\2", _TOKENS.sub(mend, text)).encode()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from overlap_callbacks import names
-from overlap_callbacks.kernels import Kind, kernel_times, profiled_block
+from overlap_callbacks.kernels import KernelSums, Kind, kernel_times, profiled_block
 from overlap_callbacks.names import is_communication
 from overlap_callbacks.profiling import Profile, read_events
 from overlap_callbacks.samples import KernelTime, ProfiledBlock
@@ -372,7 +372,7 @@ TWO_STEPS = columns(
 
 
 def test_figures_of_a_block_of_one_step_by_hand():
-    assert profiled_block(Mode.OVERLAPPED, 3, 1, TWO_STEPS, np.array([0])) == ProfiledBlock(
+    assert profiled_block(Mode.OVERLAPPED, 3, KernelSums(TWO_STEPS), [0]) == ProfiledBlock(
         arm=Mode.OVERLAPPED,
         block=3,
         num_steps=1,
@@ -387,13 +387,13 @@ def test_figures_of_a_block_of_one_step_by_hand():
 
 
 def test_a_step_s_compute_is_covered_by_communication_of_the_step_before():
-    found = profiled_block(Mode.SEQUENTIAL, 0, 1, TWO_STEPS, np.array([1]))
+    found = profiled_block(Mode.SEQUENTIAL, 0, KernelSums(TWO_STEPS), [1])
     assert (found.compute_ms, found.covered_compute_ms) == (10, 6)
     assert (found.comm_ms, found.comm_busy_ms, found.hidden_comm_ms, found.copy_ms) == (0, 0, 0, 0)
 
 
 def test_figures_of_a_block_of_two_steps_are_means_per_step():
-    found = profiled_block(Mode.SEQUENTIAL, 0, 2, TWO_STEPS, np.array([0, 1]))
+    found = profiled_block(Mode.SEQUENTIAL, 0, KernelSums(TWO_STEPS), [0, 1])
     assert found.compute_ms == (20 + 10) / 2
     assert found.compute_busy_ms == (15 + 10) / 2
     assert found.comm_ms == 14 / 2

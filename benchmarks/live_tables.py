@@ -1,0 +1,100 @@
+"""What it takes to turn a live profile into the report's tables: on the training thread, and on the reporting thread.
+
+    python benchmarks/live_tables.py [--kernels 5000] [--steps 8] [--json FILE]
+
+Profiles steps of so many operators on the CPU, as a window does (half of them overlapped, half sequential), and times
+what the training thread does at the window's end, and what the reporting thread does after it. CPU time of each thread,
+median of some rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from overlap_callbacks.kernels import Kernels, KernelSums, kernel_times, profiled_block
+from overlap_callbacks.metrics import MAX_KERNELS
+from overlap_callbacks.pictures import step_picture
+from overlap_callbacks.profiling import Profile
+from overlap_callbacks.schedule import Mode
+from overlap_callbacks.window import pair_times_of
+
+MODES = (Mode.OVERLAPPED, Mode.SEQUENTIAL)
+
+
+def run_window(kernels: int, steps: int) -> dict[str, float]:
+    """One profiled part of a window; ms of CPU time."""
+    tensor = torch.zeros(4)
+    profile = Profile(on_cuda=False)
+    profile.start()
+    for _ in range(steps):
+        profile.begin_step()
+        for _ in range(kernels):
+            tensor.neg_()  # an operator of one event
+        profile.end_step(quiet=True)
+    start = time.thread_time()
+    profile.stop()
+    training_ms = (time.thread_time() - start) * 1e3
+    reporting: list[float] = []
+
+    def tables() -> None:
+        begin = time.thread_time()
+        found: Kernels = profile.kernels()
+        assert len(found) == kernels * steps, len(found)
+        read = time.thread_time()
+        arms = [np.arange(arm, steps, 2) for arm in range(2)]
+        sums = KernelSums(found)
+        for mode, arm in zip(MODES, arms, strict=True):
+            for step in arm:
+                profiled_block(mode, int(step), sums, [int(step)])
+        kernel_times(found, arms[0], arms[1], MAX_KERNELS)
+        pair_times_of(found, arms[0], arms[1])
+        for mode, arm in zip(MODES, arms, strict=True):
+            step_picture(found, int(arm[0]), mode)
+        reporting.extend(((read - begin) * 1e3, (time.thread_time() - read) * 1e3))
+
+    thread = threading.Thread(target=tables)
+    thread.start()
+    thread.join()
+    return {"training": training_ms, "read": reporting[0], "tables": reporting[1]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kernels", type=int, default=5000, help="of a step")
+    parser.add_argument("--steps", type=int, default=8, help="profiled steps of a window")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    results = {}
+    for steps in (2, options.steps):
+        runs = [run_window(options.kernels, steps) for _ in range(options.rounds)]
+        found = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+        results[f"{steps} steps"] = found
+        print(
+            f"{steps} steps of {options.kernels} kernels: training thread {found['training']:.1f} ms "
+            f"({found['training'] / steps:.1f} a step; goal: under 100 a step), reporting thread "
+            f"{found['read']:.0f} ms to read, {found['tables']:.0f} ms to figures and tables"
+        )
+    if options.json:
+        environment = {
+            "date": time.strftime("%Y-%m-%d"), "torch": torch.__version__, "python": platform.python_version(),
+            "cores": os.cpu_count(), "kernels": options.kernels,
+        }  # fmt: skip
+        options.json.write_text(json.dumps({"environment": environment, "results": results}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,591 @@
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from overlap_callbacks.cli import main
+from overlap_callbacks.traces import Trace, TraceError, analyze, read_trace
+from overlap_callbacks.traces.figures import TraceFigures
+from overlap_callbacks.traces.files import PIECE_BYTES
+from tests import kineto
+from tests.kineto import Nanoseconds
+
+MS = 1_000_000
+
+
+def gemm(start: float, end: float, correlation: int = 0, **options: Any) -> kineto.Event:
+    return kineto.kernel(kineto.GEMM, round(start * MS), round(end * MS), correlation, **options)
+
+
+def all_reduce(start: float, end: float, correlation: int = 0, **options: Any) -> kineto.Event:
+    return kineto.kernel(kineto.ALL_REDUCE, round(start * MS), round(end * MS), correlation, stream=20, **options)
+
+
+def figures_of(folder: Path, events: list[kineto.Event], **options: Any) -> TraceFigures:
+    (found,) = analyze([read_trace(kineto.write(folder / "trace.json", events, **options))]).traces
+    return found
+
+
+def said(problems: tuple[str, ...], *words: str) -> bool:
+    return any(all(word in problem for word in words) for problem in problems)
+
+
+def overlap(*arguments: str) -> Any:
+    result = CliRunner().invoke(main, list(arguments), env={"COLUMNS": "200"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def error_of(*arguments: str) -> str:
+    """The one line with which a command refuses."""
+    result = overlap(*arguments)
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: ")
+    assert result.output.count("\n") == 1
+    return str(result.output)
+
+
+# -- files that end too early, or are damaged
+
+
+def short_trace(**args: Any) -> list[kineto.Event]:
+    return [
+        kineto.step(1, 0, 9 * MS),
+        kineto.launch(10, 1),
+        gemm(1, 3, 1),
+        kineto.launch(20, 2),
+        all_reduce(2, 4, 2, **args),
+        kineto.launch(30, 3),
+        gemm(5, 6, 3, grid=(2, 1, 1)),
+    ]
+
+
+@pytest.mark.parametrize("args", [{}, {"objects": [{"a": 1}, {"b": "}]"}]}], ids=["flat", "nested"])
+@pytest.mark.parametrize("style", ["pretty", "line", "compact"])
+def test_of_a_file_cut_off_anywhere_the_whole_events_are_read_and_the_rest_is_said_to_be_missing(
+    tmp_path: Path, style: str, args: dict[str, Any]
+) -> None:
+    content = kineto.text(short_trace(**args), style=style)
+    begin = content.index(b"[", content.index(b'"traceEvents"')) + 1
+    ends = [place + 1 for place in range(len(content)) if closes_event(content[begin : place + 1])]
+    is_kernel = [event["cat"] == "kernel" for event in short_trace()]
+    close = content.index(b"]", ends[-1])
+    path = tmp_path / "trace.json"
+    for length in range(len(content)):
+        path.write_bytes(content[:length])
+        if length < begin:
+            with pytest.raises(TraceError):
+                read_trace(path)
+            continue
+        whole = sum(kernel for kernel, end in zip(is_kernel, ends, strict=True) if end <= length)
+        found = read_trace(path)
+        assert len(found.kernels) == whole, length
+        assert not said(found.problems, "could not be read"), (length, found.problems)
+        if length <= close:
+            assert said(found.problems, "cut off"), (length, found.problems)
+        assert len(analyze([found]).traces) == 1
+
+
+def closes_event(content: bytes) -> bool:
+    """Whether this beginning of an array ends with the end of one of its objects."""
+    if not content.endswith(b"}"):
+        return False
+    try:
+        json.loads(b"[" + content + b"]")
+    except ValueError:
+        return False
+    return True
+
+
+def test_a_compressed_file_cut_off_anywhere_gives_what_can_be_read_or_one_message(tmp_path: Path) -> None:
+    content = gzip.compress(kineto.text(short_trace()))
+    path = tmp_path / "trace.json.gz"
+    for length in range(1, len(content)):
+        path.write_bytes(content[:length])
+        try:
+            found = read_trace(path)
+        except TraceError as error:
+            assert str(path) in str(error)  # noqa: PT017 - the other outcome is right too
+        else:
+            assert said(found.problems, "cut off"), length
+
+
+def test_of_a_large_compressed_file_cut_off_in_the_middle_the_first_half_is_read(tmp_path: Path) -> None:
+    events = [gemm(i, i + 0.5, i + 1) for i in range(40_000)]
+    whole = kineto.write(tmp_path / "whole.json.gz", events)
+    path = tmp_path / "half.json.gz"
+    path.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    (found,) = analyze([read_trace(path)]).traces
+    assert 0 < found.total.kernels < len(events)
+    assert found.total.compute_ms == pytest.approx(0.5 * found.total.kernels)
+    assert said(found.problems, "cut off or damaged")
+
+
+def test_a_compressed_file_with_one_byte_wrong_gives_one_message_a_warning_or_what_it_gave_before(
+    tmp_path: Path,
+) -> None:
+    content = gzip.compress(kineto.text(short_trace()))
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(content)
+    (whole,) = analyze([read_trace(path)]).traces
+    refused = 0
+    for place in range(len(content)):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 0x41]) + content[place + 1 :])
+        try:
+            (found,) = analyze([read_trace(path)]).traces
+        except TraceError:
+            refused += 1
+            continue
+        assert found == whole or said(found.problems, "damaged"), place
+    assert refused > len(content) / 2
+
+
+def test_a_file_followed_by_what_is_not_compressed_is_read_with_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(kineto.text(short_trace())) + b"and more")
+    try:
+        (found,) = analyze([read_trace(path)]).traces
+    except TraceError as error:
+        assert str(path) in str(error)  # noqa: PT017 - the other outcome is right too
+    else:
+        assert found.total.kernels == 3
+        assert found.problems
+
+
+# -- files that are no traces
+
+NO_TRACES = {
+    "empty": b"",
+    "blank": b" \n\t \n",
+    "gzip of nothing": gzip.compress(b""),
+    "gzip of blanks": gzip.compress(b"  \n"),
+    "gzip that ends in its header": gzip.compress(b"{}")[:5],
+    "no JSON": b"Traceback (most recent call last):\n",
+    "binary": bytes(range(256)),
+    "a web page": b"<!DOCTYPE html><html><body>traceEvents</body></html>",
+    "an object without events": b'{"schemaVersion": 1}',
+    "an object in which the events are null": b'{"traceEvents": null}',
+    "an object in which the events are an object": b'{"traceEvents": {"a": 1}}',
+    "events in an inner object": b'{"inner": {"traceEvents": [{"ph": "X"}]}}',
+    "a text": b'"traceEvents"',
+    "a number": b"17",
+    "a record of this library": b'{"record":"trace_analysis","traces":[]}\n',
+}
+
+
+@pytest.mark.parametrize("name", NO_TRACES)
+def test_what_is_no_trace_gives_one_line_that_names_the_file(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "file.json"
+    path.write_bytes(NO_TRACES[name])
+    with pytest.raises(TraceError, match=r"file\.json"):
+        read_trace(path)
+    assert "file.json" in error_of("analyze", str(path))
+    good = str(kineto.write(tmp_path / "good.json", short_trace()))
+    assert "file.json" in error_of("compare", good, str(path))
+
+
+def test_a_folder_and_a_missing_file_give_one_line_each(tmp_path: Path) -> None:
+    assert "is a folder" in error_of("analyze", str(tmp_path))
+    assert "cannot be read: No such file" in error_of("analyze", str(tmp_path / "none.json"))
+    assert "is a folder" in error_of("compare", str(tmp_path), str(tmp_path))
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read every file")
+def test_a_file_without_permission_gives_one_line(tmp_path: Path) -> None:
+    path = kineto.write(tmp_path / "trace.json", short_trace())
+    path.chmod(0)
+    assert "Permission denied" in error_of("analyze", str(path))
+
+
+@pytest.mark.parametrize("content", [b'{"traceEvents": []}', b"[]", b'{"traceEvents": [{}]}'])
+def test_a_trace_without_anything_in_it_is_analysed_with_a_warning(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(content)
+    (found,) = analyze([read_trace(path)]).traces
+    assert said(found.problems, "neither kernels nor operators")
+    assert (found.total.compute_ms, found.total.wall_ms, found.total.overlap_ratio) == (0, None, None)
+    assert overlap("analyze", str(path)).exit_code == 0
+    assert "holds no compute kernels" in error_of("compare", str(path), str(path))
+
+
+# -- traces without kernels, or without communication
+
+
+def test_a_trace_of_a_cpu_job_is_read_by_its_own_rules(tmp_path: Path) -> None:
+    us = 1_000
+    events = [
+        kineto.host_range("aten::linear", 0, 100 * us, cat="cpu_op"),
+        kineto.host_range("aten::mm", 20 * us, 80 * us, cat="cpu_op"),
+        kineto.host_range("c10d::allreduce_", 100 * us, 110 * us, cat="cpu_op"),
+        kineto.host_range("aten::add", 140 * us, 180 * us, cat="cpu_op"),
+        kineto.host_range("aten::mul", 0, 500 * us, cat="cpu_op", thread=7),  # another thread computes something else
+        kineto.host_range("gloo:all_reduce", 50 * us, 150 * us, thread=8),
+        kineto.host_range("gloo:all_reduce", 140 * us, 160 * us, thread=9),
+        kineto.step(3, 0, 200 * us),
+    ]
+    found = figures_of(tmp_path, events)
+    assert found.on_host
+    assert said(found.problems, "no kernels of a device")
+    assert found.total.compute_ms == pytest.approx(0.1 + 0.04)
+    assert found.total.comm_ms == pytest.approx(0.11)
+    assert found.total.covered_compute_ms == pytest.approx(0.05 + 0.02)
+    assert found.total.overlap_ratio == pytest.approx(0.07 / 0.14)
+    assert [(family.family, pytest.approx(family.time_ms)) for family in found.families] == [
+        ("gemm", pytest.approx(0.1)),
+        ("elementwise", pytest.approx(0.04)),
+    ]
+    assert [(row.collective, row.count) for row in found.collectives] == [("all_reduce", 2)]
+    assert [step.step for step in found.steps] == [3]
+
+
+def test_without_communication_ratios_are_undefined_and_times_are_right(tmp_path: Path) -> None:
+    found = figures_of(tmp_path, [gemm(0, 2), gemm(3, 4)])
+    assert found.total.compute_ms == 3
+    assert (found.total.overlap_ratio, found.total.hidden_comm_fraction) == (None, None)
+    assert said(found.problems, "no communication")
+
+
+def test_without_compute_ratios_of_compute_are_undefined(tmp_path: Path) -> None:
+    found = figures_of(tmp_path, [all_reduce(0, 2)])
+    assert (found.total.overlap_ratio, found.total.overlap_ratio_busy) == (None, None)
+    assert (found.total.hidden_comm_fraction, found.total.exposed_comm_ms) == (0, 2)
+
+
+# -- times
+
+
+def test_negative_durations_count_as_no_length_and_are_said(tmp_path: Path) -> None:
+    found = figures_of(tmp_path, [gemm(0, 2), gemm(5, 4), all_reduce(9, 3), all_reduce(1, 2)])
+    assert (found.total.compute_ms, found.total.comm_ms, found.total.hidden_comm_ms) == (2, 1, 1)
+    assert found.total.kernels == 4
+    assert said(found.problems, "2 events have negative durations")
+
+
+@pytest.mark.parametrize("field", ["ts", "dur"])
+@pytest.mark.parametrize("value", ["missing", None, "soon", "", [], {}, True, "NaN", "Infinity", 10**40])
+def test_events_without_a_time_that_can_be_read_are_left_out_and_counted(
+    tmp_path: Path, field: str, value: Any
+) -> None:
+    broken = gemm(5, 9)
+    if value == "missing":
+        del broken[field]
+    else:
+        broken[field] = value
+    found = figures_of(tmp_path, [gemm(0, 2), broken, all_reduce(1, 3)])
+    assert (found.total.kernels, found.total.compute_ms, found.total.hidden_comm_ms) == (2, 2, 1)
+    assert said(found.problems, "1 events have no time that can be read")
+
+
+@pytest.mark.parametrize(
+    ("written", "nanoseconds"),
+    [
+        (b"1500", 1_500_000), (b"1500.5", 1_500_500), (b'"1500.25"', 1_500_250), (b'"1500"', 1_500_000),
+        (b"1.5e3", 1_500_000), (b"15E2", 1_500_000), (b"1500.0004", 1_500_000), (b"1500.00060", 1_500_001),
+        (b"0.001", 1), (b"1e-3", 1), (b"1e-999999", 0), (b"0", 0), (b"-0", 0), (b"-0.0", 0),
+    ],
+)  # fmt: skip
+def test_times_are_read_to_the_nanosecond_however_they_are_written(
+    tmp_path: Path, written: bytes, nanoseconds: int
+) -> None:
+    path = tmp_path / "trace.json"
+    event = kineto.text([gemm(1, 2)], style="line")
+    path.write_bytes(event.replace(b'"dur": 1000.000', b'"dur": ' + written))
+    assert read_trace(path).kernels.intervals.durations_ns.tolist() == [nanoseconds]
+    path.write_bytes(event.replace(b'"ts": 4458676417788.066', b'"ts": ' + written))
+    assert read_trace(path).kernels.intervals.start_ns.tolist() == [nanoseconds]
+
+
+@pytest.mark.parametrize("since_1970", [False, True])
+def test_times_of_today_lose_no_nanosecond(tmp_path: Path, since_1970: bool) -> None:
+    start = 1_755_000_000_123_456_789 if since_1970 else kineto.BASE_NS
+    events = [{**gemm(0, 1), "ts": Nanoseconds(start + i), "dur": Nanoseconds(1)} for i in range(3)]
+    kernels = read_trace(kineto.write(tmp_path / "trace.json", events)).kernels
+    assert [time - start for time in kernels.intervals.start_ns.tolist()] == [0, 1, 2]
+    assert kernels.intervals.busy_ns == 3
+
+
+@pytest.mark.parametrize("written", ["1e999999999", "1e99999999999999999999", "-1e999999999", "9" * 5_000])
+@pytest.mark.parametrize("field", [b'"dur": 1000.000', b'"ts": 4458676417788.066'])
+def test_a_time_beyond_all_clocks_is_left_out_and_counted(tmp_path: Path, field: bytes, written: str) -> None:
+    path = tmp_path / "trace.json"
+    name = field.partition(b":")[0]
+    content = kineto.text([gemm(1, 2), all_reduce(4, 5)], style="line")
+    path.write_bytes(content.replace(field, name + b": " + written.encode(), 1))
+    (found,) = analyze([read_trace(path)]).traces
+    assert found.total.kernels == 1
+    assert found.problems
+
+
+def test_durations_of_centuries_add_up_to_no_negative_time(tmp_path: Path) -> None:
+    century = 3_155_760_000 * 10**9
+    found = figures_of(tmp_path, [{**gemm(i, i), "dur": Nanoseconds(century)} for i in range(4)])
+    if found.total.kernels:
+        assert found.total.compute_ms == pytest.approx(found.total.kernels * century / 1e6)
+    assert found.total.compute_busy_ms >= 0
+    assert found.problems
+
+
+def test_kernels_centuries_apart_span_no_negative_time(tmp_path: Path) -> None:
+    century = 3_155_760_000 * 10**9
+    events = [{**gemm(0, 0), "ts": Nanoseconds(i * century), "dur": Nanoseconds(century)} for i in (-1, 1)]
+    found = figures_of(tmp_path, events)
+    assert found.total.wall_ms is None or found.total.wall_ms >= 0
+    assert found.total.compute_ms >= 0
+    assert found.problems
+
+
+def test_a_clock_that_jumps_is_said_and_changes_no_figure(tmp_path: Path) -> None:
+    hour = 3_600 * 1_000
+    still = figures_of(tmp_path, [gemm(0, 2), all_reduce(1, 3), gemm(10, 12), all_reduce(11, 13)])
+    jumped = figures_of(
+        tmp_path, [gemm(0, 2), all_reduce(1, 3), gemm(hour + 10, hour + 12), all_reduce(hour + 11, hour + 13)]
+    )
+    assert said(jumped.problems, "the clock may have jumped")
+    assert not still.problems
+    for name in ("compute_ms", "comm_ms", "hidden_comm_ms", "overlap_ratio"):
+        assert getattr(jumped.total, name) == getattr(still.total, name)
+
+
+def test_kernels_of_one_stream_that_overlap_count_twice_in_the_sum_and_once_in_the_union(tmp_path: Path) -> None:
+    found = figures_of(tmp_path, [gemm(0, 4), gemm(2, 6), all_reduce(3, 5), all_reduce(4, 8)])
+    assert (found.total.compute_ms, found.total.compute_busy_ms) == (8, 6)
+    assert (found.total.comm_kernels_ms, found.total.comm_ms) == (6, 5)
+    assert (found.total.hidden_comm_ms, found.total.covered_compute_ms) == (3, 1 + 3)
+
+
+# -- identities
+
+
+def test_a_kernel_belongs_to_its_launch_by_numbers_above_2_to_the_63(tmp_path: Path) -> None:
+    large = [2**63, 2**63 + 1, 2**64 - 1, 2**64 - 2]
+    events = []
+    for i, number in enumerate(large):
+        events += [kineto.step(i, i * MS, i * MS + 9_000), kineto.launch(i * MS + 10, number)]
+        events.append(gemm(10 + 2 * i, 10 + 2 * i + 1 + i, number))
+    found = figures_of(tmp_path, events)
+    assert {step.step: step.compute_ms for step in found.steps} == {0: 1, 1: 2, 2: 3, 3: 4}
+
+
+@pytest.mark.parametrize(
+    "number", [0, -1, 2**64, 2**70, 10**400, "7", "0x7", None, 1.5, [1], {"a": 1}, True, float(2**80)]
+)
+def test_a_correlation_that_is_none_costs_the_step_and_nothing_else(tmp_path: Path, number: Any) -> None:
+    broken, call = gemm(3, 5), kineto.launch(20, 9)
+    broken["args"]["correlation"] = call["args"]["correlation"] = number
+    events = [kineto.step(1, 0, MS), kineto.launch(10, 7), gemm(1, 2, 7), call, broken]
+    found = figures_of(tmp_path, events)
+    assert found.total.compute_ms == 3
+    assert sum(step.compute_ms for step in found.steps) in (1, 3)
+
+
+@pytest.mark.parametrize("value", [["kernel"], {"a": 1}, 7, None, True])
+@pytest.mark.parametrize("field", ["cat", "ph", "name", "pid", "tid"])
+def test_a_field_of_an_odd_type_spoils_no_other_event(tmp_path: Path, field: str, value: Any) -> None:
+    odd = [gemm(5, 9), kineto.launch(0, 5), kineto.host_range("aten::mm", 0, 5, cat="cpu_op"), kineto.step(1, 0, 9)]
+    events = [gemm(0, 2), *({**event, field: value} for event in odd), all_reduce(1, 3)]
+    found = figures_of(tmp_path, events)
+    assert found.total.hidden_comm_ms == 1
+    assert found.total.compute_ms in (2, 6)
+
+
+@pytest.mark.parametrize("value", [None, [], [1, 2], "text", 7, True])
+def test_arguments_that_are_no_object_cost_what_they_would_tell_and_nothing_else(tmp_path: Path, value: Any) -> None:
+    events = [{**event, "args": value} for event in (gemm(0, 2), all_reduce(1, 3), kineto.launch(0, 7))]
+    found = figures_of(tmp_path, events)
+    assert (found.total.compute_ms, found.total.comm_ms, found.total.hidden_comm_ms) == (2, 2, 1)
+    assert [row.collective for row in found.collectives] == ["all_reduce"]
+
+
+ODD = [None, -1, 0, 2**63, 2**70, 10**400, 1.5, "text", "", [], [[]], [1, "a"], {}, {"a": 1}, True]
+METADATA = ["Collective name", "In msg nelems", "Out msg nelems", "Group size", "dtype", "Process Group Name",
+            "Process Group Description", "Process Group Ranks", "Seq", "Input Dims", "Input type", "grid", "block",
+            "device", "stream"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", METADATA)
+def test_metadata_of_any_type_is_read_or_taken_as_unknown(tmp_path: Path, name: str) -> None:
+    known = {"Collective name": "allreduce", "In msg nelems": 250_000, "Out msg nelems": 250_000, "Group size": 2,
+             "dtype": "Float", "Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Seq": 1}  # fmt: skip
+    for value in ODD:
+        note, odd = kineto.host_range("nccl:all_reduce", 0, 100), all_reduce(1, 3, 5)
+        note["args"] |= {**known, name: value}
+        odd["args"] |= {**known, name: value}
+        events = [note, kineto.launch(50, 5), odd, all_reduce(4, 6, 0)]
+        path = kineto.write(tmp_path / "trace.json", events)
+        found = analyze([read_trace(path)])
+        assert sum(trace.total.comm_ms for trace in found.traces) == 4
+        result = overlap("analyze", str(path), "--json")
+        assert result.exit_code == 0, value
+        json.loads(result.stdout, parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize("value", [*ODD, {"rank": 1}, {"rank": "0", "world_size": 2}, {"rank": 2**70, "world_size": 2}])
+def test_distributed_info_of_any_type_is_read_or_taken_as_unknown(tmp_path: Path, value: Any) -> None:
+    path = kineto.write(tmp_path / "trace.json", short_trace(), distributedInfo=value, deviceProperties=value)
+    assert overlap("analyze", str(path), "--json").exit_code == 0
+    assert overlap("analyze", str(path)).exit_code == 0
+
+
+@pytest.mark.parametrize("digits", ["0", "007", "9" * 18, "9" * 30, "9" * 5_000, "\u0663", ""])
+def test_any_number_of_a_step_gives_an_answer(tmp_path: Path, digits: str) -> None:
+    events = [kineto.host_range(f"ProfilerStep#{digits}", 0, MS), kineto.launch(10, 7), gemm(1, 2, 7), all_reduce(1, 2)]
+    path = kineto.write(tmp_path / "trace.json", events)
+    (found,) = analyze([read_trace(path)]).traces
+    assert found.total.compute_ms == 1
+    for options in ([], ["--json"], ["--csv", "steps"]):
+        assert overlap("analyze", str(path), *options).exit_code == 0
+
+
+# -- many of something
+
+
+def test_a_hundred_thousand_streams_are_read(tmp_path: Path) -> None:
+    events = [gemm(0.001 * i, 0.001 * i + 0.001, i + 1, stream=i) for i in range(100_000)]
+    events += [all_reduce(10, 20, 0)]
+    found = figures_of(tmp_path, events)
+    assert found.total.kernels == 100_001
+    assert found.total.compute_busy_ms == 100
+    assert found.total.covered_compute_ms == pytest.approx(10)
+
+
+def test_memory_is_bounded_by_the_pieces_whatever_the_size_of_the_file(tmp_path: Path) -> None:
+    operator = kineto.text([kineto.host_range("aten::mm", i, i + 9, cat="cpu_op") for i in range(1_000)], style="line")
+    many = operator[operator.index(b"[") + 1 : operator.rindex(b"]")]
+    kernels = kineto.text([gemm(0, 2, 1), all_reduce(1, 3, 2)], style="array")[2:-2]
+
+    def peak(mebibytes: int) -> int:
+        path = tmp_path / "trace.json.gz"
+        times = mebibytes * 2**20 // len(many)
+        content = b'{"traceEvents": [' + b", ".join([*[many] * times, kernels]) + b"]}"
+        path.write_bytes(gzip.compress(content, compresslevel=1))
+        tracemalloc.start()
+        try:
+            found = read_trace(path)
+            assert len(found.kernels) == 2
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    small, large = peak(10), peak(20)
+    assert large < 1.2 * small
+    assert large < 16 * PIECE_BYTES
+
+
+# -- names
+
+NAMES = {
+    "long": "void kernel<" + "x" * 10_000 + ">",
+    "control characters": "gemm\x00\x1b[31m\x07\r\n\tred\x1b[0m",
+    "HTML": "<script>alert('x')</script><b>gemm</b>",
+    "markup": "[red]gemm[/red]",
+    "markup that closes nothing": "[/red]gemm[/]",
+    "right to left": "gemm \u202e\u2066 kernel",
+    "emoji": ":smile: gemm",
+    "empty": "",
+    "commas": 'a,b;"c"\td',
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_of_any_kind_is_shown_as_it_is_or_made_harmless(tmp_path: Path, name: str) -> None:
+    odd = NAMES[name]
+    events = [kineto.kernel(odd, 0, MS, 0), gemm(2, 9), all_reduce(3, 5)]
+    overlapped = str(kineto.write(tmp_path / "a.json", events))
+    sequential = str(kineto.write(tmp_path / "b.json", [*events[1:2], all_reduce(10, 12)]))
+    for command in (["analyze", overlapped], ["compare", overlapped, sequential], ["compare", sequential, overlapped]):
+        for options in ([], ["--json"]):
+            result = overlap(*command, *options)
+            assert result.exit_code == 0
+            assert not set(result.output) & set(map(chr, range(32))) - {"\n"}
+            assert "\u202e" not in result.output
+            assert len(result.output) < 60_000
+    output = overlap("compare", overlapped, sequential).output
+    if name in ("HTML", "markup", "markup that closes nothing", "emoji"):
+        assert odd in output
+    unmatched = json.loads(overlap("compare", overlapped, sequential, "--json").output)["unmatched"]
+    assert [row["overlapped_calls"] for row in unmatched] == [1]
+    assert len(unmatched[0]["name"]) <= 1_000
+
+
+def test_long_names_that_differ_at_their_end_only_are_two_kernels(tmp_path: Path) -> None:
+    events = [kineto.kernel("void kernel<" + "x" * 10_000 + end, 0, MS, 0) for end in ("a>", "b>")]
+    assert len(read_trace(kineto.write(tmp_path / "trace.json", events)).kernels.names) == 2
+
+
+@pytest.mark.parametrize("name", ["[red]x.json", "[link=x]y.json", ":smile:.json", "a b,c.json"])
+def test_a_file_name_of_any_kind_is_shown_as_it_is(tmp_path: Path, name: str) -> None:
+    path = str(kineto.write(tmp_path / name, [gemm(0, 2), all_reduce(1, 3)]))
+    assert name in overlap("analyze", path).output
+    assert name in overlap("compare", path, path).output
+
+
+# -- several files, steps and devices
+
+
+def ranked(folder: Path, name: str, rank: int, world_size: int) -> Trace:
+    return read_trace(kineto.write(folder / name, short_trace(), **kineto.job(rank, world_size)))
+
+
+def test_ranks_of_different_jobs_are_not_compared_and_each_has_its_own_figures(tmp_path: Path) -> None:
+    found = analyze([ranked(tmp_path, "a.json", 0, 2), ranked(tmp_path, "b.json", 1, 4)])
+    assert said(found.problems, "different jobs")
+    assert found.skew == ()
+    assert [trace.total.compute_ms for trace in found.traces] == [3, 3]
+    assert overlap("analyze", str(tmp_path / "a.json"), str(tmp_path / "b.json")).exit_code == 0
+
+
+def test_one_rank_given_twice_is_not_compared_with_itself(tmp_path: Path) -> None:
+    found = analyze([ranked(tmp_path, "a.json", 1, 2), ranked(tmp_path, "b.json", 1, 2)])
+    assert said(found.problems, "rank 1 is given twice")
+    assert found.skew == ()
+
+
+def test_a_cpu_job_and_a_job_of_devices_are_different_jobs(tmp_path: Path) -> None:
+    on_host = kineto.write(
+        tmp_path / "b.json", [kineto.host_range("aten::mm", 0, MS, cat="cpu_op")], **kineto.job(1, 2)
+    )
+    found = analyze([ranked(tmp_path, "a.json", 0, 2), read_trace(on_host)])
+    assert said(found.problems, "different jobs")
+    assert found.skew == ()
+
+
+def test_steps_that_overlap_end_where_the_next_begins(tmp_path: Path) -> None:
+    events = [kineto.step(1, 0, 30 * MS), kineto.step(2, 10 * MS, 20 * MS), kineto.step(2, 12 * MS, 40 * MS)]
+    for i, time in enumerate((1, 9, 11, 19)):
+        events += [kineto.launch(time * MS, i + 1), gemm(50 + 2 * i, 51 + 2 * i, i + 1)]
+    found = figures_of(tmp_path, events)
+    assert {step.step: step.compute_ms for step in found.steps} == {1: 2, 2: 2}
+    assert said(found.problems, "some steps overlap")
+
+
+def test_each_device_of_a_file_has_figures_of_its_own_kernels_only(tmp_path: Path) -> None:
+    events = [
+        gemm(0, 4, 1, device=0), all_reduce(2, 6, 2, device=0, **{"Collective name": "allreduce", "Group size": 2}),
+        gemm(0, 4, 3, device=1), all_reduce(3, 8, 4, device=1, **{"Collective name": "allreduce", "Group size": 4}),
+        gemm(5, 7, 5, device=6),
+    ]  # fmt: skip
+    devices = [{"id": 0, "name": "A"}, {"id": 1, "name": "[b]B"}]
+    path = kineto.write(tmp_path / "trace.json", events, deviceProperties=devices)
+    found = analyze([read_trace(path)]).traces
+    assert [(trace.device, trace.device_name) for trace in found] == [(0, "A"), (1, "[b]B"), (6, "")]
+    assert [trace.total.compute_ms for trace in found] == [4, 4, 2]
+    assert [trace.total.hidden_comm_ms for trace in found] == [2, 1, 0]
+    assert [[row.group_size for row in trace.collectives] for trace in found] == [[2], [4], []]
+    assert all(said(trace.problems, "3 devices") for trace in found)
+    assert "[b]B" in overlap("analyze", str(path)).output
+    assert "3 devices" in error_of("compare", str(path), str(path))
+
+
+def test_a_step_in_which_nothing_was_launched_is_named(tmp_path: Path) -> None:
+    events = [kineto.step(1, 0, MS), kineto.step(2, 2 * MS, 3 * MS), kineto.launch(10, 7), gemm(4, 5, 7)]
+    found = figures_of(tmp_path, events)
+    assert [step.step for step in found.steps] == [1]
+    assert said(found.problems, "steps 2")
