@@ -142,10 +142,14 @@ class Rows:
     def label(self, kind: int, name: str, correlation: int = 0, shape: str = "", collective: str = "") -> None:
         """All of a row but its times."""
         self.kind.append(kind)
-        self.name.append(self.names[name])
         self.correlation.append(correlation & _UINT64)
-        self.shape.append(self.shapes[shape])
-        self.collective.append(self.collectives[collective])
+        # As ``Codes`` would do it; here it counts.
+        numbers = self.names.numbers
+        self.name.append(numbers.setdefault(name, len(numbers)))
+        numbers = self.shapes.numbers
+        self.shape.append(numbers.setdefault(shape, len(numbers)))
+        numbers = self.collectives.numbers
+        self.collective.append(numbers.setdefault(collective, len(numbers)))
 
     def clean_names(self) -> None:
         """Make all names fit for tables."""
@@ -277,6 +281,7 @@ class KernelFigures:
         comm_ns, comm_busy_ns: the same of the communication kernels.
         hidden_comm_ns: the part of ``comm_busy_ns`` in which compute ran too.
         covered_compute_ns: the part of ``compute_ns`` in which communication was in flight.
+        covered_compute_busy_ns: the part of ``compute_busy_ns`` in which it was.
         copy_ns: sum of the device's memory copies and fills.
         num_kernels: compute and communication kernels (calls, on CPU).
     """
@@ -287,6 +292,7 @@ class KernelFigures:
     comm_busy_ns: int
     hidden_comm_ns: int
     covered_compute_ns: int
+    covered_compute_busy_ns: int
     copy_ns: int
     num_kernels: int
 
@@ -318,14 +324,15 @@ class KernelSums:
         """Figures of some rows."""
         part = self._kernels[rows]
         compute, comm = part.of(Kind.COMPUTE), part.of(Kind.COMMUNICATION)
-        busy = comm.union()
+        busy, compute_busy = comm.union(), compute.union()
         return KernelFigures(
             compute_ns=compute.sum_ns,
-            compute_busy_ns=compute.busy_ns,
+            compute_busy_ns=compute_busy.sum_ns,
             comm_ns=comm.sum_ns,
             comm_busy_ns=busy.sum_ns,
             hidden_comm_ns=int(busy.covered_ns(self._compute).sum()),
             covered_compute_ns=int(compute.covered_ns(self._comm).sum()),
+            covered_compute_busy_ns=int(compute_busy.covered_ns(self._comm).sum()),
             copy_ns=part.of(Kind.COPY).sum_ns,
             num_kernels=len(np.unique(part.call[(part.kind == Kind.COMPUTE) | (part.kind == Kind.COMMUNICATION)])),
         )

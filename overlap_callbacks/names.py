@@ -51,17 +51,18 @@ collectives: list[Rule] = [
 families: list[Rule] = [
     Rule("attention", r"(?i)flash|fmha|attention|attn|sdpa|paged_kv"),
     Rule("optimizer", r"(?i)multi_tensor_apply|fused_?(adam|sgd|lamb)|_?adamw?_|adagrad|_foreach_|lamb_"),
-    Rule("normalisation", r"(?i)(layer|rms|batch|group|instance)_?norm|native_norm|ln_(fwd|bwd)|\bbn_"),
+    Rule("normalisation", r"(?i)(layer|rms|batch|group|instance)_?norm|native_norm|ln_(fwd|bwd)|(\b|_)bn_"),
+    Rule("normalisation", r"GammaBeta|RowwiseMoments|ComputeInternalGradients"),
     Rule("gemm", r"(?i)(?<!fb)gemm|gemv|cutlass|cublas|hipblaslt|nvjet|rocblas|tensile|^Cijk_|splitk|triton_(tem|mm)"),
     Rule("gemm", r"(?i)xmma|wgrad|dgrad|fprop|conv(?!ert)|winograd"),
-    Rule("gemm", r"aten::_?(addmm|mm|bmm|baddbmm|linear|matmul|mv|addmv|addbmm)"),
+    Rule("gemm", r"^aten::_?(addmm|mm|bmm|baddbmm|linear|matmul|mv|addmv|addbmm)(_|$)"),
     Rule("copy", r"(?i)memcpy|memset|direct_copy|copy_kernel|CatArrayBatchedCopy|nchwToNhwc|nhwcToNchw|transpose"),
-    Rule("copy", r"aten::(copy_|_to_copy|clone|cat|contiguous)"),
+    Rule("copy", r"^aten::(copy_|_to_copy|clone|cat|contiguous)$"),
     Rule("reduction", r"(?i)reduce|softmax|cross_entropy|nll_loss|logsumexp|cumsum|scan|triton_(red|per)"),
-    Rule("reduction", r"aten::(sum|mean|max|min|norm|argmax)"),
+    Rule("reduction", r"^aten::(sum|mean|max|min|amax|amin|norm|argmax|argmin)$"),
     Rule("elementwise", r"(?i)elementwise|triton_poi|pointwise|dropout|gelu|relu|silu|swiglu|bias|fill"),
-    Rule("elementwise", r"aten::(add|sub|mul|div|neg|exp|log|sqrt|rsqrt|pow|tanh|sigmoid|where|zero|ones|sign|clamp)"),
-    Rule("elementwise", r"aten::threshold"),
+    Rule("elementwise", r"^aten::(add|sub|rsub|mul|div|addcmul|addcdiv|lerp|neg|abs|exp|log|sqrt|rsqrt|pow)(_|$)"),
+    Rule("elementwise", r"^aten::(tanh|sigmoid|threshold|where|zero|zeros|ones|sign|clamp|maximum|minimum)(_|$)"),
 ]
 
 OTHER = "other"

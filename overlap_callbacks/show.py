@@ -133,7 +133,7 @@ def _kernel_table(window: OverlapReport) -> Table:
 
 def pair_table(pairs: Sequence[PairTime], title: str) -> Table:
     """Kernel families beside collectives, and the other way round, the dearest first."""
-    table = Table(title=title, title_justify="left")
+    table = Table(title=Text(title), title_justify="left")
     table.add_column("kernels")
     table.add_column("beside")
     for column in ("slowdown", "lost", "time", "alone"):

@@ -44,8 +44,9 @@ class Intervals:
 
     @property
     def sum_ns(self) -> int:
-        """Sum of the lengths: time that is covered twice counts twice."""
-        return int(self.durations_ns.sum())
+        """Sum of the lengths: time that is covered twice counts twice. Exact, however long."""
+        durations = self.durations_ns
+        return (int((durations >> 32).sum()) << 32) + int((durations & 0xFFFF_FFFF).sum())
 
     @property
     def busy_ns(self) -> int:

@@ -63,7 +63,8 @@ def _device_figures(trace: Trace, device: int, problems: list[str]) -> TraceFigu
     skipped = [str(trace.steps[i].number) for i in sorted({*range(len(trace.steps))} - {*counted})]
     if skipped and len(kernels):
         problems = [*problems, f"no kernels were launched in steps {', '.join(skipped[:8])}: they are left out"]
-    if not bool((kernels.kind == Kind.COMMUNICATION).any()):
+    communicates = bool((kernels.kind == Kind.COMMUNICATION).any())
+    if not communicates:
         problems = [*problems, "there is no communication: its figures are undefined"]
     return TraceFigures(
         file=str(trace.path),
@@ -72,8 +73,11 @@ def _device_figures(trace: Trace, device: int, problems: list[str]) -> TraceFigu
         device=device,
         device_name="" if trace.on_host else trace.device_names.get(device, ""),
         on_host=trace.on_host,
-        total=step_figures(sums.of_rows(np.arange(len(kernels))), None, span_ms(trace)),
-        steps=tuple(step_figures(sums.of_steps([i]), trace.steps[i].number, trace.steps[i].wall_ms) for i in counted),
+        total=step_figures(sums.of_rows(np.arange(len(kernels))), None, span_ms(trace), communicates),
+        steps=tuple(
+            step_figures(sums.of_steps([i]), trace.steps[i].number, trace.steps[i].wall_ms, communicates)
+            for i in counted
+        ),
         collectives=_collectives(trace),
         families=_families(trace),
         estimate=_estimate(trace),
@@ -90,11 +94,11 @@ def span_ms(trace: Trace) -> float | None:
     return int(intervals.end_ns.max() - intervals.start_ns.min()) / 1e6
 
 
-def step_figures(figures: KernelFigures, step: int | None, wall_ms: float | None) -> StepFigures:
-    """The figures of some kernels, in milliseconds."""
+def step_figures(figures: KernelFigures, step: int | None, wall_ms: float | None, communicates: bool) -> StepFigures:
+    """The figures of some kernels, in milliseconds; ratios only where there is communication in the file."""
 
     def ratio(part: int, whole: int) -> float | None:
-        return part / whole if whole and figures.comm_busy_ns else None
+        return part / whole if whole and communicates else None
 
     return StepFigures(
         step=step,
@@ -107,7 +111,7 @@ def step_figures(figures: KernelFigures, step: int | None, wall_ms: float | None
         exposed_comm_ms=(figures.comm_busy_ns - figures.hidden_comm_ns) / 1e6,
         covered_compute_ms=figures.covered_compute_ns / 1e6,
         overlap_ratio=ratio(figures.covered_compute_ns, figures.compute_ns),
-        overlap_ratio_busy=ratio(figures.hidden_comm_ns, figures.compute_busy_ns),
+        overlap_ratio_busy=ratio(figures.covered_compute_busy_ns, figures.compute_busy_ns),
         hidden_comm_fraction=ratio(figures.hidden_comm_ns, figures.comm_busy_ns),
         copy_ms=figures.copy_ns / 1e6,
         kernels=figures.num_kernels,

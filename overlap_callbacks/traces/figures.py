@@ -26,8 +26,8 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
         exposed_comm_ms: the rest of it.
         covered_compute_ms: the part of ``compute_ms`` in which communication was in flight.
         overlap_ratio: equation 2, covered_compute / compute; None without compute or without communication.
-        overlap_ratio_busy: the same of the unions, hidden_comm / compute_busy.
-        hidden_comm_fraction: hidden_comm / comm; None without communication.
+        overlap_ratio_busy: the same of the union: the part of compute_busy in which communication was in flight.
+        hidden_comm_fraction: hidden_comm / comm; None without communication of the step's own.
         copy_ms: sum of the device's copies and fills.
         kernels: compute and communication kernels.
     """

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from overlap_callbacks import names
 from overlap_callbacks.kernels import Indices, Kernels, Kind, Rows, device_kernels, host_kernels
-from overlap_callbacks.traces.metadata import CollectiveInfo, annotated, of_kernel
+from overlap_callbacks.traces.metadata import CollectiveInfo, KernelMetadata, annotated
 from overlap_callbacks.traces.stream import Args, Event, EventStream, ExactEvent
 
 # Kineto's categories, of today and of 2021.
@@ -35,9 +35,9 @@ _CATEGORIES = {
     "cpu_op": _OPERATOR, "Operator": _OPERATOR,
 }  # fmt: skip
 
-_STEP = re.compile(r"ProfilerStep#(\d+)")
-# Beyond this a time cannot be of any clock, and sums of it would overflow.
-_LATEST_NS = 2**62
+_STEP = re.compile(r"ProfilerStep#(\d{1,18})(?!\d)")
+# Beyond these a time cannot be of any clock, nor a duration, and their differences would overflow.
+_EARLIEST_NS, _LATEST_NS, _LONGEST_NS = -(2**61), 2**62, 2**61
 # From here on neighbours of floating point lie too far apart for whole nanoseconds to be told.
 _EXACT_US = 2**43
 _UINT64 = 2**64 - 1
@@ -168,10 +168,13 @@ class _Times:
         """Start and end of each, which of them are no times at all, and how many durations were negative."""
         if self._exact:
             start, duration = (np.array(times, dtype=np.int64) for times in (self._start, self._duration))
-            wrong = np.zeros(len(start), dtype=bool)
+            wrong = np.abs(duration) >= _LONGEST_NS
         else:
             microseconds = [np.array(times, dtype=np.float64) for times in (self._start, self._duration)]
-            wrong = ~np.logical_and.reduce([np.abs(times) < _LATEST_NS / 1000 for times in microseconds])
+            start_us, duration_us = microseconds
+            # (NaN fails every comparison.)
+            right = (start_us > _EARLIEST_NS / 1000) & (start_us < _LATEST_NS / 1000)
+            wrong = ~(right & (np.abs(duration_us) < _LONGEST_NS / 1000))
             start, duration = (_from_microseconds(np.where(wrong, 0.0, times)) for times in microseconds)
         negative = duration < 0
         return start, start + np.where(negative, 0, duration), wrong, int(negative.sum())
@@ -226,7 +229,8 @@ class _DeviceEvents(_Sieve):
         self.known: dict[int, CollectiveInfo] = {}
         self.launch_correlation = array("Q")
         self.launch_thread: list[Any] = []
-        self._shapes: dict[bytes, str] = {}
+        self._metadata = KernelMetadata()
+        self._shapes: dict[tuple[bytes, bytes], str] = {}
 
     def begin(self, exact: bool) -> None:
         super().begin(exact)
@@ -260,12 +264,13 @@ class _DeviceEvents(_Sieve):
         args = event.args or _NO_ARGS
         collective = ""
         if args.collective is not None:
-            info = self.known[len(self.rows)] = of_kernel(args)
+            info = self.known[len(self.rows)] = self._metadata.read(args)
             collective = info.kind
-        launched_as = bytes(args.grid) + b" " + bytes(args.block)
+        launched_as = bytes(args.grid), bytes(args.block)
         shape = self._shapes.get(launched_as)
         if shape is None:
-            shape = self._shapes[launched_as] = launched_as.decode(errors="replace").strip()
+            text = names.clean(b" ".join(launched_as).decode(errors="replace").strip())
+            shape = self._shapes[launched_as] = text
         device = args.device
         if type(device) is not int:
             device = event.pid if type(event.pid) is int else 0
@@ -429,7 +434,7 @@ def _nanoseconds(time: Any) -> int | None:
         value = time * 1000 if isinstance(time, int) else round(Decimal(str(time).strip('" ')) * 1000)
     except (ValueError, InvalidOperation, OverflowError):
         return None
-    return value if -_LATEST_NS < value < _LATEST_NS else None
+    return value if _EARLIEST_NS < value < _LATEST_NS else None
 
 
 def _short(name: str | None) -> str:

@@ -6,11 +6,11 @@ that is gathered into, of a reduce-scatter the one that is reduced, of the other
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -28,8 +28,11 @@ _DTYPE_BYTES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class CollectiveInfo:
+# Elements of one tensor: beyond this the number is a mistake.
+_MOST = 2**50
+
+
+class CollectiveInfo(NamedTuple):
     """One collective.
 
     Attributes:
@@ -73,20 +76,29 @@ def bus_factor(kind: str, size: int | None) -> float | None:
     return factor(size)
 
 
-def of_kernel(args: Args) -> CollectiveInfo:
-    """From the arguments of a communication kernel."""
-    kind = names.collective_of(str(args.collective))
-    width = _width(args.dtype)
-    elements = args.out_elements if kind == "all_gather" else args.in_elements
-    return CollectiveInfo(
-        kind=kind,
-        group=_text(args.group),
-        description=_text(args.group_description),
-        ranks=_text(args.group_ranks),
-        size=args.group_size if isinstance(args.group_size, int) and args.group_size > 0 else None,
-        num_bytes=elements * width if isinstance(elements, int) and elements >= 0 and width else None,
-        sequence=args.sequence if isinstance(args.sequence, int) else None,
-    )
+class KernelMetadata:
+    """Reads the arguments of communication kernels; most of what they tell is the same for many."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], tuple[CollectiveInfo, int | None]] = {}
+
+    def read(self, args: Args) -> CollectiveInfo:
+        """From the arguments of one communication kernel."""
+        size = args.group_size if isinstance(args.group_size, int) and args.group_size > 0 else None
+        key = (
+            _text(args.collective), _text(args.dtype), _text(args.group), _text(args.group_description),
+            _text(args.group_ranks), size,
+        )  # fmt: skip
+        found = self._known.get(key)
+        if found is None:
+            name, dtype, group, description, ranks, _ = (names.clean(str(text)) for text in key)
+            info = CollectiveInfo(names.collective_of(name), group, description, ranks, size)
+            found = self._known[key] = (info, _width(dtype))
+        info, width = found
+        elements = args.out_elements if info.kind == "all_gather" else args.in_elements
+        num_bytes = elements * width if isinstance(elements, int) and 0 <= elements < _MOST and width else None
+        sequence = args.sequence if isinstance(args.sequence, int) else None
+        return info._replace(num_bytes=num_bytes, sequence=sequence)
 
 
 def annotated(
@@ -138,7 +150,8 @@ def _noted_bytes(kind: str, args: Args | None) -> int | None:
         width = _width(dtype)
         if not width or not dims or not all(isinstance(size, int) and size >= 0 for size in dims):
             return None
-        return int(np.prod(dims, dtype=object)) * width
+        elements = math.prod(dims)
+        return elements * width if elements < _MOST else None
     except (TypeError, IndexError, KeyError):
         return None
 
@@ -149,6 +162,6 @@ def _width(dtype: Any) -> int | None:
 
 
 def _text(value: Any) -> str:
-    if value is None:
-        return ""
-    return names.clean(value if isinstance(value, str) else msgspec.json.encode(value).decode())
+    if isinstance(value, str):
+        return value
+    return "" if value is None else msgspec.json.encode(value).decode()

@@ -7,6 +7,7 @@ for it. Clocks of different machines need not agree for that.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -34,13 +35,13 @@ def skew_over_ranks(traces: Sequence[Trace]) -> tuple[tuple[CollectiveSkew, ...]
     problems = list(_doubts(traces))
     if problems and any("different jobs" in problem or "twice" in problem for problem in problems):
         return (), tuple(problems)
-    ranks = [trace.rank if trace.rank is not None else position for position, trace in enumerate(traces)]
+    ranks = _numbers(traces)
     places: dict[_Place, dict[int, int]] = defaultdict(dict)
-    total = 0
     for rank, trace in zip(ranks, traces, strict=True):
         for place, duration_ns in _collectives(trace):
-            places[place][rank] = duration_ns
-            total += 1
+            # Several kernels of one number are one collective.
+            places[place][rank] = places[place].get(rank, 0) + duration_ns
+    total = sum(map(len, places.values()))
     rows: dict[tuple[str, str, tuple[int, ...]], list[dict[int, int]]] = defaultdict(list)
     for place, durations in places.items():
         if len(durations) > 1:
@@ -52,6 +53,19 @@ def skew_over_ranks(traces: Sequence[Trace]) -> tuple[tuple[CollectiveSkew, ...]
         problems.append(f"{total - matched} of {total} collectives have no partner in another file, and are left out")
     found = [_row(kind, group, members, durations) for (kind, group, members), durations in rows.items()]
     return tuple(sorted(found, key=lambda row: -row.skew_ms)), tuple(problems)
+
+
+def _numbers(traces: Sequence[Trace]) -> list[int]:
+    """The rank of each file; of one that does not tell its rank the first number that no other has."""
+    taken = {trace.rank for trace in traces}
+    numbers = []
+    for position, trace in enumerate(traces):
+        number = trace.rank
+        if number is None:
+            number = next(free for free in itertools.count(position) if free not in taken)
+            taken.add(number)
+        numbers.append(number)
+    return numbers
 
 
 def _row(kind: str, group: str, members: tuple[int, ...], found: list[dict[int, int]]) -> CollectiveSkew:

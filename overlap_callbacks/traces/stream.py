@@ -9,6 +9,7 @@ events are decoded one by one, repaired where that can be done, and counted wher
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import re
 from collections.abc import Iterator
@@ -40,6 +41,9 @@ class Args(msgspec.Struct, gc=False):
     input_type: Any = msgspec.field(default=None, name="Input type")
 
 
+Time = Union[int, float, str, None]
+
+
 class Event(msgspec.Struct, gc=False):
     """One event, times in microseconds as JSON's numbers are read."""
 
@@ -48,15 +52,15 @@ class Event(msgspec.Struct, gc=False):
     name: Union[str, None] = None
     pid: Any = None
     tid: Any = None
-    ts: Any = None
-    dur: Any = None
+    ts: Time = None
+    dur: Time = None
     args: Union[Args, None] = None
 
 
 class ExactEvent(Event, gc=False):
     """The same with ``ts`` as it stands in the file: a number of floating point may not hold all its nanoseconds."""
 
-    ts: msgspec.Raw = msgspec.Raw()
+    ts: msgspec.Raw = msgspec.Raw()  # type: ignore[assignment]
 
 
 @functools.cache
@@ -66,16 +70,19 @@ def _decoders(event: type[Event]) -> tuple[Any, Any]:
 
 _START = re.compile(rb'"traceEvents"\s*:\s*\[')
 _END = re.compile(rb"\}\s*(\])\s*(?=[,}]|$)")
-_BETWEEN = re.compile(rb"(?<=\})\s*,?\s*(?=\{)")
+_BETWEEN = re.compile(rb"(?<=\})\s*,?\s*(?=\{)")  # two events, whose comma may be missing
 # Longest beginning of a file in which its events must start: thousands of process groups may stand before them.
 _LONGEST_HEAD = 256 * 2**20
-# What follows the events is looked for in so much of the file's end, where its events are not valid.
-_LONGEST_TAIL = 4096
 _DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 # Longest single event, for which a buffer is held.
 _LONGEST_EVENT = 16 * 2**20
 # Ends of the array that are tried in one piece: an event may hold arrays of objects itself.
 _MOST_ENDS = 16
+# Places at which a piece is cut before it is taken not to be valid, and how long it must be for that.
+_MOST_CUTS = 8
+_ENOUGH_BYTES = 2**19
+# Parts that one event may seem to have, since it holds what looks like the bounds of two.
+_MOST_PARTS = 64
 
 
 class EventStream:
@@ -120,7 +127,7 @@ class EventStream:
                 events, rest, ended = self._decode_rest(buffer)
                 yield events
                 break
-            end = _last_boundary(buffer)
+            end = _last_boundary(buffer, len(buffer))
             if end:
                 events, rest, ended = self._decode(buffer, end)
                 yield events
@@ -164,12 +171,11 @@ class EventStream:
                 if len(rest) > _LONGEST_HEAD:
                     break
                 rest += piece
-            tail = rest.strip().removeprefix(b",").strip()
-            if tail and tail != b"}":
-                try:
-                    self.head.update(msgspec.json.decode(b"{" + tail))
-                except (msgspec.DecodeError, UnicodeDecodeError, TypeError, ValueError):
-                    self.problems.append("what stands after the events is not valid JSON, and is left out")
+            tail = _tail(rest)
+            if tail is not None:
+                self.head.update(tail)
+            elif rest.strip():
+                self.problems.append("what stands after the events is not valid JSON, and is left out")
         elif not any("cut off" in problem for problem in self.problems):
             self.problems.append("the file is cut off: it ends before its events do")
         if self._repairs:
@@ -181,25 +187,33 @@ class EventStream:
 
     def _decode(self, buffer: bytearray, end: int) -> tuple[list[Event], bytes, bool]:
         """The events of the buffer before ``end``, where the next one begins."""
-        comma = buffer.rindex(b",", 0, end)
-        try:
-            return self._decode_before(buffer, comma), bytes(buffer[end:]), False
-        except _DECODE_ERRORS as error:
-            found = self._decode_to_end(buffer)
-            if found is not None:
-                return (*found, True)
-            self._why = self._why or str(error)
-            return self._one_by_one(bytes(buffer[1:comma])), bytes(buffer[end:]), False
-
-    def _decode_rest(self, buffer: bytearray) -> tuple[list[Event], bytes, bool]:
-        """The last events of the file."""
+        why = ""
+        for _ in range(_MOST_CUTS):
+            comma = buffer.rindex(b",", 0, end)
+            try:
+                return self._decode_before(buffer, comma), bytes(buffer[end:]), False
+            except _DECODE_ERRORS as error:
+                why = why or str(error)
+            end = _last_boundary(buffer, end)  # an event may hold what looks like two
+            if not end:
+                break
         found = self._decode_to_end(buffer)
         if found is not None:
             return (*found, True)
-        end = _END.search(buffer, max(0, len(buffer) - _LONGEST_TAIL))
-        if end is None:
-            return self._one_by_one(bytes(buffer[1:]), cut_off=True), b"", False
-        return self._one_by_one(bytes(buffer[1 : end.start() + 1])), bytes(buffer[end.end(1) :]), True
+        if len(buffer) < _ENOUGH_BYTES:
+            return [], bytes(buffer[1:]), False
+        return self._one_by_one(bytes(buffer[1:]), cut_off=False)
+
+    def _decode_rest(self, buffer: bytearray) -> tuple[list[Event], bytes, bool]:
+        """The last events of the file."""
+        for end in _END.finditer(buffer):
+            if _tail(bytes(buffer[end.end(1) :])) is not None:
+                try:
+                    return self._decode_before(buffer, end.start(1)), bytes(buffer[end.end(1) :]), True
+                except _DECODE_ERRORS:
+                    continue
+        found = self._decode_to_end(buffer)
+        return (*found, True) if found is not None else self._one_by_one(bytes(buffer[1:]), cut_off=True)
 
     def _decode_to_end(self, buffer: bytearray) -> tuple[list[Event], bytes] | None:
         """The events up to the end of the array, and what follows it; None where it does not end here."""
@@ -223,27 +237,64 @@ class EventStream:
             buffer[place] = was
         return events
 
-    def _one_by_one(self, body: bytes, cut_off: bool = False) -> list[Event]:
-        events = []
-        parts = _BETWEEN.split(body.strip().removesuffix(b","))
-        for number, part in enumerate(parts):
-            if not part.strip():
-                continue
-            try:
-                events.append(self._decode_one(part))
-                continue
-            except _DECODE_ERRORS as error:
-                why = str(error)
-            event = self._repaired(part)
-            if event is not None:
+    def _one_by_one(self, body: bytes, cut_off: bool) -> tuple[list[Event], bytes, bool]:
+        """Events of which some are not valid JSON.
+
+        Args:
+            body: their text.
+            cut_off: it ends with the file; else what cannot be read at its end may go on.
+        """
+        events: list[Event] = []
+        places = [0, *(found.end() for found in _BETWEEN.finditer(body)), len(body)]
+        begun, parts = -1, 0  # where an event begins that is not whole yet, and its parts so far
+        for start, end in itertools.pairwise(places):
+            event = self._read_one(body[start:end])
+            if event is not None and (begun < 0 or event.ph is not None):
+                self._lost += parts
+                begun, parts = -1, 0
                 events.append(event)
-                self._repairs += 1
-            elif cut_off and number == len(parts) - 1:
-                continue  # the event in which the file ends
+                continue
+            if begun < 0 or parts == _MOST_PARTS:
+                self._lost += parts
+                begun, parts = start, 0
+            parts += 1
+            if parts > 1:
+                event = self._read_one(body[begun:end])
+            if event is None or parts == 1:
+                event, place = self._read_last(body[begun:end])
+                if event is not None:
+                    return [*events, event], body[begun + place :], True
+                if place:
+                    self._lost += parts
+                    return events, body[begun + place :], True
             else:
-                self._lost += 1
-            self._why = self._why or why
-        return events
+                begun, parts = -1, 0
+                events.append(event)
+        if cut_off or begun < 0:  # what is left is the event in which the file ends
+            return events, b"", False
+        return events, body[begun:], False
+
+    def _read_one(self, text: bytes) -> Event | None:
+        text = text.rstrip().removesuffix(b",")
+        try:
+            event: Event = self._decode_one(text)
+        except _DECODE_ERRORS as error:
+            mended = self._repaired(text)
+            self._repairs += mended is not None
+            self._why = self._why or str(error)
+            return mended
+        return event
+
+    def _read_last(self, text: bytes) -> tuple[Event | None, int]:
+        """The event before the array's end, None where it cannot be read; and where that is, 0 where it is not here."""
+        for number, found in enumerate(_END.finditer(text)):
+            if number == _MOST_ENDS:
+                break
+            event = self._read_one(text[: found.start() + 1])
+            # (Where it cannot be read, a brace alone may as well be its own, cut off by the file's end.)
+            if event is not None or _tail(text[found.end(1) :]):
+                return event, found.end(1)
+        return None, 0
 
     def _repaired(self, part: bytes) -> Event | None:
         """An event that is not valid JSON, or not of the form that it should be, mended; None where it cannot be."""
@@ -256,18 +307,30 @@ class EventStream:
             for name in ("ph", "cat", "name"):
                 if not isinstance(fields.get(name), str):
                     fields.pop(name, None)
+            for name in ("ts", "dur"):
+                if isinstance(fields.get(name), (bool, list, dict)):
+                    fields.pop(name)
             event: Event = self._decode_one(msgspec.json.encode(fields))
         except (*_DECODE_ERRORS, UnicodeEncodeError):
             return None
         return event
 
 
-def _last_boundary(buffer: bytearray) -> int:
-    """Where the last event of the buffer begins, after a comma that follows another's end; 0 if nowhere."""
-    place = len(buffer)
+def _tail(text: bytes) -> dict[str, Any] | None:
+    """The fields that follow the array of events; None where that is not what this is."""
+    try:
+        fields = msgspec.json.decode(b"{" + text.strip().removeprefix(b","))
+    except _DECODE_ERRORS:
+        return None
+    return fields if isinstance(fields, dict) else None
+
+
+def _last_boundary(buffer: bytearray, before: int) -> int:
+    """Where the last event before a place begins, after a comma that follows another's end; 0 if nowhere."""
+    place = before
     while (place := buffer.rfind(b"{", 0, place)) > 0:
-        before = buffer[max(0, place - 64) : place].rstrip()
-        if before.endswith(b",") and before[:-1].rstrip().endswith(b"}"):
+        gap = buffer[max(0, place - 64) : place].rstrip()
+        if gap.endswith(b",") and gap[:-1].rstrip().endswith(b"}"):
             return place
     return 0
 
@@ -278,7 +341,10 @@ def _depth_one(head: bytes) -> bool:
     return bare.count(b"{") - bare.count(b"}") == 1 and bare.count(b"[") == bare.count(b"]")
 
 
-_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[-+]?\b(?:NaN|nan|Infinity|inf)\b', re.DOTALL)
+# Texts, which are kept; and what is no number that could be used.
+_TOKENS = re.compile(
+    r'"(?:[^"\\]|\\.)*"|[-+]?\b(?:NaN|nan|Infinity|inf)\b|-?\d[\d.]*[eE][-+]?\d{4,}|-?\d{400,}', re.DOTALL
+)
 _BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _DECIMAL_COMMA = re.compile(r"(:\s*-?\d+),(\d+)(?=\s*[,}])")
 _CONTROL = re.compile(r"[\x00-\x1f]")

@@ -49,7 +49,7 @@ def comparison_tables(comparison: Comparison) -> RenderableType:
     """A comparison, for people."""
     from overlap_callbacks.show import CHANGES, LABELS
 
-    figures = Table(title=_compared(comparison), title_justify="left")
+    figures = Table(title=Text(_compared(comparison)), title_justify="left")
     figures.add_column("")
     figures.add_column("per step", justify="right")
     for name, label in LABELS.items():
@@ -134,10 +134,10 @@ def _csv(rows: Iterable[dict[str, Any]]) -> str:
 
 
 def _table(title: str, first: str, *columns: str, first_width: int = 14) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column(first, min_width=first_width)
+    table = Table(title=Text(title), title_justify="left")
+    table.add_column(Text(first), min_width=first_width)
     for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
+        table.add_column(Text(column), justify="right", no_wrap=True)
     return table
 
 
@@ -206,7 +206,7 @@ def _family_table(trace: TraceFigures) -> Table:
     for family in trace.families:
         beside = (family.beside.get(kind) for kind in kinds)
         cells = ("" if ms is None else f"{ms:.3f}" for ms in beside)
-        table.add_row(family.family, str(family.calls), f"{family.time_ms:.3f}", *cells)
+        table.add_row(shortened(family.family), str(family.calls), f"{family.time_ms:.3f}", *cells)
     return table
 
 

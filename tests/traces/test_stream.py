@@ -42,13 +42,13 @@ def fields(event: Any) -> Fields:
         event.tid,
         number(event.ts),
         number(event.dur),
-        None if args is None else (args.correlation, args.stream, args.input_dims, args.collective, args.group),
+        None if args is None else (args.correlation, args.device, args.input_dims, args.collective, args.group),
     )
 
 
 def expected_fields(event: dict[str, Any]) -> Fields:
     args = event.get("args")
-    names = ("correlation", "stream", "Input Dims", "Collective name", "Process Group Name")
+    names = ("correlation", "device", "Input Dims", "Collective name", "Process Group Name")
     return (
         *(event.get(name) for name in ("ph", "cat", "name", "pid", "tid", "ts", "dur")),
         None if args is None else tuple(args.get(name) for name in names),
@@ -133,7 +133,24 @@ def test_a_file_of_many_large_pieces_is_read_whole(tmp_path: Path) -> None:
 
 
 # What a cut between two events looks like, in text.
-TRICKY = ["},{", "}, {", "},\n  {", "]}", "}]", "}],", '"}]}', "{", "}", "[", "\\", '\\"', '"', "\x00", "\x1f", "\u2028"]
+TRICKY = [
+    "},{",
+    "}, {",
+    "},\n  {",
+    "]}",
+    "}]",
+    "}],",
+    '"}]}',
+    "{",
+    "}",
+    "[",
+    "\\",
+    '\\"',
+    '"',
+    "\x00",
+    "\x1f",
+    "\u2028",
+]
 texts = st.lists(st.one_of(st.sampled_from(TRICKY), st.text(max_size=6)), max_size=6).map("".join)
 nested = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(-5, 5), texts),
@@ -173,7 +190,9 @@ def test_any_names_and_arguments_are_read_as_the_whole_document_has_them(
     if style == "array":
         document = events
     else:
-        head, tail = ("", f', "info": {json.dumps([INFO, note])}') if info_last else (f'"note": {json.dumps(note)}, ', "")
+        head, tail = (
+            ("", f', "info": {json.dumps([INFO, note])}') if info_last else (f'"note": {json.dumps(note)}, ', "")
+        )
         document = f'{{{head}"traceEvents": {events}{tail}}}'
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
@@ -223,7 +242,10 @@ def test_an_event_that_is_not_valid_is_mended_or_counted_and_all_others_are_righ
     path.write_bytes(content)
     for size in (200, 400, 1_000, len(content)):
         found, stream = streamed(path, size)
-        assert [event[2] for event in found] == names, size
+        assert [event[2] for event in found if event[0] == "X"] == names, size
+        assert stream.problems
+        if (damage, row) == ("a missing quote", 8):
+            continue  # where the events end cannot be told then: all that follows may be a text
         (problem,) = stream.problems
         assert problem.startswith("1 events ")
         assert ("repaired" if DAMAGE[damage][2] else "could not be read") in problem
@@ -242,7 +264,11 @@ def test_process_groups_after_events_that_are_not_valid_are_no_events(
     path.write_bytes(content)
     for size in (200, 400, 1_000, len(content)):
         found, stream = streamed(path, size)
-        assert [event[2] for event in found] == names, size
+        assert [event[2] for event in found if event[0] == "X"] == names, size
+        assert stream.problems
+        if (damage, row) == ("a missing quote", 8):
+            continue
+        assert len(found) == len(names)
         assert len(stream.problems) == 1
         assert stream.head == {"schemaVersion": 1, "distributedInfo": info}
 

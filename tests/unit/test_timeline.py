@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -103,6 +105,47 @@ def test_nothing_that_is_given_is_changed():
     found = intervals(pairs)
     found.union(), found.covered_ns(found), self_segments(intervals([(0, 6), (1, 2)]))
     assert pairs_of(found) == pairs
+
+
+# -- thinned to a bounded number
+
+
+@given(any_pairs, st.integers(1, 8), offsets)
+def test_thinned_intervals_are_few_and_cover_the_union_from_its_first_start_to_its_last_end(pairs, most, offset):
+    union, thin = (
+        pairs_of(found) for found in (intervals(pairs, offset).union(), intervals(pairs, offset).thinned(most))
+    )
+    assert len(thin) == min(most, len(union))
+    assert all(any(low <= start and end <= high for low, high in thin) for start, end in union)
+    if union:
+        assert (thin[0][0], thin[-1][1]) == (union[0][0], union[-1][1])
+    bounds = [bound for pair in thin for bound in pair]
+    assert bounds == sorted(set(bounds))
+
+
+@given(any_pairs, st.integers(1, 8))
+def test_thinning_closes_the_smallest_gaps_and_leaves_the_largest_as_they_are(pairs, most):
+    union, thin = (pairs_of(found) for found in (intervals(pairs).union(), intervals(pairs).thinned(most)))
+    gaps = [(end, start) for (_, end), (start, _) in itertools.pairwise(union)]
+    left = [(end, start) for (_, end), (start, _) in itertools.pairwise(thin)]
+    assert set(left) <= set(gaps)
+    lengths = sorted((start - end for end, start in gaps), reverse=True)
+    assert sorted((start - end for end, start in left), reverse=True) == lengths[: max(most, 1) - 1]
+
+
+def test_thinning_by_hand():
+    found = intervals([(40, 50), (0, 10), (12, 20), (21, 30), (55, 60)])
+    assert pairs_of(found.thinned(9)) == pairs_of(found.union())
+    assert pairs_of(found.thinned(3)) == [(0, 30), (40, 50), (55, 60)]
+    assert pairs_of(found.thinned(2)) == [(0, 30), (40, 60)]
+    assert pairs_of(found.thinned(1)) == [(0, 60)]
+    assert pairs_of(Intervals.empty().thinned(1)) == []
+
+
+@pytest.mark.parametrize("most", [0, -1])
+def test_thinning_to_nothing_is_refused(most):
+    with pytest.raises(ValueError, match="most must be at least 1"):
+        intervals([(0, 1)]).thinned(most)
 
 
 # -- self time

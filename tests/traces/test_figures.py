@@ -1,0 +1,500 @@
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from overlap_callbacks import names
+from overlap_callbacks.cli import main
+from overlap_callbacks.pictures import MAX_INTERVALS
+from overlap_callbacks.traces import analyze, read_trace
+from overlap_callbacks.traces.figures import CollectiveFigures, TraceFigures
+from overlap_callbacks.traces.metadata import bus_factor
+from tests import kineto
+from tests.traces import reference
+
+MS = 1_000_000
+GENERIC = "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def figures_of(folder: Path, events: list[kineto.Event], **options: Any) -> TraceFigures:
+    (found,) = analyze([read_trace(kineto.write(folder / "trace.json", events, **options))]).traces
+    return found
+
+
+def gemm(start: float, end: float, correlation: int = 0, **options: Any) -> kineto.Event:
+    return kineto.kernel(kineto.GEMM, round(start * MS), round(end * MS), correlation, **options)
+
+
+def collective(
+    start: float, end: float, correlation: int = 0, name: str = kineto.ALL_REDUCE, **args: Any
+) -> kineto.Event:
+    return kineto.kernel(name, round(start * MS), round(end * MS), correlation, stream=20, **args)
+
+
+def metadata(
+    name: str, elements: Any, *, out: Any = None, size: Any = 2, dtype: Any = "Float", group: str = "0"
+) -> dict[str, Any]:
+    return {
+        "Collective name": name, "In msg nelems": elements, "Out msg nelems": elements if out is None else out,
+        "Group size": size, "dtype": dtype, "Process Group Name": group, "Process Group Ranks": "[0, 1]",
+    }  # fmt: skip
+
+
+def only(rows: tuple[CollectiveFigures, ...]) -> CollectiveFigures:
+    (row,) = rows
+    return row
+
+
+# -- the whole file and its steps
+
+
+@pytest.mark.parametrize("style", ["pretty", "line", "compact", "array"])
+@pytest.mark.parametrize("options", [{}, {"slowdown": 0.3}, {"overlapped": False}, {"metadata": False}])
+def test_figures_of_a_generated_job_equal_those_of_a_walk_over_all_end_points(
+    tmp_path: Path, style: str, options: dict[str, Any]
+) -> None:
+    path = kineto.write(tmp_path / "trace.json.gz", kineto.training(seed=3, operators=1, **options), style=style)
+    (found,) = analyze([read_trace(path)]).traces
+    walk = reference.read(path)
+    parts = [(found.total, walk.kernels), *((step, walk.of_step(step.step)) for step in found.steps)]
+    assert [step.step for step in found.steps] == [4, 5, 6]
+    for figures, kernels in parts:
+        times = reference.times(kernels, walk.kernels)
+        assert figures.compute_ms == pytest.approx(times.compute_sum / MS, rel=1e-13)
+        assert figures.compute_busy_ms == pytest.approx(times.compute / MS, rel=1e-13)
+        assert figures.comm_ms == pytest.approx(times.comm / MS, rel=1e-13)
+        assert figures.comm_kernels_ms == pytest.approx(times.comm_sum / MS, rel=1e-13)
+        assert figures.hidden_comm_ms == pytest.approx(times.overlapped / MS, rel=1e-13)
+        assert figures.exposed_comm_ms == pytest.approx(times.exposed / MS, rel=1e-13)
+        assert figures.overlap_ratio == pytest.approx(times.covered / times.compute_sum, rel=1e-13)
+        assert figures.overlap_ratio_busy == pytest.approx(times.overlapped / times.compute, rel=1e-13)
+        assert figures.hidden_comm_fraction == pytest.approx(times.overlapped / times.comm, rel=1e-13)
+        assert figures.kernels == len(kernels)
+
+
+def test_random_kernels_of_many_streams_are_summed_as_a_walk_over_their_end_points_sums_them(tmp_path: Path) -> None:
+    chance = random.Random(7)
+    for _ in range(20):
+        events = []
+        for _ in range(60):
+            start, length = chance.randrange(0, 4_000), chance.choice([0, 1, 5, 90, 700])
+            make = chance.choice([gemm, collective])
+            events.append(make(start / MS, (start + length) / MS))
+        path = kineto.write(tmp_path / "trace.json", events)
+        (found,) = analyze([read_trace(path)]).traces
+        walk = reference.read(path)
+        times = reference.times(walk.kernels, walk.kernels)
+        ns = [round(ms * MS) for ms in (found.total.compute_ms, found.total.compute_busy_ms, found.total.comm_ms)]
+        assert ns == [times.compute_sum, times.compute, times.comm]
+        assert round(found.total.hidden_comm_ms * MS) == times.overlapped
+        assert round(found.total.covered_compute_ms * MS) == times.covered
+        hidden = sum(row.hidden_ms for row in found.collectives)
+        compute = [kernel for kernel in walk.kernels if not kernel.communicates]
+        assert round(hidden * MS) == sum(
+            reference.covered(kernel, compute) for kernel in walk.kernels if kernel.communicates
+        )
+
+
+def test_copies_and_fills_are_neither_compute_nor_communication(tmp_path: Path) -> None:
+    copies = [{**gemm(i, i + 1), "cat": cat} for i, cat in enumerate(["gpu_memcpy", "gpu_memset", "Memcpy"])]
+    found = figures_of(tmp_path, [*copies, collective(0, 3), gemm(5, 7)])
+    assert (found.total.copy_ms, found.total.compute_ms, found.total.hidden_comm_ms) == (3, 2, 0)
+    assert found.total.kernels == 2
+    assert [(family.calls, family.time_ms) for family in found.families] == [(1, 2)]
+
+
+def test_only_events_of_the_device_s_categories_are_kernels(tmp_path: Path) -> None:
+    events = [gemm(0, 2), collective(1, 3)]
+    # HTA takes what has a stream for a kernel; these have one, and are none.
+    events += [{**gemm(5, 9), "cat": cat} for cat in ("cpu_op", "gpu_user_annotation", "overhead", "ac2g", "Trace")]
+    events += [{**gemm(5, 9), "ph": ph} for ph in ("i", "s", "f", "M", "B")]
+    found = figures_of(tmp_path, events)
+    assert (found.total.kernels, found.total.compute_ms) == (2, 2)
+
+
+def test_a_kernel_belongs_to_the_step_that_launched_it_wherever_it_ran(tmp_path: Path) -> None:
+    events = [kineto.step(1, 0, MS), kineto.step(2, MS, 2 * MS), kineto.step(3, 3 * MS, 4 * MS)]
+    events += [kineto.launch(0, 1), gemm(5, 6, 1)]  # at the step's first nanosecond
+    events += [kineto.launch(MS - 1, 2), gemm(6, 8, 2)]  # at its last
+    events += [kineto.launch(MS, 3), gemm(8, 12, 3)]  # the next step's first
+    events += [kineto.launch(2 * MS, 4), gemm(0.5, 8.5, 4)]  # between two steps, although it runs within one
+    events += [{**kineto.launch(3 * MS + 7, 5), "cat": "cuda_driver"}, gemm(1, 17, 5)]
+    found = figures_of(tmp_path, events)
+    assert {step.step: step.compute_ms for step in found.steps} == {1: 3, 2: 4, 3: 16}
+    assert found.total.compute_ms == 3 + 4 + 8 + 16
+
+
+def test_kernels_launched_before_the_trace_belong_to_no_step_and_count_in_the_total(tmp_path: Path) -> None:
+    events = [kineto.step(1, 0, 10 * MS), kineto.launch(10, 1), gemm(3, 4, 1), gemm(1, 3, 99), collective(1, 2, 98)]
+    found = figures_of(tmp_path, events)
+    assert (found.total.compute_ms, found.total.comm_ms, found.total.kernels) == (3, 1, 3)
+    assert [(step.compute_ms, step.comm_ms, step.kernels) for step in found.steps] == [(1, 0, 1)]
+
+
+def test_without_any_launch_in_the_file_a_kernel_belongs_to_the_step_in_which_it_starts(tmp_path: Path) -> None:
+    events = [kineto.step(1, 0, 2 * MS), kineto.step(2, 2 * MS, 4 * MS), gemm(1, 3, 1), gemm(3, 9, 2), gemm(5, 6, 3)]
+    found = figures_of(tmp_path, events)
+    assert {step.step: step.compute_ms for step in found.steps} == {1: 2, 2: 6}
+
+
+def test_cover_of_a_step_s_compute_is_taken_against_communication_of_every_step(tmp_path: Path) -> None:
+    events = [kineto.step(1, 0, MS), kineto.step(2, MS, 2 * MS), kineto.launch(10, 1), kineto.launch(MS + 10, 2)]
+    found = figures_of(tmp_path, [*events, collective(2, 6, 1), gemm(5, 9, 2)])
+    first, second = found.steps
+    assert (first.hidden_comm_ms, first.exposed_comm_ms, first.compute_ms) == (1, 3, 0)
+    assert (second.covered_compute_ms, second.compute_ms, second.comm_ms) == (1, 4, 0)
+
+
+def late_collective() -> list[kineto.Event]:
+    """The collective of step 1 runs beside the compute of step 2, and nothing else beside anything."""
+    events = [kineto.step(1, 0, MS), kineto.step(2, MS, 2 * MS)]
+    events += [kineto.launch(10, 1), kineto.launch(20, 2), kineto.launch(MS + 10, 3)]
+    return [*events, gemm(2, 3, 1), collective(3, 9, 2), gemm(3, 10, 3)]
+
+
+def test_no_share_of_a_step_is_above_one_where_its_communication_runs_beside_the_next_step_s_compute(
+    tmp_path: Path,
+) -> None:
+    found = figures_of(tmp_path, late_collective())
+    first, _ = found.steps
+    assert (first.overlap_ratio, first.hidden_comm_fraction) == (0, 1)  # its compute ran alone
+    assert found.total.overlap_ratio_busy == pytest.approx(6 / 8)
+    for step in found.steps:
+        assert step.overlap_ratio_busy is None or 0 <= step.overlap_ratio_busy <= 1
+
+
+def test_compute_that_another_step_s_communication_covers_has_an_overlap_ratio(tmp_path: Path) -> None:
+    _, second = figures_of(tmp_path, late_collective()).steps
+    assert (second.comm_ms, second.covered_compute_ms) == (0, 6)
+    assert second.overlap_ratio == pytest.approx(6 / 7)
+
+
+# -- collectives
+
+KINDS = [
+    # name, in, out, ranks, bytes as NCCL's tests count them (float), bus bandwidth / algorithm bandwidth
+    ("allreduce", 1_000, 1_000, 4, 4_000, 2 * 3 / 4),
+    ("_allgather_base", 1_000, 4_000, 4, 16_000, 3 / 4),
+    ("all_gather", 1_000, 8_000, 8, 32_000, 7 / 8),
+    ("_reduce_scatter_base", 4_000, 1_000, 4, 16_000, 3 / 4),
+    ("reduce_scatter_tensor_coalesced", 4_000, 1_000, 4, 16_000, 3 / 4),
+    ("broadcast", 1_000, 1_000, 8, 4_000, 1),
+    ("reduce", 1_000, 1_000, 8, 4_000, 1),
+    ("all_to_all", 1_000, 1_000, 8, 4_000, 7 / 8),
+    ("alltoallv", 1_000, 1_000, 4, 4_000, 3 / 4),
+    ("send", 1_000, 1_000, 2, 4_000, 1),
+    ("recv", 1_000, 1_000, 2, 4_000, 1),
+]
+
+
+@pytest.mark.parametrize(("name", "elements", "out", "ranks", "size", "factor"), KINDS, ids=[row[0] for row in KINDS])
+def test_bytes_and_bandwidths_follow_nccl_s_tests(
+    tmp_path: Path, name: str, elements: int, out: int, ranks: int, size: int, factor: float
+) -> None:
+    args = metadata(name, elements, out=out, size=ranks)
+    row = only(figures_of(tmp_path, [collective(0, 1, **args), collective(2, 5, **args)]).collectives)
+    assert (row.count, row.bytes, row.time_ms, row.group_size) == (2, 2 * size, 4, ranks)
+    # Bytes in milliseconds: a thousand of them a second is a millionth of a GB/s.
+    assert row.algorithm_bandwidth_gb_s == pytest.approx(2 * size / 4e-3 / 1e9)
+    assert row.bus_bandwidth_gb_s == pytest.approx(factor * 2 * size / 4e-3 / 1e9)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width"),
+    [
+        ("Float", 4), ("float", 4), ("Half", 2), ("BFloat16", 2), ("c10::BFloat16", 2), ("Double", 8), ("Long", 8),
+        ("long int", 8), ("Int", 4), ("Short", 2), ("Byte", 1), ("unsigned char", 1), ("Char", 1), ("Bool", 1),
+        ("Float8_e4m3fn", 1), ("Float8_e5m2", 1),
+    ],
+)  # fmt: skip
+def test_bytes_are_elements_times_the_width_of_the_type(tmp_path: Path, dtype: str, width: int) -> None:
+    row = only(figures_of(tmp_path, [collective(0, 1, **metadata("allreduce", 10, dtype=dtype))]).collectives)
+    assert row.bytes == 10 * width
+
+
+@pytest.mark.parametrize(
+    "unknown", [{"dtype": "Opaque"}, {"dtype": None}, {"elements": None}, {"elements": "10"}, {"elements": -1}]
+)
+def test_what_is_unknown_of_the_size_leaves_bytes_and_bandwidths_undefined(
+    tmp_path: Path, unknown: dict[str, Any]
+) -> None:
+    options = {"elements": 10, **unknown}
+    row = only(figures_of(tmp_path, [collective(0, 1, **metadata("allreduce", **options))]).collectives)
+    assert (row.bytes, row.algorithm_bandwidth_gb_s, row.bus_bandwidth_gb_s) == (None, None, None)
+    assert (row.count, row.time_ms) == (1, 1)
+
+
+def test_an_unknown_group_or_kind_leaves_the_bus_bandwidth_undefined(tmp_path: Path) -> None:
+    row = only(figures_of(tmp_path, [collective(0, 1, **metadata("allreduce", 10, size=None))]).collectives)
+    assert row.algorithm_bandwidth_gb_s is not None
+    assert (row.group_size, row.bus_bandwidth_gb_s) == (None, None)
+    row = only(figures_of(tmp_path, [collective(0, 1, **metadata("something_new", 10))]).collectives)
+    assert (row.collective, row.bus_bandwidth_gb_s) == ("other", None)
+
+
+def test_a_group_of_one_rank_sends_nothing_over_its_link() -> None:
+    assert bus_factor("all_reduce", 1) == 0
+    assert bus_factor("all_reduce", 0) is None
+    assert bus_factor("other", 2) is None
+
+
+def test_bandwidth_is_of_the_kernels_whose_size_is_known(tmp_path: Path) -> None:
+    known, unknown = metadata("allreduce", 1_000_000), metadata("allreduce", None)
+    row = only(figures_of(tmp_path, [collective(0, 1, **known), collective(2, 9, **unknown)]).collectives)
+    assert (row.count, row.bytes, row.time_ms) == (2, 4_000_000, 8)
+    assert row.algorithm_bandwidth_gb_s == pytest.approx(4e6 / 1e-3 / 1e9)
+
+
+def test_kinds_and_groups_have_a_row_each_those_with_the_most_time_first(tmp_path: Path) -> None:
+    tensor = {**metadata("allreduce", 10, group="7", size=4), "Process Group Description": "tensor_parallel"}
+    events = [
+        collective(0, 1, **metadata("allreduce", 10)), collective(1, 2, **metadata("allreduce", 10)),
+        collective(2, 9, **tensor), collective(9, 12, **metadata("allgather", 10)), gemm(8, 10),
+    ]  # fmt: skip
+    rows = figures_of(tmp_path, events).collectives
+    assert [(row.collective, row.group, row.description, row.group_size, row.count) for row in rows] == [
+        ("all_reduce", "7", "tensor_parallel", 4, 1),
+        ("all_gather", "0", "", 2, 1),
+        ("all_reduce", "0", "", 2, 2),
+    ]
+    assert [row.time_ms for row in rows] == [7, 3, 2]
+    assert [row.hidden_ms for row in rows] == [1, 1, 0]
+
+
+def noted(name: str, *, thread: int = 100, **args: Any) -> list[kineto.Event]:
+    """A range of torch's, and a call within it that launches kernel 5."""
+    return [kineto.host_range(name, 1_000, 9_000, thread=thread, **args), kineto.launch(4_000, 5, thread=100)]
+
+
+@pytest.mark.parametrize(
+    ("note", "kind"),
+    [
+        ("nccl:all_reduce", "all_reduce"), ("nccl:_all_gather_base", "all_gather"), ("nccl:broadcast", "broadcast"),
+        ("nccl:_reduce_scatter_base", "reduce_scatter"), ("nccl:all_to_all", "all_to_all"),
+        ("nccl:send 0->1", "send_recv"), ("nccl:coalesced", "other"),
+    ],
+)  # fmt: skip
+def test_without_metadata_the_range_of_the_launch_tells_the_kind(tmp_path: Path, note: str, kind: str) -> None:
+    row = only(figures_of(tmp_path, [*noted(note), collective(1, 2, 5, GENERIC)]).collectives)
+    assert row.collective == kind
+    # Where it tells nothing the name decides.
+    row = only(figures_of(tmp_path, [*noted("nccl:coalesced"), collective(1, 2, 5)]).collectives)
+    assert row.collective == "all_reduce"
+
+
+def test_the_range_tells_the_size_by_its_first_input(tmp_path: Path) -> None:
+    inputs = {"Input Dims": [[1_000, 20], [3]], "Input type": ["float", "int"]}
+    row = only(figures_of(tmp_path, [*noted("nccl:all_reduce", **inputs), collective(1, 2, 5)]).collectives)
+    assert row.bytes == 1_000 * 20 * 4
+    assert row.algorithm_bandwidth_gb_s == pytest.approx(80_000 / 1e-3 / 1e9)
+    assert row.bus_bandwidth_gb_s is None  # the group is not known
+    # Of a gather the input is not the size that counts.
+    row = only(
+        figures_of(tmp_path, [*noted("nccl:_all_gather_base", **inputs), collective(1, 2, 5, GENERIC)]).collectives
+    )
+    assert row.bytes is None
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {}, {"Input Dims": [[1_000]]}, {"Input Dims": [], "Input type": []}, {"Input Dims": [[]], "Input type": [""]},
+        {"Input Dims": [["a"]], "Input type": ["float"]}, {"Input Dims": [[[5], [5]]], "Input type": ["TensorList"]},
+        {"Input Dims": "[[5]]", "Input type": "float"}, {"Input Dims": {"a": 1}, "Input type": ["float"]},
+        {"Input Dims": [[-5]], "Input type": ["float"]}, {"Input Dims": 7, "Input type": 7},
+    ],
+)  # fmt: skip
+def test_inputs_that_tell_no_size_leave_it_undefined(tmp_path: Path, inputs: dict[str, Any]) -> None:
+    row = only(figures_of(tmp_path, [*noted("nccl:all_reduce", **inputs), collective(1, 2, 5)]).collectives)
+    assert (row.collective, row.bytes) == ("all_reduce", None)
+
+
+def test_a_range_of_another_thread_or_time_tells_nothing_of_a_kernel(tmp_path: Path) -> None:
+    kernel = collective(1, 2, 5, GENERIC)
+    assert only(figures_of(tmp_path, [*noted("nccl:broadcast"), kernel]).collectives).collective == "broadcast"
+    assert only(figures_of(tmp_path, [*noted("nccl:broadcast", thread=7), kernel]).collectives).collective == "other"
+    before = [kineto.host_range("nccl:broadcast", 0, 3_999), kineto.launch(4_000, 5)]
+    assert only(figures_of(tmp_path, [*before, kernel]).collectives).collective == "other"
+
+
+def test_metadata_goes_before_the_range_and_the_range_before_the_name(tmp_path: Path) -> None:
+    misleading = "ncclDevKernel_Broadcast_RING_LL_Sum_int8_t(ncclDevComm*)"
+    kernel = collective(1, 2, 5, misleading)
+    assert only(figures_of(tmp_path, [kernel]).collectives).collective == "broadcast"
+    assert only(figures_of(tmp_path, [*noted("nccl:all_reduce"), kernel]).collectives).collective == "all_reduce"
+    kernel["args"].update(metadata("_allgather_base", 1, out=2))
+    row = only(figures_of(tmp_path, [*noted("nccl:all_reduce"), kernel]).collectives)
+    assert (row.collective, row.bytes) == ("all_gather", 8)
+
+
+def test_a_generic_kernel_s_kind_is_that_of_the_metadata_in_families_and_pairs_too(tmp_path: Path) -> None:
+    found = figures_of(tmp_path, [collective(0, 4, 0, GENERIC, **metadata("allreduce", 1)), gemm(1, 3)])
+    assert only(found.collectives).collective == "all_reduce"
+    assert found.families[0].beside == {"all_reduce": 2}
+
+
+# -- families
+
+
+def test_families_hold_all_compute_time_and_what_ran_beside_each(tmp_path: Path) -> None:
+    events = [
+        gemm(0, 4), gemm(10, 11), kineto.kernel(kineto.NORM, 4 * MS, 6 * MS, 0),
+        kineto.kernel("mine", 6 * MS, 7 * MS, 0), collective(2, 5), collective(3, 6, name=kineto.ALL_GATHER),
+    ]  # fmt: skip
+    found = figures_of(tmp_path, events)
+    assert [(row.family, row.calls, row.time_ms, row.beside) for row in found.families] == [
+        ("gemm", 2, 5, {"all_reduce": 2, "all_gather": 1}),
+        ("normalisation", 1, 2, {"all_reduce": 1, "all_gather": 2}),
+        ("other", 1, 1, {}),
+    ]
+    assert sum(row.time_ms for row in found.families) == found.total.compute_ms
+
+
+def test_a_rule_of_the_user_goes_before_those_built_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(kineto.write(tmp_path / "trace.json", [gemm(0, 4), kineto.kernel("mine_7", 4 * MS, 6 * MS, 0)]))
+    monkeypatch.setattr(names, "families", list(names.families))
+    rules = ["--rule", r"mine=mine_\d", "--rule", "dense=(?i)GEMM", "--rule", "late=gemm"]
+    result = CliRunner().invoke(main, ["analyze", path, "--csv", "families", *rules])
+    assert result.exit_code == 0
+    rows = [line.split(",")[3:6] for line in result.output.splitlines()[1:]]
+    assert rows == [["dense", "1", "4.0"], ["mine", "1", "2.0"]]
+
+
+# -- the estimate from one file
+
+
+def seen(
+    slowdown: float, *, steps: int = 4, beside: Any = (0, 1), cover: float = 1.0, grid: Any = (8, 1, 1)
+) -> list[kineto.Event]:
+    """Steps of a GEMM of 1 ms and a norm of 2 ms, slowed down in steps in which an all-reduce covers them."""
+    events = []
+    correlations = itertools.count(1)
+    for number in range(steps):
+        begin, slow = number * 100.0, 1 + slowdown if number in beside else 1.0
+        events.append(kineto.step(number, round(begin * MS), round((begin + 90) * MS)))
+        time = begin + 10
+        for name, alone in ((kineto.GEMM, 1.0), (kineto.NORM, 2.0)):
+            correlation, end = next(correlations), time + alone * slow
+            events.append(kineto.launch(round((begin + 1) * MS), correlation))
+            events.append(kineto.kernel(name, round(time * MS), round(end * MS), correlation, grid=grid))
+            if number in beside:
+                events.append(collective(time, time + cover * (end - time), correlation))
+            time = end + 1
+        events.append(collective(begin + 50, begin + 51, 0))
+    return events
+
+
+def test_the_estimate_recovers_the_slowdown_that_was_put_in_with_its_sample_sizes(tmp_path: Path) -> None:
+    found = figures_of(tmp_path, seen(0.25, steps=5)).estimate
+    assert found is not None
+    assert found.slowdown == pytest.approx(0.25)
+    assert (found.kernels, found.calls_beside, found.calls_alone) == (2, 4, 6)
+    assert found.time_beside_ms == pytest.approx(2 * 1.25 * 3)
+    assert "turn" in found.method
+    assert list(found.families) == ["normalisation", "gemm"]
+    assert found.families["gemm"].slowdown == pytest.approx(0.25)
+    assert (found.families["gemm"].calls_beside, found.families["gemm"].calls_alone) == (2, 3)
+    assert found.families["gemm"].time_beside_ms == pytest.approx(2.5)
+
+
+def test_the_estimate_is_weighted_by_time(tmp_path: Path) -> None:
+    events = seen(0.0)
+    for event in events:
+        if event["name"] == kineto.GEMM and event["args"]["correlation"] in (1, 3):
+            event["dur"] = kineto.Nanoseconds(2 * MS)  # of 1 ms alone
+    for event in events:
+        if event["name"] == kineto.ALL_REDUCE and event["args"]["correlation"] in (1, 3):
+            event["dur"] = kineto.Nanoseconds(2 * MS)
+    found = figures_of(tmp_path, events).estimate
+    assert found is not None
+    assert found.slowdown == pytest.approx((2 + 2) / (1 + 2) - 1)
+    assert found.families["normalisation"].slowdown == pytest.approx(0)
+    assert found.families["gemm"].slowdown == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("cover", "counts"), [(1.0, True), (0.91, True), (0.89, False), (0.5, False), (0.11, False)])
+def test_kernels_covered_in_part_are_neither_beside_nor_alone(tmp_path: Path, cover: float, counts: bool) -> None:
+    found = figures_of(tmp_path, seen(0.25, cover=cover)).estimate
+    assert (found is not None) == counts
+    if found is not None:
+        assert (found.calls_beside, found.calls_alone) == (4, 4)
+
+
+def test_a_tenth_covered_still_counts_as_alone(tmp_path: Path) -> None:
+    events = seen(0.25)
+    events += [collective(310, 310.09), collective(210, 210.11)]  # beside the GEMMs of the steps 3 and 2
+    found = figures_of(tmp_path, events).estimate
+    assert found is not None
+    assert found.families["gemm"].calls_alone == 1
+    assert found.families["normalisation"].calls_alone == 2
+
+
+@pytest.mark.parametrize("beside", [(), (0, 1, 2, 3)], ids=["never", "always"])
+def test_without_kernels_seen_both_beside_communication_and_alone_there_is_no_estimate(
+    tmp_path: Path, beside: tuple[int, ...]
+) -> None:
+    assert figures_of(tmp_path, seen(0.25, beside=beside)).estimate is None
+
+
+def test_without_communication_there_is_no_estimate(tmp_path: Path) -> None:
+    assert figures_of(tmp_path, [gemm(0, 1), gemm(2, 3)]).estimate is None
+    assert figures_of(tmp_path, [collective(0, 1), collective(2, 3)]).estimate is None
+
+
+def test_in_a_file_without_steps_kernels_of_one_launch_shape_are_compared(tmp_path: Path) -> None:
+    events = [event for event in seen(0.25) if "ProfilerStep" not in event["name"]]
+    found = figures_of(tmp_path, events).estimate
+    assert found is not None
+    assert found.slowdown == pytest.approx(0.25)
+    assert "grid" in found.method
+    # Another kernel of the same name, but of another grid, which was always alone, is no like of them.
+    found = figures_of(tmp_path, [*events, gemm(500, 590, grid=(4, 4, 4))]).estimate
+    assert found is not None
+    assert found.slowdown == pytest.approx(0.25)
+    assert found.calls_alone == 4
+
+
+# -- the picture
+
+
+def test_the_picture_shows_the_first_step_that_launched_kernels(tmp_path: Path) -> None:
+    events = [kineto.step(1, 0, MS), kineto.step(2, MS, 2 * MS), kineto.step(3, 2 * MS, 3 * MS)]
+    events += [kineto.launch(MS + i, i + 1) for i in range(4)] + [kineto.launch(2 * MS + 1, 9)]
+    events += [gemm(10, 12, 1), gemm(11, 13, 2), gemm(15, 16, 3), collective(12, 20, 4), gemm(18, 30, 9)]
+    events += [collective(5, 11, 0)]  # of an earlier step, and still in flight
+    picture = figures_of(tmp_path, events).picture
+    assert picture is not None
+    assert picture.step_ms == 10
+    assert picture.compute == ((0, 3), (5, 6), (8, 10))
+    assert picture.communication == ((0, 1), (2, 10))
+    assert (picture.closed_compute_ms, picture.closed_communication_ms) == (0, 0)
+
+
+def test_the_picture_of_many_kernels_is_thinned_to_a_bounded_number_of_intervals(tmp_path: Path) -> None:
+    count = 3 * MAX_INTERVALS
+    events = [kineto.step(1, 0, MS)]
+    for i in range(count):  # gaps of 1 to 1200 ns, the largest last
+        start = i * 3_000 - i
+        events += [kineto.launch(10, i + 1), kineto.kernel(kineto.GEMM, start, start + 3_000 - 2 - i, i + 1)]
+    picture = figures_of(tmp_path, events).picture
+    assert picture is not None
+    assert len(picture.compute) == MAX_INTERVALS
+    assert picture.communication == ()
+    gaps = [after[0] - before[1] for before, after in itertools.pairwise(picture.compute)]
+    open_ns = round(sum(gaps) * MS)
+    every = range(1, count)
+    assert open_ns == sum(every[-(MAX_INTERVALS - 1) :])
+    assert round(picture.closed_compute_ms * MS) == sum(every[: -(MAX_INTERVALS - 1)])
+    assert picture.compute[0][0] == 0
+    assert picture.compute[-1][1] == pytest.approx(picture.step_ms)
+
+
+def test_without_steps_the_picture_is_of_the_whole_file(tmp_path: Path) -> None:
+    picture = figures_of(tmp_path, [gemm(10, 12), collective(11, 15)]).picture
+    assert picture is not None
+    assert (picture.step_ms, picture.compute, picture.communication) == (5, ((0, 2),), ((1, 5),))
