@@ -359,6 +359,7 @@ class _Reader:
         rows = sieve.rows
         rows.clean_names()
         usable = _set_times(rows, sieve.times, problems)
+        _believe_metadata(rows, sieve.known)
         launched, threads = _launches(sieve)
         ranges = [note for note in sieve.notes if note.name.startswith("nccl:")]
         collectives = annotated(rows, sieve.known, launched, threads, ranges)
@@ -391,6 +392,19 @@ class _Reader:
         else:
             problems.append("no kernels of a device: operators of the training thread count as compute")
         return host_kernels(host, sieve.ranges, bounds)
+
+
+def _believe_metadata(rows: Rows, known: dict[int, CollectiveInfo]) -> None:
+    """Take kernels with metadata of a collective, and a name that says nothing, for communication.
+
+    Not all: what a collective launches to copy its tensors has the metadata too, and a name that tells.
+    """
+    texts = rows.names.texts
+    told = {rows.name[row] for row in known}
+    nameless = {code for code in told if names.family_of(texts[code]) == names.OTHER}
+    for row in known:
+        if rows.kind[row] == Kind.COMPUTE and rows.name[row] in nameless:
+            rows.kind[row] = Kind.COMMUNICATION
 
 
 def _set_times(rows: Rows, times: _Times, problems: list[str]) -> npt.NDArray[np.bool_]:

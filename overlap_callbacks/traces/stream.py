@@ -1,15 +1,15 @@
 """The events of a trace, decoded piece by piece, so that memory stays bounded whatever the file's size.
 
 Strict first: a piece is cut between two events and decoded as a JSON array. That it decodes proves that the cut was
-between events, since a prefix of an array that parses as a list of values is one. Where a piece does not decode, either
-the array of events ends in it, or it is not valid JSON (real traces hold NaN, decimal commas, broken escapes): then its
-events are decoded one by one, repaired where that can be done, and counted where it cannot.
+between events, since a prefix of an array that parses as a list of values is one. Where a piece does not decode, the
+array of events ends in it, or the cut was within an event that holds objects itself, or it is not valid JSON (real
+traces hold NaN, decimal commas, broken escapes): then its events are found by their braces and decoded one by one,
+repaired where that can be done, and counted where it cannot.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 import re
 from collections.abc import Iterator
@@ -78,11 +78,8 @@ _DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _LONGEST_EVENT = 16 * 2**20
 # Ends of the array that are tried in one piece: an event may hold arrays of objects itself.
 _MOST_ENDS = 16
-# Places at which a piece is cut before it is taken not to be valid, and how long it must be for that.
-_MOST_CUTS = 8
+# What cannot be read in so much text is taken not to be valid; in less it may go on in the next piece.
 _ENOUGH_BYTES = 2**19
-# Parts that one event may seem to have, since it holds what looks like the bounds of two.
-_MOST_PARTS = 64
 
 
 class EventStream:
@@ -106,6 +103,7 @@ class EventStream:
         self.problems: list[str] = []
         self._decode_all, self._decode_one = (decoder.decode for decoder in _decoders(event))
         self._piece_bytes = piece_bytes
+        self._bare = False  # the array of events alone, without a document around it
         self._repairs = 0
         self._lost = 0
         self._why = ""
@@ -127,7 +125,7 @@ class EventStream:
                 events, rest, ended = self._decode_rest(buffer)
                 yield events
                 break
-            end = _last_boundary(buffer, len(buffer))
+            end = _last_boundary(buffer)
             if end:
                 events, rest, ended = self._decode(buffer, end)
                 yield events
@@ -145,6 +143,7 @@ class EventStream:
             buffer += piece
             start = buffer.lstrip()[:1]
             if start == b"[":  # the other form of the format: the array alone
+                self._bare = True
                 return buffer.lstrip()[1:]
             if start not in (b"{", b""):
                 break
@@ -176,6 +175,8 @@ class EventStream:
                 self.head.update(tail)
             elif rest.strip():
                 self.problems.append("what stands after the events is not valid JSON, and is left out")
+            elif not self._bare:
+                self.problems.append("the file is cut off after its events: what would follow them is missing")
         elif not any("cut off" in problem for problem in self.problems):
             self.problems.append("the file is cut off: it ends before its events do")
         if self._repairs:
@@ -187,31 +188,15 @@ class EventStream:
 
     def _decode(self, buffer: bytearray, end: int) -> tuple[list[Event], bytes, bool]:
         """The events of the buffer before ``end``, where the next one begins."""
-        why = ""
-        for _ in range(_MOST_CUTS):
-            comma = buffer.rindex(b",", 0, end)
-            try:
-                return self._decode_before(buffer, comma), bytes(buffer[end:]), False
-            except _DECODE_ERRORS as error:
-                why = why or str(error)
-            end = _last_boundary(buffer, end)  # an event may hold what looks like two
-            if not end:
-                break
-        found = self._decode_to_end(buffer)
-        if found is not None:
-            return (*found, True)
-        if len(buffer) < _ENOUGH_BYTES:
-            return [], bytes(buffer[1:]), False
-        return self._one_by_one(bytes(buffer[1:]), cut_off=False)
+        comma = buffer.rindex(b",", 0, end)
+        try:
+            return self._decode_before(buffer, comma), bytes(buffer[end:]), False
+        except _DECODE_ERRORS:
+            found = self._decode_to_end(buffer)
+            return (*found, True) if found is not None else self._one_by_one(bytes(buffer[1:]), cut_off=False)
 
     def _decode_rest(self, buffer: bytearray) -> tuple[list[Event], bytes, bool]:
         """The last events of the file."""
-        for end in _END.finditer(buffer):
-            if _tail(bytes(buffer[end.end(1) :])) is not None:
-                try:
-                    return self._decode_before(buffer, end.start(1)), bytes(buffer[end.end(1) :]), True
-                except _DECODE_ERRORS:
-                    continue
         found = self._decode_to_end(buffer)
         return (*found, True) if found is not None else self._one_by_one(bytes(buffer[1:]), cut_off=True)
 
@@ -238,41 +223,41 @@ class EventStream:
         return events
 
     def _one_by_one(self, body: bytes, cut_off: bool) -> tuple[list[Event], bytes, bool]:
-        """Events of which some are not valid JSON.
-
-        Args:
-            body: their text.
-            cut_off: it ends with the file; else what cannot be read at its end may go on.
-        """
+        """Events found by their braces, in pieces that are no array of whole events, or hold what is not valid."""
         events: list[Event] = []
-        places = [0, *(found.end() for found in _BETWEEN.finditer(body)), len(body)]
-        begun, parts = -1, 0  # where an event begins that is not whole yet, and its parts so far
-        for start, end in itertools.pairwise(places):
-            event = self._read_one(body[start:end])
-            if event is not None and (begun < 0 or event.ph is not None):
-                self._lost += parts
-                begun, parts = -1, 0
+        place, hopeless = 0, False
+        while True:
+            begin, end, ended = _next_object(body, place)
+            if ended:
+                return events, body[end:], True
+            event = self._read_one(body[begin:end]) if 0 <= begin < end else None
+            if event is not None:
                 events.append(event)
+                place = end
                 continue
-            if begun < 0 or parts == _MOST_PARTS:
-                self._lost += parts
-                begun, parts = start, 0
-            parts += 1
-            if parts > 1:
-                event = self._read_one(body[begun:end])
-            if event is None or parts == 1:
-                event, place = self._read_last(body[begun:end])
-                if event is not None:
-                    return [*events, event], body[begun + place :], True
-                if place:
-                    self._lost += parts
-                    return events, body[begun + place :], True
-            else:
-                begun, parts = -1, 0
-                events.append(event)
-        if cut_off or begun < 0:  # what is left is the event in which the file ends
-            return events, b"", False
-        return events, body[begun:], False
+            if begin < 0:  # nothing more begins here
+                return events, b"", False
+            if end < 0 and not cut_off and len(body) - begin < _ENOUGH_BYTES:
+                return events, body[begin:], False  # may go on in the next piece
+            after = -1 if hopeless else self._next_whole(body, begin)
+            if after < 0:
+                hopeless = True  # nor will there be one further on
+                if end < 0:  # the event in which the file ends
+                    return events, b"" if cut_off else body[begin:], False
+                after = end
+            self._lost += 1
+            place = after
+
+    def _next_whole(self, body: bytes, begin: int) -> int:
+        """Where, after an event that cannot be read, the next one begins that can; -1 if nowhere."""
+        for found in _BETWEEN.finditer(body, begin + 1):
+            start, end, _ = _next_object(body, found.end())
+            try:
+                if end > 0 and self._decode_one(body[start:end]).ph is not None:
+                    return found.end()
+            except _DECODE_ERRORS:
+                continue
+        return -1
 
     def _read_one(self, text: bytes) -> Event | None:
         text = text.rstrip().removesuffix(b",")
@@ -284,17 +269,6 @@ class EventStream:
             self._why = self._why or str(error)
             return mended
         return event
-
-    def _read_last(self, text: bytes) -> tuple[Event | None, int]:
-        """The event before the array's end, None where it cannot be read; and where that is, 0 where it is not here."""
-        for number, found in enumerate(_END.finditer(text)):
-            if number == _MOST_ENDS:
-                break
-            event = self._read_one(text[: found.start() + 1])
-            # (Where it cannot be read, a brace alone may as well be its own, cut off by the file's end.)
-            if event is not None or _tail(text[found.end(1) :]):
-                return event, found.end(1)
-        return None, 0
 
     def _repaired(self, part: bytes) -> Event | None:
         """An event that is not valid JSON, or not of the form that it should be, mended; None where it cannot be."""
@@ -325,9 +299,34 @@ def _tail(text: bytes) -> dict[str, Any] | None:
     return fields if isinstance(fields, dict) else None
 
 
-def _last_boundary(buffer: bytearray, before: int) -> int:
-    """Where the last event before a place begins, after a comma that follows another's end; 0 if nowhere."""
-    place = before
+_STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]"]', re.DOTALL)
+
+
+def _next_object(body: bytes, place: int) -> tuple[int, int, bool]:
+    """Begin and end of the next event, -1 for what is not in ``body``; or the end of the array, and True."""
+    depth, begin = 0, -1
+    for found in _STRUCTURE.finditer(body, place):
+        token = found.group()
+        if token in (b"{", b"["):
+            if not depth:
+                begin = found.start()
+            depth += 1
+        elif token in (b"}", b"]"):
+            if not depth:
+                if token == b"]":
+                    return -1, found.end(), True
+                continue
+            depth -= 1
+            if not depth:
+                return begin, found.end(), False
+        elif token == b'"':  # of a text that does not end
+            break
+    return begin, -1, False
+
+
+def _last_boundary(buffer: bytearray) -> int:
+    """Where the last event of the buffer begins, after a comma that follows another's end; 0 if nowhere."""
+    place = len(buffer)
     while (place := buffer.rfind(b"{", 0, place)) > 0:
         gap = buffer[max(0, place - 64) : place].rstrip()
         if gap.endswith(b",") and gap[:-1].rstrip().endswith(b"}"):

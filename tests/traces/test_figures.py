@@ -498,3 +498,18 @@ def test_without_steps_the_picture_is_of_the_whole_file(tmp_path: Path) -> None:
     picture = figures_of(tmp_path, [gemm(10, 12), collective(11, 15)]).picture
     assert picture is not None
     assert (picture.step_ms, picture.compute, picture.communication) == (5, ((0, 2),), ((1, 5),))
+
+
+def test_a_kernel_that_only_its_metadata_knows_for_a_collective_is_one_and_a_copy_with_metadata_is_not(
+    tmp_path: Path,
+) -> None:
+    metadata = {"Collective name": "allreduce", "In msg nelems": 10, "Group size": 2, "dtype": "Float"}
+    copy = "void at::native::elementwise_kernel<128, 4, direct_copy_kernel_cuda>(int)"
+    events = [
+        kineto.kernel("mylib_ring_v3", 0, 4 * MS, 0, stream=9, **metadata),
+        kineto.kernel(copy, 4 * MS, 5 * MS, 0, stream=9, **metadata),
+        gemm(0, 2),
+    ]
+    found = figures_of(tmp_path, events)
+    assert (found.total.comm_ms, found.total.compute_ms, found.total.hidden_comm_ms) == (4, 3, 2)
+    assert [(row.collective, row.count) for row in found.collectives] == [("all_reduce", 1)]
