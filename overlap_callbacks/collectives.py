@@ -7,7 +7,7 @@ handled without a change here.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from overlap_callbacks import clocks
+from overlap_callbacks.dimensions import dimension_of
 
 SENDS = frozenset({"send"})
 RECEIVES = frozenset({"recv_", "recv_any_source_"})
@@ -148,17 +149,26 @@ class Group:
         description: the name that the user or framework gave it.
         ranks: global ranks, in group order.
         backend: e.g. ``nccl`` or ``gloo``.
+        dimension: of parallelism that it serves: ``data``, ``tensor``, ...
     """
 
     name: str
     description: str
     ranks: tuple[int, ...]
     backend: str
+    dimension: str = ""
 
     @classmethod
-    def of(cls, group: dist.ProcessGroup) -> Group:
-        """Describe a live process group."""
+    def of(cls, group: dist.ProcessGroup, dimensions: Mapping[str, str] | None = None) -> Group:
+        """Describe a live process group.
+
+        Args:
+            group: to be described.
+            dimensions: of groups whose dimension is known, by the group's name.
+        """
+        known = dimensions.get(group.group_name) if dimensions else None
         return cls(
+            dimension=known or dimension_of(group.group_desc),
             name=group.group_name,
             description=group.group_desc,
             ranks=tuple(dist.get_process_group_ranks(group)),

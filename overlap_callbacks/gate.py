@@ -33,7 +33,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import get_ident
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -43,6 +43,8 @@ from overlap_callbacks import clocks
 from overlap_callbacks.collectives import Collective, Group, OperatorSpec, operator_specs
 
 logger = logging.getLogger("overlap_callbacks")
+
+T = TypeVar("T")
 
 # What the gate keeps of a call while the step runs: a list, because it is made for every collective and a class would
 # take longer. Its items are a Collective's fields, with the operator's spec for its name.
@@ -185,6 +187,7 @@ class Gate:
         self.last_error: Exception | None = None
         self._storage: list[_Row | None] = [None] * capacity
         self._groups: dict[dist.ProcessGroup, Group] = {}
+        self.dimensions: dict[str, str] = {}  # of groups that were named by hand, by the group's name
         self._python_threads: set[int] = set()
         self._step_thread = 0
         self._serialise = False
@@ -307,6 +310,64 @@ class Gate:
             return False
         return all(c.own_thread for c in collectives) and all(map(_is_complete, self._works))
 
+    # -- sends and receives, where a framework posts a batch of them
+
+    def post(self, issue: Callable[[], T], works_of: Callable[[T], Sequence[Any]]) -> tuple[T, bool]:
+        """Issue a batch of sends and receives; in a sequential step wait for all of them once all are posted.
+
+        Waiting within a single send or receive would hang pipelines, whose stages post theirs in turn. An adapter calls
+        this at the place where its framework posts a batch, and where it is told that they are complete hands on
+        ``DoneWork`` in place of each work: those of Gloo cannot be waited for twice.
+
+        Args:
+            issue: posts the batch; what it raises passes through.
+            works_of: the works in what ``issue`` returns.
+
+        Returns:
+            What ``issue`` returned, and whether all its works were waited for.
+        """
+        stream = self._begin_batch()
+        result = issue()
+        return result, stream is not False and self._end_batch(works_of, result, stream)
+
+    def _begin_batch(self) -> Any:
+        """The issuing stream, ordered after compute; None on the host, False where nothing is serialised."""
+        try:
+            if not self._serialise or _kernels.active is not self or self._divergence is not None:
+                return False
+            compute = self._compute_stream
+            if compute is None:
+                return None
+            if torch.cuda.is_current_stream_capturing():
+                return False
+            issuing = torch.cuda.current_stream(compute.device)
+            if issuing != compute:
+                issuing.wait_stream(compute)
+            return issuing
+        except Exception as error:
+            self._count(error)
+            return False
+
+    def _end_batch(self, works_of: Callable[[T], Sequence[Any]], result: T, stream: Any) -> bool:
+        try:
+            works = works_of(result)
+            if stream is None:
+                for work in works:
+                    if not self._wait_on_host(work):
+                        self._serialise = False
+                        self.stuck = _BATCH
+                        return False
+                return True
+            for work in works:
+                work.wait()
+            compute = self._compute_stream
+            if compute is not None and stream != compute:
+                compute.wait_stream(stream)
+            return True
+        except Exception as error:
+            self._count(error)
+            return False
+
     # -- a collective: called from the kernels, on whichever thread issues it. Nothing may escape.
 
     def _before(self, spec: OperatorSpec, args: tuple[Any, ...]) -> _Row | None:
@@ -318,7 +379,7 @@ class Gate:
             process_group = _unbox_group(args[spec.group])
             group = self._groups.get(process_group)
             if group is None:
-                group = self._groups[process_group] = Group.of(process_group)
+                group = self._groups[process_group] = Group.of(process_group, self.dimensions)
             bytes_in, bytes_out, tensor = spec.sizes(args)
             thread = get_ident()
             own_thread = thread == self._step_thread or self._is_autograd_thread(thread)
@@ -437,6 +498,19 @@ class Gate:
     def _count(self, error: Exception) -> None:
         self.errors += 1
         self.last_error = error
+
+
+class DoneWork:
+    """Stands for a work that was waited for."""
+
+    def wait(self, timeout: Any = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+
+_BATCH = Collective("a batch of sends and receives", Group("", "pipeline", (), ""), 0, 0, None, 0, True, 0, -1, 0, 0)
 
 
 def _is_complete(work: dist.Work | None) -> bool:

@@ -17,14 +17,15 @@ import contextlib
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from overlap_callbacks import checks
+from overlap_callbacks.native import NativeForm
 from overlap_callbacks.notices import Notices
 from overlap_callbacks.order import IssueOrder
 from overlap_callbacks.parts import Parts
@@ -37,6 +38,8 @@ from overlap_callbacks.window import MeasuredStep, Window
 SWITCH = "OVERLAP_CALLBACKS"
 _OFF_WORDS = frozenset({"0", "off", "false", "no", "disabled"})
 _NEVER = sys.maxsize
+
+T = TypeVar("T")
 
 # Longest that reports on their way may hold up a job that is ending with an exception, or without close().
 HASTY_CLOSE_S = 5.0
@@ -192,7 +195,8 @@ class OverlapMonitor:
     @property
     def mode(self) -> Mode:
         """The mode in which the open step runs."""
-        return Mode.SEQUENTIAL if self._open and self._parts.gate.serialising else Mode.OVERLAPPED
+        sequential = self._parts.gate.serialising or self._parts.native.is_sequential
+        return Mode.SEQUENTIAL if self._open and sequential else Mode.OVERLAPPED
 
     @property
     def active(self) -> bool:
@@ -226,7 +230,7 @@ class OverlapMonitor:
         if self._off:
             return
         if self._window is not None:
-            self._guarded(lambda: self._abandon("a mode was pinned by hand"))
+            self._guarded(lambda: self._abandon("a mode was pinned by hand", within_step=self._open))
         if self._forced_step is not None:  # in a step: it goes on as it is, but is serialised no further
             self._parts.gate.stop()
             self._forced_step, self._busy = None, False
@@ -269,6 +273,26 @@ class OverlapMonitor:
         self._order = self._checked = None
         self._guarded(self._raise_background_error)  # of the last reports
 
+    def name_groups(self, dimensions: Mapping[str, str]) -> None:
+        """Say which dimension of parallelism process groups serve, by ``group.group_name``; for the report.
+
+        DeviceMesh and Megatron-core describe their groups, so only others need it.
+        """
+        self._parts.gate.dimensions.update(dimensions)
+
+    def use_native(self, form: NativeForm) -> None:
+        """Run sequential steps by a framework's own switches instead of the gate; for adapters, before the first step.
+
+        The order check is made all the same, and the collectives are recorded, but not serialised.
+        """
+        if not isinstance(form, NativeForm):
+            raise TypeError(f"form must be a NativeForm, got {form!r} (a {type(form).__name__})")
+        self._parts.native.form = form
+
+    def post(self, issue: Callable[[], T], works_of: Callable[[T], Sequence[Any]]) -> tuple[T, bool]:
+        """Issue a batch of sends and receives, and wait for them in sequential steps; see ``Gate.post``."""
+        return self._parts.gate.post(issue, works_of)
+
     def call_on_close(self, action: Callable[[], None]) -> None:
         """Have ``close()`` call ``action``, once: an adapter takes off its hooks."""
         self._on_close.append(action)
@@ -287,6 +311,8 @@ class OverlapMonitor:
         self._unnumbered = False
         if self._off and type(step) is int:
             self._last_step = step
+            self._busy = False
+            self._parts.stop()
             return
         try:
             number = checks.count("step", step, minimum=0)
@@ -299,6 +325,8 @@ class OverlapMonitor:
             return
         self._raise_background_error()
         self._check_continuity(number, previous, nested)
+        if self._window is None:
+            self._parts.native.set(sequential=self._forced is Mode.SEQUENTIAL and self._checked is not None)
         if self._forced is not None:
             self._begin_forced()
             return
@@ -343,6 +371,9 @@ class OverlapMonitor:
         if not self._busy:
             return
         self._busy = False
+        if self._off:
+            self._parts.stop()
+            return
         if self._window is None:
             self._end_forced()
             return
@@ -351,6 +382,7 @@ class OverlapMonitor:
             return
         self._note_step(self._window, measured)
         if measured.plan.last:
+            self._parts.native.set(sequential=False)
             self._close_window(complete=True)
 
     def _note_step(self, window: Window, measured: MeasuredStep) -> None:
@@ -379,7 +411,7 @@ class OverlapMonitor:
         self._order = self._checked = None
         self._num_windows += 1
         self._ended_blocks.clear()
-        return Window(plan.window, number, self._parts.gate)
+        return Window(plan.window, number, self._parts.gate, self._parts.native)
 
     def _prepare(self) -> bool:
         """Whether there is a job to measure; the first time, take up what measuring needs."""
@@ -432,9 +464,16 @@ class OverlapMonitor:
         if report:
             self._parts.reporter.window(window, self._key(window))
 
-    def _abandon(self, reason: str) -> None:
-        """End the window early; what was measured so far is reported as incomplete."""
+    def _abandon(self, reason: str, within_step: bool = False) -> None:
+        """End the window early; what was measured so far is reported as incomplete.
+
+        Args:
+            reason: why, in words.
+            within_step: the step goes on; switches of a framework's own wait for its end.
+        """
         self._parts.gate.stop()
+        if not within_step:
+            self._parts.stop()
         self._busy = False
         if self._window is not None:
             self._notices.tell(f"window {self._window.number} was cut short: {reason}")
@@ -517,7 +556,7 @@ class OverlapMonitor:
                 self._notices.warn("forced", f"the mode stays overlapped: {verdict.reason}")
                 self._forced, self._wake = None, 0
                 return
-        window = Window(-1, self._last_step, self._parts.gate)
+        window = Window(-1, self._last_step, self._parts.gate, self._parts.native)
         part = Part.RECORDED if self._checked is None else Part.TIMED
         mode = Mode.OVERLAPPED if self._checked is None else Mode.SEQUENTIAL
         window.begin_step(Plan(-1, 0, part, -1, mode, mode, False, False), self._checked)
@@ -569,10 +608,13 @@ class OverlapMonitor:
 
     def _switch_off(self) -> None:
         self._off = True
-        self._busy = False
         self._forced = None
         self._wake = _NEVER
         self._parts.gate.stop()
+        # Switches of a framework's own are put back between steps only.
+        self._busy = self._open and self._parts.native.is_sequential
+        if not self._busy:
+            self._parts.stop()
 
     def _misused(self, key: str, message: str) -> None:
         if self.strict:

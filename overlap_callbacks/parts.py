@@ -5,6 +5,7 @@ It knows nothing of the monitor, so as not to keep it alive.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from overlap_callbacks.clocks import StepClock
 from overlap_callbacks.exchange import OrderChecks, Reporter
 from overlap_callbacks.gate import Gate
+from overlap_callbacks.native import NativeSwitch
 from overlap_callbacks.ranks import Job, next_prefix
 from overlap_callbacks.run_info import run_info
 from overlap_callbacks.schedule import Schedule
@@ -23,6 +25,7 @@ class Parts:
 
     def __init__(self) -> None:
         self.gate = Gate()
+        self.native = NativeSwitch(None)
         self._order: OrderChecks | None = None
         self._reporter: Reporter | None = None
 
@@ -68,8 +71,15 @@ class Parts:
         assert self._reporter is not None
         return self._reporter
 
+    def stop(self) -> None:
+        """Back to overlapped, at once."""
+        self.gate.stop()
+        with contextlib.suppress(Exception):  # a form that cannot go back has said so where it went forth
+            self.native.set(sequential=False)
+
     def close(self, timeout_s: float) -> None:
         """Let go of everything; reports that are on their way have ``timeout_s``."""
+        self.stop()
         self.gate.close()
         if self._order is not None:
             self._order.close(1.0)

@@ -126,6 +126,7 @@ class CollectiveTime(msgspec.Struct, frozen=True):
         messages: collectives per step.
         bytes_in, bytes_out: bytes per step, of the tensors read and written on a rank.
         isolated_ms: time per step in sequential mode, from issue to end; None where it was not serialised.
+        dimension: of parallelism that the group serves.
     """
 
     operator: str
@@ -136,6 +137,7 @@ class CollectiveTime(msgspec.Struct, frozen=True):
     bytes_in: int
     bytes_out: int
     isolated_ms: float | None
+    dimension: str = ""
 
 
 class StepPicture(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ from overlap_callbacks.attribution import Calls, match, pair_times
 from overlap_callbacks.gate import Gate, StepLog
 from overlap_callbacks.kernels import Indices, Kernels, KernelSums, kernel_times, profiled_block
 from overlap_callbacks.metrics import MAX_KERNELS
+from overlap_callbacks.native import NativeSwitch
 from overlap_callbacks.order import IssueOrder
 from overlap_callbacks.pictures import step_picture
 from overlap_callbacks.profiling import Profile
@@ -71,9 +72,10 @@ class Window:
         number: of the window.
         first_step: the step at which it opens.
         gate: registered.
+        native: a form of the framework's own, which then takes the gate's place in sequential steps.
     """
 
-    def __init__(self, number: int, first_step: int, gate: Gate) -> None:
+    def __init__(self, number: int, first_step: int, gate: Gate, native: NativeSwitch) -> None:
         self.number = number
         self.first_step = first_step
         self.clock = clocks.StepClock()
@@ -84,6 +86,7 @@ class Window:
         self.profile: Profile | None = None
         self.no_profile = ""  # why kernel times are missing
         self._gate = gate
+        self._native = native
         self._opened_ns = clocks.now()
         self._plan: Plan | None = None
         self._start: clocks.Mark = 0
@@ -106,12 +109,13 @@ class Window:
         if plan.part is Part.PROFILED and self.profile is None and not self._profiling_refused:
             self._start_profile()
         sequential = plan.mode is Mode.SEQUENTIAL
+        self._native.set(sequential)
         # On the host a profile alone does not tell when a collective was complete: see ``Profile.end_step``.
         watch = self.profile is not None and self.clock.compute_stream is None
         self._recording = sequential or plan.part is Part.RECORDED or watch
         if self._recording:
             self._gate.begin_step(
-                sequential=sequential,
+                sequential=sequential and self._native.form is None,
                 checked=checked.keys if checked is not None else (),
                 single_group=checked.single_group if checked is not None else None,
                 compute_stream=self.clock.compute_stream,
@@ -272,6 +276,7 @@ class Window:
                 operator=operator,
                 group=groups[operator, name].label,
                 group_size=len(groups[operator, name].ranks),
+                dimension=groups[operator, name].dimension,
                 backend=groups[operator, name].backend,
                 messages=messages,
                 bytes_in=bytes_in,

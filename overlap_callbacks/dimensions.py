@@ -1,0 +1,36 @@
+"""Which dimension of parallelism a process group serves: data, tensor, pipeline, context, expert, ...
+
+Told by the group's description, which DeviceMesh and Megatron-core give their groups; an adapter or a user who knows
+better says so with ``OverlapMonitor.name_groups``. The rules are searched from top to bottom; extend them with
+``dimensions.rules.insert``.
+"""
+
+from __future__ import annotations
+
+import re
+
+from overlap_callbacks.names import Rule
+
+WORLD = "world"
+UNKNOWN = "other"
+
+rules: list[Rule] = [
+    Rule("embedding", r"(?i)embedding"),
+    Rule("expert", r"(?i)expert|\bep\b|_ep(_|$)|^ep(_|$)"),
+    Rule("tensor+data", r"(?i)tensor_and_data"),
+    Rule("tensor+context", r"(?i)tensor_and_context"),
+    Rule("model", r"(?i)(?<!tensor_)(?<!pipeline_)(?<!expert_)model_parallel_group"),
+    Rule("pipeline", r"(?i)pipeline|\bpp\b|_pp(_|$)|^pp(_|$)|stage"),
+    Rule("tensor", r"(?i)tensor|\btp\b|_tp(_|$)|^tp(_|$)"),
+    Rule("data", r"(?i)data_parallel|\bdp\b|_dp(_|$)|^dp(_|$)|fsdp|ddp|shard|replicate"),
+    Rule("context", r"(?i)context|sequence|\bcp\b|_cp(_|$)|^cp(_|$)|\bsp\b|_sp(_|$)"),
+    Rule(WORLD, r"^default_pg$"),
+]
+
+
+def dimension_of(description: str) -> str:
+    """The dimension that a description tells; ``other`` where it tells none."""
+    for label, pattern in rules:
+        if re.search(pattern, description):
+            return label
+    return UNKNOWN

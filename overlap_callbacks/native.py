@@ -1,0 +1,49 @@
+"""A second, named way to run a step sequentially: a framework's own switches, flipped between steps.
+
+The gate is the first way, and needs nothing of the framework. Where both exist, their agreement is a check of the
+measurement. A native form is risky where the gate is not: flipped wrongly, it corrupts training without an error. So a
+form only switches off what the job was built with, only between steps, reads back the value in force, and puts it back.
+"""
+
+from __future__ import annotations
+
+
+class NativeForm:
+    """Interface of an adapter's switches. Both are called on the training thread, between steps.
+
+    Attributes:
+        name: for the record, e.g. ``overlap_comm``.
+    """
+
+    name = "native"
+
+    def sequential(self) -> None:
+        """Switch overlap off for the steps that follow.
+
+        Raises:
+            RuntimeError: a switch did not take, or was found changed: measuring is then given up.
+        """
+        raise NotImplementedError
+
+    def overlapped(self) -> None:
+        """Put back what the job was built with. Must not raise, and may be called twice."""
+        raise NotImplementedError
+
+
+class NativeSwitch:
+    """Keeps track of where a form stands."""
+
+    def __init__(self, form: NativeForm | None) -> None:
+        self.form = form
+        self.is_sequential = False
+
+    def set(self, sequential: bool) -> None:
+        """Flip to a mode, where the form is not in it already."""
+        if self.form is None or sequential == self.is_sequential:
+            return
+        if sequential:
+            self.is_sequential = True  # even if it fails halfway, it is to be put back
+            self.form.sequential()
+        else:
+            self.is_sequential = False
+            self.form.overlapped()
