@@ -1,0 +1,126 @@
+"""Hugging Face: ``Trainer(callbacks=[OverlapCallback()])``; in Accelerate loops ``attach_accelerate(optimizer)``."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from overlap_callbacks import OverlapMonitor
+from overlap_callbacks.build import build_monitor, check_names
+from overlap_callbacks.integrations.pytorch import attach
+from overlap_callbacks.monitor import HASTY_CLOSE_S
+from overlap_callbacks.run_info import default_run_folder
+
+try:
+    import transformers
+    from accelerate.optimizer import AcceleratedOptimizer  # type: ignore[import-untyped]
+except ImportError:
+    raise ImportError(
+        "overlap_callbacks.integrations.transformers needs Transformers and Accelerate: "
+        "pip install 'overlap-callbacks[transformers]'"
+    ) from None
+
+
+class OverlapCallback(transformers.TrainerCallback):
+    """Measures what overlap costs and saves in a ``transformers.Trainer``.
+
+    A step is an optimizer step, from ``on_step_begin`` to ``on_step_end``: all its micro-batches, clipping included.
+    Loading its batches, logging, evaluating and saving lie between steps. It is numbered by ``state.global_step``, so a
+    resumed job goes on where it was.
+
+    Each ``train()`` has a monitor of its own. Reports go to the JSONL record and to the W&B run, if there is one (the
+    Trainer's or your own).
+
+    The Trainer does not tell its callbacks of an exception. Measuring ends with the next ``train()``, or with the
+    process; call ``close()`` where the process goes on with something else.
+
+    Args:
+        **options: keyword arguments of ``Schedule`` and ``OverlapMonitor``, e.g. ``every_n_steps=200``. ``run_dir``
+            defaults to a new folder under ``<output_dir>/overlap_runs``.
+
+    Attributes:
+        monitor: of the training under way; None outside.
+
+    Raises:
+        TypeError: an option that does not exist.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        check_names(options)
+        self.monitor: OverlapMonitor | None = None
+        self._options = options
+        self._pause = contextlib.ExitStack()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.close()
+        options = {"run_dir": Path(args.output_dir) / default_run_folder(), **self._options}
+        self.monitor = build_monitor(f"transformers {transformers.__version__}", options)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._pause.close()
+        if self.monitor is not None and not self.monitor.in_step:
+            self.monitor.step_begin(state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.monitor is not None:
+            self.monitor.step_end()
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        # Where an iterable data set ends amid the micro-batches of a step, the step goes on in the next epoch. The
+        # evaluation and the checkpoint in between are no part of it.
+        if self.monitor is not None and self.monitor.in_step:
+            self._pause.enter_context(self.monitor.pause())
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._close()
+
+    def close(self) -> None:
+        """End measuring after an exception came out of ``train()``. Safe to call at any time."""
+        if self.monitor is not None and self.monitor.in_step:
+            self._pause.close()
+            self.monitor.abort_step()
+        self._close(HASTY_CLOSE_S)
+
+    def _close(self, timeout_s: float | None = None) -> None:
+        self._pause.close()
+        monitor, self.monitor = self.monitor, None
+        if monitor is not None:
+            monitor.close(timeout_s)
+
+
+def attach_accelerate(optimizer: AcceleratedOptimizer, **options: Any) -> OverlapMonitor:
+    """Measure an Accelerate loop, by the optimizer that ``accelerator.prepare`` gave.
+
+    A step reaches from one step of the torch optimizer to the next; within ``accelerator.accumulate`` Accelerate lets
+    only every n-th ``optimizer.step()`` through to it. All else is as in ``integrations.pytorch.attach``: put ``with
+    monitor.pause():`` around an evaluation, and ``monitor.close()`` (or ``with attach_accelerate(...):``) around the
+    loop's end.
+
+    Args:
+        optimizer: the one that steps last, where there are several.
+        **options: those of ``integrations.pytorch.attach``, e.g. ``start_step`` or ``every_n_steps=200``.
+
+    Returns:
+        The monitor; its ``close()`` takes the hook off the optimizer.
+
+    Raises:
+        TypeError: not a prepared optimizer, one that DeepSpeed steps, or an option that does not exist.
+        ValueError: (``strict=True`` only) an option's value is not allowed.
+    """
+    if not isinstance(optimizer, AcceleratedOptimizer):
+        raise TypeError(
+            f"optimizer must be what accelerator.prepare gave, got {optimizer!r} (a {type(optimizer).__name__}); "
+            f"integrations.pytorch.attach takes a plain torch optimizer"
+        )
+    # Accelerate's wrapper is an optimizer by name only: it has no hooks.
+    inner = optimizer.optimizer
+    if type(optimizer) is not AcceleratedOptimizer or not isinstance(inner, torch.optim.Optimizer):
+        raise TypeError(
+            f"{type(optimizer).__name__} is stepped by its engine: use integrations.deepspeed.attach with the model "
+            f"that accelerator.prepare gave"
+        )
+    monitor: OverlapMonitor = attach(inner, **options)
+    return monitor
