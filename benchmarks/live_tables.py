@@ -34,8 +34,8 @@ from overlap_callbacks.window import pair_times_of
 MODES = (Mode.OVERLAPPED, Mode.SEQUENTIAL)
 
 
-def run_window(kernels: int, steps: int) -> dict[str, float]:
-    """One profiled part of a window; ms of CPU time."""
+def profiled(kernels: int, steps: int) -> Profile:
+    """The profiled part of a window, stopped."""
     tensor = torch.zeros(4)
     profile = Profile(on_cuda=False)
     profile.start()
@@ -44,31 +44,71 @@ def run_window(kernels: int, steps: int) -> dict[str, float]:
         for _ in range(kernels):
             tensor.neg_()  # an operator of one event
         profile.end_step(quiet=True)
-    start = time.thread_time()
     profile.stop()
-    training_ms = (time.thread_time() - start) * 1e3
-    reporting: list[float] = []
+    return profile
 
-    def tables() -> None:
-        begin = time.thread_time()
-        found: Kernels = profile.kernels()
-        assert len(found) == kernels * steps, len(found)
-        read = time.thread_time()
-        arms = [np.arange(arm, steps, 2) for arm in range(2)]
-        sums = KernelSums(found)
-        for mode, arm in zip(MODES, arms, strict=True):
-            for step in arm:
-                profiled_block(mode, int(step), sums, [int(step)])
-        kernel_times(found, arms[0], arms[1], MAX_KERNELS)
-        pair_times_of(found, arms[0], arms[1])
-        for mode, arm in zip(MODES, arms, strict=True):
-            step_picture(found, int(arm[0]), mode)
-        reporting.extend(((read - begin) * 1e3, (time.thread_time() - read) * 1e3))
 
-    thread = threading.Thread(target=tables)
+def make_tables(profile: Profile, kernels: int, steps: int) -> tuple[float, float]:
+    """What the reporting thread does with a profile; ms of CPU time to read it, and for the figures and tables."""
+    begin = time.thread_time()
+    found: Kernels = profile.kernels()
+    read = time.thread_time()
+    assert len(found) == kernels * steps, len(found)
+    arms = [np.arange(arm, steps, 2) for arm in range(2)]
+    sums = KernelSums(found)
+    for mode, arm in zip(MODES, arms, strict=True):
+        for step in arm:
+            profiled_block(mode, int(step), sums, [int(step)])
+    kernel_times(found, arms[0], arms[1], MAX_KERNELS)
+    pair_times_of(found, arms[0], arms[1])
+    for mode, arm in zip(MODES, arms, strict=True):
+        step_picture(found, int(arm[0]), mode)
+    return (read - begin) * 1e3, (time.thread_time() - read) * 1e3
+
+
+def run_window(kernels: int, steps: int) -> dict[str, float]:
+    """One profiled part of a window; ms of CPU time."""
+    stop = Profile.stop
+    taken: list[float] = []
+
+    def timed(profile: Profile) -> bool:
+        start = time.thread_time()
+        found = stop(profile)
+        taken.append((time.thread_time() - start) * 1e3)
+        return found
+
+    Profile.stop = timed  # type: ignore[method-assign]
+    try:
+        profile = profiled(kernels, steps)
+    finally:
+        Profile.stop = stop  # type: ignore[method-assign]
+    read, tables = make_tables(profile, kernels, steps)
+    return {"training": taken[0], "read": read, "tables": tables}
+
+
+def lost_by_training(kernels: int, steps: int) -> float:
+    """Wall time that a loop of small operators on the training thread loses while the tables are made, ms.
+
+    An upper bound: the loop needs the interpreter for every operator, as no training on an accelerator does.
+    """
+    tensor, done, operators = torch.zeros(4), threading.Event(), 0
+
+    def train(count: int) -> float:
+        start = time.perf_counter()
+        for _ in range(count):
+            tensor.neg_()
+        return time.perf_counter() - start
+
+    profile = profiled(kernels, steps)
+    thread = threading.Thread(target=lambda: (make_tables(profile, kernels, steps), done.set()))
+    start = time.perf_counter()
     thread.start()
+    while not done.is_set():
+        train(100)
+        operators += 100
+    elapsed = time.perf_counter() - start
     thread.join()
-    return {"training": training_ms, "read": reporting[0], "tables": reporting[1]}
+    return (elapsed - operators * train(20_000) / 20_000) * 1e3
 
 
 def main() -> None:
@@ -78,7 +118,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    results = {}
+    results: dict[str, object] = {}
     for steps in (2, options.steps):
         runs = [run_window(options.kernels, steps) for _ in range(options.rounds)]
         found = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
@@ -88,6 +128,9 @@ def main() -> None:
             f"({found['training'] / steps:.1f} a step; goal: under 100 a step), reporting thread "
             f"{found['read']:.0f} ms to read, {found['tables']:.0f} ms to figures and tables"
         )
+    lost = statistics.median(lost_by_training(options.kernels, options.steps) for _ in range(options.rounds))
+    results["wall time that a loop of small operators loses meanwhile, ms"] = lost
+    print(f"a loop of small operators on the training thread loses {lost:.0f} ms of wall time meanwhile")
     if options.json:
         environment = {
             "date": time.strftime("%Y-%m-%d"), "torch": torch.__version__, "python": platform.python_version(),

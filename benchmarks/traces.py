@@ -95,7 +95,7 @@ def measure(path: Path, methods: list[str], rounds: int, hta_python: str) -> dic
 
 
 def generated(folder: Path, events: int) -> Path:
-    """A trace of about so many events: 26 to a kernel's layer, as in ``kineto.training``."""
+    """A trace of about so many events: 33 to a layer, as ``kineto.training`` makes them."""
     path = folder / f"generated-{events}.json.gz"
     layers = 100
     steps = max(1, round(events / (layers * 33)))

@@ -1,16 +1,16 @@
 """Which kernels lose time beside which: a loss in kernel time, shared out over what ran beside each kernel.
 
 Each overlapped kernel is compared with the same kernel of a sequential step, which ran alone. What it took longer is
-shared among the kinds of kernels that ran beside it, in proportion to how long each did. So the losses of the compute
-kernels add up to T_comp,ov - T_comp,iso of equation 4, whatever the table is sorted or grouped by; what no partner
-explains stands in rows of its own.
+shared among the kinds of kernels that ran beside it, in proportion to how long each did. What no company explains, and
+what only one of the modes has, stand in rows of their own. So the losses of the compute kernels add up to
+T_comp,ov - T_comp,iso of equation 4, and those of the collectives to their own difference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -77,11 +77,18 @@ class Match:
     used: npt.NDArray[np.bool_]
 
 
-# What counts as the same call, as (of the same launch shape, in the same turn). In turn: the k-th of its name and
-# launch shape in its step, where the steps have equally many; failing that the k-th of its name, since some grids vary
-# with the data. Same launch: any of its name and launch shape.
-IN_TURN = ((True, True), (False, True))
-SAME_LAUNCH = ((True, False),)
+class Level(NamedTuple):
+    """What counts as the same call: always the name, and what else is true here."""
+
+    launch_shape: bool
+    in_turn: bool  # the k-th of its kind in its step
+    equally_many: bool  # in both steps
+
+
+# The second, since some grids vary with the data; the third pairs what there is of both, and leaves the rest alone.
+IN_TURN = (Level(True, True, True), Level(False, True, True))
+IN_ORDER = (*IN_TURN, Level(True, True, False))
+SAME_LAUNCH = (Level(True, False, False),)
 
 
 def match(
@@ -89,9 +96,9 @@ def match(
     wanted: npt.NDArray[np.bool_],
     partners: Calls,
     others: npt.NDArray[np.bool_],
-    levels: tuple[tuple[bool, bool], ...] = IN_TURN + SAME_LAUNCH,
+    levels: tuple[Level, ...] = IN_ORDER,
 ) -> Match:
-    """Find for each call the same call elsewhere.
+    """Find for each call the same call elsewhere; where several steps have it, their mean.
 
     Args:
         calls: the calls to be matched.
@@ -104,19 +111,18 @@ def match(
     used = np.zeros(len(partners), dtype=bool)
     todo, there = np.flatnonzero(wanted), np.flatnonzero(others)
     both = _Labels(calls, partners)
-    for with_shape, in_turn in levels:
+    for level in levels:
         if not len(todo) or not len(there):
             break
-        mine, theirs = both.keys(todo, there, with_shape=with_shape, in_turn=in_turn)
-        size = int(max(mine.max(initial=-1), theirs.max(initial=-1))) + 1
-        fit = theirs >= 0
-        count = np.bincount(theirs[fit], minlength=size)
-        total = np.bincount(theirs[fit], weights=partners.duration_ns[there[fit]], minlength=size)
-        found = (mine >= 0) & (count[np.maximum(mine, 0)] > 0)
+        mine, theirs = both.keys(todo, there, level)
+        size = int(max(mine.max(), theirs.max())) + 1
+        count = np.bincount(theirs, minlength=size)
+        total = np.bincount(theirs, weights=partners.duration_ns[there], minlength=size)
+        found = count[mine] > 0
         alone[todo[found]] = (total / np.maximum(count, 1))[mine[found]]
         hit = np.zeros(size, dtype=bool)
         hit[mine[found]] = True
-        used[there[fit & hit[np.maximum(theirs, 0)]]] = True
+        used[there[hit[theirs]]] = True
         todo = todo[~found]
     return Match(alone, used)
 
@@ -128,32 +134,37 @@ class _Labels:
         self.sides = (calls, partners)
         self._names = _common(calls.kernels.names, partners.kernels.names)
         self._shapes = _common(calls.kernels.shapes, partners.kernels.shapes)
+        self._collectives = _common(calls.kernels.collectives, partners.kernels.collectives)
+        self._num_kinds = len({*calls.kernels.collectives, *partners.kernels.collectives}) + 1
 
-    def keys(self, todo: Indices, there: Indices, *, with_shape: bool, in_turn: bool) -> tuple[Indices, Indices]:
-        """A number for each call of both sides, equal for what is the same; -1 where that cannot be told."""
+    def keys(self, todo: Indices, there: Indices, level: Level) -> tuple[Indices, Indices]:
+        """A number for each call of both sides, equal for what is the same."""
         sides = []
-        for side, (calls, rows) in enumerate(zip(self.sides, (todo, there), strict=True)):
-            kernels = calls.kernels
-            label = self._names[side][kernels.name[calls.row[rows]]]
-            shape = self._shapes[side][kernels.shape[calls.row[rows]]] if with_shape else np.zeros_like(label)
-            turn, of = np.zeros_like(label), np.zeros_like(label)
-            if in_turn:
-                # Turns are counted among all calls of the step, matched before or not.
-                turn, of = self._turns(side, with_shape)
-                turn, of = turn[rows], of[rows]
-            sides.append((label, shape, turn, of))
+        for side, rows in enumerate((todo, there)):
+            label, shape = self._kinds(side, level)
+            nothing = np.zeros(len(rows), dtype=np.int64)
+            # Turns are counted among all calls of the step, matched before or not.
+            turn, of = self._turns(side, label, shape) if level.in_turn else (nothing, nothing)
+            if level.in_turn:
+                turn, of = turn[rows], of[rows] if level.equally_many else nothing
+            sides.append((label[rows], shape[rows], turn, of))
         keys = _numbered([np.concatenate(parts) for parts in zip(*sides, strict=True)])
         return keys[: len(todo)], keys[len(todo) :]
 
-    def _turns(self, side: int, with_shape: bool) -> tuple[Indices, Indices]:
-        """Of each call, which of its name (and launch shape) it is in its step, and of how many."""
+    def _kinds(self, side: int, level: Level) -> tuple[Indices, Indices]:
         calls = self.sides[side]
-        kernels = calls.kernels
-        label = self._names[side][kernels.name[calls.row]]
-        shape = self._shapes[side][kernels.shape[calls.row]] if with_shape else np.zeros_like(label)
-        start = kernels.intervals.start_ns[calls.row]
+        # One kernel of NCCL may serve several kinds of collectives: they are not the same call.
+        kinds = np.append(self._collectives[side], -1)[calls.kernels.collective[calls.row]]
+        label = self._names[side][calls.kernels.name[calls.row]] * self._num_kinds + kinds + 1
+        if not level.launch_shape:
+            return label, np.zeros_like(label)
+        return label, self._shapes[side][calls.kernels.shape[calls.row]]
+
+    def _turns(self, side: int, label: Indices, shape: Indices) -> tuple[Indices, Indices]:
+        """Of each call, which of its kind it is in its step, and of how many."""
+        calls = self.sides[side]
         group = _numbered([calls.step, label, shape])
-        order = np.lexsort((start, group))
+        order = np.lexsort((calls.kernels.intervals.start_ns[calls.row], group))
         begins = np.ones(len(order), dtype=bool)
         begins[1:] = group[order][1:] != group[order][:-1]
         first = np.flatnonzero(begins)
@@ -182,38 +193,46 @@ def _common(mine: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[Indices, In
     )
 
 
-def pair_times(
-    calls: Calls, wanted: npt.NDArray[np.bool_], alone_ns: npt.NDArray[np.float64], num_steps: int
-) -> tuple[PairTime, ...]:
+@dataclass(frozen=True)
+class Side:
+    """The calls of one mode that count.
+
+    Attributes:
+        calls: of a profile.
+        wanted: which of them count; shape (calls,).
+        num_steps: steps that those are from.
+    """
+
+    calls: Calls
+    wanted: npt.NDArray[np.bool_]
+    num_steps: int
+
+
+def pair_times(overlapped: Side, sequential: Side, alone_ns: npt.NDArray[np.float64]) -> tuple[PairTime, ...]:
     """Time and loss of each family beside each kind of collective, and of each collective beside each family.
 
     Args:
-        calls: of a profile.
-        wanted: whether a call counts; shape (n,).
-        alone_ns: time of the same call alone, NaN where that is not known; shape (n,).
-        num_steps: steps that the wanted calls are from; figures are per step.
+        overlapped: the calls that share the device.
+        sequential: the calls that they were matched with.
+        alone_ns: what ``match`` found: the time of the same call alone, NaN where it has none; shape (calls,).
 
     Returns:
-        The pairs, those that lose most time first.
+        The pairs, per step, those that lose most time first.
     """
     pairs = [
         pair
         for victims, partners in ((Kind.COMPUTE, Kind.COMMUNICATION), (Kind.COMMUNICATION, Kind.COMPUTE))
-        for pair in _pairs(calls, wanted, alone_ns, num_steps, victims, partners)
+        for pair in _pairs(overlapped, sequential, alone_ns, victims, partners)
     ]
-    return tuple(sorted(pairs, key=lambda pair: (-(pair.lost_ms or 0.0), -pair.time_ms)))
+    return tuple(sorted(pairs, key=lambda pair: (-pair.lost_ms, -pair.time_ms)))
 
 
 def _pairs(
-    calls: Calls,
-    wanted: npt.NDArray[np.bool_],
-    alone_ns: npt.NDArray[np.float64],
-    num_steps: int,
-    victims: Kind,
-    partners: Kind,
+    overlapped: Side, sequential: Side, alone_ns: npt.NDArray[np.float64], victims: Kind, partners: Kind
 ) -> Iterator[PairTime]:
+    calls, num_steps = overlapped.calls, overlapped.num_steps
     label, labels = labels_of(calls.kernels)
-    rows = np.flatnonzero(wanted & (calls.kind == victims))
+    rows = np.flatnonzero(overlapped.wanted & (calls.kind == victims))
     group = label[calls.row[rows]]
     own, alone = calls.duration_ns[rows].astype(float), alone_ns[rows]
     matched = np.isfinite(alone)
@@ -225,27 +244,57 @@ def _pairs(
     total = beside.sum(axis=1)
     share = beside / np.where(total > 0, total, 1.0)[:, None]
 
-    def of(partner: str, picked: npt.NDArray[np.bool_], weight: Any, beside_ns: Any, known: bool) -> Iterator[PairTime]:
-        def per_step(amount: Any) -> npt.NDArray[np.float64]:
-            return np.bincount(group[picked], weights=(amount * picked)[picked], minlength=len(labels)) / num_steps
+    def per_step(picked: npt.NDArray[np.bool_], amount: Any) -> npt.NDArray[np.float64]:
+        weights = np.broadcast_to(amount, len(rows))[picked]
+        return np.bincount(group[picked], weights=weights, minlength=len(labels)) / num_steps
 
-        counts, times, besides = per_step(1.0), per_step(weight * own) / 1e6, per_step(beside_ns) / 1e6
-        alones = per_step(weight * np.where(matched, alone, 0.0)) / 1e6
+    def of(partner: str, picked: npt.NDArray[np.bool_], weight: Any, beside_ns: Any) -> Iterator[PairTime]:
+        counts = per_step(picked, 1.0)
         for number in np.flatnonzero(counts).tolist():
             yield PairTime(
                 victim=labels[number],
                 communication=victims is Kind.COMMUNICATION,
                 beside=partner,
                 calls=float(counts[number]),
-                beside_ms=float(besides[number]),
-                time_ms=float(times[number]),
-                alone_ms=float(alones[number]) if known else None,
+                beside_ms=float(per_step(picked, beside_ns)[number]) / 1e6,
+                time_ms=float(per_step(picked, weight * own)[number]) / 1e6,
+                alone_ms=float(per_step(picked, weight * np.where(matched, alone, 0.0))[number]) / 1e6,
             )
 
     for column, kind in enumerate(kinds):
-        yield from of(labels[kind], matched & (beside[:, column] > 0), share[:, column], beside[:, column], True)
-    yield from of(ALONE, matched & (total == 0), 1.0, 0.0, True)
-    yield from of(UNMATCHED, ~matched, 1.0, total, False)
+        yield from of(labels[kind], matched & (beside[:, column] > 0), share[:, column], beside[:, column])
+    yield from of(ALONE, matched & (total == 0), 1.0, 0.0)
+
+    # What has no partner on either side stands beside each other, so that all rows add up to the difference in time.
+    time = dict(zip(labels, (per_step(~matched, own) / 1e6).tolist(), strict=True))
+    count = dict(zip(labels, per_step(~matched, 1.0).tolist(), strict=True))
+    cover = dict(zip(labels, (per_step(~matched, total) / 1e6).tolist(), strict=True))
+    paired = dict(zip(labels, (per_step(matched, np.where(matched, alone, 0.0)) / 1e6).tolist(), strict=True))
+    in_all = _time_by_label(sequential, victims)
+    for name in dict.fromkeys((*labels, *in_all)):
+        rest = in_all.get(name, 0.0) - paired.get(name, 0.0)
+        if count.get(name) or abs(rest) > _NOTHING_MS:
+            yield PairTime(
+                victim=name,
+                communication=victims is Kind.COMMUNICATION,
+                beside=UNMATCHED,
+                calls=count.get(name, 0.0),
+                beside_ms=cover.get(name, 0.0),
+                time_ms=time.get(name, 0.0),
+                alone_ms=rest,
+            )
+
+
+# Less than a nanosecond: what is left of sums of floating point.
+_NOTHING_MS = 1e-6
+
+
+def _time_by_label(side: Side, kind: Kind) -> dict[str, float]:
+    """Time per step of each family, or kind of collective, ms."""
+    label, labels = labels_of(side.calls.kernels)
+    rows = np.flatnonzero(side.wanted & (side.calls.kind == kind))
+    time_ns = np.bincount(label[side.calls.row[rows]], weights=side.calls.duration_ns[rows], minlength=len(labels))
+    return {labels[i]: float(time_ns[i]) / side.num_steps / 1e6 for i in np.flatnonzero(time_ns)}
 
 
 def labels_of(kernels: Kernels) -> tuple[Indices, tuple[str, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +102,10 @@ _RULE = click.option(
     "--rule", "rules", multiple=True, metavar="FAMILY=REGEX",
     help="Kernels whose name holds REGEX are of FAMILY; before the rules built in. May be repeated.",
 )  # fmt: skip
+_COMMUNICATION = click.option(
+    "--communication", "patterns", multiple=True, metavar="REGEX",
+    help="Kernels whose name holds REGEX communicate, beside those built in. May be repeated.",
+)  # fmt: skip
 _OUTPUT = click.option(
     "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write everything to this file too, as JSON."
 )
@@ -111,11 +115,19 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead
 @main.command()
 @click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE...")
 @_JSON
-@click.option("--csv", type=click.Choice(["steps", "collectives", "families", "skew"]), help="Print a table as CSV.")
+@click.option(
+    "--csv", type=click.Choice(["steps", "collectives", "families", "estimates", "skew"]), help="Print a table as CSV."
+)
 @_OUTPUT
 @_RULE
+@_COMMUNICATION
 def analyze(
-    traces: tuple[Path, ...], as_json: bool, csv: str | None, output: Path | None, rules: tuple[str, ...]
+    traces: tuple[Path, ...],
+    as_json: bool,
+    csv: str | None,
+    output: Path | None,
+    rules: tuple[str, ...],
+    patterns: tuple[str, ...],
 ) -> None:
     """Overlap in traces of torch.profiler: one, or those of several ranks of a job side by side.
 
@@ -123,12 +135,15 @@ def analyze(
     """
     from overlap_callbacks.traces import TraceError, analyze, read_trace, tables
 
-    _add_rules(rules)
+    _add_rules(rules, patterns)
     try:
         found = analyze([read_trace(trace) for trace in traces])
     except TraceError as error:
         raise click.ClickException(str(error)) from None
-    _print_found(found, as_json, output, tables.analysis_csv(found, csv) if csv else None, tables.analysis_tables)
+    problems = [*dict.fromkeys(problem for trace in found.traces for problem in trace.problems), *found.problems]
+    _print_found(
+        found, as_json, output, tables.analysis_csv(found, csv) if csv else None, tables.analysis_tables, problems
+    )
 
 
 @main.command()
@@ -138,22 +153,46 @@ def analyze(
 @click.option("--csv", type=click.Choice(["figures", "kernels", "pairs", "unmatched"]), help="Print a table as CSV.")
 @_OUTPUT
 @_RULE
+@_COMMUNICATION
 def compare(
-    overlapped: Path, sequential: Path, as_json: bool, csv: str | None, output: Path | None, rules: tuple[str, ...]
+    overlapped: Path,
+    sequential: Path,
+    as_json: bool,
+    csv: str | None,
+    output: Path | None,
+    rules: tuple[str, ...],
+    patterns: tuple[str, ...],
 ) -> None:
     """Equations 1 to 5 from two traces of one rank of one job: OVERLAPPED as it is, SEQUENTIAL without overlap."""
     from overlap_callbacks.traces import TraceError, compare, read_trace, tables
 
-    _add_rules(rules)
+    _add_rules(rules, patterns)
     try:
         found = compare(read_trace(overlapped), read_trace(sequential))
     except (TraceError, ValueError) as error:
         raise click.ClickException(str(error)) from None
-    _print_found(found, as_json, output, tables.comparison_csv(found, csv) if csv else None, tables.comparison_tables)
+    _print_found(
+        found,
+        as_json,
+        output,
+        tables.comparison_csv(found, csv) if csv else None,
+        tables.comparison_tables,
+        found.problems,
+    )
 
 
-def _print_found(found: Any, as_json: bool, output: Path | None, csv: str | None, tables: Callable[[Any], Any]) -> None:
+def _print_found(
+    found: Any,
+    as_json: bool,
+    output: Path | None,
+    csv: str | None,
+    tables: Callable[[Any], Any],
+    problems: Sequence[str],
+) -> None:
     import msgspec
+
+    if csv is not None and as_json:
+        raise click.UsageError("give either --json or --csv")
 
     if output is not None:
         try:
@@ -162,6 +201,8 @@ def _print_found(found: Any, as_json: bool, output: Path | None, csv: str | None
             raise click.ClickException(f"--output {output} cannot be written: {error.strerror}") from None
     if csv is not None:
         click.echo(csv, nl=False)
+        for problem in problems:
+            click.echo(f"Note: {problem}", err=True)
     elif as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
     else:
@@ -170,20 +211,27 @@ def _print_found(found: Any, as_json: bool, output: Path | None, csv: str | None
         Console().print(tables(found))
 
 
-def _add_rules(rules: tuple[str, ...]) -> None:
-    import re
-
+def _add_rules(rules: tuple[str, ...], patterns: tuple[str, ...]) -> None:
     from overlap_callbacks import names
 
+    for pattern in patterns:
+        _check_pattern(pattern, "--communication")
+        names.communication_patterns.append(pattern)
     for position, text in enumerate(rules):
         family, equals, pattern = text.partition("=")
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise click.BadParameter(f"{pattern!r} is no regular expression: {error}", param_hint="--rule") from None
+        _check_pattern(pattern, "--rule")
         if not (family and equals and pattern):
             raise click.BadParameter(f"{text!r} must be of the form FAMILY=REGEX", param_hint="--rule")
         names.families.insert(position, names.Rule(family, pattern))
+
+
+def _check_pattern(pattern: str, option: str) -> None:
+    import re
+
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise click.BadParameter(f"{pattern!r} is no regular expression: {error}", param_hint=option) from None
 
 
 def _print_record(run: Path, as_json: bool) -> None:

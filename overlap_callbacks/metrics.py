@@ -436,16 +436,11 @@ def _mean_pairs(samples: Sequence[RankWindow]) -> tuple[PairTime, ...]:
     def mean(values: list[float]) -> float:
         return sum(values) / ranks
 
-    pairs = []
-    for key, found in rows.items():
-        alone = [pair.alone_ms for pair in found if pair.alone_ms is not None]
-        pairs.append(
-            PairTime(
-                *key,
-                calls=mean([pair.calls for pair in found]),
-                beside_ms=mean([pair.beside_ms for pair in found]),
-                time_ms=mean([pair.time_ms for pair in found]),
-                alone_ms=mean(alone) if alone else None,
-            )
-        )
-    return tuple(sorted(pairs, key=lambda pair: (-(pair.lost_ms or 0.0), -pair.time_ms)))
+    pairs = [
+        PairTime(*key, *(mean([getattr(pair, field) for pair in found]) for field in _PAIR_FIELDS))
+        for key, found in rows.items()
+    ]
+    return tuple(sorted(pairs, key=lambda pair: (-pair.lost_ms, -pair.time_ms)))
+
+
+_PAIR_FIELDS = ("calls", "beside_ms", "time_ms", "alone_ms")

@@ -54,7 +54,7 @@ families: list[Rule] = [
     Rule("normalisation", r"(?i)(layer|rms|batch|group|instance)_?norm|native_norm|ln_(fwd|bwd)|(\b|_)bn_"),
     Rule("normalisation", r"GammaBeta|RowwiseMoments|ComputeInternalGradients"),
     Rule("gemm", r"(?i)(?<!fb)gemm|gemv|cutlass|cublas|hipblaslt|nvjet|rocblas|tensile|^Cijk_|splitk|triton_(tem|mm)"),
-    Rule("gemm", r"(?i)xmma|wgrad|dgrad|fprop|conv(?!ert)|winograd"),
+    Rule("gemm", r"(?i)xmma|scudnn|wgrad|dgrad|fprop|conv(?!ert)|winograd"),
     Rule("gemm", r"^aten::_?(addmm|mm|bmm|baddbmm|linear|matmul|mv|addmv|addbmm)(_|$)"),
     Rule("copy", r"(?i)memcpy|memset|direct_copy|copy_kernel|CatArrayBatchedCopy|nchwToNhwc|nhwcToNchw|transpose"),
     Rule("copy", r"^aten::(copy_|_to_copy|clone|cat|contiguous)$"),

@@ -89,11 +89,11 @@ class PairTime(msgspec.Struct, frozen=True):
         victim: family of compute kernels (``gemm``, ...), or kind of collective.
         communication: whether the victims are the collectives.
         beside: what ran beside them: a kind of collective, or a family; ``(nothing)`` for kernels that ran alone in
-            overlapped steps too, ``(not matched)`` for those of which no sequential step has the like.
+            overlapped steps too, ``(not matched)`` for those of either mode of which the other has not the like.
         calls: victims per step that ran beside it at all.
         beside_ms: time per step for which they did.
         time_ms: the victims' own time per step, by share.
-        alone_ms: time of the same victims in sequential steps; None where they match none.
+        alone_ms: time of the same victims in sequential steps.
     """
 
     victim: str
@@ -102,17 +102,17 @@ class PairTime(msgspec.Struct, frozen=True):
     calls: float
     beside_ms: float
     time_ms: float
-    alone_ms: float | None
+    alone_ms: float
 
     @property
-    def lost_ms(self) -> float | None:
+    def lost_ms(self) -> float:
         """Milliseconds per step that the company costs."""
-        return None if self.alone_ms is None else self.time_ms - self.alone_ms
+        return self.time_ms - self.alone_ms
 
     @property
     def slowdown(self) -> float | None:
-        """How much longer the victims took than alone, as a fraction."""
-        return self.time_ms / self.alone_ms - 1 if self.alone_ms else None
+        """How much longer the victims took than alone, as a fraction; None where they are not the same kernels."""
+        return self.time_ms / self.alone_ms - 1 if self.alone_ms > 0 and self.beside != "(not matched)" else None
 
 
 class CollectiveTime(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,8 @@ LABELS = {
 }
 # Relative changes, which are shown with their sign; the other fractions are shares.
 CHANGES = frozenset({"speedup_vs_sequential", "gap_to_ideal", "compute_slowdown", "comm_slowdown"})
+# Longest tables; W&B and the record hold everything.
+_MOST_KERNELS, _MOST_PAIRS = 8, 10
 _UNITS = {figure.name: figure.unit for figure in FIGURES}
 
 
@@ -124,10 +127,12 @@ def _kernel_table(window: OverlapReport) -> Table:
     table.add_column("kernel")
     for column in ("slowdown", "lost", "overlapped", "sequential"):
         table.add_column(column, justify="right", no_wrap=True)
-    for kernel in window.kernels[:8]:
+    for kernel in window.kernels[:_MOST_KERNELS]:
         slowdown = "" if kernel.slowdown is None else f"{kernel.slowdown:+.1%}"
-        times = (f"{ms:.2f} ms" for ms in (kernel.lost_ms, kernel.overlapped_ms, kernel.sequential_ms))
-        table.add_row(shortened(kernel.name), slowdown, *times)
+        times = (f"{number(ms, 2)} ms" for ms in (kernel.lost_ms, kernel.overlapped_ms, kernel.sequential_ms))
+        table.add_row(kernel_name(kernel.name), slowdown, *times)
+    if len(window.kernels) > _MOST_KERNELS:
+        table.add_row(f"... {len(window.kernels) - _MOST_KERNELS} more", style="dim")
     return table
 
 
@@ -138,10 +143,12 @@ def pair_table(pairs: Sequence[PairTime], title: str) -> Table:
     table.add_column("beside")
     for column in ("slowdown", "lost", "time", "alone"):
         table.add_column(column, justify="right", no_wrap=True)
-    for pair in pairs[:10]:
+    for pair in pairs[:_MOST_PAIRS]:
         slowdown = "" if pair.slowdown is None else f"{pair.slowdown:+.1%}"
-        times = ("" if ms is None else f"{ms:.2f} ms" for ms in (pair.lost_ms, pair.time_ms, pair.alone_ms))
+        times = (f"{number(ms, 2)} ms" for ms in (pair.lost_ms, pair.time_ms, pair.alone_ms))
         table.add_row(shortened(pair.victim), shortened(pair.beside), slowdown, *times)
+    if len(pairs) > _MOST_PAIRS:
+        table.add_row(f"... {len(pairs) - _MOST_PAIRS} more", style="dim")
     return table
 
 
@@ -156,6 +163,19 @@ def _collective_table(window: OverlapReport) -> Table:
         cells = (str(row.group_size), str(row.messages), f"{row.bytes_in / 1e6:.2f}", alone)
         table.add_row(shortened(row.operator.strip("_")), shortened(row.group), *cells)
     return table
+
+
+def kernel_name(name: str) -> Text:
+    """A kernel's name without what all kernels of torch begin with, so that the rest of it can be seen."""
+    return shortened(_COMMON_PARTS.sub("", name) or name)
+
+
+_COMMON_PARTS = re.compile(r"^void |\(anonymous namespace\)::|at::native::|c10::")
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A number of so many decimals, without the sign of a zero."""
+    return f"{value:.{digits}f}".replace("-0." + "0" * digits, "0." + "0" * digits)
 
 
 def shortened(name: str) -> Text:

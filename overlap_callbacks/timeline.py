@@ -6,6 +6,7 @@ Times are integers in nanoseconds: the float of an absolute time has lost the la
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -90,7 +91,7 @@ class Intervals:
         union = by.union()
         if not len(union):
             return np.zeros(len(self), dtype=np.int64)
-        before = np.concatenate(([0], np.cumsum(union.durations_ns)))
+        before = union._lengths_before
 
         def covered_until(time_ns: Nanoseconds) -> Nanoseconds:
             index = np.searchsorted(union.start_ns, time_ns, side="right")
@@ -100,9 +101,10 @@ class Intervals:
 
         return np.where(self.end_ns > self.start_ns, covered_until(self.end_ns) - covered_until(self.start_ns), 0)
 
-    def shared_ns(self, other: Intervals) -> int:
-        """Length of the intersection of the two unions."""
-        return int(self.union().covered_ns(other).sum())
+    @cached_property
+    def _lengths_before(self) -> Nanoseconds:
+        """Total length up to each interval of a union, and to its end; shape (n + 1,)."""
+        return np.concatenate(([0], np.cumsum(self.durations_ns)))
 
 
 def self_segments(intervals: Intervals) -> tuple[Intervals, npt.NDArray[np.intp]]:
@@ -142,11 +144,12 @@ def self_segments(intervals: Intervals) -> tuple[Intervals, npt.NDArray[np.intp]
 def _parents(depth: npt.NDArray[np.int64], by_start: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
     """Row of each call's caller, -1 without one: the last call one level up that began before it."""
     parent = np.full(len(depth), -1, dtype=np.intp)
-    depth_in_order = depth[by_start]
-    for level in range(2, int(depth.max(initial=0)) + 1):
-        callers = np.flatnonzero(depth_in_order == level - 1)
-        calls = np.flatnonzero(depth_in_order == level)
-        nearest = np.searchsorted(callers, calls) - 1
-        found = nearest >= 0
-        parent[by_start[calls[found]]] = by_start[callers[nearest[found]]]
+    count = len(by_start)
+    # Calls in order of level, and of start within it: one search finds the last of the level above for all of them.
+    level = depth[by_start]
+    place = level * (count + 1) + np.arange(count)
+    order = np.argsort(place)
+    above = np.searchsorted(place[order], place - (count + 1)) - 1
+    nested = (above >= 0) & (level[order[above]] == level - 1)
+    parent[by_start[nested]] = by_start[order[above[nested]]]
     return parent

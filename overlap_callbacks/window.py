@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from overlap_callbacks import clocks
-from overlap_callbacks.attribution import Calls, match, pair_times
+from overlap_callbacks.attribution import Calls, Side, match, pair_times
 from overlap_callbacks.gate import Gate, StepLog
 from overlap_callbacks.kernels import Indices, Kernels, KernelSums, kernel_times, profiled_block
 from overlap_callbacks.metrics import MAX_KERNELS
@@ -292,9 +292,8 @@ def pair_times_of(kernels: Kernels, overlapped: Indices, sequential: Indices) ->
     if not len(overlapped) or not len(sequential):
         return ()
     calls = Calls.of(kernels)
-    wanted = np.isin(calls.step, overlapped)
-    alone = match(calls, wanted, calls, np.isin(calls.step, sequential)).alone_ns
-    return pair_times(calls, wanted, alone, len(overlapped))
+    ov, seq = (Side(calls, np.isin(calls.step, steps), len(steps)) for steps in (overlapped, sequential))
+    return pair_times(ov, seq, match(calls, ov.wanted, calls, seq.wanted).alone_ns)
 
 
 def _by_block(block: tuple[int, Mode]) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from overlap_callbacks.attribution import IN_TURN, SAME_LAUNCH, Calls, labels_of, match
+from overlap_callbacks.attribution import IN_TURN, SAME_LAUNCH, Calls, Level, labels_of, match
 from overlap_callbacks.kernels import Indices, KernelFigures, KernelSums, Kind
 from overlap_callbacks.pictures import step_picture
 from overlap_callbacks.schedule import Mode
@@ -47,22 +47,28 @@ def analyze(traces: Sequence[Trace]) -> Analysis:
     )
 
 
-def trace_figures(trace: Trace) -> list[TraceFigures]:
-    """Figures of each device of a trace; of a trace without any kernels too."""
-    devices = trace.devices or (0,)
-    several = (
-        [] if len(devices) == 1 else [f"the file holds kernels of {len(devices)} devices: each has its own figures"]
-    )
-    return [_device_figures(trace.on(device), device, several) for device in devices]
+def trace_figures(trace: Trace, arm: Mode = Mode.OVERLAPPED) -> list[TraceFigures]:
+    """Figures of each device of a trace, which was taken in mode ``arm``; of a trace without any kernels too."""
+    parts = trace.by_device() or {0: trace}
+    several = [] if len(parts) == 1 else [f"the file holds kernels of {len(parts)} devices: each has its own figures"]
+    return [_device_figures(part, device, arm, several) for device, part in parts.items()]
 
 
-def _device_figures(trace: Trace, device: int, problems: list[str]) -> TraceFigures:
+def _device_figures(trace: Trace, device: int, arm: Mode, problems: list[str]) -> TraceFigures:
     kernels = trace.kernels
     sums = KernelSums(kernels)
     counted = sums.steps
     skipped = [str(trace.steps[i].number) for i in sorted({*range(len(trace.steps))} - {*counted})]
     if skipped and len(kernels):
         problems = [*problems, f"no kernels were launched in steps {', '.join(skipped[:8])}: they are left out"]
+    outside = sums.of_rows(np.flatnonzero(kernels.step < 0))
+    if trace.steps and outside.num_kernels:
+        problems = [
+            *problems,
+            f"{outside.num_kernels} kernels ({outside.compute_ns / 1e6:.3f} ms of compute, "
+            f"{outside.comm_ns / 1e6:.3f} ms of communication) were launched in none of the steps: they count in the "
+            "total alone",
+        ]
     communicates = bool((kernels.kind == Kind.COMMUNICATION).any())
     if not communicates:
         problems = [*problems, "there is no communication: its figures are undefined"]
@@ -81,7 +87,7 @@ def _device_figures(trace: Trace, device: int, problems: list[str]) -> TraceFigu
         collectives=_collectives(trace),
         families=_families(trace),
         estimate=_estimate(trace),
-        picture=step_picture(kernels, counted[0] if counted else -1, Mode.OVERLAPPED),
+        picture=step_picture(kernels, counted[0] if counted else -1, arm),
         problems=(*trace.problems, *problems),
     )
 
@@ -180,30 +186,35 @@ def _estimate(trace: Trace) -> SlowdownEstimate | None:
     """Of the same kernels, those beside communication against those alone."""
     calls = Calls.of(trace.kernels)
     compute = (calls.kind == Kind.COMPUTE) & (calls.duration_ns > 0)
+    if trace.steps:
+        compute &= calls.step >= 0  # of what ran in no step, the turn is not known
     covered = calls.covered_ns(trace.kernels.of(Kind.COMMUNICATION)) / np.maximum(calls.duration_ns, 1)
     beside, alone = compute & (covered >= _BESIDE), compute & (covered <= _ALONE)
     if not beside.any() or not alone.any():
         return None
     # Within one step a kernel comes in one turn only; and where launch shapes are unknown, a name says too little.
-    methods: list[tuple[tuple[tuple[bool, bool], ...], str]] = []
+    methods: list[tuple[tuple[Level, ...], str]] = []
     if len(trace.steps) > 1:
-        methods.append((IN_TURN, "the same kernel in the same turn of other steps"))
+        methods.append((IN_TURN, "calls of one kernel in the same turn of different steps"))
     if any(trace.kernels.shapes):
-        methods.append((SAME_LAUNCH, "kernels of the same name, grid and block"))
+        methods.append((SAME_LAUNCH, "calls of one kernel with the same grid and block"))
     for levels, method in methods:
         found = match(calls, beside, calls, alone, levels)
         rows = np.flatnonzero(np.isfinite(found.alone_ns))
         if len(rows):
-            return _slowdown(calls, rows, found.alone_ns, np.flatnonzero(found.used), method)
+            left_out = np.flatnonzero(beside & ~np.isfinite(found.alone_ns))
+            return _slowdown(calls, rows, found.alone_ns, np.flatnonzero(found.used), left_out, method)
     return None
 
 
 def _slowdown(
-    calls: Calls, rows: Indices, alone_ns: npt.NDArray[np.float64], used: Indices, method: str
+    calls: Calls, rows: Indices, alone_ns: npt.NDArray[np.float64], used: Indices, left_out: Indices, method: str
 ) -> SlowdownEstimate:
     label, labels = labels_of(calls.kernels)
 
-    def over(rows: Indices, used: Indices, families: dict[str, SlowdownEstimate]) -> SlowdownEstimate:
+    def over(
+        rows: Indices, used: Indices, left_out: Indices, families: dict[str, SlowdownEstimate]
+    ) -> SlowdownEstimate:
         time_ns = float(calls.duration_ns[rows].sum())
         return SlowdownEstimate(
             slowdown=time_ns / float(alone_ns[rows].sum()) - 1,
@@ -211,12 +222,14 @@ def _slowdown(
             kernels=len(np.unique(calls.kernels.name[calls.row[rows]])),
             calls_beside=len(rows),
             calls_alone=len(used),
+            calls_left_out=len(left_out),
             time_beside_ms=time_ns / 1e6,
             families=families,
         )
 
-    mine, theirs = label[calls.row[rows]], label[calls.row[used]]
+    of_rows, of_used, of_left_out = (label[calls.row[part]] for part in (rows, used, left_out))
     families = {
-        labels[number]: over(rows[mine == number], used[theirs == number], {}) for number in np.unique(mine).tolist()
+        labels[i]: over(rows[of_rows == i], used[of_used == i], left_out[of_left_out == i], {})
+        for i in np.unique(of_rows).tolist()
     }
-    return over(rows, used, dict(sorted(families.items(), key=lambda item: -item[1].time_beside_ms)))
+    return over(rows, used, left_out, dict(sorted(families.items(), key=lambda item: -item[1].time_beside_ms)))

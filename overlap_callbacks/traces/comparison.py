@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from overlap_callbacks.attribution import Calls, Match, match, pair_times
+from overlap_callbacks.attribution import Calls, Match, Side, match, pair_times
 from overlap_callbacks.kernels import KernelSums, Kind
 from overlap_callbacks.metrics import RESIDUAL_LIMIT, RESIDUAL_LIMIT_GLOO
-from overlap_callbacks.samples import KernelTime, PairTime
+from overlap_callbacks.samples import KernelTime
+from overlap_callbacks.schedule import Mode
 from overlap_callbacks.traces.analysis import span_ms, trace_figures
 from overlap_callbacks.traces.figures import Comparison, UnmatchedKernel
 from overlap_callbacks.traces.kineto import Trace
 from overlap_callbacks.version import __version__
 
 # Below this share of matched compute time two files are not taken for one job.
-_LEAST_MATCHED = 0.5
+_LEAST_MATCHED = 0.8
 
 
 def compare(overlapped: Trace, sequential: Trace) -> Comparison:
@@ -35,40 +36,24 @@ def compare(overlapped: Trace, sequential: Trace) -> Comparison:
             )
         if not bool((trace.kernels.kind == Kind.COMPUTE).any()):
             raise ValueError(f"{name}: {trace.path} holds no compute kernels")
-    sides = [_Side(trace) for trace in (overlapped, sequential)]
-    ov, seq = sides
+    ov, seq = _Side(overlapped), _Side(sequential)
     forward = match(ov.calls, ov.wanted, seq.calls, seq.wanted)
     backward = match(seq.calls, seq.wanted, ov.calls, ov.wanted)
-    compute = ov.wanted & (ov.calls.kind == Kind.COMPUTE)
-    matched_ns = int(ov.calls.duration_ns[compute & np.isfinite(forward.alone_ns)].sum())
-    compute_ns = int(ov.calls.duration_ns[compute].sum())
-    matched = matched_ns / compute_ns if compute_ns else None
+    matched = min(ov.matched_fraction(forward), seq.matched_fraction(backward))
     figures = _figures(ov.means, seq.means)
-    problems = [*_problems(overlapped, sequential)]
-    valid = True
-    limit = RESIDUAL_LIMIT_GLOO if overlapped.on_host else RESIDUAL_LIMIT
-    residual = figures.get("residual_overlap")
-    if residual is not None and residual > limit:
-        valid = False
-        problems.append(f"the sequential file is not sequential: its overlap ratio is {residual:.3f}, above {limit}")
-    if matched is None or matched < _LEAST_MATCHED:
-        valid = False
-        problems.append(
-            f"only {matched or 0:.0%} of the overlapped file's compute time has a partner in the sequential one: "
-            "the two do not look like traces of one job"
-        )
+    faults = list(_faults(ov, seq, figures.get("residual_overlap"), matched))
     return Comparison(
         library_version=__version__,
         overlapped=trace_figures(overlapped)[0],
-        sequential=trace_figures(sequential)[0],
+        sequential=trace_figures(sequential, Mode.SEQUENTIAL)[0],
         steps=(ov.num_steps, seq.num_steps),
         figures=figures,
-        valid=valid,
+        valid=not faults,
         matched_fraction=matched,
         kernels=_kernel_times(ov, forward),
-        pairs=_pairs(ov, forward),
+        pairs=pair_times(ov.side, seq.side, forward.alone_ns),
         unmatched=_unmatched(ov, forward, seq, backward),
-        problems=tuple(problems),
+        problems=(*_problems(overlapped, sequential), *faults),
     )
 
 
@@ -87,6 +72,9 @@ class _Side:
         self.num_steps = max(len(steps), 1)
         self.calls = Calls.of(kernels)
         self.wanted: npt.NDArray[np.bool_] = inside[self.calls.row]
+        self.side = Side(self.calls, self.wanted, self.num_steps)
+        self.has_steps = bool(steps)
+        self.on_host = trace.on_host
         found = sums.of_rows(np.flatnonzero(inside))
         per_step = 1e-6 / self.num_steps
         self.means = {
@@ -98,6 +86,26 @@ class _Side:
             "hidden": found.hidden_comm_ns * per_step,
             "covered": found.covered_compute_ns * per_step,
         }
+
+    def matched_fraction(self, found: Match) -> float:
+        """Share of its compute time whose calls the other file has too."""
+        compute = self.wanted & (self.calls.kind == Kind.COMPUTE)
+        in_all = int(self.calls.duration_ns[compute].sum())
+        return int(self.calls.duration_ns[compute & np.isfinite(found.alone_ns)].sum()) / in_all if in_all else 0.0
+
+
+def _faults(ov: _Side, seq: _Side, residual: float | None, matched: float) -> Iterator[str]:
+    """What makes the comparison worthless."""
+    limit = RESIDUAL_LIMIT_GLOO if ov.on_host else RESIDUAL_LIMIT
+    if residual is not None and residual > limit:
+        yield f"the sequential file is not sequential: its overlap ratio is {residual:.3f}, above {limit}"
+    if ov.has_steps != seq.has_steps:
+        yield "only one of the files has ProfilerStep ranges: a step cannot be compared with a whole file"
+    elif matched < _LEAST_MATCHED:
+        yield (
+            f"only {matched:.0%} of the compute time of one file has a partner in the other: the two do not look like "
+            "traces of one job, or hold different numbers of steps"
+        )
 
 
 def _figures(ov: dict[str, float], seq: dict[str, float]) -> dict[str, float]:
@@ -165,10 +173,6 @@ def _kernel_times(side: _Side, found: Match) -> tuple[KernelTime, ...]:
     )
 
 
-def _pairs(side: _Side, found: Match) -> tuple[PairTime, ...]:
-    return pair_times(side.calls, side.wanted, found.alone_ns, side.num_steps)
-
-
 def _unmatched(ov: _Side, forward: Match, seq: _Side, backward: Match) -> tuple[UnmatchedKernel, ...]:
     """Kernels without a partner in the other file, by name."""
     totals: dict[str, list[float]] = {}
@@ -202,6 +206,4 @@ def _problems(overlapped: Trace, sequential: Trace) -> Sequence[str]:
         found.append(
             f"the files are of different jobs: world sizes {overlapped.world_size} and {sequential.world_size}"
         )
-    if bool(overlapped.steps) != bool(sequential.steps):
-        found.append("only one of the files has ProfilerStep ranges: it is compared step by step with the whole other")
     return found

@@ -101,6 +101,7 @@ class SlowdownEstimate(msgspec.Struct, frozen=True, kw_only=True):
         method: what counts as the same kernel.
         kernels: distinct names.
         calls_beside, calls_alone: sample sizes.
+        calls_left_out: calls beside communication of which none is found alone.
         time_beside_ms: time of the covered calls.
         families: the same by family, where there are any calls.
     """
@@ -110,6 +111,7 @@ class SlowdownEstimate(msgspec.Struct, frozen=True, kw_only=True):
     kernels: int
     calls_beside: int
     calls_alone: int
+    calls_left_out: int
     time_beside_ms: float
     families: dict[str, SlowdownEstimate] = {}
 
@@ -150,13 +152,15 @@ class RankTime(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank spent in matched collectives.
 
     Attributes:
-        rank: of the job; the position of its file where the file does not tell.
+        rank: of the job; a free number where the file does not tell.
+        device: the number of its device.
         time_ms: its kernels' time.
         waiting_ms: the part of it beyond the shortest kernel of each collective: waiting for the last rank.
         last: of how many collectives it was the last to come (its kernel was the shortest).
     """
 
     rank: int
+    device: int
     time_ms: float
     waiting_ms: float
     last: int
@@ -228,7 +232,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", 
         steps: steps that counted, of each file.
         figures: per step, by the names of the live report.
         valid: False where the sequential file is not sequential, or the two are not of one job.
-        matched_fraction: share of the overlapped compute time whose kernels the sequential file has too.
+        matched_fraction: share of the compute time whose kernels the other file has too, of the file with less.
         kernels: matched kernels, those that lose most time first.
         pairs: families beside collectives and the other way round.
         unmatched: kernels that the other file has not.
@@ -242,7 +246,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", 
     steps: tuple[int, int]
     figures: dict[str, float]
     valid: bool
-    matched_fraction: float | None
+    matched_fraction: float
     kernels: tuple[KernelTime, ...]
     pairs: tuple[PairTime, ...]
     unmatched: tuple[UnmatchedKernel, ...]

@@ -6,6 +6,7 @@ for the operators of the host, by the rules of a CPU job.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 from array import array
@@ -22,7 +23,8 @@ import numpy.typing as npt
 
 from overlap_callbacks import names
 from overlap_callbacks.kernels import Indices, Kernels, Kind, Rows, device_kernels, host_kernels
-from overlap_callbacks.traces.metadata import CollectiveInfo, KernelMetadata, annotated
+from overlap_callbacks.timeline import Intervals
+from overlap_callbacks.traces.metadata import CollectiveInfo, KernelMetadata, annotated, with_groups
 from overlap_callbacks.traces.stream import Args, Event, EventStream, ExactEvent
 
 # Kineto's categories, of today and of 2021.
@@ -36,6 +38,8 @@ _CATEGORIES = {
 }  # fmt: skip
 
 _STEP = re.compile(r"ProfilerStep#(\d{1,18})(?!\d)")
+# What a collective may be called that no pattern knows.
+_NEAR = re.compile(r"(?i)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|[nr]ccl|shmem")
 # Beyond these a time cannot be of any clock, nor a duration, and their differences would overflow.
 _EARLIEST_NS, _LATEST_NS, _LONGEST_NS = -(2**61), 2**62, 2**61
 # From here on neighbours of floating point lie too far apart for whole nanoseconds to be told.
@@ -96,17 +100,26 @@ class Trace:
         """The devices that ran kernels."""
         return tuple(np.unique(self.device).tolist())
 
-    def on(self, device: int) -> Trace:
-        """The same trace with the kernels of one device: what runs on another is beside nothing."""
-        rows = np.flatnonzero(self.device == device)
-        if len(rows) == len(self.device):
-            return self
-        place = {int(row): i for i, row in enumerate(rows)}
-        return Trace(
-            self.path, self.kernels[rows], self.device[rows], self.steps,
-            {place[row]: info for row, info in self.collectives.items() if row in place},
-            self.on_host, self.rank, self.world_size, self.device_names, self.problems,
-        )  # fmt: skip
+    def by_device(self) -> dict[int, Trace]:
+        """The same trace with the kernels of each device alone: what runs on another is beside nothing."""
+        devices = self.devices
+        if len(devices) < 2:
+            return {device: self for device in devices}
+        order = np.argsort(self.device, kind="stable")
+        bounds = np.searchsorted(self.device[order], [*devices, devices[-1] + 1]).tolist()
+        rows = {device: order[first:last] for device, first, last in zip(devices, bounds, bounds[1:], strict=False)}
+        place = np.empty(len(order), dtype=np.int64)
+        for some in rows.values():
+            place[some] = np.arange(len(some))
+        infos: dict[int, dict[int, CollectiveInfo]] = {device: {} for device in devices}
+        for row, info in self.collectives.items():
+            infos[int(self.device[row])][int(place[row])] = info
+        return {
+            device: dataclasses.replace(
+                self, kernels=self.kernels[some], device=self.device[some], collectives=infos[device]
+            )
+            for device, some in rows.items()
+        }
 
 
 def read_trace(path: str | Path) -> Trace:
@@ -285,6 +298,7 @@ class _HostEvents(_Sieve):
         super().__init__()
         self.threads: list[Any] = []
         self.ranges = Rows()
+        self.enqueued = 0  # collectives of NCCL, of which the host sees no more than that it enqueued them
 
     def begin(self, exact: bool) -> None:
         super().begin(exact)
@@ -301,6 +315,8 @@ class _HostEvents(_Sieve):
                 if self.times.add(event):
                     self.rows.label(Kind.COMPUTE, _short(name))
                     self.threads.append(_hashable(event.tid))
+            elif name.startswith("nccl:"):
+                self.enqueued += 1
             elif names.is_communication(name) and self.range_times.add(event):
                 self.ranges.label(Kind.COMMUNICATION, _short(name))
 
@@ -339,6 +355,7 @@ class _Reader:
             kernels = self._of_host(sieve, bounds, problems)
             device = np.zeros(len(kernels), dtype=np.int64)
         problems += _doubts(kernels, steps)
+        collectives = with_groups(collectives, head.get("distributedInfo"))
         rank, world_size = _job(head, problems)
         return Trace(
             path=self.path,
@@ -391,7 +408,21 @@ class _Reader:
             problems.append("the file holds neither kernels nor operators")
         else:
             problems.append("no kernels of a device: operators of the training thread count as compute")
+        if sieve.enqueued:
+            problems.append("NCCL's collectives run on a device, of which the file holds no kernels: they are left out")
+        crossing = _crossing(host.intervals)
+        if crossing:
+            problems.append(f"{crossing} operators of the training thread overlap without nesting: their self time is "
+                            "not sure")  # fmt: skip
         return host_kernels(host, sieve.ranges, bounds)
+
+
+def _crossing(calls: Intervals) -> int:
+    """How many calls of one thread reach beyond the end of one in which they began."""
+    order = np.lexsort((-calls.end_ns, calls.start_ns))
+    start, end = calls.start_ns[order], calls.end_ns[order]
+    latest = np.maximum.accumulate(end)[:-1]
+    return int(((start[1:] < latest) & (end[1:] > latest)).sum())
 
 
 def _believe_metadata(rows: Rows, known: dict[int, CollectiveInfo]) -> None:
@@ -434,6 +465,13 @@ def _doubts(kernels: Kernels, steps: tuple[TraceStep, ...]) -> Iterator[str]:
     if len(start) > 1 and int(np.diff(start).max()) > _JUMP_NS:
         longest = int(np.diff(start).max()) / 1e9
         yield f"kernels lie {longest:.0f} s apart: the clock may have jumped, or files were joined"
+    near = [
+        kernels.names[i]
+        for i in np.unique(kernels.name[kernels.kind == Kind.COMPUTE])
+        if _NEAR.search(kernels.names[i])
+    ]
+    if near:
+        yield f"{len(near)} kernels count as compute though their names sound like communication: {near[0][:80]}"
     if any(after.start_ns < before.end_ns for before, after in itertools.pairwise(steps)):
         yield "some steps overlap: each ends where the next begins"
 

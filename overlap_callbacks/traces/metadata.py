@@ -1,7 +1,7 @@
 """What a trace tells of a collective: in the kernel's own arguments (since torch 2.2 or so), else in torch's range.
 
-Bytes are counted as NCCL's own tests do, so that bus bandwidth compares with theirs: of an all-gather the tensor
-that is gathered into, of a reduce-scatter the one that is reduced, of the others what a rank gives.
+Bytes are counted as NCCL's own tests do, so that bus bandwidth compares with theirs: of a gather or
+all-gather the tensor that is gathered into, of a scatter or reduce-scatter the one that is given, of the others either.
 """
 
 from __future__ import annotations
@@ -95,10 +95,33 @@ class KernelMetadata:
             info = CollectiveInfo(names.collective_of(name), group, description, ranks, size)
             found = self._known[key] = (info, _width(dtype))
         info, width = found
-        elements = args.out_elements if info.kind == "all_gather" else args.in_elements
+        elements = args.out_elements if info.kind in ("all_gather", "gather") else args.in_elements
         num_bytes = elements * width if isinstance(elements, int) and 0 <= elements < _MOST and width else None
         sequence = args.sequence if isinstance(args.sequence, int) else None
         return info._replace(num_bytes=num_bytes, sequence=sequence)
+
+
+def with_groups(found: dict[int, CollectiveInfo], info: Any) -> dict[int, CollectiveInfo]:
+    """Fill in what the kernels leave out of their process groups from the file's ``distributedInfo``."""
+    config = info.get("pg_config") if isinstance(info, dict) else None
+    groups = {
+        str(group.get("pg_name")): group
+        for group in (config if isinstance(config, list) else [])
+        if isinstance(group, dict)
+    }
+    filled = {}
+    for row, known in found.items():
+        group = groups.get(known.group)
+        if group is not None:
+            ranks, size = group.get("ranks"), group.get("pg_size")
+            cut_off = not known.ranks or "..." in known.ranks
+            known = known._replace(  # noqa: PLW2901
+                description=known.description or names.clean(str(group.get("pg_desc", ""))),
+                ranks=names.clean(str(ranks)) if cut_off and isinstance(ranks, list) else known.ranks,
+                size=size if known.size is None and isinstance(size, int) and size > 0 else known.size,
+            )
+        filled[row] = known
+    return filled
 
 
 def annotated(

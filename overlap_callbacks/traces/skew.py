@@ -19,40 +19,62 @@ from overlap_callbacks.traces.figures import CollectiveSkew, RankTime
 from overlap_callbacks.traces.kineto import Trace
 from overlap_callbacks.traces.metadata import CollectiveInfo
 
-# A collective: where it stands in the job, the same on all ranks that take part.
+# A collective: where it stands in the job, the same on all ranks that take part. Kind, group, and the group's name,
+# ranks and size come first.
 _Place = tuple[Any, ...]
+# Who takes part: rank and device.
+_Member = tuple[int, int]
 
 
 def skew_over_ranks(traces: Sequence[Trace]) -> tuple[tuple[CollectiveSkew, ...], tuple[str, ...]]:
     """Match the collectives of several ranks, by group and order, and tell waiting from transfer.
 
     Returns:
-        A row for each kind of collective and group that at least two of the files share, those with the most waiting
-        first; and what speaks against the match, in words.
+        A row for each kind of collective and group that at least two devices of the files share, those with the most
+        waiting first; and what speaks against the match, in words.
     """
-    if len(traces) < 2:
+    numbers = _numbers(traces)
+    parts = [
+        ((rank, device), part)
+        for rank, trace in zip(numbers, traces, strict=True)
+        for device, part in trace.by_device().items()
+    ]
+    if len(parts) < 2:
         return (), ()
     problems = list(_doubts(traces))
-    if problems and any("different jobs" in problem or "twice" in problem for problem in problems):
+    if any("different jobs" in problem or "twice" in problem for problem in problems):
         return (), tuple(problems)
-    ranks = _numbers(traces)
-    places: dict[_Place, dict[int, int]] = defaultdict(dict)
-    for rank, trace in zip(ranks, traces, strict=True):
-        for place, duration_ns in _collectives(trace):
+    places: dict[_Place, dict[_Member, int]] = defaultdict(dict)
+    for member, part in parts:
+        for place, duration_ns in _collectives(part):
             # Several kernels of one number are one collective.
-            places[place][rank] = places[place].get(rank, 0) + duration_ns
-    total = sum(map(len, places.values()))
-    rows: dict[tuple[str, str, tuple[int, ...]], list[dict[int, int]]] = defaultdict(list)
+            places[place][member] = places[place].get(member, 0) + duration_ns
+    rows: dict[tuple[str, str, tuple[_Member, ...]], list[dict[_Member, int]]] = defaultdict(list)
     for place, durations in places.items():
         if len(durations) > 1:
             rows[place[0], place[1], tuple(sorted(durations))].append(durations)
+    total = sum(map(len, places.values()))
     matched = sum(len(durations) for found in rows.values() for durations in found)
-    if total and not matched:
+    if total and not matched and len(traces) > 1:
         problems.append("the files share no collectives: they do not look like ranks of one job")
-    elif matched < total:
+    elif 0 < matched < total:
         problems.append(f"{total - matched} of {total} collectives have no partner in another file, and are left out")
+    if matched:
+        problems += _limits(traces, places)
     found = [_row(kind, group, members, durations) for (kind, group, members), durations in rows.items()]
     return tuple(sorted(found, key=lambda row: -row.skew_ms)), tuple(problems)
+
+
+def _limits(traces: Sequence[Trace], places: dict[_Place, dict[_Member, int]]) -> Iterator[str]:
+    """What the figures cannot say."""
+    world_size = max((trace.world_size for trace in traces if trace.world_size is not None), default=0)
+    if any(1 < len(members) < (place[4] or world_size) for place, members in places.items()):
+        yield (
+            f"not all ranks of all groups were given ({len(traces)} files): where the last to come is not among them, "
+            "the transfer is shorter than shown and the waiting longer"
+        )
+    if any(not place[2] and not place[3] for place in places):
+        yield "the files do not tell process groups: collectives were matched by their kind and order alone"
 
 
 def _numbers(traces: Sequence[Trace]) -> list[int]:
@@ -68,8 +90,8 @@ def _numbers(traces: Sequence[Trace]) -> list[int]:
     return numbers
 
 
-def _row(kind: str, group: str, members: tuple[int, ...], found: list[dict[int, int]]) -> CollectiveSkew:
-    times = np.array([[durations[rank] for rank in members] for durations in found], dtype=np.int64)
+def _row(kind: str, group: str, members: tuple[_Member, ...], found: list[dict[_Member, int]]) -> CollectiveSkew:
+    times = np.array([[durations[member] for member in members] for durations in found], dtype=np.int64)
     shortest = times.min(axis=1, keepdims=True)
     waiting = times - shortest
     last = Counter(times.argmin(axis=1).tolist())
@@ -82,11 +104,12 @@ def _row(kind: str, group: str, members: tuple[int, ...], found: list[dict[int, 
         ranks=tuple(
             RankTime(
                 rank=rank,
+                device=device,
                 time_ms=int(times[:, column].sum()) / 1e6,
                 waiting_ms=int(waiting[:, column].sum()) / 1e6,
                 last=last[column],
             )
-            for column, rank in enumerate(members)
+            for column, (rank, device) in enumerate(members)
         ),
     )
 
@@ -103,7 +126,7 @@ def _collectives(trace: Trace) -> Iterator[tuple[_Place, int]]:
         if info.kind == "send_recv":
             continue  # its two sides are not the same kernel
         group = info.description or info.group
-        where: _Place = (info.kind, group, info.group, info.ranks)
+        where: _Place = (info.kind, group, info.group, info.ranks, info.size)
         if info.sequence is not None:
             yield (*where, "sequence", info.sequence), int(durations[row])
             continue

@@ -72,7 +72,9 @@ _START = re.compile(rb'"traceEvents"\s*:\s*\[')
 _END = re.compile(rb"\}\s*(\])\s*(?=[,}]|$)")
 _BETWEEN = re.compile(rb"(?<=\})\s*,?\s*(?=\{)")  # two events, whose comma may be missing
 # Longest beginning of a file in which its events must start: thousands of process groups may stand before them.
-_LONGEST_HEAD = 256 * 2**20
+_LONGEST_HEAD = 64 * 2**20
+# Longest that the beginning of the array may be, white space within it included.
+_LONGEST_START = 256
 _DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 # Longest single event, for which a buffer is held.
 _LONGEST_EVENT = 16 * 2**20
@@ -138,38 +140,47 @@ class EventStream:
     # -- the document around the events
 
     def _skip_head(self, source: Iterator[bytes]) -> bytes:
-        buffer = b""
+        buffer = bytearray()
+        searched = 0
         for piece in source:
             buffer += piece
-            start = buffer.lstrip()[:1]
-            if start == b"[":  # the other form of the format: the array alone
+            start = re.match(rb"\s*(.)?", buffer, re.DOTALL)
+            first = start.group(1) if start else None
+            if first == b"[":  # the other form of the format: the array alone
                 self._bare = True
-                return buffer.lstrip()[1:]
-            if start not in (b"{", b""):
+                return bytes(buffer[start.end() :]) if start else b""
+            if first not in (b"{", None):
                 break
-            for found in _START.finditer(buffer):
-                try:
-                    head = msgspec.json.decode(buffer[: found.start()] + b'"traceEvents":[]}')
-                except (msgspec.DecodeError, UnicodeDecodeError):
-                    head = {}
-                    if found.start() > 0 and _depth_one(buffer[: found.start()]):
-                        self.problems.append("what stands before the events is not valid JSON, and is left out")
-                    else:
-                        continue
-                self.head.update({key: value for key, value in head.items() if key != "traceEvents"})
-                return buffer[found.end() :]
+            for found in _START.finditer(buffer, searched):
+                if self._read_head(bytes(buffer[: found.start()])):
+                    return bytes(buffer[found.end() :])
+            searched = max(0, len(buffer) - _LONGEST_START)
             if len(buffer) > _LONGEST_HEAD:
                 break
         if not buffer.strip():
             raise TraceError(f"{self.path} is empty")
         raise TraceError(f"{self.path} is no trace of torch.profiler: it has no traceEvents")
 
+    def _read_head(self, head: bytes) -> bool:
+        """Take down the fields before the events; False where this is not what stands before them."""
+        try:
+            fields = msgspec.json.decode(head + b'"traceEvents":[]}')
+        except _DECODE_ERRORS:
+            if not head or not _depth_one(head):
+                return False
+            self.problems.append("what stands before the events is not valid JSON, and is left out")
+            return True
+        self.head.update({key: value for key, value in fields.items() if key != "traceEvents"})
+        return True
+
     def _finish(self, rest: bytes, source: Iterator[bytes], ended: bool) -> None:
         if ended:
+            text = bytearray(rest)
             for piece in source:
-                if len(rest) > _LONGEST_HEAD:
+                text += piece
+                if len(text) > _LONGEST_HEAD:
                     break
-                rest += piece
+            rest = bytes(text)
             tail = _tail(rest)
             if tail is not None:
                 self.head.update(tail)

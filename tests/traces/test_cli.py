@@ -62,7 +62,7 @@ def invoke(*arguments: str, columns: int = 120) -> Result:
 def overlap(*arguments: str, columns: int = 120) -> str:
     result = invoke(*arguments, columns=columns)
     assert result.exit_code == 0, result.output
-    return result.output
+    return result.stdout
 
 
 def rows(output: str) -> list[dict[str, str]]:

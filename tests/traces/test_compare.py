@@ -194,17 +194,20 @@ def test_kernels_that_differ_in_grid_or_block_are_matched_with_their_own_kind(tm
     assert (rows[ALONE].time_ms, rows[ALONE].alone_ms) == (4, 3)
 
 
-def test_of_a_kernel_that_runs_more_often_in_one_file_calls_are_matched_with_the_mean_of_their_launch_shape(
-    tmp_path: Path,
-) -> None:
+def test_of_a_kernel_that_runs_more_often_in_one_file_the_calls_too_many_have_no_partner(tmp_path: Path) -> None:
     found = compared(
         tmp_path,
         [gemm(0, 2), gemm(3, 4), gemm(5, 9), all_reduce(0, 9)],
         [gemm(0, 1), gemm(3, 6), all_reduce(7, 9)],
     )
     (kernel,) = (kernel for kernel in found.kernels if not kernel.communication)
-    assert (kernel.overlapped_calls, kernel.overlapped_ms, kernel.sequential_ms) == (3, 7, 3 * 2)
-    assert found.unmatched == ()
+    assert (kernel.overlapped_calls, kernel.overlapped_ms, kernel.sequential_ms) == (2, 2 + 1, 1 + 3)
+    (left,) = found.unmatched
+    assert (left.name, left.overlapped_calls, left.overlapped_ms, left.sequential_calls) == (kineto.GEMM, 1, 4, 0)
+    assert found.matched_fraction == pytest.approx(3 / 7)
+    assert not found.valid
+    lost = sum(pair.lost_ms for pair in found.pairs if not pair.communication)
+    assert lost == pytest.approx(found.figures["compute_ms"] - found.figures["compute_isolated_ms"])
 
 
 def test_kernels_that_match_nothing_are_counted_and_named_from_both_files(tmp_path: Path) -> None:
@@ -221,8 +224,13 @@ def test_kernels_that_match_nothing_are_counted_and_named_from_both_files(tmp_pa
     assert [row.name for row in found.unmatched] == [kineto.ALL_GATHER, "new", "old"]  # the dearest first
     assert found.matched_fraction == pytest.approx(0.8)
     assert found.valid
-    (pair,) = (pair for pair in found.pairs if pair.beside == UNMATCHED)
-    assert (pair.victim, pair.calls, pair.time_ms, pair.alone_ms, pair.lost_ms) == ("other", 2, 2, None, None)
+    unmatched = {
+        pair.victim: (pair.calls, pair.time_ms, pair.alone_ms) for pair in found.pairs if pair.beside == UNMATCHED
+    }
+    assert unmatched == {
+        "other": (2, 2, pytest.approx(1.5)),
+        "all_gather": (0, 0, pytest.approx(3)),
+    }
 
 
 def test_all_compute_time_is_matched_or_named(tmp_path: Path) -> None:
@@ -367,3 +375,25 @@ def test_a_cpu_job_s_sequential_file_may_overlap_a_little_more(tmp_path: Path) -
     sequential = on_cpu(1.0, (96, 200))
     assert compared(tmp_path, on_cpu(1.5, (0, 150)), sequential).valid
     assert not compared(tmp_path, on_cpu(1.5, (0, 150)), on_cpu(1.0, (92, 200))).valid
+
+
+def test_whole_files_of_different_numbers_of_steps_are_no_comparison(tmp_path: Path) -> None:
+    step = [gemm(0, 2), gemm(2, 3, name="other"), all_reduce(3, 4)]
+    later = [gemm(10, 12), gemm(12, 13, name="other"), all_reduce(13, 14)]
+    found = compared(tmp_path, [*step, *later], step)
+    assert not found.valid
+    assert any("different numbers of steps" in problem for problem in found.problems)
+
+
+def test_a_file_with_steps_and_one_without_are_no_comparison(tmp_path: Path) -> None:
+    events = [gemm(0, 2), all_reduce(3, 4)]
+    found = compared(tmp_path, [kineto.step(1, 0, 5 * MS), *events], events)
+    assert not found.valid
+    assert any("only one of the files has ProfilerStep ranges" in problem for problem in found.problems)
+
+
+def test_each_file_s_picture_is_of_its_own_mode(tmp_path: Path) -> None:
+    found = compared(tmp_path, [gemm(0, 2), all_reduce(1, 3)], [gemm(0, 2), all_reduce(2, 3)])
+    assert found.overlapped.picture is not None
+    assert found.sequential.picture is not None
+    assert (found.overlapped.picture.arm.value, found.sequential.picture.arm.value) == ("overlapped", "sequential")

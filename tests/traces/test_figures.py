@@ -361,7 +361,7 @@ def test_a_rule_of_the_user_goes_before_those_built_in(tmp_path: Path, monkeypat
     rules = ["--rule", r"mine=mine_\d", "--rule", "dense=(?i)GEMM", "--rule", "late=gemm"]
     result = CliRunner().invoke(main, ["analyze", path, "--csv", "families", *rules])
     assert result.exit_code == 0
-    rows = [line.split(",")[3:6] for line in result.output.splitlines()[1:]]
+    rows = [line.split(",")[3:6] for line in result.stdout.splitlines()[1:]]
     assert rows == [["dense", "1", "4.0"], ["mine", "1", "2.0"]]
 
 
@@ -513,3 +513,44 @@ def test_a_kernel_that_only_its_metadata_knows_for_a_collective_is_one_and_a_cop
     found = figures_of(tmp_path, events)
     assert (found.total.comm_ms, found.total.compute_ms, found.total.hidden_comm_ms) == (4, 3, 2)
     assert [(row.collective, row.count) for row in found.collectives] == [("all_reduce", 1)]
+
+
+def test_kernels_launched_in_none_of_the_steps_are_counted_and_said(tmp_path: Path) -> None:
+    events = [kineto.step(1, 0, 10 * MS), kineto.launch(MS, 1), gemm(1, 3, 1), gemm(20, 21, 0), collective(22, 24, 0)]
+    found = figures_of(tmp_path, events)
+    assert found.total.compute_ms == 3
+    assert found.steps[0].compute_ms == 2
+    assert any(
+        "2 kernels (1.000 ms of compute, 2.000 ms of communication) were launched in none" in problem
+        for problem in found.problems
+    )
+
+
+def test_a_name_that_sounds_like_communication_and_is_not_known_is_said(tmp_path: Path) -> None:
+    found = figures_of(tmp_path, [kineto.kernel("acme_fast_allreduce_v2", 0, MS, 0), gemm(0, 2)])
+    assert found.total.compute_ms == 3
+    assert any("acme_fast_allreduce_v2" in problem for problem in found.problems)
+
+
+def test_of_nccl_a_cpu_only_trace_shows_nothing_but_the_enqueueing(tmp_path: Path) -> None:
+    events = [
+        kineto.host_range("aten::mm", 0, 5 * MS, cat="cpu_op"),
+        kineto.host_range("nccl:all_reduce", MS, 2 * MS, thread=7),
+    ]
+    found = figures_of(tmp_path, events)
+    assert found.total.comm_ms == 0
+    assert any("NCCL's collectives run on a device" in problem for problem in found.problems)
+
+
+def test_operators_that_overlap_without_nesting_are_said(tmp_path: Path) -> None:
+    events = [
+        kineto.host_range("aten::mm", 0, 10 * MS, cat="cpu_op"),
+        kineto.host_range("aten::add", 5 * MS, 15 * MS, cat="cpu_op"),
+    ]
+    assert any("overlap without nesting" in problem for problem in figures_of(tmp_path, events).problems)
+
+
+def test_the_size_of_a_gather_is_what_is_gathered(tmp_path: Path) -> None:
+    args = {"Collective name": "gather", "In msg nelems": 10, "Out msg nelems": 80, "Group size": 8, "dtype": "Float"}
+    (row,) = figures_of(tmp_path, [collective(0, 1, 0, **args)]).collectives
+    assert row.bytes == 320

@@ -120,7 +120,7 @@ def test_without_numbers_the_order_within_the_step_matches_files_that_begin_at_d
     assert row.count == 4
     assert row.transfer_ms == 1 + 6 + 3 + 2
     assert {rank: found[:2] for rank, found in by_rank(row).items()} == {0: (16, 3 + 1), 1: (14, 2)}
-    assert job.analyze().problems == ("2 of 10 collectives have no partner in another file, and are left out",)
+    assert "2 of 10 collectives have no partner in another file, and are left out" in job.analyze().problems
 
 
 def test_what_was_launched_before_a_file_began_does_not_shift_the_order_of_its_steps(job: Job) -> None:
@@ -227,3 +227,18 @@ def test_generated_ranks_wait_as_long_as_one_of_them_is_late(job: Job) -> None:
     row = job.only()
     assert (row.count, row.skew_ms) == (8, 0)
     assert row.transfer_ms == pytest.approx(8 * 0.045)
+
+
+def test_where_not_all_ranks_of_a_group_are_given_the_figures_are_said_to_be_bounds(job: Job) -> None:
+    for rank in range(2):
+        job.rank(rank, [collective(0, 2 + rank, **{**numbered(1), "Group size": 4})])
+    assert any("not all ranks" in problem for problem in job.analyze().problems)
+
+
+def test_devices_of_one_file_take_part_each_for_itself(job: Job) -> None:
+    for rank in range(2):
+        events = [collective(0, 5 + device + rank, device=device, **numbered(1)) for device in range(2)]
+        job.rank(rank, events)
+    row = job.only()
+    assert (row.count, row.transfer_ms) == (1, 5)
+    assert [(r.rank, r.device, r.waiting_ms) for r in row.ranks] == [(0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 2)]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from overlap_callbacks.attribution import (
     SAME_LAUNCH,
     UNMATCHED,
     Calls,
+    Side,
     labels_of,
     match,
     pair_times,
@@ -73,7 +75,7 @@ def test_no_kernels_are_no_calls() -> None:
     assert len(calls) == 0
     assert calls.covered_ns(at(0, 1)).tolist() == []
     assert match(calls, every(calls), calls, every(calls)).alone_ns.tolist() == []
-    assert pair_times(calls, every(calls), np.empty(0), 1) == ()
+    assert pairs_with(calls, every(calls), []) == ()
 
 
 # -- matching
@@ -109,8 +111,22 @@ def test_where_steps_have_different_numbers_of_calls_those_of_the_launch_shape_a
     # By name alone the steps have three calls each: in turn, as far as that is known.
     alone, used = matched(mine, theirs, levels=SAME_LAUNCH)
     assert (alone, used) == ([2, 2, 2], [True, True, False])
-    assert matched(mine, theirs[:2])[0] == [2, 2, 2]
     assert matched(mine, theirs[:2], levels=IN_TURN) == ([None] * 3, [False, False])
+
+
+def test_where_steps_have_different_numbers_of_calls_what_there_is_is_paired_and_the_rest_has_no_partner() -> None:
+    mine = [(f"{GEMM}@a", C, 0, 0, 2), (f"{GEMM}@a", C, 0, 3, 4), (f"{GEMM}@a", C, 0, 5, 6)]
+    theirs = [(f"{GEMM}@a", C, 0, 0, 1), (f"{GEMM}@a", C, 0, 3, 6)]
+    assert matched(mine, theirs) == ([1, 3, None], [True, True])
+    assert matched(theirs, mine) == ([2, 1], [True, True, False])
+
+
+def test_one_kernel_that_serves_two_collectives_is_not_the_same_call() -> None:
+    generic = "ncclDevKernel_SendRecv"
+    mine = dataclasses.replace(columns([(generic, M, 0, 0, 2), (generic, M, 0, 3, 7)]), collectives=("all_to_all",))
+    theirs = dataclasses.replace(columns([(generic, M, 0, 0, 5)]), collectives=("send_recv",))
+    calls, partners = Calls.of(mine), Calls.of(theirs)
+    assert np.isnan(match(calls, every(calls), partners, every(partners)).alone_ns).all()
 
 
 def test_steps_with_as_many_calls_are_partners_and_others_are_not() -> None:
@@ -151,10 +167,22 @@ def test_pieces_of_a_call_are_matched_as_one() -> None:
 def pairs_of(rows: Sequence[Any], alone: Sequence[float | None], num_steps: int = 1) -> dict[tuple[str, str], PairTime]:
     """By victim and what ran beside it; ``alone`` in ms, by call."""
     calls = Calls.of(columns(rows))
-    times = np.array([np.nan if value is None else value * MS for value in alone])
-    found = pair_times(calls, every(calls), times, num_steps)
+    found = pairs_with(calls, every(calls), alone, num_steps)
     assert len({(pair.victim, pair.beside, pair.communication) for pair in found}) == len(found)
     return {(pair.victim, pair.beside): pair for pair in found}
+
+
+def pairs_with(calls: Calls, wanted: Any, alone: Sequence[float | None], num_steps: int = 1) -> Sequence[PairTime]:
+    """The pairs, where the sequential steps hold just the partners of those calls that have one."""
+    times = np.array([np.nan if value is None else value * MS for value in alone])
+    kernels = calls.kernels
+    partners = [
+        (kernels.names[kernels.name[row]], Kind(int(kernels.kind[row])), 0, 100 * i, 100 * i + value)
+        for i, (row, value) in enumerate(zip(calls.row, alone, strict=True))
+        if value is not None and wanted[i]
+    ]
+    theirs = Calls.of(columns(partners))
+    return pair_times(Side(calls, wanted, num_steps), Side(theirs, every(theirs), num_steps), times)
 
 
 def row(pair: PairTime) -> tuple[float, float, float, float | None]:
@@ -178,8 +206,6 @@ def test_beside_two_collectives_at_once_a_loss_is_shared_by_the_time_of_each() -
     reduce, gather = found["gemm", "all_reduce"], found["gemm", "all_gather"]
     assert row(reduce) == (1, 9, 12 * 9 / 12, 8 * 9 / 12)
     assert row(gather) == (1, 3, 12 * 3 / 12, 8 * 3 / 12)
-    assert reduce.lost_ms is not None
-    assert gather.lost_ms is not None
     assert reduce.lost_ms + gather.lost_ms == pytest.approx(12 - 8)
     assert reduce.time_ms + gather.time_ms == pytest.approx(12)
 
@@ -189,13 +215,28 @@ def test_two_collectives_of_one_kind_at_once_are_counted_once() -> None:
     assert row(found["gemm", "all_reduce"]) == (1, 8, 10, 5)
 
 
-def test_what_is_not_matched_stands_in_a_row_of_its_own_without_a_loss() -> None:
+def test_what_has_no_partner_stands_in_a_row_of_its_own_beside_what_the_other_mode_has_alone() -> None:
     found = pairs_of([(GEMM, C, 0, 0, 4), (GEMM, C, 0, 5, 8), (REDUCE, M, 0, 2, 7)], [None, 2, None])
     assert row(found["gemm", "all_reduce"]) == (1, 2, 3, 2)
     unmatched = found["gemm", UNMATCHED]
     assert (unmatched.calls, unmatched.time_ms, unmatched.beside_ms) == (1, 4, 2)
-    assert (unmatched.alone_ms, unmatched.lost_ms, unmatched.slowdown) == (None, None, None)
+    assert (unmatched.alone_ms, unmatched.slowdown) == (pytest.approx(0), None)
     assert found["all_reduce", UNMATCHED].time_ms == 5
+
+
+def test_losses_add_up_to_the_difference_in_time_whatever_has_a_partner() -> None:
+    mine = Calls.of(columns([(GEMM, C, 0, 0, 4), (GEMM, C, 0, 5, 8), (NORM, C, 0, 9, 11), (REDUCE, M, 0, 2, 7)]))
+    theirs = Calls.of(columns([(GEMM, C, 0, 0, 3), ("aten::add", C, 0, 20, 27), (REDUCE, M, 0, 40, 44)]))
+    overlapped, sequential = (Side(calls, every(calls), 1) for calls in (mine, theirs))
+    found = pair_times(overlapped, sequential, match(mine, every(mine), theirs, every(theirs)).alone_ns)
+    assert sum(pair.lost_ms for pair in found if not pair.communication) == pytest.approx((4 + 3 + 2) - (3 + 7))
+    assert sum(pair.lost_ms for pair in found if pair.communication) == pytest.approx(5 - 4)
+    unmatched = {pair.victim: (pair.time_ms, pair.alone_ms) for pair in found if pair.beside == UNMATCHED}
+    assert unmatched == {
+        "gemm": (3, pytest.approx(0)),
+        "normalisation": (2, pytest.approx(0)),
+        "elementwise": (0, 7),
+    }
 
 
 def test_figures_are_per_step() -> None:
@@ -216,7 +257,7 @@ def test_pieces_of_an_operator_are_one_victim_and_only_its_own_time_is_beside() 
 def test_copies_and_calls_that_are_not_wanted_are_neither_victims_nor_left_out_beside_others() -> None:
     calls = Calls.of(columns([(GEMM, C, 0, 0, 4), ("Memcpy", Y, 0, 0, 4), (REDUCE, M, 1, 1, 3), (GEMM, C, 1, 9, 10)]))
     wanted = np.array([True, True, False, False])
-    found = pair_times(calls, wanted, np.array([3.0, 3.0, 2.0, 1.0]) * MS, 1)
+    found = pairs_with(calls, wanted, [3, 3, 2, 1])
     assert [(pair.victim, pair.beside, pair.lost_ms) for pair in found] == [
         ("gemm", "all_reduce", pytest.approx(1)),
     ]
@@ -226,22 +267,17 @@ def test_pairs_that_lose_most_come_first_and_those_without_a_loss_by_time() -> N
     rows = [(GEMM, C, 0, 0, 4), (NORM, C, 0, 4, 9), (MINE, C, 0, 20, 21), ("their_own_reduce", C, 0, 30, 36),
             (REDUCE, M, 0, 0, 9)]  # fmt: skip
     calls = Calls.of(columns(rows))
-    alone = np.array([3.5, 2.0, 3.0, np.nan, np.nan]) * MS
-    found = pair_times(calls, every(calls), alone, 1)
+    found = pairs_with(calls, every(calls), [3.5, 2, 3, None, None])
     assert [(pair.victim, pair.lost_ms) for pair in found] == [
-        ("normalisation", pytest.approx(3)), ("gemm", pytest.approx(0.5)), ("all_reduce", None), ("reduction", None),
-        ("other", pytest.approx(-2)),
+        ("all_reduce", pytest.approx(9)), ("reduction", pytest.approx(6)), ("normalisation", pytest.approx(3)),
+        ("gemm", pytest.approx(0.5)), ("other", pytest.approx(-2)),
     ]  # fmt: skip
 
 
 def test_a_collective_and_a_family_of_one_name_are_not_mixed() -> None:
     generic = "ncclDevKernel_Generic_4"  # a collective of kind ``other``
-    found = pair_times(
-        calls := Calls.of(columns([(MINE, C, 0, 0, 4), (generic, M, 0, 2, 5)])),
-        every(calls),
-        np.array([3.0, 2.0]) * MS,
-        1,
-    )
+    calls = Calls.of(columns([(MINE, C, 0, 0, 4), (generic, M, 0, 2, 5)]))
+    found = pairs_with(calls, every(calls), [3, 2])
     assert {(pair.victim, pair.communication, pair.beside, pair.time_ms) for pair in found} == {
         ("other", False, "other", 4),
         ("other", True, "other", 3),
@@ -268,8 +304,8 @@ def test_times_and_losses_of_all_rows_add_up_to_those_of_the_kernels(seed: int) 
         mine = [(row[4] - row[3], value) for row, value in zip(rows, alone, strict=True) if row[1] == kind]
         pairs = [pair for pair in found.values() if pair.communication == (kind == M)]
         assert sum(pair.time_ms for pair in pairs) == pytest.approx(sum(time for time, _ in mine) / 2)
-        lost = sum(time - value for time, value in mine if value is not None)
-        assert sum(pair.lost_ms for pair in pairs if pair.lost_ms is not None) == pytest.approx(lost / 2)
+        lost = sum(time - (value or 0) for time, value in mine)
+        assert sum(pair.lost_ms for pair in pairs) == pytest.approx(lost / 2)
         unmatched = sum(time for time, value in mine if value is None)
         assert sum(pair.time_ms for pair in pairs if pair.beside == UNMATCHED) == pytest.approx(unmatched / 2)
 
