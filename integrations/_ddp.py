@@ -1,0 +1,151 @@
+"""DDP without overlap, by DDP's own parts: each bucket is waited for before the backward pass goes on.
+
+Two places allow it, and both can be left as they were found:
+
+- without a communication hook the reducer calls ``allreduce`` of its process group, and that group can be exchanged
+  between steps. In sequential steps it has one that passes the call on and waits; buckets, operands and division stay
+  the reducer's own;
+- with a communication hook the reducer holds the hook itself and cannot be given another, so the hook has to be
+  registered through ``switchable``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from overlap_callbacks.native import NativeForm
+
+# hook(state, bucket), as DDP calls it.
+Hook = Callable[[Any, Any], "torch.futures.Future[torch.Tensor]"]
+
+
+def switchable(hook: Hook) -> Hook:
+    """Make a communication hook one that can wait, for ``attach(..., sequential="native")``.
+
+    Register the result: ``model.register_comm_hook(state, switchable(fp16_compress_hook))``. It does what ``hook``
+    does, and in sequential steps waits for the bucket's future before it returns.
+
+    Args:
+        hook: as for ``DistributedDataParallel.register_comm_hook``.
+
+    Raises:
+        TypeError: not callable.
+    """
+    if not callable(hook):
+        raise TypeError(f"hook must be callable, got {hook!r} (a {type(hook).__name__})")
+
+    @functools.wraps(hook)  # DDP looks at a hook's name and signature
+    def waiting(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        future = hook(state, bucket)
+        if switch.sequential:
+            future.wait()
+            switch.waited += 1
+        return future
+
+    waiting.overlap_switch = switch = _Switch()  # type: ignore[attr-defined]
+    return waiting
+
+
+class _Switch:
+    """Whether a hook waits, and how many buckets it has waited for."""
+
+    def __init__(self) -> None:
+        self.sequential = False
+        self.waited = 0
+
+
+class _WaitingGroup(dist.ProcessGroup):
+    """Stands before a process group: what the reducer calls is passed on, and all-reduces are waited for."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__(group.rank(), group.size())  # type: ignore[call-arg]
+        self._group = group
+        self.waited = 0
+
+    def allreduce(self, tensors: Any, options: Any = None) -> Any:  # type: ignore[override]
+        work = self._group.allreduce(tensors, options)
+        work.wait()
+        self.waited += 1
+        return work
+
+    def broadcast(self, tensors: Any, options: Any = None) -> Any:  # type: ignore[override]
+        return self._group.broadcast(tensors, options)  # of the buckets' new order, after the first backward
+
+    def getBackendName(self) -> str:  # noqa: N802 (torch's name)
+        return str(self._group.name())
+
+
+class DdpWaits(NativeForm):
+    """Every bucket of these models is waited for where it is issued.
+
+    Args:
+        models: that DDP was built of.
+
+    Raises:
+        ValueError: a model's reduction cannot be made to wait and put back; with the reason.
+    """
+
+    name = "ddp_bucket_wait"
+
+    def __init__(self, models: Sequence[DistributedDataParallel]) -> None:
+        self._models = models
+        self._hooks = [switch for model in models if (switch := _switch_of(model)) is not None]
+        self._groups: list[_WaitingGroup] = []
+        self._unseen = False  # a sequential step in which no bucket was waited for
+
+    def sequential(self) -> None:
+        if self._unseen:
+            raise RuntimeError(
+                "no bucket of the DDP models was waited for in a sequential step: the switch does not take"
+            )
+        for model in self._models:
+            if not model._comm_hooks:
+                group = _WaitingGroup(model.process_group)
+                self._groups.append(group)
+                model.reducer._update_process_group(group)
+        for switch in self._hooks:
+            switch.sequential, switch.waited = True, 0
+
+    def overlapped(self) -> None:
+        switched = bool(self._groups) or any(switch.sequential for switch in self._hooks)
+        waited = sum(group.waited for group in self._groups) + sum(switch.waited for switch in self._hooks)
+        for model in self._models:
+            if not model._comm_hooks:
+                model.reducer._update_process_group(model.process_group)
+        for switch in self._hooks:
+            switch.sequential = False
+        self._groups = []
+        self._unseen = switched and not waited
+
+
+def _switch_of(model: DistributedDataParallel) -> _Switch | None:
+    """The switch of a model's hook; None where DDP reduces by itself."""
+    if not hasattr(cast(Any, dist).Reducer, "_update_process_group"):
+        raise ValueError(f"sequential='native' for DDP needs torch 2.8 or later, found {torch.__version__}: use 'gate'")
+    if not hasattr(model, "reducer") or model._use_python_reducer:
+        raise ValueError("sequential='native' needs DDP's own reducer, which this model does without: use 'gate'")
+    switches = [getattr(hook, "overlap_switch", None) for hook, _ in model._comm_hooks]
+    if None in switches:
+        names = [getattr(hook, "__qualname__", repr(hook)) for hook, _ in model._comm_hooks]
+        raise ValueError(
+            f"sequential='native' cannot reach the communication hook {', '.join(names)}: register it as "
+            f"model.register_comm_hook(state, switchable(hook)), or use 'gate'"
+        )
+    if switches:
+        return switches[0]
+    builtin = cast(Any, model.logger)._get_ddp_logging_data().strs_map.get("comm_hook")
+    if builtin:
+        raise ValueError(f"sequential='native' cannot reach DDP's builtin communication hook {builtin}: use 'gate'")
+    return None
+
+
+def data_groups(models: Iterable[nn.Module]) -> list[dist.ProcessGroup]:
+    """The groups over which DDP reduces gradients."""
+    return [model.process_group for model in models if isinstance(model, DistributedDataParallel)]
