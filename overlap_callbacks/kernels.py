@@ -49,6 +49,7 @@ class Kernels:
         shapes: the distinct launch shapes, as text; empty where unknown.
         collective: index into ``collectives``, -1 for what does not communicate; shape (n,).
         collectives: kinds of collectives, e.g. ``all_reduce``.
+        lane: stream of the device, or thread of the host, on which it ran; shape (n,).
     """
 
     intervals: Intervals
@@ -61,6 +62,7 @@ class Kernels:
     shapes: tuple[str, ...]
     collective: Indices
     collectives: tuple[str, ...]
+    lane: Indices
 
     def __len__(self) -> int:
         return len(self.intervals)
@@ -69,7 +71,7 @@ class Kernels:
         """Some of the rows."""
         return Kernels(
             self.intervals[rows], self.kind[rows], self.name[rows], self.step[rows], self.call[rows], self.names,
-            self.shape[rows], self.shapes, self.collective[rows], self.collectives,
+            self.shape[rows], self.shapes, self.collective[rows], self.collectives, self.lane[rows],
         )  # fmt: skip
 
     def of(self, kind: Kind) -> Intervals:
@@ -110,6 +112,7 @@ class Rows:
         shape: number in ``shapes`` of the launch shape of each.
         collective: number in ``collectives`` of the kind of collective, where metadata tells it; else that of the empty
             text, and the name decides.
+        lane: stream or thread of each.
     """
 
     def __init__(self) -> None:
@@ -119,6 +122,7 @@ class Rows:
         self.correlation = array("Q")
         self.shape, self.shapes = array("q"), Codes()
         self.collective, self.collectives = array("q"), Codes()
+        self.lane = array("q")
 
     @classmethod
     def of_host(cls, start: Sequence[int], end: Sequence[int], texts: Sequence[str]) -> Rows:
@@ -128,21 +132,26 @@ class Rows:
         rows.start, rows.end = array("q", start), array("q", end)
         rows.name = array("q", [codes[text] for text in texts])
         rows.kind, rows.correlation = array("b", bytes(count)), array("Q", bytes(8 * count))
-        rows.shape, rows.collective = array("q", bytes(8 * count)), array("q", bytes(8 * count))
+        rows.shape, rows.collective, rows.lane = (array("q", bytes(8 * count)) for _ in range(3))
         if count:
             rows.shapes[""], rows.collectives[""]
         return rows
 
-    def add(self, start: int, end: int, kind: int, name: str, correlation: int = 0, shape: str = "") -> None:
+    def add(
+        self, start: int, end: int, kind: int, name: str, correlation: int = 0, shape: str = "", lane: int = 0
+    ) -> None:
         """A row; ``collective`` is left to the name."""
         self.start.append(start)
         self.end.append(end)
-        self.label(kind, name, correlation, shape)
+        self.label(kind, name, correlation, shape, lane=lane)
 
-    def label(self, kind: int, name: str, correlation: int = 0, shape: str = "", collective: str = "") -> None:
+    def label(
+        self, kind: int, name: str, correlation: int = 0, shape: str = "", collective: str = "", lane: int = 0
+    ) -> None:
         """All of a row but its times."""
         self.kind.append(kind)
         self.correlation.append(correlation & _UINT64)
+        self.lane.append(lane)
         # As ``Codes`` would do it; here it counts.
         numbers = self.names.numbers
         self.name.append(numbers.setdefault(name, len(numbers)))
@@ -200,6 +209,7 @@ def device_kernels(rows: Rows, launched_ns: Indices | None, bounds: Sequence[tup
     return Kernels(
         rows.intervals, kind, name, step_of(launched_ns, bounds), np.arange(len(name)), distinct,
         np.array(rows.shape, dtype=np.int64), rows.shapes.texts or ("",), collective, collectives,
+        np.array(rows.lane, dtype=np.int64),
     )  # fmt: skip
 
 
@@ -246,6 +256,7 @@ def host_kernels(host: Rows, ranges: Rows, bounds: Sequence[tuple[int, int]], qu
         ("",),
         collective,
         collectives,
+        np.concatenate((np.zeros(len(owner), dtype=np.int64), np.array(ranges.lane, dtype=np.int64)[sends])),
     )
 
 
@@ -283,6 +294,9 @@ class KernelFigures:
         covered_compute_ns: the part of ``compute_ns`` in which communication was in flight.
         covered_compute_busy_ns: the part of ``compute_busy_ns`` in which it was.
         copy_ns: sum of the device's memory copies and fills.
+        p2p_busy_ns: the part of ``comm_busy_ns`` in which sends and receives are in flight.
+        idle_ns: time from the first of these kernels to the end of the last in which none ran and nothing was in
+            flight: of one stage of a pipeline, its bubble.
         num_kernels: compute and communication kernels (calls, on CPU).
     """
 
@@ -294,6 +308,8 @@ class KernelFigures:
     covered_compute_ns: int
     covered_compute_busy_ns: int
     copy_ns: int
+    p2p_busy_ns: int
+    idle_ns: int
     num_kernels: int
 
 
@@ -307,6 +323,9 @@ class KernelSums:
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
         self._compute, self._comm = (kernels.of(kind).union() for kind in (Kind.COMPUTE, Kind.COMMUNICATION))
+        start = np.concatenate((self._compute.start_ns, self._comm.start_ns))
+        self._any = Intervals(start, np.concatenate((self._compute.end_ns, self._comm.end_ns))).union()
+        self._send_recv = kernels.collectives.index("send_recv") if "send_recv" in kernels.collectives else -2
         self._by_step = np.argsort(kernels.step, kind="stable")
         self._steps = kernels.step[self._by_step]
 
@@ -320,11 +339,20 @@ class KernelSums:
         bounds = np.searchsorted(self._steps, [(step, step + 1) for step in steps]).reshape(-1, 2)
         return self.of_rows(np.concatenate([self._by_step[first:last] for first, last in bounds.tolist()]))
 
+    def _idle_ns(self, compute: Intervals, comm: Intervals) -> int:
+        if not len(compute) and not len(comm):
+            return 0
+        start = min(int(part.start_ns[0]) for part in (compute, comm) if len(part))
+        end = max(int(part.end_ns[-1]) for part in (compute, comm) if len(part))
+        span = Intervals(np.array([start]), np.array([end]))
+        return end - start - int(span.covered_ns(self._any).sum())
+
     def of_rows(self, rows: npt.NDArray[Any]) -> KernelFigures:
         """Figures of some rows."""
         part = self._kernels[rows]
         compute, comm = part.of(Kind.COMPUTE), part.of(Kind.COMMUNICATION)
         busy, compute_busy = comm.union(), compute.union()
+        p2p = part.intervals[part.collective == self._send_recv]
         return KernelFigures(
             compute_ns=compute.sum_ns,
             compute_busy_ns=compute_busy.sum_ns,
@@ -334,6 +362,8 @@ class KernelSums:
             covered_compute_ns=int(compute.covered_ns(self._comm).sum()),
             covered_compute_busy_ns=int(compute_busy.covered_ns(self._comm).sum()),
             copy_ns=part.of(Kind.COPY).sum_ns,
+            p2p_busy_ns=p2p.busy_ns,
+            idle_ns=self._idle_ns(compute_busy, busy),
             num_kernels=len(np.unique(part.call[(part.kind == Kind.COMPUTE) | (part.kind == Kind.COMMUNICATION)])),
         )
 
@@ -357,6 +387,8 @@ def profiled_block(arm: Mode, block: int, sums: KernelSums, steps: Sequence[int]
         hidden_comm_ms=per_step_ms(figures.hidden_comm_ns),
         covered_compute_ms=per_step_ms(figures.covered_compute_ns),
         copy_ms=per_step_ms(figures.copy_ns),
+        p2p_ms=per_step_ms(figures.p2p_busy_ns),
+        idle_ms=per_step_ms(sum(sums.of_steps([step]).idle_ns for step in steps)),
     )
 
 

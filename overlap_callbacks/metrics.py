@@ -14,7 +14,15 @@ import msgspec
 import numpy as np
 
 from overlap_callbacks.estimates import Estimate, Sample, estimate
-from overlap_callbacks.samples import CollectiveTime, KernelTime, PairTime, ProfiledBlock, RankWindow, StepPicture
+from overlap_callbacks.samples import (
+    CollectiveTime,
+    DimensionTime,
+    KernelTime,
+    PairTime,
+    ProfiledBlock,
+    RankWindow,
+    StepPicture,
+)
 from overlap_callbacks.schedule import Mode
 
 # Overlap that is left in sequential steps, above which the two modes are not what they are taken for. Gloo's host
@@ -77,6 +85,8 @@ FIGURES = (
         compares=True,
     ),
     Figure("comm_ratio", "fraction", "comm / e2e_overlapped"),
+    Figure("p2p_ms", "ms", "time in which sends and receives are in flight, overlapped step"),
+    Figure("idle_ms", "ms", "time without compute and communication, overlapped step: of a pipeline, its bubble"),
     Figure("residual_overlap", "fraction", "eq. 2 in sequential steps: must be near zero"),
 )
 
@@ -119,6 +129,7 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
         spread: by figure, over the ranks.
         kernels: means over ranks, those that lose most time first.
         pairs: kernel families beside collectives and the other way round, means over ranks, the dearest first.
+        dimensions: communication by dimension of parallelism, means over the ranks that have it.
         pictures: a profiled step of each mode, of rank 0.
         collectives: of the lowest rank heard.
         samples: what each rank measured.
@@ -157,10 +168,13 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
     hidden_comm_fraction: Estimate | None = None
     comm_slowdown: Estimate | None = None
     comm_ratio: Estimate | None = None
+    p2p_ms: Estimate | None = None
+    idle_ms: Estimate | None = None
     residual_overlap: Estimate | None = None
     spread: dict[str, Spread] = {}
     kernels: tuple[KernelTime, ...] = ()
     pairs: tuple[PairTime, ...] = ()
+    dimensions: tuple[DimensionTime, ...] = ()
     pictures: tuple[StepPicture, ...] = ()
     collectives: tuple[CollectiveTime, ...] = ()
     samples: tuple[RankWindow, ...] = ()
@@ -199,7 +213,18 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
             for suffix, amount in (("bytes", row.bytes_in), ("messages", row.messages)):
                 key = f"comm/{row.operator.strip('_').replace('.', '_')}_{suffix}"
                 totals[key] = totals.get(key, 0) + amount
-        return {**flat, **totals}
+        return {**flat, **totals, **self._dimension_metrics()}
+
+    def _dimension_metrics(self) -> dict[str, float]:
+        flat: dict[str, float] = {}
+        for row in self.dimensions:
+            key = f"dimension/{row.dimension.replace('+', '_')}"
+            flat[f"{key}_comm_ms"] = row.comm_ms
+            flat[f"{key}_exposed_ms"] = row.exposed_ms
+            flat[f"{key}_bytes"] = row.bytes_in
+            if self.valid and row.slowdown is not None:
+                flat[f"{key}_comm_slowdown"] = row.slowdown
+        return flat
 
 
 def report(
@@ -248,6 +273,7 @@ def report(
         spread=_spread(samples),
         kernels=_mean_kernels(samples),
         pairs=_mean_pairs(samples),
+        dimensions=_mean_dimensions(samples),
         pictures=first.pictures,
         collectives=first.collectives,
         # The pictures stand in the report itself, once.
@@ -284,8 +310,8 @@ def _is_valid(figures: dict[str, Estimate], limit: float, control: bool, problem
 
 
 # Columns of a profiled block's sample.
-_LOG_COMPUTE, _COMPUTE, _COMPUTE_BUSY, _LOG_COMM, _COMM_BUSY, _HIDDEN, _COVERED = range(7)
-_PROFILE_COLUMNS = 7
+_LOG_COMPUTE, _COMPUTE, _COMPUTE_BUSY, _LOG_COMM, _COMM_BUSY, _HIDDEN, _COVERED, _P2P, _IDLE = range(9)
+_PROFILE_COLUMNS = 9
 
 
 def _figures(samples: Sequence[RankWindow]) -> dict[str, Estimate]:
@@ -332,6 +358,8 @@ def _figures(samples: Sequence[RankWindow]) -> dict[str, Estimate]:
             lambda ov, iso: ov[_LOG_COMM] - iso[_LOG_COMM], prof_ov, prof_iso, scale=math.expm1
         ),
         "comm_ratio": estimate(lambda ov, step: ov[_COMM_BUSY] / math.exp(step[0]), prof_ov, step_ov),
+        "p2p_ms": estimate(lambda ov: ov[_P2P], prof_ov) if _sends(samples) else None,
+        "idle_ms": estimate(lambda ov: ov[_IDLE], prof_ov),
         "residual_overlap": estimate(lambda iso: iso[_COVERED] / iso[_COMPUTE], prof_iso),
     }  # fmt: skip
     return {name: value for name, value in found.items() if value is not None}
@@ -375,7 +403,13 @@ def _row(block: ProfiledBlock) -> list[float]:
         block.comm_busy_ms,
         block.hidden_comm_ms,
         block.covered_compute_ms,
+        block.p2p_ms,
+        block.idle_ms,
     ]
+
+
+def _sends(samples: Sequence[RankWindow]) -> bool:
+    return any(block.p2p_ms for sample in samples for block in sample.profiled)
 
 
 def _log(value: float) -> float:
@@ -444,3 +478,28 @@ def _mean_pairs(samples: Sequence[RankWindow]) -> tuple[PairTime, ...]:
 
 
 _PAIR_FIELDS = ("calls", "beside_ms", "time_ms", "alone_ms")
+
+
+def _mean_dimensions(samples: Sequence[RankWindow]) -> tuple[DimensionTime, ...]:
+    """Each dimension's mean over the ranks that have it: in a pipeline of data-parallel stages not all have all."""
+    rows: dict[str, list[DimensionTime]] = {}
+    for sample in samples:
+        for row in sample.dimensions:
+            rows.setdefault(row.dimension, []).append(row)
+
+    def mean(found: list[DimensionTime], field: str) -> float:
+        return sum(float(getattr(row, field)) for row in found) / len(found)
+
+    times = [
+        DimensionTime(
+            dimension=name,
+            messages=round(mean(found, "messages")),
+            bytes_in=round(mean(found, "bytes_in")),
+            comm_ms=mean(found, "comm_ms"),
+            exposed_ms=mean(found, "exposed_ms"),
+            kernels_ms=mean(found, "kernels_ms"),
+            kernels_isolated_ms=mean(found, "kernels_isolated_ms"),
+        )
+        for name, found in rows.items()
+    ]
+    return tuple(sorted(times, key=lambda row: -row.comm_ms))

@@ -146,7 +146,8 @@ def read_events(
 
 def _add(rows: Rows, event: Any, kind: Kind, correlation: int = 0, shape: str = "") -> None:
     start = event.start_ns()
-    rows.add(start, start + event.duration_ns(), kind, names.clean(event.name()), correlation, shape)
+    end = start + event.duration_ns()
+    rows.add(start, end, kind, names.clean(event.name()), correlation, shape, event.device_resource_id())
 
 
 _SHAPE = re.compile(r'"(?:grid|block)": *(\[[^\]]*\])')

@@ -34,6 +34,8 @@ class ProfiledBlock(msgspec.Struct, frozen=True):
         hidden_comm_ms: the part of ``comm_busy_ms`` in which compute ran too.
         covered_compute_ms: the part of ``compute_ms`` in which communication was in flight.
         copy_ms: sum of the device's memory copies and fills.
+        p2p_ms: the part of ``comm_busy_ms`` in which sends and receives were in flight.
+        idle_ms: time in which the rank neither computed nor communicated.
     """
 
     arm: Mode
@@ -46,6 +48,8 @@ class ProfiledBlock(msgspec.Struct, frozen=True):
     hidden_comm_ms: float
     covered_compute_ms: float
     copy_ms: float
+    p2p_ms: float = 0.0
+    idle_ms: float = 0.0
 
 
 class KernelTime(msgspec.Struct, frozen=True):
@@ -140,6 +144,34 @@ class CollectiveTime(msgspec.Struct, frozen=True):
     dimension: str = ""
 
 
+class DimensionTime(msgspec.Struct, frozen=True):
+    """The communication of one dimension of parallelism, per step.
+
+    Attributes:
+        dimension: ``data``, ``tensor``, ``pipeline``, ...
+        messages: collectives, sends and receives.
+        bytes_in: bytes of the tensors read.
+        comm_ms: time in which it is in flight in an overlapped step.
+        exposed_ms: the part of it without compute.
+        kernels_ms, kernels_isolated_ms: sum of its kernels' times in an overlapped and in a sequential step.
+    """
+
+    dimension: str
+    messages: int
+    bytes_in: int
+    comm_ms: float
+    exposed_ms: float
+    kernels_ms: float
+    kernels_isolated_ms: float
+
+    @property
+    def slowdown(self) -> float | None:
+        """How much longer its kernels took overlapped, as a fraction; None where they did not run in both modes."""
+        if not (self.kernels_ms and self.kernels_isolated_ms):
+            return None
+        return self.kernels_ms / self.kernels_isolated_ms - 1
+
+
 class StepPicture(msgspec.Struct, frozen=True):
     """When compute ran and communication was in flight in one profiled step: what a page or a chart shades.
 
@@ -176,6 +208,7 @@ class RankWindow(msgspec.Struct, frozen=True):
         timed, profiled: its blocks.
         kernels: the kernels with the most time.
         pairs: what each family of kernels loses beside each kind of collective, and the other way round.
+        dimensions: communication by dimension of parallelism.
         pictures: a profiled step of each mode; of rank 0 only.
         collectives: the collectives of the recorded step.
         problems: what made parts of the window uncounted or missing, in words.
@@ -193,6 +226,7 @@ class RankWindow(msgspec.Struct, frozen=True):
     profiled: tuple[ProfiledBlock, ...] = ()
     kernels: tuple[KernelTime, ...] = ()
     pairs: tuple[PairTime, ...] = ()
+    dimensions: tuple[DimensionTime, ...] = ()
     pictures: tuple[StepPicture, ...] = ()
     collectives: tuple[CollectiveTime, ...] = ()
     problems: tuple[str, ...] = ()

@@ -28,6 +28,8 @@ LABELS = {
     "hidden_comm_ms": "  hidden behind compute",
     "exposed_comm_ms": "  exposed",
     "comm_slowdown": "communication slowdown",
+    "p2p_ms": "sends and receives in flight",
+    "idle_ms": "neither compute nor communication",
     "residual_overlap": "residual overlap in sequential steps",
 }
 # Relative changes, which are shown with their sign; the other fractions are shares.
@@ -81,6 +83,8 @@ def tables(record: Record) -> RenderableType:
         parts += [Text(), _kernel_table(last)]
     if last is not None and last.pairs:
         parts += [Text(), pair_table(last.pairs, f"What runs beside what, and what it costs (window {last.window})")]
+    if last is not None and len(last.dimensions) > 1:
+        parts += [Text(), _dimension_table(last)]
     if last is not None and last.collectives:
         parts += [Text(), _collective_table(last)]
     parts += _problems(record)
@@ -115,6 +119,8 @@ def _figure_table(figures: dict[str, Estimate], shown: str) -> Table:
     table.add_column("steps", justify="right")
     for name, label in LABELS.items():
         figure = figures.get(name)
+        if figure is None and name == "p2p_ms":
+            continue  # most jobs have none
         if figure is None:
             table.add_row(label, "not measured", "", "", style="dim")
         else:
@@ -149,6 +155,20 @@ def pair_table(pairs: Sequence[PairTime], title: str) -> Table:
         table.add_row(shortened(pair.victim), shortened(pair.beside), slowdown, *times)
     if len(pairs) > _MOST_PAIRS:
         table.add_row(f"... {len(pairs) - _MOST_PAIRS} more", style="dim")
+    return table
+
+
+def _dimension_table(window: OverlapReport) -> Table:
+    table = Table(
+        title=f"Communication by dimension of parallelism, per step (window {window.window})", title_justify="left"
+    )
+    table.add_column("dimension")
+    for column in ("messages", "MB", "ms", "exposed", "slowdown"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in window.dimensions:
+        slowdown = "" if row.slowdown is None else f"{row.slowdown:+.1%}"
+        cells = (str(row.messages), f"{row.bytes_in / 1e6:.2f}", number(row.comm_ms, 2), number(row.exposed_ms, 2))
+        table.add_row(shortened(row.dimension), *cells, slowdown)
     return table
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from overlap_callbacks import clocks
 from overlap_callbacks.attribution import Calls, Side, match, pair_times
+from overlap_callbacks.by_dimension import dimension_times, dimensions_of_rows
 from overlap_callbacks.gate import Gate, StepLog
 from overlap_callbacks.kernels import Indices, Kernels, KernelSums, kernel_times, profiled_block
 from overlap_callbacks.metrics import MAX_KERNELS
@@ -22,6 +23,7 @@ from overlap_callbacks.pictures import step_picture
 from overlap_callbacks.profiling import Profile
 from overlap_callbacks.samples import (
     CollectiveTime,
+    DimensionTime,
     KernelTime,
     PairTime,
     ProfiledBlock,
@@ -62,6 +64,7 @@ class _ProfileFigures:
     blocks: tuple[ProfiledBlock, ...] = ()
     kernels: tuple[KernelTime, ...] = ()
     pairs: tuple[PairTime, ...] = ()
+    dimensions: tuple[DimensionTime, ...] = ()
     pictures: tuple[StepPicture, ...] = ()
 
 
@@ -112,7 +115,8 @@ class Window:
         self._native.set(sequential)
         # On the host a profile alone does not tell when a collective was complete: see ``Profile.end_step``.
         watch = self.profile is not None and self.clock.compute_stream is None
-        self._recording = sequential or plan.part is Part.RECORDED or watch
+        # Profiled steps are recorded too: the profile does not tell a kernel's process group.
+        self._recording = sequential or plan.part is Part.RECORDED or self.profile is not None
         if self._recording:
             self._gate.begin_step(
                 sequential=sequential and self._native.form is None,
@@ -210,6 +214,7 @@ class Window:
             profiled=profile.blocks,
             kernels=profile.kernels,
             pairs=profile.pairs,
+            dimensions=profile.dimensions,
             pictures=profile.pictures,
             collectives=self._measure_collectives(),
             problems=tuple(self.problems),
@@ -248,12 +253,25 @@ class Window:
             blocks=blocks,
             kernels=kernel_times(kernels, overlapped, sequential, most=MAX_KERNELS),
             pairs=pair_times_of(kernels, overlapped, sequential),
+            dimensions=self._measure_dimensions(kernels, by_arm),
             pictures=tuple(picture for step in drawn if (picture := step_picture(kernels, *step)) is not None),
         )
 
+    def _measure_dimensions(self, kernels: Kernels, by_arm: dict[Mode, list[int]]) -> tuple[DimensionTime, ...]:
+        issued = {s.profile_index: s.log.collectives for s in self.steps if s.profile_index >= 0 and s.log is not None}
+        recorded = self._recorded()
+        if recorded is None or not issued:
+            return ()
+        overlapped, sequential = by_arm.values()
+        found = dimensions_of_rows(kernels, issued)
+        return dimension_times(kernels, *found, overlapped, sequential, recorded.collectives)
+
+    def _recorded(self) -> StepLog | None:
+        return next((s.log for s in self.steps if s.plan.part is Part.RECORDED and s.log is not None), None)
+
     def _measure_collectives(self) -> tuple[CollectiveTime, ...]:
         """Counts and bytes from the recorded step, isolated times from the sequential timed steps."""
-        recorded = next((s.log for s in self.steps if s.plan.part is Part.RECORDED and s.log is not None), None)
+        recorded = self._recorded()
         if recorded is None:
             return ()
         timed = [s.log for s in self.steps if s.counted and s.plan.part is Part.TIMED and s.log is not None]

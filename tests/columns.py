@@ -51,4 +51,5 @@ def columns(rows: Sequence[Any]) -> Kernels:
         shapes=distinct_shapes or ("",),
         collective=numbers(collectives.index(kind) if kind else -1 for kind in kinds),
         collectives=collectives,
+        lane=numbers(0 for _ in rows),
     )
