@@ -1,0 +1,308 @@
+"""DeepSpeed: ``attach(engine)`` after ``deepspeed.initialize``, nothing else."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from overlap_callbacks import MisuseError, OverlapMonitor, OverlapReport, Sink, WandbSink
+from overlap_callbacks.build import build_monitor, switched_off
+from overlap_callbacks.native import NativeForm
+from overlap_callbacks.run_info import default_run_folder
+from overlap_callbacks.sinks import JsonlSink
+
+try:
+    import deepspeed
+    from deepspeed.monitor.monitor import Monitor
+    from deepspeed.monitor.wandb import WandbMonitor
+    from deepspeed.runtime.engine import DeepSpeedEngine
+    from deepspeed.runtime.pipe.engine import PipelineEngine
+    from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+except ImportError:
+    raise ImportError("attach needs DeepSpeed: pip install 'overlap-callbacks[deepspeed]'") from None
+
+KNOWN_TO_WORK = "0.19.8"
+_NEEDED = ("module", "forward", "step", "global_steps", "global_samples", "was_step_applied", "monitor")
+_PREFETCH = "_PartitionedParameterCoordinator__prefetch_bucket_sz"
+
+_attached: weakref.WeakSet[DeepSpeedEngine] = weakref.WeakSet()
+
+
+def attach(engine: DeepSpeedEngine, *, sequential: str = "gate", **options: Any) -> OverlapMonitor:
+    """Measure the job of ``engine``, from ``deepspeed.initialize``: any ZeRO stage, or a pipeline.
+
+    A step reaches from the first training forward after a change of ``engine.global_steps`` to the end of the
+    ``engine.step()`` in which it has changed again, so gradient accumulation needs nothing; of a ``PipelineEngine`` it
+    is one ``train_batch``. Steps have DeepSpeed's own numbers, which a checkpoint brings back. A step that the loss
+    scaler skipped is a step, whose time does not count. Evaluation is no part of any step.
+
+    Reports go to the record, to the W&B run that is active, and to the other backends of ``engine.monitor``.
+
+    Args:
+        engine: what ``deepspeed.initialize`` returned first.
+        sequential: how sequential steps are made: ``gate`` waits for every collective; ``native`` flips DeepSpeed's own
+            switch between steps, ``overlap_comm`` for ZeRO-1 and 2, the prefetch bucket size for ZeRO-3.
+        **options: keyword arguments of ``Schedule`` and ``OverlapMonitor``, e.g. ``every_n_steps=200``.
+
+    Returns:
+        The monitor; its ``close()``, between steps, leaves the engine as it was.
+
+    Raises:
+        TypeError: not a DeepSpeed engine, or an option that does not exist.
+        MisuseError: the engine is attached to already, or there is no process group.
+        ValueError: another word for ``sequential``, or a job in which the native switch is not safe or has no effect;
+            (``strict=True`` only) an option's value is not allowed.
+        RuntimeError: (``strict=True`` only) this version of DeepSpeed lacks something that is needed.
+    """
+    _check(engine, sequential)
+    framework = f"deepspeed {deepspeed.__version__}"
+    missing = [name for name in _NEEDED if not hasattr(engine, name)]
+    if missing:
+        lack = RuntimeError(f"DeepSpeed {deepspeed.__version__} has no engine.{missing[0]}; known: {KNOWN_TO_WORK}")
+        if options.get("strict"):
+            raise lack
+        return switched_off(framework, lack)
+    form = native_form(engine) if sequential == "native" else None
+    events = _EventsSink(engine)
+    monitor = build_monitor(
+        framework if form is None else f"{framework}, sequential by {form.name}", _with_sinks(options, engine, events)
+    )
+    if not monitor.active:
+        return monitor
+    if form is not None:
+        monitor.use_native(form)
+    monitor.name_groups(_dimensions(engine))
+    _attached.add(engine)
+    monitor.call_on_close(lambda: _attached.discard(engine))
+    steps = _Steps(engine, monitor, events)
+    if isinstance(engine, PipelineEngine):
+        monitor.call_on_close(_wrap(engine, "train_batch", steps.train_batch))
+    else:
+        monitor.call_on_close(_wrap(engine, "forward", steps.forward))
+        monitor.call_on_close(_wrap(engine, "step", steps.step))
+    return monitor
+
+
+def _check(engine: Any, sequential: Any) -> None:
+    if not isinstance(engine, DeepSpeedEngine):
+        raise TypeError(
+            f"engine must be the DeepSpeedEngine that deepspeed.initialize returned first, got {type(engine).__name__}"
+        )
+    if sequential not in ("gate", "native"):
+        raise ValueError(f"sequential must be 'gate' or 'native', got {sequential!r}")
+    if not dist.is_initialized():
+        raise MisuseError(
+            "engine has no process group: attach(engine) comes after deepspeed.initialize, and before "
+            "torch.distributed.destroy_process_group"
+        )
+    if engine in _attached:
+        raise MisuseError("engine is attached to already: close() the first monitor before another attach(engine)")
+
+
+# -- steps
+
+
+class _Steps:
+    """Goes around the engine's public methods, and tells the monitor where a step begins and ends."""
+
+    def __init__(self, engine: DeepSpeedEngine, monitor: OverlapMonitor, events: _EventsSink) -> None:
+        self._engine = engine
+        self._monitor = monitor
+        self._events = events
+        self._number = -1
+
+    def forward(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._engine.module.training:
+            if torch.is_grad_enabled():
+                self._begin()
+        elif self._monitor.in_step:  # an evaluation between two micro-batches
+            with self._monitor.pause():
+                return inner(*args, **kwargs)
+        return inner(*args, **kwargs)
+
+    def step(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = inner(*args, **kwargs)
+        self._end()
+        return result
+
+    def train_batch(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        # From the first receive of a later stage to the broadcast of the loss, which lie outside of forward and step.
+        self._begin()
+        try:
+            result = inner(*args, **kwargs)
+        except BaseException:
+            self._monitor.abort_step()
+            raise
+        self._end()
+        return result
+
+    def _begin(self) -> None:
+        # A step that was given up and is tried again has had its number: the next one is measured.
+        if not self._monitor.in_step and self._engine.global_steps != self._number:
+            self._number = self._engine.global_steps
+            self._monitor.step_begin(self._number)
+
+    def _end(self) -> None:
+        if not self._monitor.in_step or self._engine.global_steps == self._number:
+            return
+        if not self._engine.was_step_applied():  # skipped: a step without its update says nothing of the others
+            with self._monitor.pause():
+                pass
+        self._monitor.step_end(self._number)
+        try:
+            self._events.flush()
+        except Exception as error:
+            self._events.drop()
+            self._monitor.sink_failed(self._events, error)
+
+
+def _wrap(engine: DeepSpeedEngine, name: str, around: Callable[..., Any]) -> Callable[[], None]:
+    """Put ``around(method, ...)`` in a method's place on this one engine; returns what undoes it."""
+    before = vars(engine).get(name)  # a wrapper of someone else's
+    inner = getattr(engine, name)
+    wrapper = functools.wraps(inner)(functools.partial(around, inner))
+    setattr(engine, name, wrapper)
+
+    def undo() -> None:
+        if vars(engine).get(name) is not wrapper:
+            return  # someone wrapped it once more since: ours, which does nothing any more, stays inside
+        if before is None:
+            delattr(engine, name)
+        else:
+            setattr(engine, name, before)
+
+    return undo
+
+
+def _dimensions(engine: DeepSpeedEngine) -> dict[str, str]:
+    """Dimensions of DeepSpeed's groups by their names: it gives them no descriptions."""
+    groups = [(group, "expert") for group in (engine.expert_parallel_group or {}).values()]
+    groups += [(group, "data") for group in (engine.expert_data_parallel_group or {}).values()]
+    groups += [(engine.seq_data_parallel_group, "data"), (engine.data_parallel_group, "data")]
+    # ZeRO-3 gathers over a group that its parameters know, by default the job's first.
+    groups += [(getattr(parameter, "ds_process_group", None), "data") for parameter in engine.module.parameters()]
+    if isinstance(engine, PipelineEngine):
+        grid = engine.grid
+        groups += [(grid.ds_model_proc_group, "model"), (grid.slice_proc_group, "tensor")]
+        groups += [(grid.pp_proc_group, "pipeline"), (grid.dp_proc_group, "data")]
+        groups += [(dist.group.WORLD, "pipeline")]  # its sends and receives
+    return {group.group_name: label for group, label in groups if isinstance(group, dist.ProcessGroup)}
+
+
+# -- DeepSpeed's own switches
+
+
+class Switch(NativeForm):
+    """One attribute of DeepSpeed's that has a value with overlap and one without.
+
+    Args:
+        name: for the record.
+        holder: the object that has the attribute.
+        attribute: its name.
+        off: its value for sequential steps.
+    """
+
+    def __init__(self, name: str, holder: Any, attribute: str, off: Any) -> None:
+        self.name = name
+        self._holder = holder
+        self._attribute = attribute
+        self._on = getattr(holder, attribute)
+        self._off = off
+
+    def sequential(self) -> None:
+        found = getattr(self._holder, self._attribute)
+        if found != self._on:
+            raise RuntimeError(f"{self.name} was {self._on!r} when the monitor was attached, and now is {found!r}")
+        setattr(self._holder, self._attribute, self._off)
+
+    def overlapped(self) -> None:
+        if getattr(self._holder, self._attribute) == self._off:
+            setattr(self._holder, self._attribute, self._on)
+
+
+def native_form(engine: DeepSpeedEngine) -> Switch:
+    """DeepSpeed's own switch for this job.
+
+    Raises:
+        ValueError: there is none, it would corrupt training, or it would change nothing; says which.
+    """
+    stage = engine.zero_optimization_stage()
+    optimizer = engine.optimizer
+    coordinator = getattr(getattr(optimizer, "parameter_offload", None), "param_coordinator", None)
+    why = ""
+    if isinstance(engine, PipelineEngine):
+        why = "DeepSpeed does not overlap the communication of pipelines"
+    elif stage == 0:
+        why = "ZeRO stage 0 reduces all gradients after the backward pass, and has no switch"
+    elif not engine.zero_overlap_comm():
+        why = "the job was built with overlap_comm off: there is nothing to switch off"
+    elif stage == 3 and not hasattr(coordinator, _PREFETCH):
+        why = f"DeepSpeed {deepspeed.__version__} keeps ZeRO-3's prefetch bucket size elsewhere; known: {KNOWN_TO_WORK}"
+    elif stage == 3 and not getattr(coordinator, _PREFETCH):
+        why = "the job was built with stage3_prefetch_bucket_size 0: there is nothing to switch off"
+    elif stage < 3 and type(optimizer) is not DeepSpeedZeroOptimizer:
+        why = f"overlap_comm of a {type(optimizer).__name__} is not known to be safe to flip"
+    elif stage < 3 and optimizer.cpu_offload:
+        why = "overlap_comm is not known to be safe to flip with an optimizer that is offloaded"
+    elif stage == 1 and not optimizer.contiguous_gradients:
+        why = "ZeRO stage 1 without contiguous_gradients reduces gradients by hooks made for one value of overlap_comm"
+    if why:
+        raise ValueError(f"sequential='native' is refused: {why} (sequential='gate' works)")
+    if stage == 3:
+        return Switch("stage3_prefetch_bucket_size", coordinator, _PREFETCH, 0)
+    return Switch("overlap_comm", optimizer, "overlap_comm", False)
+
+
+# -- the engine's monitor
+
+
+class _EventsSink(Sink):
+    """Passes reports on to the backends of ``engine.monitor``, on the training thread, against the samples seen.
+
+    Not to its W&B backend: the run that this one starts is the active one, where ``WandbSink`` logs the same with
+    tables and an axis of steps.
+    """
+
+    def __init__(self, engine: DeepSpeedEngine) -> None:
+        self._engine = engine
+        backends = vars(engine.monitor).values()  # each is None where it is not enabled, and on all ranks but the first
+        self.backends = [b for b in backends if isinstance(b, Monitor) and not isinstance(b, WandbMonitor)]
+        self._waiting: deque[OverlapReport] = deque(maxlen=100)
+
+    def log(self, report: OverlapReport) -> None:
+        self._waiting.append(report)
+
+    def flush(self) -> None:
+        while self._waiting:
+            metrics = self._waiting.popleft().metrics()
+            events = [(name, value, self._engine.global_samples) for name, value in metrics.items()]
+            for backend in self.backends:
+                backend.write_events(events)
+
+    def drop(self) -> None:
+        """Write nothing any more."""
+        self.backends = []
+
+    def close(self) -> None:
+        self.flush()  # the last reports come in while the training thread waits in the monitor's close()
+
+
+def _with_sinks(options: dict[str, Any], engine: DeepSpeedEngine, events: _EventsSink) -> dict[str, Any]:
+    """The options with the engine's monitor among the sinks; one W&B sink at most."""
+    sinks = options.get("sinks")
+    if not engine.monitor.enabled or not (sinks is None or isinstance(sinks, (list, tuple))):
+        return options
+    if sinks is None:
+        folder = options.get("run_dir") or default_run_folder()
+        options = {**options, "run_dir": folder}
+        sinks = [JsonlSink(folder), WandbSink(start=False)]
+    extra: list[Sink] = [events] if events.backends else []
+    if engine.monitor.wandb_monitor is not None and not any(isinstance(sink, WandbSink) for sink in sinks):
+        extra.append(WandbSink(start=False))
+    return {**options, "sinks": [*sinks, *extra]}

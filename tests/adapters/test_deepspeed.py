@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from overlap_callbacks import Mode
+from tests.distributed import run_ranks
+from tests.gate.jobs import KeptReports, dispatch_table, kept_logs, tiny_schedule
+
+# Everything that touches DeepSpeed runs in the ranks, where DS_ACCELERATOR is set first (see deepspeed_jobs).
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+
+NUM_STEPS = 20
+
+# Arguments of jobs.config, and stages of a pipeline.
+JOBS: dict[str, dict[str, Any]] = {
+    **{f"zero{stage}": {"stage": stage} for stage in range(4)},
+    **{f"zero{stage} accumulating": {"stage": stage, "micro_batches": 2} for stage in range(4)},
+    **{f"zero{stage} bf16": {"stage": stage, "dtype": "bf16"} for stage in (1, 2, 3)},
+    **{f"zero{stage} fp16 that overflows": {"stage": stage, "dtype": "fp16"} for stage in (2, 3)},
+    **{f"zero{stage} native": {"stage": stage, "sequential": "native"} for stage in (1, 2, 3)},
+    "zero2 native accumulating": {"stage": 2, "micro_batches": 2, "sequential": "native"},
+    "zero3 for 200 steps": {"stage": 3, "steps": 204},
+    # Pipelines last: DeepSpeed keeps the first grid for the rest of the process.
+    "pipeline": {"stage": 0, "micro_batches": 4, "stages": 2},
+    "pipeline for 200 steps": {"stage": 0, "micro_batches": 4, "stages": 2, "steps": 204},
+}
+# One recorded step at FIRST, then overlapped and sequential steps in turn up to the end.
+FIRST = 4
+
+
+def ways_of(job: str) -> tuple[str, ...]:
+    return ("absent", "attached") if "200" in job else ("absent", "attached", "forced")
+
+
+def pairs_of(steps: int) -> int:
+    """Overlapped and sequential steps of the window, in pairs."""
+    return (steps - FIRST - 1) // 2
+
+
+def train(rank: int, job: str, way: str) -> dict[str, Any]:
+    """Train the job with the library absent, attached (toggling every step) or forced sequential."""
+    from overlap_callbacks.integrations.deepspeed import attach
+    from tests.adapters import deepspeed_jobs as jobs
+
+    options = dict(JOBS[job])
+    steps, stages = options.pop("steps", NUM_STEPS), options.pop("stages", 0)
+    sequential = options.pop("sequential", "gate")
+    training = jobs.Training(rank, jobs.config(**options), stages)
+    engine = training.engine
+    sink, modes, switches, applied = KeptReports(), {}, {}, []
+    monitor = None
+    if way != "absent":
+        schedule = tiny_schedule(every_n_steps=steps - FIRST, first_step=FIRST, blocks="OS", repeats=pairs_of(steps))
+        monitor = attach(engine, sequential=sequential, schedule=schedule, sinks=[sink], max_overhead=None, strict=True)
+        if way == "forced":
+            monitor.force(Mode.SEQUENTIAL)
+
+        def note(*_: Any) -> None:
+            modes[engine.global_steps] = monitor.mode
+            switches[engine.global_steps] = switch_of(engine)
+
+        engine.module.register_forward_pre_hook(note)
+    with kept_logs() as logs:
+        for _ in range(steps):
+            training.step()
+            applied.append(engine.was_step_applied())
+    if monitor is not None:
+        monitor.close()
+    return {
+        "digest": training.digest(),
+        "modes": modes,
+        "switches": switches,
+        "applied": applied,
+        "recorded": Counter((c.operator, c.group.dimension, c.bytes_in, c.bytes_out) for c in logs[0].own)
+        if logs
+        else None,
+        "serialised": sum(c.start is not None for log in logs for c in log.collectives),
+        "reports": sink.facts(),
+        "valid": [report.valid for report in sink.reports],
+    }
+
+
+def switch_of(engine: Any) -> Any:
+    """The value of what the native form flips."""
+    if engine.zero_optimization_stage() == 3:
+        coordinator = engine.optimizer.parameter_offload.param_coordinator
+        return coordinator._PartitionedParameterCoordinator__prefetch_bucket_sz
+    return getattr(engine.optimizer, "overlap_comm", None)
+
+
+def _train_all(rank: int) -> dict[str, dict[str, Any]]:
+    from tests.adapters import deepspeed_jobs as jobs
+
+    jobs.set_up(rank)
+    untouched = dispatch_table()
+    found = {job: {way: train(rank, job, way) for way in ways_of(job)} for job in JOBS}
+    assert dispatch_table() == untouched
+    return found
+
+
+@pytest.fixture(scope="module")
+def trained() -> list[dict[str, dict[str, Any]]]:
+    """What ``train`` gave on each rank, for every job and way: one launch, because loading DeepSpeed takes long."""
+    return run_ranks(_train_all, 2, timeout_s=240)
+
+
+# -- weights, modes, windows
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_weights_are_bit_identical_absent_toggling_every_step_and_forced(trained: Any, job: str) -> None:
+    steps = JOBS[job].get("steps", NUM_STEPS)
+    window = range(FIRST + 1, FIRST + 1 + 2 * pairs_of(steps))
+    for rank in trained:
+        absent, attached = rank[job]["absent"], rank[job]["attached"]
+        assert attached["digest"] == absent["digest"]
+        # The promise was put to the test in every second step of the window.
+        assert [step for step in range(steps) if attached["modes"][step] is Mode.SEQUENTIAL] == list(window[1::2])
+        assert attached["serialised"] == 0 if "native" in job else attached["serialised"] >= pairs_of(steps)
+        if "forced" not in ways_of(job):
+            continue
+        forced = rank[job]["forced"]
+        assert forced["digest"] == absent["digest"]
+        overlapped = [step for step in range(steps) if forced["modes"][step] is not Mode.SEQUENTIAL]
+        if "overflows" in job:  # steps have other collectives where they are skipped, and then are recorded anew
+            assert len(overlapped) <= NUM_STEPS // 4
+        elif "pipeline" in job:  # the first step has sends of its own, of the shapes to come
+            assert overlapped == [0, 2]
+        else:
+            assert overlapped == [0]
+        assert forced["serialised"] == 0 if "native" in job else forced["serialised"] >= steps - len(overlapped)
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_windows_are_complete_and_hear_both_ranks(trained: Any, job: str) -> None:
+    attached = trained[0][job]["attached"]
+    (report,) = attached["reports"]
+    assert report["complete"]
+    assert attached["valid"] == [True]
+    assert report["ranks"] == [0, 1]
+    assert not any("left out" in problem for problem in report["problems"])
+    blocks = 2 * pairs_of(JOBS[job].get("steps", NUM_STEPS))
+    skipped = [step - FIRST - 1 for step, applied in enumerate(attached["applied"]) if not applied]
+    for counted in report["blocks"].values():
+        assert counted == [block for block in range(blocks) if block not in skipped]
+
+
+@pytest.mark.parametrize("job", [job for job in JOBS if "overflows" in job])
+def test_steps_that_the_loss_scaler_skips_have_numbers_and_do_not_count(trained: Any, job: str) -> None:
+    for rank in trained:
+        applied = rank[job]["attached"]["applied"]
+        assert applied == rank[job]["absent"]["applied"]
+        # The first steps, and one within the window.
+        assert [step for step, was in enumerate(applied) if not was] == [0, 1, 2, 3, 17]
+        assert sorted(rank[job]["attached"]["modes"]) == list(range(NUM_STEPS))
+
+
+# -- collectives, worked out by hand: 4 layers of 16 x 16 weights without bias, on 2 ranks
+
+LAYER = 16 * 16
+
+
+def expected(job: str) -> Counter[tuple[str, str, int, int]]:
+    """Collectives of one step: operator, dimension, bytes in, bytes out; and how many."""
+    options = JOBS[job]
+    stage, micro_batches = options["stage"], options.get("micro_batches", 1)
+    dtype = options.get("dtype", "fp32")
+    half = dtype != "fp32"
+    layer = LAYER * (2 if half else 4)
+    if "pipeline" in job:
+        return Counter(
+            {
+                # Activations one way, their gradients the other: 4 samples of 16 features, for each micro-batch.
+                ("send", "pipeline", 4 * 16 * 4, 0): micro_batches,
+                ("recv_", "pipeline", 0, 4 * 16 * 4): micro_batches,
+                # This stage's two layers, in a data parallel group of one rank.
+                ("allreduce_", "data", 2 * layer, 2 * layer): 1,
+                # The norm of all gradients, for clipping, over the stages and then over the replicas.
+                ("allreduce_", "model", 4, 4): 1,
+                ("allreduce_", "data", 4, 4): 1,
+                # The last stage tells its loss: the sum and the one of this batch.
+                ("broadcast_", "pipeline", 8, 8): 1,
+            }
+        )
+    if stage == 0:  # one bucket for all gradients; the norm for clipping
+        return Counter({("allreduce_", "data", 4 * layer, 4 * layer): 1, ("allreduce_", "data", 4, 4): 1})
+    found: Counter[tuple[str, str, int, int]] = Counter()
+    if half and (stage, dtype) != (3, "bf16"):  # whether any rank's gradients overflowed
+        found["allreduce_", "data", 1, 1] = 1
+    if stage < 3:
+        # A bucket holds one layer. ZeRO-2 reduces in every micro-batch, since no rank keeps all gradients.
+        found["allreduce_", "data", layer, layer] = 4 * (micro_batches if stage == 2 else 1)
+        found["allreduce_", "data", 4, 4] = 1  # the norm
+        found["_allgather_base_", "data", 2 * layer, 4 * layer] = 1  # each rank's half of the updated weights
+    else:
+        # Every layer's weights for forward and for backward, its gradients once, in every micro-batch.
+        found["_allgather_base_", "data", layer // 2, layer] = 2 * 4 * micro_batches
+        found["_reduce_scatter_base_", "data", layer, layer // 2] = 4 * micro_batches
+        found["allreduce_", "data", 8, 8] = 1  # the norm, in double precision
+    return found
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_the_collectives_recorded_are_those_worked_out_by_hand(trained: Any, job: str) -> None:
+    for rank in trained:
+        assert rank[job]["attached"]["recorded"] == expected(job)
+
+
+@pytest.mark.parametrize("job", [job for job in JOBS if "native" in job])
+def test_the_native_form_flips_its_switch_in_sequential_steps_alone(trained: Any, job: str) -> None:
+    on, off = (LAYER, 0) if "zero3" in job else (True, False)
+    for rank in trained:
+        for way in ("attached", "forced"):  # watched in every micro-batch
+            for step, mode in rank[job][way]["modes"].items():
+                assert rank[job][way]["switches"][step] == (off if mode is Mode.SEQUENTIAL else on)
