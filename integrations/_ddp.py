@@ -61,7 +61,7 @@ class _Switch:
         self.waited = 0
 
 
-class _WaitingGroup(dist.ProcessGroup):
+class WaitingGroup(dist.ProcessGroup):
     """Stands before a process group: what the reducer calls is passed on, and all-reduces are waited for."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -97,7 +97,7 @@ class DdpWaits(NativeForm):
     def __init__(self, models: Sequence[DistributedDataParallel]) -> None:
         self._models = models
         self._hooks = [switch for model in models if (switch := _switch_of(model)) is not None]
-        self._groups: list[_WaitingGroup] = []
+        self._groups: list[WaitingGroup] = []
         self._unseen = False  # a sequential step in which no bucket was waited for
 
     def sequential(self) -> None:
@@ -107,7 +107,7 @@ class DdpWaits(NativeForm):
             )
         for model in self._models:
             if not model._comm_hooks:
-                group = _WaitingGroup(model.process_group)
+                group = WaitingGroup(model.process_group)
                 self._groups.append(group)
                 model.reducer._update_process_group(group)
         for switch in self._hooks:
