@@ -3,12 +3,17 @@
 python examples/lightning_ddp.py
 """
 
+import logging
+
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 
 from overlap_callbacks.integrations.lightning import OverlapCallback
+
+logging.basicConfig(format="%(message)s")
+logging.getLogger("overlap_callbacks").setLevel(logging.INFO)  # shows a line for each window
 
 
 class Module(pl.LightningModule):
@@ -28,11 +33,13 @@ class Module(pl.LightningModule):
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
+    on_gpu = torch.cuda.device_count() > 1
+    if not on_gpu:
+        torch.set_num_threads(1)
     trainer = pl.Trainer(
-        accelerator="cpu",
+        accelerator="gpu" if on_gpu else "cpu",
         devices=2,
-        strategy=DDPStrategy(process_group_backend="gloo", bucket_cap_mb=1),
+        strategy=DDPStrategy(process_group_backend="nccl" if on_gpu else "gloo", bucket_cap_mb=1),
         max_steps=200,
         callbacks=[OverlapCallback(every_n_steps=100, max_overhead=None)],
     )

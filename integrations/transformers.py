@@ -16,7 +16,7 @@ from overlap_callbacks.run_info import default_run_folder
 
 try:
     import transformers
-    from accelerate.optimizer import AcceleratedOptimizer  # type: ignore[import-untyped]
+    from accelerate.optimizer import AcceleratedOptimizer
 except ImportError:
     raise ImportError(
         "overlap_callbacks.integrations.transformers needs Transformers and Accelerate: "

@@ -250,5 +250,5 @@ def test_lightning_still_refuses_fsdp1_on_cpu_so_it_is_tested_with_ddp_in_its_pl
     from lightning.pytorch.strategies import FSDPStrategy
 
     # Once this fails, the stand-in above can go.
-    with pytest.raises(pl.utilities.exceptions.MisconfigurationException, match="requires a GPU accelerator"):
+    with pytest.raises(ValueError, match="requires a GPU accelerator"):
         pl.Trainer(accelerator="cpu", devices=2, strategy=FSDPStrategy(), logger=False)
