@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from overlap_callbacks import MisuseError, OverlapMonitor, OverlapReport, Sink, WandbSink
-from overlap_callbacks.build import build_monitor, switched_off
+from overlap_callbacks import OverlapMonitor, OverlapReport, Sink, WandbSink
+from overlap_callbacks.build import build_monitor, check_names, switched_off
 from overlap_callbacks.native import NativeForm
 from overlap_callbacks.run_info import default_run_folder
 from overlap_callbacks.sinks import JsonlSink
@@ -27,7 +27,7 @@ try:
 except ImportError:
     raise ImportError("attach needs DeepSpeed: pip install 'overlap-callbacks[deepspeed]'") from None
 
-KNOWN_TO_WORK = "0.19.8"
+KNOWN_TO_WORK = "known to work: 0.19.8"
 _NEEDED = ("module", "forward", "step", "global_steps", "global_samples", "was_step_applied", "monitor")
 _PREFETCH = "_PartitionedParameterCoordinator__prefetch_bucket_sz"
 
@@ -55,54 +55,53 @@ def attach(engine: DeepSpeedEngine, *, sequential: str = "gate", **options: Any)
 
     Raises:
         TypeError: not a DeepSpeed engine, or an option that does not exist.
-        MisuseError: the engine is attached to already, or there is no process group.
-        ValueError: another word for ``sequential``, or a job in which the native switch is not safe or has no effect;
-            (``strict=True`` only) an option's value is not allowed.
-        RuntimeError: (``strict=True`` only) this version of DeepSpeed lacks something that is needed.
+        ValueError: (``strict=True`` only) a value is not allowed, the engine is attached to already, or the native
+            switch would corrupt this job's training or change nothing.
+        RuntimeError: (``strict=True`` only) there is no process group, or this DeepSpeed lacks something needed.
     """
-    _check(engine, sequential)
+    if not isinstance(engine, DeepSpeedEngine):
+        raise TypeError(f"engine must be what deepspeed.initialize returned first, got a {type(engine).__name__}")
+    check_names(options)
     framework = f"deepspeed {deepspeed.__version__}"
-    missing = [name for name in _NEEDED if not hasattr(engine, name)]
-    if missing:
-        lack = RuntimeError(f"DeepSpeed {deepspeed.__version__} has no engine.{missing[0]}; known: {KNOWN_TO_WORK}")
+    try:
+        _check_time(engine)
+        _check_version(engine)
+        form = _native_form(engine, sequential)
+    except (ValueError, RuntimeError) as error:
         if options.get("strict"):
-            raise lack
-        return switched_off(framework, lack)
-    form = native_form(engine) if sequential == "native" else None
+            raise
+        return switched_off(framework, error)
+    if form is not None:
+        framework += f", sequential by {form.name}"
     events = _EventsSink(engine)
-    monitor = build_monitor(
-        framework if form is None else f"{framework}, sequential by {form.name}", _with_sinks(options, engine, events)
-    )
+    monitor = build_monitor(framework, _with_sinks(options, engine, events))
     if not monitor.active:
         return monitor
     if form is not None:
         monitor.use_native(form)
     monitor.name_groups(_dimensions(engine))
-    _attached.add(engine)
-    monitor.call_on_close(lambda: _attached.discard(engine))
     steps = _Steps(engine, monitor, events)
     if isinstance(engine, PipelineEngine):
         monitor.call_on_close(_wrap(engine, "train_batch", steps.train_batch))
     else:
         monitor.call_on_close(_wrap(engine, "forward", steps.forward))
         monitor.call_on_close(_wrap(engine, "step", steps.step))
+    _attached.add(engine)
+    monitor.call_on_close(lambda: _attached.discard(engine))
     return monitor
 
 
-def _check(engine: Any, sequential: Any) -> None:
-    if not isinstance(engine, DeepSpeedEngine):
-        raise TypeError(
-            f"engine must be the DeepSpeedEngine that deepspeed.initialize returned first, got {type(engine).__name__}"
-        )
-    if sequential not in ("gate", "native"):
-        raise ValueError(f"sequential must be 'gate' or 'native', got {sequential!r}")
+def _check_time(engine: DeepSpeedEngine) -> None:
     if not dist.is_initialized():
-        raise MisuseError(
-            "engine has no process group: attach(engine) comes after deepspeed.initialize, and before "
-            "torch.distributed.destroy_process_group"
-        )
+        raise RuntimeError("attach(engine) was called without a process group: call it after deepspeed.initialize")
     if engine in _attached:
-        raise MisuseError("engine is attached to already: close() the first monitor before another attach(engine)")
+        raise ValueError("engine is attached to already: close() that monitor first, or use it")
+
+
+def _check_version(engine: DeepSpeedEngine) -> None:
+    missing = [name for name in _NEEDED if not hasattr(engine, name)]
+    if missing:
+        raise RuntimeError(f"DeepSpeed {deepspeed.__version__} has no engine.{missing[0]}; {KNOWN_TO_WORK}")
 
 
 # -- steps
@@ -198,15 +197,8 @@ def _dimensions(engine: DeepSpeedEngine) -> dict[str, str]:
 # -- DeepSpeed's own switches
 
 
-class Switch(NativeForm):
-    """One attribute of DeepSpeed's that has a value with overlap and one without.
-
-    Args:
-        name: for the record.
-        holder: the object that has the attribute.
-        attribute: its name.
-        off: its value for sequential steps.
-    """
+class _Switch(NativeForm):
+    """One attribute of DeepSpeed's, which has a value with overlap, as the job was built, and one without."""
 
     def __init__(self, name: str, holder: Any, attribute: str, off: Any) -> None:
         self.name = name
@@ -226,37 +218,42 @@ class Switch(NativeForm):
             setattr(self._holder, self._attribute, self._on)
 
 
-def native_form(engine: DeepSpeedEngine) -> Switch:
-    """DeepSpeed's own switch for this job.
-
-    Raises:
-        ValueError: there is none, it would corrupt training, or it would change nothing; says which.
-    """
-    stage = engine.zero_optimization_stage()
-    optimizer = engine.optimizer
-    coordinator = getattr(getattr(optimizer, "parameter_offload", None), "param_coordinator", None)
-    why = ""
-    if isinstance(engine, PipelineEngine):
-        why = "DeepSpeed does not overlap the communication of pipelines"
-    elif stage == 0:
-        why = "ZeRO stage 0 reduces all gradients after the backward pass, and has no switch"
-    elif not engine.zero_overlap_comm():
-        why = "the job was built with overlap_comm off: there is nothing to switch off"
-    elif stage == 3 and not hasattr(coordinator, _PREFETCH):
-        why = f"DeepSpeed {deepspeed.__version__} keeps ZeRO-3's prefetch bucket size elsewhere; known: {KNOWN_TO_WORK}"
-    elif stage == 3 and not getattr(coordinator, _PREFETCH):
-        why = "the job was built with stage3_prefetch_bucket_size 0: there is nothing to switch off"
-    elif stage < 3 and type(optimizer) is not DeepSpeedZeroOptimizer:
-        why = f"overlap_comm of a {type(optimizer).__name__} is not known to be safe to flip"
-    elif stage < 3 and optimizer.cpu_offload:
-        why = "overlap_comm is not known to be safe to flip with an optimizer that is offloaded"
-    elif stage == 1 and not optimizer.contiguous_gradients:
-        why = "ZeRO stage 1 without contiguous_gradients reduces gradients by hooks made for one value of overlap_comm"
+def _native_form(engine: DeepSpeedEngine, sequential: str) -> _Switch | None:
+    if sequential not in ("gate", "native"):
+        raise ValueError(f"sequential must be 'gate' or 'native', got {sequential!r} (a {type(sequential).__name__})")
+    if sequential == "gate":
+        return None
+    coordinator = getattr(getattr(engine.optimizer, "parameter_offload", None), "param_coordinator", None)
+    why = _why_no_switch(engine, coordinator)
     if why:
-        raise ValueError(f"sequential='native' is refused: {why} (sequential='gate' works)")
+        raise ValueError(f"sequential='native' is refused: {why}; use 'gate'")
+    if engine.zero_optimization_stage() == 3:
+        return _Switch("stage3_prefetch_bucket_size", coordinator, _PREFETCH, 0)
+    return _Switch("overlap_comm", engine.optimizer, "overlap_comm", False)
+
+
+def _why_no_switch(engine: DeepSpeedEngine, coordinator: Any) -> str:
+    """Why this job's switch must not be flipped; empty where it may be."""
+    stage, optimizer = engine.zero_optimization_stage(), engine.optimizer
+    if isinstance(engine, PipelineEngine):
+        return "DeepSpeed does not overlap the communication of pipelines"
+    if stage == 0:
+        return "ZeRO stage 0 reduces all gradients after the backward pass, and has no switch"
+    if not engine.zero_overlap_comm():
+        # Stage 1 made its gradient hooks for one value or the other: switched on, it would not reduce at all.
+        return "the job was built with overlap_comm off, so there is nothing to switch off"
     if stage == 3:
-        return Switch("stage3_prefetch_bucket_size", coordinator, _PREFETCH, 0)
-    return Switch("overlap_comm", optimizer, "overlap_comm", False)
+        if not hasattr(coordinator, _PREFETCH):
+            return f"DeepSpeed {deepspeed.__version__} keeps ZeRO-3's prefetch bucket size elsewhere; {KNOWN_TO_WORK}"
+        built_without = not getattr(coordinator, _PREFETCH)
+        return "the job was built with stage3_prefetch_bucket_size 0: nothing to switch off" if built_without else ""
+    if type(optimizer) is not DeepSpeedZeroOptimizer:
+        return f"overlap_comm of a {type(optimizer).__name__} is not known to be safe to flip"
+    if optimizer.cpu_offload:
+        return "overlap_comm is not known to be safe to flip with an optimizer that is offloaded"
+    if stage == 1 and not optimizer.contiguous_gradients:
+        return "ZeRO stage 1 without contiguous_gradients has its gradient hooks for the sake of overlap_comm alone"
+    return ""
 
 
 # -- the engine's monitor

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import csv
 import importlib.util
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from overlap_callbacks import Mode
-from tests.distributed import run_ranks
+from overlap_callbacks import Mode, OverlapMonitor, record
+from tests.distributed import captured_log, run_ranks
 from tests.gate.jobs import KeptReports, dispatch_table, kept_logs, tiny_schedule
 
 # Everything that touches DeepSpeed runs in the ranks, where DS_ACCELERATOR is set first (see deepspeed_jobs).
@@ -217,3 +219,363 @@ def test_the_native_form_flips_its_switch_in_sequential_steps_alone(trained: Any
         for way in ("attached", "forced"):  # watched in every micro-batch
             for step, mode in rank[job][way]["modes"].items():
                 assert rank[job][way]["switches"][step] == (off if mode is Mode.SEQUENTIAL else on)
+
+
+# -- bounds of steps
+
+
+def watched(monitor: OverlapMonitor) -> list[tuple[str, int]]:
+    """What the monitor is told from here on."""
+    calls: list[tuple[str, int]] = []
+    begin, end = monitor.step_begin, monitor.step_end
+
+    def note_begin(step: int) -> None:
+        calls.append(("begin", step))
+        begin(step)
+
+    def note_end(step: int | None = None) -> None:
+        assert step is not None
+        calls.append(("end", step))
+        end(step)
+
+    monitor.step_begin, monitor.step_end = note_begin, note_end  # type: ignore[method-assign]
+    return calls
+
+
+def evaluate(training: Any) -> None:
+    training.engine.eval()
+    training.engine(training.batch())
+    training.engine.train()
+
+
+def _bound_steps(rank: int, folder: str) -> dict[str, Any]:
+    import torch
+
+    from overlap_callbacks.integrations.deepspeed import attach
+    from tests.adapters import deepspeed_jobs as jobs
+
+    jobs.set_up(rank)
+    found: dict[str, Any] = {}
+
+    training = jobs.Training(rank, jobs.config(2, micro_batches=2))
+    with attach(training.engine, sinks=[], strict=True) as monitor:
+        found["accumulation"] = calls = watched(monitor)
+        for _ in range(2):
+            evaluate(training)
+            with torch.no_grad():
+                training.engine(training.batch())  # in training mode, but nothing is trained on it
+            for _ in range(2):
+                training.micro_step()
+                calls.append(("micro-batch", 0))
+
+    # Of the window 3 (recorded), 4, 5, 6, 7 (O S S O), step 5 has an evaluation between its micro-batches.
+    sink = KeptReports()
+    training = jobs.Training(rank, jobs.config(3, micro_batches=2))
+    with attach(training.engine, sinks=[sink], strict=True, schedule=tiny_schedule(100, 3), max_overhead=None):
+        for step in range(9):
+            training.micro_step()
+            if step == 5:
+                evaluate(training)
+            training.micro_step()
+    found["reports"] = sink.facts()
+
+    # A checkpoint brings the step's number back.
+    training = jobs.Training(rank, jobs.config(1))
+    for _ in range(3):
+        training.step()
+    training.engine.save_checkpoint(folder)
+    training = jobs.Training(rank, jobs.config(1))
+    with attach(training.engine, sinks=[], strict=True) as monitor:
+        found["resumed"] = watched(monitor)
+        training.engine.load_checkpoint(folder)
+        for _ in range(2):
+            training.step()
+
+    # A step that raised is not measured, whether or not it is tried again.
+    with attach(training.engine, sinks=[], strict=True) as monitor:
+        found["after"] = watched(monitor)
+        training.step()
+
+    training = jobs.Training(rank, jobs.config(0, micro_batches=2), stages=2)
+    with attach(training.engine, sinks=[], strict=True) as monitor:
+        found["pipeline"] = calls = watched(monitor)
+        training.step()
+        calls.append(("evaluation", 0))
+        training.engine.eval_batch(iter([(training.batch(), training.batch())] * 2))
+        calls.append(("evaluation", 0))
+        with pytest.raises(RuntimeError, match="requires gradients"), torch.no_grad():
+            training.step()
+        assert not monitor.in_step
+        training.step()  # has the number that the one which raised had
+        training.step()
+    return found
+
+
+def test_steps_have_deepspeeds_numbers_and_bounds(tmp_path: Path) -> None:
+    micro_batch = ("micro-batch", 0)
+    for found in run_ranks(_bound_steps, 2, str(tmp_path), timeout_s=120):
+        assert found["accumulation"] == [
+            ("begin", 0), micro_batch, ("end", 0), micro_batch,
+            ("begin", 1), micro_batch, ("end", 1), micro_batch,
+        ]  # fmt: skip
+        assert found["resumed"] == [("begin", 3), ("end", 3), ("begin", 4), ("end", 4)]
+        assert found["after"] == [("begin", 5), ("end", 5)]
+        evaluation = ("evaluation", 0)
+        assert found["pipeline"] == [
+            ("begin", 0), ("end", 0), evaluation, evaluation, ("begin", 1), ("begin", 2), ("end", 2),
+        ]  # fmt: skip
+        for report in found["reports"]:
+            assert report["complete"]
+            assert not any("left out" in problem for problem in report["problems"])
+            assert report["blocks"] == {0: [0, 2, 3], 1: [0, 2, 3]}
+
+
+# -- the engine
+
+
+def _leave_as_it_was(rank: int) -> None:
+    from overlap_callbacks.integrations.deepspeed import attach
+    from tests.adapters import deepspeed_jobs as jobs
+
+    jobs.set_up(rank)
+
+    def state(engine: Any) -> list[dict[str, Any]]:
+        """Attributes of everything that belongs to the engine; hooks are among a module's."""
+        owners = [engine, engine.optimizer, getattr(engine.optimizer, "optimizer", None), engine.monitor]
+        owners += [*engine.module.modules(), getattr(engine.optimizer, "parameter_offload", None)]
+        owners += [getattr(owners[-1], "param_coordinator", None)]
+        return [
+            {name: len(value) if "hooks" in name else value for name, value in vars(owner).items()}
+            for owner in owners
+            if owner is not None
+        ]
+
+    def same(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:
+        return len(one) == len(other) and all(
+            a.keys() == b.keys() and all(a[name] is b[name] for name in a) for a, b in zip(one, other, strict=True)
+        )
+
+    for stage, stages in ((0, 0), (1, 0), (2, 0), (3, 0), (0, 2)):
+        training = jobs.Training(rank, jobs.config(stage), stages)
+        training.step()
+        for sequential in ("gate", "native") if stage else ("gate",):
+            before = state(training.engine)
+            monitor = attach(training.engine, sequential=sequential, sinks=[])
+            assert not same(before, state(training.engine))
+            monitor.close()
+            assert same(before, state(training.engine))
+
+        # Closed between steps of a window, in sequential mode.
+        names = [owner.keys() for owner in state(training.engine)]
+        switch = switch_of(training.engine)
+        schedule = tiny_schedule(100, 1, blocks="SO")
+        monitor = attach(
+            training.engine, sequential="native" if stage else "gate", schedule=schedule, sinks=[], max_overhead=None
+        )
+        for _ in range(2):
+            training.step()
+        assert (switch_of(training.engine) != switch) is (stage > 0)
+        monitor.close()
+        assert switch_of(training.engine) == switch
+        assert [owner.keys() for owner in state(training.engine)] == names
+
+    # Wrappers of other people's, below ours and above it.
+    engine = training.engine
+    calls = []
+    inner = engine.train_batch
+
+    def below(*args: Any) -> Any:
+        calls.append("below")
+        return inner(*args)
+
+    engine.train_batch = below
+    monitor = attach(engine, sinks=[], strict=True)
+    monitor.close()
+    assert vars(engine)["train_batch"] is below
+    monitor = attach(engine, sinks=[], strict=True)
+    ours = engine.train_batch
+
+    def above(*args: Any) -> Any:
+        calls.append("above")
+        return ours(*args)
+
+    engine.train_batch = above
+    monitor.close()
+    assert vars(engine)["train_batch"] is above
+    training.step()
+    assert calls == ["above", "below"]
+
+
+def test_close_leaves_the_engine_exactly_as_it_was() -> None:
+    run_ranks(_leave_as_it_was, 2, timeout_s=90)
+
+
+def _refuse(rank: int) -> None:
+    import re
+
+    import torch.distributed as dist
+    from torch import nn
+
+    from overlap_callbacks.integrations import deepspeed as adapter
+    from tests.adapters import deepspeed_jobs as jobs
+
+    jobs.set_up(rank)
+
+    def refuses(error: type[Exception], words: str, engine: Any, **options: Any) -> None:
+        with pytest.raises(error, match=re.escape(words)):
+            adapter.attach(engine, strict=True, **options)
+        if error is TypeError:
+            return
+        # Unless strict, it costs the measuring and not the job.
+        before = dict(vars(engine))
+        with captured_log() as lines:
+            assert not adapter.attach(engine, **options).active
+        (line,) = lines
+        assert words in line
+        assert vars(engine) == before
+
+    def engine_of(*args: Any, stages: int = 0, **options: Any) -> Any:
+        return jobs.Training(rank, jobs.config(*args, **options), stages).engine
+
+    engine = engine_of(2)
+    refuses(TypeError, "engine must be what deepspeed.initialize returned first, got a Linear", nn.Linear(2, 2))
+    refuses(TypeError, "engine must be what deepspeed.initialize returned first, got a tuple", (engine, None))
+    refuses(TypeError, "unknown options ['every']", engine, every=3)
+    refuses(ValueError, "sequential must be 'gate' or 'native', got 'no'", engine, sequential="no")
+    refuses(ValueError, "every_n_steps", engine, every_n_steps=0)
+
+    monitor = adapter.attach(engine, sinks=[])
+    refuses(ValueError, "engine is attached to already: close() that monitor first", engine)
+    monitor.close()
+    adapter.attach(engine, sinks=[]).close()
+
+    # A version without something that is needed.
+    method = adapter.DeepSpeedEngine.was_step_applied
+    del adapter.DeepSpeedEngine.was_step_applied
+    refuses(RuntimeError, f"has no engine.was_step_applied; {adapter.KNOWN_TO_WORK}", engine)
+    adapter.DeepSpeedEngine.was_step_applied = method
+
+    def refuses_native(words: str, *args: Any, **options: Any) -> None:
+        refuses(ValueError, words, engine_of(*args, **options), sequential="native")
+
+    off = {"overlap_comm": False}
+    refuses_native("ZeRO stage 0 reduces all gradients after the backward pass", 0)
+    refuses_native("built with overlap_comm off", 1, zero=off)
+    refuses_native("built with overlap_comm off", 3, zero=off)
+    refuses_native("built with overlap_comm off", 1, zero={**off, "contiguous_gradients": False})
+    refuses_native("ZeRO stage 1 without contiguous_gradients", 1, zero={"contiguous_gradients": False})
+    refuses_native("built with stage3_prefetch_bucket_size 0", 3, zero={"stage3_prefetch_bucket_size": 0})
+    fp32_gradients = {"grad_accum_dtype": "fp32"}
+    refuses_native("overlap_comm of a BF16_Optimizer is not known", 1, dtype="bf16", data_types=fp32_gradients)
+    attribute, adapter._PREFETCH = adapter._PREFETCH, "_moved"
+    refuses_native(f"keeps ZeRO-3's prefetch bucket size elsewhere; {adapter.KNOWN_TO_WORK}", 3)
+    adapter._PREFETCH = attribute
+    refuses_native("does not overlap the communication of pipelines", 0, micro_batches=2, stages=2)
+
+    dist.destroy_process_group()
+    refuses(RuntimeError, "attach(engine) was called without a process group: call it after", engine)
+
+
+def test_what_cannot_be_measured_is_refused_in_words() -> None:
+    run_ranks(_refuse, 2, timeout_s=90)
+
+
+# -- logging
+
+
+def _log_to_csv(rank: int, folder: str) -> list[str]:
+    from overlap_callbacks.integrations.deepspeed import attach
+    from tests.adapters import deepspeed_jobs as jobs
+
+    jobs.set_up(rank)
+    events = {"csv_monitor": {"enabled": True, "output_path": folder, "job_name": "csv"}}
+    training = jobs.Training(rank, jobs.config(2, **events))
+    with attach(training.engine, schedule=tiny_schedule(10), run_dir=folder, max_overhead=None, strict=True):
+        for _ in range(17):  # the second window ends with the job
+            training.step()
+
+    training = jobs.Training(rank, jobs.config(2, **events))
+    with captured_log() as lines:
+        monitor = attach(training.engine, schedule=tiny_schedule(10), run_dir=folder, max_overhead=None)
+        if training.engine.monitor.csv_monitor is not None:
+            training.engine.monitor.csv_monitor.log_dir = "/nonexistent"
+        training.engine.monitor.enabled = False  # DeepSpeed's own logging would fail
+        for _ in range(17):
+            training.step()
+        monitor.close()
+    return lines
+
+
+def test_the_engines_monitor_gets_every_report_and_costs_no_more_than_a_warning_where_it_fails(tmp_path: Path) -> None:
+    failed, quiet = run_ranks(_log_to_csv, 2, str(tmp_path), timeout_s=90)
+    windows = record.read(tmp_path).windows
+    with Path(tmp_path, "csv", "overlap_e2e_sequential_ms.csv").open() as lines:
+        rows = list(csv.reader(lines))
+    assert [float(value) for _, value in rows[1:]] == [window.e2e_sequential_ms.value for window in windows[:2]]
+    # Samples seen: 8 for each step. The first window ended with step 6, the second with the job.
+    assert 7 * 8 <= int(rows[1][0]) <= 17 * 8
+    assert int(rows[2][0]) == 17 * 8
+    assert len(windows) == 4
+    (line,) = failed
+    assert "nonexistent" in line
+    assert quiet == []
+
+
+def _log_to_wandb(rank: int, folder: str) -> None:
+    import os
+
+    import wandb
+
+    from overlap_callbacks.integrations.deepspeed import attach
+    from tests.adapters import deepspeed_jobs as jobs
+
+    jobs.set_up(rank)
+    os.environ.update(WANDB_MODE="offline", WANDB_DIR=folder, WANDB_SILENT="true", WANDB_CONSOLE="off")
+    os.environ.update(WANDB_DISABLE_GIT="true", WANDB_DISABLE_CODE="true")
+    events = {"wandb": {"enabled": True, "project": "test"}}
+    training = jobs.Training(rank, jobs.config(2, **events))
+    schedule = tiny_schedule(40, repeats=2, profiled_steps=4)
+    with attach(training.engine, schedule=schedule, run_dir=folder, max_overhead=None, strict=True):
+        for _ in range(40):
+            training.step()
+    wandb.finish()
+
+
+def test_the_run_of_the_engines_own_wandb_monitor_gets_each_report_once(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    from tests.wandb_reader import read_run
+
+    run_ranks(_log_to_wandb, 2, str(tmp_path), timeout_s=90)
+    run = read_run(tmp_path)
+    assert len(run.values("overlap/e2e_overlapped_ms")) == 1
+    assert run.values("overlap/step")[0] == 2
+    assert len(run.values("Train/Samples/lr")) == 40  # DeepSpeed's own rows are all there
+
+
+# -- the figures
+
+
+def _measure(rank: int, folder: str) -> None:
+    from overlap_callbacks.integrations.deepspeed import attach
+    from tests.adapters import deepspeed_jobs as jobs
+
+    jobs.set_up(rank)
+    for stage in (2, 3):
+        training = jobs.Training(rank, jobs.config(stage, micro_batches=2))
+        schedule = tiny_schedule(100, repeats=2, warmup_steps=1, profiled_steps=4)
+        run_dir = Path(folder, f"zero{stage}")
+        with attach(training.engine, schedule=schedule, run_dir=run_dir, max_overhead=None, strict=True):
+            for _ in range(45):
+                training.step()
+
+
+def test_sequential_steps_are_sequential_in_the_profile_too(tmp_path: Path) -> None:
+    run_ranks(_measure, 2, str(tmp_path), timeout_s=120)
+    for stage in (2, 3):
+        run = record.read(tmp_path / f"zero{stage}")
+        (window,) = run.windows
+        assert run.runs[0].framework.startswith("deepspeed 0.")
+        assert window.complete
+        residual = window.figures()["residual_overlap"].value
+        assert residual < 0.05 or not window.valid
+        assert {row.dimension for row in window.collectives} == {"data"}
