@@ -1,4 +1,5 @@
-"""DDP made sequential by its own parts: the same weights, really sequential, and as fast as by the gate."""
+"""DDP (and FSDP, as far as a CPU shows it) made sequential by its own parts: the same weights, really sequential, and
+as fast as by the gate."""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ def _train_all_ways(rank: int, make: Callable[..., Job]) -> list[str]:
     return [_train(rank, make, force) for force in (None, False, True)]
 
 
-@pytest.mark.parametrize("make", [*DEFAULT, fp16_hook])
+@pytest.mark.parametrize("make", [*DEFAULT, fp16_hook, jobs.fsdp2, jobs.fsdp1])
 def test_weights_are_bit_identical_without_with_and_in_forced_sequential_mode(make: Callable[..., Job]) -> None:
     for absent, toggled, forced in run_ranks(_train_all_ways, 2, make):
         assert toggled == absent
