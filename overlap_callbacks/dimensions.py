@@ -20,10 +20,12 @@ rules: list[Rule] = [
     Rule("tensor+data", r"(?i)tensor_and_data"),
     Rule("tensor+context", r"(?i)tensor_and_context"),
     Rule("model", r"(?i)(?<!tensor_)(?<!pipeline_)(?<!expert_)model_parallel_group"),
-    Rule("pipeline", r"(?i)pipeline|\bpp\b|_pp(_|$)|^pp(_|$)|stage"),
-    Rule("tensor", r"(?i)tensor|\btp\b|_tp(_|$)|^tp(_|$)"),
-    Rule("data", r"(?i)data_parallel|\bdp\b|_dp(_|$)|^dp(_|$)|fsdp|ddp|shard|replicate"),
-    Rule("context", r"(?i)context|sequence|\bcp\b|_cp(_|$)|^cp(_|$)|\bsp\b|_sp(_|$)"),
+    Rule("pipeline", r"(?i)pipeline|\bpp\b|_pp(_|$)|^pp(_|$)|_pipe(_|$)|stage"),
+    Rule("tensor", r"(?i)tensor|\btp\b|_tp(_|$)|^tp(_|$)|_mp(_|$)|_model(_|$)"),
+    Rule(
+        "data", r"(?i)data_parallel|\bdp\b|_dp(_|$)|^dp(_|$)|fsdp|hsdp|ddp|shard|replicate|zero|_data(_|$)|_batch(_|$)"
+    ),
+    Rule("context", r"(?i)context|sequence|\bcp\b|_cp(_|$)|^cp(_|$)|\bsp\b|_sp(_|$)|_seq(_|$)"),
     Rule(WORLD, r"^default_pg$"),
 ]
 

@@ -122,7 +122,16 @@ class _Kernels:
                 gate._after(row, result)
             return result
 
+        _leave_out_of_dynamo(kernel)
         return kernel
+
+
+def _leave_out_of_dynamo(kernel: Callable[..., Any]) -> None:
+    """Have ``torch.compile`` run the kernel as it is: it would trace into it, where a compiled forward communicates."""
+    frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    if hasattr(frames, "set_code_exec_strategy"):  # torch 2.8
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(kernel.__code__, frames._FrameExecStrategy(skip, skip))
 
 
 _kernels = _Kernels()

@@ -156,11 +156,7 @@ def check_batches(name: str, found: dict[str, Any], sequential_steps: int) -> No
     assert found["batches_let_go"] - each_step * (NUM_STEPS - sequential_steps) in (0, 1, 2)
 
 
-# Within a compiled DDP's forward Dynamo takes the gate's kernels for code to trace, when the buckets are rebuilt.
-DYNAMO = pytest.mark.xfail(reason="the gate's kernels are to be left out by Dynamo", strict=False)
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=DYNAMO) if n == "compiled_ddp" else n for n in EXPECTED])
+@pytest.mark.parametrize("name", list(EXPECTED))
 def test_weights_stay_bit_identical_and_every_collective_is_seen(name: str, tmp_path: Path) -> None:
     _, ranks, expected = EXPECTED[name]
     found = run_ranks(train_all_ways, ranks, name, str(tmp_path), timeout_s=120)
