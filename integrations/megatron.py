@@ -88,19 +88,19 @@ def attach(
     Raises:
         ImportError: Megatron-core is not installed, or lacks what is needed here.
         TypeError: not a model or a Megatron optimizer, or an option that does not exist.
-        RuntimeError: model parallelism is not initialised yet, or another monitor is attached to Megatron.
+        RuntimeError: (``strict=True`` only) model parallelism is not initialised, or Megatron has a monitor already.
         ValueError: (``strict=True`` only) a value is not allowed, or the native form is refused for this job.
     """
     core = _core()
     if optimizer is not None and not isinstance(optimizer, core.optimizer):
         raise TypeError(f"optimizer must be Megatron's, of get_megatron_optimizer(), got a {type(optimizer).__name__}")
-    _check_free()
+    chunks = _checked_chunks(model_chunks)
     check_names(options)
-    chunks = _checked_chunks(core, model_chunks)
     try:
+        _check_free()
         step = checks.count("start_step", start_step, minimum=0)
         monitor, switches = _open(core, chunks, sequential, options, by_hand=optimizer is None)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         if options.get("strict"):
             raise
         return switched_off(core.name, error)
@@ -140,11 +140,17 @@ def hook_pretrain(*, sequential: str = "gate", **options: Any) -> None:
     Raises:
         ImportError: Megatron-LM or Megatron-core cannot be imported, or lacks what is needed here.
         TypeError: an option that does not exist.
-        RuntimeError: called twice, or another monitor is attached to Megatron.
+        RuntimeError: (``strict=True`` only) called twice, or Megatron has a monitor already.
     """
     check_names(options)
     core = _core()
-    _check_free()
+    try:
+        _check_free()
+    except RuntimeError as error:
+        if options.get("strict"):
+            raise
+        switched_off(core.name, error)
+        return
     try:
         training = importlib.import_module("megatron.training.training")
         train, train_step = training.train, training.train_step
@@ -228,12 +234,10 @@ def _check_free() -> None:
         raise RuntimeError(f"Megatron has a monitor already, of {_in_use[0]}: one at a time, close() that one first")
 
 
-def _checked_chunks(core: Any, model: Any) -> list[Any]:
+def _checked_chunks(model: Any) -> list[Any]:
     chunks = list(model) if isinstance(model, (list, tuple)) else [model]
     if not chunks or not all(isinstance(chunk, torch.nn.Module) for chunk in chunks):
         raise TypeError(f"model_chunks must be a module or a list of modules, got a {type(model).__name__}")
-    if not core.groups.model_parallel_is_initialized():
-        raise RuntimeError("model parallelism is not initialised: call initialize_model_parallel() first")
     return chunks
 
 
@@ -254,6 +258,8 @@ def _open(
     core: Any, chunks: list[Any], sequential: str, options: dict[str, Any], by_hand: bool = False
 ) -> tuple[OverlapMonitor, _Switches | None]:
     """A monitor that knows the job's groups, waits for its batches of sends and receives, and has its switches."""
+    if not core.groups.model_parallel_is_initialized():
+        raise RuntimeError("model parallelism is not initialised: call initialize_model_parallel() first")
     switches = None
     if sequential == "native":
         switches = _Switches(core, chunks, by_hand)
@@ -398,7 +404,7 @@ def _open_in_pretrain(
         options = {"run_dir": default_run_folder(), **options}
         sinks = options.get("sinks") or [JsonlSink(options["run_dir"]), WandbSink(start=False)]
         options["sinks"] = [*([sinks] if isinstance(sinks, Sink) else sinks), _Outbox(prefix)]
-        monitor, switches = _open(core, _checked_chunks(core, model), sequential, options)
+        monitor, switches = _open(core, _checked_chunks(model), sequential, options)
         writer = training.get_wandb_writer() if monitor.active else None
         return monitor, switches, None if writer is None else _Inbox(prefix, writer, monitor)
     except (TypeError, ValueError, RuntimeError) as error:

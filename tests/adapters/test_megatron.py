@@ -577,7 +577,10 @@ def _misuse(folder: str) -> None:
         with pytest.raises(TypeError, match="model_chunks must be a module or a list of modules"):
             attach(wrong, None)
     with pytest.raises(RuntimeError, match=r"call initialize_model_parallel\(\) first"):
-        attach(model, None)
+        attach(model, None, strict=True)
+    with captured_log() as lines:
+        assert not attach(model, None).active
+    assert len(lines) == 1
     with job(Setup()) as training:
         with pytest.raises(TypeError, match=r"unknown options \['every_step'\]"):
             attach(training.model, training.optimizer, every_step=3)
@@ -585,9 +588,13 @@ def _misuse(folder: str) -> None:
             attach(training.model, training.optimizer, start_step=-1, strict=True)
         with attach(training.model, training.optimizer, sinks=[]):
             with pytest.raises(RuntimeError, match=r"has a monitor already, of attach\(\)"):
-                attach(training.model, training.optimizer)
+                attach(training.model, training.optimizer, strict=True)
             with pytest.raises(RuntimeError, match=r"has a monitor already, of attach\(\)"):
+                hook_pretrain(strict=True)
+            with captured_log() as lines:
+                assert not attach(training.model, training.optimizer).active
                 hook_pretrain()
+            assert len(lines) == 2
         attach(training.model, training.optimizer, sinks=[]).close()
 
         with pytest.raises(ImportError, match=r"hook_pretrain needs Megatron-LM, with megatron\.training\.training"):
@@ -724,7 +731,7 @@ def _pretrain(folder: str) -> dict[str, Any]:
             hook_pretrain(sequential=sequential, run_dir=str(Path(folder, sequential)), **TOGGLING)
             assert lm.train is not own["train"]
             with pytest.raises(RuntimeError, match=r"has a monitor already, of hook_pretrain\(\)"):
-                hook_pretrain()
+                hook_pretrain(strict=True)
             before = _state(training)
             assert lm.pretrain(NUM_STEPS) == NUM_STEPS
             assert dict(vars(lm)) == own
@@ -743,7 +750,7 @@ def test_pretrain_is_measured_and_logged_to_the_run_on_the_last_rank(parts: Part
     for window in (gate, native):
         assert window.complete
         assert window.first_step == 2
-    # The evaluation has gathered the parameters of the step after it, the eighth, which so has not the checked sequence.
+    # The evaluation gathered the parameters for the step after it, the eighth: it lacks part of the checked sequence.
     assert [block.block for block in gate.samples[0].timed] == [*range(7), *range(8, 16)]
     assert [block.block for block in native.samples[0].timed] == list(range(16))
     run = read_run(parts_folder)

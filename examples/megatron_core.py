@@ -1,0 +1,172 @@
+"""Megatron-core with tensor, pipeline and data parallelism; the line with `attach` is all that the library needs.
+
+torchrun --nproc-per-node 2 examples/megatron_core.py --tp 1 --pp 2
+torchrun --nproc-per-node 8 examples/megatron_core.py --model gpt3-6.7b --tp 4 --pp 2 --micro-batches 16
+
+Data parallelism takes the ranks that tensor and pipeline parallelism leave. Megatron-core is made for GPUs: without
+one ``pretend_cuda`` below puts the CPU in its place, which is good for a try and for nothing else.
+"""
+
+import argparse
+import contextlib
+import logging
+import os
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from overlap_callbacks.integrations.megatron import attach
+
+logging.basicConfig(level=logging.WARNING, format="%(message)s")
+logging.getLogger("overlap_callbacks").setLevel(logging.INFO)  # shows a line for each window
+
+GPT3 = {"sequence": 2048, "vocabulary": 51200}
+LLAMA2 = {"sequence": 4096, "vocabulary": 32000}
+LLAMA2_LAYERS = {
+    "normalization": "RMSNorm",
+    "gated_linear_unit": True,
+    "activation_func": torch.nn.functional.silu,
+    "add_bias_linear": False,
+    "ffn_hidden_size": 13824,
+}
+# Sequence length and vocabulary, and what TransformerConfig is given.
+MODELS = {
+    "tiny": ({"sequence": 64, "vocabulary": 512}, {"num_layers": 4, "hidden_size": 128, "num_attention_heads": 4}),
+    "gpt3-1.3b": (GPT3, {"num_layers": 24, "hidden_size": 2048, "num_attention_heads": 16}),
+    "gpt3-2.7b": (GPT3, {"num_layers": 32, "hidden_size": 2560, "num_attention_heads": 32}),
+    "gpt3-6.7b": (GPT3, {"num_layers": 32, "hidden_size": 4096, "num_attention_heads": 32}),
+    "gpt3-13b": (GPT3, {"num_layers": 40, "hidden_size": 5120, "num_attention_heads": 40}),
+    "llama2-13b": (LLAMA2, {"num_layers": 40, "hidden_size": 5120, "num_attention_heads": 40, **LLAMA2_LAYERS}),
+}
+
+
+def main() -> None:
+    """Train on random tokens."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", choices=MODELS, default="tiny")
+    parser.add_argument("--tp", type=int, default=1, help="ranks of tensor parallelism")
+    parser.add_argument("--pp", type=int, default=1, help="ranks of pipeline parallelism")
+    parser.add_argument("--micro-batch", type=int, default=2, help="sequences in a micro-batch")
+    parser.add_argument("--micro-batches", type=int, default=4, help="micro-batches in a step")
+    parser.add_argument("--steps", type=int, default=200)
+    args = parser.parse_args()
+
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    else:
+        torch.set_num_threads(1)
+        pretend_cuda()
+    dist.init_process_group("nccl" if on_gpu else "gloo")
+    parallel_state.initialize_model_parallel(args.tp, args.pp)
+    if on_gpu:
+        tensor_parallel.model_parallel_cuda_manual_seed(0)
+    torch.manual_seed(0)
+
+    shape, layers = MODELS[args.model]
+    sequence, vocabulary = shape["sequence"], shape["vocabulary"]
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+    config = TransformerConfig(
+        **layers,
+        tensor_model_parallel_size=args.tp,
+        pipeline_model_parallel_size=args.pp,
+        pipeline_dtype=dtype,
+        params_dtype=dtype,
+        bf16=on_gpu,
+        use_cpu_initialization=not on_gpu,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        gradient_accumulation_fusion=False,  # these two need Apex
+        masked_softmax_fusion=False,
+    )
+    gpt = GPTModel(
+        config,
+        get_gpt_layer_local_spec(normalization=config.normalization),
+        vocab_size=vocabulary,
+        max_sequence_length=sequence,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        position_embedding_type="rope" if args.model.startswith("llama") else "learned_absolute",
+    )
+    device = torch.device("cuda") if on_gpu else torch.device("cpu")
+    gpt.to(device)
+    overlapping = DistributedDataParallelConfig(
+        overlap_grad_reduce=True,
+        overlap_param_gather=True,
+        use_distributed_optimizer=True,
+        bucket_size=None if on_gpu else 100_000,
+    )
+    model = DistributedDataParallel(config, overlapping, Float16Module(config, gpt) if on_gpu else gpt)
+    optimizer = get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer="adam",
+            lr=1e-4,
+            bf16=on_gpu,
+            params_dtype=dtype,
+            use_distributed_optimizer=True,
+            overlap_param_gather=True,
+        ),
+        [model],
+    )
+    config.no_sync_func = model.no_sync
+    config.grad_scale_func = optimizer.scale_loss
+    config.finalize_model_grads_func = finalize_model_grads
+    forward_backward = get_forward_backward_func()
+
+    mask = torch.ones(1, 1, sequence, sequence, dtype=torch.bool, device=device).triu(1)
+    positions = torch.arange(sequence, device=device).expand(args.micro_batch, -1)
+    # The ranks that share a batch draw the same tokens.
+    tokens = torch.Generator(device).manual_seed(parallel_state.get_data_parallel_rank())
+
+    def forward(_, module):
+        batch = torch.randint(vocabulary, (args.micro_batch, sequence), generator=tokens, device=device)
+        return module(batch, positions, mask, labels=batch.roll(-1, 1)), mean
+
+    def mean(losses):
+        loss = losses.float().mean()
+        return loss, {"loss": loss.detach()}
+
+    with attach([model], optimizer, every_n_steps=100, max_overhead=None):
+        for _ in range(args.steps):
+            model.zero_grad_buffer()
+            optimizer.zero_grad()
+            forward_backward(
+                forward_step_func=forward,
+                data_iterator=None,
+                model=model,
+                num_microbatches=args.micro_batches,
+                seq_length=sequence,
+                micro_batch_size=args.micro_batch,
+                forward_only=False,
+            )
+            optimizer.step()
+
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def pretend_cuda() -> None:
+    """Let Megatron-core, which asks for CUDA in a few places, have the CPU. Good for trying things out only."""
+
+    def on_cpu(make):
+        return lambda *args, **kwargs: make(*args, **{**kwargs, **({"device": "cpu"} if "device" in kwargs else {})})
+
+    torch.zeros, torch.tensor = on_cpu(torch.zeros), on_cpu(torch.tensor)
+    torch.cuda.current_device = lambda: torch.device("cpu")
+    torch.cuda.synchronize = lambda *_: None
+    torch.Tensor.cuda = lambda tensor, *_, **__: tensor
+    name_of = torch.Tensor.type  # the optimizer wants tensors of a type "torch.cuda...."
+    torch.Tensor.type = lambda tensor, *args: name_of(tensor, *args) if args else "torch.cuda.FloatTensor"
+    tensor_parallel.random.CudaRNGStatesTracker.fork = lambda *_: contextlib.nullcontext()
+
+
+if __name__ == "__main__":
+    main()
