@@ -8,8 +8,11 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import torch.distributed as dist
+
 from overlap_callbacks import OverlapMonitor, OverlapReport, Sink, WandbSink
 from overlap_callbacks.build import build_monitor, check_names
+from overlap_callbacks.dimensions import dimension_of
 from overlap_callbacks.monitor import HASTY_CLOSE_S
 from overlap_callbacks.run_info import default_run_folder
 from overlap_callbacks.sinks import JsonlSink
@@ -64,6 +67,7 @@ class OverlapCallback(pl.Callback):
         self._close()
         version = cast(Any, pl).__version__
         self.monitor = build_monitor(f"lightning {version}", self._with_sinks(trainer))
+        self.monitor.name_groups(_dimensions(trainer.strategy))
         # With several optimizers global_step counts each, so steps are counted here, and kept in checkpoints.
         self._step = trainer.global_step if self._resumed_step is None else self._resumed_step
         self._resumed_step = None
@@ -145,6 +149,18 @@ class OverlapCallback(pl.Callback):
             except Exception as error:
                 self._loggers.remove(sink)
                 monitor.sink_failed(sink, error)
+
+
+def _dimensions(strategy: Any) -> dict[str, str]:
+    """What process groups serve that do not say so themselves, by their names."""
+    # DDP's is as a rule the default group, and DeepSpeed gives its groups no descriptions.
+    groups = [getattr(strategy.model, name, None) for name in ("process_group", "seq_data_parallel_group")]
+    known: dict[str, str] = {group.group_name: "data" for group in groups if isinstance(group, dist.ProcessGroup)}
+    if isinstance(strategy, pl.strategies.ModelParallelStrategy):
+        # A mesh dimension over all ranks has the default group.
+        mesh = strategy.device_mesh
+        known |= {mesh.get_group(name).group_name: dimension_of(name) for name in mesh.mesh_dim_names or ()}
+    return known
 
 
 class _LoggerSink(Sink):

@@ -193,6 +193,7 @@ def test_weights_are_bit_identical_absent_attached_toggling_and_forced(
         for window in windows:
             assert len(window.samples[0].timed) == num_timed
             expect_good(window, expected(name, accumulate))
+            assert {c.dimension for c in window.collectives if c.operator != "broadcast_"} == {"data"}
 
 
 def expected(name: str, accumulate: int) -> list[tuple[str, int, int, int]]:
