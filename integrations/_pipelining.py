@@ -21,7 +21,6 @@ import torch.distributed.distributed_c10d as c10d
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, schedules
 
 from overlap_callbacks import OverlapMonitor
-from overlap_callbacks.gate import DoneWork
 
 # A message: its direction, the stage that receives it, the micro-batch.
 Message = tuple[str, int, int]
@@ -104,8 +103,7 @@ def wait_for_batches(monitor: OverlapMonitor) -> Callable[[], None]:
     original = schedules._batch_p2p
 
     def batch_p2p(*args: Any, **kwargs: Any) -> list[Any]:
-        works, waited = monitor.post(lambda: original(*args, **kwargs), list)
-        return [DoneWork() for _ in works] if waited else works
+        return monitor.post(lambda: original(*args, **kwargs), list)[1]
 
     def restore() -> None:
         if schedules._batch_p2p is batch_p2p:

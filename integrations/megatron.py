@@ -17,7 +17,6 @@ import torch.distributed.distributed_c10d as c10d
 
 from overlap_callbacks import Mode, OverlapMonitor, OverlapReport, Sink, WandbSink, checks
 from overlap_callbacks.build import build_monitor, check_names, switched_off
-from overlap_callbacks.gate import DoneWork
 from overlap_callbacks.monitor import HASTY_CLOSE_S
 from overlap_callbacks.native import NativeForm
 from overlap_callbacks.ranks import Channel, Job, next_prefix
@@ -300,10 +299,10 @@ def _waiting(communicate: Callable[..., Any], monitor: OverlapMonitor) -> Callab
             works = result[2]  # a list or a dictionary; None where Megatron itself has waited
             return list(works.values()) if isinstance(works, dict) else list(works or ())
 
-        result, waited = monitor.post(lambda: communicate(self, *args, **kwargs), works_of)
+        result, handed_on = monitor.post(lambda: communicate(self, *args, **kwargs), works_of)
         from_previous, from_next, works = result
-        if waited and works:
-            works = dict.fromkeys(works, DoneWork()) if isinstance(works, dict) else [DoneWork()] * len(works)
+        if works:
+            works = dict(zip(works, handed_on, strict=True)) if isinstance(works, dict) else handed_on
         return from_previous, from_next, works
 
     return post

@@ -321,23 +321,25 @@ class Gate:
 
     # -- sends and receives, where a framework posts a batch of them
 
-    def post(self, issue: Callable[[], T], works_of: Callable[[T], Sequence[Any]]) -> tuple[T, bool]:
+    def post(self, issue: Callable[[], T], works_of: Callable[[T], Sequence[Any]]) -> tuple[T, list[Any]]:
         """Issue a batch of sends and receives; in a sequential step wait for all of them once all are posted.
 
         Waiting within a single send or receive would hang pipelines, whose stages post theirs in turn. An adapter calls
-        this at the place where its framework posts a batch, and where it is told that they are complete hands on
-        ``DoneWork`` in place of each work: those of Gloo cannot be waited for twice.
+        this at the place where its framework posts a batch, and hands on the works that it gets back: those of Gloo
+        cannot be waited for twice. Only for schedules in which waiting at these places comes to an end.
 
         Args:
             issue: posts the batch; what it raises passes through.
             works_of: the works in what ``issue`` returns.
 
         Returns:
-            What ``issue`` returned, and whether all its works were waited for.
+            What ``issue`` returned, and a work to hand on for each of its works: ``DoneWork`` for those that were
+            waited for, the others as they are.
         """
         stream = self._begin_batch()
         result = issue()
-        return result, stream is not False and self._end_batch(works_of, result, stream)
+        works = list(works_of(result))
+        return result, works if stream is False else self._end_batch(works, stream)
 
     def _begin_batch(self) -> Any:
         """The issuing stream, ordered after compute; None on the host, False where nothing is serialised."""
@@ -357,25 +359,20 @@ class Gate:
             self._count(error)
             return False
 
-    def _end_batch(self, works_of: Callable[[T], Sequence[Any]], result: T, stream: Any) -> bool:
+    def _end_batch(self, works: list[Any], stream: Any) -> list[Any]:
+        handed_on = list(works)
         try:
-            works = works_of(result)
-            if stream is None:
-                for work in works:
-                    if not self._wait_on_host(work):
-                        self._serialise = False
-                        self.stuck = _BATCH
-                        return False
-                return True
-            for work in works:
+            for number, work in enumerate(works):
+                # Not with a patience of ours: where that ends, Gloo closes the connection, and the job with it. The
+                # group's own timeout holds, as it would for the framework's wait.
                 work.wait()
+                handed_on[number] = DoneWork()
             compute = self._compute_stream
-            if compute is not None and stream != compute:
+            if stream is not None and compute is not None and stream != compute:
                 compute.wait_stream(stream)
-            return True
         except Exception as error:
             self._count(error)
-            return False
+        return handed_on
 
     # -- a collective: called from the kernels, on whichever thread issues it. Nothing may escape.
 
@@ -517,9 +514,6 @@ class DoneWork:
 
     def is_completed(self) -> bool:
         return True
-
-
-_BATCH = Collective("a batch of sends and receives", Group("", "pipeline", (), ""), 0, 0, None, 0, True, 0, -1, 0, 0)
 
 
 def _is_complete(work: dist.Work | None) -> bool:

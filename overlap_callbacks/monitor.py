@@ -289,7 +289,7 @@ class OverlapMonitor:
             raise TypeError(f"form must be a NativeForm, got {form!r} (a {type(form).__name__})")
         self._parts.native.form = form
 
-    def post(self, issue: Callable[[], T], works_of: Callable[[T], Sequence[Any]]) -> tuple[T, bool]:
+    def post(self, issue: Callable[[], T], works_of: Callable[[T], Sequence[Any]]) -> tuple[T, list[Any]]:
         """Issue a batch of sends and receives, and wait for them in sequential steps; see ``Gate.post``."""
         return self._parts.gate.post(issue, works_of)
 
