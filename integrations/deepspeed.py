@@ -19,6 +19,7 @@ from overlap_callbacks.sinks import JsonlSink
 
 try:
     import deepspeed
+    from deepspeed.accelerator import get_accelerator
     from deepspeed.monitor.monitor import Monitor
     from deepspeed.monitor.wandb import WandbMonitor
     from deepspeed.runtime.engine import DeepSpeedEngine
@@ -27,9 +28,10 @@ try:
 except ImportError:
     raise ImportError("attach needs DeepSpeed: pip install 'overlap-callbacks[deepspeed]'") from None
 
-KNOWN_TO_WORK = "known to work: 0.19.8"
+KNOWN_TO_WORK = "known to work: 0.17.0, 0.18.0 and 0.19.8"
 _NEEDED = ("module", "forward", "step", "global_steps", "global_samples", "was_step_applied", "monitor")
-_PREFETCH = "_PartitionedParameterCoordinator__prefetch_bucket_sz"
+_COORDINATOR = "_PartitionedParameterCoordinator"
+_PREFETCH = f"{_COORDINATOR}__prefetch_bucket_sz"
 
 _attached: weakref.WeakSet[DeepSpeedEngine] = weakref.WeakSet()
 
@@ -46,8 +48,9 @@ def attach(engine: DeepSpeedEngine, *, sequential: str = "gate", **options: Any)
 
     Args:
         engine: what ``deepspeed.initialize`` returned first.
-        sequential: how sequential steps are made: ``gate`` waits for every collective; ``native`` flips DeepSpeed's own
-            switch between steps, ``overlap_comm`` for ZeRO-1 and 2, the prefetch bucket size for ZeRO-3.
+        sequential: what makes a step sequential: ``"gate"``, which waits for every collective, or ``"native"``,
+            DeepSpeed's own switches, flipped between steps: ``overlap_comm`` of ZeRO-1 and 2, the prefetch bucket size
+            of ZeRO-3 (and, on GPUs, the streams beside the main one).
         **options: keyword arguments of ``Schedule`` and ``OverlapMonitor``, e.g. ``every_n_steps=200``.
 
     Returns:
@@ -197,39 +200,50 @@ def _dimensions(engine: DeepSpeedEngine) -> dict[str, str]:
 # -- DeepSpeed's own switches
 
 
-class _Switch(NativeForm):
-    """One attribute of DeepSpeed's, which has a value with overlap, as the job was built, and one without."""
+class _Switches(NativeForm):
+    """Attributes of DeepSpeed's that have one value with overlap, as the job was built, and one without.
 
-    def __init__(self, name: str, holder: Any, attribute: str, off: Any) -> None:
+    Args:
+        name: for the record.
+        *switches: of each, the object that holds it, its name, and its value without overlap.
+    """
+
+    def __init__(self, name: str, *switches: tuple[Any, str, Any]) -> None:
         self.name = name
-        self._holder = holder
-        self._attribute = attribute
-        self._on = getattr(holder, attribute)
-        self._off = off
+        self._switches = [(holder, attribute, getattr(holder, attribute), off) for holder, attribute, off in switches]
 
     def sequential(self) -> None:
-        found = getattr(self._holder, self._attribute)
-        if found != self._on:
-            raise RuntimeError(f"{self.name} was {self._on!r} when the monitor was attached, and now is {found!r}")
-        setattr(self._holder, self._attribute, self._off)
+        for holder, attribute, on, _ in self._switches:
+            found = getattr(holder, attribute)
+            if found != on:
+                raise RuntimeError(f"{attribute} was {on!r} when the monitor was attached, and now is {found!r}")
+        get_accelerator().synchronize()  # nothing may be under way on a stream that is put aside
+        for holder, attribute, _, off in self._switches:
+            setattr(holder, attribute, off)
 
     def overlapped(self) -> None:
-        if getattr(self._holder, self._attribute) == self._off:
-            setattr(self._holder, self._attribute, self._on)
+        for holder, attribute, on, off in self._switches:
+            if getattr(holder, attribute) == off:
+                setattr(holder, attribute, on)
 
 
-def _native_form(engine: DeepSpeedEngine, sequential: str) -> _Switch | None:
+def _native_form(engine: DeepSpeedEngine, sequential: str) -> _Switches | None:
     if sequential not in ("gate", "native"):
         raise ValueError(f"sequential must be 'gate' or 'native', got {sequential!r} (a {type(sequential).__name__})")
     if sequential == "gate":
         return None
-    coordinator = getattr(getattr(engine.optimizer, "parameter_offload", None), "param_coordinator", None)
+    optimizer = engine.optimizer
+    coordinator = getattr(getattr(optimizer, "parameter_offload", None), "param_coordinator", None)
     why = _why_no_switch(engine, coordinator)
     if why:
         raise ValueError(f"sequential='native' is refused: {why}; use 'gate'")
-    if engine.zero_optimization_stage() == 3:
-        return _Switch("stage3_prefetch_bucket_size", coordinator, _PREFETCH, 0)
-    return _Switch("overlap_comm", engine.optimizer, "overlap_comm", False)
+    if engine.zero_optimization_stage() < 3:
+        return _Switches("overlap_comm", (optimizer, "overlap_comm", False))
+    # The streams (None on the host) are what a job built with overlap_comm off has in their place.
+    streams = [(coordinator, f"{_COORDINATOR}__allgather_stream"), (optimizer, "reduce_and_partition_stream")]
+    main = get_accelerator().default_stream()
+    aside = [(holder, name, main) for holder, name in streams if getattr(holder, name, None) is not None]
+    return _Switches("stage3_prefetch_bucket_size" + " and streams" * bool(aside), (coordinator, _PREFETCH, 0), *aside)
 
 
 def _why_no_switch(engine: DeepSpeedEngine, coordinator: Any) -> str:
@@ -242,6 +256,8 @@ def _why_no_switch(engine: DeepSpeedEngine, coordinator: Any) -> str:
     if not engine.zero_overlap_comm():
         # Stage 1 made its gradient hooks for one value or the other: switched on, it would not reduce at all.
         return "the job was built with overlap_comm off, so there is nothing to switch off"
+    if engine.zero_offload_optimizer() or engine.zero_offload_param():
+        return "its switches are not known to be safe to flip with offloading"
     if stage == 3:
         if not hasattr(coordinator, _PREFETCH):
             return f"DeepSpeed {deepspeed.__version__} keeps ZeRO-3's prefetch bucket size elsewhere; {KNOWN_TO_WORK}"
@@ -249,8 +265,6 @@ def _why_no_switch(engine: DeepSpeedEngine, coordinator: Any) -> str:
         return "the job was built with stage3_prefetch_bucket_size 0: nothing to switch off" if built_without else ""
     if type(optimizer) is not DeepSpeedZeroOptimizer:
         return f"overlap_comm of a {type(optimizer).__name__} is not known to be safe to flip"
-    if optimizer.cpu_offload:
-        return "overlap_comm is not known to be safe to flip with an optimizer that is offloaded"
     if stage == 1 and not optimizer.contiguous_gradients:
         return "ZeRO stage 1 without contiguous_gradients has its gradient hooks for the sake of overlap_comm alone"
     return ""

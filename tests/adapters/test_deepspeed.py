@@ -465,6 +465,7 @@ def _refuse(rank: int) -> None:
     refuses_native("built with overlap_comm off", 1, zero={**off, "contiguous_gradients": False})
     refuses_native("ZeRO stage 1 without contiguous_gradients", 1, zero={"contiguous_gradients": False})
     refuses_native("built with stage3_prefetch_bucket_size 0", 3, zero={"stage3_prefetch_bucket_size": 0})
+    refuses_native("not known to be safe to flip with offloading", 2, zero={"offload_optimizer": {"device": "cpu"}})
     fp32_gradients = {"grad_accum_dtype": "fp32"}
     refuses_native("overlap_comm of a BF16_Optimizer is not known", 1, dtype="bf16", data_types=fp32_gradients)
     attribute, adapter._PREFETCH = adapter._PREFETCH, "_moved"
@@ -474,6 +475,44 @@ def _refuse(rank: int) -> None:
 
     dist.destroy_process_group()
     refuses(RuntimeError, "attach(engine) was called without a process group: call it after", engine)
+
+
+def _flip_streams(rank: int) -> None:
+    from deepspeed.accelerator import get_accelerator
+
+    from overlap_callbacks.integrations import deepspeed as adapter
+    from tests.adapters import deepspeed_jobs as jobs
+
+    jobs.set_up(rank)
+    engine = jobs.Training(rank, jobs.config(3)).engine
+    coordinator = engine.optimizer.parameter_offload.param_coordinator
+    attribute = "_PartitionedParameterCoordinator__allgather_stream"
+    assert getattr(coordinator, attribute) is None
+    assert engine.optimizer.reduce_and_partition_stream is None
+    # As on a GPU, where they are streams.
+    setattr(coordinator, attribute, "gather")
+    engine.optimizer.reduce_and_partition_stream = "reduce"
+    main = get_accelerator().default_stream()
+
+    def streams() -> tuple[Any, Any, Any]:
+        return getattr(coordinator, attribute), engine.optimizer.reduce_and_partition_stream, switch_of(engine)
+
+    form = adapter._native_form(engine, "native")
+    assert form is not None
+    assert form.name == "stage3_prefetch_bucket_size and streams"
+    form.sequential()
+    assert streams() == (main, main, 0)
+    form.overlapped()
+    assert streams() == ("gather", "reduce", LAYER)
+    form.overlapped()
+    engine.optimizer.reduce_and_partition_stream = "another"
+    with pytest.raises(RuntimeError, match="reduce_and_partition_stream was 'reduce' when the monitor was attached"):
+        form.sequential()
+    assert streams() == ("gather", "another", LAYER)
+
+
+def test_zero3s_streams_are_flipped_with_its_prefetch_where_it_has_some() -> None:
+    run_ranks(_flip_streams, 2, timeout_s=90)
 
 
 def test_what_cannot_be_measured_is_refused_in_words() -> None:
