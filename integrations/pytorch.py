@@ -66,6 +66,11 @@ def attach(
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r} (a {type(optimizer).__name__})")
+    if not hasattr(optimizer, "_optimizer_step_post_hooks"):
+        raise TypeError(
+            f"optimizer must take step hooks, which a {type(optimizer).__name__} does not: give the torch optimizer "
+            "within it (for Accelerate's: integrations.transformers.attach_accelerate)"
+        )
     models = _as_list(model)
     if pipeline is not None:
         from overlap_callbacks.integrations import _pipelining

@@ -167,6 +167,7 @@ class Window:
 
     def close(self, complete: bool) -> None:
         """Stop all instruments; nothing is measured from here on."""
+        self._suspended = False  # a pause that ends later resumes nothing
         self._gate.stop()
         self.wall_ms = (clocks.now() - self._opened_ns) / 1e6
         self.complete = complete

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from overlap_callbacks import JsonlSink, Mode, OverlapMonitor
+from overlap_callbacks.gate import _kernels
 from overlap_callbacks.integrations.pytorch import attach
 from overlap_callbacks.record import read
 from tests.distributed import captured_log, run_ranks
@@ -466,6 +467,27 @@ def resume_attached(rank: int) -> list[int]:
 
 def test_attach_goes_on_with_the_schedule_where_a_resumed_job_was():
     assert run_ranks(resume_attached, 2) == [[45], [45]]
+
+
+# -- a pause
+
+
+def abort_within_a_pause(rank: int) -> tuple[bool, bool]:
+    """Whether the gate is at work within the window, and after a step was given up in a pause."""
+    monitor = new_monitor(schedule=tiny_schedule())
+    training = Training(rank)
+    run_steps(training, monitor, 2)
+    monitor.step_begin(2)
+    within = _kernels.active is not None
+    with monitor.pause():
+        monitor.abort_step()
+    after = _kernels.active is not None
+    monitor.close()
+    return within, after
+
+
+def test_a_pause_that_ends_after_its_step_was_given_up_resumes_nothing():
+    assert run_ranks(abort_within_a_pause, 2) == [(True, False)] * 2
 
 
 # -- another profiler
