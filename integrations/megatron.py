@@ -54,6 +54,7 @@ _PROVEN: dict[str, Any] = {
     "average_in_collective": False,
     "reduce_scatter_with_fp32_accumulation": False,
     "fp8_param_gather": False,
+    "overlap_param_gather_with_optimizer_step": False,
 }
 
 # Time between two looks for a report at the rank with the W&B run, and the longest that it waits for the last one.
@@ -291,7 +292,11 @@ def _put(holder: Any, name: str, value: Any) -> Callable[[], None]:
 
 
 def _waiting(communicate: Callable[..., Any], monitor: OverlapMonitor) -> Callable[..., Any]:
-    """The method that posts a batch of sends and receives; in sequential steps it waits for all once all are posted."""
+    """The method that posts a batch of sends and receives; in sequential steps it waits for all once all are posted.
+
+    That comes to an end: the stages go through their batches in step, each one's k-th forward (or backward) batch
+    answering the neighbour's. Megatron itself waits there wherever ``overlap_p2p_comm`` is off.
+    """
 
     @functools.wraps(communicate)
     def post(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -333,17 +338,15 @@ class _Switches(NativeForm):
         if not all(isinstance(chunk, core.ddp) for chunk in chunks):
             raise ValueError("sequential='native' needs model chunks in Megatron-core's DistributedDataParallel")
         configs = list({id(c): c for chunk in chunks for c in (chunk.ddp_config, chunk.config)}.values())
-        odd = {f"{name}={getattr(c, name)!r}" for c in configs for name in _PROVEN if _is_odd(c, name)}
-        if any(getattr(chunk, "overlap_param_gather_with_optimizer_step", False) for chunk in chunks):
-            odd.add("overlap_param_gather_with_optimizer_step=True")
+        found = {(name, getattr(holder, name, None)) for holder in (*chunks, *configs) for name in _PROVEN}
+        odd = sorted(f"{name}={value!r}" for name, value in found if value not in (None, _PROVEN[name]))
         if odd:
             raise ValueError(
-                f"sequential='native' is not known to be safe, or to reach all communication, with "
-                f"{', '.join(sorted(odd))}: use sequential='gate'"
+                f"sequential='native' is not known to be safe, or to reach all communication, with {', '.join(odd)}: "
+                f"use sequential='gate'"
             )
-        self._flags = [
-            (c, n) for c in configs for n in ("overlap_grad_reduce", "overlap_p2p_comm") if getattr(c, n, False)
-        ]
+        names = ("overlap_grad_reduce", "overlap_p2p_comm")
+        self._flags = [(c, name) for c in configs for name in names if getattr(c, name, False)]
         self._gathering = [chunk for chunk in chunks if chunk.use_forward_hook]
         if not self._flags and not self._gathering:
             raise ValueError("sequential='native' has nothing to switch off: the job was built without overlap")
@@ -385,10 +388,6 @@ class _Switches(NativeForm):
         for chunk in self._gathering:
             if chunk.remove_forward_pre_hook_handles:  # it has them off in its first step
                 chunk.start_param_sync(force_sync=True)
-
-
-def _is_odd(config: Any, name: str) -> bool:
-    return getattr(config, name, None) not in (None, _PROVEN[name])
 
 
 # -- Megatron-LM

@@ -43,6 +43,7 @@ TWO_RANKS = {
 FOUR_RANKS = {
     "tp_pp": Setup(tp=2, pp=2, micro_batches=2),
     "tp_dp": Setup(tp=2, sequence_parallel=True, distributed_optimizer=True, overlap_param_gather=True),
+    "pp_interleaved_4_stages": Setup(pp=4, chunks=2, layers=8, micro_batches=8, overlap_p2p_comm=True),
 }
 
 # -- worked out by hand: (operator, dimension, ranks of the group) -> messages, bytes read, bytes written, of rank 0.
@@ -253,7 +254,8 @@ def test_the_messages_recorded_are_those_that_megatron_sends(
 ) -> None:
     rank = trained(name)[0]
     logs = rank["toggled"]["messages"] + rank["forced"]["messages"]
-    assert len(logs) == 1 + 8 + NUM_STEPS - 2  # the recorded step and the sequential ones; all but the first, forced
+    # The recorded step and eight sequential ones; forced, all but the one that had begun before.
+    assert len(logs) == 1 + 8 + NUM_STEPS - 1
     for log in logs:
         counts: Counter[str] = Counter()
         for (operator, _, _), (messages, _, _) in log.items():
@@ -293,10 +295,10 @@ def test_the_report_says_which_dimension_sends_what(
 def test_sends_and_receives_of_the_interleaved_schedule_are_waited_for_and_handed_on_as_done(
     trained: Callable[[str], list[dict[str, Any]]],
 ) -> None:
-    for rank in trained("pp_interleaved"):
-        # The schedule keeps the works of its batches, and waits for each of them once, where it needs it.
+    # Of the 24 of a step: the others the schedule itself waits for before it goes on.
+    for rank, expected in zip(trained("pp_interleaved"), (12, 16), strict=True):
         for seen in (rank["toggled"], rank["forced"]):
-            assert seen["done_works"] == 12 * seen["modes"].count(Mode.SEQUENTIAL)
+            assert seen["done_works"] == expected * seen["modes"].count(Mode.SEQUENTIAL)
     for rank in trained("pp"):
         assert rank["forced"]["done_works"] == 0  # 1F1B waits itself
 
@@ -339,6 +341,21 @@ def test_in_sequential_steps_of_data_parallelism_no_compute_runs_beside_communic
     assert window.residual_overlap.value < 0.05
     assert window.overlap_ratio is not None
     assert window.overlap_ratio.value > window.residual_overlap.value
+
+
+def _flush(folder: str) -> tuple[bool, list[str]]:
+    # Stages then wait for what they post last in another order than their neighbours post it.
+    setup = dataclasses.replace(TWO_RANKS["pp_interleaved"], config=(("overlap_p2p_comm_warmup_flush", True),))
+    absent = _absent(setup)
+    with captured_log() as lines:
+        return _attached(setup)["digest"] == absent, lines
+
+
+def test_a_schedule_in_which_waiting_would_hang_is_refused_by_the_order_check(parts: Parts) -> None:
+    for identical, lines in parts("flush"):
+        assert identical
+        (line,) = lines
+        assert "sequential mode is refused" in line
 
 
 # -- the native form
@@ -787,6 +804,7 @@ def test_pretrain_ends_as_it_would_when_it_fails_exits_or_cannot_be_measured(par
 
 
 PARTS: dict[str, Callable[[str], Any]] = {
+    "flush": _flush,
     "refuse": _refuse,
     "switch": _switch_off_behind_its_back,
     "state": _look_before_and_after,
