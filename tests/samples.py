@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from overlap_callbacks.metrics import OverlapReport, report
-from overlap_callbacks.samples import CollectiveTime, KernelTime, ProfiledBlock, RankWindow, TimedBlock
+from overlap_callbacks.samples import (
+    CollectiveTime,
+    DimensionTime,
+    KernelTime,
+    PairTime,
+    ProfiledBlock,
+    RankWindow,
+    TimedBlock,
+)
 from overlap_callbacks.schedule import Mode
 
 OV, SEQ = Mode.OVERLAPPED, Mode.SEQUENTIAL
@@ -47,6 +55,14 @@ def window(rank: int = 0, **changes: Any) -> RankWindow:
         "kernels": (
             KernelTime("aten::mm", False, 10, 10, 33.0, 30.0),
             KernelTime("<b>aten::add</b>", False, 4, 4, 2.0, 2.0),
+        ),
+        "pairs": (
+            PairTime("gemm", False, "all_reduce", 10.0, 20.0, 33.0, 30.0),
+            PairTime("all_reduce", True, "gemm", 13.0, 20.0, 30.0, 25.0),
+        ),
+        "dimensions": (
+            DimensionTime("data", 12, 900, 25.0, 6.0, 27.0, 22.5),
+            DimensionTime("tensor", 1, 100, 3.0, 2.0, 3.0, 2.5),
         ),
         "collectives": (CollectiveTime("allreduce_", "world", 2, "gloo", 13, 1000, 1000, 25.0),),
     }

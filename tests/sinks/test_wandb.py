@@ -5,13 +5,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from overlap_callbacks import OverlapMonitor, Schedule, WandbSink
+from overlap_callbacks import Mode, OverlapMonitor, Schedule, WandbSink
 from overlap_callbacks.ranks import Job
 from overlap_callbacks.run_info import run_info
 from tests.distributed import run_ranks
-from tests.samples import window_report
+from tests.samples import window, window_report
 from tests.wandb_reader import SETTINGS, OfflineRun, read_run
 
 wandb = pytest.importorskip("wandb")
@@ -77,6 +78,32 @@ def test_the_kernels_arrive_as_a_table_those_that_lose_most_first(tmp_path: Path
     assert table["columns"][:4] == ["kernel", "communication", "slowdown", "lost_ms"]
     assert [row[0] for row in table["data"]] == ["aten::mm", "<b>aten::add</b>"]
     assert table["data"][0][2:4] == [pytest.approx(0.1), pytest.approx(3.0)]
+
+
+def test_the_pairs_arrive_as_a_table_the_dearest_first(tmp_path: Path) -> None:
+    (table,) = logged(tmp_path, window_report()).tables("overlap/pairs")
+    assert table["columns"][:5] == ["victim", "communication", "beside", "slowdown", "lost_ms"]
+    assert [row[:3] for row in table["data"]] == [["all_reduce", True, "gemm"], ["gemm", False, "all_reduce"]]
+    assert table["data"][1][3:5] == [pytest.approx(0.1), pytest.approx(3.0)]
+
+
+def test_what_compares_with_sequential_steps_is_not_logged_of_an_invalid_window(tmp_path: Path) -> None:
+    report = spoilt_report()
+    assert not report.valid
+    run = logged(tmp_path, report)
+    assert run.values("overlap/valid") == [0.0]
+    assert not run.tables("overlap/pairs")
+    assert not run.values("dimension/data_comm_slowdown")
+    assert run.values("dimension/data_comm_ms") == [pytest.approx(25.0)]
+
+
+def spoilt_report() -> Any:
+    """Of a window whose sequential steps were not sequential."""
+    overlapping = [
+        msgspec.structs.replace(block, covered_compute_ms=30.0) if block.arm is Mode.SEQUENTIAL else block
+        for block in window().profiled
+    ]
+    return window_report(profiled=tuple(overlapping))
 
 
 def test_the_runs_configuration_says_how_it_was_measured(tmp_path: Path) -> None:
