@@ -23,7 +23,7 @@ from overlap_callbacks.ranks import Channel, Job, next_prefix
 from overlap_callbacks.run_info import default_run_folder
 from overlap_callbacks.sinks import JsonlSink, RunInfo
 
-KNOWN_TO_WORK = "0.16.1"
+KNOWN_TO_WORK = "0.14.0, 0.15.0, 0.16.1"
 
 # What the groups of parallel_state are for; those not named here tell it by their descriptions.
 _ROLES = {

@@ -1,4 +1,4 @@
-"""What Megatron-core 0.16.1 needs to train on a CPU. It patches torch and Megatron for the life of the process.
+"""What Megatron-core (0.14 to 0.16) needs to train on a CPU. It patches torch and Megatron for the life of the process.
 
 Nothing of this library is shimmed. Each shim was seen to be needed by some job of ``megatron_jobs``; where they make
 something differ from a GPU, the reason says so.
