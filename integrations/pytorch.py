@@ -78,6 +78,8 @@ def attach(
         _pipelining.check_type(pipeline)
     framework = f"pytorch {torch.__version__}"
     monitor = build_monitor(framework, options)
+    if not monitor.active:
+        return monitor
     try:
         step = checks.count("start_step", start_step, minimum=0)
         _check_time(optimizer)
@@ -88,8 +90,6 @@ def attach(
         if options.get("strict"):
             raise
         return switched_off(framework, error)
-    if not monitor.active:
-        return monitor
 
     # The step that is under way when we attach began before us, so the first one with a known start is the next.
     def after_step(*_: Any) -> None:

@@ -14,6 +14,7 @@ from torch.distributed.pipelining import ScheduleInterleaved1F1B
 
 from overlap_callbacks import Mode, record
 from overlap_callbacks.collectives import POINT_TO_POINT
+from overlap_callbacks.gate import DoneWork
 from overlap_callbacks.integrations import _pipelining
 from overlap_callbacks.integrations.pytorch import attach
 from tests.adapters import parallel_jobs as jobs
@@ -99,9 +100,9 @@ def train(rank: int, make: Callable[..., Job], **options: Any) -> dict[str, Any]
         post = monitor.post
 
         def kept_post(*args: Any) -> Any:
-            works, waited = post(*args)
-            batches.append(waited if works else None)
-            return works, waited
+            result, handed_on = post(*args)
+            batches.append(all(isinstance(work, DoneWork) for work in handed_on) if handed_on else None)
+            return result, handed_on
 
         monitor.post = kept_post  # type: ignore[method-assign]
         if "first_step" not in options:
