@@ -9,8 +9,9 @@ The rules that keep it safe:
 - it adds waits and nothing else: it never issues, drops, reorders or resizes a collective;
 - it never raises. An exception inside DDP's reducer would break the reducer for good, so an error of its own is
   counted, and its owner switches it off at the next step boundary;
-- sends and receives are recorded, never waited for: waiting there hangs real pipeline schedules, and Gloo's p2p works
-  cannot be waited for twice;
+- sends and receives are recorded, never waited for where they are issued: waiting there hangs real pipeline schedules,
+  and Gloo's p2p works cannot be waited for twice. An adapter that knows where its framework posts a whole batch of them
+  has it waited for with ``post``;
 - only collectives of the training thread and of autograd's threads are serialised. The place of any other thread's
   collectives in the order differs from rank to rank, and serialising them could deadlock;
 - members of a coalescing block are not waited for: they have not started yet;

@@ -34,7 +34,6 @@ _MOST_TRACES = 8
 _MOST_RANKS = 64
 
 ANALYSIS_CSV = ("steps", "collectives", "families", "estimates", "skew")
-COMPARISON_CSV = ("figures", "kernels", "pairs", "unmatched")
 
 
 def analysis_tables(analysis: Analysis) -> RenderableType:
