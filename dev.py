@@ -16,8 +16,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 VENV = HERE / ".venv"
-EXTRAS = {"demo": "lightning,wandb", "test": "test", "check": "dev"}
-USAGE = "usage: python3 dev.py demo|test|check [arguments passed on to `overlap demo` or pytest]"
+EXTRAS = {"demo": "lightning,wandb", "test": "test", "check": "dev", "docs": "docs"}
+USAGE = "usage: python3 dev.py demo|test|check|docs [arguments passed on to `overlap demo`, pytest or `mkdocs build`]"
 
 
 def main() -> int:
@@ -34,6 +34,8 @@ def main() -> int:
         return run(bin_folder / "overlap", "demo", *arguments)
     if command == "test":
         return run(bin_folder / "python", "-m", "pytest", *arguments)
+    if command == "docs":
+        return run(bin_folder / "python", "-m", "mkdocs", "build", "--strict", *arguments)  # into site/
     return max(
         run(bin_folder / "ruff", "check", "."),
         run(bin_folder / "ruff", "format", "--check", "."),
@@ -64,7 +66,7 @@ def set_up(extras: str) -> Path:
 
 def run(*command: object) -> int:
     """Run a program in this folder's environment; its exit code."""
-    environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "NO_MKDOCS_2_WARNING": "1"}
     return subprocess.run([str(part) for part in command], check=False, env=environment).returncode
 
 

@@ -1,6 +1,10 @@
 """A Lightning trainer; the callback is all that the library needs.
 
 python examples/lightning_ddp.py
+python examples/lightning_ddp.py --model gpt3-1.3b
+
+It takes all GPUs where there are two or more, else two processes on the CPU. Every GPU holds the whole model, its
+gradients and the optimizer's two moments: 16 bytes a weight, and more.
 """
 
 import logging
@@ -8,7 +12,7 @@ import logging
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.strategies import DDPStrategy
-from torch import nn
+from models import MODELS, LanguageModel, parse_arguments
 
 from overlap_callbacks.integrations.lightning import OverlapCallback
 
@@ -17,30 +21,41 @@ logging.getLogger("overlap_callbacks").setLevel(logging.INFO)  # shows a line fo
 
 
 class Module(pl.LightningModule):
-    """A small network on random data."""
+    """A language model."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__()
-        self.net = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(512, 512), nn.GELU())))
+        self.net = LanguageModel(name)
 
     def training_step(self, batch: torch.Tensor, _: int) -> torch.Tensor:
-        """Mean square of the output."""
-        return self.net(batch).square().mean()
+        """The loss."""
+        return self.net(batch)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """AdamW with its defaults."""
-        return torch.optim.AdamW(self.parameters())
+        """AdamW."""
+        return torch.optim.AdamW(self.parameters(), lr=1e-4)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Train on random tokens."""
+    args = parse_arguments()
     on_gpu = torch.cuda.device_count() > 1
     if not on_gpu:
         torch.set_num_threads(1)
+    size = MODELS[args.model]
+    backend, bucket = "nccl" if on_gpu else "gloo", 1 if args.model == "tiny" else 25
     trainer = pl.Trainer(
         accelerator="gpu" if on_gpu else "cpu",
-        devices=2,
-        strategy=DDPStrategy(process_group_backend="nccl" if on_gpu else "gloo", bucket_cap_mb=1),
-        max_steps=200,
+        devices="auto" if on_gpu else 2,
+        strategy=DDPStrategy(process_group_backend=backend, bucket_cap_mb=bucket),
+        precision="bf16-mixed" if on_gpu else "32-true",
+        max_steps=args.steps,
+        enable_checkpointing=False,
         callbacks=[OverlapCallback(every_n_steps=100, max_overhead=None)],
     )
-    trainer.fit(Module(), torch.utils.data.DataLoader(torch.randn(4096, 512), batch_size=64))
+    tokens = torch.randint(size.vocabulary, (4096, size.sequence))
+    trainer.fit(Module(args.model), torch.utils.data.DataLoader(tokens, batch_size=args.batch))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,7 @@
 """Megatron-core with tensor, pipeline and data parallelism; the line with `attach` is all that the library needs.
 
 torchrun --nproc-per-node 2 examples/megatron_core.py --tp 1 --pp 2
+torchrun --nproc-per-node 8 examples/megatron_core.py --tp 2 --pp 2 --steps 100  # all three, one window
 torchrun --nproc-per-node 8 examples/megatron_core.py --model gpt3-6.7b --tp 4 --pp 2 --micro-batches 16
 
 Data parallelism takes the ranks that tensor and pipeline parallelism leave. Megatron-core is made for GPUs: without
@@ -22,29 +23,18 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
+from models import MODELS
 
 from overlap_callbacks.integrations.megatron import attach
 
 logging.basicConfig(level=logging.WARNING, format="%(message)s")
 logging.getLogger("overlap_callbacks").setLevel(logging.INFO)  # shows a line for each window
 
-GPT3 = {"sequence": 2048, "vocabulary": 51200}
-LLAMA2 = {"sequence": 4096, "vocabulary": 32000}
-LLAMA2_LAYERS = {
+LLAMA2 = {
     "normalization": "RMSNorm",
     "gated_linear_unit": True,
     "activation_func": torch.nn.functional.silu,
     "add_bias_linear": False,
-    "ffn_hidden_size": 13824,
-}
-# Sequence length and vocabulary, and what TransformerConfig is given.
-MODELS = {
-    "tiny": ({"sequence": 64, "vocabulary": 512}, {"num_layers": 4, "hidden_size": 128, "num_attention_heads": 4}),
-    "gpt3-1.3b": (GPT3, {"num_layers": 24, "hidden_size": 2048, "num_attention_heads": 16}),
-    "gpt3-2.7b": (GPT3, {"num_layers": 32, "hidden_size": 2560, "num_attention_heads": 32}),
-    "gpt3-6.7b": (GPT3, {"num_layers": 32, "hidden_size": 4096, "num_attention_heads": 32}),
-    "gpt3-13b": (GPT3, {"num_layers": 40, "hidden_size": 5120, "num_attention_heads": 40}),
-    "llama2-13b": (LLAMA2, {"num_layers": 40, "hidden_size": 5120, "num_attention_heads": 40, **LLAMA2_LAYERS}),
 }
 
 
@@ -71,11 +61,14 @@ def main() -> None:
         tensor_parallel.model_parallel_cuda_manual_seed(0)
     torch.manual_seed(0)
 
-    shape, layers = MODELS[args.model]
-    sequence, vocabulary = shape["sequence"], shape["vocabulary"]
+    size = MODELS[args.model]
     dtype = torch.bfloat16 if on_gpu else torch.float32
     config = TransformerConfig(
-        **layers,
+        num_layers=size.layers,
+        hidden_size=size.width,
+        num_attention_heads=size.heads,
+        ffn_hidden_size=size.llama_ffn or 4 * size.width,
+        **(LLAMA2 if size.llama_ffn else {}),
         tensor_model_parallel_size=args.tp,
         pipeline_model_parallel_size=args.pp,
         pipeline_dtype=dtype,
@@ -90,11 +83,11 @@ def main() -> None:
     gpt = GPTModel(
         config,
         get_gpt_layer_local_spec(normalization=config.normalization),
-        vocab_size=vocabulary,
-        max_sequence_length=sequence,
+        vocab_size=size.vocabulary,
+        max_sequence_length=size.sequence,
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
-        position_embedding_type="rope" if args.model.startswith("llama") else "learned_absolute",
+        position_embedding_type="rope" if size.llama_ffn else "learned_absolute",
     )
     device = torch.device("cuda") if on_gpu else torch.device("cpu")
     gpt.to(device)
@@ -121,13 +114,13 @@ def main() -> None:
     config.finalize_model_grads_func = finalize_model_grads
     forward_backward = get_forward_backward_func()
 
-    mask = torch.ones(1, 1, sequence, sequence, dtype=torch.bool, device=device).triu(1)
-    positions = torch.arange(sequence, device=device).expand(args.micro_batch, -1)
+    mask = torch.ones(1, 1, size.sequence, size.sequence, dtype=torch.bool, device=device).triu(1)
+    positions = torch.arange(size.sequence, device=device).expand(args.micro_batch, -1)
     # The ranks that share a batch draw the same tokens.
     tokens = torch.Generator(device).manual_seed(parallel_state.get_data_parallel_rank())
 
     def forward(_, module):
-        batch = torch.randint(vocabulary, (args.micro_batch, sequence), generator=tokens, device=device)
+        batch = torch.randint(size.vocabulary, (args.micro_batch, size.sequence), generator=tokens, device=device)
         return module(batch, positions, mask, labels=batch.roll(-1, 1)), mean
 
     def mean(losses):
@@ -143,7 +136,7 @@ def main() -> None:
                 data_iterator=None,
                 model=model,
                 num_microbatches=args.micro_batches,
-                seq_length=sequence,
+                seq_length=size.sequence,
                 micro_batch_size=args.micro_batch,
                 forward_only=False,
             )

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from overlap_callbacks.integrations._versions import missing_of, torch_lacks
 from overlap_callbacks.native import NativeForm
 
 # hook(state, bucket), as DDP calls it.
@@ -127,8 +128,15 @@ class DdpWaits(NativeForm):
 
 def _switch_of(model: DistributedDataParallel) -> _Switch | None:
     """The switch of a model's hook; None where DDP reduces by itself."""
-    if not hasattr(cast(Any, dist).Reducer, "_update_process_group"):
-        raise ValueError(f"sequential='native' for DDP needs torch 2.8 or later, found {torch.__version__}: use 'gate'")
+    missing = missing_of(cast(Any, dist).Reducer, "_update_process_group")
+    missing += missing_of(model, "_comm_hooks", "_use_python_reducer", "process_group")
+    if getattr(model, "logger", None) is not None:  # its Python reducer goes without
+        missing += missing_of(model.logger, "_get_ddp_logging_data")
+    if missing:
+        raise ValueError(
+            f"sequential='native' for DDP needs torch 2.8 or later, found {torch.__version__}: use 'gate' "
+            f"({torch_lacks(' and no '.join(missing))})"
+        )
     if not hasattr(model, "reducer") or model._use_python_reducer:
         raise ValueError("sequential='native' needs DDP's own reducer, which this model does without: use 'gate'")
     switches = [getattr(hook, "overlap_switch", None) for hook, _ in model._comm_hooks]

@@ -10,6 +10,7 @@ nothing, and there is nothing to change.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
+from overlap_callbacks.integrations._versions import missing_of, torch_lacks
 from overlap_callbacks.native import NativeForm
 
 _FSDP1 = ("_unshard_stream", "_pre_unshard_stream", "_post_backward_stream", "_all_reduce_stream")
@@ -46,7 +48,7 @@ class FsdpStreams(NativeForm):
         self._replaced: list[tuple[Any, str, Any]] = []  # holder, attribute, FSDP's own stream
 
     def sequential(self) -> None:
-        for holder, handle, names in _holders(self._modules):
+        for holder, handle, names in list(_holders(self._modules)):  # all looked at before one is changed
             compute = handle.current_stream()
             for name in names:
                 own = getattr(holder, name)
@@ -57,7 +59,8 @@ class FsdpStreams(NativeForm):
                 if getattr(holder, name) != compute:
                     raise RuntimeError(f"FSDP's {name} could not be exchanged")
         if not self._replaced:
-            raise RuntimeError("FSDP has no streams yet: the model has not run")
+            known = torch_lacks("streams of FSDP's under the names known")
+            raise RuntimeError(f"FSDP has no streams yet: the model has not run, or {known}")
 
     def overlapped(self) -> None:
         while self._replaced:
@@ -70,24 +73,31 @@ class FsdpStreams(NativeForm):
 
 def _holders(modules: Iterable[nn.Module]) -> Iterator[tuple[Any, Any, tuple[str, ...]]]:
     """What holds the streams, with its device's torch module and the attributes' names; each holder once."""
-    contexts = {}
+    holders = {}
     for module in modules:
         if isinstance(module, FullyShardedDataParallel):
-            if hasattr(module, "_unshard_stream"):
-                yield module, module._device_handle, _FSDP1
+            holders[id(module)] = (module, "_device_handle", _FSDP1)
         else:
             context = _fsdp2_state(module)._comm_ctx
-            contexts[id(context)] = context
-    for context in contexts.values():
-        if hasattr(context, "all_gather_stream"):  # made when the model first runs
-            yield context, context.device_handle, _FSDP2
+            holders[id(context)] = (context, "device_handle", _FSDP2)
+    for holder, handle, names in holders.values():
+        if any(hasattr(holder, name) for name in names):  # made when the model first runs
+            missing = missing_of(holder, handle, *names)
+            if missing:
+                raise RuntimeError(torch_lacks(" and no ".join(missing)))
+            yield holder, getattr(holder, handle), names
 
 
 def _fsdp2_state(module: Any) -> Any:
-    state = module._get_fsdp_state()
-    if not hasattr(state, "_comm_ctx"):
+    missing = missing_of(type(module), "_get_fsdp_state")
+    state = None if missing else module._get_fsdp_state()
+    missing = missing or missing_of(state, "_comm_ctx")
+    if not (missing or hasattr(state, "_fsdp_param_groups")):
+        missing = missing_of(state, "_fsdp_param_group")
+    if missing:
         raise ValueError(
-            f"sequential='native' for fully_shard needs torch 2.8 or later, found {torch.__version__}: use 'gate'"
+            f"sequential='native' for fully_shard needs torch 2.8 or later, found {torch.__version__}: use 'gate' "
+            f"({torch_lacks(missing[0])})"
         )
     return state
 
@@ -107,7 +117,8 @@ def data_groups(modules: Iterable[nn.Module]) -> list[dist.ProcessGroup]:
     for module in modules:
         if isinstance(module, FullyShardedDataParallel):
             found += [getattr(module, "process_group", None), getattr(module, "_inter_node_pg", None)]
-    for group in _param_groups(modules):
-        for name in ("shard_process_group", "replicate_process_group"):
-            found.append(getattr(group.mesh_info, name, None))
+    with contextlib.suppress(ValueError):  # of a torch that keeps them elsewhere: then their roles are not known
+        for group in _param_groups(modules):
+            mesh_info = getattr(group, "mesh_info", None)
+            found += [getattr(mesh_info, name, None) for name in ("shard_process_group", "replicate_process_group")]
     return [group for group in found if group is not None]

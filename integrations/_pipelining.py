@@ -12,15 +12,21 @@ a rank carry the order of all ranks, and it is played through here.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
+import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, schedules
 
 from overlap_callbacks import OverlapMonitor
+from overlap_callbacks.integrations._versions import TORCH, check, missing_of
+
+# What is not public of the schedules' module.
+_NEEDED = ("_PipelineSchedule", "_batch_p2p", "SEND_F", "SEND_B", "RECV_F", "RECV_B")
 
 # A message: its direction, the stage that receives it, the micro-batch.
 Message = tuple[str, int, int]
@@ -32,7 +38,8 @@ def check_type(pipeline: Any) -> None:
     Raises:
         TypeError: with what was given.
     """
-    if not isinstance(pipeline, schedules._PipelineSchedule):
+    # Where torch has no such class, check_order() says so.
+    if not isinstance(pipeline, getattr(schedules, "_PipelineSchedule", object)):
         found = f"{pipeline!r} (a {type(pipeline).__name__})"
         raise TypeError(f"pipeline must be a schedule of torch.distributed.pipelining, got {found}")
 
@@ -41,8 +48,13 @@ def check_order(pipeline: Any) -> None:
     """Refuse schedules of which it is not known that waiting for each batch comes to an end.
 
     Raises:
+        RuntimeError: this torch lacks something needed.
         ValueError: with the reason, and what to do.
     """
+    missing = missing_of(schedules, *_NEEDED)
+    if not hasattr(pipeline, "_stages"):
+        missing += missing_of(pipeline, "_stage")
+    check("torch", str(torch.__version__), TORCH, missing)
     remedy = "leave pipeline out: its sends and receives are then recorded, and not serialised"
     name = type(pipeline).__name__
     if not all(isinstance(stage, PipelineStage) for stage in stages_of(pipeline)):
@@ -94,20 +106,42 @@ def comes_to_an_end(orders: Sequence[Sequence[Message]]) -> bool:
                 order.pop()
 
 
+class _Batches:
+    """Stands in the place of ``schedules._batch_p2p`` as long as there is a monitor that wants it.
+
+    One for all monitors, whichever is closed first: wrapped around each other, a wrapper that is not the outermost
+    could not be taken off.
+    """
+
+    def __init__(self, original: Callable[..., list[Any]]) -> None:
+        self.original = original
+        self.monitors: list[OverlapMonitor] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
+        issue: Callable[[], list[Any]] = functools.partial(self.original, *args, **kwargs)
+        for monitor in self.monitors:
+            issue = functools.partial(_post, monitor, issue)
+        return issue()
+
+
+def _post(monitor: OverlapMonitor, issue: Callable[[], list[Any]]) -> list[Any]:
+    return monitor.post(issue, list)[1]
+
+
 def wait_for_batches(monitor: OverlapMonitor) -> Callable[[], None]:
     """Have every batch of sends and receives go through ``monitor.post``.
 
     Returns:
-        What puts torch's own function back.
+        What ends that, and puts torch's own function back once no monitor is left.
     """
-    original = schedules._batch_p2p
-
-    def batch_p2p(*args: Any, **kwargs: Any) -> list[Any]:
-        return monitor.post(lambda: original(*args, **kwargs), list)[1]
+    here = schedules._batch_p2p
+    batches = here if isinstance(here, _Batches) else _Batches(here)
+    batches.monitors.append(monitor)
+    schedules._batch_p2p = cast(Any, batches)
 
     def restore() -> None:
-        if schedules._batch_p2p is batch_p2p:
-            schedules._batch_p2p = original
+        batches.monitors.remove(monitor)
+        if not batches.monitors and schedules._batch_p2p is batches:
+            schedules._batch_p2p = batches.original
 
-    schedules._batch_p2p = batch_p2p
     return restore

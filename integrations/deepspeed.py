@@ -6,6 +6,7 @@ import functools
 import weakref
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ import torch.distributed as dist
 from overlap_callbacks import OverlapMonitor, OverlapReport, Sink, WandbSink
 from overlap_callbacks.build import build_monitor, check_names, switched_off
 from overlap_callbacks.native import NativeForm
-from overlap_callbacks.run_info import default_run_folder
 from overlap_callbacks.sinks import JsonlSink
 
 try:
@@ -77,7 +77,9 @@ def attach(engine: DeepSpeedEngine, *, sequential: str = "gate", **options: Any)
     if form is not None:
         framework += f", sequential by {form.name}"
     events = _EventsSink(engine)
-    monitor = build_monitor(framework, _with_sinks(options, engine, events))
+    monitor = build_monitor(
+        framework, options, sinks=lambda given, folder: _with_engines_monitor(given, folder, engine, events)
+    )
     if not monitor.active:
         return monitor
     if form is not None:
@@ -153,9 +155,8 @@ class _Steps:
     def _end(self) -> None:
         if not self._monitor.in_step or self._engine.global_steps == self._number:
             return
-        if not self._engine.was_step_applied():  # skipped: a step without its update says nothing of the others
-            with self._monitor.pause():
-                pass
+        if not self._engine.was_step_applied():
+            self._monitor.skip_step("its gradients overflowed")
         self._monitor.step_end(self._number)
         try:
             self._events.flush()
@@ -207,6 +208,9 @@ class _Switches(NativeForm):
         name: for the record.
         *switches: of each, the object that holds it, its name, and its value without overlap.
     """
+
+    # Gradients that were set aside for one way of reducing are looked for by it at the accumulation's end.
+    only_between_steps = True
 
     def __init__(self, name: str, *switches: tuple[Any, str, Any]) -> None:
         self.name = name
@@ -304,16 +308,14 @@ class _EventsSink(Sink):
         self.flush()  # the last reports come in while the training thread waits in the monitor's close()
 
 
-def _with_sinks(options: dict[str, Any], engine: DeepSpeedEngine, events: _EventsSink) -> dict[str, Any]:
-    """The options with the engine's monitor among the sinks; one W&B sink at most."""
-    sinks = options.get("sinks")
-    if not engine.monitor.enabled or not (sinks is None or isinstance(sinks, (list, tuple))):
-        return options
-    if sinks is None:
-        folder = options.get("run_dir") or default_run_folder()
-        options = {**options, "run_dir": folder}
-        sinks = [JsonlSink(folder), WandbSink(start=False)]
+def _with_engines_monitor(
+    given: list[Sink] | None, folder: Path, engine: DeepSpeedEngine, events: _EventsSink
+) -> list[Sink]:
+    """The sinks with the engine's monitor among them; one W&B sink at most."""
+    sinks = [JsonlSink(folder), WandbSink(start=False)] if given is None else given
+    if not engine.monitor.enabled:
+        return sinks
     extra: list[Sink] = [events] if events.backends else []
     if engine.monitor.wandb_monitor is not None and not any(isinstance(sink, WandbSink) for sink in sinks):
         extra.append(WandbSink(start=False))
-    return {**options, "sinks": [*sinks, *extra]}
+    return [*sinks, *extra]

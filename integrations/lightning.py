@@ -13,8 +13,8 @@ import torch.distributed as dist
 from overlap_callbacks import OverlapMonitor, OverlapReport, Sink, WandbSink
 from overlap_callbacks.build import build_monitor, check_names
 from overlap_callbacks.dimensions import dimension_of
+from overlap_callbacks.integrations import _versions
 from overlap_callbacks.monitor import HASTY_CLOSE_S
-from overlap_callbacks.run_info import default_run_folder
 from overlap_callbacks.sinks import JsonlSink
 
 if TYPE_CHECKING:
@@ -66,8 +66,16 @@ class OverlapCallback(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._close()
         version = cast(Any, pl).__version__
-        self.monitor = build_monitor(f"lightning {version}", self._with_sinks(trainer))
-        self.monitor.name_groups(_dimensions(trainer.strategy))
+        # Not trainer.log_dir: reading it is a broadcast on the job's communicator.
+        self.monitor = build_monitor(
+            f"lightning {version}",
+            self._options,
+            root=trainer.default_root_dir,
+            sinks=lambda given, folder: self._sinks(trainer, given, folder),
+            check=_check_version,
+        )
+        if self.monitor.active:
+            self.monitor.name_groups(_dimensions(trainer.strategy))
         # With several optimizers global_step counts each, so steps are counted here, and kept in checkpoints.
         self._step = trainer.global_step if self._resumed_step is None else self._resumed_step
         self._resumed_step = None
@@ -127,11 +135,8 @@ class OverlapCallback(pl.Callback):
 
     # -- logging
 
-    def _with_sinks(self, trainer: pl.Trainer) -> dict[str, Any]:
-        options = dict(self._options)
-        # Not trainer.log_dir: reading it is a broadcast on the job's communicator.
-        folder = Path(options.setdefault("run_dir", Path(trainer.default_root_dir) / default_run_folder()))
-        sinks = list(options.get("sinks") or []) or [JsonlSink(folder)]
+    def _sinks(self, trainer: pl.Trainer, given: list[Sink] | None, folder: Path) -> list[Sink]:
+        sinks = given or [JsonlSink(folder)]
         if trainer.is_global_zero:
             for logger in trainer.loggers:
                 if type(logger).__name__ == "WandbLogger":
@@ -139,8 +144,7 @@ class OverlapCallback(pl.Callback):
                 else:
                     self._loggers.append(_LoggerSink(logger))
             sinks += self._loggers
-        options["sinks"] = sinks
-        return options
+        return sinks
 
     def _flush_loggers(self, monitor: OverlapMonitor) -> None:
         for sink in list(self._loggers):
@@ -149,6 +153,16 @@ class OverlapCallback(pl.Callback):
             except Exception as error:
                 self._loggers.remove(sink)
                 monitor.sink_failed(sink, error)
+
+
+def _check_version() -> None:
+    missing = _versions.missing_of(
+        pl.Trainer, "default_root_dir", "global_step", "is_global_zero", "loggers", "strategy"
+    )
+    hooks = [name for name in vars(OverlapCallback) if name.startswith(("on_", "teardown", "state_", "load_state_"))]
+    missing += _versions.missing_of(pl.Callback, *hooks)
+    missing += _versions.missing_of(pl.strategies, "ModelParallelStrategy")
+    _versions.check("lightning", cast(Any, pl).__version__, _versions.LIGHTNING, missing)
 
 
 def _dimensions(strategy: Any) -> dict[str, str]:

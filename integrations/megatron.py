@@ -6,22 +6,21 @@ import contextlib
 import functools
 import importlib
 import inspect
-import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import torch
 import torch.distributed.distributed_c10d as c10d
 
-from overlap_callbacks import Mode, OverlapMonitor, OverlapReport, Sink, WandbSink, checks
-from overlap_callbacks.build import build_monitor, check_names, switched_off
+from overlap_callbacks import Mode, OverlapMonitor, Sink, WandbSink, checks
+from overlap_callbacks.build import MakeSinks, build_monitor, check_names, switched_off
+from overlap_callbacks.integrations._megatron_native import Switches
+from overlap_callbacks.integrations._megatron_reports import LAST_REPORT_S, Inbox, Outbox
 from overlap_callbacks.monitor import HASTY_CLOSE_S
-from overlap_callbacks.native import NativeForm
-from overlap_callbacks.ranks import Channel, Job, next_prefix
-from overlap_callbacks.run_info import default_run_folder
-from overlap_callbacks.sinks import JsonlSink, RunInfo
+from overlap_callbacks.ranks import next_prefix
+from overlap_callbacks.sinks import JsonlSink
 
 KNOWN_TO_WORK = "0.14.0, 0.15.0, 0.16.1"
 
@@ -39,27 +38,6 @@ _ROLES = {
     "get_expert_tensor_model_pipeline_parallel_group": "model",  # the norm of gradients
     "get_intra_distributed_optimizer_instance_group": "model",
 }
-
-# The settings under which the switches were seen to leave every bit of the weights as it is. With tensor, context or
-# expert parallelism there is besides communication that no switch reaches.
-_PROVEN: dict[str, Any] = {
-    "tensor_model_parallel_size": 1,
-    "context_parallel_size": 1,
-    "expert_model_parallel_size": 1,
-    "overlap_p2p_comm_warmup_flush": False,
-    "cuda_graph_impl": "none",
-    "fp8": None,
-    "delay_wgrad_compute": False,
-    "num_distributed_optimizer_instances": 1,
-    "average_in_collective": False,
-    "reduce_scatter_with_fp32_accumulation": False,
-    "fp8_param_gather": False,
-    "overlap_param_gather_with_optimizer_step": False,
-}
-
-# Time between two looks for a report at the rank with the W&B run, and the longest that it waits for the last one.
-_LOOK_S = 1.0
-_LAST_REPORT_S = 30.0
 
 _in_use: list[str] = []  # the function here that has wrapped Megatron's own ones in this process, if any
 
@@ -157,8 +135,8 @@ def hook_pretrain(*, sequential: str = "gate", **options: Any) -> None:
     except (ImportError, AttributeError) as error:
         raise ImportError(f"hook_pretrain needs Megatron-LM, with megatron.training.training: {error}") from error
     monitor: OverlapMonitor | None = None
-    switches: _Switches | None = None
-    inbox: _Inbox | None = None
+    switches: Switches | None = None
+    inbox: Inbox | None = None
     step = -1
 
     @functools.wraps(train_step)
@@ -185,7 +163,7 @@ def hook_pretrain(*, sequential: str = "gate", **options: Any) -> None:
         timeout_s = HASTY_CLOSE_S
         try:
             result = train(*args, **kwargs)
-            timeout_s = _LAST_REPORT_S
+            timeout_s = LAST_REPORT_S
             return result
         finally:
             for undo in undos:
@@ -241,7 +219,7 @@ def _checked_chunks(model: Any) -> list[Any]:
     return chunks
 
 
-def _begin_step(monitor: OverlapMonitor, switches: _Switches | None, step: int) -> None:
+def _begin_step(monitor: OverlapMonitor, switches: Switches | None, step: int) -> None:
     monitor.step_begin(step)
     if switches is not None and monitor.mode is Mode.SEQUENTIAL:
         switches.gather_parameters()
@@ -249,23 +227,27 @@ def _begin_step(monitor: OverlapMonitor, switches: _Switches | None, step: int) 
 
 def _end_step(monitor: OverlapMonitor, skipped: bool) -> None:
     if skipped:
-        with monitor.pause():  # such a step does less, so it does not count
-            pass
+        monitor.skip_step("its gradients overflowed")
     monitor.step_end()
 
 
 def _open(
-    core: Any, chunks: list[Any], sequential: str, options: dict[str, Any], by_hand: bool = False
-) -> tuple[OverlapMonitor, _Switches | None]:
+    core: Any,
+    chunks: list[Any],
+    sequential: str,
+    options: dict[str, Any],
+    by_hand: bool = False,
+    sinks: MakeSinks | None = None,
+) -> tuple[OverlapMonitor, Switches | None]:
     """A monitor that knows the job's groups, waits for its batches of sends and receives, and has its switches."""
     if not core.groups.model_parallel_is_initialized():
         raise RuntimeError("model parallelism is not initialised: call initialize_model_parallel() first")
     switches = None
     if sequential == "native":
-        switches = _Switches(core, chunks, by_hand)
+        switches = Switches(core, chunks, by_hand)
     elif sequential != "gate":
-        raise ValueError(f'sequential must be "gate" or "native", got {sequential!r}')
-    monitor = build_monitor(core.name, options)
+        raise ValueError(f"sequential must be 'gate' or 'native', got {sequential!r} (a {type(sequential).__name__})")
+    monitor = build_monitor(core.name, options, sinks=sinks)
     if monitor.active:
         monitor.name_groups(_dimensions(core, getattr(chunks[0], "config", None)))
         if switches is not None:
@@ -328,153 +310,47 @@ def _dimensions(core: Any, config: Any) -> dict[str, str]:
     return roles
 
 
-# -- the native form
-
-
-class _Switches(NativeForm):
-    """Megatron's own switches, between steps; only those that the job was built with."""
-
-    def __init__(self, core: Any, chunks: list[Any], by_hand: bool) -> None:
-        if not all(isinstance(chunk, core.ddp) for chunk in chunks):
-            raise ValueError("sequential='native' needs model chunks in Megatron-core's DistributedDataParallel")
-        configs = list({id(c): c for chunk in chunks for c in (chunk.ddp_config, chunk.config)}.values())
-        found = {(name, getattr(holder, name, None)) for holder in (*chunks, *configs) for name in _PROVEN}
-        odd = sorted(f"{name}={value!r}" for name, value in found if value not in (None, _PROVEN[name]))
-        if odd:
-            raise ValueError(
-                f"sequential='native' is not known to be safe, or to reach all communication, with {', '.join(odd)}: "
-                f"use sequential='gate'"
-            )
-        names = ("overlap_grad_reduce", "overlap_p2p_comm")
-        self._flags = [(c, name) for c in configs for name in names if getattr(c, name, False)]
-        self._gathering = [chunk for chunk in chunks if chunk.use_forward_hook]
-        if not self._flags and not self._gathering:
-            raise ValueError("sequential='native' has nothing to switch off: the job was built without overlap")
-        if self._gathering and by_hand:
-            raise ValueError(
-                "sequential='native' with overlap_param_gather needs the optimizer: attach(model, optimizer)"
-            )
-        gather = ["overlap_param_gather"] if self._gathering else []
-        self.name = ", ".join(dict.fromkeys([name for _, name in self._flags] + gather))
-        self._configs = configs
-        self._undo: list[tuple[Any, str, Any]] = []
-
-    def sequential(self) -> None:
-        for config, name in self._flags:
-            if getattr(config, name) is not True:
-                raise RuntimeError(f"{name} was switched off by somebody else: it is left alone")
-            self._set(config, name, False)
-        # With these set, pipeline stages start the reductions and gathers themselves: reductions would be done twice.
-        for config in self._configs:
-            for name in ("grad_sync_func", "param_sync_func"):
-                if getattr(config, name, None) is not None:
-                    self._set(config, name, None)
-
-    def _set(self, config: Any, name: str, value: Any) -> None:
-        self._undo.append((config, name, getattr(config, name)))
-        setattr(config, name, value)
-        if getattr(config, name) is not value:
-            raise RuntimeError(f"{name} did not take the value {value}")
-
-    def overlapped(self) -> None:
-        while self._undo:
-            setattr(*self._undo.pop())
-
-    def gather_parameters(self) -> None:
-        """At a sequential step's begin: gather all parameters now, so that the hooks before the layers find them.
-
-        The flag and the hooks stay as they are, because Megatron-LM takes the hooks off and on itself.
-        """
-        for chunk in self._gathering:
-            if chunk.remove_forward_pre_hook_handles:  # it has them off in its first step
-                chunk.start_param_sync(force_sync=True)
-
-
 # -- Megatron-LM
 
 
 def _open_in_pretrain(
     core: Any, training: Any, model: Any, sequential: str, options: dict[str, Any]
-) -> tuple[OverlapMonitor, _Switches | None, _Inbox | None]:
+) -> tuple[OverlapMonitor, Switches | None, Inbox | None]:
     """What ``_open`` gives, and on the rank that has the W&B run an inbox for the reports; errors stop no training."""
+    prefix = f"{next_prefix()}/megatron"
+
+    def with_outbox(given: list[Sink] | None, folder: Path) -> list[Sink]:
+        return [*(given or [JsonlSink(folder), WandbSink(start=False)]), Outbox(prefix)]
+
     try:
-        prefix = f"{next_prefix()}/megatron"
-        options = {"run_dir": default_run_folder(), **options}
-        sinks = options.get("sinks") or [JsonlSink(options["run_dir"]), WandbSink(start=False)]
-        options["sinks"] = [*([sinks] if isinstance(sinks, Sink) else sinks), _Outbox(prefix)]
-        monitor, switches = _open(core, _checked_chunks(model), sequential, options)
-        writer = training.get_wandb_writer() if monitor.active else None
-        return monitor, switches, None if writer is None else _Inbox(prefix, writer, monitor)
+        monitor, switches = _open(core, _checked_chunks(model), sequential, options, sinks=with_outbox)
     except (TypeError, ValueError, RuntimeError) as error:
         if options.get("strict"):
             raise
         return switched_off(core.name, error), None, None
+    if not monitor.active:
+        return monitor, switches, None
+    if monitor.tokens_per_step is None:
+        monitor.tokens_per_step = _tokens_per_step(training)
+    inbox = None
+    try:
+        writer = training.get_wandb_writer()
+        inbox = None if writer is None else Inbox(prefix, writer, monitor)
+    except Exception as error:
+        if options.get("strict"):
+            monitor.close(HASTY_CLOSE_S)  # nobody else will: Megatron's methods would stay wrapped
+            raise
+        # Of this rank alone: were its monitor closed, the others' windows would wait for it.
+        monitor.sink_failed(WandbSink(start=False), error)
+    return monitor, switches, inbox
 
 
-class _Outbox(Sink):
-    """Passes reports on from rank 0, through the job's store, to the rank where Megatron-LM has its W&B run."""
-
-    def __init__(self, prefix: str) -> None:
-        self._prefix = prefix
-        self._run: RunInfo | None = None
-        self._sent = 0
-
-    def open(self, run: RunInfo) -> None:
-        self._run = run
-
-    def log(self, report: OverlapReport) -> None:
-        self._post(str(self._sent), msgspec.json.encode((self._run, report)))
-        self._sent += 1
-
-    def close(self) -> None:
-        self._post("end", b"-")
-
-    def _post(self, key: str, message: bytes) -> None:
-        channel = _channel(self._prefix)
-        if channel.look("reader"):  # else the message would lie in the store for good
-            channel.post(key, message)
-
-
-class _Inbox:
-    """The other end. It looks for reports between steps, on the training thread: Megatron-LM logs there too."""
-
-    def __init__(self, prefix: str, writer: Any, monitor: OverlapMonitor) -> None:
-        self._channel = _channel(prefix)
-        self._channel.post("reader", b"-")
-        self._sink = WandbSink(getattr(writer, "run", None))
-        self._monitor = monitor
-        self._taken = 0
-        self._expecting = False  # there has been a window
-        self._next_look = 0.0
-
-    def look(self, wait_s: float | None = None) -> None:
-        """Log the reports that have come; with ``wait_s``, at the end, wait so long for the last one."""
-        if self._monitor.in_window:
-            self._expecting = True
-        elif self._expecting and (wait_s is not None or time.monotonic() > self._next_look):
-            self._next_look = time.monotonic() + _LOOK_S
-            try:
-                self._take(wait_s)
-            except Exception as error:
-                self._expecting = False
-                self._monitor.sink_failed(self._sink, error)
-
-    def _take(self, wait_s: float | None) -> None:
-        if wait_s is not None:
-            self._channel.await_message("end", wait_s, stop=lambda: False)
-        while (message := self._channel.look(str(self._taken))) is not None:
-            self._channel.delete(str(self._taken))
-            run, report = msgspec.json.decode(message, type=tuple[RunInfo, OverlapReport])
-            if self._taken == 0:
-                self._sink.open(run)
-            self._taken += 1
-            self._sink.log(report)
-        if wait_s is not None:
-            self._channel.delete("reader", "end")
-            self._sink.close()
-
-
-def _channel(prefix: str) -> Channel:
-    job = Job.current()
-    assert job is not None
-    return Channel(job, prefix)
+def _tokens_per_step(training: Any) -> int | None:
+    """By Megatron-LM's arguments; None where the batch is still growing, or a version names them otherwise."""
+    try:
+        arguments = training.get_args()  # which asserts that they are there
+        if arguments.rampup_batch_size is not None:
+            return None
+        return int(arguments.seq_length * arguments.global_batch_size)
+    except (AssertionError, AttributeError, TypeError):
+        return None

@@ -104,7 +104,10 @@ def attach(
         monitor.use_native(form)
     if pipeline is not None:
         monitor.call_on_close(_pipelining.wait_for_batches(monitor))
-    monitor.call_on_close(optimizer.register_step_post_hook(after_step).remove)
+    # Out of a compiled optimizer.step(): Dynamo would trace on into the monitor, and break the graph there.
+    # It costs no import: torch.optim loads Dynamo when an optimizer is made.
+    hook: Any = torch.compiler.disable(after_step)
+    monitor.call_on_close(optimizer.register_step_post_hook(hook).remove)
     _attached.add(optimizer)
     monitor.call_on_close(lambda: _attached.discard(optimizer))
     return monitor

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from overlap_callbacks import OverlapMonitor
-from overlap_callbacks.build import build_monitor, check_names
+from overlap_callbacks.build import build_monitor, check_names, switched_off
+from overlap_callbacks.dimensions import dimension_of
+from overlap_callbacks.integrations import _versions
 from overlap_callbacks.integrations.pytorch import attach
 from overlap_callbacks.monitor import HASTY_CLOSE_S
-from overlap_callbacks.run_info import default_run_folder
 
 try:
+    import accelerate
     import transformers
-    from accelerate.optimizer import AcceleratedOptimizer
 except ImportError:
     raise ImportError(
         "overlap_callbacks.integrations.transformers needs Transformers and Accelerate: "
         "pip install 'overlap-callbacks[transformers]'"
     ) from None
+try:
+    from accelerate.optimizer import AcceleratedOptimizer
+    from accelerate.utils import DistributedType
+except ImportError as error:
+    raise ImportError(
+        _versions.lacks("accelerate", accelerate.__version__, f"{error.name} as here ({error})", _versions.ACCELERATE)
+    ) from error
 
 
 class OverlapCallback(transformers.TrainerCallback):
@@ -54,10 +64,14 @@ class OverlapCallback(transformers.TrainerCallback):
         self._options = options
         self._pause = contextlib.ExitStack()
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         self.close()
-        options = {"run_dir": Path(args.output_dir) / default_run_folder(), **self._options}
-        self.monitor = build_monitor(f"transformers {transformers.__version__}", options)
+        framework = f"transformers {transformers.__version__}"
+        self.monitor = build_monitor(
+            framework, self._options, root=args.output_dir or "", check=lambda: _check_version(args, state, objects)
+        )
+        if self.monitor.active:
+            self.monitor.name_groups(_dimensions(objects["model"].parameters()) | _deepspeed_dimensions(args))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._pause.close()
@@ -66,6 +80,9 @@ class OverlapCallback(transformers.TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.monitor is not None:
+            # Known with ``include_num_input_tokens_seen``; a mean, since batches differ in length.
+            if getattr(state, "num_input_tokens_seen", 0) and "tokens_per_step" not in self._options:
+                self.monitor.tokens_per_step = round(state.num_input_tokens_seen / (state.global_step or 1))
             self.monitor.step_end()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -109,12 +126,20 @@ def attach_accelerate(optimizer: AcceleratedOptimizer, **options: Any) -> Overla
     Raises:
         TypeError: not a prepared optimizer, one that DeepSpeed steps, or an option that does not exist.
         ValueError: (``strict=True`` only) an option's value is not allowed.
+        RuntimeError: (``strict=True`` only) this Accelerate lacks something needed.
     """
     if not isinstance(optimizer, AcceleratedOptimizer):
         raise TypeError(
             f"optimizer must be what accelerator.prepare gave, got {optimizer!r} (a {type(optimizer).__name__}); "
             f"integrations.pytorch.attach takes a plain torch optimizer"
         )
+    try:
+        missing = _versions.missing_of(optimizer, "optimizer")
+        _versions.check("accelerate", accelerate.__version__, _versions.ACCELERATE, missing)
+    except RuntimeError as error:
+        if options.get("strict"):
+            raise
+        return switched_off(f"accelerate {accelerate.__version__}", error)
     # Accelerate's wrapper is an optimizer by name only: it has no hooks.
     inner = optimizer.optimizer
     if type(optimizer) is not AcceleratedOptimizer or not isinstance(inner, torch.optim.Optimizer):
@@ -123,4 +148,35 @@ def attach_accelerate(optimizer: AcceleratedOptimizer, **options: Any) -> Overla
             f"that accelerator.prepare gave"
         )
     monitor: OverlapMonitor = attach(inner, **options)
+    monitor.name_groups(_dimensions(parameter for group in inner.param_groups for parameter in group["params"]))
     return monitor
+
+
+def _check_version(args: Any, state: Any, objects: dict[str, Any]) -> None:
+    hooks = [name for name in vars(OverlapCallback) if name.startswith("on_")]
+    missing = _versions.missing_of(transformers.TrainerCallback, *hooks)
+    missing += _versions.missing_of(args, "output_dir") + _versions.missing_of(state, "global_step")
+    if "model" not in objects:
+        missing.append("model among what its callbacks are given")
+    _versions.check("transformers", transformers.__version__, _versions.TRANSFORMERS, missing)
+
+
+def _dimensions(parameters: Iterable[torch.Tensor]) -> dict[str, str]:
+    """What the default group serves: DDP and FSDP have it, and any mesh dimension over all ranks."""
+    world = dist.group.WORLD if dist.is_initialized() else None
+    if world is None:
+        return {}
+    meshes = {parameter.device_mesh for parameter in parameters if isinstance(parameter, DTensor)}
+    named = [(mesh.get_group(name), dimension_of(name)) for mesh in meshes for name in mesh.mesh_dim_names or ()]
+    # Without a ParallelismConfig no mesh has names, and what all ranks have in common is the data they divide.
+    return {str(group.group_name): dimension for group, dimension in named or [(world, "data")]}
+
+
+def _deepspeed_dimensions(args: Any) -> dict[str, str]:
+    """What DeepSpeed's groups serve, which it gives no descriptions; the engine itself is out of a callback's sight."""
+    if getattr(args.distributed_state, "distributed_type", None) != DistributedType.DEEPSPEED:
+        return {}
+    from deepspeed.utils import groups
+
+    over_data = getattr(groups, "_get_sequence_data_parallel_group", None)
+    return {over_data().group_name: "data"} if over_data is not None else {}

@@ -43,16 +43,22 @@ def fraction(name: str, value: Any) -> float:
     return number
 
 
-def seconds(name: str, value: Any) -> float:
+def seconds(name: str, value: Any, *, zero: bool = False) -> float:
     """Return ``value`` as a positive, finite number of seconds.
+
+    Args:
+        name: of the parameter.
+        value: what was given.
+        zero: whether 0 is allowed too.
 
     Raises:
         TypeError: not a number.
         ValueError: not positive, or not finite.
     """
-    number = _real(name, value, "a positive number of seconds")
-    if not 0 < number < float("inf"):
-        raise ValueError(f"{name} must be a positive, finite number of seconds, got {value!r}")
+    number = _real(name, value, "a number of seconds of at least 0" if zero else "a positive number of seconds")
+    if not (0 < number < float("inf") or (zero and number == 0)):
+        allowed = "finite number of seconds of at least 0" if zero else "positive, finite number of seconds"
+        raise ValueError(f"{name} must be a {allowed}, got {value!r}")
     return number
 
 

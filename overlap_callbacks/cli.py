@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-import time
+import io
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from overlap_callbacks.version import __version__
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from overlap_callbacks.record import Record
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def main() -> None:
     """What overlapping computation with communication costs and saves."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a character is no reason to fail
+            stream.reconfigure(errors="replace")
 
 
 @main.command()
@@ -54,6 +63,7 @@ def demo(
 
     from overlap_callbacks.demo.config import DemoConfig
     from overlap_callbacks.demo.launch import launch
+    from overlap_callbacks.run_info import default_run_folder
 
     if hidden % 4:
         raise click.BadParameter(
@@ -74,7 +84,7 @@ def demo(
         bucket_mb=bucket_mb,
         processes=gpus if gpus >= 2 else 2,
         backend="nccl" if gpus >= 2 else "gloo",
-        run_dir=run_dir or Path("overlap_runs") / time.strftime("demo-%Y%m%d-%H%M%S"),
+        run_dir=run_dir or default_run_folder("demo-"),
         every_n_steps=every,
         control=control,
         wandb=wandb,
@@ -87,15 +97,79 @@ def demo(
     except Exception as error:
         raise click.ClickException(f"a rank of the demo failed:\n{error}") from None
     _print_record(config.run_dir, as_json)
-    console.print(f"The record is {config.run_dir / 'overlap.jsonl'}; see it again with: overlap show {config.run_dir}")
+    words = f"The record is {config.run_dir / 'overlap.jsonl'}; see it again with: overlap show {config.run_dir}"
+    console.print(words, markup=False)
 
 
 @main.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-def show(run: Path, as_json: bool) -> None:
-    """Print the results of RUN: a run folder, or its overlap.jsonl."""
-    _print_record(run, as_json)
+@click.option("--all", "everything", is_flag=True, help="Kernels, pairs, dimensions, power and collectives too.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables; it holds everything.")
+def show(run: Path, everything: bool, as_json: bool) -> None:
+    """Print the results of RUN: a run folder, or its overlap.jsonl; of a folder of runs, those of the newest."""
+    _print_record(_newest(run), as_json, everything)
+
+
+@main.command("report")
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), default="report.html", show_default=True,
+    help="The page; an older one is replaced.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON too.")
+def report_page(runs: tuple[Path, ...], output: Path, as_json: bool) -> None:
+    """Make a page of RUN, a run folder or its overlap.jsonl; several are compared. Of a folder of runs, of the newest.
+
+    The page is one HTML file that needs nothing else: it opens from a disk, without a network, and prints.
+    """
+    _need("jinja2", "report")
+    from rich.console import Console
+
+    from overlap_callbacks import show
+    from overlap_callbacks.report import write_page
+
+    console = Console(stderr=True)
+    found = [_read_record(_newest(run)) for run in runs]
+    try:
+        with console.status("making the page"):
+            size = write_page(found, output)
+    except OSError as error:
+        raise click.ClickException(f"--output {output} cannot be written: {error.strerror}") from None
+    if as_json:
+        _print_json({"page": str(output), "bytes": size, "runs": [show.as_json(one) for one in found]})
+    console.print(_one_line(f"The page is {output} ({size / 1e6:.1f} MB)"), highlight=False, markup=False)
+
+
+@main.command()
+@click.option("--entity", required=True, help="W&B user or team.")
+@click.option("--project", required=True, help="Project of the entity, with runs that WandbSink has logged.")
+@click.option("--name", default="Overlap cost", show_default=True, help="Name of the saved view.")
+@click.option("--dry-run", is_flag=True, help="Print what would be saved; needs no network.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: with --dry-run, the whole of what would be sent.")
+def workspace(entity: str, project: str, name: str, dry_run: bool, as_json: bool) -> None:
+    """Save a W&B workspace that shows what overlap costs."""
+    from rich.console import Console
+
+    from overlap_callbacks import workspace as views
+
+    try:
+        views.check_names(entity, project, name)
+        if dry_run and not as_json:
+            click.echo(f"{entity}/{project}\n{views.outline(name)}")
+            return
+        view = views.build(entity, project, name)
+        found: dict[str, Any] = {"entity": entity, "project": project, "name": name}
+        if dry_run:
+            found |= {"spec": views.spec(view)}
+        else:
+            with Console(stderr=True).status("W&B saves the view"):  # it tries again where a server does not answer
+                found |= {"url": views.save(view)}
+    except views.WorkspaceError as error:
+        raise click.ClickException(str(error)) from None
+    if as_json:
+        _print_json(found)
+    else:
+        click.echo(f"The workspace is {found['url']}")
 
 
 _RULE = click.option(
@@ -137,7 +211,7 @@ def analyze(
 
     _add_rules(rules, patterns)
     try:
-        found = analyze([read_trace(trace) for trace in traces])
+        found = analyze([_read_showing(trace, read_trace) for trace in traces])
     except TraceError as error:
         raise click.ClickException(str(error)) from None
     problems = [*dict.fromkeys(problem for trace in found.traces for problem in trace.problems), *found.problems]
@@ -168,7 +242,7 @@ def compare(
 
     _add_rules(rules, patterns)
     try:
-        found = compare(read_trace(overlapped), read_trace(sequential))
+        found = compare(_read_showing(overlapped, read_trace), _read_showing(sequential, read_trace))
     except (TraceError, ValueError) as error:
         raise click.ClickException(str(error)) from None
     _print_found(
@@ -179,6 +253,16 @@ def compare(
         tables.comparison_tables,
         found.problems,
     )
+
+
+def _read_showing(path: Path, read: Callable[..., Any]) -> Any:
+    """Read a file of any size, with a bar where it takes long."""
+    from rich.console import Console
+
+    from overlap_callbacks.progress import progress_of
+
+    with progress_of(f"reading {path.name}", Console(stderr=True)) as progress:
+        return read(path, progress)
 
 
 def _print_found(
@@ -204,11 +288,9 @@ def _print_found(
         for problem in problems:
             click.echo(f"Note: {problem}", err=True)
     elif as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        _print_json(found)
     else:
-        from rich.console import Console
-
-        Console().print(tables(found))
+        _print_tables(tables(found))
 
 
 def _add_rules(rules: tuple[str, ...], patterns: tuple[str, ...]) -> None:
@@ -234,21 +316,62 @@ def _check_pattern(pattern: str, option: str) -> None:
         raise click.BadParameter(f"{pattern!r} is no regular expression: {error}", param_hint=option) from None
 
 
-def _print_record(run: Path, as_json: bool) -> None:
-    from rich.console import Console
+def _newest(path: Path) -> Path:
+    """The newest of a folder of runs, which is said; anything else as it is."""
+    from overlap_callbacks import record
+    from overlap_callbacks.sinks.jsonl import FILE_NAME
 
-    from overlap_callbacks import record, show
+    if not path.is_dir() or (path / FILE_NAME).exists():
+        return path
+    runs = record.runs_in(path)
+    if not runs:
+        return path
+    if len(runs) > 1:
+        older = ", ".join(run.name for run in reversed(runs[-6:-1])) + (", ..." if len(runs) > 6 else "")
+        line = f"{path} holds {len(runs)} runs; this is the newest, {runs[-1].name}. Older: {older}"
+    else:
+        line = f"{path} holds one run, {runs[-1].name}"
+    click.echo(_one_line(line), err=True)
+    return runs[-1]
+
+
+def _read_record(run: Path) -> Record:
+    from overlap_callbacks import record
 
     try:
-        found = record.read(run)
+        return cast(record.Record, _read_showing(run, record.read))
     except record.RecordError as error:
-        raise click.ClickException(str(error)) from None
-    if as_json:
-        import msgspec
+        raise click.ClickException(_one_line(str(error))) from None
 
-        click.echo(msgspec.json.format(msgspec.json.encode(show.as_json(found)), indent=2).decode())
+
+def _print_record(run: Path, as_json: bool, everything: bool = False) -> None:
+    from overlap_callbacks import show
+
+    found = _read_record(run)
+    if as_json:
+        _print_json(show.as_json(found))
     else:
-        Console().print(show.tables(found))
+        _print_tables(show.tables(found, everything))
+
+
+def _one_line(text: str) -> str:
+    from overlap_callbacks.show import one_line
+
+    return one_line(text, 2000)
+
+
+def _print_json(content: Any) -> None:
+    import msgspec
+
+    click.echo(msgspec.json.format(msgspec.json.encode(content), indent=2))  # as bytes: UTF-8 whatever the terminal
+
+
+def _print_tables(tables: RenderableType) -> None:
+    from rich.console import Console
+
+    from overlap_callbacks.show import Harmless
+
+    Console().print(Harmless(tables))
 
 
 def _need(module: str, extra: str) -> None:

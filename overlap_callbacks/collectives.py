@@ -204,6 +204,7 @@ class Collective:
         tag: tag of a send or receive, else 0.
         issued_ns: host time of issue, ``time.perf_counter_ns``.
         start, end: marks around the transfer in sequential mode; None where it was not serialised.
+        posted: number of the batch in which an adapter posted it, from 1; 0 for none.
     """
 
     operator: str
@@ -219,6 +220,7 @@ class Collective:
     issued_ns: int
     start: clocks.Mark | None = None
     end: clocks.Mark | None = None
+    posted: int = 0
 
     @property
     def key(self) -> tuple[str, str]:

@@ -91,18 +91,21 @@ def estimate(
     return Estimate(scale(center), low, high, num_steps, num_blocks)
 
 
-def pool(windows: Sequence[Estimate]) -> Estimate | None:
+def pool(windows: Sequence[Estimate], *, logs: bool = False) -> Estimate | None:
     """One figure for a run: the mean of its windows' estimates; the unit of the interval is the window.
 
     A single window keeps its own interval.
+
+    Args:
+        windows: an estimate of each.
+        logs: mean of logarithms, as within a window: for what is a time, whose interval must not reach below zero.
     """
     if len(windows) == 1:
         return windows[0]
-    sample = Sample(
-        blocks=np.array([[window.value] for window in windows], dtype=np.float64).reshape(-1, 1),
-        num_steps=sum(window.num_steps for window in windows),
-    )
-    return estimate(lambda means: float(means[0]), sample, min_blocks=2)
+    values = np.array([[window.value] for window in windows], dtype=np.float64).reshape(-1, 1)
+    logs = logs and bool((values > 0).all())
+    sample = Sample(np.log(values) if logs else values, num_steps=sum(window.num_steps for window in windows))
+    return estimate(lambda means: float(means[0]), sample, min_blocks=2, scale=math.exp if logs else float)
 
 
 def _finite(function: Callable[..., float], arguments: Sequence[Any]) -> float | None:

@@ -5,9 +5,11 @@ Each has a thread and a store client of its own, so that a sink that stalls cann
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -15,13 +17,22 @@ import msgspec
 from overlap_callbacks.background import Worker
 from overlap_callbacks.metrics import OverlapReport, report
 from overlap_callbacks.order import IssueOrder
+from overlap_callbacks.partial import comparable
 from overlap_callbacks.ranks import Channel, Job, Verdict, check_order
 from overlap_callbacks.samples import RankWindow
 from overlap_callbacks.schedule import Mode, Schedule
-from overlap_callbacks.sinks import RunInfo, Sink
+from overlap_callbacks.sinks import JsonlSink, RunInfo, Sink, WandbSink
+from overlap_callbacks.sinks.aside import Aside
 from overlap_callbacks.window import Window
 
 logger = logging.getLogger("overlap_callbacks")
+
+# Longest that a check is waited for after one that was late: its ranks may have recovered, but should not hold up
+# training once more.
+_SHORT_PATIENCE_S = 0.5
+
+# Longest that the record waits for another sink, once; what that sink is late with, it does on a thread of its own.
+_SINK_PATIENCE_S = 2.0
 
 ErrorHandler = Callable[[Exception], None]
 
@@ -65,29 +76,30 @@ class OrderChecks:
         self._last_key = ""
         self.patience_s = 3 * timeout_s
 
-    def start(self, key: str, order: IssueOrder, window: int | None) -> None:
+    def start(self, key: str, order: IssueOrder, window: int | None, steps_per_block: int = 0) -> None:
         """Begin the check ``key`` with this rank's sequence.
 
         Args:
             key: names the check, the same on every rank.
             order: this rank's sequence.
             window: the window that it is for; None for a mode forced by hand.
+            steps_per_block: on rank 0, what it has decided on the window's length.
         """
         self._check = check = _Check()  # one that is late must not answer for the next
-        self._worker.submit(lambda: self._run(check, key, order, window))
+        self._worker.submit(lambda: self._run(check, key, order, window, steps_per_block))
 
     def verdict(self) -> Verdict:
         """The verdict of the check begun last; waits for it, for a bounded time.
 
-        The training thread waits in vain once: while somebody is not heard, later windows are left out rather than
-        waited for.
+        The training thread waits long in vain once: while somebody is not heard, later windows are left out rather
+        than waited for.
         """
         check = self._check
         if check.done.wait(self.patience_s) and check.verdict is not None:
             verdict = check.verdict
         else:
             verdict = Verdict(False, f"the order check was not done within {self.patience_s:g} s", late=True)
-        self.patience_s = 0.0 if verdict.late else 3 * self._timeout_s
+        self.patience_s = min(_SHORT_PATIENCE_S, self._timeout_s) if verdict.late else 3 * self._timeout_s
         return verdict
 
     def close(self, timeout_s: float) -> None:
@@ -95,7 +107,7 @@ class OrderChecks:
         self._worker.close(timeout_s)
         self._channel = None
 
-    def _run(self, check: _Check, key: str, order: IssueOrder, window: int | None) -> None:
+    def _run(self, check: _Check, key: str, order: IssueOrder, window: int | None, steps_per_block: int) -> None:
         try:
             if self._channel is None:
                 self._channel = Channel(self._job, self._prefix)
@@ -106,6 +118,7 @@ class OrderChecks:
                 timeout_s=self._timeout_s,
                 veto=self._veto(window) if self._job.rank == 0 else None,
                 stop=self._stop.is_set,
+                steps_per_block=steps_per_block,
             )
             if self._job.rank == 0 and self._last_key:
                 self._channel.delete(f"{self._last_key}/verdict")  # read by all by now: they came to this check
@@ -148,7 +161,16 @@ class Reporter:
         self._job = job
         self._prefix = prefix
         self._schedule = schedule
-        self._sinks = list(sinks) if job.rank == 0 else []
+        # The record first: it is on the disk before any other sink may stall.
+        in_order = sorted(sinks, key=lambda sink: not isinstance(sink, JsonlSink))
+        self._sinks = in_order if job.rank == 0 else []
+        # Whatever stalls, the record goes on: each other sink has a thread of its own, W&B by itself.
+        self._asides = {
+            id(sink): Aside(f"overlap-callbacks-{type(sink).__name__}", patience_s=_SINK_PATIENCE_S)
+            for sink in self._sinks
+            if not isinstance(sink, (JsonlSink, WandbSink))
+        }
+        self._close_by = 0.0
         self._run = run
         self._timeout_s = timeout_s
         self._max_overhead = max_overhead
@@ -160,6 +182,8 @@ class Reporter:
         self._late_keys: list[str] = []
         self._next_window = 0
         self._why_skipped = ""
+        self.step_s = 0.0  # of an overlapped step, as measured last; 0 before the first report
+        self.tokens_per_step: int | None = None
 
     def open(self) -> None:
         """Have the sinks told of the run, so that there is a record before the first window is done."""
@@ -184,6 +208,7 @@ class Reporter:
 
     def close(self, timeout_s: float) -> None:
         """Finish what waits, then close the sinks."""
+        self._close_by = time.monotonic() + timeout_s
         if not self._worker.started:
             self._close_sinks()  # and start no thread, which an interpreter that is ending would refuse
             return
@@ -209,8 +234,13 @@ class Reporter:
             every_n_steps=self._schedule.every_n_steps,
             control=self._schedule.control,
             problems=problems,
+            tokens_per_step=self.tokens_per_step,
         )
         self._hold_to_budget(result)
+        if not result.complete:
+            result = comparable(result, self._schedule.blocks)
+        if result.e2e_overlapped_ms is not None:
+            self.step_s = result.e2e_overlapped_ms.value / 1e3
         logger.info("%s", summary(result))
         self._each_sink(lambda sink: sink.log(result))
 
@@ -238,7 +268,11 @@ class Reporter:
             self._each_sink(lambda sink: sink.open(run))
         for sink in list(self._sinks):
             try:
-                use(sink)
+                aside = self._asides.get(id(sink))
+                if aside is None:
+                    use(sink)
+                else:
+                    aside.do(functools.partial(use, sink))
             except Exception as error:
                 self._sinks.remove(sink)
                 self._on_sink_error(sink, error)
@@ -246,7 +280,14 @@ class Reporter:
     def _close_sinks(self) -> None:
         for sink in self._sinks:
             try:
-                sink.close()
+                aside = self._asides.get(id(sink))
+                if aside is None:
+                    sink.close()
+                elif not aside.close(sink.close, max(_SINK_PATIENCE_S, 0.5 * (self._close_by - time.monotonic()))):
+                    logger.warning(
+                        "overlap-callbacks: %s hangs, and may lack the last windows; the record has them",
+                        type(sink).__name__,
+                    )
             except Exception as error:
                 self._on_sink_error(sink, error)
         self._sinks = []

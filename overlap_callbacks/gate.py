@@ -47,6 +47,9 @@ logger = logging.getLogger("overlap_callbacks")
 
 T = TypeVar("T")
 
+# Sends and receives that are posted together: of each its operator, its group's name, and the peer's rank in it.
+Batch = tuple[tuple[str, str, int], ...]
+
 # What the gate keeps of a call while the step runs: a list, because it is made for every collective and a class would
 # take longer. Its items are a Collective's fields, with the operator's spec for its name.
 _Row = list[Any]
@@ -67,6 +70,7 @@ class _Kernels:
 
     def __init__(self) -> None:
         self.active: Gate | None = None
+        self.calls = 0  # so far, of the training thread and of autograd's; these may lose one to each other
         self.owner: Gate | None = None
         self.keep = False  # another thread was seen to issue collectives: removing them could crash it
         self._home = 0  # the thread that registered them
@@ -102,6 +106,7 @@ class _Kernels:
         try:
             if is_autograd_thread(thread):
                 self._autograd.add(thread)
+                self.calls += 1
                 return
         except Exception:
             logger.debug("a thread could not be told", exc_info=True)
@@ -114,7 +119,9 @@ class _Kernels:
             gate = kernels.active
             if gate is None:
                 thread = get_ident()
-                if thread != kernels._home and thread not in autograd:
+                if thread == kernels._home or thread in autograd:
+                    kernels.calls += 1
+                else:
                     kernels.meet(thread)
                 return redispatch(keyset & below, *args)
             row = gate._before(spec, args)
@@ -147,7 +154,11 @@ class Divergence:
     found: Collective
 
     def __str__(self) -> str:
-        expected = "no further collective" if self.expected is None else f"{self.expected[0]} on {self.expected[1]!r}"
+        if self.expected is None:
+            expected = "no further collective"
+        else:
+            operator, group = self.expected
+            expected = f"{operator} on {group!r}" if group else operator
         return f"collective {self.index} of the step was {self.found}, where the checked sequence has {expected}"
 
 
@@ -215,6 +226,9 @@ class Gate:
         self._unseen = False  # collectives of the step were let through unseen
         self._block: list[Any] | None = None  # the coalescing block seen last; held, so that no other takes its place
         self._blocks = 0
+        self._batches = 0
+        self._posting = 0  # number of the batch of sends and receives that is being posted
+        self._posted: list[_Row] = []  # its members so far
 
     # -- life
 
@@ -229,6 +243,16 @@ class Gate:
     def registered(self) -> bool:
         """Whether this gate's kernels are in the dispatcher."""
         return _kernels.owner is self and _kernels.registered
+
+    @property
+    def taken(self) -> bool:
+        """Whether another gate of this process has the kernels."""
+        return _kernels.owner not in (None, self)
+
+    @property
+    def calls(self) -> int:
+        """Collectives of the training thread and of autograd's that passed the kernels so far, recorded or not."""
+        return _kernels.calls
 
     @property
     def serialising(self) -> bool:
@@ -276,6 +300,7 @@ class Gate:
         sequential: bool,
         checked: Sequence[tuple[str, str]] = (),
         single_group: str | None = None,
+        batches: Sequence[Batch] = (),
         compute_stream: torch.cuda.Stream | None = None,
         watch: bool = False,
     ) -> None:
@@ -286,6 +311,7 @@ class Gate:
             checked: the sequence of (operator, group name) that passed the order check.
             single_group: name of the one group of a sequence that has no p2p and no second group: there the
                 communicator itself enforces the order, so departures from the sequence within the group are harmless.
+            batches: the batches of sends and receives that passed it: what ``post`` posted, batch by batch.
             compute_stream: the stream that is serialised with CUDA collectives.
             watch: hold on to the collectives' works until the step ends, to tell whether they are complete then. They
                 keep their tensors alive as long, which is of no weight on the host.
@@ -296,6 +322,7 @@ class Gate:
         self._python_threads.clear()
         self._checked = checked
         self._single_group = single_group
+        self._checked_batches = batches
         self._compute_stream = compute_stream
         self._serialise = sequential
         self._watching = watch
@@ -338,13 +365,19 @@ class Gate:
             waited for, the others as they are.
         """
         stream = self._begin_batch()
-        result = issue()
+        try:
+            result = issue()
+        finally:
+            self._posting = 0
         works = list(works_of(result))
         return result, works if stream is False else self._end_batch(works, stream)
 
     def _begin_batch(self) -> Any:
         """The issuing stream, ordered after compute; None on the host, False where nothing is serialised."""
         try:
+            self._batches += 1
+            self._posting = self._batches
+            self._posted = []
             if not self._serialise or _kernels.active is not self or self._divergence is not None:
                 return False
             compute = self._compute_stream
@@ -363,6 +396,8 @@ class Gate:
     def _end_batch(self, works: list[Any], stream: Any) -> list[Any]:
         handed_on = list(works)
         try:
+            if self._divergence is not None or not self._is_checked_batch():
+                return handed_on  # the framework waits for them where it always does
             for number, work in enumerate(works):
                 # Not with a patience of ours: where that ends, Gloo closes the connection, and the job with it. The
                 # group's own timeout holds, as it would for the framework's wait.
@@ -374,6 +409,16 @@ class Gate:
         except Exception as error:
             self._count(error)
         return handed_on
+
+    def _is_checked_batch(self) -> bool:
+        """Whether the batch just posted is the one that the order check saw: another might wait for ever."""
+        number = self._batches - 1
+        checked = self._checked_batches[number] if number < len(self._checked_batches) else None
+        if checked == tuple((row[0].name, row[1].name, row[8]) for row in self._posted):
+            return True
+        if self._posted:
+            self._divergence = Divergence(self._own - 1, ("another batch", ""), _collective(self._posted[-1]))
+        return False
 
     # -- a collective: called from the kernels, on whichever thread issues it. Nothing may escape.
 
@@ -390,13 +435,18 @@ class Gate:
             bytes_in, bytes_out, tensor = spec.sizes(args)
             thread = get_ident()
             own_thread = thread == self._step_thread or self._is_autograd_thread(thread)
+            if own_thread:
+                _kernels.calls += 1
             block = c10d._world.pg_coalesce_state.get(process_group)
             coalesced = 0 if block is None else self._number_of_block(block)
             dtype = None if tensor is None else tensor.dtype
             peer = args[spec.peer] if spec.peer >= 0 else -1
             tag = args[spec.tag] if spec.tag >= 0 else 0
             row = [spec, group, bytes_in, bytes_out, dtype, thread, own_thread, coalesced, peer, tag, issued_ns]
-            row += (None, None)  # start and end
+            posting = self._posting if own_thread and spec.point_to_point else 0
+            row += (None, None, posting)  # start, end, batch
+            if posting:
+                self._posted.append(row)
             slot = next(self._slots)
             if slot < len(self._storage):
                 self._storage[slot] = row

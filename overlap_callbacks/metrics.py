@@ -13,7 +13,13 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from overlap_callbacks.bandwidth import bus_factor
 from overlap_callbacks.estimates import Estimate, Sample, estimate
+from overlap_callbacks.names import collective_of
+from overlap_callbacks.power.metrics import power_metrics
+from overlap_callbacks.power.pooled import PooledPower, pool
+from overlap_callbacks.power.trace import PowerTrace
+from overlap_callbacks.power.verdict import Verdict, attribute
 from overlap_callbacks.samples import (
     CollectiveTime,
     DimensionTime,
@@ -132,6 +138,10 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
         dimensions: communication by dimension of parallelism, means over the ranks that have it.
         pictures: a profiled step of each mode, of rank 0.
         collectives: of the lowest rank heard.
+        power: over the devices of the ranks heard; None where no rank reads any.
+        power_trace: power against time, of rank 0's device.
+        power_verdict: what the compute slowdown is due to, as far as clocks and the device's counters tell.
+        tokens_per_step: that one step of the job trains on; None where not known.
         samples: what each rank measured.
     """
 
@@ -177,6 +187,10 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
     dimensions: tuple[DimensionTime, ...] = ()
     pictures: tuple[StepPicture, ...] = ()
     collectives: tuple[CollectiveTime, ...] = ()
+    power: PooledPower | None = None
+    power_trace: PowerTrace | None = None
+    power_verdict: Verdict | None = None
+    tokens_per_step: int | None = None
     samples: tuple[RankWindow, ...] = ()
 
     def figures(self) -> dict[str, Estimate]:
@@ -208,12 +222,24 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
         flat["overlap/valid"] = float(self.valid)
         flat["overlap/complete"] = float(self.complete)
         flat["overlap/control"] = float(self.control)
-        totals: dict[str, int] = {}
+        totals = self._traffic_metrics()
+        power = power_metrics(self.power, self.power_verdict, tokens_per_step=self.tokens_per_step, valid=self.valid)
+        return {**flat, **totals, **self._dimension_metrics(), **power}
+
+    def _traffic_metrics(self) -> dict[str, float]:
+        """Bytes and messages of each collective, and its bus bandwidth alone, in sequential steps."""
+        flat: dict[str, float] = {}
+        sent: dict[str, tuple[float, float]] = {}  # bytes over a link, and the time they took
         for row in self.collectives:
+            key = f"comm/{row.operator.strip('_').replace('.', '_')}"
             for suffix, amount in (("bytes", row.bytes_in), ("messages", row.messages)):
-                key = f"comm/{row.operator.strip('_').replace('.', '_')}_{suffix}"
-                totals[key] = totals.get(key, 0) + amount
-        return {**flat, **totals, **self._dimension_metrics()}
+                flat[f"{key}_{suffix}"] = flat.get(f"{key}_{suffix}", 0) + amount
+            factor = bus_factor(collective_of(row.operator), row.group_size)
+            if self.valid and factor and row.isolated_ms:
+                size, time_ms = sent.get(key, (0.0, 0.0))
+                # The size of a gather is that of its result, of a reduce-scatter that of its input.
+                sent[key] = (size + factor * max(row.bytes_in, row.bytes_out), time_ms + row.isolated_ms)
+        return {**flat, **{f"{key}_busbw_gb_s": size / time_ms / 1e6 for key, (size, time_ms) in sent.items()}}
 
     def _dimension_metrics(self) -> dict[str, float]:
         flat: dict[str, float] = {}
@@ -234,6 +260,7 @@ def report(
     every_n_steps: int,
     control: bool = False,
     problems: Sequence[str] = (),
+    tokens_per_step: int | None = None,
 ) -> OverlapReport:
     """Make the report of one window from what its ranks measured.
 
@@ -243,6 +270,7 @@ def report(
         every_n_steps: steps from one window to the next, over which the window's cost is spread.
         control: whether the schedule was an A/A control.
         problems: found while the ranks' reports were gathered.
+        tokens_per_step: that one step of the job trains on.
     """
     samples = tuple(sorted(windows, key=lambda window: window.rank))
     first = samples[0]
@@ -255,6 +283,9 @@ def report(
     if len({sample.complete for sample in samples}) > 1:
         valid = False
         all_problems.append("some ranks ended the window early: their steps ran in other modes than the rest's")
+    power = _power(samples, world_size)
+    if power is not None:
+        all_problems += power.problems
     return OverlapReport(
         window=first.window,
         first_step=first.first_step,
@@ -276,9 +307,31 @@ def report(
         dimensions=_mean_dimensions(samples),
         pictures=first.pictures,
         collectives=first.collectives,
-        # The pictures stand in the report itself, once.
-        samples=tuple(msgspec.structs.replace(sample, pictures=()) for sample in samples),
+        power=power,
+        power_trace=first.power_trace,
+        power_verdict=_power_verdict(power, figures) if valid and not control else None,
+        tokens_per_step=tokens_per_step,
+        # The pictures and the trace stand in the report itself, once.
+        samples=tuple(msgspec.structs.replace(sample, pictures=(), power_trace=None) for sample in samples),
     )
+
+
+def _power(samples: Sequence[RankWindow], world_size: int) -> PooledPower | None:
+    if not any(sample.power for sample in samples):
+        return None
+    without = [sample.rank for sample in samples if not (sample.power or sample.power_elsewhere)]
+    found = pool({sample.rank: sample.power for sample in samples}, whole=not without and len(samples) == world_size)
+    if without:
+        said = f"power of {name_ranks(without)} was not measured: there are no sums over all devices"
+        found = msgspec.structs.replace(found, problems=(*found.problems, said))
+    return found
+
+
+def _power_verdict(power: PooledPower | None, figures: dict[str, Estimate]) -> Verdict | None:
+    slowdown = figures.get("compute_slowdown")
+    if power is None or slowdown is None:
+        return None
+    return attribute(slowdown.value, power.of(Mode.OVERLAPPED), power.of(Mode.SEQUENTIAL))
 
 
 def _problems(samples: Sequence[RankWindow]) -> list[str]:
@@ -304,7 +357,8 @@ def _is_valid(figures: dict[str, Estimate], limit: float, control: bool, problem
         return True
     problems.append(
         f"residual overlap {residual.value:.3f} in sequential steps is above {limit}: some communication escaped "
-        f"the gate (CUDA graphs, symmetric memory, another thread), so the comparison does not hold"
+        f"the gate (CUDA graphs, symmetric memory, another thread, coalesced collectives), so the comparison does not "
+        f"hold"
     )
     return False
 

@@ -25,10 +25,12 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from overlap_callbacks import checks
+from overlap_callbacks.estimates import MIN_BLOCKS
 from overlap_callbacks.native import NativeForm
 from overlap_callbacks.notices import Notices
 from overlap_callbacks.order import IssueOrder
 from overlap_callbacks.parts import Parts
+from overlap_callbacks.power.meter import PowerOptions
 from overlap_callbacks.ranks import Job, Verdict
 from overlap_callbacks.run_info import default_run_folder
 from overlap_callbacks.schedule import Mode, Part, Plan, Schedule
@@ -73,6 +75,11 @@ class OverlapMonitor:
         remove_between_windows: take the gate's kernels out of the dispatcher between windows, which saves a call into
             Python for each collective. Only for jobs whose collectives come from the main thread and autograd alone:
             removing while another thread issues one can crash the process.
+        power: measure power, energy and clocks in windows, where the device can tell.
+        power_interval_s: time between readings of power, at least 0.001; None for 0.1 (NVIDIA, CPU) or 0.02 (AMD).
+        power_idle_interval_s: time between readings outside windows; None for none there.
+        power_per_node: the first rank of each node reads all of its devices, on one thread; else each reads its own.
+        tokens_per_step: tokens that one step of the whole job trains on, for energy per token; None where not known.
         framework: the adapter in use, for the record.
 
     Raises:
@@ -90,13 +97,19 @@ class OverlapMonitor:
         order_timeout_s: float = 10.0,
         report_timeout_s: float = 30.0,
         remove_between_windows: bool = False,
+        power: bool = True,
+        power_interval_s: float | None = None,
+        power_idle_interval_s: float | None = None,
+        power_per_node: bool = False,
+        tokens_per_step: int | None = None,
         framework: str = "",
     ) -> None:
         if schedule is not None and not isinstance(schedule, Schedule):
             raise TypeError(f"schedule must be a Schedule, got {schedule!r} (a {type(schedule).__name__})")
         if max_overhead is not None:
             max_overhead = checks.fraction("max_overhead", max_overhead)
-        for name, flag in (("strict", strict), ("remove_between_windows", remove_between_windows)):
+        flags = {"strict": strict, "remove_between_windows": remove_between_windows}
+        for name, flag in {**flags, "power": power, "power_per_node": power_per_node}.items():
             if not isinstance(flag, bool):
                 raise TypeError(f"{name} must be True or False, got {flag!r} (a {type(flag).__name__})")
         self.schedule = schedule or Schedule()
@@ -108,6 +121,10 @@ class OverlapMonitor:
         self._report_timeout_s = checks.seconds("report_timeout_s", report_timeout_s)
         self._remove_between_windows = remove_between_windows
         self._framework = framework
+        self._power = PowerOptions(power, power_interval_s, power_idle_interval_s, power_per_node)
+        if tokens_per_step is not None:
+            tokens_per_step = checks.count("tokens_per_step", tokens_per_step, minimum=1)
+        self.tokens_per_step = tokens_per_step  # an adapter that knows it may set it
 
         self._parts = Parts()
         self._job: Job | None = None
@@ -130,6 +147,7 @@ class OverlapMonitor:
         self._busy = False  # the open step has instruments, or a mode of its own
         self._wake = 0  # first step at which step_begin has more to do than compare
         self._off = False
+        self._closing = False  # closed within a step, at whose end the rest follows
         self._on_close: list[Callable[[], None]] = []
         self._step_context = _StepContext(self)
         # Runs when the monitor is collected or the interpreter exits, whichever comes first.
@@ -137,8 +155,8 @@ class OverlapMonitor:
         if os.environ.get(SWITCH, "").strip().lower() in _OFF_WORDS:
             self._notices.tell(f"switched off by {SWITCH}={os.environ[SWITCH]}")
             self._switch_off()
-        elif self.schedule.repeats * self.schedule.blocks.count("O") < 4:
-            self._notices.tell("fewer than 4 blocks of each mode: there will be no confidence intervals")
+        else:
+            self._tell_of_few_blocks()
 
     # -- steps
 
@@ -178,6 +196,19 @@ class OverlapMonitor:
         """Give up the open step, and the window with it: something went wrong in the user's step."""
         self._guarded(lambda: self._abandon("an exception in the user's step") if self._open else None)
         self._open = self._busy = False
+
+    def skip_step(self, reason: str) -> None:
+        """Say that the open step trains nothing, as where a loss scaler leaves out an update: it does not count.
+
+        Such a step issues fewer collectives than others, so a window that began with it is left out.
+
+        Args:
+            reason: why, in words.
+        """
+        if self._busy and self._window is not None:
+            self._window.skip_step(reason)
+        elif self._forced_step is not None:
+            self._forced_step.skip_step(reason)
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -253,25 +284,47 @@ class OverlapMonitor:
     def close(self, timeout_s: float | None = None) -> None:
         """Report what was measured, take the gate out of the dispatcher, close the sinks. Safe to call twice.
 
-        Call it before ``torch.distributed.destroy_process_group()``, on all ranks.
+        Call it before ``torch.distributed.destroy_process_group()``, on all ranks. Within a step that a framework's own
+        switches make sequential, and that can only be turned between steps, they and the adapter's hooks stay until
+        that step has ended.
 
         Args:
             timeout_s: longest time for the reports on their way; by default as long as the ranks have to be heard.
         """
         if self._window is not None:
-            self._guarded(lambda: self._abandon("the monitor was closed"))
+            self._guarded(lambda: self._abandon("the monitor was closed", within_step=self._open))
         if not (self._off or self._num_windows or self._forced) and self._last_step >= 0:
-            self._notices.tell(
+            self._notices.announce(
                 f"nothing was measured: the first window opens at step {self.schedule.first_step}, and the steps seen "
                 f"ended at {self._last_step}; a window that begins before the first step seen is left out"
             )
+        closing = not self._off
         self._switch_off()
-        while self._on_close:
-            self._guarded(self._on_close.pop())
+        self._closing = self._open and self._parts.native.must_wait
+        if not self._closing:
+            self._take_off_hooks()
         if self._finalizer.detach() is not None:
-            self._parts.close(self._report_timeout_s + 5.0 if timeout_s is None else timeout_s)
+            timeout_s = self._report_timeout_s + 5.0 if timeout_s is None else timeout_s
+            self._parts.close(timeout_s, restore=not self._closing)
+            if closing and self._num_windows and self._has_record:
+                self._notices.announce(f"the record is in {self.run_dir}: overlap show {self.run_dir}")
         self._order = self._checked = None
         self._guarded(self._raise_background_error)  # of the last reports
+
+    @property
+    def _has_record(self) -> bool:
+        return any(isinstance(sink, JsonlSink) and sink.path.exists() for sink in self._sinks)
+
+    def _tell_of_few_blocks(self) -> None:
+        if self.schedule.timed_blocks // 2 < MIN_BLOCKS:
+            self._notices.tell("fewer than 4 blocks of each mode: there will be no confidence intervals")
+        elif 0 < self.schedule.profiled_steps < MIN_BLOCKS:
+            self._notices.tell("profiled_steps below 4: figures of kernels will have no confidence intervals")
+
+    def _take_off_hooks(self) -> None:
+        self._closing = False
+        while self._on_close:
+            self._guarded(self._on_close.pop())
 
     def name_groups(self, dimensions: Mapping[str, str]) -> None:
         """Say which dimension of parallelism process groups serve, by ``group.group_name``; for the report.
@@ -312,7 +365,7 @@ class OverlapMonitor:
         if self._off and type(step) is int:
             self._last_step = step
             self._busy = False
-            self._parts.stop()
+            self._stop_in_time()
             return
         try:
             number = checks.count("step", step, minimum=0)
@@ -330,15 +383,20 @@ class OverlapMonitor:
         if self._forced is not None:
             self._begin_forced()
             return
-        plan = self.schedule.plan(number)
+        plan = self._schedule_in_force.plan(number)
         if plan is not None and plan.offset == 0:
             self._window = self._open_window(plan, number)
         if plan is None or self._window is None:
             self._sleep_until(self.schedule.next_window_step(number + 1))
             return
         self._wake = 0
-        if plan.mode is Mode.SEQUENTIAL and not self._may_serialise():
-            return
+        if self._waits_for_verdict(plan):
+            if not self._may_serialise():
+                return
+            before, plan = plan, self._window.schedule.plan(number)  # whose blocks may have become longer
+            assert plan is not None
+            if self._decides_length(before) and plan.block != 0 and plan.part is Part.TIMED:
+                self._ended_blocks.append((0, Mode.OVERLAPPED))  # it ended before this was known
         self._busy = True
         self._window.begin_step(plan, self._checked)
 
@@ -372,7 +430,7 @@ class OverlapMonitor:
             return
         self._busy = False
         if self._off:
-            self._parts.stop()
+            self._stop_in_time()
             return
         if self._window is None:
             self._end_forced()
@@ -390,8 +448,12 @@ class OverlapMonitor:
         if plan.part is Part.RECORDED:
             self._order = None
             assert measured.log is not None
-            if not self.schedule.control:
-                self._start_check(self._key(window), window.number, measured)
+            if measured.skipped:
+                self._notices.tell(f"window left out: its first step was skipped, {measured.skipped}")
+                self._close_window(complete=False, report=False)
+                return
+            if self._needs_verdict:
+                self._start_check(self._key(window), window.number, measured, self._steps_per_block(window))
         elif plan.part is Part.TIMED and self._ends_block(plan):
             self._ended_blocks.append((plan.block, plan.arm))
         # A window that is yet to pass the order check may be left out, and then nothing of it is kept.
@@ -400,10 +462,16 @@ class OverlapMonitor:
                 self._parts.reporter.block(window, *self._ended_blocks.pop(0))
 
     def _ends_block(self, plan: Plan) -> bool:
-        following = self.schedule.plan(self._last_step + 1)
+        following = self._schedule_in_force.plan(self._last_step + 1)
+        if self._decides_length(following):
+            return False  # the block may go on
         return following is None or following.block != plan.block or following.part is not plan.part
 
     # -- windows
+
+    @property
+    def _schedule_in_force(self) -> Schedule:
+        return self.schedule if self._window is None else self._window.schedule
 
     def _open_window(self, plan: Plan, number: int) -> Window | None:
         if not self._prepare():
@@ -411,7 +479,7 @@ class OverlapMonitor:
         self._order = self._checked = None
         self._num_windows += 1
         self._ended_blocks.clear()
-        return Window(plan.window, number, self._parts.gate, self._parts.native)
+        return Window(plan.window, number, self._parts.gate, self._parts.native, self.schedule, self._parts.meter)
 
     def _prepare(self) -> bool:
         """Whether there is a job to measure; the first time, take up what measuring needs."""
@@ -428,6 +496,13 @@ class OverlapMonitor:
                 )
                 self._switch_off()
                 return False
+            if self._parts.gate.taken:
+                why = "another OverlapMonitor of this process is measuring, and only one can: close() it first"
+                if self.strict:
+                    raise RuntimeError(why)
+                self._notices.warn("second", f"{why}; this one is switched off, training goes on")
+                self._switch_off()
+                return False
             self._job, self._group = job, weakref.ref(dist.group.WORLD)
             self._parts.open(
                 job,
@@ -437,6 +512,8 @@ class OverlapMonitor:
                 max_overhead=self._max_overhead,
                 order_timeout_s=self._order_timeout_s,
                 report_timeout_s=self._report_timeout_s,
+                power=self._power,
+                on_no_power=self._on_no_power,
                 on_error=self._on_background_error,
                 on_sink_error=self.sink_failed,
             )
@@ -462,6 +539,7 @@ class OverlapMonitor:
         if self._remove_between_windows:
             self._parts.gate.remove()
         if report:
+            self._parts.reporter.tokens_per_step = self.tokens_per_step
             self._parts.reporter.window(window, self._key(window))
 
     def _abandon(self, reason: str, within_step: bool = False) -> None:
@@ -486,12 +564,39 @@ class OverlapMonitor:
 
     # -- the order check
 
-    def _start_check(self, key: str, window: int | None, measured: MeasuredStep) -> None:
+    @property
+    def _needs_verdict(self) -> bool:
+        """Whether windows wait for rank 0's word: on the order of collectives, or on their length."""
+        return not self.schedule.control or self.schedule.min_block_seconds > 0
+
+    def _waits_for_verdict(self, plan: Plan) -> bool:
+        """Whether the step cannot begin without rank 0's word; the same on every rank."""
+        return plan.mode is Mode.SEQUENTIAL or self._decides_length(plan)
+
+    def _decides_length(self, plan: Plan | None) -> bool:
+        """Whether the length of the window's blocks must be known before the step, and was not before."""
+        return plan is not None and self.schedule.min_block_seconds > 0 and plan.offset == self.schedule.decided_by
+
+    def _steps_per_block(self, window: Window) -> int:
+        """Rank 0: the counted steps that blocks of ``min_block_seconds`` have.
+
+        By the step time of the window before; for the first window, by that of its recorded step, on the host.
+        """
+        step_s, block_s = self._parts.reporter.step_s or window.age_s, self.schedule.min_block_seconds
+        steps, wanted = self.schedule.steps_that_take(block_s, step_s), self.schedule.steps_wanted(block_s, step_s)
+        if steps < wanted:
+            window.note(
+                f"blocks of min_block_seconds={block_s:g} would need {wanted} steps; every_n_steps="
+                f"{self.schedule.every_n_steps} leaves room for {steps}"
+            )
+        return steps
+
+    def _start_check(self, key: str, window: int | None, measured: MeasuredStep, steps_per_block: int = 0) -> None:
         assert self._job is not None
         assert measured.log is not None
         log = measured.log
         self._order = IssueOrder.of(log.own, self._job.rank, incomplete=log.dropped > 0)
-        self._parts.order.start(key, self._order, window)
+        self._parts.order.start(key, self._order, window, steps_per_block)
 
     def _may_serialise(self) -> bool:
         """Whether the check of the recorded sequence has passed; ends the window where it has not."""
@@ -503,6 +608,8 @@ class OverlapMonitor:
         verdict = self._parts.order.verdict()
         if verdict.serialise:
             self._checked = self._order
+            if self._window is not None and verdict.steps_per_block:
+                self._window.schedule = self.schedule.stretched(verdict.steps_per_block)
             return True
         if verdict.conflict:
             self._abandon(verdict.reason)
@@ -556,7 +663,7 @@ class OverlapMonitor:
                 self._notices.warn("forced", f"the mode stays overlapped: {verdict.reason}")
                 self._forced, self._wake = None, 0
                 return
-        window = Window(-1, self._last_step, self._parts.gate, self._parts.native)
+        window = Window(-1, self._last_step, self._parts.gate, self._parts.native, self.schedule)
         part = Part.RECORDED if self._checked is None else Part.TIMED
         mode = Mode.OVERLAPPED if self._checked is None else Mode.SEQUENTIAL
         window.begin_step(Plan(-1, 0, part, -1, mode, mode, False, False), self._checked)
@@ -571,9 +678,11 @@ class OverlapMonitor:
             return
         assert measured.log is not None
         if self._checked is None:
+            if measured.skipped:
+                return  # the next step is recorded in its place
             self._forced_checks += 1
             self._start_check(f"forced{self._forced_checks}", None, measured)
-        elif measured.log.divergence is not None:
+        elif measured.log.divergence is not None and not measured.skipped:
             self._notices.tell(f"a step was not sequential throughout: {measured.log.divergence}")
             self._order = self._checked = None  # record and check again
 
@@ -616,6 +725,12 @@ class OverlapMonitor:
         if not self._busy:
             self._parts.stop()
 
+    def _stop_in_time(self) -> None:
+        """Between steps, after switching off: what could not be put back within a step is put back now."""
+        self._parts.stop()
+        if self._closing:
+            self._take_off_hooks()
+
     def _misused(self, key: str, message: str) -> None:
         if self.strict:
             raise MisuseError(message)
@@ -637,6 +752,11 @@ class OverlapMonitor:
         self._parts.gate.stop()
         self._background_error = error
         self._wake = 0
+
+    def _on_no_power(self, why: str, serious: bool) -> None:
+        # On a thread of the meter's own. Most CPUs keep their counters to root: that is no trouble.
+        say = self._notices.warn if serious else self._notices.tell_once
+        say("power", f"{why}; the rest is measured")
 
     def sink_failed(self, sink: Sink, error: Exception) -> None:
         """Say that a sink failed and is not used again; raised at the next step if strict."""

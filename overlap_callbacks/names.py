@@ -93,9 +93,13 @@ def _first(rules: list[Rule], name: str) -> str:
     return OTHER
 
 
-def clean(name: str) -> str:
+def clean(name: str, longest: int = LONGEST_NAME) -> str:
     """A name fit for tables: of bounded length, still distinct from others, and without control characters."""
-    if len(name) > LONGEST_NAME:
-        digest = hashlib.sha256(name.encode(errors="replace")).hexdigest()[:12]
-        name = f"{name[: LONGEST_NAME - 13]}~{digest}"
+    if len(name) > longest:
+        name = f"{name[: longest - 13]}~{digest(name)[:12]}"
     return name if name.isprintable() else "".join(char if char.isprintable() else "\ufffd" for char in name)
+
+
+def digest(name: str) -> str:
+    """A mark that tells the name from others where it cannot stand whole."""
+    return hashlib.sha256(name.encode(errors="replace")).hexdigest()

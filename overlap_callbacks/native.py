@@ -13,9 +13,12 @@ class NativeForm:
 
     Attributes:
         name: for the record, e.g. ``overlap_comm``.
+        only_between_steps: whether it cannot even be put back within a step, so that a ``close()`` there waits for the
+            step's end with it.
     """
 
     name = "native"
+    only_between_steps = False
 
     def sequential(self) -> None:
         """Switch overlap off for the steps that follow.
@@ -37,13 +40,22 @@ class NativeSwitch:
         self.form = form
         self.is_sequential = False
 
+    @property
+    def must_wait(self) -> bool:
+        """Whether overlap is off, and can only be switched on again once the step has ended."""
+        return self.is_sequential and self.form is not None and self.form.only_between_steps
+
     def set(self, sequential: bool) -> None:
         """Flip to a mode, where the form is not in it already."""
         if self.form is None or sequential == self.is_sequential:
             return
         if sequential:
-            self.is_sequential = True  # even if it fails halfway, it is to be put back
-            self.form.sequential()
+            try:
+                self.form.sequential()
+            except BaseException:
+                self.form.overlapped()  # what was switched before it failed goes back before any step runs like this
+                raise
+            self.is_sequential = True
         else:
             self.is_sequential = False
             self.form.overlapped()

@@ -5,12 +5,16 @@ issue the collectives of two groups in different orders, a program that ran well
 rank 1, which waits in B for rank 0. So before anything is serialised, the sequences of all ranks are put together, and
 the union of their orders must have no cycle.
 
-A node of that union is one collective (the k-th of its group, the same on every member), one send or one receive. The
-edges say what cannot finish before what:
+A node of that union is one collective (the k-th of its group, the same on every member) or one message (the k-th send
+from one rank to another, and the receive that it matches). The edges say what cannot finish before what:
 
-- a collective follows whatever precedes it on its rank, and precedes whatever follows it;
-- a send follows what precedes it, but nothing waits for it, and a member of a coalescing block likewise;
-- a receive precedes what follows it (but not the rest of its batch), and follows the send that it matches.
+- a collective follows whatever precedes it on its rank, and precedes whatever follows it; a member of a coalescing
+  block is waited for by nothing;
+- a message follows what precedes its send on the one rank and its receive on the other, and precedes what follows its
+  receive (but not the rest of its coalescing block). Nothing waits for a send that is issued alone;
+- a batch that sequential steps wait for (``Gate.post``) starts as one, and everything after it follows all of its
+  messages, sent and received. (A small message may be buffered, and its send finish before its receive is posted.
+  Nobody should rely on that, so the check does not.)
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
         coalesced: number of the coalescing block that it is a member of, from 1; 0 for none.
         source, target: global ranks of a send or receive, -1 where unknown or not p2p.
         tag: of a send or receive.
+        posted: number of the batch in which an adapter posted it, from 1; 0 for none.
     """
 
     operator: str
@@ -44,10 +49,16 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
     source: int = -1
     target: int = -1
     tag: int = 0
+    posted: int = 0
 
     @property
     def key(self) -> tuple[str, str]:
         return (self.operator, self.group)
+
+    @property
+    def batch(self) -> tuple[int, int]:
+        """What starts together. In a batch that is waited for, coalescing blocks make no difference."""
+        return (self.posted, 0) if self.posted else (0, self.coalesced)
 
 
 class IssueOrder(msgspec.Struct, frozen=True):
@@ -78,7 +89,8 @@ class IssueOrder(msgspec.Struct, frozen=True):
             if collective.operator in POINT_TO_POINT:
                 peer = group.ranks[collective.peer] if collective.peer >= 0 else -1
                 source, target = (rank, peer) if collective.operator in SENDS else (peer, rank)
-            items.append(Item(collective.operator, group.name, collective.coalesced, source, target, collective.tag))
+            numbers = (collective.coalesced, source, target, collective.tag, collective.posted)
+            items.append(Item(collective.operator, group.name, *numbers))
         return cls(items=tuple(items), groups=groups, incomplete=incomplete, labels=labels)
 
     def encode(self) -> bytes:
@@ -96,6 +108,20 @@ class IssueOrder(msgspec.Struct, frozen=True):
     @property
     def keys(self) -> tuple[tuple[str, str], ...]:
         return tuple(item.key for item in self.items)
+
+    @property
+    def batches(self) -> tuple[tuple[tuple[str, str, int], ...], ...]:
+        """What was posted, batch by batch: of each message its operator, its group's name, its peer's rank in that."""
+        found: list[list[tuple[str, str, int]]] = []
+        for item in self.items:
+            if not item.posted:
+                continue
+            while len(found) < item.posted:  # a batch without messages has a number too
+                found.append([])
+            other = item.target if item.operator in SENDS else item.source
+            ranks = self.groups[item.group]
+            found[item.posted - 1].append((item.operator, item.group, ranks.index(other) if other >= 0 else -1))
+        return tuple(map(tuple, found))
 
     @property
     def single_group(self) -> str | None:
@@ -131,15 +157,15 @@ class Conflict:
         return "; ".join(map(str, self.steps))
 
 
-# A collective (group name and ranks, number within the group) or a message (kind, channel, number).
+# A collective (group name and ranks, number within the group) or a message (channel, number).
 _Node = tuple[Any, ...]
 
 
 def find_conflict(sequences: Mapping[int, IssueOrder]) -> Conflict | None:
     """Search the union of the ranks' orders for a cycle that serialising would make a deadlock.
 
-    A cycle of messages alone is none: whoever posts its receive before its send without waiting (as pipelines do) makes
-    one, and the job has just run through it.
+    A cycle of messages that sequential steps do not wait for is none: whoever posts its receive before its send without
+    waiting (as pipelines do) makes one, and the job has just run through it.
 
     Args:
         sequences: the sequence of each rank. Ranks may share one object: its edges are then added once.
@@ -161,40 +187,37 @@ class _Union:
     """The edges of all ranks' orders, over numbered nodes."""
 
     def __init__(self) -> None:
-        self.names: list[str] = []
-        self.collective: list[bool] = []
+        self.names: list[_Name] = []
+        self.waited: list[bool] = []  # whether a sequential step waits for the node
         self.after: list[set[int]] = []
-        self.rank: dict[tuple[int, int], int] = {}  # which rank demands an edge, for the message; -1 for a message sent
+        self.rank: dict[tuple[int, int], int] = {}  # which rank demands an edge, for the message
         self._numbers: dict[_Node, int] = {}
 
     def add(self, sequence: IssueOrder, rank: int) -> None:
         """Add one rank's edges."""
         counts: dict[_Node, int] = defaultdict(int)
         frontier: list[int] = []  # what must be done before whatever follows
-        received: list[int] = []  # in the batch under way: its members start together
-        batch = 0
+        waiting: list[int] = []  # what the batch under way adds to that: its members start together
+        batch = (0, 0)  # the numbers of the posted batch, or else of the coalescing block; zeros outside of both
         for item in sequence.items:
-            if not item.coalesced or item.coalesced != batch:
-                frontier, received = frontier + received, []
-            batch = item.coalesced
-            if item.operator in POINT_TO_POINT:
-                node = self._message(item, counts)
-                if item.operator in RECEIVES:
-                    received.append(node)
-                    if item.source >= 0:
-                        self._edge(self._matching_send(item, counts), node, -1)
-                else:
-                    for before in frontier:
-                        self._edge(before, node, rank)
-                continue
-            node = self._of_collective(item, sequence, counts)
+            if item.batch == (0, 0) or item.batch != batch:
+                if batch[0]:
+                    frontier = []  # whatever follows a batch that was waited for follows what it followed
+                frontier, waiting = frontier + waiting, []
+            batch = item.batch
+            message = item.operator in POINT_TO_POINT
+            node = self._message(item, counts) if message else self._of_collective(item, sequence, counts)
             for before in frontier:
                 self._edge(before, node, rank)
-            if not item.coalesced:
+            if item.posted:
+                self.waited[node] = True
+            if item.posted or item.operator in RECEIVES:
+                waiting.append(node)
+            elif not message and not item.coalesced:
                 frontier = [node]
 
     def cycle(self) -> list[int] | None:
-        """The nodes of a shortest cycle through some collective, or None."""
+        """The nodes of a shortest cycle through something that a sequential step waits for, or None."""
         from scipy.sparse import coo_array
         from scipy.sparse.csgraph import connected_components
 
@@ -209,7 +232,7 @@ class _Union:
         for label in component:
             members[label] += 1
         for node in range(size):
-            if self.collective[node] and members[component[node]] > 1:
+            if self.waited[node] and members[component[node]] > 1:
                 return self._shortest_cycle(node)
         return None
 
@@ -231,19 +254,18 @@ class _Union:
         raise AssertionError("a node of a strong component has a way back to itself")
 
     def legs(self, cycle: list[int]) -> tuple[Step, ...]:
-        """The cycle's legs, consecutive edges of one rank put together, the way of a message left out."""
+        """The cycle's legs, consecutive edges of one rank put together."""
         ranks = [self.rank[edge] for edge in itertools.pairwise([*cycle, cycle[0]])]
         # Start where the rank changes, so that no leg is cut in two by the start of the list.
         turn = next((i for i, rank in enumerate(ranks) if rank != ranks[i - 1]), 0)
         ranks, nodes = ranks[turn:] + ranks[:turn], cycle[turn:] + cycle[: turn + 1]
         legs: list[Step] = []
-        previous = None
         for rank, first, second in zip(ranks, nodes, nodes[1:], strict=False):
-            if rank >= 0 and rank == previous:
-                legs[-1] = Step(rank, legs[-1].first, self.names[second])
-            elif rank >= 0:
-                legs.append(Step(rank, self.names[first], self.names[second]))
-            previous = rank
+            names = (self.names[first].on(rank), self.names[second].on(rank))
+            if legs and legs[-1].rank == rank:
+                legs[-1] = Step(rank, legs[-1].first, names[1])
+            else:
+                legs.append(Step(rank, *names))
         return tuple(legs)
 
     def _of_collective(self, item: Item, sequence: IssueOrder, counts: dict[_Node, int]) -> int:
@@ -252,27 +274,24 @@ class _Union:
         number = counts[base]
         counts[base] += 1
         name = f"{item.operator} (number {number} of group {label!r}, ranks {_ranks(ranks)})"
-        return self._node((*base, number), name, collective=True)
+        return self._node((*base, number), _Name(name), waited=True)
 
     def _message(self, item: Item, counts: dict[_Node, int]) -> int:
-        kind = "send" if item.operator in SENDS else "receive"
-        base = (kind, item.group, item.source, item.target, item.tag)
-        number = counts[base]
-        counts[base] += 1
-        return self._node((*base, number), _message_name(kind, item, number))
+        """The message that is sent or received; its two ends are one node."""
+        channel = ("message", item.group, item.source, item.target, item.tag)
+        sends = item.operator in SENDS
+        number = counts[(*channel, sends)]
+        counts[(*channel, sends)] += 1
+        receive = f"receive {number} from rank {item.source} on group {item.group!r}"
+        send = f"send {number} to rank {item.target} on group {item.group!r}"
+        return self._node((*channel, number), _Name(receive, send, item.source))
 
-    def _matching_send(self, item: Item, counts: dict[_Node, int]) -> int:
-        """The send that the receive just counted matches."""
-        channel = (item.group, item.source, item.target, item.tag)
-        number = counts[("receive", *channel)] - 1
-        return self._node(("send", *channel, number), _message_name("send", item, number))
-
-    def _node(self, key: _Node, name: str, collective: bool = False) -> int:
+    def _node(self, key: _Node, name: _Name, waited: bool = False) -> int:
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = len(self.names)
             self.names.append(name)
-            self.collective.append(collective)
+            self.waited.append(waited)
             self.after.append(set())
         return number
 
@@ -281,9 +300,16 @@ class _Union:
         self.rank.setdefault((before, after), rank)
 
 
-def _message_name(kind: str, item: Item, number: int) -> str:
-    other = f"to rank {item.target}" if kind == "send" else f"from rank {item.source}"
-    return f"{kind} {number} {other} on group {item.group!r}"
+@dataclass(frozen=True)
+class _Name:
+    """What a node is called, by the rank that speaks of it: a message is sent on the one and received on the other."""
+
+    elsewhere: str
+    at_source: str = ""
+    source: int = -1
+
+    def on(self, rank: int) -> str:
+        return self.at_source if self.at_source and rank == self.source else self.elsewhere
 
 
 def _ranks(ranks: Sequence[int]) -> str:

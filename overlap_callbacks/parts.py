@@ -14,6 +14,8 @@ from overlap_callbacks.clocks import StepClock
 from overlap_callbacks.exchange import OrderChecks, Reporter
 from overlap_callbacks.gate import Gate
 from overlap_callbacks.native import NativeSwitch
+from overlap_callbacks.power.find import devices_to_read
+from overlap_callbacks.power.meter import PowerMeter, PowerOptions
 from overlap_callbacks.ranks import Job, next_prefix
 from overlap_callbacks.run_info import run_info
 from overlap_callbacks.schedule import Schedule
@@ -28,6 +30,7 @@ class Parts:
         self.native = NativeSwitch(None)
         self._order: OrderChecks | None = None
         self._reporter: Reporter | None = None
+        self.meter: PowerMeter | None = None
 
     def open(
         self,
@@ -39,11 +42,16 @@ class Parts:
         max_overhead: float | None,
         order_timeout_s: float,
         report_timeout_s: float,
+        power: PowerOptions,
+        on_no_power: Callable[[str, bool], None],
         on_error: Callable[[Exception], None],
         on_sink_error: Callable[[Sink, Exception], None],
     ) -> None:
         """Take up what measuring needs; the callbacks, bound methods, are held weakly."""
         prefix = next_prefix()
+        if power.enabled:
+            # Asked here, because other threads have a current device of their own.
+            self.meter = PowerMeter(devices_to_read(power.per_node), power, tell=_weak(on_no_power))
         device = StepClock().device  # of the training thread: other threads have a current device of their own
         self._reporter = Reporter(
             job,
@@ -74,17 +82,25 @@ class Parts:
     def stop(self) -> None:
         """Back to overlapped, at once."""
         self.gate.stop()
+        self.restore()
+
+    def restore(self) -> None:
+        """Put a framework's own switches back."""
         with contextlib.suppress(Exception):  # a form that cannot go back has said so where it went forth
             self.native.set(sequential=False)
 
-    def close(self, timeout_s: float) -> None:
+    def close(self, timeout_s: float, restore: bool = True) -> None:
         """Let go of everything; reports that are on their way have ``timeout_s``."""
-        self.stop()
         self.gate.close()
+        if restore:
+            self.restore()
         if self._order is not None:
             self._order.close(1.0)
         if self._reporter is not None:
             self._reporter.close(timeout_s)
+        if self.meter is not None:
+            self.meter.close()
+        self.meter = None
         self._order = self._reporter = None
 
 

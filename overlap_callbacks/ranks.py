@@ -65,6 +65,7 @@ class Verdict(msgspec.Struct, frozen=True):
         conflict: whether the reason is a cycle in the ranks' orders.
         skip: whether the reason is that rank 0 wants this window left out.
         late: whether the reason is that somebody was not heard in time.
+        steps_per_block: counted steps that the timed blocks of the window have; 0 for those of the schedule.
     """
 
     serialise: bool
@@ -72,6 +73,7 @@ class Verdict(msgspec.Struct, frozen=True):
     conflict: bool = False
     skip: bool = False
     late: bool = False
+    steps_per_block: int = 0
 
 
 class Channel:
@@ -141,7 +143,14 @@ def next_prefix() -> str:
 
 
 def check_order(
-    channel: Channel, key: str, own: IssueOrder, *, timeout_s: float, veto: str | None, stop: Callable[[], bool]
+    channel: Channel,
+    key: str,
+    own: IssueOrder,
+    *,
+    timeout_s: float,
+    veto: str | None,
+    stop: Callable[[], bool],
+    steps_per_block: int = 0,
 ) -> Verdict:
     """One rank's part of the order check; rank 0 decides for all.
 
@@ -152,6 +161,7 @@ def check_order(
         timeout_s: longest time for the ranks to be heard, and again for the verdict.
         veto: on rank 0, a reason of its own to refuse; None for none.
         stop: ends the waiting early.
+        steps_per_block: on rank 0, what it has decided on the window's length.
     """
     rank = channel.job.rank
     channel.post_once(f"{key}/sequence/{own.digest}", own.encode())
@@ -160,6 +170,7 @@ def check_order(
         verdict = _decide(channel, key, timeout_s, stop)
         if verdict.serialise and veto is not None:
             verdict = Verdict(False, veto, skip=True)
+        verdict = msgspec.structs.replace(verdict, steps_per_block=steps_per_block)
         channel.post(f"{key}/verdict", msgspec.json.encode(verdict))
         return verdict
     message = channel.await_message(f"{key}/verdict", 2 * timeout_s, stop)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,13 @@ import msgspec
 
 from overlap_callbacks.estimates import Estimate, pool
 from overlap_callbacks.metrics import FIGURES, OverlapReport, report
+from overlap_callbacks.partial import comparable, has_whole_group
 from overlap_callbacks.samples import RankWindow, TimedBlock
 from overlap_callbacks.sinks.base import SCHEMA_VERSION, RunInfo
 from overlap_callbacks.sinks.jsonl import FILE_NAME
+
+# Lines from one call of ``progress`` to the next.
+_LINES_A_WORD = 20
 
 
 class RecordError(ValueError):
@@ -48,25 +53,42 @@ class Record:
         control = bool(self.runs[-1].schedule.get("control")) if self.runs else False
         return [window for window in self.windows if window.valid and window.complete and window.control is control]
 
+    @property
+    def partial(self) -> OverlapReport | None:
+        """What there is to look at where no window counts: the window that was cut off, or the last one cut short.
+
+        The latter only if it was timed for one balanced group of blocks at least.
+        """
+        if self.unfinished is not None or not self.runs:
+            return self.unfinished
+        schedule = self.runs[-1].schedule
+        for window in reversed(self.windows):
+            if window.valid and not window.complete and window.control is bool(schedule.get("control")):
+                found = comparable(window, _order(schedule))
+                return found if found.speedup_vs_sequential is not None else None
+        return None
+
     def pooled(self) -> dict[str, Estimate]:
         """Each figure over the valid windows; the unit of its interval is the window."""
         found = {}
         for figure in FIGURES:
             values = [getattr(window, figure.name) for window in self.valid_windows]
-            pooled = pool([value for value in values if value is not None])
+            # Step times are means of logarithms within a window already.
+            pooled = pool([value for value in values if value is not None], logs=figure.name.startswith("e2e_"))
             if pooled is not None:
                 found[figure.name] = pooled
         return found
 
 
-def read(path: str | os.PathLike[str]) -> Record:
+def read(path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None) -> Record:
     """Read a record.
 
     Args:
         path: a run folder, or its ``overlap.jsonl``.
+        progress: called now and then with the bytes read so far, and those of the file.
 
     Raises:
-        RecordError: no such file, not a record, or of a schema that is newer than this library.
+        RecordError: no such file, one that cannot be read, no record, or of a schema that is newer than this library.
     """
     file = Path(path)
     if file.is_dir():
@@ -74,8 +96,9 @@ def read(path: str | os.PathLike[str]) -> Record:
     if not file.is_file():
         raise RecordError(f"no record at {file}: give a run folder or its {FILE_NAME}")
     record = Record(file)
-    blocks: dict[tuple[int, int], list[TimedBlock]] = {}
-    for line in _lines(file):
+    # By number: a block may be logged again, with more of its steps, and the last entry is the whole one.
+    blocks: dict[tuple[int, int], dict[int, TimedBlock]] = {}
+    for line in _lines(file, progress or _untold):
         if line is None:
             record.broken_lines += 1
             continue
@@ -87,7 +110,7 @@ def read(path: str | os.PathLike[str]) -> Record:
                 blocks.clear()
             elif kind == "block":
                 sample = msgspec.convert(line["sample"], TimedBlock)
-                blocks.setdefault((line["window"], line["first_step"]), []).append(sample)
+                blocks.setdefault((line["window"], line["first_step"]), {})[sample.block] = sample
             elif kind == "window":
                 window = msgspec.convert(line, OverlapReport)
                 record.windows.append(window)
@@ -97,13 +120,35 @@ def read(path: str | os.PathLike[str]) -> Record:
     if not record.runs:
         raise RecordError(f"{file} is not an overlap record: it has no readable line of kind 'run'")
     if blocks:
-        record.unfinished = _unfinished(record.runs[-1], *next(reversed(blocks.items())))
+        key, of_window = next(reversed(blocks.items()))
+        record.unfinished = _unfinished(record.runs[-1], key, [of_window[number] for number in sorted(of_window)])
     return record
 
 
-def _lines(file: Path) -> Iterator[dict[str, Any] | None]:
-    with file.open("rb") as lines:
-        for line in lines:
+def runs_in(folder: str | os.PathLike[str]) -> list[Path]:
+    """The run folders in a folder, the newest last: by the time at which the record was last written to."""
+    found = []
+    for file in Path(folder).glob(f"*/{FILE_NAME}"):
+        with contextlib.suppress(OSError):  # removed meanwhile
+            found.append((file.stat().st_mtime_ns, file.parent))
+    return [run for _, run in sorted(found)]
+
+
+def _untold(done_bytes: int, total_bytes: int) -> None:
+    """Nobody wants to know."""
+
+
+def _lines(file: Path, progress: Callable[[int, int], None]) -> Iterator[dict[str, Any] | None]:
+    try:
+        lines = file.open("rb")
+    except OSError as error:
+        raise RecordError(f"{file} cannot be read: {error.strerror or error}") from None
+    with lines:
+        size, done = os.fstat(lines.fileno()).st_size, 0
+        for number, line in enumerate(lines):
+            done += len(line)
+            if number % _LINES_A_WORD == 0:
+                progress(done, max(size, done))  # the job may still be writing
             if not line.strip():
                 continue
             try:
@@ -116,15 +161,21 @@ def _lines(file: Path) -> Iterator[dict[str, Any] | None]:
 
 def _check_schema(file: Path, line: dict[str, Any]) -> None:
     version = line.get("schema_version")
-    if not isinstance(version, int) or version > SCHEMA_VERSION:
+    if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
         raise RecordError(
             f"{file} has schema version {version!r}; this library reads up to {SCHEMA_VERSION}: "
             f"upgrade overlap-callbacks to {line.get('library_version', 'a newer version')}"
         )
 
 
+def _order(schedule: dict[str, Any]) -> str:
+    """Of the blocks; the default where a record does not say."""
+    return str(schedule.get("blocks") or "OSSO")
+
+
 def _unfinished(run: RunInfo, key: tuple[int, int], blocks: list[TimedBlock]) -> OverlapReport:
     number, first_step = key
+    few = "" if has_whole_group(blocks, _order(run.schedule)) else ", too few blocks to compare the modes"
     sample = RankWindow(
         rank=0,
         window=number,
@@ -135,11 +186,12 @@ def _unfinished(run: RunInfo, key: tuple[int, int], blocks: list[TimedBlock]) ->
         device=run.device,
         wall_ms=0.0,
         timed=tuple(blocks),
-        problems=(f"cut off after {len(blocks)} timed blocks",),
+        problems=(f"{len(blocks)} timed blocks so far{few}",),
     )
-    return report(
+    found = report(
         [sample],
         world_size=run.world_size,
         every_n_steps=run.schedule.get("every_n_steps", 1),
         control=run.schedule.get("control", False),
     )
+    return comparable(found, _order(run.schedule))

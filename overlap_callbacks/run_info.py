@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import datetime
 import platform
+import secrets
 import time
 from pathlib import Path
 
 import torch
 
 from overlap_callbacks.metrics import FIGURES
+from overlap_callbacks.power.metrics import meanings, units
 from overlap_callbacks.ranks import Job
 from overlap_callbacks.schedule import Schedule
 from overlap_callbacks.sinks import RunInfo
 from overlap_callbacks.version import __version__
 
 
-def default_run_folder() -> Path:
-    """A folder of its own for each run, named by the time."""
-    return Path("overlap_runs") / time.strftime("%Y%m%d-%H%M%S")
+def default_run_folder(prefix: str = "") -> Path:
+    """A folder of its own for each run, named by the time; it is not made yet.
+
+    The time alone is not enough: the jobs of an array start within a second, and so do two monitors of one process,
+    and a record holds one run. Nor is there a better place to tell them apart: nothing is written before something is
+    measured, and then the name has been handed to sinks and to the user. (``secrets`` leaves the seeds of the job's own
+    random numbers alone.)
+
+    Args:
+        prefix: what the name begins with.
+    """
+    return Path("overlap_runs") / f"{prefix}{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
 
 
 def run_info(job: Job, schedule: Schedule, framework: str, device: str) -> RunInfo:
@@ -34,6 +45,6 @@ def run_info(job: Job, schedule: Schedule, framework: str, device: str) -> RunIn
         backend=job.backend,
         device=device,
         schedule=schedule.as_dict(),
-        units={figure.name: figure.unit for figure in FIGURES},
-        meanings={figure.name: figure.meaning for figure in FIGURES},
+        units={**{figure.name: figure.unit for figure in FIGURES}, **units()},
+        meanings={**{figure.name: figure.meaning for figure in FIGURES}, **meanings()},
     )

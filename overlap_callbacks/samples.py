@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from overlap_callbacks.power.figures import PowerFigures
+from overlap_callbacks.power.trace import PowerTrace
 from overlap_callbacks.schedule import Mode
 
 
@@ -211,6 +213,9 @@ class RankWindow(msgspec.Struct, frozen=True):
         dimensions: communication by dimension of parallelism.
         pictures: a profiled step of each mode; of rank 0 only.
         collectives: the collectives of the recorded step.
+        power: of the devices that this rank reads; empty where there is nothing to read.
+        power_trace: power against time, of rank 0 only.
+        power_elsewhere: whether another rank of the node reads this one's device.
         problems: what made parts of the window uncounted or missing, in words.
     """
 
@@ -229,4 +234,7 @@ class RankWindow(msgspec.Struct, frozen=True):
     dimensions: tuple[DimensionTime, ...] = ()
     pictures: tuple[StepPicture, ...] = ()
     collectives: tuple[CollectiveTime, ...] = ()
+    power: tuple[PowerFigures, ...] = ()
+    power_trace: PowerTrace | None = None
+    power_elsewhere: bool = False
     problems: tuple[str, ...] = ()

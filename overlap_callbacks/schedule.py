@@ -15,7 +15,8 @@ A window opens every ``every_n_steps`` steps, and its steps are, in this order:
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from overlap_callbacks import checks
@@ -70,16 +71,20 @@ class Schedule:
         first_step: step at which the first window opens. Leave the first steps of a job out: allocators, autotuners and
             DDP's buckets settle there.
         blocks: order of the blocks, of ``O`` (overlapped) and ``S`` (sequential), as many of one as of the other.
-        repeats: how often ``blocks`` is repeated in the timed part. Below 2 groups there is no confidence interval.
+        repeats: how often ``blocks`` is repeated in the timed part. With fewer than 4 blocks of a mode in all there is
+            no confidence interval.
         steps_per_block: counted steps of a timed block.
         warmup_steps: uncounted steps at the start of every block.
         profiled_steps: counted steps of each mode under the profiler, 0 for none; a multiple of the number of ``O`` in
             ``blocks``.
+        min_block_seconds: least time of a timed block's counted steps, for sensors that average over time: rank 0
+            works out the steps that takes, for each window anew, and tells the others with the order check's verdict.
+            A window still fits into ``every_n_steps``. 0 for blocks of ``steps_per_block``.
         control: an A/A run: the ``S`` blocks run overlapped too, so that every difference reported is an error of
             measurement.
 
     Raises:
-        TypeError: a count is not a whole number.
+        TypeError: a count is not a whole number, or ``min_block_seconds`` is no number.
         ValueError: a count is too small, ``blocks`` has other letters or is not balanced, or the window is longer than
             ``every_n_steps``.
     """
@@ -91,12 +96,16 @@ class Schedule:
     steps_per_block: int = 2
     warmup_steps: int = 1
     profiled_steps: int = 4
+    min_block_seconds: float = 0.0
     control: bool = False
     _offsets: tuple[Plan, ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
         for name, minimum in _MINIMUM.items():
             object.__setattr__(self, name, checks.count(name, getattr(self, name), minimum=minimum))
+        object.__setattr__(
+            self, "min_block_seconds", checks.seconds("min_block_seconds", self.min_block_seconds, zero=True)
+        )
         self._check_blocks()
         if not isinstance(self.control, bool):
             raise TypeError(f"control must be True or False, got {self.control!r}")
@@ -160,6 +169,33 @@ class Schedule:
         """Blocks of the timed part of a window, both modes together."""
         return len(self.blocks) * self.repeats
 
+    @property
+    def decided_by(self) -> int:
+        """Offset of the first step of a window that depends on how many steps its blocks have."""
+        return 1 if self.blocks[0] == "S" else 1 + self.warmup_steps + self.steps_per_block
+
+    def steps_that_take(self, block_s: float, step_s: float) -> int:
+        """Counted steps of a timed block that last ``block_s``, at least those of ``steps_per_block``.
+
+        No more than fit into ``every_n_steps``.
+
+        Args:
+            block_s: time in seconds.
+            step_s: time of a step; 0 or less where it is not known.
+        """
+        wanted = self.steps_wanted(block_s, step_s)
+        spare = (self.every_n_steps - self.window_steps) // self.timed_blocks
+        return min(max(self.steps_per_block, wanted), self.steps_per_block + spare)
+
+    @staticmethod
+    def steps_wanted(block_s: float, step_s: float) -> int:
+        """Steps that last ``block_s``, whether they fit or not; 0 where the time of a step is not known."""
+        return math.ceil(block_s / step_s - 1e-9) if step_s > 0 else 0
+
+    def stretched(self, steps_per_block: int) -> Schedule:
+        """The same schedule with longer timed blocks."""
+        return self if steps_per_block == self.steps_per_block else replace(self, steps_per_block=steps_per_block)
+
     def plan(self, step: int) -> Plan | None:
         """What step ``step`` is to do; None outside a window."""
         window, offset = divmod(step - self.first_step, self.every_n_steps)
@@ -175,7 +211,7 @@ class Schedule:
 
     def as_dict(self) -> dict[str, Any]:
         """The configuration, for the record."""
-        return {name: getattr(self, name) for name in (*_MINIMUM, "blocks", "control")}
+        return {name: getattr(self, name) for name in (*_MINIMUM, "blocks", "min_block_seconds", "control")}
 
 
 def _in_window(plan: Plan, window: int) -> Plan:

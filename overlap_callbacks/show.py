@@ -6,14 +6,17 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from overlap_callbacks import names
 from overlap_callbacks.estimates import Estimate
 from overlap_callbacks.metrics import FIGURES, OverlapReport
 from overlap_callbacks.record import Record
 from overlap_callbacks.samples import PairTime
+from overlap_callbacks.show_power import power_parts
 
 LABELS = {
     "e2e_ideal_ms": "step, ideal (eq. 4)",
@@ -34,9 +37,28 @@ LABELS = {
 }
 # Relative changes, which are shown with their sign; the other fractions are shares.
 CHANGES = frozenset({"speedup_vs_sequential", "gap_to_ideal", "compute_slowdown", "comm_slowdown"})
+_CONTROL = "A/A control: both arms ran overlapped, so every difference is chance."
+NOTHING_YET = "Nothing has been measured yet: no window is done."
+# A line is drawn below these: what step times are, what follows from them, compute, communication, the measurement.
+_LAST_OF_SECTION = frozenset({"e2e_sequential_model_ms", "gap_to_ideal", "overlap_ratio", "idle_ms"})
 # Longest tables; W&B and the record hold everything.
 _MOST_KERNELS, _MOST_PAIRS = 8, 10
 _UNITS = {figure.name: figure.unit for figure in FIGURES}
+
+
+class Harmless:
+    """What it holds, without the characters that steer a terminal: names in a record may be anybody's."""
+
+    def __init__(self, content: RenderableType) -> None:
+        self._content = content
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self._content, options):
+            yield segment if segment.control else Segment(_UNSHOWABLE.sub("\ufffd", segment.text), segment.style)
+
+
+# Control characters but the new line, and those that turn the direction of writing.
+_UNSHOWABLE = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def verdict(figures: dict[str, Estimate]) -> str:
@@ -64,42 +86,88 @@ def verdict(figures: dict[str, Estimate]) -> str:
     return sentence + "."
 
 
-def tables(record: Record) -> RenderableType:
-    """The whole record, for people."""
-    parts: list[RenderableType] = [Text(_head(record), style="dim"), Text()]
+def tables(record: Record, everything: bool = True) -> RenderableType:
+    """The record, for people.
+
+    Args:
+        record: what to show.
+        everything: all tables; else the verdict, the figures and the notes, which are read in five seconds.
+    """
+    parts: list[RenderableType] = []
     figures = record.pooled()
     shown = f"{len(record.valid_windows)} of {len(record.windows)} windows"
-    if not figures and record.unfinished is not None:
-        figures, shown = record.unfinished.figures(), "one unfinished window"
+    partial = None if figures else record.partial
+    if partial is not None:
+        figures, shown = partial.figures(), "one unfinished window"
+    parts += [Text(headline(record), style="bold"), Text(_head(record), style="dim")]
     if figures:
-        sentence = verdict(figures)
-        if record.runs[-1].schedule.get("control"):
-            sentence = "A/A control: both arms ran overlapped, so every difference is chance."
-        parts += [Text(sentence, style="bold"), Text(), _figure_table(figures, shown)]
-    else:
-        parts.append(Text("Nothing has been measured: the job ended before its first window was done."))
+        parts += [Text(), _figure_table(figures, shown)]
     last = next(reversed(record.valid_windows or record.windows), record.unfinished)
-    if last is not None and last.kernels:
-        parts += [Text(), _kernel_table(last)]
-    if last is not None and last.pairs:
-        parts += [Text(), pair_table(last.pairs, f"What runs beside what, and what it costs (window {last.window})")]
-    if last is not None and len(last.dimensions) > 1:
-        parts += [Text(), _dimension_table(last)]
-    if last is not None and last.collectives:
-        parts += [Text(), _collective_table(last)]
+    # Kernels and pairs compare with sequential steps, which those of a window that does not count were not.
+    counts = bool(record.valid_windows) or partial is not None
+    if last is not None:
+        details, missing = _details(last, counts)
+        if everything:
+            for found in details.values():
+                parts += found
+        elif details:
+            parts += [Text(f"overlap show --all has more: {', '.join(details)}", style="dim")]
+        if missing:
+            parts += [Text(), Text(f"Not measured: {', '.join(missing)}.", style="dim")]
     parts += _problems(record)
     return Group(*parts)
 
 
+def _details(window: OverlapReport, counts: bool) -> tuple[dict[str, list[RenderableType]], list[str]]:
+    """The tables of a window by their subject, and the subjects that were not measured."""
+    power = power_parts(window)
+    measured = {
+        "kernels": window.kernels, "pairs of kernels": window.pairs, "power": power, "collectives": window.collectives
+    }  # fmt: skip
+    found: dict[str, list[RenderableType]] = {}
+    if window.kernels and counts:
+        found["kernels"] = [Text(), _kernel_table(window)]
+    if window.pairs and counts:
+        title = f"What runs beside what, and what it costs (window {window.window})"
+        found["pairs of kernels"] = [Text(), pair_table(window.pairs, title)]
+    if len(window.dimensions) > 1:
+        found["dimensions"] = [Text(), _dimension_table(window, counts)]
+    if power:
+        found["power"] = power
+    if window.collectives:
+        found["collectives"] = [Text(), _collective_table(window)]
+    return found, [name for name, parts in measured.items() if not parts]
+
+
+def headline(record: Record) -> str:
+    """The verdict on a run, in one sentence."""
+    figures = record.pooled()
+    partial = None if figures else record.partial
+    if figures or partial is not None:
+        if record.runs[-1].schedule.get("control"):
+            return _CONTROL
+        if partial is not None and partial.speedup_vs_sequential is None:
+            return "Too few blocks were measured to say whether overlap is worth it here."
+        if partial is None:
+            return verdict(figures)
+        checked = "" if partial.residual_overlap is not None else ", whose sequential steps no profile has checked"
+        return f"{verdict(partial.figures())} That is of one unfinished window{checked}."
+    if record.windows:
+        return f"None of the {len(record.windows)} windows counts: the notes below say why."
+    return NOTHING_YET
+
+
 def as_json(record: Record) -> dict[str, Any]:
-    """The run's figures and its windows', for programs."""
+    """The run's figures and its windows', for programs; where no window counts, those of an unfinished one apart."""
+    partial = None if record.valid_windows else record.partial
     return {
         "path": str(record.path),
         "run": record.runs[-1],
         "windows": len(record.windows),
         "valid_windows": len(record.valid_windows),
-        "verdict": verdict(record.pooled()),
+        "verdict": headline(record),
         "figures": record.pooled(),
+        "unfinished": None if partial is None else {"window": partial.window, "figures": partial.figures()},
         "by_window": [{"window": w.window, "valid": w.valid, "metrics": w.metrics()} for w in record.windows],
         "problems": sorted({problem for window in record.windows for problem in window.problems}),
     }
@@ -108,7 +176,13 @@ def as_json(record: Record) -> dict[str, Any]:
 def _head(record: Record) -> str:
     run = record.runs[-1]
     parts = (run.framework, f"{run.world_size} ranks", run.backend, run.device, f"started {run.started_at}")
-    return ", ".join(part for part in parts if part)
+    return one_line(", ".join(part for part in parts if part))
+
+
+def one_line(text: str, longest: int = 300) -> str:
+    """Text of a record as a line of its own: no name may look like a line of ours, or fill the terminal."""
+    text = names.clean(text)
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def _figure_table(figures: dict[str, Estimate], shown: str) -> Table:
@@ -125,6 +199,8 @@ def _figure_table(figures: dict[str, Estimate], shown: str) -> Table:
             table.add_row(label, "not measured", "", "", style="dim")
         else:
             table.add_row(label, _value(figure.value, name), _interval(figure, name), str(figure.num_steps))
+        if name in _LAST_OF_SECTION:
+            table.add_section()
     return table
 
 
@@ -158,7 +234,7 @@ def pair_table(pairs: Sequence[PairTime], title: str) -> Table:
     return table
 
 
-def _dimension_table(window: OverlapReport) -> Table:
+def _dimension_table(window: OverlapReport, counts: bool) -> Table:
     table = Table(
         title=f"Communication by dimension of parallelism, per step (window {window.window})", title_justify="left"
     )
@@ -166,7 +242,7 @@ def _dimension_table(window: OverlapReport) -> Table:
     for column in ("messages", "MB", "ms", "exposed", "slowdown"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in window.dimensions:
-        slowdown = "" if row.slowdown is None else f"{row.slowdown:+.1%}"
+        slowdown = "" if row.slowdown is None or not counts else f"{row.slowdown:+.1%}"
         cells = (str(row.messages), f"{row.bytes_in / 1e6:.2f}", number(row.comm_ms, 2), number(row.exposed_ms, 2))
         table.add_row(shortened(row.dimension), *cells, slowdown)
     return table
@@ -200,12 +276,21 @@ def number(value: float, digits: int = 3) -> str:
 
 def shortened(name: str) -> Text:
     """A name as it is, without markup, cut off where the table is too narrow for it."""
-    return Text(name, no_wrap=True, overflow="ellipsis")
+    return Text(one_line(name), no_wrap=True, overflow="ellipsis")
 
 
 def _problems(record: Record) -> list[RenderableType]:
     found = dict.fromkeys(problem for window in record.windows for problem in window.problems)
-    lines = [f"- {problem}" for problem in found]
+    lines = [f"- {one_line(problem)}" for problem in found]
+    left_out = len(record.windows) - len(record.valid_windows)
+    if left_out:
+        kinds = {
+            "not valid": sum(not window.valid for window in record.windows),
+            "cut short": sum(window.valid and not window.complete for window in record.windows),
+        }
+        kinds["of the other kind (control, or not)"] = left_out - sum(kinds.values())
+        why = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
+        lines.insert(0, f"- {left_out} of {len(record.windows)} windows do not count: {why}")
     if record.unfinished is not None:
         lines.append(f"- window {record.unfinished.window} is unfinished: {record.unfinished.problems[0]}")
     if record.broken_lines:

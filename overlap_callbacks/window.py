@@ -5,9 +5,11 @@ The training thread only leaves marks here; ``measure`` turns them into figures 
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,6 +22,8 @@ from overlap_callbacks.metrics import MAX_KERNELS
 from overlap_callbacks.native import NativeSwitch
 from overlap_callbacks.order import IssueOrder
 from overlap_callbacks.pictures import step_picture
+from overlap_callbacks.power.meter import MeasuredPower, PowerMeter
+from overlap_callbacks.power.segments import Segment
 from overlap_callbacks.profiling import Profile
 from overlap_callbacks.samples import (
     CollectiveTime,
@@ -31,8 +35,12 @@ from overlap_callbacks.samples import (
     StepPicture,
     TimedBlock,
 )
-from overlap_callbacks.schedule import Mode, Part, Plan
+from overlap_callbacks.schedule import Mode, Part, Plan, Schedule
 
+# Stretches of communication that a trace of power keeps of each step: sensors tell no more than some anyway.
+_MOST_IN_TRACE = 60
+# Share of the usual number of collectives by which a step may differ and still be like the others.
+_ODD = 0.25
 # Longest that the measuring thread waits for the device to pass a mark.
 _READY_TIMEOUT_S = 60.0
 
@@ -47,6 +55,8 @@ class MeasuredStep:
         log: its collectives, where they were recorded.
         profile_index: its index in the profile, -1 outside.
         counted: whether it counts: planned to, and nothing spoilt it.
+        skipped: why it trained nothing; empty where it did.
+        calls: collectives that the training thread and autograd's threads issued in it.
     """
 
     plan: Plan
@@ -55,6 +65,8 @@ class MeasuredStep:
     log: StepLog | None
     profile_index: int
     counted: bool
+    skipped: str = ""
+    calls: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,6 +78,7 @@ class _ProfileFigures:
     pairs: tuple[PairTime, ...] = ()
     dimensions: tuple[DimensionTime, ...] = ()
     pictures: tuple[StepPicture, ...] = ()
+    communication: tuple[tuple[int, int], ...] = ()  # when it was in flight, on the host's clock in nanoseconds
 
 
 class Window:
@@ -76,11 +89,22 @@ class Window:
         first_step: the step at which it opens.
         gate: registered.
         native: a form of the framework's own, which then takes the gate's place in sequential steps.
+        schedule: of the window, whose blocks may become longer than those of the monitor's schedule.
+        meter: of power; None for none.
     """
 
-    def __init__(self, number: int, first_step: int, gate: Gate, native: NativeSwitch) -> None:
+    def __init__(
+        self,
+        number: int,
+        first_step: int,
+        gate: Gate,
+        native: NativeSwitch,
+        schedule: Schedule,
+        meter: PowerMeter | None = None,
+    ) -> None:
         self.number = number
         self.first_step = first_step
+        self.schedule = schedule
         self.clock = clocks.StepClock()
         self.steps: list[MeasuredStep] = []
         self.problems: list[str] = []
@@ -90,14 +114,24 @@ class Window:
         self.no_profile = ""  # why kernel times are missing
         self._gate = gate
         self._native = native
+        self._meter = meter
         self._opened_ns = clocks.now()
+        if meter is not None:
+            meter.begin(self.clock.look)
         self._plan: Plan | None = None
         self._start: clocks.Mark = 0
         self._spoilt = False
+        self._skipped = ""
         self._recording = False
         self._suspended = False
         self._profiling_refused = False
+        self._calls = 0  # of the gate when the step began
         self._profiled = 0
+
+    @property
+    def age_s(self) -> float:
+        """Host time since the window opened."""
+        return (clocks.now() - self._opened_ns) / 1e9
 
     def begin_step(self, plan: Plan, checked: IssueOrder | None) -> None:
         """Start the step's instruments and set its mode.
@@ -108,6 +142,7 @@ class Window:
         """
         self._plan = plan
         self._spoilt = False
+        self._skipped = ""
         self._suspended = False
         if plan.part is Part.PROFILED and self.profile is None and not self._profiling_refused:
             self._start_profile()
@@ -122,11 +157,13 @@ class Window:
                 sequential=sequential and self._native.form is None,
                 checked=checked.keys if checked is not None else (),
                 single_group=checked.single_group if checked is not None else None,
+                batches=checked.batches if checked is not None else (),
                 compute_stream=self.clock.compute_stream,
                 watch=watch,
             )
         if self.profile is not None:
             self.profile.begin_step()
+        self._calls = self._gate.calls
         self._start = self.clock.mark()
 
     def end_step(self) -> MeasuredStep:
@@ -139,14 +176,34 @@ class Window:
             self.profile.end_step(quiet=log is not None and log.quiet)
             index = self._profiled
             self._profiled += 1
-        counted = self._plan.counted and not self._spoilt and self._gate.stuck is None
-        if log is not None and log.divergence is not None:
+        counted = self._plan.counted and not self._spoilt and not self._skipped and self._gate.stuck is None
+        if log is not None and log.divergence is not None and not self._skipped:
             counted = False
             self.note(f"a sequential step was left out: {log.divergence}")
-        step = MeasuredStep(self._plan, self._start, end, log, index, counted)
+        calls = self._gate.calls - self._calls
+        step = MeasuredStep(self._plan, self._start, end, log, index, counted, self._skipped, calls)
         self.steps.append(step)
         self._plan = None
         return step
+
+    def _leave_out_odd_steps(self) -> None:
+        """Have steps not count that issued far more or fewer collectives than most of the window's.
+
+        Such a step (one with all micro-batches twice, because a loss scaler left out an update in between) says nothing
+        of the others. A few collectives that a job's logging adds make no difference.
+        """
+        counted = [step for step in self.steps if step.counted]
+        if not counted:
+            return
+        usual = float(np.median([step.calls for step in counted]))
+        odd = [step for step in counted if abs(step.calls - usual) > _ODD * usual]
+        if odd:
+            self.note("steps that issued far more or fewer collectives than most of their window were left out")
+            self.steps = [replace(step, counted=False) if step in odd else step for step in self.steps]
+
+    def skip_step(self, reason: str) -> None:
+        """The open step trains nothing: it does not count."""
+        self._skipped = reason
 
     def suspend(self) -> None:
         """Let something that is no part of training run within the step, unseen: the step then does not count."""
@@ -168,7 +225,10 @@ class Window:
     def close(self, complete: bool) -> None:
         """Stop all instruments; nothing is measured from here on."""
         self._suspended = False  # a pause that ends later resumes nothing
+        self._leave_out_odd_steps()
         self._gate.stop()
+        if self._meter is not None:
+            self._meter.end()
         self.wall_ms = (clocks.now() - self._opened_ns) / 1e6
         self.complete = complete
         if self.profile is not None:
@@ -193,15 +253,18 @@ class Window:
 
     def measure_block(self, block: int, arm: Mode) -> TimedBlock | None:
         """The times of one timed block; None where none of its steps counted."""
+        clocks.leave_captures_alone()
         steps = [s for s in self.steps if s.counted and s.plan.part is Part.TIMED and s.plan.block == block]
         times = tuple(clocks.elapsed_ms(s.start, s.end) for s in steps if self._await_mark(s.end))
         return TimedBlock(arm, block, times) if times else None
 
     def measure(self, rank: int, backend: str) -> RankWindow:
         """All figures of the window, once it is closed. Waits for the device to pass the window's last mark."""
+        clocks.leave_captures_alone()
         profile = self._measure_profile(with_pictures=rank == 0)
         blocks = sorted({(s.plan.block, s.plan.arm) for s in self.steps if s.plan.part is Part.TIMED}, key=_by_block)
         timed = [block for number, arm in blocks if (block := self.measure_block(number, arm)) is not None]
+        power = self._measure_power(profile.communication)
         return RankWindow(
             rank=rank,
             window=self.number,
@@ -218,6 +281,9 @@ class Window:
             dimensions=profile.dimensions,
             pictures=profile.pictures,
             collectives=self._measure_collectives(),
+            power=power.figures,
+            power_trace=power.trace if rank == 0 else None,
+            power_elsewhere=self._meter is not None and self._meter.elsewhere,
             problems=tuple(self.problems),
         )
 
@@ -256,7 +322,51 @@ class Window:
             pairs=pair_times_of(kernels, overlapped, sequential),
             dimensions=self._measure_dimensions(kernels, by_arm),
             pictures=tuple(picture for step in drawn if (picture := step_picture(kernels, *step)) is not None),
+            communication=self._communication_of(kernels) if with_pictures and self._meter is not None else (),
         )
+
+    def _communication_of(self, kernels: Kernels) -> tuple[tuple[int, int], ...]:
+        """When communication was in flight in the profiled steps, on the host's clock."""
+        found = []
+        for step in self.steps:
+            if step.profile_index < 0:
+                continue
+            picture = step_picture(kernels, step.profile_index, step.plan.arm, most=_MOST_IN_TRACE)
+            if picture is not None and self._await_mark(step.end):
+                start_ns = sum(self.clock.host_bounds_ns(step.start)) // 2
+                found += [(start_ns + round(1e6 * a), start_ns + round(1e6 * b)) for a, b in picture.communication]
+        return tuple(found)
+
+    def _measure_power(self, communication: Sequence[tuple[int, int]]) -> MeasuredPower:
+        if self._meter is None:
+            return MeasuredPower()
+        if not all(self._await_mark(step.end) for step in self.steps):
+            return MeasuredPower()
+        timed = [s for s in self.steps if s.plan.part is Part.TIMED]
+        segments = self._segments(timed, counted_only=True)
+        if not segments and any(step.counted for step in timed):
+            self.note("power is missing: when the device began and ended its steps is not known well enough")
+        shown = self._segments([s for s in self.steps if s.plan.part is not Part.RECORDED])
+        return self._meter.measure(segments, since_ns=self._opened_ns, shown=shown, communication=communication)
+
+    def _segments(self, steps: Sequence[MeasuredStep], counted_only: bool = False) -> list[Segment]:
+        """Stretches of time in one mode, a block each: or more, where something else went on within one.
+
+        As the device's times are known between bounds only, each is as short as they allow.
+        """
+        found: list[Segment] = []
+        longest_gap_ms = _longest_gap_ms(steps)
+
+        def block_of(step: MeasuredStep) -> tuple[Part, int, Mode, bool]:
+            return step.plan.part, step.plan.block, step.plan.arm, step.counted or not counted_only
+
+        for (_, _, arm, counts), run in itertools.groupby(steps, block_of):
+            for stretch in _without_gaps(list(run), longest_gap_ms) if counts else ():
+                _, start_ns = self.clock.host_bounds_ns(stretch[0].start)
+                end_ns, _ = self.clock.host_bounds_ns(stretch[-1].end)
+                if end_ns > start_ns:
+                    found.append(Segment(start_ns, end_ns, arm, len(stretch)))
+        return found
 
     def _measure_dimensions(self, kernels: Kernels, by_arm: dict[Mode, list[int]]) -> tuple[DimensionTime, ...]:
         issued = {s.profile_index: s.log.collectives for s in self.steps if s.profile_index >= 0 and s.log is not None}
@@ -313,6 +423,29 @@ def pair_times_of(kernels: Kernels, overlapped: Indices, sequential: Indices) ->
     calls = Calls.of(kernels)
     ov, seq = (Side(calls, np.isin(calls.step, steps), len(steps)) for steps in (overlapped, sequential))
     return pair_times(ov, seq, match(calls, ov.wanted, calls, seq.wanted).alone_ns)
+
+
+def _gap_ms(before: MeasuredStep, after: MeasuredStep) -> float:
+    return clocks.elapsed_ms(before.end, after.start)
+
+
+def _longest_gap_ms(steps: Sequence[MeasuredStep]) -> float:
+    """Longest time between two steps that still belongs to them: loading a batch does, an evaluation does not."""
+    if len(steps) < 2:
+        return 0.0
+    typical = float(np.median([_gap_ms(before, after) for before, after in itertools.pairwise(steps)]))
+    step_ms = float(np.median([clocks.elapsed_ms(step.start, step.end) for step in steps]))
+    return typical + max(5.0, 0.1 * step_ms)
+
+
+def _without_gaps(steps: list[MeasuredStep], longest_gap_ms: float) -> list[list[MeasuredStep]]:
+    """The steps of a block, cut where something else took time between two of them."""
+    stretches = [[steps[0]]]
+    for before, after in itertools.pairwise(steps):
+        if _gap_ms(before, after) > longest_gap_ms:
+            stretches.append([])
+        stretches[-1].append(after)
+    return stretches
 
 
 def _by_block(block: tuple[int, Mode]) -> int:

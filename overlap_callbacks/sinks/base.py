@@ -45,7 +45,12 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sink:
-    """Takes reports somewhere. Whatever it raises costs the sink, not the job: it is dropped with one message."""
+    """Takes reports somewhere. Whatever it raises costs the sink, not the job: it is dropped with one message.
+
+    Its methods are called on rank 0 alone, on one thread that is not the training thread and that writes the record
+    too: what may stall belongs on a thread of its own (``sinks/aside.py``). Optional packages are imported when they
+    are needed, never at the top of a module.
+    """
 
     def open(self, run: RunInfo) -> None:
         """Called once, before anything else."""
@@ -58,4 +63,4 @@ class Sink:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Called once, at the end; safe to call without ``open``."""
+        """Called once, at the end; safe to call without ``open``, and twice."""

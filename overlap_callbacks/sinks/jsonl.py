@@ -8,8 +8,9 @@ one timed block of rank 0 as it was measured, ``{"record": "window", ...}`` is t
 from __future__ import annotations
 
 import os
+import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -30,11 +31,25 @@ class JsonlSink(Sink):
         OSError: (from ``open``) the folder or file cannot be written.
     """
 
+    _all: ClassVar[weakref.WeakSet[JsonlSink]] = weakref.WeakSet()
+
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.path = Path(folder) / FILE_NAME
         self._file: Any = None
+        self._run: RunInfo | None = None
+        self._all.add(self)
+
+    @classmethod
+    def path_of(cls, run: RunInfo) -> Path | None:
+        """The record of a run, for sinks that pass it on; None where none is kept.
+
+        Args:
+            run: the very object with which the sinks were opened: all of a monitor's are given the same.
+        """
+        return next((sink.path for sink in list(cls._all) if sink._run is run), None)
 
     def open(self, run: RunInfo) -> None:
+        self._run = run
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open("ab")
         if self._file.tell():

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.attribution import IN_TURN, SAME_LAUNCH, Calls, Level, labels_of, match
+from overlap_callbacks.bandwidth import bus_factor
 from overlap_callbacks.kernels import Indices, KernelFigures, KernelSums, Kind
 from overlap_callbacks.pictures import step_picture
 from overlap_callbacks.schedule import Mode
@@ -22,7 +23,7 @@ from overlap_callbacks.traces.figures import (
     TraceFigures,
 )
 from overlap_callbacks.traces.kineto import Trace
-from overlap_callbacks.traces.metadata import CollectiveInfo, bus_factor
+from overlap_callbacks.traces.metadata import CollectiveInfo
 from overlap_callbacks.traces.skew import skew_over_ranks
 from overlap_callbacks.version import __version__
 

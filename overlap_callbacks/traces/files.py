@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,11 +25,17 @@ PIECE_BYTES = 2**18
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
+# Called with the bytes of the file that were read so far, and all that it has.
+Progress = Callable[[int, int], None]
+
+
 class TraceError(ValueError):
     """A file that cannot be read as a trace, and why."""
 
 
-def pieces(path: str | os.PathLike[str], problems: list[str], size: int = PIECE_BYTES) -> Iterator[bytes]:
+def pieces(
+    path: str | os.PathLike[str], problems: list[str], size: int = PIECE_BYTES, progress: Progress | None = None
+) -> Iterator[bytes]:
     """Read a file, gunzipped where it is compressed (whatever its name).
 
     A compressed file that is cut off or damaged ends where it can be read no further, and ``problems`` says so.
@@ -46,11 +52,12 @@ def pieces(path: str | os.PathLike[str], problems: list[str], size: int = PIECE_
             raw.seek(0)
             if not magic:
                 raise TraceError(f"{file} is empty")
-            if magic == _GZIP_MAGIC:
-                yield from _gunzipped(raw, file, problems, size)
-            else:
-                while piece := raw.read(size):
-                    yield piece
+            total = os.fstat(raw.fileno()).st_size
+            packed = magic == _GZIP_MAGIC
+            for piece in _gunzipped(raw, file, problems, size) if packed else iter(lambda: raw.read(size), b""):
+                if progress is not None:
+                    progress(raw.tell(), total)
+                yield piece
     except OSError as error:
         raise TraceError(f"{file} cannot be read: {error.strerror or error}") from None
 

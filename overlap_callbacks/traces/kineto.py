@@ -24,6 +24,7 @@ import numpy.typing as npt
 from overlap_callbacks import names
 from overlap_callbacks.kernels import Indices, Kernels, Kind, Rows, device_kernels, host_kernels
 from overlap_callbacks.timeline import Intervals
+from overlap_callbacks.traces.files import Progress
 from overlap_callbacks.traces.metadata import CollectiveInfo, KernelMetadata, annotated, with_groups
 from overlap_callbacks.traces.stream import Args, Event, EventStream, ExactEvent
 
@@ -122,15 +123,20 @@ class Trace:
         }
 
 
-def read_trace(path: str | Path) -> Trace:
+def read_trace(path: str | Path, progress: Progress | None = None) -> Trace:
     """Read a trace of ``torch.profiler``: ``.json``, gzipped or not, of any version.
 
     Memory is bounded by the kernels of the file, not by its size.
 
+    Args:
+        path: the file.
+        progress: called with the bytes of the file read so far, and all that it has; from the start again where the
+            file is read once more (for a trace of the CPU, say).
+
     Raises:
         TraceError: the file cannot be read, is empty, or is no trace.
     """
-    reader = _Reader(Path(path))
+    reader = _Reader(Path(path), progress)
     reader.read(_DeviceEvents())
     if not len(reader.found.rows):
         reader.read(_HostEvents())
@@ -326,8 +332,9 @@ class _HostEvents(_Sieve):
 
 
 class _Reader:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, progress: Progress | None) -> None:
         self.path = path
+        self.progress = progress
         self.found: _Sieve = _DeviceEvents()
         self.stream = EventStream(path)
 
@@ -336,7 +343,7 @@ class _Reader:
         for event in (Event, ExactEvent):
             self.found = type(sieve)()
             self.found.begin(exact=event is ExactEvent)
-            self.stream = EventStream(self.path, event)
+            self.stream = EventStream(self.path, event, progress=self.progress)
             for events in self.stream:
                 self.found.take(events)
             if not self.found.inexact:
@@ -531,7 +538,7 @@ def _job(head: dict[str, Any], problems: list[str]) -> tuple[int | None, int | N
     if info is None:
         return None, None
     rank, world_size = (info.get(key) if isinstance(info, dict) else None for key in ("rank", "world_size"))
-    if not isinstance(rank, int) or not isinstance(world_size, int):
+    if type(rank) is not int or type(world_size) is not int:  # true is an int too
         problems.append("the file's distributedInfo cannot be read: its rank is not known")
         return None, None
     return rank, world_size

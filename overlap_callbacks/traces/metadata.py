@@ -54,28 +54,6 @@ class CollectiveInfo(NamedTuple):
     sequence: int | None = None
 
 
-# NCCL's tests: what a collective sends over each rank's link, in parts of its size, on n ranks.
-_BUS_FACTORS: dict[str, Callable[[int], float]] = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "all_gather": lambda n: (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
-    "gather": lambda n: (n - 1) / n,
-    "scatter": lambda n: (n - 1) / n,
-    "broadcast": lambda n: 1.0,
-    "reduce": lambda n: 1.0,
-    "send_recv": lambda n: 1.0,
-}
-
-
-def bus_factor(kind: str, size: int | None) -> float | None:
-    """Bus bandwidth / algorithm bandwidth (nccl-tests, doc/PERFORMANCE.md); None where it is not known."""
-    factor = _BUS_FACTORS.get(kind)
-    if factor is None or size is None or size < 1:
-        return None
-    return factor(size)
-
-
 class KernelMetadata:
     """Reads the arguments of communication kernels; most of what they tell is the same for many."""
 
@@ -84,7 +62,7 @@ class KernelMetadata:
 
     def read(self, args: Args) -> CollectiveInfo:
         """From the arguments of one communication kernel."""
-        size = args.group_size if isinstance(args.group_size, int) and args.group_size > 0 else None
+        size = args.group_size if type(args.group_size) is int and args.group_size > 0 else None
         key = (
             _text(args.collective), _text(args.dtype), _text(args.group), _text(args.group_description),
             _text(args.group_ranks), size,
@@ -96,8 +74,8 @@ class KernelMetadata:
             found = self._known[key] = (info, _width(dtype))
         info, width = found
         elements = args.out_elements if info.kind in ("all_gather", "gather") else args.in_elements
-        num_bytes = elements * width if isinstance(elements, int) and 0 <= elements < _MOST and width else None
-        sequence = args.sequence if isinstance(args.sequence, int) else None
+        num_bytes = elements * width if type(elements) is int and 0 <= elements < _MOST and width else None
+        sequence = args.sequence if type(args.sequence) is int else None
         return info._replace(num_bytes=num_bytes, sequence=sequence)
 
 
@@ -118,7 +96,7 @@ def with_groups(found: dict[int, CollectiveInfo], info: Any) -> dict[int, Collec
             known = known._replace(  # noqa: PLW2901
                 description=known.description or names.clean(str(group.get("pg_desc", ""))),
                 ranks=names.clean(str(ranks)) if cut_off and isinstance(ranks, list) else known.ranks,
-                size=size if known.size is None and isinstance(size, int) and size > 0 else known.size,
+                size=size if known.size is None and type(size) is int and size > 0 else known.size,
             )
         filled[row] = known
     return filled
@@ -171,7 +149,7 @@ def _noted_bytes(kind: str, args: Args | None) -> int | None:
     try:
         dims, dtype = args.input_dims[0], args.input_type[0]
         width = _width(dtype)
-        if not width or not dims or not all(isinstance(size, int) and size >= 0 for size in dims):
+        if not width or not dims or not all(type(size) is int and size >= 0 for size in dims):
             return None
         elements = math.prod(dims)
         return elements * width if elements < _MOST else None

@@ -18,7 +18,7 @@ from typing import Any, Union
 
 import msgspec
 
-from overlap_callbacks.traces.files import PIECE_BYTES, TraceError, pieces
+from overlap_callbacks.traces.files import PIECE_BYTES, Progress, TraceError, pieces
 
 
 class Args(msgspec.Struct, gc=False):
@@ -91,6 +91,7 @@ class EventStream:
         path: the file.
         event: ``Event`` or ``ExactEvent``.
         piece_bytes: how much is decoded at once.
+        progress: told how far the file is read.
 
     Attributes:
         head: the other fields of the document, as far as they were read.
@@ -98,13 +99,18 @@ class EventStream:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], event: type[Event] = Event, piece_bytes: int = PIECE_BYTES
+        self,
+        path: str | os.PathLike[str],
+        event: type[Event] = Event,
+        piece_bytes: int = PIECE_BYTES,
+        progress: Progress | None = None,
     ) -> None:
         self.path = Path(path)
         self.head: dict[str, Any] = {}
         self.problems: list[str] = []
         self._decode_all, self._decode_one = (decoder.decode for decoder in _decoders(event))
         self._piece_bytes = piece_bytes
+        self._progress = progress
         self._bare = False  # the array of events alone, without a document around it
         self._repairs = 0
         self._lost = 0
@@ -116,7 +122,7 @@ class EventStream:
         Raises:
             TraceError: the file cannot be read, is empty, or holds no events.
         """
-        source = pieces(self.path, self.problems, self._piece_bytes)
+        source = pieces(self.path, self.problems, self._piece_bytes, self._progress)
         rest, ended = self._skip_head(source), False
         while not ended:
             piece = next(source, b"")

@@ -13,6 +13,7 @@ from torch import nn
 from overlap_callbacks import Mode, record
 from overlap_callbacks.integrations.pytorch import attach
 from tests.distributed import captured_log, run_ranks
+from tests.gate.jobs import KeptReports, tiny_schedule
 
 
 def model_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -72,6 +73,32 @@ def test_an_evaluation_within_a_pause_costs_its_step_and_leaves_the_window_whole
     assert not any("left out" in problem for problem in window.problems)
 
 
+def _compile_the_step(rank: int, attached: bool) -> tuple[list[str], list[float], int]:
+    import torch._dynamo
+
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    monitor = attach(optimizer, sinks=[], power=False, strict=True, start_step=3) if attached else None
+    step = torch.compile(optimizer.step, backend="eager")
+    for value in range(4):
+        weight.grad = torch.full((4,), float(value))
+        step()
+    steps = 0
+    if monitor is not None:
+        steps = monitor._last_step
+        monitor.close()
+    return sorted(torch._dynamo.utils.counters["graph_break"]), weight.tolist(), steps
+
+
+def test_a_compiled_optimizer_step_is_traced_as_it_is_without_us_and_its_steps_are_counted() -> None:
+    for (breaks, weights, _), (ours, same, steps) in zip(
+        run_ranks(_compile_the_step, 2, False), run_ranks(_compile_the_step, 2, True), strict=True
+    ):
+        assert ours == breaks
+        assert same == weights
+        assert steps == 3 + 4
+
+
 def test_what_is_no_optimizer_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match=r"optimizer must be a torch.optim.Optimizer, got None"):
         attach(None)  # type: ignore[arg-type]
@@ -121,3 +148,39 @@ def test_a_script_that_ends_without_close_ends_quietly_and_its_windows_are_in_th
         assert output == "done\n"
         assert "Traceback" not in errors
     assert [window.window for window in record.read(tmp_path / "run").windows] == [0]
+
+
+# -- a loss scaler
+
+
+def _train_with_a_scaler(rank: int) -> tuple[list[int], list[int], list[str], str]:
+    """In steps 9 and 14 of the loop the gradients overflow, and the scaler leaves the optimizer's step out."""
+    sink = KeptReports()
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(*(nn.Linear(8, 8) for _ in range(3))))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    schedule = tiny_schedule(every_n_steps=100, first_step=2, blocks="OS", repeats=8)
+    monitor = attach(optimizer, schedule=schedule, sinks=[sink], max_overhead=None, strict=True)
+    stepped = []
+    for number in range(24):
+        optimizer.zero_grad()
+        batch = torch.randn(4, 8) * (float("inf") if number in (9, 14) else 1.0)
+        before = model.module[0].weight.detach().clone()
+        scaler.scale(model(batch).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        stepped.append(not torch.equal(before, model.module[0].weight))
+    monitor.close()
+    blocks = [block.block for report in sink.reports for block in report.samples[0].timed]
+    problems = [problem for report in sink.reports for problem in report.problems]
+    return [number for number, did in enumerate(stepped) if not did], blocks, problems, str(monitor.active)
+
+
+def test_a_step_that_a_loss_scaler_left_out_does_not_count_twice_over() -> None:
+    found = run_ranks(_train_with_a_scaler, 2)
+    assert all(skipped == [9, 14] for skipped, *_ in found)
+    _, blocks, problems, _ = found[0]
+    # A step reaches from one optimizer step to the next, so two of them hold two batches each.
+    assert len(blocks) == 14
+    assert problems == ["steps that issued far more or fewer collectives than most of their window were left out"]

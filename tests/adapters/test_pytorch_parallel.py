@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.pipelining import ScheduleInterleaved1F1B
+from torch.distributed.pipelining import ScheduleInterleaved1F1B, schedules
 
 from overlap_callbacks import Mode, record
 from overlap_callbacks.collectives import POINT_TO_POINT
@@ -202,7 +202,10 @@ def _toggle(rank: int, make: Callable[..., Job]) -> tuple[bool, int, int]:
     return alive, sequential, changes
 
 
-@pytest.mark.parametrize(("make", "ranks"), [(jobs.fsdp2, 2), (jobs.one_f_one_b, 4), (jobs.interleaved, 2)])
+@pytest.mark.parametrize(
+    ("make", "ranks"),
+    [*((make, ranks) for name, (make, ranks, _) in EXPECTED.items() if name != "1f1b"), (jobs.one_f_one_b, 4)],
+)
 def test_two_hundred_steps_of_changing_modes_do_not_hang(make: Callable[..., Job], ranks: int) -> None:
     assert run_ranks(_toggle, ranks, make, timeout_s=60) == [(True, 100, 100)] * ranks
 
@@ -268,6 +271,33 @@ def _attach_train_close(rank: int, make: Callable[..., Job], sequential: str) ->
 )
 def test_model_optimizer_and_schedule_are_as_before_after_close(make: Callable[..., Job], sequential: str) -> None:
     assert run_ranks(_attach_train_close, 2, make, sequential) == [[], []]
+
+
+@pytest.mark.parametrize("first_closed", [0, 1])
+def test_of_two_monitors_the_last_to_close_puts_torchs_own_batches_back(first_closed: int) -> None:
+    own = schedules._batch_p2p
+    posted: list[str] = []
+
+    class Monitor:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def post(self, issue: Callable[[], Any], works_of: Callable[[Any], Any]) -> tuple[Any, Any]:
+            posted.append(self.name)
+            result = issue()
+            return result, works_of(result)
+
+    restores = [_pipelining.wait_for_batches(Monitor(name)) for name in ("a", "b")]  # type: ignore[arg-type]
+    assert schedules._batch_p2p([]) == []
+    assert sorted(posted) == ["a", "b"]
+    restores[first_closed]()
+    posted.clear()
+    assert schedules._batch_p2p([]) == []
+    assert posted == [["b"], ["a"]][first_closed]
+    restores[1 - first_closed]()
+    assert schedules._batch_p2p is own
+    _pipelining.wait_for_batches(Monitor("c"))()  # type: ignore[arg-type]
+    assert schedules._batch_p2p is own
 
 
 # -- mistakes

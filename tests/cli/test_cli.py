@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -13,7 +15,7 @@ from overlap_callbacks.cli import main
 from overlap_callbacks.metrics import OverlapReport
 from overlap_callbacks.ranks import Job
 from overlap_callbacks.run_info import run_info
-from overlap_callbacks.samples import TimedBlock
+from overlap_callbacks.samples import KernelTime, TimedBlock
 from overlap_callbacks.schedule import Mode
 from tests.samples import window_report
 
@@ -53,7 +55,70 @@ def test_show_takes_the_file_as_well_as_its_folder(tmp_path: Path) -> None:
 
 def test_names_that_look_like_markup_are_shown_as_they_are(tmp_path: Path) -> None:
     write_record(tmp_path, window_report())
-    assert "<b>aten::add</b>" in show(str(tmp_path))
+    assert "<b>aten::add</b>" in show(str(tmp_path), "--all")
+
+
+def test_what_is_shown_first_is_short_and_says_what_else_there_is(tmp_path: Path) -> None:
+    write_record(tmp_path, window_report())
+    output = show(str(tmp_path))
+    assert output.count("\n") < 40
+    assert "Kernels that lose" not in output
+    assert "overlap show --all has more: kernels, pairs of kernels, dimensions, collectives" in output
+    assert "Not measured: power." in output
+    assert "Kernels that lose" in show(str(tmp_path), "--all")
+
+
+def test_what_was_measured_in_a_window_that_does_not_count_is_not_called_missing(tmp_path: Path) -> None:
+    write_record(tmp_path, msgspec.structs.replace(window_report(), valid=False))
+    output = show(str(tmp_path), "--all")
+    assert "Not measured: power." in output
+    assert "Kernels that lose" not in output
+
+
+def test_a_name_cannot_look_like_a_line_of_ours_or_fill_the_screen(tmp_path: Path) -> None:
+    notes = ("a\nOverlap costs more than it saves here", "x" * 5000)
+    write_record(tmp_path, msgspec.structs.replace(window_report(), problems=notes))
+    output = show(str(tmp_path))
+    assert "\nOverlap costs" not in output
+    assert output.count("x" * 20) < 20
+
+
+def test_names_in_errors_and_of_older_runs_do_not_steer_the_terminal(tmp_path: Path) -> None:
+    for name in ("a\x1b[2J", "b"):
+        write_record(tmp_path / name, window_report())
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "overlap.jsonl").write_text(
+        json.dumps({"record": "run", "schema_version": 99, "library_version": "\x1b[2J"}) + "\n"
+    )
+    for folder in (tmp_path, tmp_path / "a\x1b[2J", tmp_path / "c"):
+        result = CliRunner().invoke(main, ["show", str(folder)])
+        assert "\x1b" not in result.stdout + result.stderr
+
+
+def test_names_that_steer_a_terminal_are_shown_without_that(tmp_path: Path) -> None:
+    nasty = "\x1b[2J\x1b]0;owned\x07\u202ek\tn\x9b31m"
+    kernel = KernelTime(nasty, False, 1.0, 1.0, overlapped_ms=2.0, sequential_ms=1.0)
+    reports = msgspec.structs.replace(window_report(), kernels=(kernel,), problems=(nasty,))
+    write_record(tmp_path, reports)
+    output = show(str(tmp_path), "--all")
+    assert output.count("owned") == 2  # kernel and note
+    assert not set(output) & set(nasty) - set("[2J]0;ownedk31mtn")
+    assert json.loads(show(str(tmp_path), "--json"))["problems"] == [nasty]
+
+
+def test_a_terminal_without_unicode_gets_what_it_can_show(tmp_path: Path) -> None:
+    write_record(tmp_path, msgspec.structs.replace(window_report(), problems=("Straße, 10 µs",)))
+
+    def printed(*options: str) -> bytes:
+        command = [sys.executable, "-m", "overlap_callbacks", "show", str(tmp_path), *options]
+        found = subprocess.run(
+            command, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, timeout=120, check=False
+        )
+        assert found.returncode == 0, found.stderr
+        return found.stdout
+
+    assert b"Stra?e, 10 ?s" in printed()
+    assert json.loads(printed("--json"))["problems"] == ["Straße, 10 µs"]
 
 
 def test_a_record_without_a_window_says_that_nothing_was_measured(tmp_path: Path) -> None:
@@ -66,7 +131,45 @@ def test_a_window_that_was_cut_off_is_shown_with_what_it_had(tmp_path: Path) -> 
     write_record(tmp_path, blocks=tuple(TimedBlock(arm, block, (100.0, 101.0)) for block, arm in enumerate(arms)))
     output = show(str(tmp_path))
     assert "one unfinished window" in output
-    assert "cut off after 4 timed blocks" in output
+    assert "4 timed blocks so far" in output
+
+
+@pytest.mark.parametrize("num_blocks", [1, 2, 3])
+def test_too_few_blocks_are_shown_without_a_percentage(tmp_path: Path, num_blocks: int) -> None:
+    arms = (Mode.OVERLAPPED, Mode.SEQUENTIAL, Mode.SEQUENTIAL)[:num_blocks]
+    write_record(tmp_path, blocks=tuple(TimedBlock(arm, block, (100.0, 101.0)) for block, arm in enumerate(arms)))
+    output = show(str(tmp_path))
+    assert "Too few blocks were measured to say whether overlap is worth it here." in output
+    assert "100.50 ms" in output
+    assert "%" not in output.replace("95 % interval", "")
+
+
+def test_a_window_that_was_cut_short_after_its_timed_part_is_shown_with_its_step_times(tmp_path: Path) -> None:
+    report = window_report(complete=False)
+    write_record(tmp_path, report)
+    output = show(str(tmp_path))
+    assert "None of the" not in output
+    assert "Nothing has been measured" not in output
+    assert "That is of one unfinished window" in output
+    assert "1 of 1 windows do not count: 1 cut short" in output
+    assert report.e2e_sequential_ms is not None
+    assert f"{report.e2e_sequential_ms.value:.2f} ms" in output
+    found = json.loads(show(str(tmp_path), "--json"))
+    assert found["figures"] == {}
+    assert found["unfinished"]["figures"]["e2e_sequential_ms"]["value"] == report.e2e_sequential_ms.value
+
+
+def test_of_a_folder_of_runs_the_newest_is_shown_and_said(tmp_path: Path) -> None:
+    for age, name in enumerate(("run-b", "run-c", "run-a")):
+        write_record(tmp_path / name, window_report())
+        os.utime(tmp_path / name / "overlap.jsonl", (10**9 + age, 10**9 + age))
+    result = CliRunner().invoke(main, ["show", str(tmp_path), "--json"])
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["path"] == str(tmp_path / "run-a" / "overlap.jsonl")
+    assert result.stderr == f"{tmp_path} holds 3 runs; this is the newest, run-a. Older: run-c, run-b\n"
+    (tmp_path / "empty").mkdir()
+    result = CliRunner().invoke(main, ["show", str(tmp_path / "empty")])
+    assert (result.exit_code, "no record at" in result.output) == (1, True)
 
 
 def test_a_missing_profile_is_said_in_words(tmp_path: Path) -> None:

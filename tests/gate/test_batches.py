@@ -7,8 +7,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from overlap_callbacks.gate import DoneWork, Gate
+from overlap_callbacks.gate import Batch, DoneWork, Gate
 from tests.distributed import run_ranks
+
+CHECKED = [("send", "0"), ("recv_", "0")]
+
+
+def batch_of(rank: int) -> Batch:
+    return (("send", "0", 1 - rank), ("recv_", "0", 1 - rank))
 
 
 def exchange(rank: int) -> tuple[torch.Tensor, list[Any]]:
@@ -24,7 +30,7 @@ def post_in_both_modes(rank: int) -> list[tuple[list[str], float, float]]:
     gate.register()
     found = []
     for sequential in (False, True):
-        gate.begin_step(sequential=sequential, checked=[("send", "0"), ("recv_", "0")])
+        gate.begin_step(sequential=sequential, checked=CHECKED, batches=[batch_of(rank)])
         (received, _), works = gate.post(lambda: exchange(rank), lambda result: result[1])
         at_return = received.sum().item()
         for work in works:
@@ -48,7 +54,7 @@ def post_before_the_peer_does(rank: int) -> list[float]:
     store = dist.distributed_c10d._get_default_store()
     gate = Gate()
     gate.register()
-    gate.begin_step(sequential=True, checked=[("send", "0"), ("recv_", "0")])
+    gate.begin_step(sequential=True, checked=CHECKED, batches=[batch_of(rank)])
     if rank == 1:
         store.wait(["posted"])
 
@@ -70,3 +76,52 @@ def test_a_done_work_may_be_waited_for_again() -> None:
     assert work.wait()
     assert work.wait(timeout=1.0)
     assert work.is_completed()
+
+
+def post_twice_and_send_once_alone(rank: int) -> list[tuple[str, int]]:
+    gate = Gate()
+    gate.register()
+    gate.begin_step(sequential=False)
+    for _ in range(2):
+        (_, works), _ = gate.post(lambda: exchange(rank), lambda result: result[1])
+        for work in works:
+            work.wait()
+    _, works = exchange(rank)
+    for work in works:
+        work.wait()
+    log = gate.end_step()
+    gate.close()
+    return [(collective.operator, collective.posted) for collective in log.collectives]
+
+
+def test_what_an_adapter_posts_is_numbered_by_batch_for_the_order_check() -> None:
+    expected = [(operator, batch) for batch in (1, 2, 0) for operator in ("send", "recv_")]
+    for found in run_ranks(post_twice_and_send_once_alone, 2):
+        assert found == expected
+
+
+def post_other_batches_than_were_checked(rank: int) -> list[Any]:
+    """The check saw one batch of a send and a receive; the step posts them in two, sends first, on both ranks."""
+    gate = Gate()
+    gate.register()
+    gate.begin_step(sequential=True, checked=CHECKED, batches=[batch_of(rank)])
+    received = torch.zeros(1)
+    works = []
+    for post in (
+        lambda: dist.isend(torch.full((1,), float(rank)), 1 - rank),
+        lambda: dist.irecv(received, 1 - rank),
+    ):
+        works += gate.post(post, lambda work: [work])[1]
+    kinds = [isinstance(work, DoneWork) for work in works]
+    for work in works:
+        work.wait()
+    log = gate.end_step()
+    gate.close()
+    return [kinds, received.item(), str(log.divergence)]
+
+
+def test_a_batch_that_the_check_did_not_see_is_not_waited_for() -> None:
+    for rank, (done, received, divergence) in enumerate(run_ranks(post_other_batches_than_were_checked, 2)):
+        assert done == [False, False]
+        assert received == 1 - rank
+        assert "where the checked sequence has another batch" in divergence

@@ -92,7 +92,7 @@ def test_after_all_ranks_were_killed_in_mid_window_the_record_holds_the_blocks_m
     arms = [Mode.OVERLAPPED, Mode.SEQUENTIAL, Mode.SEQUENTIAL, Mode.OVERLAPPED]
     assert [block.arm for block in cut.samples[0].timed][:4] == arms
     assert {"e2e_overlapped_ms", "e2e_sequential_ms"} <= set(cut.figures())
-    assert cut.problems[0].startswith("cut off after")
+    assert cut.problems[0].endswith(" timed blocks so far")
 
 
 def resume(rank: int, folder: str) -> None:
@@ -319,4 +319,4 @@ def test_a_rank_that_is_not_heard_any_more_is_waited_for_once_and_not_in_every_w
     first, in_vain, *later = found[1 - broken_rank]["patience"]
     assert first == (pytest.approx(0.9), False)
     assert in_vain == (pytest.approx(0.9), True)
-    assert later == [(0.0, True)] * 4  # it looks, and goes on training
+    assert later == [(pytest.approx(0.3), True)] * 4  # it looks for a moment, and goes on training

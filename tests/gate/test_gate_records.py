@@ -678,7 +678,7 @@ def test_a_step_with_more_collectives_than_storage_is_never_serialised_and_the_l
     for rank in found:
         assert rank["serialised"] == 0
         assert rank["same"]
-        assert any("more collectives in one step than the gate has storage for" in line for line in rank["lines"])
+    assert any("more collectives in one step than the gate has storage for" in line for line in found[0]["lines"])
     assert [report["complete"] for report in found[0]["reports"]] == [False, False]
     assert any("storage" in problem for problem in found[0]["reports"][0]["problems"])
 

@@ -84,6 +84,45 @@ def test_after_a_refusal_measuring_is_switched_off_and_the_window_is_reported_as
     assert any("would deadlock" in problem for problem in report["problems"])
 
 
+def exchange_in_batches(rank: int, send_first: bool) -> dict[str, Any]:
+    """Two batches a step, a send and a receive, which the job waits for at the step's end only."""
+    sink = KeptReports()
+    monitor = new_monitor(sink)
+    modes, results = [], []
+    with captured_log() as lines:
+        for step in range(NUM_STEPS):
+            with monitor.step(step):
+                modes.append(monitor.mode)
+                received = torch.zeros(1)
+                sent = torch.full((1,), float(rank + step))
+                posts = [
+                    lambda sent=sent: dist.isend(sent, 1 - rank),
+                    lambda received=received: dist.irecv(received, 1 - rank),
+                ]
+                if not send_first and rank == 1:
+                    posts.reverse()
+                works = [work for post in posts for work in monitor.post(post, lambda work: [work])[1]]
+                for work in works:
+                    work.wait()
+                results.append(received.item())
+        monitor.close()
+    return {"modes": modes, "results": results, "lines": lines}
+
+
+@pytest.mark.parametrize("send_first", [True, False])
+def test_batches_that_would_each_wait_for_a_send_that_nobody_receives_yet_are_refused(send_first):
+    for rank, found in enumerate(run_ranks(exchange_in_batches, 2, send_first)):
+        assert found["results"] == [1 - rank + step for step in range(NUM_STEPS)]
+        if send_first:
+            assert found["modes"] == [Mode.OVERLAPPED] * NUM_STEPS
+            (line,) = found["lines"]
+            assert "rank 0 issues send" in line
+            assert "rank 1 issues send" in line
+        else:
+            assert found["modes"].count(Mode.SEQUENTIAL) > 3
+            assert found["lines"] == []
+
+
 def test_equal_orders_on_two_groups_are_serialised():
     found = run_ranks(train_in_order, 2, ALIKE)
     for rank in found:

@@ -7,12 +7,13 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from overlap_callbacks.cli import main
 from overlap_callbacks.traces import Trace, TraceError, analyze, read_trace
-from overlap_callbacks.traces.figures import TraceFigures
+from overlap_callbacks.traces.figures import Analysis, TraceFigures
 from overlap_callbacks.traces.files import PIECE_BYTES
 from tests import kineto
 from tests.kineto import Nanoseconds
@@ -425,12 +426,18 @@ def test_metadata_of_any_type_is_read_or_taken_as_unknown(tmp_path: Path, name: 
         result = overlap("analyze", str(path), "--json")
         assert result.exit_code == 0, value
         json.loads(result.stdout, parse_constant=pytest.fail)
+        msgspec.json.decode(result.stdout, type=Analysis)
 
 
-@pytest.mark.parametrize("value", [*ODD, {"rank": 1}, {"rank": "0", "world_size": 2}, {"rank": 2**70, "world_size": 2}])
+JOBS = [{"rank": 1}, {"rank": "0", "world_size": 2}, {"rank": 2**70, "world_size": 2}, {"rank": True, "world_size": 2}]
+
+
+@pytest.mark.parametrize("value", [*ODD, *JOBS])
 def test_distributed_info_of_any_type_is_read_or_taken_as_unknown(tmp_path: Path, value: Any) -> None:
     path = kineto.write(tmp_path / "trace.json", short_trace(), distributedInfo=value, deviceProperties=value)
-    assert overlap("analyze", str(path), "--json").exit_code == 0
+    printed = overlap("analyze", str(path), "--json")
+    assert printed.exit_code == 0
+    assert msgspec.json.decode(printed.stdout, type=Analysis).traces[0].rank in (None, 2**70)
     assert overlap("analyze", str(path)).exit_code == 0
 
 

@@ -9,11 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from overlap_callbacks import names
+from overlap_callbacks.bandwidth import bus_factor
 from overlap_callbacks.cli import main
 from overlap_callbacks.pictures import MAX_INTERVALS
 from overlap_callbacks.traces import analyze, read_trace
 from overlap_callbacks.traces.figures import CollectiveFigures, TraceFigures
-from overlap_callbacks.traces.metadata import bus_factor
 from tests import kineto
 from tests.traces import reference
 

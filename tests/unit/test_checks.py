@@ -60,3 +60,11 @@ def test_seconds_that_are_not_positive_and_finite_are_refused(value):
     message = f"timeout must be a positive, finite number of seconds, got {value!r}"
     with pytest.raises(ValueError, match=re.escape(message)):
         checks.seconds("timeout", value)
+
+
+def test_zero_seconds_pass_where_they_are_allowed():
+    assert checks.seconds("timeout", 0, zero=True) == 0
+    assert checks.seconds("timeout", 1.5, zero=True) == 1.5
+    for value in (-1, math.inf, math.nan):
+        with pytest.raises(ValueError, match="timeout must be a finite number of seconds of at least 0"):
+            checks.seconds("timeout", value, zero=True)

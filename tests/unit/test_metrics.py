@@ -9,6 +9,7 @@ from overlap_callbacks.estimates import Estimate
 from overlap_callbacks.metrics import FIGURES, OverlapReport, Spread, report
 from overlap_callbacks.samples import CollectiveTime, KernelTime, ProfiledBlock, RankWindow, TimedBlock
 from overlap_callbacks.schedule import Mode
+from tests.samples import window_report
 
 OV, SEQ = Mode.OVERLAPPED, Mode.SEQUENTIAL
 
@@ -454,6 +455,9 @@ def test_collectives_are_logged_by_operator_over_all_groups():
         "comm/allreduce_messages": 5,
         "comm/allgather_base_bytes": 10,
         "comm/allgather_base_messages": 1,
+        # Of those groups whose time alone is known.
+        "comm/allreduce_busbw_gb_s": pytest.approx(300 * 2 * 7 / 8 / 1e-3 / 1e9),
+        "comm/allgather_base_busbw_gb_s": pytest.approx(80 * 7 / 8 / 0.5e-3 / 1e9),
     }
 
 
@@ -500,3 +504,17 @@ def test_a_report_survives_json():
 def test_a_rank_s_window_survives_json():
     window = full_window()
     assert msgspec.json.decode(msgspec.json.encode(window), type=RankWindow) == window
+
+
+def test_bus_bandwidth_is_that_of_nccl_tests_in_sequential_steps():
+    rows = (
+        CollectiveTime("allreduce_", "world", 4, "nccl", 2, 4_000_000, 4_000_000, 2.0),
+        CollectiveTime("_allgather_base_", "dp", 4, "nccl", 1, 1_000_000, 4_000_000, 1.0),
+        CollectiveTime("barrier", "world", 4, "nccl", 1, 0, 0, 1.0),
+        CollectiveTime("broadcast_", "world", 4, "nccl", 1, 8, 8, None),
+    )
+    metrics = window_report(collectives=rows).metrics()
+    # 4 MB times 2 (n - 1) / n in 2 ms, and 4 MB times (n - 1) / n in 1 ms.
+    assert metrics["comm/allreduce_busbw_gb_s"] == pytest.approx(4e6 * 1.5 / 2e-3 / 1e9)
+    assert metrics["comm/allgather_base_busbw_gb_s"] == pytest.approx(4e6 * 0.75 / 1e-3 / 1e9)
+    assert not any(key.endswith("busbw_gb_s") and ("barrier" in key or "broadcast" in key) for key in metrics)

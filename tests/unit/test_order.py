@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,12 +19,12 @@ def collective(group, operator="allreduce_", *, coalesced=0) -> Item:
     return Item(operator, group, coalesced)
 
 
-def send(source, target, tag=0, *, coalesced=0) -> Item:
-    return Item("send", "p2p", coalesced, source, target, tag)
+def send(source, target, tag=0, *, coalesced=0, posted=0) -> Item:
+    return Item("send", "p2p", coalesced, source, target, tag, posted)
 
 
-def receive(source, target, tag=0, *, coalesced=0) -> Item:
-    return Item("recv_", "p2p", coalesced, source, target, tag)
+def receive(source, target, tag=0, *, coalesced=0, posted=0) -> Item:
+    return Item("recv_", "p2p", coalesced, source, target, tag, posted)
 
 
 A, B, C = collective("a"), collective("b", "reduce_scatter_"), collective("c", "alltoall_base_")
@@ -258,6 +259,109 @@ def test_a_receive_from_anyone_matches_no_send():
     assert conflict_of([A, send(0, 1)], [anyone, A]) is None
 
 
+# -- batches that sequential steps wait for
+
+
+def test_a_batch_that_exchanges_does_not_conflict_whatever_its_order():
+    first = [receive(1, 0, posted=1), send(0, 1, posted=1), A]
+    second = [receive(0, 1, posted=1), send(1, 0, posted=1), A]
+    assert conflict_of(first, second) is None
+
+
+def test_two_ranks_that_wait_for_their_send_before_they_post_their_receive_conflict():
+    found = conflict_of(
+        [send(0, 1, posted=1), receive(1, 0, posted=2)],
+        [send(1, 0, posted=1), receive(0, 1, posted=2)],
+    )
+    assert sorted(str(found).split("; ")) == [
+        "rank 0 issues send 0 to rank 1 on group 'p2p' before receive 0 from rank 1 on group 'p2p'",
+        "rank 1 issues send 0 to rank 0 on group 'p2p' before receive 0 from rank 0 on group 'p2p'",
+    ]
+
+
+def test_a_collective_after_a_batch_waits_for_its_sends_too():
+    assert conflict_of([send(0, 1, posted=1), A], [A, receive(0, 1)]) is not None
+    assert conflict_of([send(0, 1), A], [A, receive(0, 1)]) is None
+
+
+def test_coalescing_blocks_within_a_batch_make_no_order():
+    first = [send(0, 1, posted=1, coalesced=1), receive(1, 0, posted=1, coalesced=2)]
+    second = [send(1, 0, posted=1, coalesced=1), receive(0, 1, posted=1, coalesced=2)]
+    assert conflict_of(first, second) is None
+
+
+@st.composite
+def jobs_in_batches(draw):
+    """Ranks, groups, and each rank's collectives and batches of messages, in any order and cut anywhere."""
+    size, groups, events = draw(global_orders())
+    events = [(collective(event[0].group),) if len(event) == 1 else event for event in events]
+    mixed = draw(st.booleans())
+    sequences = []
+    for rank in range(size):
+        items = list(items_of(rank, events, groups))
+        if mixed:
+            items = draw(st.permutations(items))
+        number, batched = 1, []
+        for item in items:
+            message = item.group == "p2p"
+            number += not message or draw(st.booleans())
+            batched.append(msgspec.structs.replace(item, posted=number) if message else item)
+        sequences.append(batched)
+    return groups, sequences
+
+
+def hangs_in_batches(sequences, groups) -> bool:
+    """Run the ranks: each waits in a collective for its members, and in a batch until all its messages have met."""
+    batches = [[list(found) for _, found in itertools.groupby(items, _batch)] for items in sequences]
+    position = [0] * len(batches)
+    posted: list[Counter] = [Counter() for _ in batches]
+    begun = [-1] * len(batches)
+    while any(at < len(found) for at, found in zip(position, batches, strict=True)):
+        heads = [found[at] if at < len(found) else None for at, found in zip(position, batches, strict=True)]
+        progress = False
+        for rank, head in enumerate(heads):
+            if head is not None and head[0].posted and begun[rank] < position[rank]:
+                begun[rank] = position[rank]
+                posted[rank].update((item.source, item.target) for item in head)
+                progress = True
+        for rank, head in enumerate(heads):
+            if head is None:
+                continue
+            if head[0].posted:
+                channels = {(item.source, item.target) for item in head}
+                other = {channel: channel[0] + channel[1] - rank for channel in channels}
+                ready = [rank] if all(posted[other[c]][c] >= posted[rank][c] for c in channels) else []
+            else:
+                members = groups[head[0].group]
+                ready = members if rank == members[0] and all(heads[member] == head for member in members) else []
+            for member in ready:
+                position[member] += 1
+                progress = True
+        if not progress:
+            return True
+    return False
+
+
+def _batch(item):
+    _batch.single = getattr(_batch, "single", 0) + 1
+    return ("batch", item.posted) if item.posted else ("alone", _batch.single)
+
+
+def test_the_oracle_of_batches_tells_a_hang_from_none():
+    crossed = [[send(0, 1, posted=1), receive(1, 0, posted=2)], [send(1, 0, posted=1), receive(0, 1, posted=2)]]
+    assert hangs_in_batches(crossed, GROUPS)
+    together = [[msgspec.structs.replace(item, posted=1) for item in items] for items in crossed]
+    assert not hangs_in_batches(together, GROUPS)
+
+
+@settings(max_examples=300)
+@given(jobs_in_batches())
+def test_ranks_that_post_batches_conflict_exactly_where_running_them_hangs(job):
+    groups, sequences = job
+    conflicts = conflict_of(*sequences, groups=groups) is not None
+    assert conflicts == hangs_in_batches(sequences, groups)
+
+
 # -- any job
 
 
@@ -480,3 +584,19 @@ def test_a_step_of_many_collectives_on_many_ranks_is_checked():
     assert conflict_of(*sequences, groups=groups) is None
     sequences[6].sort(key=lambda item: item.group, reverse=True)  # all of its tensor parallel group first
     assert 6 in {step.rank for step in conflict_of(*sequences, groups=groups).steps}
+
+
+def test_the_batches_of_a_sequence_are_told_by_the_peers_ranks_in_their_groups():
+    items = (
+        A,
+        send(0, 1, posted=1),
+        receive(1, 0, posted=1),
+        send(0, 1),
+        send(0, 1, posted=3),
+        Item("recv_any_source_", "p2p", 0, -1, 0, 0, 3),
+    )
+    assert order(*items).batches == (
+        (("send", "p2p", 1), ("recv_", "p2p", 1)),
+        (),
+        (("send", "p2p", 1), ("recv_any_source_", "p2p", -1)),
+    )

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import re
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from overlap_callbacks.estimates import Estimate, pool
 from overlap_callbacks.metrics import OverlapReport, report
-from overlap_callbacks.record import RecordError, read
+from overlap_callbacks.record import RecordError, read, runs_in
 from overlap_callbacks.samples import ProfiledBlock, RankWindow, TimedBlock
 from overlap_callbacks.schedule import Mode, Schedule
 from overlap_callbacks.sinks.base import SCHEMA_VERSION, RunInfo
@@ -250,23 +254,72 @@ def test_a_window_that_an_earlier_run_left_unfinished_is_not_the_last_run_s(tmp_
 
 
 def test_blocks_of_an_unfinished_window_give_a_partial_report(tmp_path):
-    blocks = [
-        (1, 520, timed(0, OV, 100.0)),
-        (1, 520, timed(1, SEQ, 125.0)),
-        (1, 520, timed(2, SEQ, 125.0)),
-    ]
+    times = {OV: 100.0, SEQ: 125.0}
+    blocks = [(1, 520, timed(number, arm, times[arm])) for number, arm in enumerate((OV, SEQ, SEQ, OV, OV))]
     path = write(tmp_path, reports=[window_report(0)], blocks=blocks)
     record = read(path)
     assert len(record.windows) == 1
     partial = record.unfinished
+    assert partial is record.partial
     assert (partial.window, partial.first_step, partial.complete) == (1, 520, False)
     assert (partial.world_size, partial.ranks) == (2, (0,))
     assert (partial.backend, partial.device) == ("nccl", "NVIDIA H200")
     assert partial.speedup_vs_sequential.value == pytest.approx(0.25)
     assert partial.speedup_vs_sequential.ci_low is None
     assert partial.e2e_sequential_ms.num_steps == 4
-    assert partial.problems == ("cut off after 3 timed blocks", "1 of 2 ranks were not heard")
+    assert partial.problems == ("5 timed blocks so far", "1 of 2 ranks were not heard")
     assert partial.measurement_overhead == 0.0
+
+
+@pytest.mark.parametrize(
+    "arms",
+    [
+        {0: OV},
+        {0: OV, 1: SEQ},
+        {0: OV, 1: SEQ, 2: SEQ},
+        {1: SEQ, 2: SEQ},
+        {0: OV, 3: OV, 4: OV, 7: OV},  # one arm only
+        {0: OV, 1: SEQ, 3: OV, 4: OV, 6: SEQ},  # no whole group
+    ],
+)
+def test_less_than_a_balanced_group_compares_nothing(tmp_path, arms):
+    path = write(tmp_path, blocks=[(0, 20, timed(number, arm, 100.0)) for number, arm in arms.items()])
+    partial = read(path).unfinished
+    assert set(partial.figures()) <= {"e2e_overlapped_ms", "e2e_sequential_ms"}
+    assert partial.problems[0] == f"{len(arms)} timed blocks so far, too few blocks to compare the modes"
+
+
+def test_of_a_block_that_was_logged_twice_the_last_entry_counts(tmp_path):
+    times = {OV: 100.0, SEQ: 125.0}
+    group = [timed(number, arm, times[arm]) for number, arm in enumerate((OV, SEQ, SEQ, OV))]
+    half = TimedBlock(OV, 0, (500.0,))
+    path = write(tmp_path, blocks=[(0, 20, block) for block in (half, group[0], group[2], group[1], group[3])])
+    partial = read(path).unfinished
+    assert partial.samples[0].timed == tuple(group)
+    assert partial.e2e_overlapped_ms.value == pytest.approx(100.0)
+    assert partial.problems[0] == "4 timed blocks so far"
+
+
+def test_a_window_cut_short_is_what_there_is_to_see_if_its_blocks_make_a_balanced_group(tmp_path):
+    whole = window_report(complete=False)
+    assert read(write(tmp_path / "whole", reports=[whole])).partial == whole
+    sample = msgspec.structs.replace(whole.samples[0], profiled=whole.samples[0].profiled[:2])
+    record = read(write(tmp_path / "profile", reports=[msgspec.structs.replace(whole, samples=(sample,))]))
+    assert set(record.partial.figures()) == {"e2e_overlapped_ms", "e2e_sequential_ms", "speedup_vs_sequential"}
+    assert (record.valid_windows, record.unfinished) == ([], None)
+    sample = msgspec.structs.replace(sample, timed=sample.timed[:3])
+    assert read(write(tmp_path / "few", reports=[msgspec.structs.replace(whole, samples=(sample,))])).partial is None
+    invalid = window_report(complete=False, residual=0.5)
+    assert read(write(tmp_path / "invalid", reports=[invalid])).partial is None
+
+
+def test_the_newest_run_of_a_folder_is_the_one_written_to_last(tmp_path):
+    assert runs_in(tmp_path) == []
+    for age, name in enumerate(("b", "c", "a")):
+        path = write(tmp_path / name)
+        os.utime(path, (10**9 - age, 10**9 - age))
+    (tmp_path / "no run").mkdir()
+    assert runs_in(tmp_path) == [tmp_path / name for name in ("a", "c", "b")]
 
 
 def test_an_unfinished_window_is_no_part_of_the_windows_or_of_the_run_s_figures(tmp_path):
@@ -347,10 +400,10 @@ def test_figures_of_a_run_pool_its_valid_and_complete_windows(tmp_path):
     assert [window.window for window in record.valid_windows] == [0, 1]
     step = record.pooled()["e2e_overlapped_ms"]
     one, two = (window.e2e_overlapped_ms.value for window in reports[:2])
-    assert step.value == pytest.approx((one + two) / 2)
+    assert step.value == pytest.approx((one * two) ** 0.5)
     assert (step.num_blocks, step.num_steps) == (2, 8 + 8)
     # Two values: their standard error is half their distance, and the 97.5 % quantile of t is 12.7062.
-    assert step.ci_high - step.value == pytest.approx(12.7062 * (two - one) / 2, rel=1e-4)
+    assert math.log(step.ci_high / step.value) == pytest.approx(12.7062 * math.log(two / one) / 2, rel=1e-4)
 
 
 def test_a_figure_that_some_windows_lack_pools_the_others(tmp_path):
@@ -363,3 +416,45 @@ def test_a_figure_that_some_windows_lack_pools_the_others(tmp_path):
 def test_a_figure_that_no_window_has_is_absent(tmp_path):
     bare = msgspec.structs.replace(window_report(0), comm_ratio=None)
     assert "comm_ratio" not in read(write(tmp_path, reports=[bare])).pooled()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_record_that_may_not_be_read_is_refused_in_words(tmp_path: Path) -> None:
+    file = tmp_path / "overlap.jsonl"
+    file.write_text("{}")
+    file.chmod(0)
+    with pytest.raises(RecordError, match="cannot be read: Permission denied"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("version", [0, True, -1, "1", None])
+def test_a_schema_version_that_never_was_is_refused(tmp_path: Path, version: object) -> None:
+    file = tmp_path / "overlap.jsonl"
+    file.write_text(json.dumps({"record": "run", "schema_version": version}) + "\n")
+    with pytest.raises(RecordError, match="schema version"):
+        read(tmp_path)
+
+
+def test_step_times_are_pooled_by_their_logarithms() -> None:
+    windows = [Estimate(value, None, None, 10, 8) for value in (50.0, 200.0)]
+    pooled = pool(windows, logs=True)
+    assert pooled is not None
+    assert pooled.value == pytest.approx(100.0)
+    assert pooled.ci_low is not None
+    assert pooled.ci_low > 0
+    plain = pool(windows)
+    assert plain is not None
+    assert plain.value == pytest.approx(125.0)
+    assert plain.ci_low is not None
+    assert plain.ci_low < 0
+    # What is not above zero has no logarithm.
+    assert pool([Estimate(value, None, None, 10, 8) for value in (0.0, 2.0)], logs=True).value == 1.0
+
+
+def test_reading_tells_how_far_it_is(tmp_path: Path) -> None:
+    write(tmp_path, reports=[window_report(number) for number in range(10)])
+    told: list[tuple[int, int]] = []
+    read(tmp_path, lambda done, total: told.append((done, total)))
+    assert {total for _, total in told} == {(tmp_path / FILE_NAME).stat().st_size}
+    assert [done for done, _ in told] == sorted({done for done, _ in told})
+    assert len(told) > 3

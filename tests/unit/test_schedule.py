@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 
@@ -299,5 +300,43 @@ def test_the_record_holds_the_whole_configuration():
         "warmup_steps": 1,
         "profiled_steps": 4,
         "blocks": "OSSO",
+        "min_block_seconds": 0.0,
         "control": True,
     }
+
+
+# -- blocks of a least duration
+
+
+@pytest.mark.parametrize(
+    ("block_s", "step_s", "steps"),
+    [(1.0, 0.25, 4), (1.0, 0.3, 4), (1.0, 0.1, 10), (0.3, 0.1, 3), (0.1, 0.25, 2), (0.0, 0.25, 2), (1.0, 0.0, 2)],
+)
+def test_a_block_has_as_many_steps_as_its_least_duration_takes(block_s, step_s, steps):
+    assert Schedule().steps_that_take(block_s, step_s) == steps
+
+
+def test_longer_blocks_still_fit_into_the_interval():
+    schedule = Schedule(every_n_steps=100, first_step=0)
+    steps = schedule.steps_that_take(1.0, 0.01)
+    assert schedule.stretched(steps).window_steps <= 100
+    with pytest.raises(ValueError, match="every_n_steps"):
+        schedule.stretched(steps + 1)
+
+
+@pytest.mark.parametrize("blocks", ["OSSO", "OOSS", "SOOS", "SO"])
+@pytest.mark.parametrize("warmup_steps", [0, 1, 3])
+def test_a_window_is_the_same_up_to_the_step_that_decides_on_its_length(blocks, warmup_steps):
+    schedule = Schedule(every_n_steps=1000, blocks=blocks, warmup_steps=warmup_steps)
+    longer = schedule.stretched(7)
+    first = schedule.first_step
+    for step in range(first, first + schedule.decided_by):
+        assert longer.plan(step) == schedule.plan(step)
+    # And no sequential step comes before it.
+    assert all(schedule.plan(first + i).mode is Mode.OVERLAPPED for i in range(schedule.decided_by))
+
+
+@pytest.mark.parametrize(("value", "error"), [(-0.1, ValueError), (math.inf, ValueError), ("1", TypeError)])
+def test_a_wrong_least_duration_is_refused_by_name(value, error):
+    with pytest.raises(error, match="min_block_seconds must be a"):
+        Schedule(min_block_seconds=value)

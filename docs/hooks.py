@@ -1,0 +1,152 @@
+"""What the site takes from the code, so that it cannot go stale: metrics, examples, the changelog, the API's sources.
+
+MkDocs calls these functions by their names.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from mkdocs.plugins import event_priority
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # the checkout that the pages stand in, whatever else is installed
+
+# What a page asks for a table with: ``<!-- table: figures -->``.
+_TABLE = re.compile(r"^<!-- table: ([a-z ]+) -->$", re.MULTILINE)
+# Links that serve whoever reads the pages in the repository, and what they become in the site.
+_EXAMPLE = re.compile(r"\]\((?:\.\./)+examples/(\w+)\.py\)")
+
+_staged: list[Path] = []
+
+
+@event_priority(100)  # before mkdocstrings looks at its own
+def on_config(config: Any) -> Any:
+    """Show mkdocstrings the package as it is installed: with the adapters in it."""
+    if not _staged:
+        folder = Path(tempfile.mkdtemp(prefix="overlap-callbacks-docs-"))
+        package = folder / "overlap_callbacks"
+        package.mkdir()
+        for entry in (ROOT / "overlap_callbacks").iterdir():
+            (package / entry.name).symlink_to(entry)
+        (package / "integrations").symlink_to(ROOT / "integrations")
+        _staged.append(folder)
+    config.plugins["mkdocstrings"].config.handlers["python"]["paths"] = [str(_staged[0])]
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages that are other files of the repository."""
+    changelog = "---\nhide:\n  - navigation\n---\n\n" + (ROOT / "CHANGELOG.md").read_text()
+    files.append(File.generated(config, "changelog.md", content=changelog))
+    files.append(File.generated(config, "examples.md", content=examples()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Fill in tables, and say unit and meaning under each metric's heading."""
+    markdown = _TABLE.sub(lambda found: TABLES[found[1]](), markdown)
+    if page.file.src_path == "metrics.md":
+        markdown = under_headings(markdown)
+    depth = page.file.src_path.count("/")
+    return _EXAMPLE.sub(lambda found: f"]({'../' * depth}examples.md#{found[1]})", markdown)
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """Keep a number and its percent sign on one line."""
+    return re.sub(r"(\d) %", "\\1\N{NO-BREAK SPACE}%", html)
+
+
+def on_post_build(config: Any) -> None:
+    """The index of the search as a script too: pages on a disk may not fetch files."""
+    folder = Path(config.site_dir) / "search"
+    (folder / "search_index.js").write_text(f"var __index = {(folder / 'search_index.json').read_text()}")
+
+
+def on_shutdown() -> None:
+    """Remove what was put aside."""
+    while _staged:
+        shutil.rmtree(_staged.pop())
+
+
+# -- metrics
+
+
+def figure_metrics() -> list[tuple[str, str, str]]:
+    """Key, unit and meaning of the headline figures."""
+    from overlap_callbacks.metrics import FIGURES
+
+    return [(figure.key, figure.unit, figure.meaning) for figure in FIGURES]
+
+
+def power_metrics() -> list[tuple[str, str, str]]:
+    """Those of power and of the device; ``<mode>`` stands for both modes."""
+    from overlap_callbacks.power.metrics import POWER_METRICS, meanings, units
+
+    found = [(f"{m.section}/<mode>_{m.name}", m.unit, m.meaning) for m in POWER_METRICS]
+    unit, meaning = units(), meanings()
+    by_mode = re.compile(r"/(overlapped|sequential)_")
+    known = {key for key, _, _ in found}
+    for key in unit:
+        general = by_mode.sub("/<mode>_", key)
+        if general not in known:
+            known.add(general)
+            found.append((general, unit[key], re.sub(r", (overlapped|sequential) steps$", "", meaning[key])))
+    return found
+
+
+def described() -> dict[str, tuple[str, str]]:
+    """Unit and meaning by key, as the code has them."""
+    return {key: (unit, meaning) for key, unit, meaning in (*figure_metrics(), *power_metrics())}
+
+
+def under_headings(markdown: str) -> str:
+    """The text with unit and meaning under each heading that is a metric's key."""
+    known = described()
+
+    def with_meaning(found: re.Match[str]) -> str:
+        if found[1] not in known:
+            return found[0]
+        unit, meaning = known[found[1]]
+        return f"{found[0]}\n\n*{_cell(meaning)}; in {_UNIT_WORDS.get(unit, unit)}*{{ .meaning }}\n"
+
+    return re.sub(r"^### `([^`]+)`$", with_meaning, markdown, flags=re.MULTILINE)
+
+
+_UNIT_WORDS = {"fraction": "fractions of 1", "ms": "milliseconds"}
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("_", "\\_").replace("*", "\\*")
+
+
+def _table(rows: list[tuple[str, str, str]]) -> str:
+    lines = ["| key | unit | meaning |", "| --- | --- | --- |"]
+    lines += [f"| `{key}` | {unit} | {_cell(meaning)} |" for key, unit, meaning in rows]
+    return "\n".join(lines)
+
+
+TABLES = {
+    "figures": lambda: _table(figure_metrics()),
+    "power": lambda: _table(power_metrics()),
+}
+
+
+# -- examples
+
+
+def examples() -> str:
+    """All scripts of ``examples/``, each under a heading of its own."""
+    parts = ["# Examples\n\nWhole scripts, as they stand in `examples/`. Each runs in its tests.\n"]
+    for script in sorted((ROOT / "examples").glob("*.py")):
+        source = script.read_text()
+        said = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0].replace("``", "`")
+        parts.append(f"## {script.name} {{ #{script.stem} }}\n\n{said}\n\n```python\n{source}```\n")
+    return "\n".join(parts)

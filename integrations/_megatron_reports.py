@@ -1,0 +1,85 @@
+"""Reports on their way from rank 0 to the last rank, where Megatron-LM has its W&B run."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from overlap_callbacks import OverlapMonitor, OverlapReport, Sink, WandbSink
+from overlap_callbacks.ranks import Channel, Job
+from overlap_callbacks.sinks import RunInfo
+
+# Time between two looks for a report at the rank with the W&B run, and the longest that it waits for the last one.
+_LOOK_S = 1.0
+LAST_REPORT_S = 30.0
+
+
+class Outbox(Sink):
+    """Passes reports on from rank 0, through the job's store, to the rank where Megatron-LM has its W&B run."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._run: RunInfo | None = None
+        self._sent = 0
+
+    def open(self, run: RunInfo) -> None:
+        self._run = run
+
+    def log(self, report: OverlapReport) -> None:
+        self._post(str(self._sent), msgspec.json.encode((self._run, report)))
+        self._sent += 1
+
+    def close(self) -> None:
+        self._post("end", b"-")
+
+    def _post(self, key: str, message: bytes) -> None:
+        channel = _channel(self._prefix)
+        if channel.look("reader"):  # else the message would lie in the store for good
+            channel.post(key, message)
+
+
+class Inbox:
+    """The other end. It looks for reports between steps, on the training thread: Megatron-LM logs there too."""
+
+    def __init__(self, prefix: str, writer: Any, monitor: OverlapMonitor) -> None:
+        self._channel = _channel(prefix)
+        self._channel.post("reader", b"-")
+        self._sink = WandbSink(getattr(writer, "run", None))
+        self._monitor = monitor
+        self._taken = 0
+        self._expecting = False  # there has been a window
+        self._next_look = 0.0
+
+    def look(self, wait_s: float | None = None) -> None:
+        """Log the reports that have come; with ``wait_s``, at the end, wait so long for the last one."""
+        if self._monitor.in_window:
+            self._expecting = True
+        elif self._expecting and (wait_s is not None or time.monotonic() > self._next_look):
+            self._next_look = time.monotonic() + _LOOK_S
+            try:
+                self._take(wait_s)
+            except Exception as error:
+                self._expecting = False
+                self._monitor.sink_failed(self._sink, error)
+
+    def _take(self, wait_s: float | None) -> None:
+        if wait_s is not None:
+            self._channel.await_message("end", wait_s, stop=lambda: False)
+        while (message := self._channel.look(str(self._taken))) is not None:
+            self._channel.delete(str(self._taken))
+            run, report = msgspec.json.decode(message, type=tuple[RunInfo, OverlapReport])
+            if self._taken == 0:
+                self._sink.open(run)
+            self._taken += 1
+            self._sink.log(report)
+        if wait_s is not None:
+            self._channel.delete("reader", "end")
+            self._sink.close()
+
+
+def _channel(prefix: str) -> Channel:
+    job = Job.current()
+    assert job is not None
+    return Channel(job, prefix)

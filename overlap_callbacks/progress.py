@@ -1,0 +1,41 @@
+"""Progress of what takes long, on a terminal: shown once it has taken two seconds, gone when it is done."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+PATIENCE_S = 2.0
+
+
+@contextlib.contextmanager
+def progress_of(what: str, console: Console, patience_s: float = PATIENCE_S) -> Iterator[Callable[[int, int], None]]:
+    """A function to call with how much is done, and of how much.
+
+    Args:
+        what: is being done, for people.
+        console: where to show it; where it is no terminal, nothing is shown.
+        patience_s: how long it may take before it is shown.
+    """
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, transient=True)
+    task = bar.add_task(what, total=None)
+    began = time.monotonic()
+    shown = False
+
+    def tell(done: int, total: int) -> None:
+        nonlocal shown
+        bar.update(task, completed=done, total=total)
+        if not shown and console.is_terminal and time.monotonic() - began >= patience_s:
+            shown = True
+            bar.start()
+
+    try:
+        yield tell
+    finally:
+        if shown:
+            bar.stop()

@@ -1,0 +1,173 @@
+"""What a page is made of. Everything here is plain data; the templates and ``page.js`` show it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+EMPTY_LEGEND: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Note:
+    """A sentence, e.g. of what was not measured and why.
+
+    Attributes:
+        text: the sentence.
+        warning: whether it puts figures in doubt.
+    """
+
+    kind: ClassVar[str] = "note"
+    text: str
+    warning: bool = False
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One figure, large.
+
+    Attributes:
+        label: what it is.
+        value: the figure, in words.
+        interval: its interval; empty without one.
+        remark: a few words more.
+    """
+
+    label: str
+    value: str
+    interval: str = ""
+    remark: str = ""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Figures side by side."""
+
+    kind: ClassVar[str] = "tiles"
+    tiles: tuple[Tile, ...]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart, drawn by the function of ``page.js`` that ``draw`` names.
+
+    Attributes:
+        draw: the function.
+        title: what it shows.
+        data: what the function takes; nothing but JSON.
+        caption: how to read it.
+        legend: names and colours, the latter as variables of the style sheet without their dashes.
+        narrow: whether two stand side by side where there is room.
+    """
+
+    kind: ClassVar[str] = "chart"
+    draw: str
+    title: str
+    data: dict[str, Any]
+    caption: str = ""
+    legend: tuple[tuple[str, str], ...] = EMPTY_LEGEND
+    narrow: bool = False
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table.
+
+    Attributes:
+        text: what stands in it.
+        sort: by what its column sorts; None (last, either way) for an empty cell.
+        full: the whole of a text that is shortened.
+    """
+
+    text: str
+    sort: float | str | None = None
+    full: str = ""
+
+
+@dataclass(frozen=True)
+class Head:
+    """The head of a column.
+
+    Attributes:
+        text: what stands in it.
+        words: whether the column is of words, and stands left; numbers stand right.
+    """
+
+    text: str
+    words: bool = False
+
+
+def heads(*texts: str) -> tuple[Head, ...]:
+    """Heads of columns; of words where a ``*`` stands before."""
+    return tuple(Head(text.removeprefix("*"), text.startswith("*")) for text in texts)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that sorts by the column that is clicked.
+
+    Attributes:
+        title: what it lists.
+        columns: their heads.
+        rows: one tuple of cells each.
+        caption: how to read it.
+        folded: whether it is closed at first.
+        sorts: whether the order may be changed; not where rows build on each other.
+    """
+
+    kind: ClassVar[str] = "table"
+    title: str
+    columns: tuple[Head, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    caption: str = ""
+    folded: bool = False
+    sorts: bool = True
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Names and values, e.g. of the configuration."""
+
+    kind: ClassVar[str] = "facts"
+    title: str
+    facts: tuple[tuple[str, str], ...]
+
+
+Block = Note | Tiles | Chart | Table | Facts
+
+
+@dataclass(frozen=True)
+class Section:
+    """A question and its answer.
+
+    Attributes:
+        title: the question.
+        answer: in a sentence or two.
+        blocks: what the answer rests on.
+    """
+
+    title: str
+    answer: str = ""
+    blocks: Sequence[Block] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True)
+class RunPage:
+    """One run.
+
+    Attributes:
+        id: its anchor.
+        name: of its folder.
+        head: what ran where, in a line.
+        verdict: in a sentence.
+        blocks: what stands below the verdict.
+        sections: the rest.
+    """
+
+    id: str
+    name: str
+    head: str
+    verdict: str
+    blocks: tuple[Block, ...]
+    sections: tuple[Section, ...]

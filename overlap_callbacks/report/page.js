@@ -1,0 +1,326 @@
+"use strict";
+// Draws the charts (each for the width that there is), sorts tables, and switches between light and dark. Colours are
+// variables of the style sheet, so neither a change of theme nor print needs a new drawing.
+(() => {
+  const charts = JSON.parse(document.getElementById("charts").textContent);
+  const color = (name) => `var(--${name})`;
+  const ink = color("ink"), muted = color("muted"), line = color("line");
+
+  // -- figures in words
+
+  const scale = (unit) => (unit === "fraction" ? 100 : 1);
+  const unitName = (unit) => (unit === "fraction" ? "%" : unit);
+  const digits = (value) => (Math.abs(value) >= 1000 ? 0 : Math.abs(value) >= 100 ? 1 : 2);
+  const figure = (value, unit) => {
+    const shown = value * scale(unit);
+    const text = shown.toLocaleString("en-US", {
+      minimumFractionDigits: unit === "fraction" ? 1 : digits(shown),
+      maximumFractionDigits: unit === "fraction" ? 1 : digits(shown),
+    }).replace("-", "−");
+    return unit === "fraction" ? `${text}%` : `${text} ${unit}`;
+  };
+  const withInterval = (d, unit) =>
+    figure(d.value, unit) + (d.low == null ? "" : `\n95 % interval ${figure(d.low, unit)} to ${figure(d.high, unit)}`);
+
+  // -- text of a width
+
+  const pen = document.createElement("canvas").getContext("2d");
+  const widthOf = (text) => {
+    pen.font = `12px ${getComputedStyle(document.body).fontFamily}`;
+    return pen.measureText(text).width;
+  };
+  const fitted = (text, room) => {
+    if (widthOf(text) <= room) return text;
+    // Names that begin alike often differ at their ends, so it is the middle that goes.
+    const cut = (kept) => `${text.slice(0, Math.ceil(kept / 2))}…${text.slice(text.length - Math.floor(kept / 2))}`;
+    let [low, high] = [0, text.length];
+    while (low < high) {
+      const middle = (low + high + 1) >> 1;
+      if (widthOf(cut(middle)) <= room) low = middle;
+      else high = middle - 1;
+    }
+    return cut(low);
+  };
+  // Room for labels at the left: what they need, and at most two fifths of the chart.
+  const labels = (names, width) => {
+    const room = Math.min(Math.max(0, ...names.map(widthOf)), 0.4 * width - 12);
+    return { margin: Math.ceil(room) + 12, tick: (name) => fitted(name, room + 0.5) };
+  };
+
+  const plot = (options, summary) =>
+    Plot.plot({
+      marginTop: 8,
+      marginRight: 16,
+      marginBottom: 34,
+      ...options,
+      ariaLabel: summary,
+      style: { fontFamily: "inherit", fontSize: "12px", background: "none", color: ink },
+    });
+  const axis = (label, more) => ({ label, labelAnchor: "right", labelArrow: "none", tickSize: 3, ...more });
+  const heading = (text) => Object.assign(document.createElement("h5"), { textContent: text });
+  const extent = (values) => d3.extent(values.filter((value) => value != null));
+
+  // -- charts: each takes its data and a width, and gives elements
+
+  const draw = {
+    // Horizontal bars from zero, with whiskers and their values; one set for each run, on one scale.
+    bars({ rows, unit, title }, width) {
+      // A very wide interval is cut at the frame, so that the bars stay long enough to be compared.
+      const frame = 1.01 * Math.min(d3.max(rows, (d) => Math.max(d.value, d.high ?? 0)), 1.6 * d3.max(rows, (d) => d.value));
+      const { margin, tick } = labels(rows.map((d) => d.label), width);
+      const runs = d3.groups(rows, (d) => d.run);
+      return runs.flatMap(([run, found], i) => {
+        const last = i === runs.length - 1;
+        const drawn = plot({
+          width, marginLeft: margin, marginRight: 84, marginBottom: last ? 34 : 4,
+          height: found.length * 30 + 8 + (last ? 34 : 4),
+          x: axis(`${unit} per step`, { domain: [0, frame], ticks: Math.max(3, width / 110), axis: last ? "bottom" : null }),
+          y: { domain: found.map((d) => d.label), label: null, tickSize: 0, tickFormat: tick, padding: 0.28 },
+          marks: [
+            Plot.gridX({ stroke: line, strokeOpacity: 1, ticks: Math.max(3, width / 110) }),
+            Plot.barX(found, { x: "value", y: "label", fill: (d) => color(d.color), title: (d) => withInterval(d, unit), tip: "y" }),
+            Plot.ruleX([0], { stroke: muted }),
+            ...whiskersX(found.filter((d) => d.low != null), "label", 7, [0, frame]),
+            Plot.text(found, {
+              x: (d) => Math.min(Math.max(d.value, d.high ?? 0), frame), y: "label", text: (d) => figure(d.value, unit),
+              textAnchor: "start", dx: 7, fill: ink,
+            }),
+          ],
+        }, `${title}: ${run} ${found.map((d) => `${d.label} ${figure(d.value, unit)}`).join(", ")}`);
+        return run && runs.length > 1 ? [heading(run), drawn] : [drawn];
+      });
+    },
+
+    // Parts of a whole, end to end from zero.
+    stack({ rows, unit, title, name_parts }, width) {
+      const parts = rows.flatMap((row) => {
+        let end = 0;
+        return row.parts.map((part) => ({ ...part, label: row.label, start: end, end: (end += part.value) }));
+      });
+      const most = d3.max(parts, (d) => d.end);
+      const { margin, tick } = labels(rows.map((d) => d.label), width);
+      const marginLeft = name_parts ? 2 : margin;
+      const room = (d) => ((d.end - d.start) / most) * (width - marginLeft - 16) - 8;
+      return [plot({
+        width, marginLeft, height: rows.length * (name_parts ? 44 : 28) + 42,
+        x: axis(`${unit} per step`, { domain: [0, most || 1], ticks: Math.max(3, width / 110) }),
+        y: { domain: rows.map((d) => d.label), label: null, tickSize: 0, tickFormat: tick, padding: 0.2 },
+        marks: [
+          Plot.barX(parts, {
+            x1: "start", x2: "end", y: "label", fill: (d) => color(d.color), insetRight: 1,
+            title: (d) => `${d.label ? `${d.label}, ` : ""}${d.name}: ${figure(d.value, unit)}`, tip: "xy",
+          }),
+          Plot.text(parts.filter((d) => name_parts && widthOf(figure(d.value, unit)) < room(d)), {
+            x: (d) => (d.start + d.end) / 2, y: "label", text: (d) => figure(d.value, unit),
+            fill: (d) => color(`on-${d.color}`),
+          }),
+          Plot.ruleX([0], { stroke: muted }),
+        ],
+      }, `${title}: ${parts.map((d) => `${d.label} ${d.name} ${figure(d.value, unit)}`).join(", ")}`)];
+    },
+
+    // Lanes of compute, communication and both, for each mode on one scale.
+    timeline({ modes, title }, width) {
+      const end = d3.max(modes, (d) => d.step_ms);
+      const lanes = ["compute", "communication", "both"];
+      const { margin, tick } = labels(lanes, width);
+      return modes.flatMap((mode, i) => {
+        const last = i === modes.length - 1;
+        const rows = lanes.flatMap((lane) => mode[lane].map(([a, b]) => ({ lane, a, b })));
+        return [heading(`${mode.mode}, ${figure(mode.step_ms, "ms")}`), plot({
+          width, marginLeft: margin, marginTop: 4, marginBottom: last ? 34 : 4, height: 3 * 24 + 4 + (last ? 34 : 4),
+          x: axis("ms from the start of the step", { domain: [0, end], ticks: Math.max(3, width / 110), axis: last ? "bottom" : null }),
+          y: { domain: lanes, label: null, tickSize: 0, tickFormat: tick, padding: 0.16 },
+          marks: [
+            Plot.gridX({ stroke: line, strokeOpacity: 1, ticks: Math.max(3, width / 110) }),
+            Plot.barX(rows, { x1: "a", x2: "b", y: "lane", fill: (d) => color(d.lane) }),
+            Plot.ruleX([mode.step_ms], { stroke: muted, strokeDasharray: "3,3" }),
+          ],
+        }, `${title}: ${mode.mode}`)];
+      });
+    },
+
+    // Figures along the run. Few windows: points with whiskers; many: a line in a band.
+    lines({ series, unit, excluded, few, zero, title }, width) {
+      const k = scale(unit);
+      const points = series.flatMap((s) => s.points.map(([step, window, value, low, high]) => ({
+        name: s.name, color: color(s.color), step, window, value, low, high,
+      })));
+      const bounded = points.filter((d) => d.low != null);
+      let [low, high] = extent(points.map((d) => d.value));
+      // A few wide intervals must not flatten the rest; what goes beyond the frame is cut there.
+      if (bounded.length) {
+        low = Math.min(low, d3.quantile(bounded, few ? 0 : 0.02, (d) => d.low));
+        high = Math.max(high, d3.quantile(bounded, few ? 1 : 0.98, (d) => d.high));
+      }
+      if (zero) [low, high] = [Math.min(low, 0), Math.max(high, 0)];
+      // An axis of less than a tenth of its values would make much of little.
+      const least = Math.max(Math.abs(low), Math.abs(high)) * 0.1 || 0.01 / k;
+      if (high - low < least) [low, high] = [(low + high - least) / 2, (low + high + least) / 2];
+      const domain = d3.nice(low * k, high * k, 6);
+      const y = (key) => (d) => (d[key] == null ? null : d[key] * k);
+      const stroke = "color", z = "name";
+      const inner = few
+        ? [
+            Plot.ruleX(bounded, { x: "step", y1: y("low"), y2: y("high"), stroke, strokeOpacity: 0.55, strokeWidth: 1.5, clip: true }),
+            Plot.lineY(points, { x: "step", y: y("value"), z, stroke, strokeOpacity: 0.35, clip: true }),
+            Plot.dot(points, { x: "step", y: y("value"), fill: stroke, r: 3 }),
+          ]
+        : [
+            Plot.areaY(bounded, { x: "step", y1: y("low"), y2: y("high"), z, fill: stroke, fillOpacity: 0.18, clip: true }),
+            Plot.lineY(points, { x: "step", y: y("value"), z, stroke, strokeWidth: 1.2, clip: true }),
+          ];
+      return [plot({
+        width, height: 210, marginLeft: 48, marginTop: 22,
+        x: axis("training step", { ticks: Math.max(3, width / 110), tickFormat: (d) => d.toLocaleString("en-US"), inset: 6 }),
+        y: { domain, label: unitName(unit), labelAnchor: "top", labelArrow: "none", tickSize: 0, ticks: 5 },
+        marks: [
+          Plot.gridY({ stroke: line, strokeOpacity: 1, ticks: 5 }),
+          domain[0] <= 0 && domain[1] >= 0 ? Plot.ruleY([0], { stroke: muted }) : null,
+          ...inner,
+          Plot.dot(excluded, { x: (d) => d, frameAnchor: "bottom", dy: -5, symbol: "times", r: 3, stroke: muted }),
+          Plot.tip(points, Plot.pointer({
+            x: "step", y: y("value"),
+            title: (d) => `${d.name}, window ${d.window}, step ${d.step}\n${withInterval(d, unit)}`,
+          })),
+        ],
+      }, `${title} along ${new Set(points.map((d) => d.step)).size} windows, from ${figure(low, unit)} to ${figure(high, unit)}`)];
+    },
+
+    // Power from zero, the modes shaded; the clock below it.
+    power({ time, power, clock, segments, communication, limits, title }, width) {
+      const rows = time.map((t, i) => ({ t: t / 1000, power: power[i], clock: clock[i] }));
+      const shades = segments.map(([mode, a, b]) => ({ mode, a: a / 1000, b: b / 1000 }));
+      const inFlight = communication.map(([a, b]) => ({ a: a / 1000, b: b / 1000 }));
+      const end = d3.max([...rows.map((d) => d.t), ...shades.map((d) => d.b)]);
+      const panel = (key, unit, domain, marks, last) => plot({
+        width, height: last ? 190 : 150, marginLeft: 48, marginTop: 22, marginBottom: last ? 34 : 10,
+        x: axis("seconds from the start of the trace", { domain: [0, end], ticks: Math.max(3, width / 110), axis: last ? "bottom" : null }),
+        y: { domain, label: unit, labelAnchor: "top", labelArrow: "none", tickSize: 0, ticks: 5 },
+        marks: [
+          Plot.rect(shades, { x1: "a", x2: "b", y1: domain[0], y2: domain[1], fill: (d) => color(d.mode), fillOpacity: 0.22 }),
+          Plot.gridY({ stroke: line, strokeOpacity: 1, ticks: 5 }),
+          // Held, not interpolated: a reading stands until the next.
+          Plot.lineY(rows, { x: "t", y: key, stroke: ink, strokeWidth: 1.2, curve: "step-after" }),
+          ...marks,
+          Plot.tip(rows, Plot.pointerX({ x: "t", y: key, title: (d) => `${figure(d.t, "s")}\n${figure(d[key], unit)}` })),
+        ],
+      }, `${title}: ${key}`);
+      const most = d3.max([...power, ...limits.map(([, value]) => value)]);
+      const bounds = limits.map(([name, value]) => ({ name, value }));
+      const limitMarks = [
+        Plot.ruleY(bounds, { y: "value", stroke: muted, strokeDasharray: "4,3" }),
+        Plot.text(bounds, { y: "value", frameAnchor: "right", textAnchor: "end", dy: -7, text: (d) => `${d.name}, ${figure(d.value, "W")}`, fill: muted, stroke: color("paper"), strokeWidth: 4 }),
+      ];
+      const watts = d3.nice(0, most * 1.05, 5);
+      const foot = Plot.rect(inFlight, { x1: "a", x2: "b", y1: 0, y2: watts[1] * 0.06, fill: color("communication") });
+      const drawn = [panel("power", "W", watts, [foot, ...limitMarks], !clock.length)];
+      if (clock.length) {
+        const [low, high] = d3.extent(clock);
+        const pad = Math.max(10, (high - low) * 0.1);
+        drawn.push(panel("clock", "MHz", d3.nice(low - pad, high + pad, 5), [], true));
+      }
+      return drawn;
+    },
+
+    // Dots with intervals, a panel for each figure, a row for each run.
+    intervals({ rows, unit, title }, width) {
+      const { margin, tick } = labels(rows.map((d) => d.run), width);
+      const k = scale(unit);
+      return d3.groups(rows, (d) => d.figure).flatMap(([name, found]) => {
+        const [low, high] = extent([0, ...found.flatMap((d) => [d.value, d.low, d.high])]);
+        const scaled = found.map((d) => ({ ...d, x: d.value * k, low: d.low == null ? null : d.low * k, high: d.high == null ? null : d.high * k, tip: withInterval(d, unit) }));
+        return [heading(name), plot({
+          width, marginLeft: margin, marginRight: 84, height: found.length * 24 + 42,
+          x: axis(unitName(unit), { domain: d3.nice(low * k, high * k, 6), ticks: Math.max(3, width / 110) }),
+          y: { domain: found.map((d) => d.run), label: null, tickSize: 0, tickFormat: tick },
+          marks: [
+            Plot.gridX({ stroke: line, strokeOpacity: 1, ticks: Math.max(3, width / 110) }),
+            Plot.ruleX([0], { stroke: muted }),
+            ...whiskersX(scaled.filter((d) => d.low != null), "run", 8),
+            Plot.dot(scaled, { x: "x", y: "run", fill: color("overlapped"), r: 4, title: "tip", tip: "y" }),
+            Plot.text(scaled, { x: (d) => Math.max(d.x, d.high ?? d.x), y: "run", text: (d) => figure(d.value, unit), textAnchor: "start", dx: 7 }),
+          ],
+        }, `${title}: ${name}`)];
+      });
+    },
+  };
+
+  // A bound beyond the frame has no cap: the whisker runs out of it.
+  function whiskersX(rows, y, inset, [least, most] = [-Infinity, Infinity]) {
+    const cap = { y, stroke: ink, strokeWidth: 1.4, insetTop: inset, insetBottom: inset };
+    return [
+      Plot.ruleY(rows, { y, x1: (d) => Math.max(d.low, least), x2: (d) => Math.min(d.high, most), stroke: ink, strokeWidth: 1.4 }),
+      Plot.tickX(rows.filter((d) => d.low >= least), { ...cap, x: "low" }),
+      Plot.tickX(rows.filter((d) => d.high <= most), { ...cap, x: "high" }),
+    ];
+  }
+
+  function show(place, width) {
+    const chart = charts[place.dataset.chart];
+    try {
+      place.replaceChildren(...draw[chart.draw](chart, width));
+    } catch (error) {
+      place.textContent = "This chart could not be drawn.";
+      console.error(chart.title, error);
+    }
+  }
+
+  const drawnAt = new WeakMap();
+  const watch = new ResizeObserver((entries) => {
+    for (const { target, contentRect } of entries) {
+      const width = Math.floor(contentRect.width);
+      if (width < 1 || width === drawnAt.get(target)) continue; // hidden, or only its height changed
+      drawnAt.set(target, width);
+      requestAnimationFrame(() => show(target, Math.max(width, 240)));
+    }
+  });
+  for (const place of document.querySelectorAll("[data-chart]")) watch.observe(place);
+
+  // -- tables
+
+  for (const table of document.querySelectorAll("table.sorts")) {
+    const heads = [...table.tHead.rows[0].cells];
+    heads.forEach((head, column) => head.querySelector("button").addEventListener("click", () => {
+      const words = head.classList.contains("words");
+      // Numbers are asked for the largest first, words from A.
+      const ascending = head.ariaSort ? head.ariaSort === "descending" : words;
+      heads.forEach((other) => other.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", ascending ? "ascending" : "descending");
+      const key = (row) => row.cells[column].dataset.sort;
+      const order = words ? (a, b) => a.localeCompare(b) : (a, b) => a - b;
+      const rows = [...table.tBodies[0].rows].sort((a, b) => {
+        const [x, y] = [key(a), key(b)];
+        if (x === undefined || y === undefined) return (x === undefined) - (y === undefined); // empty cells last
+        return ascending ? order(x, y) : order(y, x);
+      });
+      table.tBodies[0].append(...rows);
+    }));
+  }
+
+  // -- light and dark; print unfolds what is not too long
+
+  const root = document.documentElement, button = document.getElementById("theme");
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  let chosen = null;
+  const apply = () => {
+    const dark = chosen ?? system.matches;
+    root.dataset.theme = dark ? "dark" : "light";
+    button.textContent = dark ? "Light" : "Dark";
+  };
+  system.addEventListener("change", apply);
+  button.addEventListener("click", () => {
+    chosen = root.dataset.theme !== "dark";
+    apply();
+  });
+  apply();
+
+  let opened = [];
+  addEventListener("beforeprint", () => {
+    // A table of hundreds of windows would fill a book.
+    opened = [...document.querySelectorAll("details.table:not([open])")]
+      .filter((details) => details.querySelectorAll("tbody tr").length <= 60);
+    opened.forEach((details) => { details.open = true; });
+  });
+  addEventListener("afterprint", () => opened.forEach((details) => { details.open = false; }));
+})();

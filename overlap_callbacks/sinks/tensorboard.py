@@ -1,0 +1,70 @@
+"""Reports in TensorBoard."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from overlap_callbacks import names
+from overlap_callbacks.metrics import OverlapReport
+from overlap_callbacks.sinks.base import RunInfo, Sink
+from overlap_callbacks.sinks.keys import fit
+
+
+class TensorBoardSink(Sink):
+    """Writes scalars, one for each metric, against the training step, and the run's configuration as text.
+
+    Args:
+        folder: of the event files; TensorBoard shows each folder as a run.
+
+    Raises:
+        ImportError: (from ``open`` or ``log``) tensorboard is not installed.
+        OSError: (from ``open`` or ``log``) the folder cannot be written.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self._writer: Any = None
+
+    def open(self, run: RunInfo) -> None:
+        rows = (
+            ("framework", run.framework),
+            ("device", run.device),
+            ("ranks", run.world_size),
+            ("backend", run.backend),
+            ("torch", run.torch_version),
+            ("overlap-callbacks", run.library_version),
+            ("started at", run.started_at),
+            *run.schedule.items(),
+        )
+        # Markdown: four spaces make code of a line, in which nothing has a meaning of its own.
+        lines = (f"    {name}: {names.clean(str(value))}" for name, value in rows)
+        self._events().add_text("overlap/run", "\n".join(lines))
+        self._events().flush()
+
+    def log(self, report: OverlapReport) -> None:
+        events = self._events()
+        for key, value in fit(report.metrics()).items():
+            events.add_scalar(key, value, report.first_step)
+        if report.problems:
+            lines = (f"    {names.clean(problem)}" for problem in report.problems)
+            events.add_text("overlap/notes", "\n".join(lines), report.first_step)
+        events.flush()
+
+    def close(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+    def _events(self) -> Any:
+        if self._writer is None:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                raise ImportError(
+                    "tensorboard is not installed: pip install 'overlap-callbacks[tensorboard]', or leave "
+                    "TensorBoardSink out"
+                ) from None
+            self._writer = SummaryWriter(str(self.folder))  # type: ignore[no-untyped-call, unused-ignore]
+        return self._writer

@@ -1,0 +1,25 @@
+"""What the tests of several folders share."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+_PROGRAMS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless Chromium. It goes with its module: Playwright's event loop would run under every later test."""
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    program = next((found for name in _PROGRAMS if (found := shutil.which(name))), None)
+    if program is None:
+        pytest.skip(f"no Chromium on this machine (looked for {', '.join(_PROGRAMS)})")
+    with api.sync_playwright() as playwright:
+        # Without its sandbox, which needs rights that a container rarely has: it opens nothing but our own pages.
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()

@@ -1,0 +1,73 @@
+"""Every key of a report is explained, and nothing is explained that no report has."""
+
+from __future__ import annotations
+
+import html
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from overlap_callbacks.schedule import Mode
+from tests.docs.conftest import DOCS
+from tests.report.runs import window
+
+_TEXT = (DOCS / "metrics.md").read_text()
+_HEADINGS = re.findall(r"^### `([^`]+)`$", _TEXT, re.MULTILINE)
+_ROWS = re.findall(r"^\| `([^`]+)` \|", _TEXT, re.MULTILINE)
+_SUFFIXES = re.compile(r"_(ci_low|ci_high|rank_low|rank_high)$")
+
+
+def general(key: str) -> str:
+    """The key as the text has it: without bounds, with a placeholder for a mode, a collective or a dimension."""
+    key = _SUFFIXES.sub("", key)
+    if key.startswith("comm/"):
+        return re.sub(r"/.*_(bytes|messages|busbw_gb_s)$", r"/<collective>_\1", key)
+    if key.startswith("dimension/"):
+        return re.sub(r"/.*?_(comm_ms|exposed_ms|bytes|comm_slowdown)$", r"/<dimension>_\1", key)
+    modes = "|".join(mode.value for mode in Mode)
+    return re.sub(rf"^(power|device)/({modes})_", r"\1/<mode>_", key)
+
+
+def test_every_key_of_a_full_report_is_explained() -> None:
+    report = window(0, power=True, tokens_per_step=4096) if _takes_tokens() else window(0, power=True)
+    keys = {general(key) for key in report.metrics()}
+    assert keys - {*_HEADINGS, *_ROWS} == set()
+    assert {key.partition("/")[0] for key in keys} == {"overlap", "comm", "dimension", "power", "device"}
+
+
+def _takes_tokens() -> bool:
+    try:
+        window(0, power=True, tokens_per_step=4096)
+    except TypeError:
+        return False
+    return True
+
+
+def test_every_key_of_the_code_is_explained_and_no_other(hooks: ModuleType) -> None:
+    known = set(hooks.described())
+    flags = {general(key) for key in window(0).metrics() if key.startswith("overlap/")} - known
+    assert set(_HEADINGS) == known | flags
+    assert len(_HEADINGS) == len(set(_HEADINGS))
+
+
+def test_each_explanation_says_what_is_good_and_what_to_do() -> None:
+    parts = re.split(r"^### `([^`]+)`$", _TEXT, flags=re.MULTILINE)
+    for key, text in zip(parts[1::2], parts[2::2], strict=True):
+        if key == "device/<mode>_nvlink_tx_gb_s":
+            continue  # as the one before it
+        assert "**Good:**" in text, key
+        assert "**Do:**" in text, key
+
+
+def test_the_page_has_unit_and_meaning_from_the_code(hooks: ModuleType, site: Path) -> None:
+    page = re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", "", (site / "metrics.html").read_text())))
+    for key, (_, meaning) in hooks.described().items():
+        assert meaning in page, key
+    assert "<!-- table" not in (site / "metrics.html").read_text()
+
+
+def test_an_unknown_table_is_an_error(hooks: ModuleType) -> None:
+    with pytest.raises(KeyError):
+        hooks.on_page_markdown("<!-- table: nothing -->", None, None, None)

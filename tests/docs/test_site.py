@@ -1,0 +1,95 @@
+"""The site: built strictly, asking for nothing but itself, and working in a browser."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser import until
+
+Open = Callable[..., Any]
+
+
+def pages(site: Path) -> list[str]:
+    return sorted(str(path.relative_to(site)) for path in site.rglob("*.html"))
+
+
+def test_every_text_is_a_page(site: Path) -> None:
+    from tests.docs.conftest import DOCS
+
+    built = pages(site)
+    for text in DOCS.rglob("*.md"):
+        assert str(text.relative_to(DOCS).with_suffix(".html")) in built
+
+
+def test_no_file_names_another_host(site: Path) -> None:
+    found = []
+    for name in pages(site):
+        # What a browser fetches by itself; links that a reader may follow are another thing.
+        for tag in re.findall(r"<(?:script|img|iframe|source|link)\b[^>]*>", (site / name).read_text()):
+            found += [f"{name}: {tag}" for url in re.findall(r'(?:src|href)="([^"]*)"', tag) if "//" in url]
+    found += [
+        f"{style.name}: {url}" for style in site.rglob("*.css")
+        for url in re.findall(r"url\(([^)]*)\)", style.read_text()) if re.match(r"[\"']?(https?:)?//", url)
+    ]  # fmt: skip
+    assert found == []
+
+
+def test_every_page_opens_in_silence(site: Path, address: str, opened: Open) -> None:
+    page = opened(address + "index.html", address)
+    for name in pages(site):
+        if name != "404.html":
+            page.goto(address + name)
+            assert page.locator("h1").first.is_visible(), name
+
+
+def test_pages_open_and_search_from_a_disk(site: Path, opened: Open) -> None:
+    page = opened((site / "index.html").as_uri(), site.as_uri())
+    page.get_by_role("textbox", name="Search").fill("residual overlap")
+    until(page, "document.querySelectorAll('.md-search-result__link').length > 0")
+    page.keyboard.press("Escape")
+    page.get_by_role("link", name="How to read the dashboard").first.click()
+    assert page.locator("h1").first.inner_text().startswith("How to read the dashboard")
+
+
+def test_search_finds_a_message_and_a_function(address: str, opened: Open) -> None:
+    page = opened(address + "index.html", address)
+    for words, expected in (("residual overlap", "metrics.html"), ("switchable", "api/adapters.html")):
+        page.get_by_role("textbox", name="Search").fill(words)
+        until(page, "document.querySelectorAll('.md-search-result__link').length > 0")
+        found = page.locator(".md-search-result__link").evaluate_all("links => links.map(link => link.href)")
+        assert any(expected in link for link in found)
+
+
+@pytest.mark.parametrize(("scheme", "expected"), [("light", "default"), ("dark", "slate")])
+def test_light_and_dark(address: str, opened: Open, scheme: str, expected: str) -> None:
+    page = opened(address + "metrics.html", address, color_scheme=scheme)
+    assert page.locator("body").get_attribute("data-md-color-scheme") == expected
+    page.locator("label[for^=__palette]:visible").first.click()
+    until(page, f"document.body.dataset.mdColorScheme !== '{expected}'")
+
+
+@pytest.mark.parametrize("name", ["index.html", "metrics.html", "troubleshooting.html", "api/monitor.html"])
+def test_no_page_is_wider_than_a_phone(address: str, opened: Open, name: str) -> None:
+    page = opened(address + name, address, viewport={"width": 390, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_no_entry_of_the_api_is_of_several_names(site: Path) -> None:
+    for name in pages(site):
+        assert not re.search(r"<code>\*{0,2}\w+,</code>", (site / name).read_text()), name
+
+
+def test_what_is_public_is_in_the_api(site: Path) -> None:
+    import overlap_callbacks
+    from overlap_callbacks import traces
+    from overlap_callbacks.sinks import __all__ as sinks
+
+    text = "".join((site / name).read_text() for name in pages(site) if name.startswith("api/"))
+    known = set(re.findall(r'id="(overlap_callbacks\.[\w.]+)"', text))
+    for name in {*overlap_callbacks.__all__, *traces.__all__, *sinks} - {"__version__", "FIGURES"}:
+        assert any(found.endswith(f".{name}") for found in known), name

@@ -1,0 +1,301 @@
+"""Five jobs that overlap communication with compute, each by a framework's own means, large enough to keep a GPU busy.
+
+On a CPU (``OVERLAP_GPU_TESTS_ON=cpu``) they are small.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.util
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from overlap_callbacks import OverlapMonitor
+from tests.gpu.machine import ON_CPU, backend, take_device
+
+KINDS = ("ddp", "fsdp2", "zero2", "zero3", "megatron")
+_PACKAGES = {"zero2": "deepspeed", "zero3": "deepspeed", "megatron": "megatron.core"}
+
+# Much to compute for each weight: two ranks on one GPU talk by sockets.
+WIDTH, LAYERS, BATCH = (64, 8, 16) if ON_CPU else (1024, 8, 32_768)
+BUCKET_MIB = 0.03 if ON_CPU else 8  # of gradients: two layers'
+BUCKET_NUMBERS = int(BUCKET_MIB * 2**20 / 4)
+# Of Megatron's model: width, sequence, samples, vocabulary.
+HIDDEN, SEQUENCE, SAMPLES, VOCABULARY = (32, 16, 2, 128) if ON_CPU else (512, 512, 16, 8192)
+
+
+def need(kind: str) -> None:
+    """Skip where a job's framework is not installed, or its collectives do not work."""
+    package = _PACKAGES.get(kind)
+    if package is not None and importlib.util.find_spec(package.split(".", maxsplit=1)[0]) is None:
+        pytest.skip(f"{package} is missing")
+    if kind != "ddp" and not ON_CPU and backend() != "nccl":
+        pytest.skip("Gloo has not all collectives for tensors of a GPU, and NCCL does not work here")
+
+
+@contextlib.contextmanager
+def job(rank: int, kind: str) -> Iterator[Job]:
+    """A new job of ``kind`` on this rank."""
+    device = take_device(rank)
+    torch.manual_seed(0)
+    made = _MAKERS[kind](rank, device)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+class Job:
+    """A model on its way; a step is ``forward_backward`` and ``update``.
+
+    Attributes:
+        model: whose parameters are trained.
+    """
+
+    model: nn.Module
+
+    def __init__(self) -> None:
+        self._losses: list[torch.Tensor] = []
+
+    def forward_backward(self) -> None:
+        raise NotImplementedError
+
+    def update(self) -> None:
+        raise NotImplementedError
+
+    def attach(self, **options: Any) -> OverlapMonitor:
+        raise NotImplementedError
+
+    def digest(self) -> str:
+        """Equal for bit-identical weights and losses of this rank."""
+        found = hashlib.sha256()
+        for tensor in (*self._losses, *map(_own_part, self.model.parameters())):
+            found.update(tensor.detach().float().contiguous().cpu().numpy().tobytes())
+        return found.hexdigest()
+
+    def close(self) -> None: ...
+
+
+def _own_part(parameter: Any) -> torch.Tensor:
+    if hasattr(parameter, "to_local"):  # FSDP2
+        parameter = parameter.to_local()
+    shard: torch.Tensor = getattr(parameter, "ds_tensor", parameter)  # ZeRO-3
+    return shard
+
+
+def _layers() -> nn.Sequential:
+    return nn.Sequential(*[layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())])
+
+
+def _batch(rank: int, device: torch.device) -> torch.Tensor:
+    return torch.randn(BATCH, WIDTH, device=device, generator=torch.Generator(device).manual_seed(rank))
+
+
+class _Torch(Job):
+    def __init__(self, rank: int, device: torch.device, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        self._data = _batch(rank, device)
+
+    def forward_backward(self) -> None:
+        loss = self.model(self._data).square().mean()
+        loss.backward()
+        self._losses.append(loss.detach())
+
+    def update(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def attach(self, **options: Any) -> OverlapMonitor:
+        from overlap_callbacks.integrations.pytorch import attach
+
+        return attach(self.optimizer, model=self.model, **options)
+
+
+def _ddp(rank: int, device: torch.device) -> Job:
+    return _Torch(rank, device, DistributedDataParallel(_layers().to(device), bucket_cap_mb=BUCKET_MIB))
+
+
+def _fsdp2(rank: int, device: torch.device) -> Job:
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("dp",))
+    model = _layers().to(device)
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return _Torch(rank, device, model)
+
+
+class _DeepSpeed(Job):
+    def __init__(self, rank: int, device: torch.device, stage: int) -> None:
+        super().__init__()
+        deepspeed = _deepspeed(rank, device)
+        zero: dict[str, Any] = {"stage": stage, "overlap_comm": True, "reduce_bucket_size": BUCKET_NUMBERS}
+        if stage == 3:
+            zero |= {"stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": WIDTH * WIDTH}
+            zero |= {"stage3_max_reuse_distance": 0}  # let go after each use, and gathered again
+        config = {
+            "train_micro_batch_size_per_gpu": BATCH,
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
+            "zero_optimization": zero,
+            "steps_per_print": 1_000_000,
+        }
+        model = _layers()
+        self.engine, *_ = deepspeed.initialize(model=model, model_parameters=list(model.parameters()), config=config)
+        self.model = self.engine.module
+        self._data = _batch(rank, device)
+
+    def forward_backward(self) -> None:
+        loss = self.engine(self._data).square().mean()
+        self.engine.backward(loss)
+        self._losses.append(loss.detach())
+
+    def update(self) -> None:
+        self.engine.step()
+
+    def attach(self, **options: Any) -> OverlapMonitor:
+        from overlap_callbacks.integrations.deepspeed import attach
+
+        return attach(self.engine, **options)
+
+
+def _deepspeed(rank: int, device: torch.device) -> Any:
+    """DeepSpeed, on the process group that the test has made."""
+    if ON_CPU:
+        from tests.adapters import deepspeed_jobs
+
+        deepspeed_jobs.set_up(rank)
+        return deepspeed_jobs.deepspeed
+    # LOCAL_RANK is the number of its GPU.
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(device.index), WORLD_SIZE=str(dist.get_world_size()))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    import deepspeed
+
+    deepspeed.init_distributed("nccl", verbose=False)
+    return deepspeed
+
+
+@functools.cache
+def _shim_megatron() -> None:
+    from tests.adapters import megatron_shims
+
+    megatron_shims.install()
+
+
+class _Megatron(Job):
+    """Data parallel with the distributed optimizer, gradients and weights both overlapped."""
+
+    def __init__(self, rank: int, device: torch.device) -> None:
+        super().__init__()
+        if ON_CPU:
+            _shim_megatron()
+        from megatron.core import parallel_state, tensor_parallel
+        from megatron.core.distributed import (
+            DistributedDataParallel,
+            DistributedDataParallelConfig,
+            finalize_model_grads,
+        )
+        from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+        from megatron.core.models.gpt.gpt_model import GPTModel
+        from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+        from megatron.core.transformer.transformer_config import TransformerConfig
+
+        parallel_state.initialize_model_parallel()
+        if not ON_CPU:
+            tensor_parallel.model_parallel_cuda_manual_seed(0)
+        config = TransformerConfig(
+            num_layers=4,
+            hidden_size=HIDDEN,
+            num_attention_heads=4,
+            use_cpu_initialization=ON_CPU,
+            hidden_dropout=0.0,
+            attention_dropout=0.0,
+            deterministic_mode=not ON_CPU,
+            gradient_accumulation_fusion=False,  # these need Apex or Transformer Engine
+            masked_softmax_fusion=False,
+            bias_dropout_fusion=False,
+            bias_activation_fusion=False,
+        )
+        gpt = GPTModel(config, get_gpt_layer_local_spec(), vocab_size=VOCABULARY, max_sequence_length=SEQUENCE).to(
+            device
+        )
+        overlapping = DistributedDataParallelConfig(
+            overlap_grad_reduce=True,
+            overlap_param_gather=True,
+            use_distributed_optimizer=True,
+            bucket_size=5_000 if ON_CPU else 4_000_000,
+        )
+        self.model = self.chunk = DistributedDataParallel(config, overlapping, gpt)
+        self.chunk.broadcast_params()
+        self.optimizer = get_megatron_optimizer(
+            OptimizerConfig(optimizer="adam", lr=1e-3, use_distributed_optimizer=True, overlap_param_gather=True),
+            [self.chunk],
+        )
+        config.no_sync_func = self.chunk.no_sync
+        config.grad_scale_func = self.optimizer.scale_loss
+        config.finalize_model_grads_func = finalize_model_grads
+        self._schedule = get_forward_backward_func()
+        self._mask = torch.ones(1, 1, SEQUENCE, SEQUENCE, dtype=torch.bool, device=device).triu(1)
+        self._positions = torch.arange(SEQUENCE, device=device).expand(SAMPLES, -1)
+        draw = torch.Generator(device).manual_seed(rank)
+        self._tokens = torch.randint(VOCABULARY, (SAMPLES, SEQUENCE), generator=draw, device=device)
+
+    def forward_backward(self) -> None:
+        self.chunk.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        losses = self._schedule(
+            forward_step_func=self._forward,
+            data_iterator=None,
+            model=self.chunk,
+            num_microbatches=1,
+            seq_length=SEQUENCE,
+            micro_batch_size=SAMPLES,
+            forward_only=False,
+        )
+        self._losses += [loss["loss"] for loss in losses]
+
+    def _forward(self, _: Any, model: Any) -> Any:
+        def mean(losses: torch.Tensor) -> Any:
+            loss = losses.float().mean()
+            return loss, {"loss": loss.detach().clone()}
+
+        return model(self._tokens, self._positions, self._mask, labels=self._tokens.roll(-1, 1)), mean
+
+    def update(self) -> None:
+        self.optimizer.step()
+
+    def attach(self, **options: Any) -> OverlapMonitor:
+        from overlap_callbacks.integrations.megatron import attach
+
+        return attach([self.chunk], self.optimizer, **options)
+
+    def digest(self) -> str:
+        self.chunk.start_param_sync(force_sync=True)  # the last step's update
+        return super().digest()
+
+    def close(self) -> None:
+        from megatron.core import parallel_state
+
+        parallel_state.destroy_model_parallel()
+
+
+_MAKERS: dict[str, Any] = {
+    "ddp": _ddp,
+    "fsdp2": _fsdp2,
+    "zero2": lambda rank, device: _DeepSpeed(rank, device, 2),
+    "zero3": lambda rank, device: _DeepSpeed(rank, device, 3),
+    "megatron": _Megatron,
+}

@@ -1,0 +1,64 @@
+"""Two ranks on the GPUs of this machine; on its one GPU, where there is only one.
+
+``OVERLAP_GPU_TESTS_ON=cpu pytest tests/gpu`` tries the tests themselves, on small models with Gloo: what they ask of a
+GPU is then left out, and all else runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.distributed import RanksFailedError, run_ranks
+
+ON_CPU = os.environ.get("OVERLAP_GPU_TESTS_ON") == "cpu"
+
+
+def take_device(rank: int) -> torch.device:
+    """The device of this rank; call it before anything else that uses CUDA or communicates."""
+    if ON_CPU:
+        return torch.device("cpu")
+    # Kernels whose results depend on what runs beside them would tell nothing about the library.
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # it would add a kernel to every allocation
+    if torch.cuda.device_count() == 1:
+        # NCCL refuses two ranks of one host on one GPU; each passes for a host of its own, and they talk by sockets.
+        os.environ.update(NCCL_HOSTID=f"host-{rank}", NCCL_SOCKET_IFNAME="lo")
+        os.environ.update(NCCL_IB_DISABLE="1", NCCL_MNNVL_ENABLE="0")
+    device = torch.device("cuda", rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def synchronize() -> None:
+    if not ON_CPU:
+        torch.cuda.synchronize()
+
+
+@functools.cache
+def backend() -> str:
+    """The backend over which two ranks can talk here: Gloo, through the host, where NCCL does not work."""
+    if ON_CPU:
+        return "gloo"
+    try:
+        run_ranks(_talk, 2, backend="nccl", timeout_s=120)
+    except RanksFailedError:
+        return "gloo"
+    return "nccl"
+
+
+def _talk(rank: int) -> None:
+    numbers = torch.full((4,), 1.0 + rank, device=take_device(rank))
+    dist.all_reduce(numbers)
+    assert numbers.tolist() == [3.0] * 4
+
+
+def need_nccl() -> None:
+    """Skip a test that has nothing to say without NCCL."""
+    if not ON_CPU and backend() != "nccl":
+        pytest.skip("NCCL does not work for two ranks on this machine")

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from overlap_callbacks.power.figures import ModePower, PowerFigures
+from overlap_callbacks.power.pooled import PooledPower, pool
+from overlap_callbacks.power.source import SourceInfo
+from overlap_callbacks.schedule import Mode
+
+
+def figures(device: str, watts: float | None, problems: tuple[str, ...] = (), **more) -> tuple[PowerFigures, ...]:
+    source = SourceInfo("fake", "Fake", device, "instantaneous", 0.1, None, 0.1)
+    mode = ModePower(Mode.OVERLAPPED, avg_w=watts, peak_w=watts, energy_per_step_j=watts and watts / 2, **more)
+    return (PowerFigures(source, 0.1, 0.3, (mode,), problems=problems),)
+
+
+def overlapped(pooled: PooledPower):
+    found = pooled.of(Mode.OVERLAPPED)
+    assert found is not None
+    return found
+
+
+def test_devices_add_up() -> None:
+    pooled = pool(
+        {
+            0: figures("a", 300.0, sm_clock_mhz=1500.0, throttle_fraction=0.5, energy_method="counter"),
+            1: figures("b", 500.0, sm_clock_mhz=1700.0, throttle_fraction=0.0, energy_method="counter"),
+        }
+    )
+    found = overlapped(pooled)
+    assert (pooled.num_devices, pooled.ranks, pooled.without) == (2, (0, 1), ())
+    assert (found.total_avg_w, found.mean_avg_w, found.peak_w, found.energy_per_step_j) == (800, 400, 500, 400)
+    assert (found.sm_clock_mhz, found.min_sm_clock_mhz) == (1600, 1500)
+    assert (found.throttle_fraction, found.max_throttle_fraction) == (0.25, 0.5)
+    assert found.energy_method == "counter"
+    assert pooled.of(Mode.SEQUENTIAL) is None
+
+
+def test_a_gpu_that_two_ranks_share_counts_once() -> None:
+    pooled = pool({0: figures("a", 300.0), 1: figures("a", 302.0), 2: figures("b", 500.0)})
+    assert pooled.num_devices == 2
+    assert pooled.ranks == (0, 1, 2)
+    assert overlapped(pooled).total_avg_w == 800  # the lowest rank speaks for it
+    assert overlapped(pooled).num_devices == 2
+
+
+def test_a_rank_without_figures_does_not_speak_for_a_device_that_another_measured() -> None:
+    pooled = pool({0: figures("a", None), 1: figures("a", 302.0)})
+    assert overlapped(pooled).total_avg_w == 302
+
+
+def test_a_sum_over_some_devices_does_not_pass_for_one_over_all() -> None:
+    pooled = pool({0: figures("a", 300.0), 1: figures("b", None)})
+    found = overlapped(pooled)
+    assert (found.total_avg_w, found.energy_per_step_j) == (None, None)
+    assert (found.mean_avg_w, found.num_devices) == (300, 1)
+
+
+def test_ranks_without_a_source_are_named() -> None:
+    pooled = pool({3: (), 0: figures("a", 300.0), 1: ()})
+    assert (pooled.ranks, pooled.without, pooled.num_devices) == ((0,), (1, 3), 1)
+    assert pool({0: ()}) == PooledPower(0, (), (0,))
+
+
+def test_different_methods_are_mixed_and_problems_are_said_once() -> None:
+    pooled = pool(
+        {
+            0: figures("a", 1.0, ("late",), energy_method="counter"),
+            1: figures("b", 1.0, ("late", "reset"), energy_method="held samples"),
+        }
+    )
+    assert overlapped(pooled).energy_method == "mixed"
+    assert pooled.problems == ("late", "reset")
+
+
+@pytest.mark.parametrize("by_rank", [{0: figures("a", 300.0), 1: ()}, {}])
+def test_it_can_be_written_down_and_read_back(by_rank) -> None:
+    pooled = pool(by_rank)
+    assert msgspec.json.decode(msgspec.json.encode(pooled), type=PooledPower) == pooled

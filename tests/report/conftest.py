@@ -1,0 +1,43 @@
+"""Pages opened in a headless Chromium, that may ask for nothing but themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser import until
+
+
+@pytest.fixture
+def opened(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Opens a file; the test fails if the page logs an error, or asks for anything but that file."""
+    contexts: list[Any] = []
+    complaints: list[str] = []
+
+    def open_page(file: Path, **options: Any) -> Any:
+        context = browser.new_context(**{"viewport": {"width": 1100, "height": 900}, **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: complaints.append(f"console {message.type}: {message.text}"))
+        page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: (complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+
+        def only_itself(route: Any) -> None:
+            if route.request.url == file.as_uri():
+                route.continue_()
+            else:
+                complaints.append(f"request: {route.request.url}")
+                route.abort()
+
+        page.route("**/*", only_itself)
+        page.goto(file.as_uri())
+        until(page, "[...document.querySelectorAll('[data-chart]')].every((chart) => chart.firstChild)")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert complaints == []

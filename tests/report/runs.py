@@ -1,0 +1,221 @@
+"""Synthetic runs: a small cluster's windows with every part that a report may have."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from overlap_callbacks.metrics import FIGURES, OverlapReport, report
+from overlap_callbacks.power.figures import PartsUse
+from overlap_callbacks.power.pooled import PooledMode, PooledPower
+from overlap_callbacks.power.source import SourceInfo
+from overlap_callbacks.power.trace import PowerTrace, TraceSegment
+from overlap_callbacks.power.verdict import Verdict
+from overlap_callbacks.samples import (
+    CollectiveTime,
+    DimensionTime,
+    KernelTime,
+    PairTime,
+    ProfiledBlock,
+    RankWindow,
+    StepPicture,
+    TimedBlock,
+)
+from overlap_callbacks.schedule import Mode, Schedule
+from overlap_callbacks.sinks import JsonlSink, RunInfo
+
+OV, SEQ = Mode.OVERLAPPED, Mode.SEQUENTIAL
+OSSO = (OV, SEQ, SEQ, OV)
+
+
+def run_info(**changes: Any) -> RunInfo:
+    fields: dict[str, Any] = {
+        "library_version": "0.1.0",
+        "torch_version": "2.13.0+cu130",
+        "python_version": "3.11.9",
+        "started_at": "2026-11-21T14:00:00+00:00",
+        "hostname": "node-1",
+        "framework": "megatron 0.16.1",
+        "world_size": 2,
+        "backend": "nccl",
+        "device": "NVIDIA H200",
+        "schedule": Schedule().as_dict(),
+        "units": {figure.name: figure.unit for figure in FIGURES},
+        "meanings": {figure.name: figure.meaning for figure in FIGURES},
+    }
+    return RunInfo(**{**fields, **changes})
+
+
+def rank_window(number: int = 0, rank: int = 0, *, slowdown: float = 0.14, **changes: Any) -> RankWindow:
+    """One rank's window: steps of some 412 ms overlapped and 468 ms sequential, with noise that is always the same."""
+    chance = random.Random(1000 * number + rank)
+
+    def noise(scale: float = 0.004) -> float:
+        return chance.gauss(1, scale)
+
+    timed = tuple(
+        TimedBlock(arm, i, tuple((412.0 if arm is OV else 468.0) * noise() for _ in range(2)))
+        for i, arm in enumerate(OSSO * 4)
+    )
+    profiled = tuple(
+        ProfiledBlock(
+            arm=arm,
+            block=i,
+            num_steps=1,
+            compute_ms=331.0 * (1 + slowdown if arm is OV else 1) * noise(),
+            compute_busy_ms=325.0 * (1 + slowdown if arm is OV else 1),
+            comm_ms=141.0 if arm is OV else 118.0 * noise(),
+            comm_busy_ms=132.0 if arm is OV else 112.0,
+            hidden_comm_ms=96.0 * noise() if arm is OV else 0.0,
+            covered_compute_ms=104.0 if arm is OV else 0.4,
+            copy_ms=1.0,
+            idle_ms=9.0,
+        )
+        for i, arm in enumerate(OSSO * 2)
+    )
+    fields: dict[str, Any] = {
+        "rank": rank,
+        "window": number,
+        "first_step": 20 + 500 * number,
+        "num_steps": 65,
+        "complete": True,
+        "backend": "nccl",
+        "device": "NVIDIA H200",
+        "wall_ms": 29_000.0,
+        "timed": timed,
+        "profiled": profiled,
+        "kernels": KERNELS,
+        "pairs": PAIRS,
+        "dimensions": (
+            DimensionTime("tensor", 192, 4_831_838_208, 61.0, 22.0, 63.0, 52.0),
+            DimensionTime("data", 12, 5_368_709_120, 58.0, 9.5, 61.0, 49.0),
+            DimensionTime("pipeline", 32, 268_435_456, 13.0, 4.5, 14.0, 14.0),
+        ),
+        "pictures": (picture(OV), picture(SEQ)) if rank == 0 else (),
+        "collectives": (
+            CollectiveTime("_reduce_scatter_base_", "data_parallel 7", 8, "nccl", 12, 5_368_709_120, 671_088_640, 24.4,
+                           "data"),
+            CollectiveTime("_allgather_base_", "data_parallel 7", 8, "nccl", 12, 671_088_640, 5_368_709_120, 24.8,
+                           "data"),
+            CollectiveTime("allreduce_", "tensor_parallel 3", 4, "nccl", 192, 4_831_838_208, 4_831_838_208, 52.3,
+                           "tensor"),
+        ),
+    }  # fmt: skip
+    return RankWindow(**{**fields, **changes})
+
+
+KERNELS = (
+    KernelTime("nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_NNT", False, 192, 192, 171.2, 149.0),
+    KernelTime("nvjet_hsh_128x256_64x4_2x1_v_bz_coopB_TNN", False, 96, 96, 88.5, 76.9),
+    KernelTime("void flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, cutlass::bfloat16_t>>(Flash_fwd_params)",
+               False, 48, 48, 51.0, 48.2),
+    KernelTime("void at::native::vectorized_elementwise_kernel<4, at::native::AUnaryFunctor<c10::BFloat16>>(int)",
+               False, 384, 384, 31.4, 25.2),
+    KernelTime("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", True, 192, 192, 63.0,
+               52.3),
+    KernelTime("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", True, 12, 12, 31.0,
+               24.4),
+)  # fmt: skip
+
+PAIRS = (
+    PairTime("gemm", False, "all_reduce", 140.0, 41.0, 121.0, 103.0),
+    PairTime("gemm", False, "reduce_scatter", 44.0, 22.0, 61.0, 51.0),
+    PairTime("attention", False, "reduce_scatter", 9.0, 5.0, 12.0, 11.1),
+    PairTime("all_reduce", True, "gemm", 180.0, 41.0, 52.0, 43.0),
+    PairTime("gemm", False, "(nothing)", 120.0, 0.0, 98.0, 97.2),
+)
+
+
+def picture(arm: Mode) -> StepPicture:
+    """A forward and backward of 24 layers, with a bucket in flight every other layer of the backward."""
+    compute: list[tuple[float, float]] = []
+    communication: list[tuple[float, float]] = []
+    now = 0.0
+    for layer in range(48):
+        length = 6.9 if layer < 16 else 8.2
+        compute.append((now, now + length))
+        now += length + 0.12
+        if layer >= 16 and layer % 2:
+            if arm is OV:
+                communication.append((now + 1.5, now + 8.4))
+            else:
+                communication.append((now, now + 6.1))
+                now += 6.2
+    return StepPicture(arm, now + 5.0, tuple(compute), tuple(communication), 0.6, 0.0)
+
+
+def window(number: int = 0, *, power: bool = False, slowdown: float = 0.14, **changes: Any) -> OverlapReport:
+    """The report of two ranks."""
+    ranks = [rank_window(number, rank, slowdown=slowdown, **changes) for rank in (0, 1)]
+    found = report(ranks, world_size=2, every_n_steps=500)
+    return with_power(found) if power else found
+
+
+def with_power(found: OverlapReport) -> OverlapReport:
+    chance = random.Random(found.window)
+    modes = tuple(
+        PooledMode(
+            mode, 2, 2 * watts, watts, peak, joules, "counter", watts / 700, clock, clock - 15, throttled, 0.5,
+            peak - 8, peak / 700, {"sw_power_cap": throttled}, PartsUse(0.97, 0.41, tensor, 0.38, 61.0, 60.0, 1.0),
+        )
+        for mode, watts, peak, joules, clock, throttled, tensor in (
+            (OV, chance.gauss(641, 3), 718.0, chance.gauss(528, 1), 1695.0, 0.44, 0.52),
+            (SEQ, chance.gauss(548, 3), 694.0, chance.gauss(513, 1), 1905.0, 0.06, 0.46),
+        )
+    )  # fmt: skip
+    source = SourceInfo("nvml", "NVIDIA H200", "GPU-1", "instantaneous", 0.02, 0.1, 0.1, 700.0, 700.0)
+    verdict = Verdict(
+        "clock throttled by power cap",
+        ("SM clock 1695 MHz overlapped, 1905 MHz sequential: it explains at most 12.4% (88% of the slowdown)",),
+        0.14,
+        0.124,
+        0.014,
+        0.88,
+    )
+    power = PooledPower(2, (0, 1), (), modes, (), source)
+    return msgspec.structs.replace(found, power=power, power_trace=power_trace(), power_verdict=verdict)
+
+
+# In the last two blocks, as of profiled steps.
+COMMUNICATION = tuple((11_700.0 + 60 * i, 11_740.0 + 60 * i) for i in range(18))
+
+
+def power_trace() -> PowerTrace:
+    """Ten blocks of 1.3 s."""
+    arms = (OSSO * 3)[:10]
+    segments = tuple(TraceSegment(arm, 1300.0 * i + 420, 1300.0 * i + 1300) for i, arm in enumerate(arms))
+    times = [20.0 * i for i in range(650)]
+    power, clock = [], []
+    for time in times:
+        overlapped = arms[int(time // 1300)] is OV
+        wave = math.sin(time / 61) + 0.5 * math.sin(time / 17)
+        power.append((642.0 if overlapped else 550.0) + (28.0 if overlapped else 55.0) * wave)
+        clock.append((1695.0 if overlapped else 1905.0) + 15 * math.sin(time / 90))
+    return PowerTrace(0, tuple(times), tuple(power), tuple(clock), 0.02, 700.0, 700.0, segments, 1300, COMMUNICATION)
+
+
+def write(
+    folder: Path, *windows: OverlapReport, run: RunInfo | None = None, blocks: tuple[TimedBlock, ...] = ()
+) -> Path:
+    """A record, as the sink writes it."""
+    sink = JsonlSink(folder)
+    sink.open(run or run_info())
+    for found in windows:
+        sink.log(found)
+    for block in blocks:
+        sink.block(len(windows), 20 + 500 * len(windows), block)
+    sink.close()
+    return folder
+
+
+def many(count: int) -> list[OverlapReport]:
+    """So many windows, made fast: a few of them, renumbered."""
+    some = [window(i, slowdown=0.14 + 0.01 * math.sin(i)) for i in range(12)]
+    return [
+        msgspec.structs.replace(some[i % len(some)], window=i, first_step=20 + 500 * i, valid=i % 37 != 5)
+        for i in range(count)
+    ]

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from overlap_callbacks.cli import main
+from tests.report.runs import window, write
+
+
+def test_the_command_makes_the_page_and_says_where_it_is(tmp_path: Path) -> None:
+    write(tmp_path / "run", window())
+    target = tmp_path / "page.html"
+    result = CliRunner().invoke(main, ["report", str(tmp_path / "run"), "-o", str(target)], env={"COLUMNS": "300"})
+    assert result.exit_code == 0, result.output
+    assert f"The page is {target} (0." in result.output
+    assert target.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_a_record_s_file_serves_as_well_as_its_folder_and_several_are_compared(tmp_path: Path) -> None:
+    runs = [str(write(tmp_path / name, window()) / "overlap.jsonl") for name in ("one", "two")]
+    target = tmp_path / "page.html"
+    result = CliRunner().invoke(main, ["report", *runs, "-o", str(target)])
+    assert result.exit_code == 0, result.output
+    assert "2 runs compared" in target.read_text(encoding="utf-8")
+
+
+def test_json_prints_the_results_alone_on_stdout(tmp_path: Path) -> None:
+    write(tmp_path / "run", window())
+    target = tmp_path / "page.html"
+    result = CliRunner().invoke(main, ["report", str(tmp_path / "run"), "-o", str(target), "--json"])
+    found = json.loads(result.stdout)
+    assert found["page"] == str(target)
+    assert found["bytes"] == target.stat().st_size
+    assert found["runs"][0]["figures"]["speedup_vs_sequential"]["value"] > 0.1
+
+
+@pytest.mark.parametrize("runs", [["nowhere"], ["run", "nowhere"]])
+def test_a_record_that_is_not_there_gives_one_line_and_no_page(tmp_path: Path, runs: list[str]) -> None:
+    write(tmp_path / "run", window())
+    target = tmp_path / "page.html"
+    result = CliRunner().invoke(main, ["report", *(str(tmp_path / run) for run in runs), "-o", str(target)])
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: no record at")
+    assert result.output.count("\n") == 1
+    assert not target.exists()
+
+
+def test_a_page_that_cannot_be_written_gives_one_line(tmp_path: Path) -> None:
+    write(tmp_path / "run", window())
+    result = CliRunner().invoke(main, ["report", str(tmp_path / "run"), "-o", str(tmp_path / "no" / "page.html")])
+    assert result.exit_code == 1
+    assert "cannot be written: No such file or directory" in result.output
+
+
+def test_a_run_must_be_given() -> None:
+    assert CliRunner().invoke(main, ["report"]).exit_code == 2

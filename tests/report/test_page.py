@@ -1,0 +1,324 @@
+"""The page as HTML, without a browser: what stands in it, and what it says where something is missing."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from overlap_callbacks.record import read
+from overlap_callbacks.report import page, write_page
+from overlap_callbacks.report.page import _names, script_json
+from overlap_callbacks.report.steps import both
+from overlap_callbacks.report.words import DASH
+from overlap_callbacks.samples import TimedBlock
+from overlap_callbacks.schedule import Schedule
+from tests.report.runs import OSSO, OV, SEQ, many, run_info, window, write
+
+
+def text_of(content: str) -> str:
+    """What a reader sees, on one line."""
+    body = re.sub(r"<(script|style)\b.*?</\1>", " ", content, flags=re.S)
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", body))).replace("\xa0", " ")
+
+
+def charts_of(content: str) -> list[dict[str, Any]]:
+    found = re.search(r'<script type="application/json" id="charts">(.*?)</script>', content, re.S)
+    assert found is not None
+    charts: list[dict[str, Any]] = json.loads(found[1])
+    return charts
+
+
+def made(folder: Path, *windows: Any, **options: Any) -> str:
+    return page([read(write(folder / "run-1", *windows, **options))])
+
+
+QUESTIONS = (
+    "Is overlap worth it here?",
+    "What does it cost?",
+    "How far from ideal, and what holds it back?",
+    "Has it changed?",
+    "How good is the measurement?",
+    "Configuration",
+)
+
+
+def test_the_verdict_comes_first_then_the_questions_in_their_order(tmp_path: Path) -> None:
+    text = text_of(made(tmp_path, *[window(i, power=True) for i in range(8)]))
+    places = [text.index(part) for part in ("Overlap is worth it here: without it, steps take 13.", *QUESTIONS)]
+    assert places == sorted(places)
+
+
+def test_a_whole_record_gives_every_chart_and_nothing_is_missing(tmp_path: Path) -> None:
+    content = made(tmp_path, *[window(i, power=True) for i in range(8)])
+    titles = [chart["title"] for chart in charts_of(content)]
+    assert titles == [
+        "Step time",
+        "Power along a window",
+        "Where the time of an overlapped step goes",
+        "One step, as it passes",
+        "Communication by dimension of parallelism",
+        "Speed-up of overlap",
+        "Compute slowdown",
+        "Gap to ideal",
+        "Exposed communication",
+        "Step time",
+        "Mean power of a device",
+    ]
+    text = text_of(content)
+    assert text.count("not measured") == 1  # sends and receives, of which this job has none
+    for part in ("Kernels that lose most", "What runs beside what", "clock throttled by power cap", "energy", "tensor"):
+        assert part in text
+
+
+def test_bars_hold_the_figures_of_the_record_with_their_intervals(tmp_path: Path) -> None:
+    record = read(write(tmp_path, window()))
+    rows = {row["label"]: row for row in charts_of(page([record]))[0]["rows"]}
+    figure = record.windows[0].e2e_sequential_ms
+    assert figure is not None
+    assert rows["Sequential"]["value"] == pytest.approx(figure.value, rel=1e-5)
+    assert rows["Sequential"]["low"] == pytest.approx(figure.ci_low, rel=1e-5)
+    assert rows["Ideal"]["value"] < rows["Overlapped"]["value"] < rows["Sequential"]["value"]
+
+
+# -- what is missing is said
+
+
+def test_an_empty_record(tmp_path: Path) -> None:
+    content = made(tmp_path)
+    text = text_of(content)
+    assert "Nothing has been measured yet: no window is done." in text
+    assert "No window was completed." in text
+    assert "NVIDIA H200" in text
+    assert charts_of(content) == []
+
+
+def test_one_window(tmp_path: Path) -> None:
+    assert "One valid window was measured, so there is nothing to compare it with." in text_of(made(tmp_path, window()))
+
+
+def test_too_few_windows_to_tell_a_change(tmp_path: Path) -> None:
+    text = text_of(made(tmp_path, *[window(i) for i in range(3)]))
+    assert "Too few windows to say: 3, and it takes 6 to tell a change from chance." in text
+
+
+def test_a_change_along_the_run_is_told_from_chance(tmp_path: Path) -> None:
+    steady = text_of(made(tmp_path / "a", *[window(i, slowdown=0.14) for i in range(12)]))
+    assert "No headline figure changed between the halves of the run" in steady
+    slower = text_of(made(tmp_path / "b", *[window(i, slowdown=0.10 + 0.01 * i) for i in range(12)]))
+    assert "changed by more than chance would: compute slowdown (eq. 1) +6." in slower
+    assert " pp." in slower
+
+
+def test_without_power(tmp_path: Path) -> None:
+    assert "Power was not measured." in text_of(made(tmp_path, window()))
+
+
+def test_without_a_profile(tmp_path: Path) -> None:
+    bare = window(profiled=(), kernels=(), pairs=(), pictures=(), dimensions=())
+    text = text_of(made(tmp_path, bare))
+    assert "Kernels were not measured: no window has a profile." in text
+    assert "No step was drawn" in text
+    assert "Compute slowdown not measured" in text
+    schedule = Schedule(profiled_steps=0).as_dict()
+    text = text_of(made(tmp_path / "b", bare, run=run_info(schedule=schedule)))
+    assert "the schedule has profiled_steps=0" in text
+
+
+def test_all_windows_invalid(tmp_path: Path) -> None:
+    invalid = [
+        msgspec.structs.replace(window(i), valid=False, problems=("residual overlap 0.3 in sequential steps",))
+        for i in range(3)
+    ]
+    text = text_of(made(tmp_path, *invalid))
+    assert "No window counts, so whether overlap is worth it here is not known." in text
+    assert "Step times are not compared: no window is valid." in text
+    assert "Kernels are not compared: no window is valid." in text
+    assert "0 of 3 windows count." in text
+    assert f"residual overlap 0.3 in sequential steps 3 0{DASH}2" in text
+    assert "worth it here: without" not in text
+
+
+def test_a_control_run(tmp_path: Path) -> None:
+    control = [msgspec.structs.replace(window(i), control=True) for i in range(2)]
+    text = text_of(made(tmp_path, *control, run=run_info(schedule=Schedule(control=True).as_dict())))
+    assert "A/A control: both sides ran overlapped, so every difference is chance." in text
+    assert "The difference is the error of the measurement." in text
+    assert "worth it here: without" not in text
+
+
+def test_control_windows_beside_real_ones_are_marked_and_left_out(tmp_path: Path) -> None:
+    windows = [window(i) for i in range(4)]
+    windows[1] = msgspec.structs.replace(windows[1], control=True)
+    content = made(tmp_path, *windows)
+    table = text_of(content[content.index("Every window") :])
+    assert re.search(rf"1 {windows[1].first_step:,} control ", table)
+    lines = [chart for chart in charts_of(content) if chart["draw"] == "lines"]
+    assert lines
+    for line in lines:
+        assert line["excluded"] == [windows[1].first_step]
+        assert windows[1].first_step not in {point[0] for series in line["series"] for point in series["points"]}
+
+
+def test_turns_without_a_window_cost_nothing(tmp_path: Path) -> None:
+    windows = [msgspec.structs.replace(window(i), measurement_overhead=0.01) for i in (0, 1, 2, 3)]
+    assert "Measuring took 1.00% of training time" in text_of(made(tmp_path / "a", *windows))
+    fewer = [windows[0], windows[3]]
+    assert "Measuring took 0.50% of training time" in text_of(made(tmp_path / "b", *fewer))
+
+
+def test_an_unfinished_window_alone_is_shown_as_one(tmp_path: Path) -> None:
+    blocks = tuple(TimedBlock(arm, i, (410.0 if arm is OV else 470.0, 411.0)) for i, arm in enumerate(OSSO * 2))
+    text = text_of(made(tmp_path, blocks=blocks))
+    assert "The figures are of one unfinished window: no whole one counts." in text
+    assert "Window 0 is unfinished: 8 timed blocks so far" in text
+    assert "Without overlap" in text or "worth it" in text
+
+
+def test_an_unfinished_window_after_whole_ones_is_named(tmp_path: Path) -> None:
+    text = text_of(made(tmp_path, window(), blocks=(TimedBlock(SEQ, 0, (470.0,)),)))
+    assert "Window 1 is unfinished: 1 timed blocks so far" in text
+    assert "The figures are of one unfinished window" not in text
+
+
+def test_lines_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
+    write(tmp_path, window())
+    with (tmp_path / "overlap.jsonl").open("ab") as file:
+        file.write(b"no json\n")
+    assert "1 line of the record could not be read." in text_of(page([read(tmp_path)]))
+
+
+def test_ranks_that_were_not_heard_are_counted(tmp_path: Path) -> None:
+    lacking = msgspec.structs.replace(window(), ranks=(0,))
+    assert "at least 1 of 2; 1 window of 1 lack some" in text_of(made(tmp_path, lacking))
+
+
+# -- several runs
+
+
+def test_several_runs_stand_side_by_side(tmp_path: Path) -> None:
+    records = [
+        read(write(tmp_path / "one", window())),
+        read(write(tmp_path / "two", window(slowdown=0.05), run=run_info(torch_version="2.14.0"))),
+        read(write(tmp_path / "x" / "one")),
+    ]
+    content = page(records)
+    text = text_of(content)
+    assert "3 runs compared" in text
+    assert "Without any figure: one (2)." in text
+    assert "PyTorch 2.13.0+cu130 2.14.0 2.13.0+cu130" in text
+    compared, shares = charts_of(content)[:2]
+    assert {row["run"] for row in compared["rows"]} == {"one", "two"}
+    (along,) = [chart for chart in charts_of(content) if chart["title"] == "Compute slowdown along the runs"]
+    assert [(line["name"], len(line["points"])) for line in along["series"]] == [("one", 1), ("two", 1)]
+    assert "mean power of a device, overlapped" not in text
+    assert {row["figure"] for row in shares["rows"]} == {"Speed-up of overlap", "Compute slowdown", "Gap to ideal"}
+    for anchor in ("run-1", "run-2", "run-3"):
+        assert content.count(f'id="{anchor}"') == content.count(f'href="#{anchor}"') == 1
+
+
+def test_power_of_several_runs_stands_side_by_side(tmp_path: Path) -> None:
+    records = [
+        read(write(tmp_path / "one", window(power=True), window(1, power=True))),
+        read(write(tmp_path / "two", window())),
+    ]
+    text = text_of(page(records))
+    table = text[text.index("Power and energy") :]
+    assert re.search(r"mean power of a device, overlapped [\d,.]+ W.{0,30} not measured", table)
+    assert "energy of a step, all devices, sequential" in table
+
+
+def test_runs_whose_long_names_begin_alike_are_not_taken_for_one(tmp_path: Path) -> None:
+    names = [f"{'sweep-of-everything-' * 6}{i}" for i in range(3)]
+    content = page([read(write(tmp_path / name, window())) for name in names])
+    assert len({row["run"] for row in charts_of(content)[0]["rows"]}) == 3
+
+
+def test_no_record_is_refused() -> None:
+    with pytest.raises(ValueError, match="records must hold at least one record, got none"):
+        page([])
+
+
+# -- size
+
+
+def test_a_thousand_windows_are_made_in_seconds_and_stay_below_5_mb(tmp_path: Path) -> None:
+    write(tmp_path, *(msgspec.structs.replace(w, power_trace=None) for w in many(1000)))
+    record = read(tmp_path)
+    start = time.monotonic()
+    size = write_page([record], tmp_path / "report.html")
+    assert time.monotonic() - start < 10
+    assert size < 2_000_000
+    charts = charts_of((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert all(len(line["points"]) > 900 for chart in charts if chart["draw"] == "lines" for line in chart["series"])
+
+
+def test_more_windows_than_can_be_drawn_are_thinned_and_the_page_says_so(tmp_path: Path) -> None:
+    record = read(write(tmp_path))
+    record.windows += many(3000)
+    content = page([record])
+    assert len(content) < 3_000_000
+    assert all(
+        len(line["points"]) <= 1000
+        for chart in charts_of(content)
+        if chart["draw"] == "lines"
+        for line in chart["series"]
+    )
+    text = text_of(content)
+    assert "at most 1,000 are drawn: the extremes of each stretch stay" in text
+    assert "The last 1,000 of 3,000; the record holds all." in text
+
+
+# -- the pieces
+
+
+@pytest.mark.parametrize("hostile", ["</script><script>alert(1)</script>", "<!-- <script>", "&lt;", "\u2028", '"\\'])
+def test_json_in_a_script_element_cannot_end_it(hostile: str) -> None:
+    found = script_json({hostile: [hostile]})
+    assert not set("<>&\u2028").intersection(found)
+    assert json.loads(found) == {hostile: [hostile]}
+
+
+def test_both_is_where_two_series_of_intervals_overlap() -> None:
+    assert both([(0, 2), (3, 6)], [(1, 4), (5, 7)]) == [(1, 2), (3, 4), (5, 6)]
+    assert both([(0, 1)], [(1, 2)]) == []
+    assert both([], [(0, 1)]) == []
+
+
+def test_the_page_replaces_an_older_one_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    record = read(write(tmp_path / "run", window()))
+    target = tmp_path / "report.html"
+    target.write_text("old")
+    size = write_page([record], target)
+    assert target.stat().st_size == size
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["report.html", "run"]
+
+
+def test_the_same_record_gives_the_same_page(tmp_path: Path) -> None:
+    record = read(write(tmp_path, window(), window(1)))
+    assert page([record]) == page([record])
+
+
+def test_runs_of_one_name_are_told_apart_in_any_order(tmp_path: Path) -> None:
+    folders = [tmp_path / "a" / "x (2)", tmp_path / "b" / "x", tmp_path / "c" / "x", tmp_path / "d" / "x (2)"]
+    records = [read(write(folder, window(0))) for folder in folders]
+    assert _names(records) == ["x (2)", "x", "x (3)", "x (2) (2)"]
+
+
+def test_a_link_keeps_leading_where_it_did_and_a_device_stays_one(tmp_path: Path) -> None:
+    found = [read(write(tmp_path / "run", window(0)))]
+    target = tmp_path / "elsewhere.html"
+    (tmp_path / "link.html").symlink_to(target)
+    size = write_page(found, tmp_path / "link.html")
+    assert (tmp_path / "link.html").is_symlink()
+    assert target.stat().st_size == size
+    assert write_page(found, "/dev/null") > 0
+    assert not Path("/dev/null").is_file()
+    with pytest.raises(IsADirectoryError):
+        write_page(found, tmp_path)

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from overlap_callbacks.samples import DimensionTime
+from overlap_callbacks.sinks import PrometheusSink
+from overlap_callbacks.sinks.prometheus import LONGEST_LABEL, MOST_VALUES, gauge
+from tests.report.runs import run_info, window
+
+parser = pytest.importorskip("prometheus_client.parser")
+
+
+def written(path: Path) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """The file as Prometheus's own parser reads it."""
+    found = {}
+    for family in parser.text_string_to_metric_families(path.read_text()):
+        for sample in family.samples:
+            found[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+def sink_with(path: Path, *reports: Any, **options: Any) -> PrometheusSink:
+    sink = PrometheusSink(path, **options)
+    sink.open(run_info())
+    for report in reports:
+        sink.log(report)
+    return sink
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "labels", "scale"),
+    [
+        ("overlap/e2e_overlapped_ms", "overlap_e2e_overlapped_seconds", ("", ""), 1e-3),
+        ("overlap/e2e_overlapped_ms_ci_low", "overlap_e2e_overlapped_ci_low_seconds", ("", ""), 1e-3),
+        ("overlap/compute_slowdown", "overlap_compute_slowdown_ratio", ("", ""), 1.0),
+        ("overlap/hidden_comm_fraction", "overlap_hidden_comm_ratio", ("", ""), 1.0),
+        ("overlap/valid", "overlap_valid", ("", ""), 1.0),
+        ("power/overlapped_avg_w", "overlap_power_avg_watts", ("mode", "overlapped"), 1.0),
+        ("power/sequential_energy_per_step_j", "overlap_power_energy_per_step_joules", ("mode", "sequential"), 1.0),
+        ("device/sequential_sm_clock_mhz", "overlap_device_sm_clock_hertz", ("mode", "sequential"), 1e6),
+        ("device/overlapped_nvlink_rx_gb_s", "overlap_device_nvlink_rx_bytes_per_second", ("mode", "overlapped"), 1e9),
+        ("comm/allreduce_bytes", "overlap_comm_bytes", ("collective", "allreduce"), 1.0),
+        ("comm/allreduce_messages", "overlap_comm_messages", ("collective", "allreduce"), 1.0),
+        ("dimension/data_comm_ms", "overlap_dimension_comm_seconds", ("dimension", "data"), 1e-3),
+        ("dimension/data_comm_slowdown", "overlap_dimension_comm_slowdown_ratio", ("dimension", "data"), 1.0),
+    ],
+)
+def test_names_have_base_units(key: str, name: str, labels: tuple[str, str], scale: float) -> None:
+    assert gauge(key) == (name, *labels, scale)
+
+
+def test_the_last_window_is_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "overlap.prom"
+    report = window(3, power=True)
+    sink_with(path, window(1), report).close()
+    found = written(path)
+    assert found["overlap_e2e_overlapped_seconds", ()] == pytest.approx(report.e2e_overlapped_ms.value / 1e3)  # type: ignore[union-attr]
+    assert found["overlap_power_avg_watts", (("mode", "overlapped"),)] == report.metrics()["power/overlapped_avg_w"]
+    assert found["overlap_window_first_step", ()] == report.first_step
+    assert len(found) == len(report.metrics()) + 2
+    (info,) = (dict(labels) for name, labels in found if name == "overlap_run_info")
+    assert info["device"] == "NVIDIA H200"
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_what_the_last_window_did_not_measure_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "overlap.prom"
+    sink_with(path, window(1, power=True), window(2))
+    assert not [name for name, _ in written(path) if name.startswith("overlap_power")]
+
+
+def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "overlap.prom"
+    sink = sink_with(path, window(0))
+    size, done, torn = len(written(path)), threading.Event(), []
+
+    def look() -> None:
+        while not done.is_set():
+            if len(written(path)) != size:
+                torn.append(path.read_text())
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    for number in range(30):
+        sink.log(window(number % 3))
+    done.set()
+    reader.join()
+    assert not torn
+    assert [file.name for file in tmp_path.iterdir()] == ["overlap.prom"]
+
+
+def test_label_values_are_escaped_short_and_few(tmp_path: Path) -> None:
+    path = tmp_path / "overlap.prom"
+    nasty = 'a"b\\c\n{x="y"} 1\n' + "z" * 500
+    report = msgspec.structs.replace(
+        window(), dimensions=tuple(DimensionTime(f"d{i}", 1, 1, 1.0, 1.0, 1.0, 1.0) for i in range(200)), device=nasty
+    )
+    sink_with(path, report, labels={"job_name": nasty})
+    found = written(path)
+    values = {dict(labels).get("dimension", "") for name, labels in found if name == "overlap_dimension_comm_seconds"}
+    assert len(values) == MOST_VALUES
+    assert all(len(value) <= LONGEST_LABEL for _, labels in found for _, value in labels)
+    (job_name,) = {dict(labels)["job_name"] for _, labels in found}
+    assert job_name.startswith(nasty.replace("\n", "\ufffd")[: LONGEST_LABEL - 13])
+
+
+def test_dimensions_with_names_much_alike_are_told_apart(tmp_path: Path) -> None:
+    alike = ["dp-cp", "dp.cp", "x" * 150 + "1", "x" * 150 + "2", "a\tb", "a\nb"]
+    dimensions = tuple(DimensionTime(name, 1, 1, 1.0, 1.0, 1.0, 1.0) for name in alike)
+    sink_with(tmp_path / "overlap.prom", msgspec.structs.replace(window(), dimensions=dimensions))
+    values = [dict(labels) for name, labels in written(tmp_path / "overlap.prom") if name.endswith("_comm_seconds")]
+    found = {labels["dimension"] for labels in values if "dimension" in labels}
+    assert {"dp-cp", "dp.cp", "a\ufffdb"} <= found  # the last twice: a series comes once, or the collector takes none
+    assert len(found) == 5
+
+
+def test_wrong_parameters_are_named() -> None:
+    with pytest.raises(ValueError, match=r"path must end in \.prom.*'x\.txt'"):
+        PrometheusSink("x.txt")
+    with pytest.raises(ValueError, match="labels: a name must be of letters"):
+        PrometheusSink("x.prom", {"a-b": "c"})
+    with pytest.raises(ValueError, match=r"labels: a name .* got 'mode'"):
+        PrometheusSink("x.prom", {"mode": "c"})
+    with pytest.raises(TypeError, match=r"labels\['a'\] must be text, got 1"):
+        PrometheusSink("x.prom", {"a": 1})  # type: ignore[dict-item]

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from overlap_callbacks.sinks import FunctionSink, TensorBoardSink
+from tests.report.runs import run_info, window
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+def test_every_metric_is_a_scalar_against_the_training_step(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    sink = TensorBoardSink(tmp_path)
+    sink.open(run_info(framework="<b>mine</b>"))
+    for number in (0, 1):
+        sink.log(window(number, power=True))
+    sink.close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    expected = [window(number, power=True).metrics() for number in (0, 1)]
+    assert set(events.Tags()["scalars"]) == set(expected[0])
+    for key in expected[0]:
+        points = [(point.step, point.value) for point in events.Scalars(key)]
+        assert points == [
+            (20, pytest.approx(expected[0][key], rel=1e-6)),
+            (520, pytest.approx(expected[1][key], rel=1e-6)),
+        ]
+    (text,) = events.Tensors("overlap/run/text_summary")
+    lines = text.tensor_proto.string_val[0].decode().splitlines()
+    assert "    framework: <b>mine</b>" in lines
+    assert all(line.startswith("    ") for line in lines), "markdown shows such lines as they are"
+
+
+def test_a_function_gets_the_metrics_and_the_step() -> None:
+    got: list[tuple[int, float]] = []
+    sink = FunctionSink(lambda metrics, step: got.append((step, metrics["overlap/compute_slowdown"])))
+    sink.log(window())
+    slowdown = window().metrics()["overlap/compute_slowdown"]
+    assert got == [(20, slowdown)]
+
+
+def test_a_deferred_function_is_called_by_flush_and_close_alone() -> None:
+    got: list[int] = []
+    sink = FunctionSink(lambda metrics, step: got.append(step), deferred=True)
+    sink.log(window(0))
+    assert not got
+    sink.flush()
+    assert got == [20]
+    sink.log(window(1))
+    sink.close()
+    assert got == [20, 520]
+
+
+def test_a_function_that_is_none_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"write must be a function of the metrics and the step, got 3 \(a int\)"):
+        FunctionSink(3)  # type: ignore[arg-type]

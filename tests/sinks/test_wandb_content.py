@@ -1,0 +1,305 @@
+"""What stands in a W&B run, offline, beside the metrics: texts, pictures, tables, configuration."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from overlap_callbacks import JsonlSink, WandbSink
+from overlap_callbacks.metrics import FIGURES
+from overlap_callbacks.power.metrics import meanings
+from overlap_callbacks.samples import DimensionTime, KernelTime
+from overlap_callbacks.sinks import cards
+from overlap_callbacks.sinks.alerts import LESS_IS_WORSE, Limits
+from overlap_callbacks.sinks.keys import fit, fit_key
+from overlap_callbacks.sinks.wandb_summary import aggregates
+from tests.report.runs import run_info, window
+from tests.wandb_reader import SETTINGS, OfflineRun, read_run
+
+wandb = pytest.importorskip("wandb")
+
+pytestmark = pytest.mark.usefixtures("apart")
+
+HOSTILE = '</style><script>alert("1")</script>\'"&' + "x" * 3000
+
+
+def logged(folder: Path, *reports: Any, **options: Any) -> OfflineRun:
+    sink = WandbSink(settings=wandb.Settings(**SETTINGS), dir=folder, **options)
+    info = run_info()
+    record = JsonlSink(folder / "run")
+    for one in (record, sink):
+        one.open(info)
+        for report in reports:
+            one.log(report)
+    for one in (sink, record):
+        one.close()
+    return read_run(folder)
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """The run's summary, through W&B's own reader."""
+    (file,) = folder.rglob("run-*.wandb")
+    reader = Path(wandb.__file__).parent / "bin" / "wandb-core"
+    command = [reader, "leet", "inspect", "--no-observability", "--summary", "--json", "--run-file", file, file.parent]
+    found: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return found["summary"]  # type: ignore[no-any-return]
+
+
+def pictures(run: OfflineRun, key: str) -> list[str]:
+    paths = [path for path in run.files if path.startswith(f"media/html/{key}_")]
+    return [(run.folder / "files" / path).read_text() for path in paths]
+
+
+def test_verdicts_are_text_in_the_summary(tmp_path: Path) -> None:
+    logged(tmp_path, window(0, power=True), window(1, power=True))
+    found = summary(tmp_path)
+    assert found["overlap/verdict"].startswith("Overlap is worth it here: without it, steps take 13")
+    assert found["power/verdict"].startswith("clock throttled by power cap: SM clock 1695 MHz")
+
+
+def test_means_over_the_run_leave_invalid_windows_out(tmp_path: Path) -> None:
+    reports = [window(0), msgspec.structs.replace(window(1, slowdown=0.9), valid=False), window(2, slowdown=0.2)]
+    run = logged(tmp_path, *reports)
+    expected = [reports[i].metrics()["overlap/compute_slowdown"] for i in (0, 2)]
+    assert run.values("overlap_run/compute_slowdown") == [
+        pytest.approx(expected[0]),
+        pytest.approx(expected[0]),
+        pytest.approx(sum(expected) / 2),
+    ]
+    assert run.metrics["overlap_run/compute_slowdown"]["step_metric"] == "overlap/step"
+    assert "summary" not in run.metrics["overlap_run/compute_slowdown"], "bar charts need one plain number"
+
+
+def test_the_step_time_is_a_picture_with_intervals_that_needs_no_network(tmp_path: Path) -> None:
+    (picture,) = pictures(logged(tmp_path, window(power=True)), "overlap/step_time")
+    for mode in ("ideal", "overlapped", "sequential"):
+        assert f'<rect class="{mode}"' in picture
+    assert picture.count('class="bound"') == 3
+    assert "Overlap is worth it here" in picture
+    assert "clock throttled by power cap" in picture
+    assert not re.findall(r"https?://|src=|<link|<script", picture)
+
+
+def test_a_picture_says_what_was_not_measured() -> None:
+    report = window(timed=(), profiled=())
+    picture = cards.step_card(report, "Nothing.", None)
+    assert "Step times were not measured in this window." in picture
+    assert picture.count("not measured") >= len(cards.ROWS)
+
+
+def test_a_picture_of_an_invalid_window_compares_nothing() -> None:
+    report = msgspec.structs.replace(window(), valid=False, problems=("residual overlap 0.4",))
+    picture = cards.step_card(report, "No window is valid.", None)
+    assert '<rect class="overlapped"' in picture
+    assert '<rect class="sequential"' not in picture
+    assert "Note: residual overlap 0.4" in picture
+
+
+def test_names_are_shown_as_text_and_cut(tmp_path: Path) -> None:
+    report = msgspec.structs.replace(
+        window(power=True),
+        device=HOSTILE,
+        problems=(HOSTILE,),
+        kernels=(KernelTime(HOSTILE, False, 1, 1, 2.0, 1.0),),
+        dimensions=(DimensionTime("my.group/of\n{names}", 1, 8, 1.0, 1.0, 1.0, 1.0),),
+    )
+    run = logged(tmp_path, report)
+    (picture,) = pictures(run, "overlap/step_time")
+    assert "<script" not in picture
+    assert len(picture) < 20_000
+    assert run.values("dimension/my_group_of__names__bytes") == [8]
+    assert len(run.tables("overlap/kernels")[0]["data"][0][0]) == 500
+    keys = {key.partition(".")[0] for row in run.history for key in row}  # the reader joins nested keys with a dot
+    assert not [key for key in keys if not re.fullmatch(r"[A-Za-z0-9_]+/[A-Za-z0-9_]+|_\w+", key)]
+
+
+def test_of_many_windows_some_have_tables_and_the_last_has(tmp_path: Path) -> None:
+    count = 45
+    run = logged(tmp_path, *(window(number % 3) for number in range(count - 1)), window(99))
+    found = run.tables("overlap/kernels")
+    assert 10 < len(found) < count / 1.5
+    assert len(pictures(run, "overlap/step_time")) == len(found)
+    with_tables = [row for row in run.history if any(key.startswith("overlap/kernels") for key in row)]
+    assert with_tables[-1]["overlap/step"] == window(99).first_step
+
+
+def test_a_window_that_was_cut_off_at_once_does_not_stand_for_the_run(tmp_path: Path) -> None:
+    empty = window(3, complete=False, timed=(), profiled=(), kernels=(), pairs=())
+    run = logged(tmp_path, *(window(number % 3) for number in range(11)), empty)
+    (*_, last) = pictures(run, "overlap/step_time")
+    assert "not measured" not in last
+    assert run.values("overlap/complete")[-1] == 0.0
+
+
+def test_the_record_is_an_artifact_even_where_it_is_closed_later(tmp_path: Path) -> None:
+    run = logged(tmp_path, window())
+    assert read_run(tmp_path).folder == run.folder
+    staged = [path for path in tmp_path.rglob("*") if path.is_file() and b'"record":"window"' in path.read_bytes()]
+    assert len(staged) >= 2, "the record, and the copy that is the artifact's"
+
+
+def test_the_users_run_that_was_finished_early_costs_nothing(tmp_path: Path) -> None:
+    run = wandb.init(project="mine", dir=tmp_path, settings=wandb.Settings(**SETTINGS))
+    sink = WandbSink(start=False)
+    sink.log(window(0))
+    run.finish()
+    sink.log(window(1))
+    sink.close()
+
+
+def test_after_one_run_of_the_users_the_next_is_taken(tmp_path: Path) -> None:
+    sink = WandbSink(start=False)
+    for number in (0, 1):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        run = wandb.init(project="mine", dir=folder, settings=wandb.Settings(**SETTINGS), reinit="finish_previous")
+        sink.log(window(number))
+        run.finish()
+    sink.close()
+    for number in (0, 1):
+        assert read_run(tmp_path / str(number)).values("overlap/step") == [20 + 500 * number]
+
+
+def test_a_run_that_is_disabled_is_no_trouble() -> None:
+    run = wandb.init(mode="disabled")
+    sink = WandbSink(alerts={"compute_slowdown": 0.01})
+    sink.log(window(power=True))
+    sink.close()
+    run.finish()
+
+
+@pytest.mark.parametrize(
+    ("key", "kept"),
+    [
+        ("overlap/compute_slowdown", "min,max,mean,last"),
+        ("overlap/compute_slowdown_ci_low", "last"),
+        ("overlap/compute_slowdown_rank_high", "max,last"),
+        ("overlap/valid", "mean,last"),
+        ("overlap/ranks_heard", "min,last"),
+        ("power/overlapped_avg_w", "min,max,mean,last"),
+        ("power/overlapped_peak_w", "max,last"),
+        ("comm/allreduce_bytes", "last"),
+        ("comm/allreduce_messages", "last"),
+        ("dimension/data_comm_ms", "min,max,mean,last"),
+    ],
+)
+def test_each_kind_of_metric_has_the_aggregates_that_make_sense(key: str, kept: str) -> None:
+    assert aggregates(key) == kept
+
+
+def test_keys_of_the_library_need_no_change() -> None:
+    keys = [*(figure.key for figure in FIGURES), *meanings(), *window(power=True).metrics()]
+    assert [fit_key(key) for key in keys] == keys
+    assert fit({"a/b.c": 1.0, "d": float("nan"), "e": float("inf")}) == {"a/b_c": 1.0}
+
+
+def test_keys_with_names_of_the_job_stay_apart_and_keep_their_unit() -> None:
+    long = "x" * 150
+    names = ["dp-cp", "dp.cp", "dp_cp", f"{long}1", f"{long}2"]
+    keys = [f"dimension/{name}_{what}" for name in names for what in ("bytes", "comm_slowdown_rank_high")]
+    fitted = list(fit(dict.fromkeys(keys, 1.0)))
+    assert len(set(fitted)) == len(keys)
+    assert all(re.fullmatch(r"dimension/\w{,120}_(bytes|comm_slowdown_rank_high)", key) for key in fitted)
+    assert "dimension/dp_cp_bytes" in fitted  # what fits is not changed
+    both = [key.removesuffix("_bytes") for key in fitted if key.endswith("_bytes")]
+    assert {f"{key}_comm_slowdown_rank_high" for key in both} <= set(fitted)  # one name of a group in all its keys
+    assert list(fit({"dimension/dp-cp_bytes": 1.0})) == ["dimension/dp_cp_bytes"]
+
+
+# -- alerts
+
+
+def passed(limits: Limits, *slowdowns: float) -> list[list[str]]:
+    return [[alert.name for alert in limits.passed(window(slowdown=slowdown))] for slowdown in slowdowns]
+
+
+def test_an_alert_comes_once_for_each_crossing() -> None:
+    limits = Limits({"compute_slowdown": 0.2})
+    name = ["compute_slowdown"]
+    assert passed(limits, 0.1, 0.3, 0.4, 0.1, 0.3) == [[], name, [], [], name]
+
+
+def test_a_window_without_the_figure_changes_nothing() -> None:
+    limits = Limits({"compute_slowdown": 0.2})
+    assert len(limits.passed(window(slowdown=0.3))) == 1
+    assert not limits.passed(window(profiled=()))
+    assert not limits.passed(msgspec.structs.replace(window(slowdown=0.0), valid=False))
+    assert not limits.passed(window(slowdown=0.3))
+
+
+def test_of_some_figures_less_is_worse() -> None:
+    assert "speedup_vs_sequential" in LESS_IS_WORSE
+    (alert,) = Limits({"speedup_vs_sequential": 0.5}).passed(window())
+    assert alert.title.startswith("Overlap: speedup vs sequential is 13")
+    assert alert.title.endswith(", below 50.0%")
+    assert not Limits({"speedup_vs_sequential": 0.05}).passed(window())
+
+
+def test_residual_overlap_alerts_in_an_invalid_window() -> None:
+    report = msgspec.structs.replace(window(), valid=False)
+    assert report.residual_overlap is not None
+    assert Limits({"residual_overlap": report.residual_overlap.value / 2}).passed(report)
+
+
+@pytest.mark.parametrize(
+    ("alerts", "error", "message"),
+    [
+        ({"slowdown": 0.2}, ValueError, "alerts has 'slowdown', which is no figure; allowed are .*compute_slowdown"),
+        ({"compute_slowdown": "0.2"}, TypeError, r"alerts\['compute_slowdown'\] must be a finite number, got '0.2'"),
+        ({"compute_slowdown": True}, TypeError, "must be a finite number, got True"),
+        ({"compute_slowdown": float("nan")}, ValueError, "must be a finite number, got nan"),
+        (["compute_slowdown"], TypeError, "alerts must be a mapping from a figure's name to its limit"),
+    ],
+)
+def test_limits_that_are_wrong_are_named(alerts: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        WandbSink(alerts=alerts)
+
+
+def test_a_timeout_that_is_wrong_is_named() -> None:
+    with pytest.raises(ValueError, match="timeout_s must be a positive, finite number of seconds"):
+        WandbSink(timeout_s=0)
+
+
+def test_a_control_run_passes_no_limit() -> None:
+    limits = Limits({"compute_slowdown": 0.2})
+    assert not limits.passed(msgspec.structs.replace(window(slowdown=0.3), control=True))
+    assert limits.passed(window(slowdown=0.3))
+
+
+class _StillRun:
+    """A run whose step does not move: one that ended, or that W&B does not take rows for."""
+
+    step = 0
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, object]] = []
+
+    def log(self, row: dict[str, object], commit: bool = True) -> None:
+        if row:
+            self.rows.append(row)
+
+    def define_metric(self, *_: object, **__: object) -> None:
+        pass
+
+
+def test_the_end_comes_whatever_the_run_does_with_the_rows_that_wait() -> None:
+    pytest.importorskip("wandb")
+    from overlap_callbacks.sinks import wandb as sink_of_wandb
+
+    sink, run = WandbSink(), _StillRun()
+    sink._run, sink._joined_step = run, 0  # its one row has one of ours already
+    sink._rows = [sink_of_wandb._Row({"overlap/step": step}, None, "") for step in (20, 520)]
+    sink._log_record = lambda _: None  # type: ignore[method-assign]
+    thread = threading.Thread(target=sink._finish, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert [row["overlap/step"] for row in run.rows] == [20, 520]

@@ -1,0 +1,45 @@
+"""Stretches of time in one mode, for power: what lies between two steps is no part of them where it is long."""
+
+from __future__ import annotations
+
+from overlap_callbacks.gate import Gate
+from overlap_callbacks.native import NativeSwitch
+from overlap_callbacks.schedule import Mode, Part, Plan, Schedule
+from overlap_callbacks.window import MeasuredStep, Window
+
+MS = 1_000_000
+
+
+def steps_of(gaps_ms: list[float], step_ms: float = 100.0, uncounted: tuple[int, ...] = ()) -> list[MeasuredStep]:
+    """Steps of one block, each after its gap."""
+    now, steps = 0, []
+    for number, gap_ms in enumerate(gaps_ms):
+        now += round(gap_ms * MS)
+        plan = Plan(0, number, Part.TIMED, 0, Mode.OVERLAPPED, Mode.OVERLAPPED, True, False)
+        end = now + round(step_ms * MS)
+        steps.append(MeasuredStep(plan, now, end, None, -1, number not in uncounted))
+        now = end
+    return steps
+
+
+def segments_of(steps: list[MeasuredStep]) -> list[tuple[float, float, int]]:
+    window = Window(0, 0, Gate(), NativeSwitch(None), Schedule())
+    found = window._segments(steps, counted_only=True)
+    return [(segment.start_ns / MS, segment.end_ns / MS, segment.num_steps) for segment in found]
+
+
+def test_a_block_is_one_stretch_with_what_loading_its_batches_takes() -> None:
+    assert segments_of(steps_of([0, 20, 22, 19])) == [(0, 461, 4)]
+
+
+def test_an_evaluation_between_two_steps_cuts_the_block_in_two() -> None:
+    assert segments_of(steps_of([0, 1, 3000, 1])) == [(0, 201, 2), (3201, 3402, 2)]
+
+
+def test_a_step_that_does_not_count_cuts_it_too() -> None:
+    assert segments_of(steps_of([0, 0, 0, 0], uncounted=(1,))) == [(0, 100, 1), (200, 400, 2)]
+
+
+def test_a_single_step_is_a_stretch() -> None:
+    assert segments_of(steps_of([0])) == [(0, 100, 1)]
+    assert segments_of([]) == []
