@@ -3,14 +3,19 @@
     python benchmarks/power.py [--quick] [--json FILE]
 
 Side by side in one run: training alone, training beside this library's sampler, and, where ``zeus`` is installed,
-training beside its ``PowerMonitor``, both reading instantaneous power of one GPU. Where there is no GPU, a fake driver
-is built and read through the real bindings: then the times hold all but the driver's own work, and the output says so.
+training beside its ``PowerMonitor``, both reading instantaneous power of one GPU. Where there is no GPU, fake drivers
+of NVIDIA and AMD are built and read through the real bindings: then the times hold all but the drivers' own work, and
+the output says so.
+
+The share of a core is taken twice: in a process that does nothing else, where all that a tick needs has gone cold since
+the tick before, and beside training, where the core is awake.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import itertools
 import json
 import os
@@ -52,8 +57,8 @@ def with_a_driver() -> bool:
 
     if build.compiler() is None:
         sys.exit("there is no NVIDIA driver, and no C compiler to build a fake one with")
-    folder = str(build.nvml().parent)
-    path = os.pathsep.join(part for part in (folder, os.environ.get("LD_LIBRARY_PATH", "")) if part)
+    folders = str(build.nvml().parent), str(build.amdsmi().parent), os.environ.get("LD_LIBRARY_PATH", "")
+    path = os.pathsep.join(part for part in folders if part)
     environment = {**os.environ, FAKE: "1", "LD_LIBRARY_PATH": path, "FAKE_SCRIPT": "gpus=1;base_w=250"}
     os.execve(sys.executable, [sys.executable, *sys.argv], environment)
 
@@ -65,6 +70,15 @@ def make_source() -> PowerSource:
     uuid = pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(0))
     pynvml.nvmlShutdown()
     source = find_source(DeviceIdentity("nvidia", uuid=uuid))
+    if isinstance(source, NoPower):
+        sys.exit(source.reason)
+    return source
+
+
+def make_amd_source() -> PowerSource:
+    """The fake one: how torch names a real AMD device is not known without it."""
+    ctypes.CDLL("libamd_smi.so")  # the package looks for it among the loaded ones, not on LD_LIBRARY_PATH
+    source = find_source(DeviceIdentity("amd", pci_bus_id="0000:20:00.0"))
     if isinstance(source, NoPower):
         sys.exit(source.reason)
     return source
@@ -113,47 +127,75 @@ def read_us(source: PowerSource, reads: int) -> float:
     return statistics.median(times) / 1e3
 
 
-def sampler_share(source: PowerSource, interval_s: float, seconds: float) -> dict[str, float]:
+Beside = Callable[[float], object]  # what the main thread does for so many seconds
+
+
+def train_for(seconds: float) -> None:
+    """Train as ``step_times`` does."""
+    step, end = make_step(), time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        step()
+
+
+def sampler_share(source: PowerSource, interval_s: float, seconds: float, beside: Beside) -> dict[str, float]:
     """Share of a core that the sampler's thread takes, and the ticks that it left out."""
     sampler = Sampler(source, interval_s=interval_s)
     start = time.perf_counter()
     sampler.start()
-    time.sleep(seconds)
+    beside(seconds)
     sampler.stop(10)
     elapsed_s = time.perf_counter() - start
     return {"share": sampler.cpu_s / elapsed_s, "readings": len(sampler.readings()), "late": sampler.late}
 
 
-def waking_share(interval_s: float, seconds: float) -> dict[str, float]:
+def waking_share(interval_s: float, seconds: float, beside: Beside) -> dict[str, float]:
     """Share of a core that a thread takes which wakes as often and does nothing: what no Python sampler goes below."""
-    taken_s = 0.0
+    taken_s, elapsed_s = 0.0, 1.0
 
     def wake() -> None:
-        nonlocal taken_s
+        nonlocal taken_s, elapsed_s
         lock = threading.Lock()
         lock.acquire()
         start = time.perf_counter()
         for tick in range(1, round(seconds / interval_s) + 1):
             lock.acquire(timeout=max(start + tick * interval_s - time.perf_counter(), 0))
-        taken_s = time.thread_time()
+        taken_s, elapsed_s = time.thread_time(), time.perf_counter() - start
 
     thread = threading.Thread(target=wake)
-    start = time.perf_counter()
     thread.start()
+    beside(seconds)
     thread.join()
-    return {"share": taken_s / (time.perf_counter() - start)}
+    return {"share": taken_s / elapsed_s}
 
 
-def zeus_share(interval_s: float, seconds: float) -> dict[str, float]:
+def zeus_share(interval_s: float, seconds: float, beside: Beside) -> dict[str, float]:
     """Share of a core that zeus's process takes once it runs."""
     zeus = Zeus(interval_s)
     zeus.resume()
     time.sleep(0.5)
     start, before = time.perf_counter(), cpu_ns(zeus.pid)
-    time.sleep(seconds)
+    beside(seconds)
     share = (cpu_ns(zeus.pid) - before) / 1e9 / (time.perf_counter() - start)
     zeus.close()
     return {"share": share, "start_s": zeus.start_s}
+
+
+def make_step() -> Callable[[], None]:
+    """A training step of a small model."""
+    torch.manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(6))).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    data = torch.randn(256, 512, device=device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(data).square().mean().backward()
+        optimizer.step()
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return step
 
 
 def step_times(arms: dict[str, tuple[Callable[[], Any], Callable[[], Any]]], rounds: int) -> dict[str, np.ndarray]:
@@ -163,11 +205,7 @@ def step_times(arms: dict[str, tuple[Callable[[], Any], Callable[[], Any]]], rou
         arms: what starts and what stops each.
         rounds: blocks of each arm.
     """
-    torch.manual_seed(0)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(6))).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    data = torch.randn(256, 512, device=device)
+    step = make_step()
     medians: dict[str, list[float]] = {arm: [] for arm in arms}
     orders = list(itertools.permutations(arms))
     for i in range(rounds + 1):
@@ -177,11 +215,7 @@ def step_times(arms: dict[str, tuple[Callable[[], Any], Callable[[], Any]]], rou
             times = []
             for j in range(STEPS_PER_BLOCK):
                 start = time.perf_counter_ns()
-                optimizer.zero_grad()
-                model(data).square().mean().backward()
-                optimizer.step()
-                if device == "cuda":
-                    torch.cuda.synchronize()
+                step()
                 if j:  # the first step of a block pays for what the arm before left in the caches
                     times.append(time.perf_counter_ns() - start)
             stop_arm()
@@ -200,6 +234,28 @@ def ratio_to(base: np.ndarray, other: np.ndarray) -> dict[str, float]:
     return {"ratio": float(np.median(ratios)), "low": float(low), "high": float(high)}
 
 
+def shares(
+    source: PowerSource, amd: PowerSource | None, seconds: float, where: str, beside: Beside, *, zeus: bool
+) -> dict[str, Any]:
+    """Shares of a core at each interval, printed; the sampler's, and what it is compared with."""
+    figures = {}
+    for interval_s in (0.1, 0.02):
+        rows: dict[str, Callable[[], dict[str, float]]] = {}
+        rows["sampler"] = functools.partial(sampler_share, source, interval_s, seconds, beside)
+        if amd is not None and interval_s == amd.default_interval_s:
+            rows["sampler, AMD"] = functools.partial(sampler_share, amd, interval_s, seconds, beside)
+        rows["a thread that only wakes"] = functools.partial(waking_share, interval_s, seconds, beside)
+        if zeus:
+            rows["zeus, a process of its own"] = functools.partial(zeus_share, interval_s, seconds, beside)
+        for row, measure in rows.items():
+            name = f"{row}, at {interval_s * 1e3:.0f} ms"
+            figures[f"{name}, {where}"] = found = measure()
+            goal = f"   goal: {GOALS[interval_s]}" if "late" in found else ""
+            late = f", {found['late']:.0f} ticks left out" if found.get("late") else ""
+            print(f"  {name:<38} {found['share']:.3%}{late}{goal}")
+    return figures
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="to see that it runs")
@@ -213,7 +269,7 @@ def main() -> None:
     except ImportError:
         zeus_version = None
     source = make_source()
-    driver = "a FAKE driver: its own work is not in these times" if fake else f"the driver of {source.device_name}"
+    driver = "FAKE drivers: their own work is not in these times" if fake else f"the driver of {source.device_name}"
     zeus_words = f"zeus {zeus_version}" if zeus_version else "zeus is not installed: its rows are left out"
     print(f"overlap-callbacks {__version__}, torch {torch.__version__}, Python {platform.python_version()}, ", end="")
     print(f"{os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}; {driver}; {zeus_words}")
@@ -221,23 +277,12 @@ def main() -> None:
 
     figures["read_us"] = read_us(source, 200 if options.quick else 2000)
     print(f"one read, CPU time: {figures['read_us']:.0f} us")
-    for interval_s in (0.1, 0.02):
-        found = sampler_share(source, interval_s, seconds)
-        figures[f"sampler at {interval_s * 1e3:.0f} ms"] = found
-        print(
-            f"sampler at {interval_s * 1e3:.0f} ms: {found['share']:.3%} of a core ({found['readings']:.0f} readings, "
-            f"{found['late']:.0f} left out)   goal: {GOALS[interval_s]}"
-        )
-        found = waking_share(interval_s, seconds)
-        figures[f"bare thread at {interval_s * 1e3:.0f} ms"] = found
-        print(f"a thread that wakes at {interval_s * 1e3:.0f} ms and does nothing: {found['share']:.3%} of a core")
-        if zeus_version:
-            found = zeus_share(interval_s, seconds)
-            figures[f"zeus at {interval_s * 1e3:.0f} ms"] = found
-            print(
-                f"zeus PowerMonitor at {interval_s * 1e3:.0f} ms: {found['share']:.3%} of a core, in a process of its "
-                f"own that takes {found['start_s']:.1f} s to start"
-            )
+    amd = make_amd_source() if fake else None
+    for where, beside in (("alone", time.sleep), ("beside training", train_for)):
+        print(f"{where}, share of a core:")
+        figures.update(shares(source, amd, seconds, where, beside, zeus=zeus_version is not None))
+    if amd is not None:
+        amd.close()
 
     samplers = {interval_s: Sampler(source, interval_s=interval_s) for interval_s in (0.1, 0.02)}
     arms: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {

@@ -8,6 +8,7 @@ cannot be true is no figure.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import io
 import socket
 from collections.abc import Callable
@@ -39,8 +40,10 @@ _INSTANT_S = 0.02
 _AVERAGE_S = 1.0
 _ENERGY_LAG_S = 0.02
 
-# How long the firmware itself takes to renew the counts of throttled time.
+# How long the firmware itself takes to renew the counts of throttled time. The clock is read as often: at every tick of
+# 20 ms it would be a third of what a tick costs, for a mean over a block that is no better.
 _THROTTLE_INTERVAL_S = 0.1
+_CLOCK_INTERVAL_S = 0.1
 _LONG_AGO = 5
 
 _NOT_SUPPORTED = (2, 3, 34, 39, 40)  # not supported, not implemented, driver not loaded, no (or more) data
@@ -54,6 +57,7 @@ _RESIDENCIES = (
     ("vr_thm_residency_acc", "voltage_regulator_thermal"),
     ("prochot_residency_acc", "processor_hot"),
 )
+_COLUMNS = ("accumulation_counter", "throttle_status", *(name for name, _ in _RESIDENCIES))
 
 
 class AmdSmiLibrary:
@@ -131,8 +135,9 @@ class AmdSmiLibrary:
 class AmdSource(PowerSource):
     """Reads one AMD GPU.
 
-    ``amdsmi_get_violation_status`` is not used: it sleeps for 100 ms within the call. The counts it is made from are
-    read instead, ten times a second.
+    A tick reads power and energy. The SM clock and the counts of throttled time are read ten times a second, and belong
+    to the readings in which they are; memory clock, limit and temperature once a second.
+    ``amdsmi_get_violation_status`` is not used: it sleeps for 100 ms within the call.
 
     Args:
         pci_bus_id: address of the device.
@@ -175,6 +180,7 @@ class AmdSource(PowerSource):
             raise
         self._averaging_s = averaging_s
         self._slow = Occasionally(lambda: (self._clock("MEM"), self._read_temperature_c(), self._cap_w("power_cap")))
+        self._sm_clock = Occasionally(lambda: self._clock("GFX"), _CLOCK_INTERVAL_S)
         self._reasons = Occasionally(self._read_reasons, _THROTTLE_INTERVAL_S)
 
     def sample(self) -> Reading:
@@ -185,16 +191,18 @@ class AmdSource(PowerSource):
         if power_w is None:
             raise PowerError(f"AMD SMI gave no power for {self._name}")
         memory_clock_mhz, temperature_c, limit_w = self._slow.at(begin_ns)
+        reasons, reasons_since_ns = self._reasons.anew(begin_ns) or (None, None)
         return Reading(
             time_ns=(begin_ns + end_ns) // 2,
             averaging_s=self._averaging_s,
             power_w=power_w,
             energy_j=energy_j,
-            sm_clock_mhz=self._clock("GFX"),
+            sm_clock_mhz=self._sm_clock.anew(begin_ns),
             memory_clock_mhz=memory_clock_mhz,
             temperature_c=temperature_c,
             limit_w=limit_w,
-            reasons=self._reasons.at(begin_ns),
+            reasons=reasons,
+            reasons_since_ns=reasons_since_ns,
         )
 
     def close(self) -> None:
@@ -247,32 +255,39 @@ class AmdSource(PowerSource):
 
     # -- the rest
 
-    def _read_reasons(self) -> frozenset[str] | None:
-        """What held the device back for more than half of the time since it was asked before.
+    def _read_reasons(self) -> tuple[frozenset[str] | None, int | None]:
+        """What held the device back for more than half of the time since it was asked before, and since when that is.
 
         None where that was long ago, between two windows: then it says nothing of now.
         """
-        metrics = self._optional(self._smi.amdsmi_get_gpu_metrics_info)
-        if metrics is None:
-            return None
-        now = {
-            name: metrics[name]
-            for name in ("accumulation_counter", *(name for name, _ in _RESIDENCIES))
-            if isinstance(metrics.get(name), int) and not isinstance(metrics.get(name), bool)
-        }
+        now = self._optional(self._read_counts)
+        if now is None:
+            return None, None
         if now.get("accumulation_counter"):
             before, self._residencies = self._residencies, now
             before_ns, self._residencies_ns = self._residencies_ns, self._clock_ns()
             if not before or self._residencies_ns - before_ns > _LONG_AGO * _THROTTLE_INTERVAL_S * 1e9:
-                return None
+                return None, None
             elapsed = now["accumulation_counter"] - before["accumulation_counter"]
-            return frozenset(
-                word for name, word in _RESIDENCIES if 2 * (now.get(name, 0) - before.get(name, 0)) > elapsed > 0
-            )
-        status = metrics.get("throttle_status")  # before MI300: bits that differ from chip to chip
-        if status is None or status == "N/A":
-            return None
-        return frozenset({"throttled"} if status else ())
+            found = {word for name, word in _RESIDENCIES if 2 * (now.get(name, 0) - before.get(name, 0)) > elapsed > 0}
+            return frozenset(found), before_ns
+        status = now.get("throttle_status")  # before MI300: bits that differ from chip to chip, of the moment
+        return (frozenset({"throttled"} if status else ()) if status is not None else None), None
+
+    def _read_counts(self, device: Any) -> dict[str, int]:
+        """The columns that are wanted of the device's table of metrics, those that it has.
+
+        ``amdsmi_get_gpu_metrics_info`` makes a dictionary of all of them, which takes many times as long as the read
+        itself: so the package's own structure is filled here.
+        """
+        wrapper = self._smi.amdsmi_interface.amdsmi_wrapper
+        table = wrapper.amdsmi_gpu_metrics_t()
+        code = wrapper.amdsmi_get_gpu_metrics_info(device, ctypes.byref(table))
+        if code:
+            raise self._smi.AmdSmiLibraryException(code)
+        found = {name: getattr(table, name, None) for name in _COLUMNS}
+        absent = {name: 2 ** (8 * getattr(type(table), name).size) - 1 for name in _COLUMNS if found[name] is not None}
+        return {name: value for name, value in found.items() if value is not None and value != absent[name]}
 
     def _clock(self, kind: str) -> float | None:
         clock = self._optional(self._smi.amdsmi_get_clock_info, self._smi.AmdSmiClkType[kind])

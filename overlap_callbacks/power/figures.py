@@ -266,7 +266,7 @@ def _mean_now(readings: Readings, segments: Sequence[Segment], values: Floats) -
 
 def _held_reasons(readings: Readings, segments: Sequence[Segment]) -> list[Held]:
     known = np.array([0.0 if reasons is not None else np.nan for reasons in readings.reasons])
-    return [hold(readings, segment, known, readings.time_ns) for segment in segments]
+    return [hold(readings, segment, known, readings.reasons_since_ns) for segment in segments]
 
 
 def _reason_fractions(readings: Readings, segments: Sequence[Segment]) -> dict[str, float] | None:

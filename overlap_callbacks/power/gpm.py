@@ -44,7 +44,9 @@ class GpmMeter:
         self._query = nvml.c_nvmlGpmMetricsGet_t()  # 23 KB: made once
         self._query.version = nvml.NVML_GPM_METRICS_GET_VERSION
         self._query.numMetrics = len(_METRICS)
-        for item, (metric, _, _) in zip(self._query.metrics, _METRICS, strict=False):
+        # Views of the query: they follow what the driver writes.
+        self._items = [(item, *words) for item, (_, *words) in zip(self._query.metrics, _METRICS, strict=False)]
+        for (item, _, _), (metric, _, _) in zip(self._items, _METRICS, strict=True):
             item.metricId = metric
         self._samples: list[Any] = []
         for _ in range(2):
@@ -87,11 +89,7 @@ class GpmMeter:
             nvml.nvmlGpmMetricsGet(query)
         except nvml.NVMLError:
             return None
-        found = {
-            name: float(item.value) * factor
-            for item, (_, name, factor) in zip(query.metrics, _METRICS, strict=False)
-            if item.nvmlReturn == nvml.NVML_SUCCESS
-        }
+        found = {name: item.value * factor for item, name, factor in self._items if item.nvmlReturn == 0}
         return Utilisation(since_ns=since_ns, **found)
 
     def close(self) -> None:

@@ -13,9 +13,11 @@ from typing import Any
 
 from overlap_callbacks.power.counter import EnergyCounter
 from overlap_callbacks.power.gpm import GpmMeter
+from overlap_callbacks.power.nvml_tick import CLOCK_SM, FIELD_ENERGY, VALUE_NAMES, NvmlTick
 from overlap_callbacks.power.source import (
     AVERAGE_1_S,
     INSTANTANEOUS,
+    MAX_SANE_W,
     Clock,
     DeviceLostError,
     Occasionally,
@@ -30,7 +32,6 @@ from overlap_callbacks.power.source import (
 
 _INSTALL = "pip install 'overlap-callbacks[nvidia]'"
 
-_FIELD_ENERGY = 83
 _FIELD_AVERAGE = 185
 _FIELD_INSTANT = 186
 _SCOPE_GPU = 0
@@ -41,7 +42,6 @@ _INSTANT_S = 0.1
 _ENERGY_LAG_S = 0.1
 _AVERAGE_S = 1.0
 
-_CLOCK_SM = 1
 _NOT_SUPPORTED = 3
 _FUNCTION_NOT_FOUND = 13
 _GPU_IS_LOST = 15
@@ -52,9 +52,6 @@ _ARCHITECTURE_AMPERE = 7
 _FOR_GOOD = (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND, _VERSION_MISMATCH)
 
 _LOST = "the GPU is lost: it fell off the bus, or its driver gave it up"
-
-# Where the value of a field stands, by the type that NVML says it has. Power and energy are whole numbers.
-_VALUE_NAMES = {1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
 
 # Reasons for the clock, by bit; older drivers call them throttle reasons and use the same bits.
 _REASONS = (
@@ -168,7 +165,7 @@ class NvmlSource(PowerSource):
         try:
             self._device = self._library.device(uuid, pci_bus_id)
             self._power_field, kind, averaging_s = self._find_power()
-            self._energy_is_field = _FIELD_ENERGY in self._optional_fields([(_FIELD_ENERGY, _SCOPE_GPU)])
+            self._energy_is_field = FIELD_ENERGY in self._optional_fields([(FIELD_ENERGY, _SCOPE_GPU)])
             self.info = self._describe(kind, averaging_s)
             if utilisation:
                 self._gpm = GpmMeter.of(self._nvml, self._device)
@@ -181,25 +178,41 @@ class NvmlSource(PowerSource):
         # Every one of these counts milliwatts or millijoules.
         self._counter = EnergyCounter(tick_j=1e-3)
         self._averaging_s = averaging_s
-        wanted = (self._power_field, _FIELD_ENERGY if self._energy_is_field else None)
+        wanted = (self._power_field, FIELD_ENERGY if self._energy_is_field else None)
         self._tick_fields = [(field, _SCOPE_GPU) for field in wanted if field is not None]
         self._slow = Occasionally(self._read_what_is_slow)
+        self._words: dict[int, frozenset[str]] = {}
+        self._tick: NvmlTick | None = None
+        if self._power_field is not None and self._energy_is_field:
+            self._tick = NvmlTick.of(self._nvml, self._device, self._power_field)
 
     def sample(self) -> Reading:
-        begin_ns = self._clock_ns()
-        power_w, energy_j = self._read_power_and_energy()
-        end_ns = self._clock_ns()
+        read = self._tick.read(self._clock_ns) if self._tick is not None else None
+        reasons: frozenset[str] | None
+        if read is not None and 0 <= read[2] <= MAX_SANE_W * 1e3:
+            begin_ns, end_ns, power_mw, energy_mj, sm_clock_mhz, bits = read
+            power_w = power_mw / 1e3
+            energy_j = self._counter.read(energy_mj)
+            reasons = self._words[bits] if bits in self._words else self._reasons_of(bits)
+        else:  # asked again, in the way that tells what is wrong
+            begin_ns, known = self._clock_ns(), len(self._unsupported)
+            power_w, energy_j = self._read_power_and_energy()
+            end_ns = self._clock_ns()
+            sm_clock_mhz = self._optional(self._nvml.nvmlDeviceGetClockInfo, CLOCK_SM)
+            reasons = self._read_reasons()
+            if len(self._unsupported) > known:  # no use in asking for all of it again
+                self._tick = None
         memory_clock_mhz, temperature_c, limit_w = self._slow.at(begin_ns)
         return Reading(
             time_ns=(begin_ns + end_ns) // 2,
             averaging_s=self._averaging_s,
             power_w=power_w,
             energy_j=energy_j,
-            sm_clock_mhz=self._optional(self._nvml.nvmlDeviceGetClockInfo, _CLOCK_SM),
+            sm_clock_mhz=sm_clock_mhz,
             memory_clock_mhz=memory_clock_mhz,
             temperature_c=temperature_c,
             limit_w=limit_w,
-            reasons=self._read_reasons(),
+            reasons=reasons,
             utilisation=self._gpm.read(end_ns) if self._gpm is not None else None,
         )
 
@@ -242,7 +255,7 @@ class NvmlSource(PowerSource):
             values = self._optional_fields(self._tick_fields) if self._tick_fields else {}
             power_mw = self._optional(self._nvml.nvmlDeviceGetPowerUsage)
         if self._energy_is_field:
-            energy_mj = values.get(_FIELD_ENERGY)
+            energy_mj = values.get(FIELD_ENERGY)
         else:
             energy_mj = self._optional(self._nvml.nvmlDeviceGetTotalEnergyConsumption)
         power_w = sane_w(power_mw / 1e3) if power_mw is not None else None
@@ -267,7 +280,7 @@ class NvmlSource(PowerSource):
         for item in items:
             if item.nvmlReturn == _GPU_IS_LOST:
                 raise DeviceLostError(_LOST)
-            name = _VALUE_NAMES.get(item.valueType)
+            name = VALUE_NAMES.get(item.valueType)
             if item.nvmlReturn == 0 and name is not None:
                 found[item.fieldId] = getattr(item.value, name)
         return found
@@ -326,7 +339,11 @@ class NvmlSource(PowerSource):
         bits = self._optional(nvml.nvmlDeviceGetCurrentClocksEventReasons)
         if bits is None:
             bits = self._optional(nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
-        return frozenset(word for bit, word in _REASONS if bits & bit) if bits is not None else None
+        return self._reasons_of(bits) if bits is not None else None
+
+    def _reasons_of(self, bits: int) -> frozenset[str]:
+        found = self._words[bits] = frozenset(word for bit, word in _REASONS if bits & bit)
+        return found
 
     def _optional(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """What a call for this device gives; None where it fails, for now or, by its answer, for good.

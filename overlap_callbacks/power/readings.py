@@ -24,6 +24,7 @@ class Readings:
         power_w, energy_j, sm_clock_mhz, memory_clock_mhz, temperature_c, limit_w: shape (n,), NaN where the reading has
             none.
         reasons: of each reading.
+        reasons_since_ns: start of the time of which ``reasons`` speaks.
         utilisation: of each reading.
     """
 
@@ -36,6 +37,7 @@ class Readings:
     temperature_c: Floats
     limit_w: Floats
     reasons: tuple[frozenset[str] | None, ...]
+    reasons_since_ns: Times
     utilisation: tuple[Utilisation | None, ...]
 
     @classmethod
@@ -57,6 +59,9 @@ class Readings:
             temperature_c=column("temperature_c"),
             limit_w=column("limit_w"),
             reasons=tuple(r.reasons for r in readings),
+            reasons_since_ns=np.array(
+                [r.time_ns if r.reasons_since_ns is None else r.reasons_since_ns for r in readings], dtype=np.int64
+            ),
             utilisation=tuple(r.utilisation for r in readings),
         )
 

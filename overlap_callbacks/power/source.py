@@ -102,6 +102,7 @@ class Reading(msgspec.Struct, frozen=True):
         limit_w: the power limit in force.
         reasons: why the clock is what it is, keys of ``REASONS``; empty where nothing holds it back.
         utilisation: of the device's parts, where it has such counters.
+        reasons_since_ns: ``reasons`` speak of the time from then to ``time_ns``; None where they are of that moment.
     """
 
     time_ns: int
@@ -114,6 +115,7 @@ class Reading(msgspec.Struct, frozen=True):
     limit_w: float | None = None
     reasons: frozenset[str] | None = None
     utilisation: Utilisation | None = None
+    reasons_since_ns: int | None = None
 
 
 class SourceInfo(msgspec.Struct, frozen=True):
@@ -239,6 +241,10 @@ class Occasionally:
             self._value = self._read()
             self._read_ns = now_ns
         return self._value
+
+    def anew(self, now_ns: int) -> Any:
+        """The value if it is time to read it again, None until then: for what belongs to the moment of its read."""
+        return self.at(now_ns) if self._read_ns is None or now_ns - self._read_ns >= self._interval_ns else None
 
 
 def sane_w(value: Any) -> float | None:

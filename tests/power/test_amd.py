@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 
 from overlap_callbacks.power.amd import AmdSource
+from overlap_callbacks.power.figures import power_figures
 from overlap_callbacks.power.find import DeviceIdentity, NoPower, find_source, from_properties
+from overlap_callbacks.power.readings import Readings
+from overlap_callbacks.power.segments import Segment
 from overlap_callbacks.power.source import DeviceLostError, PowerError, PowerUnavailableError
+from overlap_callbacks.schedule import Mode
 from tests.power.conftest import Driver
 from tests.power.fakes import build
 
@@ -165,14 +169,40 @@ def test_before_mi300_only_that_it_is_throttled_is_known(amdsmi: Driver, status,
     assert source_of(amdsmi).sample().reasons == reasons
 
 
-def test_the_counts_are_read_ten_times_a_second_at_most(amdsmi: Driver) -> None:
+def test_the_clock_and_the_counts_are_read_ten_times_a_second_at_most(amdsmi: Driver) -> None:
     source = source_of(amdsmi)
     source.sample()
     calls = amdsmi.calls
     for fiftieth in range(1, 5):
         amdsmi.at(fiftieth / 50)
-        source.sample()
-    assert amdsmi.calls - calls == 4 * 3  # power, energy, the clock
+        reading = source.sample()
+        assert (reading.sm_clock_mhz, reading.reasons) == (None, None)  # not those of a time before
+    assert amdsmi.calls - calls == 4 * 2  # power, energy
+    amdsmi.at(0.1)
+    assert source.sample().sm_clock_mhz == 2100
+
+
+def test_reasons_say_since_when_they_hold_and_count_for_a_mode_in_which_all_of_that_time_lies(amdsmi: Driver) -> None:
+    amdsmi.set(counter=1)
+    source, readings = source_of(amdsmi), []
+    for fiftieth in range(101):
+        amdsmi.at(fiftieth / 50)
+        # Counts of milliseconds; held back for 1.1 s. What is said at 1.1 s is of both modes: of 1.0 s on.
+        amdsmi.set(counter=1 + 20 * fiftieth, ppt=1 + 20 * min(fiftieth, 55))
+        readings.append(source.sample())
+    assert [r.reasons_since_ns for r in readings[:16:5]] == [None, 0, 100_000_000, 200_000_000]
+    first = Segment(round(0.05e9), round(1.05e9), Mode.OVERLAPPED, 10)
+    second = Segment(round(1.05e9), round(1.95e9), Mode.SEQUENTIAL, 10)
+    figures = power_figures(source.info, Readings.of(readings), [first, second], interval_s=0.02)
+    throttled = {mode.mode: mode.throttle_fraction for mode in figures.modes}
+    assert throttled == {Mode.OVERLAPPED: 1, Mode.SEQUENTIAL: 0}
+
+
+def test_columns_that_the_device_lacks_are_all_ones_and_are_left_out(amdsmi: Driver) -> None:
+    amdsmi.set(residencies=0, throttle_status=2**32 - 1)
+    source = source_of(amdsmi)
+    amdsmi.at(0.1)
+    assert source.sample().reasons is None
 
 
 def test_a_lost_gpu_raises_and_a_passing_fault_is_not_the_end(amdsmi: Driver) -> None:

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import ctypes
 import json
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
 from overlap_callbacks.power.find import DeviceIdentity, NoPower, find_source, from_properties
 from overlap_callbacks.power.nvml import NvmlSource
+from overlap_callbacks.power.nvml_tick import NvmlTick
 from overlap_callbacks.power.source import DeviceLostError, PowerError, PowerUnavailableError
 from tests.power.conftest import Driver
 
@@ -235,6 +238,61 @@ def test_what_changes_slowly_is_read_once_a_second(nvml: Driver) -> None:
     nvml.at(1.0)
     late = source.sample()
     assert (late.temperature_c, late.limit_w, late.memory_clock_mhz) == (80, 400, 1000)
+
+
+# -- the short way of a tick, and the long one
+
+
+@pytest.fixture
+def by_the_long_way(monkeypatch) -> Callable[[], NvmlSource]:
+    def make() -> NvmlSource:
+        with monkeypatch.context() as patch:
+            patch.setattr(NvmlTick, "of", classmethod(lambda cls, *_: None))
+            return NvmlSource(UUIDS[0], utilisation=False)
+
+    return make
+
+
+def test_both_ways_read_the_same(nvml: Driver, by_the_long_way) -> None:
+    nvml.power((0, 100), (1, 333), (2, 250))
+    short, long = source_of(nvml, utilisation=False), by_the_long_way()
+    long._clock_ns = nvml.clock_ns
+    assert short._tick is not None
+    assert long._tick is None
+    for tenth in range(30):
+        nvml.at(tenth / 10)
+        nvml.set(reasons=(0, 0x1, 0x4 | 0x40)[tenth % 3], sm_mhz=1500 + tenth)
+        assert short.sample() == long.sample()
+
+
+@pytest.mark.parametrize("value_type", [0, 1, 2, 3, 4, 9])
+def test_both_ways_read_the_type_that_the_driver_names(nvml: Driver, by_the_long_way, value_type) -> None:
+    short, long = source_of(nvml), by_the_long_way()
+    nvml.set(instant_type=value_type)
+    outcomes = []
+    for source in (short, long):
+        try:
+            outcomes.append(source.sample().power_w)
+        except PowerError as error:
+            outcomes.append(str(error))
+    assert outcomes[0] == outcomes[1]
+    assert (outcomes[0] == 100) is (value_type in (1, 2, 3, 4))
+
+
+def test_a_package_that_has_it_otherwise_is_read_the_long_way(nvml: Driver) -> None:
+    source = source_of(nvml)
+    assert NvmlTick.of(SimpleNamespace(), source._device, 186) is None
+    assert NvmlTick.of(SimpleNamespace(nvmlLib=ctypes.CDLL(None)), source._device, 186) is None
+
+
+def test_a_fault_that_passes_is_told_by_the_long_way_and_the_short_one_goes_on(nvml: Driver) -> None:
+    source = source_of(nvml)
+    nvml.set(reasons_rc=UNKNOWN)
+    assert source.sample().reasons is None
+    nvml.set(reasons_rc=0)
+    calls = nvml.calls
+    assert source.sample().reasons is not None
+    assert nvml.calls - calls == 3
 
 
 # -- utilisation

@@ -248,6 +248,24 @@ def test_retries_wait_longer_and_longer(monkeypatch) -> None:
     assert (np.diff(times) >= (0.05, 0.1, 0.2)).all()
 
 
+def test_windows_that_come_and_go_do_not_hurry_a_retry(monkeypatch) -> None:
+    monkeypatch.setattr("overlap_callbacks.power.sampler._BACK_OFF_S", (0.2, 0.2, 0.2))
+    times: list[float] = []
+
+    def script(number: int) -> None:
+        times.append(time.monotonic())
+        raise PowerError("busy")
+
+    sampler = Sampler(ScriptedSource(script), idle_interval_s=1.0)
+    sampler.start()
+    while sampler.running:
+        sampler.rest(PATIENCE_S)
+        sampler.start()
+        time.sleep(0.005)
+    assert len(times) == 4
+    assert (np.diff(times) >= 0.2).all()
+
+
 def test_stop_does_not_wait_for_a_retry() -> None:
     def script(number: int) -> None:
         raise PowerError("busy")
