@@ -14,6 +14,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from overlap_callbacks.power.amd_tick import AmdTick
 from overlap_callbacks.power.counter import EnergyCounter
 from overlap_callbacks.power.source import (
     INSTANTANEOUS,
@@ -153,6 +154,7 @@ class AmdSource(PowerSource):
         self._clock_ns = clock_ns
         self._unsupported: set[tuple[Any, ...]] = set()
         self._counter: EnergyCounter | None = None
+        self._tick: AmdTick | None = None
         self._residencies: dict[str, int] = {}
         self._residencies_ns = 0
         try:
@@ -172,6 +174,9 @@ class AmdSource(PowerSource):
                 limit_w=self._cap_w("power_cap"),
                 notes=notes,
             )
+            power_w = self._read_power_w() if self.info.has_energy else None
+            if power_w is not None:
+                self._tick = AmdTick.of(self._smi, self._device, self._power_key, power_w)
         except PowerError as error:
             self._library.close()
             raise PowerUnavailableError(f"no power: {error}") from error
@@ -184,12 +189,18 @@ class AmdSource(PowerSource):
         self._reasons = Occasionally(self._read_reasons, _THROTTLE_INTERVAL_S)
 
     def sample(self) -> Reading:
-        begin_ns = self._clock_ns()
-        power_w = self._read_power_w()
-        energy_j = self._read_energy()
-        end_ns = self._clock_ns()
-        if power_w is None:
-            raise PowerError(f"AMD SMI gave no power for {self._name}")
+        read = self._tick.read(self._clock_ns) if self._tick is not None else None
+        power_w: float | None
+        if read is not None:
+            begin_ns, end_ns, power_w, count, resolution_uj = read
+            power_w, energy_j = float(power_w), self._energy_of(count, resolution_uj)
+        else:  # asked again, in the way that tells what is wrong
+            begin_ns = self._clock_ns()
+            power_w = self._read_power_w()
+            energy_j = self._read_energy()
+            end_ns = self._clock_ns()
+            if power_w is None:
+                raise PowerError(f"AMD SMI gave no power for {self._name}")
         memory_clock_mhz, temperature_c, limit_w = self._slow.at(begin_ns)
         reasons, reasons_since_ns = self._reasons.anew(begin_ns) or (None, None)
         return Reading(
@@ -236,8 +247,10 @@ class AmdSource(PowerSource):
         count = self._optional(self._smi.amdsmi_get_energy_count)
         if count is None:
             return None
-        value = count.get("energy_accumulator", count.get("power"))  # older releases called it power
-        resolution_uj = count.get("counter_resolution")
+        # Older releases called it power.
+        return self._energy_of(count.get("energy_accumulator", count.get("power")), count.get("counter_resolution"))
+
+    def _energy_of(self, value: Any, resolution_uj: Any) -> float | None:
         # A counter that stands at zero or at all ones is none.
         if not isinstance(value, int) or not 0 < value < 2**64 - 1 or not resolution_uj:
             return None

@@ -4,11 +4,14 @@ import ctypes
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from overlap_callbacks.power.amd import AmdSource
+from overlap_callbacks.power.amd_tick import AmdTick
 from overlap_callbacks.power.figures import power_figures
 from overlap_callbacks.power.find import DeviceIdentity, NoPower, find_source, from_properties
 from overlap_callbacks.power.readings import Readings
@@ -196,6 +199,54 @@ def test_reasons_say_since_when_they_hold_and_count_for_a_mode_in_which_all_of_t
     figures = power_figures(source.info, Readings.of(readings), [first, second], interval_s=0.02)
     throttled = {mode.mode: mode.throttle_fraction for mode in figures.modes}
     assert throttled == {Mode.OVERLAPPED: 1, Mode.SEQUENTIAL: 0}
+
+
+@pytest.fixture
+def by_the_long_way(monkeypatch) -> Callable[[Driver], AmdSource]:
+    def make(driver: Driver) -> AmdSource:
+        with monkeypatch.context() as patch:
+            patch.setattr(AmdTick, "of", classmethod(lambda cls, *_: None))
+            return source_of(driver)
+
+    return make
+
+
+@pytest.mark.parametrize("numbers", [{}, {"current_w": NA}, {"current_w": NA, "socket_w": NA}])
+def test_both_ways_of_a_tick_read_the_same(amdsmi: Driver, by_the_long_way, numbers) -> None:
+    amdsmi.power((0, 200), (1, 500), (2, 350))
+    amdsmi.set(counter=1, **numbers)
+    short, long = source_of(amdsmi), by_the_long_way(amdsmi)
+    assert short._tick is not None
+    assert long._tick is None
+    for fiftieth in range(150):
+        amdsmi.at(fiftieth / 50)
+        assert short.sample() == long.sample()
+
+
+@pytest.mark.parametrize("numbers", [{"power_rc": BUSY}, {"energy_rc": BUSY}, {"current_w": NA}, {"current_w": 20_000}])
+def test_both_ways_of_a_tick_fail_alike_and_go_on(amdsmi: Driver, by_the_long_way, numbers) -> None:
+    sources = source_of(amdsmi), by_the_long_way(amdsmi)
+    said = []
+    amdsmi.set(**numbers)
+    for source in sources:
+        with pytest.raises(PowerError) as caught:
+            source.sample()
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+    amdsmi.set(**{name: {"current_w": -1}.get(name, 0) for name in numbers})
+    assert sources[0].sample().power_w == sources[1].sample().power_w
+
+
+def test_a_package_that_has_it_otherwise_is_read_the_long_way(amdsmi: Driver) -> None:
+    source = source_of(amdsmi)
+    key, power_w = "current_socket_power", 200.0
+    wrapper = source._smi.amdsmi_interface.amdsmi_wrapper
+    assert AmdTick.of(source._smi, source._device, key, power_w) is not None
+    assert AmdTick.of(source._smi, source._device, "another_power", power_w) is None
+    assert AmdTick.of(source._smi, source._device, key, power_w * 1000) is None  # it makes other units of them
+    assert AmdTick.of(SimpleNamespace(), source._device, key, power_w) is None
+    wrapper.amdsmi_get_power_info.argtypes = [*wrapper.amdsmi_get_power_info.argtypes, ctypes.c_uint32]
+    assert AmdTick.of(source._smi, source._device, key, power_w) is None
 
 
 def test_columns_that_the_device_lacks_are_all_ones_and_are_left_out(amdsmi: Driver) -> None:
