@@ -25,14 +25,14 @@ class AmdTick:
         power_key: which figure of power.
 
     Raises:
-        AttributeError: the package is another than those that this is written for.
+        AttributeError: the package is another than those that this is written for, or its functions take other arguments.
     """
 
     def __init__(self, smi: Any, device: Any, power_key: str) -> None:
         wrapper = smi.amdsmi_interface.amdsmi_wrapper
         self._get_power, self._get_energy = wrapper.amdsmi_get_power_info, wrapper.amdsmi_get_energy_count
         if (len(self._get_power.argtypes), len(self._get_energy.argtypes)) != (2, 4):
-            raise AttributeError("the functions take other arguments")
+            raise AttributeError  # seen by ``of`` alone
         self._device = device
         self._key = power_key
         self._power = wrapper.amdsmi_power_info_t()
