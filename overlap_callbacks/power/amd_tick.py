@@ -25,7 +25,7 @@ class AmdTick:
         power_key: which figure of power.
 
     Raises:
-        AttributeError: the package is another than those that this is written for, or its functions take other arguments.
+        AttributeError: the package is another than those that this is for, or its functions take other arguments.
     """
 
     def __init__(self, smi: Any, device: Any, power_key: str) -> None:
