@@ -41,11 +41,10 @@ _INSTANT_S = 0.02
 _AVERAGE_S = 1.0
 _ENERGY_LAG_S = 0.02
 
-# How long the firmware itself takes to renew the counts of throttled time. The clock is read as often: at every tick of
-# 20 ms it would be a third of what a tick costs, for a mean over a block that is no better.
-_THROTTLE_INTERVAL_S = 0.1
-_CLOCK_INTERVAL_S = 0.1
-_LONG_AGO = 5
+# The firmware renews the counts of throttled time about so often: a count may be so old when it is read.
+_THROTTLE_LAG_NS = 100_000_000
+# They are asked for as often; a little sooner, or a tick that is early by a hair would miss its turn.
+_THROTTLE_INTERVAL_S = 0.09
 
 _NOT_SUPPORTED = (2, 3, 34, 39, 40)  # not supported, not implemented, driver not loaded, no (or more) data
 _NO_SUCH_DEVICE = (20, 31, 51, 52)  # its files in /sys are gone
@@ -136,9 +135,9 @@ class AmdSmiLibrary:
 class AmdSource(PowerSource):
     """Reads one AMD GPU.
 
-    A tick reads power and energy. The SM clock and the counts of throttled time are read ten times a second, and belong
-    to the readings in which they are; memory clock, limit and temperature once a second.
-    ``amdsmi_get_violation_status`` is not used: it sleeps for 100 ms within the call.
+    A tick reads power, energy and the clock. The counts of throttled time are read ten times a second, and say of what
+    time they speak; memory clock, limit and temperature once a second. ``amdsmi_get_violation_status`` is not used: it
+    sleeps for 100 ms within the call.
 
     Args:
         pci_bus_id: address of the device.
@@ -185,22 +184,25 @@ class AmdSource(PowerSource):
             raise
         self._averaging_s = averaging_s
         self._slow = Occasionally(lambda: (self._clock("MEM"), self._read_temperature_c(), self._cap_w("power_cap")))
-        self._sm_clock = Occasionally(lambda: self._clock("GFX"), _CLOCK_INTERVAL_S)
         self._reasons = Occasionally(self._read_reasons, _THROTTLE_INTERVAL_S)
 
     def sample(self) -> Reading:
         read = self._tick.read(self._clock_ns) if self._tick is not None else None
         power_w: float | None
         if read is not None:
-            begin_ns, end_ns, power_w, count, resolution_uj = read
+            begin_ns, end_ns, power_w, count, resolution_uj, clock = read
             power_w, energy_j = float(power_w), self._energy_of(count, resolution_uj)
+            sm_clock_mhz = _sane_mhz(clock)
         else:  # asked again, in the way that tells what is wrong
-            begin_ns = self._clock_ns()
+            begin_ns, known = self._clock_ns(), len(self._unsupported)
             power_w = self._read_power_w()
             energy_j = self._read_energy()
             end_ns = self._clock_ns()
             if power_w is None:
                 raise PowerError(f"AMD SMI gave no power for {self._name}")
+            sm_clock_mhz = self._clock("GFX")
+            if len(self._unsupported) > known:  # no use in asking for all of it again
+                self._tick = None
         memory_clock_mhz, temperature_c, limit_w = self._slow.at(begin_ns)
         reasons, reasons_since_ns = self._reasons.anew(begin_ns) or (None, None)
         return Reading(
@@ -208,7 +210,7 @@ class AmdSource(PowerSource):
             averaging_s=self._averaging_s,
             power_w=power_w,
             energy_j=energy_j,
-            sm_clock_mhz=self._sm_clock.anew(begin_ns),
+            sm_clock_mhz=sm_clock_mhz,
             memory_clock_mhz=memory_clock_mhz,
             temperature_c=temperature_c,
             limit_w=limit_w,
@@ -269,43 +271,45 @@ class AmdSource(PowerSource):
     # -- the rest
 
     def _read_reasons(self) -> tuple[frozenset[str] | None, int | None]:
-        """What held the device back for more than half of the time since it was asked before, and since when that is.
-
-        None where that was long ago, between two windows: then it says nothing of now.
-        """
-        now = self._optional(self._read_counts)
+        """What held the device back for more than half of the time since it was asked before, and since when."""
+        now = self._optional(self._read_counts, name="amdsmi_get_gpu_metrics_info")
         if now is None:
             return None, None
-        if now.get("accumulation_counter"):
-            before, self._residencies = self._residencies, now
-            before_ns, self._residencies_ns = self._residencies_ns, self._clock_ns()
-            if not before or self._residencies_ns - before_ns > _LONG_AGO * _THROTTLE_INTERVAL_S * 1e9:
-                return None, None
-            elapsed = now["accumulation_counter"] - before["accumulation_counter"]
-            found = {word for name, word in _RESIDENCIES if 2 * (now.get(name, 0) - before.get(name, 0)) > elapsed > 0}
-            return frozenset(found), before_ns
-        status = now.get("throttle_status")  # before MI300: bits that differ from chip to chip, of the moment
-        return (frozenset({"throttled"} if status else ()) if status is not None else None), None
+        if not now.get("accumulation_counter"):
+            status = now.get("throttle_status")  # before MI300: bits that differ from chip to chip, of the moment
+            return (frozenset({"throttled"} if status else ()) if status is not None else None), None
+        before, since_ns = self._residencies, self._residencies_ns - _THROTTLE_LAG_NS
+        elapsed = now["accumulation_counter"] - before.get("accumulation_counter", 0)
+        if before and not elapsed:  # the same table again
+            return None, None
+        self._residencies, self._residencies_ns = now, self._clock_ns()
+        if not before or elapsed < 0:  # nothing to compare with, or counted anew
+            return None, None
+        found = {word for name, word in _RESIDENCIES if 2 * (now.get(name, 0) - before.get(name, 0)) > elapsed}
+        return frozenset(found), since_ns
 
     def _read_counts(self, device: Any) -> dict[str, int]:
         """The columns that are wanted of the device's table of metrics, those that it has.
 
         ``amdsmi_get_gpu_metrics_info`` makes a dictionary of all of them, which takes many times as long as the read
-        itself: so the package's own structure is filled here.
+        itself: so the package's own structure is filled here, where it has one.
         """
-        wrapper = self._smi.amdsmi_interface.amdsmi_wrapper
-        table = wrapper.amdsmi_gpu_metrics_t()
-        code = wrapper.amdsmi_get_gpu_metrics_info(device, ctypes.byref(table))
+        try:
+            wrapper = self._smi.amdsmi_interface.amdsmi_wrapper
+            table = wrapper.amdsmi_gpu_metrics_t()
+            code = wrapper.amdsmi_get_gpu_metrics_info(device, ctypes.byref(table))
+        except (AttributeError, TypeError, ctypes.ArgumentError):
+            metrics = self._smi.amdsmi_get_gpu_metrics_info(device)
+            return {name: int(metrics[name]) for name in _COLUMNS if isinstance(metrics.get(name), int)}
         if code:
             raise self._smi.AmdSmiLibraryException(code)
-        found = {name: getattr(table, name, None) for name in _COLUMNS}
-        absent = {name: 2 ** (8 * getattr(type(table), name).size) - 1 for name in _COLUMNS if found[name] is not None}
-        return {name: value for name, value in found.items() if value is not None and value != absent[name]}
+        columns = [(name, getattr(type(table), name)) for name in _COLUMNS if hasattr(table, name)]
+        found = {name: (getattr(table, name), 2 ** (8 * column.size) - 1) for name, column in columns}
+        return {name: value for name, (value, absent) in found.items() if value != absent}
 
     def _clock(self, kind: str) -> float | None:
         clock = self._optional(self._smi.amdsmi_get_clock_info, self._smi.AmdSmiClkType[kind])
-        value = clock.get("clk") if clock is not None else None
-        return float(value) if isinstance(value, int) and 0 < value < 100_000 else None
+        return _sane_mhz(clock.get("clk")) if clock is not None else None
 
     def _cap_w(self, key: str) -> float | None:
         cap = self._optional(self._smi.amdsmi_get_power_cap_info)
@@ -330,8 +334,10 @@ class AmdSource(PowerSource):
         # An address is the device's own on one node only.
         return str(uuid) if uuid and str(uuid) != "N/A" else f"{socket.gethostname()}/{pci_bus_id}"
 
-    def _optional(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    def _optional(self, function: Callable[..., Any], *arguments: Any, name: str = "") -> Any:
         """What a call for this device gives; None where the device or the driver has no such thing.
+
+        ``name`` is what an error calls it, if not by its own name.
 
         Raises:
             DeviceLostError: the device is gone.
@@ -348,9 +354,13 @@ class AmdSource(PowerSource):
                 return None
             if code in _NO_SUCH_DEVICE:
                 raise DeviceLostError(f"the GPU is gone: {_words(error)}") from error
-            raise PowerError(f"{function.__name__}: {_words(error)}") from error
+            raise PowerError(f"{name or function.__name__}: {_words(error)}") from error
         except Exception as error:  # what the package makes of values that it did not expect
-            raise PowerError(f"{function.__name__}: {type(error).__name__}: {error}") from error
+            raise PowerError(f"{name or function.__name__}: {type(error).__name__}: {error}") from error
+
+
+def _sane_mhz(value: Any) -> float | None:
+    return float(value) if isinstance(value, int) and 0 < value < 100_000 else None
 
 
 def _generation(major: int) -> int:

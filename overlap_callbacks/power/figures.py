@@ -145,6 +145,7 @@ def power_figures(
     min_block_s = source.min_block_s(interval_s)
     modes = [_measure(mode, of_mode, readings, source, min_block_s) for mode, of_mode in in_order]
     modes, problems = _with_energy(modes, in_order, readings, source)
+    problems += _without_reasons(modes, readings)
     if late:
         several = f"{late} readings of power came late and were left out"
         problems.append("1 reading of power came late and was left out" if late == 1 else several)
@@ -322,6 +323,20 @@ def _percentile(values: Floats, seconds: Floats, fraction: float) -> float:
 
 
 # -- words
+
+
+def _without_reasons(modes: Sequence[ModePower], readings: Readings) -> list[str]:
+    """What to say of modes in which no block is as long as the time of which the device's reasons speak."""
+    told = np.flatnonzero([reasons is not None for reasons in readings.reasons])
+    silent = [mode.mode.value for mode in modes if mode.reasons is None]
+    if not silent or len(told) < 2:
+        return []
+    of_s = float(np.median(readings.time_ns[told] - readings.reasons_since_ns[told])) / 1e9
+    every_s = float(np.median(np.diff(readings.time_ns[told]))) / 1e9
+    return [
+        f"why the clock was held back in {' and '.join(silent)} steps is not known: the device tells it of "
+        f"{of_s:.2g} s at a time, and a block needs {of_s + every_s:.2g} s for that (min_block_seconds)"
+    ]
 
 
 def _why_missing(segments: Sequence[Segment], readings: Readings, min_block_s: float) -> str:

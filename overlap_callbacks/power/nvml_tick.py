@@ -51,9 +51,9 @@ class NvmlTick:
         """None where the package, the driver or the device has it otherwise."""
         try:
             tick = cls(nvml, device, power_field)
-        except AttributeError:
+            return tick if tick.read(lambda: 0) is not None else None
+        except Exception:  # whatever another package raises: there is the long way
             return None
-        return tick if tick.read(lambda: 0) is not None else None
 
     def read(self, clock_ns: Clock) -> tuple[int, int, int, int, int, int] | None:
         """Read the device now.

@@ -191,7 +191,10 @@ class Sampler:
                         return
                     self._back_off(_BACK_OFF_S[failed], stop)
                     failed += 1
-                    break
+                    if stop.asked or self._pace_s != pace_s:
+                        break
+                    due_ns += pace_ns * max(-(-(clock_ns() - due_ns) // pace_ns), 1)
+                    continue
                 failed = 0
                 due_ns += pace_ns
                 behind_ns = clock_ns() - due_ns

@@ -91,13 +91,14 @@ def power_trace(
         start_ns = int(readings.time_ns[rows[0]])
     if not len(rows):
         return None
-    kept = rows[thin(readings.power_w[rows], max_points)]
-    clocks, limits = readings.sm_clock_mhz[kept], readings.limit_w[rows]
+    kept_of_rows = thin(readings.power_w[rows], max_points)
+    kept = rows[kept_of_rows]
+    clocks, limits = held(readings.sm_clock_mhz[rows])[kept_of_rows], readings.limit_w[rows]
     return PowerTrace(
         start_ns=start_ns,
         time_ms=_rounded((readings.time_ns[kept] - start_ns) / 1e6),
         power_w=_rounded(readings.power_w[kept]),
-        sm_clock_mhz=() if np.isnan(clocks).any() else _rounded(clocks),
+        sm_clock_mhz=() if np.isnan(clocks).all() else _rounded(clocks),
         averaging_s=averaging_s,
         tdp_w=tdp_w,
         limit_w=None if np.isnan(limits).all() else float(np.nanmin(limits)),
@@ -112,6 +113,15 @@ def power_trace(
             (round((a - start_ns) / 1e6, _DIGITS), round((b - start_ns) / 1e6, _DIGITS)) for a, b in communication
         ),
     )
+
+
+def held(values: Floats) -> Floats:
+    """``values`` with the last known one where one is missing, and the first known one before it; NaN if none is."""
+    known = np.flatnonzero(~np.isnan(values))
+    if not len(known):
+        return values
+    last: Floats = values[known[np.maximum(np.searchsorted(known, np.arange(len(values)), side="right") - 1, 0)]]
+    return last
 
 
 def thin(values: Floats, max_points: int) -> npt.NDArray[np.intp]:

@@ -137,7 +137,7 @@ _BY_CAUSE = (
 def _cause_of_clock(overlapped: Use, sequential: Use) -> tuple[str, list[str]]:
     """Why the clock was lower: the cause that was in force for more time than in sequential steps, by the most."""
     if overlapped.reasons is None:
-        return UNDECIDED, ["the clock was lower, but the device gives no reasons for its clock"]
+        return UNDECIDED, ["the clock was lower, but the device gave no reasons for its clock in these steps"]
     found: list[tuple[float, float, str]] = []
     evidence = []
     for cause, verdict in _BY_CAUSE:

@@ -159,10 +159,23 @@ def test_reasons_come_from_the_counts_of_throttled_time(amdsmi: Driver) -> None:
     amdsmi.set(counter=1300)
     assert source.sample().reasons == frozenset()
     amdsmi.at(60.0)
-    amdsmi.set(counter=2300, ppt=1590)  # throttled between two windows: that says nothing of now
-    assert source.sample().reasons is None
+    amdsmi.set(counter=2300, ppt=1590)  # between two windows: it says so
+    assert (source.sample().reasons, source.sample().reasons_since_ns) == ({"package_power_limit"}, None)
     amdsmi.at(60.1)
     amdsmi.set(counter=2400)
+    reading = source.sample()
+    assert (reading.reasons, reading.reasons_since_ns) == (frozenset(), 59_900_000_000)  # a count is up to 100 ms old
+    amdsmi.at(60.2)
+    assert source.sample().reasons is None  # the same table: no time has been counted
+    amdsmi.at(60.3)
+    amdsmi.set(counter=2500, ppt=1690)
+    reading = source.sample()
+    assert (reading.reasons, reading.reasons_since_ns) == ({"package_power_limit"}, 60_000_000_000)
+    amdsmi.at(60.4)
+    amdsmi.set(counter=100, ppt=1)  # counted anew
+    assert source.sample().reasons is None
+    amdsmi.at(60.5)
+    amdsmi.set(counter=200, ppt=2)
     assert source.sample().reasons == frozenset()
 
 
@@ -172,33 +185,70 @@ def test_before_mi300_only_that_it_is_throttled_is_known(amdsmi: Driver, status,
     assert source_of(amdsmi).sample().reasons == reasons
 
 
-def test_the_clock_and_the_counts_are_read_ten_times_a_second_at_most(amdsmi: Driver) -> None:
+def test_the_counts_are_read_ten_times_a_second_at_most(amdsmi: Driver) -> None:
     source = source_of(amdsmi)
     source.sample()
     calls = amdsmi.calls
     for fiftieth in range(1, 5):
         amdsmi.at(fiftieth / 50)
-        reading = source.sample()
-        assert (reading.sm_clock_mhz, reading.reasons) == (None, None)  # not those of a time before
-    assert amdsmi.calls - calls == 4 * 2  # power, energy
-    amdsmi.at(0.1)
-    assert source.sample().sm_clock_mhz == 2100
+        assert source.sample().reasons is None  # not those of a time before
+    assert amdsmi.calls - calls == 4 * 3  # power, energy, the clock
+    amdsmi.at(0.099)  # a tick that is early by a hair does not miss its turn
+    source.sample()
+    assert amdsmi.calls - calls == 4 * 3 + 4
 
 
-def test_reasons_say_since_when_they_hold_and_count_for_a_mode_in_which_all_of_that_time_lies(amdsmi: Driver) -> None:
+def throttled_at_first(amdsmi: Driver, **changes) -> tuple[AmdSource, Readings]:
+    """Two seconds of readings; held back for the first 1.1 s of them."""
     amdsmi.set(counter=1)
     source, readings = source_of(amdsmi), []
     for fiftieth in range(101):
         amdsmi.at(fiftieth / 50)
-        # Counts of milliseconds; held back for 1.1 s. What is said at 1.1 s is of both modes: of 1.0 s on.
-        amdsmi.set(counter=1 + 20 * fiftieth, ppt=1 + 20 * min(fiftieth, 55))
+        amdsmi.set(counter=1 + 20 * fiftieth, ppt=1 + 20 * min(fiftieth, 55), **changes)  # in milliseconds
         readings.append(source.sample())
-    assert [r.reasons_since_ns for r in readings[:16:5]] == [None, 0, 100_000_000, 200_000_000]
+    return source, Readings.of(readings)
+
+
+def test_reasons_count_for_a_mode_in_which_all_the_time_of_which_they_speak_lies(amdsmi: Driver) -> None:
+    source, readings = throttled_at_first(amdsmi)
+    assert [reasons is not None for reasons in readings.reasons[:16:5]] == [False, True, True, True]
+    assert readings.reasons_since_ns[10] == 0  # read at 0.1 s the time before, when it was up to 0.1 s old
+    # What is said at 1.1 and at 1.2 s speaks of both.
     first = Segment(round(0.05e9), round(1.05e9), Mode.OVERLAPPED, 10)
     second = Segment(round(1.05e9), round(1.95e9), Mode.SEQUENTIAL, 10)
-    figures = power_figures(source.info, Readings.of(readings), [first, second], interval_s=0.02)
+    figures = power_figures(source.info, readings, [first, second], interval_s=0.02)
     throttled = {mode.mode: mode.throttle_fraction for mode in figures.modes}
     assert throttled == {Mode.OVERLAPPED: 1, Mode.SEQUENTIAL: 0}
+    assert figures.problems == ()
+
+
+def test_blocks_too_short_for_reasons_have_power_and_clock_and_a_note(amdsmi: Driver) -> None:
+    source, readings = throttled_at_first(amdsmi)
+    segments = [
+        Segment(
+            round((0.1 + 0.15 * i) * 1e9), round((0.24 + 0.15 * i) * 1e9), (Mode.OVERLAPPED, Mode.SEQUENTIAL)[i % 2], 2
+        )
+        for i in range(8)
+    ]
+    figures = power_figures(source.info, readings, segments, interval_s=0.02)
+    assert len(figures.modes) == 2
+    for mode in figures.modes:
+        assert (mode.avg_w, mode.sm_clock_mhz) == (pytest.approx(200), 2100)
+        assert (mode.reasons, mode.throttle_fraction) == (None, None)
+    assert figures.problems == (
+        "why the clock was held back in overlapped and sequential steps is not known: the device tells it of 0.2 s at "
+        "a time, and a block needs 0.3 s for that (min_block_seconds)",
+    )
+
+
+def test_a_package_without_the_structure_is_asked_for_its_dictionary(amdsmi: Driver) -> None:
+    source = source_of(amdsmi)
+    plain = source._read_counts(source._device)
+    del source._smi.amdsmi_interface.amdsmi_wrapper.amdsmi_gpu_metrics_t  # its own function needs it too, so:
+    source._smi = SimpleNamespace(amdsmi_get_gpu_metrics_info=lambda device: {**plain, "throttle_status": "N/A"})
+    found = source._read_counts(source._device)
+    assert found == {name: value for name, value in plain.items() if name != "throttle_status"}
+    assert found
 
 
 @pytest.fixture
@@ -223,7 +273,9 @@ def test_both_ways_of_a_tick_read_the_same(amdsmi: Driver, by_the_long_way, numb
         assert short.sample() == long.sample()
 
 
-@pytest.mark.parametrize("numbers", [{"power_rc": BUSY}, {"energy_rc": BUSY}, {"current_w": NA}, {"current_w": 20_000}])
+@pytest.mark.parametrize(
+    "numbers", [{"power_rc": BUSY}, {"energy_rc": BUSY}, {"clock_rc": BUSY}, {"current_w": NA}, {"current_w": 20_000}]
+)
 def test_both_ways_of_a_tick_fail_alike_and_go_on(amdsmi: Driver, by_the_long_way, numbers) -> None:
     sources = source_of(amdsmi), by_the_long_way(amdsmi)
     said = []
@@ -245,6 +297,8 @@ def test_a_package_that_has_it_otherwise_is_read_the_long_way(amdsmi: Driver) ->
     assert AmdTick.of(source._smi, source._device, "another_power", power_w) is None
     assert AmdTick.of(source._smi, source._device, key, power_w * 1000) is None  # it makes other units of them
     assert AmdTick.of(SimpleNamespace(), source._device, key, power_w) is None
+    assert AmdTick.of(source._smi, None, key, power_w) is None
+    assert AmdTick.of(source._smi, "not a handle", key, power_w) is None
     wrapper.amdsmi_get_power_info.argtypes = [*wrapper.amdsmi_get_power_info.argtypes, ctypes.c_uint32]
     assert AmdTick.of(source._smi, source._device, key, power_w) is None
 

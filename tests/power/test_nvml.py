@@ -282,6 +282,7 @@ def test_both_ways_read_the_type_that_the_driver_names(nvml: Driver, by_the_long
 def test_a_package_that_has_it_otherwise_is_read_the_long_way(nvml: Driver) -> None:
     source = source_of(nvml)
     assert NvmlTick.of(SimpleNamespace(), source._device, 186) is None
+    assert NvmlTick.of(SimpleNamespace(nvmlLib=object()), source._device, 186) is None
     assert NvmlTick.of(SimpleNamespace(nvmlLib=ctypes.CDLL(None)), source._device, 186) is None
 
 

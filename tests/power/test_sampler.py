@@ -63,7 +63,7 @@ def test_it_reads_on_one_daemon_thread_between_start_and_stop() -> None:
     assert source.reads == after
     assert len(source.threads) == 1
     readings = sampler.readings()
-    assert len(readings) == after
+    assert after - len(readings) in (0, 1)  # one that was under way when it was stopped is dropped
     assert (np.diff(readings.time_ns) > 0).all()
     assert sampler.cpu_s > 0
     assert sampler.stop()
@@ -77,7 +77,7 @@ def test_it_starts_again_and_keeps_what_it_read() -> None:
         assert sampler.start()
         wait_for(lambda before=before: source.reads >= before + 5)
         assert sampler.stop(PATIENCE_S)
-    assert len(sampler.readings()) == source.reads
+    assert 0 <= source.reads - len(sampler.readings()) <= 2  # of each stop, one that was under way is dropped
 
 
 def test_the_ring_keeps_the_latest() -> None:
@@ -194,7 +194,7 @@ def test_a_passing_fault_is_retried(soon) -> None:
     wait_for(lambda: source.reads >= 15)
     sampler.stop(PATIENCE_S)
     assert (said, sampler.given_up, sampler.failures) == ([], "", 6)
-    assert len(sampler.readings()) == source.reads - 6
+    assert source.reads - 6 - len(sampler.readings()) in (0, 1)  # one may have been under way when it was stopped
 
 
 @pytest.mark.parametrize("error", [PowerError("busy"), ValueError("out of a vendor's package")])

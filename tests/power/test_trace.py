@@ -20,6 +20,14 @@ def readings_of(powers, start_ms: int = 0, **columns) -> Readings:
     return Readings.of([Reading((start_ms + 10 * i) * MS, power_w=power, **columns) for i, power in enumerate(powers)])
 
 
+def test_a_clock_that_is_missing_now_and_then_is_held() -> None:
+    clocks = [None, 1500.0, None, None, 1400.0, None]
+    readings = Readings.of([Reading(10 * i * MS, power_w=100.0, sm_clock_mhz=clock) for i, clock in enumerate(clocks)])
+    trace = power_trace(readings, [], averaging_s=0.1)
+    assert trace is not None
+    assert trace.sm_clock_mhz == (1500.0, 1500.0, 1500.0, 1500.0, 1400.0, 1400.0)
+
+
 def test_a_short_trace_is_all_there_on_the_time_of_its_segments() -> None:
     segments = [
         Segment(1_050 * MS, 1_100 * MS, Mode.SEQUENTIAL, 1),
