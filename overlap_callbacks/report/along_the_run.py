@@ -121,7 +121,7 @@ def _lines(
         caption.append(
             f"Of {len(windows):,} windows at most {MAX_POINTS:,} are drawn: the extremes of each stretch stay."
         )
-    legend = tuple((name, color) for name, color, _ in lines) if len(lines) > 1 else EMPTY_LEGEND
+    legend = tuple((line["name"], line["color"]) for line in series) if len(lines) > 1 else EMPTY_LEGEND
     data = {"unit": unit, "series": series, "excluded": crosses, "few": few, "zero": zero}
     return Chart("lines", title, data, " ".join(caption), legend, narrow=True)
 

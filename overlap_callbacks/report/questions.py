@@ -204,7 +204,7 @@ def dimension_chart(window: OverlapReport) -> Chart:
     """Hidden and exposed communication of each dimension."""
     rows = [
         {
-            "label": words.clean(row.dimension),
+            "label": " ".join(words.clean(row.dimension).split()),  # on one line, as the bar is
             "parts": [
                 {
                     "name": "hidden",

@@ -33,6 +33,9 @@ _COMPARES = frozenset(figure.name for figure in FIGURES if figure.compares)
 _SIGNED = frozenset({"speedup_vs_sequential", "compute_slowdown", "comm_slowdown", "gap_to_ideal"})
 _MOST_NOTES, _LONGEST_NOTE = 10, 400
 
+# Of a picture, in its own units: a panel of a dashboard is about so wide, so its text is as large as the text beside.
+_WIDTH = 420.0
+
 _STYLE = """
 :root{color-scheme:light dark;--ink:#1f2328;--dim:#59636e;--paper:#ffffff;--line:#d1d9e0;
 --ideal:#7a8794;--overlapped:#1f6feb;--sequential:#d9822b}
@@ -40,10 +43,11 @@ _STYLE = """
 --ideal:#8b949e;--overlapped:#58a6ff;--sequential:#f0a04b}}
 body{font:14px/1.45 system-ui,sans-serif;color:var(--ink);background:var(--paper);margin:12px;max-width:46em;
 overflow-wrap:anywhere}
-p{margin:0 0 .6em}.dim{color:var(--dim)}svg{width:100%;height:auto;display:block}
+p{margin:0 0 .6em}.dim{color:var(--dim)}svg{width:100%;max-width:480px;height:auto;display:block}
 text{font:13px system-ui,sans-serif;fill:var(--ink)}.dim text,text.dim{fill:var(--dim)}
-table{border-collapse:collapse;margin:.6em 0}td,th{padding:.15em 1em .15em 0;text-align:right;font-weight:400}
-td:first-child,th:first-child{text-align:left}th{color:var(--dim)}tr{border-bottom:1px solid var(--line)}
+table{border-collapse:collapse;margin:.6em 0}td,th{padding:.15em .9em .15em 0;text-align:right;font-weight:400}
+td:first-child,th:first-child{text-align:left}td:nth-child(2){white-space:nowrap}
+td{overflow-wrap:normal}th{color:var(--dim)}tr{border-bottom:1px solid var(--line)}
 .ideal{fill:var(--ideal)}.overlapped{fill:var(--overlapped)}.sequential{fill:var(--sequential)}
 .bound{stroke:var(--ink);stroke-width:1.5}.axis{stroke:var(--line)}.shade{opacity:.16}.flight{opacity:.5}
 .trace{fill:none;stroke:var(--ink);stroke-width:1.2}.limit{stroke:var(--dim);stroke-dasharray:5 4}
@@ -75,7 +79,7 @@ def step_card(report: OverlapReport, verdict: str, power: str | None) -> str:
 
 def power_card(report: OverlapReport, trace: PowerTrace) -> str:
     """Power against time, the modes shaded, communication in flight below."""
-    width, height, left, top = 720.0, 240.0, 52.0, 10.0
+    width, height, left, top = _WIDTH, 220.0, 52.0, 10.0
     known = [value for value in (trace.tdp_w, trace.limit_w) if value is not None]
     highest = max([*trace.power_w, *known]) * 1.05 or 1.0
     length = max(trace.time_ms[-1], *(segment.end_ms for segment in trace.segments), 1e-9)
@@ -126,27 +130,28 @@ def power_card(report: OverlapReport, trace: PowerTrace) -> str:
 
 
 def _bars(bars: Sequence[tuple[str, str, Estimate]]) -> str:
-    width, left, right, row = 720.0, 96.0, 190.0, 34.0
+    # Words above each bar: beside it, the longest interval would leave no room for the bars.
+    width, row, bar = _WIDTH, 44.0, 18.0
     highest = max(max(figure.value, figure.ci_high or 0.0) for _, _, figure in bars) or 1.0
-    scale = (width - left - right) / highest
+    scale = (width - 4) / highest
     parts = []
     for number, (label, style, figure) in enumerate(bars):
-        y = number * row + 6
-        middle = y + 11
-        end = left + max(figure.value, 0.0) * scale
-        parts.append(f'<text x="{left - 8}" y="{middle + 4}" text-anchor="end">{label}</text>')
-        parts.append(f'<rect class="{style}" x="{left}" y="{y}" width="{end - left:.1f}" height="22" rx="2"/>')
+        text, top = number * row + 13, number * row + 19
+        middle = top + bar / 2
         shown = f"{figure.value:.2f} ms"
         if figure.ci_low is not None and figure.ci_high is not None:
-            low, high = (left + max(bound, 0.0) * scale for bound in (figure.ci_low, figure.ci_high))
+            shown += f" [{figure.ci_low:.2f}, {figure.ci_high:.2f}]"
+        parts.append(f'<text x="0" y="{text}">{label}</text>')
+        parts.append(f'<text x="{width}" y="{text}" text-anchor="end">{shown}</text>')
+        length = max(figure.value, 0.0) * scale
+        parts.append(f'<rect class="{style}" x="0" y="{top}" width="{length:.1f}" height="{bar}" rx="2"/>')
+        if figure.ci_low is not None and figure.ci_high is not None:
+            low, high = (max(bound, 0.0) * scale + 1 for bound in (figure.ci_low, figure.ci_high))
             parts.append(
                 f'<path class="bound" fill="none" d="M{low:.1f} {middle}H{high:.1f}'
                 f'M{low:.1f} {middle - 5}v10M{high:.1f} {middle - 5}v10"/>'
             )
-            shown += f" [{figure.ci_low:.2f}, {figure.ci_high:.2f}]"
-            end = max(end, high)
-        parts.append(f'<text x="{end + 8:.1f}" y="{middle + 4}">{shown}</text>')
-    height = len(bars) * row + 6
+    height = len(bars) * row
     return f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="Step time">{"".join(parts)}</svg>'
 
 

@@ -17,7 +17,7 @@ from overlap_callbacks.report import page, write_page
 from overlap_callbacks.report.page import _names, script_json
 from overlap_callbacks.report.steps import both
 from overlap_callbacks.report.words import DASH
-from overlap_callbacks.samples import TimedBlock
+from overlap_callbacks.samples import DimensionTime, TimedBlock
 from overlap_callbacks.schedule import Schedule
 from tests.report.runs import OSSO, OV, SEQ, many, run_info, window, write
 
@@ -126,9 +126,20 @@ def test_without_a_profile(tmp_path: Path) -> None:
     assert "Kernels were not measured: no window has a profile." in text
     assert "No step was drawn" in text
     assert "Compute slowdown not measured" in text
+    several = [msgspec.structs.replace(bare, window=i, first_step=20 + 500 * i) for i in range(3)]
+    legends = re.findall(r'<i class="[^"]*"></i>([^<]+)</span>', made(tmp_path / "c", *several))
+    assert "sequential" in legends
+    assert "ideal" not in legends
     schedule = Schedule(profiled_steps=0).as_dict()
     text = text_of(made(tmp_path / "b", bare, run=run_info(schedule=schedule)))
     assert "the schedule has profiled_steps=0" in text
+
+
+def test_a_dimensions_name_is_one_line_in_a_chart(tmp_path: Path) -> None:
+    rows = [DimensionTime(name, 1, 1, 1.0, 0.5, 1.0, 1.0) for name in ("data\nparallel", "tensor")]
+    charts = charts_of(made(tmp_path, window(dimensions=tuple(rows))))
+    labels = [row["label"] for chart in charts if chart.get("name_parts") is None for row in chart.get("rows", ())]
+    assert {"data parallel", "tensor"} <= set(labels)
 
 
 def test_all_windows_invalid(tmp_path: Path) -> None:

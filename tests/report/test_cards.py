@@ -1,0 +1,53 @@
+"""The pictures that W&B gets, in a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from overlap_callbacks.sinks import cards
+from tests.report.runs import window
+
+Open = Callable[..., Any]
+
+# Of an SVG's words, those that lie outside of it or on one another.
+OUTSIDE = """() => [...document.querySelectorAll('svg')].flatMap(svg => {
+    const frame = svg.getBoundingClientRect();
+    return [...svg.querySelectorAll('text')].filter(text => {
+        const box = text.getBoundingClientRect();
+        return box.left < frame.left - 1 || box.right > frame.right + 1 || box.bottom > frame.bottom + 1;
+    }).map(text => text.textContent);
+})"""
+MEETING = """() => [...document.querySelectorAll('svg')].flatMap(svg => {
+    const boxes = [...svg.querySelectorAll('text')].map(text => [text.textContent, text.getBoundingClientRect()]);
+    return boxes.flatMap(([a, p], i) => boxes.slice(i + 1).filter(([_, q]) =>
+        p.left < q.right && q.left < p.right && p.top < q.bottom - 1 && q.top < p.bottom - 1).map(([b]) => [a, b]));
+})"""
+
+
+@pytest.mark.parametrize("width", [300, 360, 480, 1000])
+@pytest.mark.parametrize("times", [1.0, 1000.0])
+def test_words_lie_within_the_picture_and_apart_and_can_be_read(
+    tmp_path: Path, opened: Open, width: int, times: float
+) -> None:
+    report = window(power=True)
+    for name, _, _ in cards.BARS:
+        figure = getattr(report, name)
+        scaled = {bound: getattr(figure, bound) * times for bound in ("value", "ci_low", "ci_high")}
+        report = msgspec.structs.replace(report, **{name: msgspec.structs.replace(figure, **scaled)})
+    assert report.power_trace is not None
+    for name, picture in (
+        ("step", cards.step_card(report, "Overlap is worth it here.", None)),
+        ("power", cards.power_card(report, report.power_trace)),
+    ):
+        (tmp_path / f"{name}.html").write_text(picture)
+        page = opened(tmp_path / f"{name}.html", viewport={"width": width, "height": 600})
+        assert page.evaluate(OUTSIDE) == []
+        assert page.evaluate(MEETING) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        text_px = "Math.min(...[...document.querySelectorAll('svg text')].map(t => t.getBoundingClientRect().height))"
+        assert page.evaluate(text_px) >= 8
