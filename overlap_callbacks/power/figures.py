@@ -333,6 +333,8 @@ def _without_reasons(modes: Sequence[ModePower], readings: Readings) -> list[str
         return []
     of_s = float(np.median(readings.time_ns[told] - readings.reasons_since_ns[told])) / 1e9
     every_s = float(np.median(np.diff(readings.time_ns[told]))) / 1e9
+    if not of_s:  # they are of the moment: no block is too short for them, the calls failed
+        return []
     return [
         f"why the clock was held back in {' and '.join(silent)} steps is not known: the device tells it of "
         f"{of_s:.2g} s at a time, and a block needs {of_s + every_s:.2g} s for that (min_block_seconds)"

@@ -388,6 +388,13 @@ def test_a_device_that_gives_no_reasons_has_no_fractions() -> None:
     assert (found.reasons, found.throttle_fraction, found.cause_fraction(Cause.POWER)) == (None, None, None)
 
 
+def test_reasons_of_the_moment_that_failed_in_one_mode_are_not_said_to_need_longer_blocks() -> None:
+    readings = read(ticks(0, 2), lambda t: 1.0, reasons=lambda t: frozenset() if t < 1 else None)
+    figures = figures_of(readings, segment(0, 0.95), segment(1.05, 2, SEQUENTIAL))
+    assert [mode_of(figures, mode).reasons for mode in (OVERLAPPED, SEQUENTIAL)] == [{}, None]
+    assert figures.problems == ()
+
+
 def test_a_device_that_gives_reasons_but_has_none_is_not_throttled() -> None:
     found = mode_of(figures_of(read(ticks(0, 1), lambda t: 1.0, reasons=lambda t: frozenset()), segment(0, 1)))
     assert (found.reasons, found.throttle_fraction) == ({}, 0)
