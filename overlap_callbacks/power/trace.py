@@ -37,7 +37,7 @@ class PowerTrace(msgspec.Struct, frozen=True):
         start_ns: where the trace starts, on ``time.perf_counter_ns`` of the rank.
         time_ms: of the points, from the start of the trace, ascending.
         power_w: power at each.
-        sm_clock_mhz: the clock at each; empty where the device does not tell.
+        sm_clock_mhz: the clock at each, the last known where a reading has none; empty where the device never tells.
         averaging_s: length of the time before a point of which its power speaks; None where that is the time since the
             reading before.
         tdp_w, limit_w: the default limit, and the lowest in force.
@@ -116,7 +116,7 @@ def power_trace(
 
 
 def held(values: Floats) -> Floats:
-    """``values`` with the last known one where one is missing, and the first known one before it; NaN if none is."""
+    """``values``, shape (n,), with the last known one where one is missing (NaN), and the first known one before it."""
     known = np.flatnonzero(~np.isnan(values))
     if not len(known):
         return values
