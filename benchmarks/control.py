@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from overlap_callbacks import record
-from overlap_callbacks.demo.config import DemoConfig
-from overlap_callbacks.demo.launch import launch
+from overlap_callbacks.cli.demo.config import DemoConfig
+from overlap_callbacks.cli.demo.launch import launch
+from overlap_callbacks.report import record
 
 FIGURES = ("speedup_vs_sequential", "compute_slowdown", "gap_to_ideal", "comm_slowdown")
 

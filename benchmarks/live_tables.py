@@ -24,12 +24,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from overlap_callbacks.kernels import Kernels, KernelSums, kernel_times, profiled_block
-from overlap_callbacks.metrics import MAX_KERNELS
-from overlap_callbacks.pictures import step_picture
-from overlap_callbacks.profiling import Profile
-from overlap_callbacks.schedule import Mode
-from overlap_callbacks.window import pair_times_of
+from overlap_callbacks.analysis.aggregate import MAX_KERNELS
+from overlap_callbacks.analysis.kernels.attribution import pair_times_of
+from overlap_callbacks.analysis.kernels.table import KernelSums, KernelTable, kernel_times, profiled_block
+from overlap_callbacks.analysis.kernels.timeline import step_timeline
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.instruments.profiler import Profile
 
 MODES = (Mode.OVERLAPPED, Mode.SEQUENTIAL)
 
@@ -51,7 +51,7 @@ def profiled(kernels: int, steps: int) -> Profile:
 def make_tables(profile: Profile, kernels: int, steps: int) -> tuple[float, float]:
     """What the reporting thread does with a profile; ms of CPU time to read it, and for the figures and tables."""
     begin = time.thread_time()
-    found: Kernels = profile.kernels()
+    found: KernelTable = profile.kernels()
     read = time.thread_time()
     assert len(found) == kernels * steps, len(found)
     arms = [np.arange(arm, steps, 2) for arm in range(2)]
@@ -62,7 +62,7 @@ def make_tables(profile: Profile, kernels: int, steps: int) -> tuple[float, floa
     kernel_times(found, arms[0], arms[1], MAX_KERNELS)
     pair_times_of(found, arms[0], arms[1])
     for mode, arm in zip(MODES, arms, strict=True):
-        step_picture(found, int(arm[0]), mode)
+        step_timeline(found, int(arm[0]), mode)
     return (read - begin) * 1e3, (time.thread_time() - read) * 1e3
 
 

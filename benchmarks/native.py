@@ -22,7 +22,7 @@ import torch.multiprocessing as mp
 from torch import nn
 
 from overlap_callbacks import OverlapReport, Sink
-from overlap_callbacks.estimates import pool
+from overlap_callbacks.analysis.statistics import pool
 from overlap_callbacks.integrations.pytorch import attach
 
 FORMS = ("gate", "native")

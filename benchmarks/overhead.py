@@ -29,7 +29,7 @@ import torch.multiprocessing as mp
 from torch import nn
 
 from overlap_callbacks import OverlapMonitor, Schedule, __version__
-from overlap_callbacks.gate import Gate
+from overlap_callbacks.gate.gate import Gate
 
 GOALS = {
     "monitor, per step outside a window": "under 1 us",
@@ -196,9 +196,9 @@ def ddp_steps(rank: int, rounds: int) -> dict[str, float]:
 
     A third arm, absent again, shows by its own ratio what the machine's noise amounts to.
     """
-    from overlap_callbacks.demo.config import DemoConfig
-    from overlap_callbacks.demo.model import GPT
-    from overlap_callbacks.demo.text import GeneratedText
+    from overlap_callbacks.cli.demo.config import DemoConfig
+    from overlap_callbacks.cli.demo.model import GPT
+    from overlap_callbacks.cli.demo.text import GeneratedText
 
     config = DemoConfig()
     torch.manual_seed(0)

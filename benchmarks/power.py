@@ -35,9 +35,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from overlap_callbacks import __version__
-from overlap_callbacks.power.find import DeviceIdentity, NoPower, find_source
-from overlap_callbacks.power.sampler import Sampler
-from overlap_callbacks.power.source import PowerSource
+from overlap_callbacks.instruments.power.discovery import DeviceIdentity, NoPower, find_source
+from overlap_callbacks.instruments.power.sampler import Sampler
+from overlap_callbacks.instruments.power.source import PowerSource
 
 FAKE = "OVERLAP_BENCHMARK_FAKE_DRIVER"
 GOALS = {0.1: "under 0.1 % of a core", 0.02: "under 1 % of a core"}

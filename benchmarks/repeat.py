@@ -15,9 +15,10 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from overlap_callbacks import FIGURES, record
-from overlap_callbacks.demo.config import DemoConfig
-from overlap_callbacks.demo.launch import launch
+from overlap_callbacks import FIGURES
+from overlap_callbacks.cli.demo.config import DemoConfig
+from overlap_callbacks.cli.demo.launch import launch
+from overlap_callbacks.report import record
 
 
 def main() -> None:

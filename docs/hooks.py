@@ -81,14 +81,14 @@ def on_shutdown() -> None:
 
 def figure_metrics() -> list[tuple[str, str, str]]:
     """Key, unit and meaning of the headline figures."""
-    from overlap_callbacks.metrics import FIGURES
+    from overlap_callbacks.analysis.results.catalogue import FIGURES
 
     return [(figure.key, figure.unit, figure.meaning) for figure in FIGURES]
 
 
 def power_metrics() -> list[tuple[str, str, str]]:
     """Those of power and of the device; ``<mode>`` stands for both modes."""
-    from overlap_callbacks.power.metrics import POWER_METRICS, meanings, units
+    from overlap_callbacks.analysis.results.power_metrics import POWER_METRICS, meanings, units
 
     found = [(f"{m.section}/<mode>_{m.name}", m.unit, m.meaning) for m in POWER_METRICS]
     unit, meaning = units(), meanings()

@@ -20,8 +20,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from overlap_callbacks.integrations._versions import missing_of, torch_lacks
-from overlap_callbacks.native import NativeForm
+from overlap_callbacks.gate.native import OverlapSwitch
+
+from ._versions import missing_of, torch_lacks
 
 # hook(state, bucket), as DDP calls it.
 Hook = Callable[[Any, Any], "torch.futures.Future[torch.Tensor]"]
@@ -83,7 +84,7 @@ class WaitingGroup(dist.ProcessGroup):
         return str(self._group.name())
 
 
-class DdpWaits(NativeForm):
+class DdpWaits(OverlapSwitch):
     """Every bucket of these models is waited for where it is issued.
 
     Args:
@@ -101,7 +102,7 @@ class DdpWaits(NativeForm):
         self._groups: list[WaitingGroup] = []
         self._unseen = False  # a sequential step in which no bucket was waited for
 
-    def sequential(self) -> None:
+    def disable(self) -> None:
         if self._unseen:
             raise RuntimeError(
                 "no bucket of the DDP models was waited for in a sequential step: the switch does not take"
@@ -114,7 +115,7 @@ class DdpWaits(NativeForm):
         for switch in self._hooks:
             switch.sequential, switch.waited = True, 0
 
-    def overlapped(self) -> None:
+    def restore(self) -> None:
         switched = bool(self._groups) or any(switch.sequential for switch in self._hooks)
         waited = sum(group.waited for group in self._groups) + sum(switch.waited for switch in self._hooks)
         for model in self._models:

@@ -19,14 +19,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
-from overlap_callbacks.integrations._versions import missing_of, torch_lacks
-from overlap_callbacks.native import NativeForm
+from overlap_callbacks.gate.native import OverlapSwitch
+
+from ._versions import missing_of, torch_lacks
 
 _FSDP1 = ("_unshard_stream", "_pre_unshard_stream", "_post_backward_stream", "_all_reduce_stream")
 _FSDP2 = ("all_gather_copy_in_stream", "all_gather_stream", "reduce_scatter_stream", "all_reduce_stream")
 
 
-class FsdpStreams(NativeForm):
+class FsdpStreams(OverlapSwitch):
     """The compute stream in place of FSDP's communication streams.
 
     Args:
@@ -47,7 +48,7 @@ class FsdpStreams(NativeForm):
         self._modules = modules
         self._replaced: list[tuple[Any, str, Any]] = []  # holder, attribute, FSDP's own stream
 
-    def sequential(self) -> None:
+    def disable(self) -> None:
         for holder, handle, names in list(_holders(self._modules)):  # all looked at before one is changed
             compute = handle.current_stream()
             for name in names:
@@ -62,7 +63,7 @@ class FsdpStreams(NativeForm):
             known = torch_lacks("streams of FSDP's under the names known")
             raise RuntimeError(f"FSDP has no streams yet: the model has not run, or {known}")
 
-    def overlapped(self) -> None:
+    def restore(self) -> None:
         while self._replaced:
             holder, name, own = self._replaced.pop()
             compute = getattr(holder, name)

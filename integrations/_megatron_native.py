@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from overlap_callbacks.native import NativeForm
+from overlap_callbacks.gate.native import OverlapSwitch
 
 # The settings under which the switches were seen to leave every bit of the weights as it is. With tensor, context or
 # expert parallelism there is besides communication that no switch reaches.
@@ -24,7 +24,7 @@ _PROVEN: dict[str, Any] = {
 }
 
 
-class Switches(NativeForm):
+class Switches(OverlapSwitch):
     """Megatron's own switches, between steps; only those that the job was built with."""
 
     def __init__(self, core: Any, chunks: list[Any], by_hand: bool) -> None:
@@ -52,7 +52,7 @@ class Switches(NativeForm):
         self._configs = configs
         self._undo: list[tuple[Any, str, Any]] = []
 
-    def sequential(self) -> None:
+    def disable(self) -> None:
         for config, name in self._flags:  # all, before the first is turned: half of them would reduce twice
             if getattr(config, name) is not True:
                 raise RuntimeError(f"{name} was switched off by somebody else: it is left alone")
@@ -70,7 +70,7 @@ class Switches(NativeForm):
         if getattr(config, name) is not value:
             raise RuntimeError(f"{name} did not take the value {value}")
 
-    def overlapped(self) -> None:
+    def restore(self) -> None:
         while self._undo:
             setattr(*self._undo.pop())
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from overlap_callbacks import OverlapMonitor, OverlapReport, Sink, WandbSink
-from overlap_callbacks.ranks import Channel, Job
+from overlap_callbacks.monitor.background.store import Job, StoreChannel
 from overlap_callbacks.sinks import RunInfo
 
 # Time between two looks for a report at the rank with the W&B run, and the longest that it waits for the last one.
@@ -79,7 +79,7 @@ class Inbox:
             self._sink.close()
 
 
-def _channel(prefix: str) -> Channel:
+def _channel(prefix: str) -> StoreChannel:
     job = Job.current()
     assert job is not None
-    return Channel(job, prefix)
+    return StoreChannel(job, prefix)

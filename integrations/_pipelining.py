@@ -23,7 +23,8 @@ import torch.distributed.distributed_c10d as c10d
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, schedules
 
 from overlap_callbacks import OverlapMonitor
-from overlap_callbacks.integrations._versions import TORCH, check, missing_of
+
+from ._versions import TORCH, check, missing_of
 
 # What is not public of the schedules' module.
 _NEEDED = ("_PipelineSchedule", "_batch_p2p", "SEND_F", "SEND_B", "RECV_F", "RECV_B")

@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 
 from overlap_callbacks import OverlapMonitor, OverlapReport, Sink, WandbSink
-from overlap_callbacks.build import build_monitor, check_names, switched_off
-from overlap_callbacks.native import NativeForm
+from overlap_callbacks.gate.native import OverlapSwitch
 from overlap_callbacks.sinks import JsonlSink
+
+from .base import build_monitor, check_names, switched_off
 
 try:
     import deepspeed
@@ -201,7 +202,7 @@ def _dimensions(engine: DeepSpeedEngine) -> dict[str, str]:
 # -- DeepSpeed's own switches
 
 
-class _Switches(NativeForm):
+class _Switches(OverlapSwitch):
     """Attributes of DeepSpeed's that have one value with overlap, as the job was built, and one without.
 
     Args:
@@ -216,7 +217,7 @@ class _Switches(NativeForm):
         self.name = name
         self._switches = [(holder, attribute, getattr(holder, attribute), off) for holder, attribute, off in switches]
 
-    def sequential(self) -> None:
+    def disable(self) -> None:
         for holder, attribute, on, _ in self._switches:
             found = getattr(holder, attribute)
             if found != on:
@@ -225,7 +226,7 @@ class _Switches(NativeForm):
         for holder, attribute, _, off in self._switches:
             setattr(holder, attribute, off)
 
-    def overlapped(self) -> None:
+    def restore(self) -> None:
         for holder, attribute, on, off in self._switches:
             if getattr(holder, attribute) == off:
                 setattr(holder, attribute, on)

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, cast
 import torch.distributed as dist
 
 from overlap_callbacks import OverlapMonitor, OverlapReport, Sink, WandbSink
-from overlap_callbacks.build import build_monitor, check_names
-from overlap_callbacks.dimensions import dimension_of
-from overlap_callbacks.integrations import _versions
-from overlap_callbacks.monitor import HASTY_CLOSE_S
+from overlap_callbacks.analysis.dimension_rules import dimension_of
+from overlap_callbacks.monitor.monitor import EXCEPTION_CLOSE_TIMEOUT_S
 from overlap_callbacks.sinks import JsonlSink
+
+from . import _versions
+from .base import build_monitor, check_names
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -110,7 +111,7 @@ class OverlapCallback(pl.Callback):
         self._pause.close()
         if self.monitor is not None:
             self.monitor.abort_step()
-        self._close(HASTY_CLOSE_S)
+        self._close(EXCEPTION_CLOSE_TIMEOUT_S)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._close()

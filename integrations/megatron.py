@@ -14,13 +14,14 @@ from typing import Any
 import torch
 import torch.distributed.distributed_c10d as c10d
 
-from overlap_callbacks import Mode, OverlapMonitor, Sink, WandbSink, checks
-from overlap_callbacks.build import MakeSinks, build_monitor, check_names, switched_off
-from overlap_callbacks.integrations._megatron_native import Switches
-from overlap_callbacks.integrations._megatron_reports import LAST_REPORT_S, Inbox, Outbox
-from overlap_callbacks.monitor import HASTY_CLOSE_S
-from overlap_callbacks.ranks import next_prefix
+from overlap_callbacks import Mode, OverlapMonitor, Sink, WandbSink, _validation
+from overlap_callbacks.monitor.background.store import next_prefix
+from overlap_callbacks.monitor.monitor import EXCEPTION_CLOSE_TIMEOUT_S
 from overlap_callbacks.sinks import JsonlSink
+
+from ._megatron_native import Switches
+from ._megatron_reports import LAST_REPORT_S, Inbox, Outbox
+from .base import MakeSinks, build_monitor, check_names, switched_off
 
 KNOWN_TO_WORK = "0.14.0, 0.15.0, 0.16.1"
 
@@ -76,7 +77,7 @@ def attach(
     check_names(options)
     try:
         _check_free()
-        step = checks.count("start_step", start_step, minimum=0)
+        step = _validation.count("start_step", start_step, minimum=0)
         monitor, switches = _open(core, chunks, sequential, options, by_hand=optimizer is None)
     except (TypeError, ValueError, RuntimeError) as error:
         if options.get("strict"):
@@ -160,7 +161,7 @@ def hook_pretrain(*, sequential: str = "gate", **options: Any) -> None:
 
     @functools.wraps(train)
     def measured_train(*args: Any, **kwargs: Any) -> Any:
-        timeout_s = HASTY_CLOSE_S
+        timeout_s = EXCEPTION_CLOSE_TIMEOUT_S
         try:
             result = train(*args, **kwargs)
             timeout_s = LAST_REPORT_S
@@ -338,7 +339,7 @@ def _open_in_pretrain(
         inbox = None if writer is None else Inbox(prefix, writer, monitor)
     except Exception as error:
         if options.get("strict"):
-            monitor.close(HASTY_CLOSE_S)  # nobody else will: Megatron's methods would stay wrapped
+            monitor.close(EXCEPTION_CLOSE_TIMEOUT_S)  # nobody else will: Megatron's methods would stay wrapped
             raise
         # Of this rank alone: were its monitor closed, the others' windows would wait for it.
         monitor.sink_failed(WandbSink(start=False), error)

@@ -9,15 +9,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from overlap_callbacks import OverlapMonitor, checks
-from overlap_callbacks.build import build_monitor, switched_off
-from overlap_callbacks.dimensions import UNKNOWN, WORLD, dimension_of
-from overlap_callbacks.integrations import _ddp, _fsdp
-from overlap_callbacks.integrations._ddp import switchable
-from overlap_callbacks.native import NativeForm
+from overlap_callbacks import OverlapMonitor, _validation
+from overlap_callbacks.analysis.dimension_rules import UNKNOWN, WORLD, dimension_of
+from overlap_callbacks.gate.native import OverlapSwitch
+
+from . import _ddp, _fsdp
+from ._ddp import switchable
+from .base import build_monitor, switched_off
 
 __all__ = ["attach", "switchable"]
 
@@ -73,7 +75,7 @@ def attach(
         )
     models = _as_list(model)
     if pipeline is not None:
-        from overlap_callbacks.integrations import _pipelining
+        from . import _pipelining
 
         _pipelining.check_type(pipeline)
     framework = f"pytorch {torch.__version__}"
@@ -81,7 +83,7 @@ def attach(
     if not monitor.active:
         return monitor
     try:
-        step = checks.count("start_step", start_step, minimum=0)
+        step = _validation.count("start_step", start_step, minimum=0)
         _check_time(optimizer)
         form = _native_form(sequential, models)
         if pipeline is not None:
@@ -130,7 +132,7 @@ def _check_time(optimizer: torch.optim.Optimizer) -> None:
         raise ValueError("optimizer is attached to already: close() that monitor first, or use it")
 
 
-def _native_form(sequential: str, models: Sequence[nn.Module]) -> NativeForm | None:
+def _native_form(sequential: str, models: Sequence[nn.Module]) -> OverlapSwitch | None:
     if sequential not in _FORMS:
         allowed = " or ".join(map(repr, _FORMS))
         raise ValueError(f"sequential must be {allowed}, got {sequential!r} (a {type(sequential).__name__})")
@@ -139,13 +141,13 @@ def _native_form(sequential: str, models: Sequence[nn.Module]) -> NativeForm | N
     if not models:
         raise ValueError("sequential='native' needs the model: attach(optimizer, model=model, sequential='native')")
     ddp = [m for m in _modules(models) if isinstance(m, DistributedDataParallel)]
-    fsdp = [m for m in _modules(models) if isinstance(m, (_fsdp.FSDPModule, _fsdp.FullyShardedDataParallel))]
+    fsdp = [m for m in _modules(models) if isinstance(m, (FSDPModule, FullyShardedDataParallel))]
     if bool(ddp) == bool(fsdp):
         found = "both" if ddp else "neither"
         raise ValueError(
             f"sequential='native' needs a model with DDP or FSDP in it, and this one has {found}: use 'gate'"
         )
-    form: NativeForm = _ddp.DdpWaits(ddp) if ddp else _fsdp.FsdpStreams(fsdp)
+    form: OverlapSwitch = _ddp.DdpWaits(ddp) if ddp else _fsdp.FsdpStreams(fsdp)
     return form
 
 
@@ -169,7 +171,7 @@ def _dimensions(optimizer: torch.optim.Optimizer, models: Sequence[nn.Module], p
     for group in (*_ddp.data_groups(_modules(models)), *_fsdp.data_groups(_modules(models))):
         learn(group, "data")
     if pipeline is not None:
-        from overlap_callbacks.integrations import _pipelining
+        from . import _pipelining
 
         for group in _pipelining.groups_of(pipeline):
             learn(group, "pipeline")

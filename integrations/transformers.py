@@ -11,11 +11,12 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from overlap_callbacks import OverlapMonitor
-from overlap_callbacks.build import build_monitor, check_names, switched_off
-from overlap_callbacks.dimensions import dimension_of
-from overlap_callbacks.integrations import _versions
-from overlap_callbacks.integrations.pytorch import attach
-from overlap_callbacks.monitor import HASTY_CLOSE_S
+from overlap_callbacks.analysis.dimension_rules import dimension_of
+from overlap_callbacks.monitor.monitor import EXCEPTION_CLOSE_TIMEOUT_S
+
+from . import _versions
+from .base import build_monitor, check_names, switched_off
+from .pytorch import attach
 
 try:
     import accelerate
@@ -99,7 +100,7 @@ class OverlapCallback(transformers.TrainerCallback):
         if self.monitor is not None and self.monitor.in_step:
             self._pause.close()
             self.monitor.abort_step()
-        self._close(HASTY_CLOSE_S)
+        self._close(EXCEPTION_CLOSE_TIMEOUT_S)
 
     def _close(self, timeout_s: float | None = None) -> None:
         self._pause.close()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from overlap_callbacks.version import __version__
+from overlap_callbacks._version import __version__
 
 if TYPE_CHECKING:
-    from overlap_callbacks.estimates import Estimate
-    from overlap_callbacks.metrics import FIGURES, OverlapReport
-    from overlap_callbacks.monitor import MisuseError, OverlapMonitor
-    from overlap_callbacks.schedule import Mode, Part, Plan, Schedule
+    from overlap_callbacks.analysis.results.catalogue import FIGURES
+    from overlap_callbacks.analysis.results.mode import Mode
+    from overlap_callbacks.analysis.results.report import Estimate, OverlapReport
+    from overlap_callbacks.monitor.monitor import MisuseError, OverlapMonitor
+    from overlap_callbacks.monitor.schedule import Part, Plan, Schedule
     from overlap_callbacks.sinks import JsonlSink, Sink, WandbSink
 
 __all__ = [
@@ -31,21 +32,32 @@ __all__ = [
 
 # Loaded on first use: reading a trace or a record needs no torch, which takes seconds and hundreds of MB to load.
 _HOMES = {
-    "estimates": ("Estimate",),
-    "metrics": ("FIGURES", "OverlapReport"),
+    "analysis.results.catalogue": ("FIGURES",),
+    "analysis.results.mode": ("Mode",),
+    "analysis.results.report": ("Estimate", "OverlapReport"),
     "monitor": ("MisuseError", "OverlapMonitor"),
-    "schedule": ("Mode", "Part", "Plan", "Schedule"),
+    "monitor.schedule": ("Part", "Plan", "Schedule"),
     "sinks": ("JsonlSink", "Sink", "WandbSink"),
+}
+# Modules that users reach through the package, wherever they stand.
+_MODULES = {
+    "dimensions": "analysis.dimension_rules",
+    "names": "analysis.name_rules",
+    "record": "report.record",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    value: Any
+    if name in _MODULES:
+        value = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+    elif name in _HOME_OF:
+        value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
     return value
 

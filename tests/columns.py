@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from overlap_callbacks.kernels import Kernels, Kind
-from overlap_callbacks.names import collective_of
-from overlap_callbacks.timeline import Intervals
+from overlap_callbacks.analysis.intervals import Intervals
+from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
+from overlap_callbacks.analysis.name_rules import collective_of
 
 # Events carry nanoseconds since 1970; the tests count from here.
 EPOCH_NS = 1_755_000_000_123_456_789
 MS = 1_000_000
 
 
-def columns(rows: Sequence[Any]) -> Kernels:
+def columns(rows: Sequence[Any]) -> KernelTable:
     """From rows of (name, kind, step, start in ms, end in ms[, 1]).
 
     A 0 at the end says that the row is a further piece of the last call of that name. A name may end in ``@`` and a
@@ -37,7 +37,7 @@ def columns(rows: Sequence[Any]) -> Kernels:
     def numbers(values: Any) -> Any:
         return np.array(list(values), dtype=np.int64)
 
-    return Kernels(
+    return KernelTable(
         intervals=Intervals(
             numbers(round(row[3] * MS) + EPOCH_NS for row in rows),
             numbers(round(row[4] * MS) + EPOCH_NS for row in rows),

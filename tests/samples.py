@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from overlap_callbacks.metrics import OverlapReport, report
-from overlap_callbacks.samples import (
+from overlap_callbacks.analysis.aggregate import aggregate_windows
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.window import (
     CollectiveTime,
     DimensionTime,
     KernelTime,
@@ -14,7 +16,6 @@ from overlap_callbacks.samples import (
     RankWindow,
     TimedBlock,
 )
-from overlap_callbacks.schedule import Mode
 
 OV, SEQ = Mode.OVERLAPPED, Mode.SEQUENTIAL
 OSSO = (OV, SEQ, SEQ, OV)
@@ -74,4 +75,4 @@ def window(rank: int = 0, **changes: Any) -> RankWindow:
 def window_report(**changes: Any) -> OverlapReport:
     """The report of such a window on two ranks."""
     windows = [window(rank, **changes) for rank in (0, 1)]
-    return report(windows, world_size=2, every_n_steps=500)
+    return aggregate_windows(windows, world_size=2, every_n_steps=500)

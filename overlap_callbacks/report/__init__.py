@@ -14,6 +14,6 @@ The way of the data: a ``Record`` becomes sections of ``blocks`` (``questions``,
 ``Note`` that says so.
 """
 
-from overlap_callbacks.report.page import page, write_page
+from overlap_callbacks.report.html.page import page, write_page
 
 __all__ = ["page", "write_page"]

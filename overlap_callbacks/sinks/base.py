@@ -2,46 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
-
-from overlap_callbacks.metrics import OverlapReport
-from overlap_callbacks.samples import TimedBlock
-
-SCHEMA_VERSION = 1
-
-
-class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known before the first window: enough to read the rest without this library.
-
-    Attributes:
-        schema_version: of the record's layout.
-        library_version, torch_version, python_version: of the software.
-        started_at: wall clock, ISO 8601 with time zone.
-        hostname: of rank 0's machine.
-        framework: the adapter in use, with its framework's version.
-        world_size: ranks of the job.
-        backend: of the default process group.
-        device: that rank 0 trains on.
-        schedule: configuration of the schedule.
-        units: unit of each figure, by name.
-        meanings: meaning of each figure, by name.
-    """
-
-    schema_version: int = SCHEMA_VERSION
-    library_version: str
-    torch_version: str
-    python_version: str
-    started_at: str
-    hostname: str
-    framework: str
-    world_size: int
-    backend: str
-    device: str
-    schedule: dict[str, Any]
-    units: dict[str, str]
-    meanings: dict[str, str]
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.run import RunInfo
+from overlap_callbacks.analysis.results.window import TimedBlock
 
 
 class Sink:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from overlap_callbacks.metrics import OverlapReport
+from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.sinks.base import Sink
-from overlap_callbacks.sinks.keys import fit
+from overlap_callbacks.sinks.metric_keys import fit
 
 # Windows that wait at most for a flush; older ones are dropped: the record has them.
 _MOST_WAITING = 100

@@ -14,11 +14,10 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from overlap_callbacks.metrics import OverlapReport
-from overlap_callbacks.samples import TimedBlock
-from overlap_callbacks.sinks.base import RunInfo, Sink
-
-FILE_NAME = "overlap.jsonl"
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.run import FILE_NAME, RunInfo
+from overlap_callbacks.analysis.results.window import TimedBlock
+from overlap_callbacks.sinks.base import Sink
 
 
 class JsonlSink(Sink):

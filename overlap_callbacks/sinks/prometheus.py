@@ -9,12 +9,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from overlap_callbacks import names
-from overlap_callbacks.metrics import FIGURES, OverlapReport
-from overlap_callbacks.power.metrics import meanings
-from overlap_callbacks.schedule import Mode
-from overlap_callbacks.sinks.base import RunInfo, Sink
-from overlap_callbacks.sinks.keys import NAMED_SECTIONS, describe, fit_name, split
+from overlap_callbacks.analysis import name_rules
+from overlap_callbacks.analysis.results.catalogue import FIGURES
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.power_metrics import meanings
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.run import RunInfo
+from overlap_callbacks.sinks.base import Sink
+from overlap_callbacks.sinks.metric_keys import NAMED_SECTIONS, describe, fit_name, split
 
 # Prometheus keeps a series for each value of each label, for ever: values are short, and few.
 LONGEST_LABEL = 100
@@ -157,7 +159,7 @@ def _meaning(key: str, found: Gauge) -> str:
 
 
 def _label_value(value: str) -> str:
-    return names.clean(value, LONGEST_LABEL)
+    return name_rules.clean(value, LONGEST_LABEL)
 
 
 def _checked(labels: Mapping[str, str]) -> dict[str, str]:

@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from overlap_callbacks import names
-from overlap_callbacks.metrics import OverlapReport
-from overlap_callbacks.sinks.base import RunInfo, Sink
-from overlap_callbacks.sinks.keys import fit
+from overlap_callbacks.analysis import name_rules
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.run import RunInfo
+from overlap_callbacks.sinks.base import Sink
+from overlap_callbacks.sinks.metric_keys import fit
 
 
 class TensorBoardSink(Sink):
@@ -39,7 +40,7 @@ class TensorBoardSink(Sink):
             *run.schedule.items(),
         )
         # Markdown: four spaces make code of a line, in which nothing has a meaning of its own.
-        lines = (f"    {name}: {names.clean(str(value))}" for name, value in rows)
+        lines = (f"    {name}: {name_rules.clean(str(value))}" for name, value in rows)
         self._events().add_text("overlap/run", "\n".join(lines))
         self._events().flush()
 
@@ -48,7 +49,7 @@ class TensorBoardSink(Sink):
         for key, value in fit(report.metrics()).items():
             events.add_scalar(key, value, report.first_step)
         if report.problems:
-            lines = (f"    {names.clean(problem)}" for problem in report.problems)
+            lines = (f"    {name_rules.clean(problem)}" for problem in report.problems)
             events.add_text("overlap/notes", "\n".join(lines), report.first_step)
         events.flush()
 

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from overlap_callbacks.attribution import IN_TURN, SAME_LAUNCH, Calls, Level, labels_of, match
-from overlap_callbacks.bandwidth import bus_factor
-from overlap_callbacks.kernels import Indices, KernelFigures, KernelSums, Kind
-from overlap_callbacks.pictures import step_picture
-from overlap_callbacks.schedule import Mode
+from overlap_callbacks._version import __version__
+from overlap_callbacks.analysis.bus_bandwidth import bus_factor
+from overlap_callbacks.analysis.kernels.attribution import IN_TURN, SAME_LAUNCH, Calls, Level, labels_of, match
+from overlap_callbacks.analysis.kernels.table import Indices, KernelFigures, KernelSums, Kind
+from overlap_callbacks.analysis.kernels.timeline import step_timeline
+from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.traces.figures import (
     Analysis,
     CollectiveFigures,
@@ -25,7 +26,6 @@ from overlap_callbacks.traces.figures import (
 from overlap_callbacks.traces.kineto import Trace
 from overlap_callbacks.traces.metadata import CollectiveInfo
 from overlap_callbacks.traces.skew import skew_over_ranks
-from overlap_callbacks.version import __version__
 
 # A kernel counts as beside communication from the first share of its time on, as alone up to the second.
 _BESIDE, _ALONE = 0.9, 0.1
@@ -88,7 +88,7 @@ def _device_figures(trace: Trace, device: int, arm: Mode, problems: list[str]) -
         collectives=_collectives(trace),
         families=_families(trace),
         estimate=_estimate(trace),
-        picture=step_picture(kernels, counted[0] if counted else -1, arm),
+        picture=step_timeline(kernels, counted[0] if counted else -1, arm),
         problems=(*trace.problems, *problems),
     )
 

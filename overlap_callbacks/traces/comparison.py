@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from overlap_callbacks.attribution import Calls, Match, Side, match, pair_times
-from overlap_callbacks.kernels import KernelSums, Kind
-from overlap_callbacks.metrics import RESIDUAL_LIMIT, RESIDUAL_LIMIT_GLOO
-from overlap_callbacks.samples import KernelTime
-from overlap_callbacks.schedule import Mode
+from overlap_callbacks._version import __version__
+from overlap_callbacks.analysis.kernels.attribution import Calls, Match, Side, match, pair_times
+from overlap_callbacks.analysis.kernels.table import KernelSums, Kind
+from overlap_callbacks.analysis.results.catalogue import RESIDUAL_LIMIT, RESIDUAL_LIMIT_GLOO
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.window import KernelTime
 from overlap_callbacks.traces.analysis import span_ms, trace_figures
 from overlap_callbacks.traces.figures import Comparison, UnmatchedKernel
 from overlap_callbacks.traces.kineto import Trace
-from overlap_callbacks.version import __version__
 
 # Below this share of matched compute time two files are not taken for one job.
 _LEAST_MATCHED = 0.8

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from overlap_callbacks.samples import KernelTime, PairTime, StepPicture
+from overlap_callbacks.analysis.results.window import KernelTime, PairTime, StepTimeline
 
 SCHEMA_VERSION = 1
 
@@ -144,7 +144,7 @@ class TraceFigures(msgspec.Struct, frozen=True, kw_only=True):
     collectives: tuple[CollectiveFigures, ...]
     families: tuple[FamilyFigures, ...]
     estimate: SlowdownEstimate | None
-    picture: StepPicture | None
+    picture: StepTimeline | None
     problems: tuple[str, ...]
 
 

@@ -21,9 +21,16 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from overlap_callbacks import names
-from overlap_callbacks.kernels import Indices, Kernels, Kind, Rows, device_kernels, host_kernels
-from overlap_callbacks.timeline import Intervals
+from overlap_callbacks.analysis import name_rules
+from overlap_callbacks.analysis.intervals import Intervals
+from overlap_callbacks.analysis.kernels.table import (
+    Indices,
+    KernelTable,
+    KernelTableBuilder,
+    Kind,
+    device_kernels,
+    host_kernels,
+)
 from overlap_callbacks.traces.files import Progress
 from overlap_callbacks.traces.metadata import CollectiveInfo, KernelMetadata, annotated, with_groups
 from overlap_callbacks.traces.stream import Args, Event, EventStream, ExactEvent
@@ -86,7 +93,7 @@ class Trace:
     """
 
     path: Path
-    kernels: Kernels
+    kernels: KernelTable
     device: Indices
     steps: tuple[TraceStep, ...]
     collectives: dict[int, CollectiveInfo]
@@ -218,7 +225,7 @@ class _Sieve:
     """Takes the events that it wants, a piece of the file at a time."""
 
     def __init__(self) -> None:
-        self.rows = Rows()
+        self.rows = KernelTableBuilder()
         self.notes: list[_Note] = []
 
     def begin(self, exact: bool) -> None:
@@ -288,7 +295,7 @@ class _DeviceEvents(_Sieve):
         launched_as = bytes(args.grid), bytes(args.block)
         shape = self._shapes.get(launched_as)
         if shape is None:
-            text = names.clean(b" ".join(launched_as).decode(errors="replace").strip())
+            text = name_rules.clean(b" ".join(launched_as).decode(errors="replace").strip())
             shape = self._shapes[launched_as] = text
         device = args.device
         if type(device) is not int:
@@ -303,7 +310,7 @@ class _HostEvents(_Sieve):
     def __init__(self) -> None:
         super().__init__()
         self.threads: list[Any] = []
-        self.ranges = Rows()
+        self.ranges = KernelTableBuilder()
         self.enqueued = 0  # collectives of NCCL, of which the host sees no more than that it enqueued them
 
     def begin(self, exact: bool) -> None:
@@ -323,7 +330,7 @@ class _HostEvents(_Sieve):
                     self.threads.append(_hashable(event.tid))
             elif name.startswith("nccl:"):
                 self.enqueued += 1
-            elif names.is_communication(name) and self.range_times.add(event):
+            elif name_rules.is_communication(name) and self.range_times.add(event):
                 self.ranges.label(Kind.COMMUNICATION, _short(name))
 
     @property
@@ -379,7 +386,7 @@ class _Reader:
 
     def _of_device(
         self, sieve: _DeviceEvents, bounds: list[tuple[int, int]], problems: list[str]
-    ) -> tuple[Kernels, Indices, dict[int, CollectiveInfo]]:
+    ) -> tuple[KernelTable, Indices, dict[int, CollectiveInfo]]:
         rows = sieve.rows
         rows.clean_names()
         usable = _set_times(rows, sieve.times, problems)
@@ -397,14 +404,14 @@ class _Reader:
         place = {int(row): i for i, row in enumerate(kept)}
         return kernels[kept], device[kept], {place[row]: info for row, info in collectives.items() if row in place}
 
-    def _of_host(self, sieve: _HostEvents, bounds: list[tuple[int, int]], problems: list[str]) -> Kernels:
+    def _of_host(self, sieve: _HostEvents, bounds: list[tuple[int, int]], problems: list[str]) -> KernelTable:
         """The operators of the training thread: the one that has the steps, else the one with the most operators."""
         threads = Counter(note.thread for note in sieve.notes) or Counter(sieve.threads)
         training = threads.most_common(1)[0][0] if threads else None
         for rows, times in ((sieve.rows, sieve.times), (sieve.ranges, sieve.range_times)):
             rows.clean_names()
             _set_times(rows, times, problems)  # what has no time has no length, and falls away
-        host = Rows()
+        host = KernelTableBuilder()
         host.names = sieve.rows.names
         mine = np.array([thread == training for thread in sieve.threads], dtype=bool)
         for name in ("start", "end", "name", "kind", "correlation", "shape", "collective"):
@@ -432,20 +439,20 @@ def _crossing(calls: Intervals) -> int:
     return int(((start[1:] < latest) & (end[1:] > latest)).sum())
 
 
-def _believe_metadata(rows: Rows, known: dict[int, CollectiveInfo]) -> None:
+def _believe_metadata(rows: KernelTableBuilder, known: dict[int, CollectiveInfo]) -> None:
     """Take kernels with metadata of a collective, and a name that says nothing, for communication.
 
     Not all: what a collective launches to copy its tensors has the metadata too, and a name that tells.
     """
     texts = rows.names.texts
     told = {rows.name[row] for row in known}
-    nameless = {code for code in told if names.family_of(texts[code]) == names.OTHER}
+    nameless = {code for code in told if name_rules.family_of(texts[code]) == name_rules.OTHER}
     for row in known:
         if rows.kind[row] == Kind.COMPUTE and rows.name[row] in nameless:
             rows.kind[row] = Kind.COMMUNICATION
 
 
-def _set_times(rows: Rows, times: _Times, problems: list[str]) -> npt.NDArray[np.bool_]:
+def _set_times(rows: KernelTableBuilder, times: _Times, problems: list[str]) -> npt.NDArray[np.bool_]:
     """Give rows their times; which of the rows have one."""
     start, end, wrong, negative = times.bounds()
     rows.start, rows.end = array("q", start.tobytes()), array("q", end.tobytes())
@@ -467,7 +474,7 @@ def _steps(notes: list[_Note]) -> tuple[TraceStep, ...]:
     return tuple(sorted(steps.values(), key=lambda step: step.start_ns))
 
 
-def _doubts(kernels: Kernels, steps: tuple[TraceStep, ...]) -> Iterator[str]:
+def _doubts(kernels: KernelTable, steps: tuple[TraceStep, ...]) -> Iterator[str]:
     start = np.sort(kernels.intervals.start_ns)
     if len(start) > 1 and int(np.diff(start).max()) > _JUMP_NS:
         longest = int(np.diff(start).max()) / 1e9
@@ -500,7 +507,7 @@ def _short(name: str | None) -> str:
     """A name that is fit to be kept by the million; what else is wrong with it is mended later, once for each."""
     if name is None:
         return ""
-    return name if len(name) <= names.LONGEST_NAME else names.clean(name)
+    return name if len(name) <= name_rules.LONGEST_NAME else name_rules.clean(name)
 
 
 def _hashable(value: Any) -> int | str:
@@ -549,5 +556,5 @@ def _device_names(head: dict[str, Any]) -> dict[int, str]:
     found = {}
     for device in devices if isinstance(devices, list) else []:
         if isinstance(device, dict) and isinstance(device.get("id"), int):
-            found[device["id"]] = names.clean(str(device.get("name", "")))
+            found[device["id"]] = name_rules.clean(str(device.get("name", "")))
     return found

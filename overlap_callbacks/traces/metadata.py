@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from overlap_callbacks import names
-from overlap_callbacks.kernels import Indices, Rows, communicates
+from overlap_callbacks.analysis import name_rules
+from overlap_callbacks.analysis.kernels.table import Indices, KernelTableBuilder, communicates
 from overlap_callbacks.traces.stream import Args
 
 _DTYPE_BYTES = {
@@ -69,8 +69,8 @@ class KernelMetadata:
         )  # fmt: skip
         found = self._known.get(key)
         if found is None:
-            name, dtype, group, description, ranks, _ = (names.clean(str(text)) for text in key)
-            info = CollectiveInfo(names.collective_of(name), group, description, ranks, size)
+            name, dtype, group, description, ranks, _ = (name_rules.clean(str(text)) for text in key)
+            info = CollectiveInfo(name_rules.collective_of(name), group, description, ranks, size)
             found = self._known[key] = (info, _width(dtype))
         info, width = found
         elements = args.out_elements if info.kind in ("all_gather", "gather") else args.in_elements
@@ -94,8 +94,8 @@ def with_groups(found: dict[int, CollectiveInfo], info: Any) -> dict[int, Collec
             ranks, size = group.get("ranks"), group.get("pg_size")
             cut_off = not known.ranks or "..." in known.ranks
             known = known._replace(  # noqa: PLW2901
-                description=known.description or names.clean(str(group.get("pg_desc", ""))),
-                ranks=names.clean(str(ranks)) if cut_off and isinstance(ranks, list) else known.ranks,
+                description=known.description or name_rules.clean(str(group.get("pg_desc", ""))),
+                ranks=name_rules.clean(str(ranks)) if cut_off and isinstance(ranks, list) else known.ranks,
                 size=size if known.size is None and type(size) is int and size > 0 else known.size,
             )
         filled[row] = known
@@ -103,7 +103,7 @@ def with_groups(found: dict[int, CollectiveInfo], info: Any) -> dict[int, Collec
 
 
 def annotated(
-    rows: Rows,
+    rows: KernelTableBuilder,
     known: dict[int, CollectiveInfo],
     launched_ns: Indices,
     thread_of: Callable[[int], Any],
@@ -134,11 +134,11 @@ def annotated(
             place = int(np.searchsorted(starts[thread], launch, side="right")) - 1
             if place >= 0 and launch < by_thread[thread][place][1]:
                 note_name, args = by_thread[thread][place][2:]
-                noted = names.collective_of(note_name)
-                if noted != names.OTHER:
+                noted = name_rules.collective_of(note_name)
+                if noted != name_rules.OTHER:
                     found[row] = CollectiveInfo(kind=noted, num_bytes=_noted_bytes(noted, args))
                     continue
-        found[row] = CollectiveInfo(kind=names.collective_of(texts[rows.name[row]]))
+        found[row] = CollectiveInfo(kind=name_rules.collective_of(texts[rows.name[row]]))
     return found
 
 

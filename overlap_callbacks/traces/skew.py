@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from overlap_callbacks.kernels import Kind
+from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.traces.figures import CollectiveSkew, RankTime
 from overlap_callbacks.traces.kineto import Trace
 from overlap_callbacks.traces.metadata import CollectiveInfo

@@ -15,9 +15,10 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
 from benchmarks import native
-from overlap_callbacks import Mode, record
+from overlap_callbacks import Mode
 from overlap_callbacks.integrations import _ddp
 from overlap_callbacks.integrations.pytorch import switchable
+from overlap_callbacks.report import record
 from tests.adapters import parallel_jobs as jobs
 from tests.adapters.parallel_jobs import Job, Training
 from tests.distributed import run_ranks

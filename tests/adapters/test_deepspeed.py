@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from overlap_callbacks import Mode, OverlapMonitor, record
+from overlap_callbacks import Mode, OverlapMonitor
+from overlap_callbacks.report import record
 from tests.distributed import captured_log, run_ranks
 from tests.gate.jobs import KeptReports, dispatch_table, kept_logs, tiny_schedule
 
@@ -587,14 +588,14 @@ def _flip_streams(rank: int) -> None:
     form = adapter._native_form(engine, "native")
     assert form is not None
     assert form.name == "stage3_prefetch_bucket_size and streams"
-    form.sequential()
+    form.disable()
     assert streams() == (main, main, 0)
-    form.overlapped()
+    form.restore()
     assert streams() == ("gather", "reduce", LAYER)
-    form.overlapped()
+    form.restore()
     engine.optimizer.reduce_and_partition_stream = "another"
     with pytest.raises(RuntimeError, match="reduce_and_partition_stream was 'reduce' when the monitor was attached"):
-        form.sequential()
+        form.disable()
     assert streams() == ("gather", "another", LAYER)
 
 

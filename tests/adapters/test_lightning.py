@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from overlap_callbacks import Mode, OverlapMonitor, record
+from overlap_callbacks import Mode, OverlapMonitor
+from overlap_callbacks.report import record
 from tests.distributed import captured_log, run_ranks
 
 pl = pytest.importorskip("lightning.pytorch")
@@ -277,7 +278,7 @@ class Explode(pl.Callback):
 
 
 def _fail_in_a_window(rank: int, folder: str) -> None:
-    from overlap_callbacks import gate
+    from overlap_callbacks.gate.gate import gate
 
     callback = overlap_callback(run_dir=Path(folder, "run"))
     with pytest.raises(Boom, match="the user's own"):

@@ -15,16 +15,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from overlap_callbacks import Mode, record
-from overlap_callbacks.gate import DoneWork, StepLog
+from overlap_callbacks import Mode
+from overlap_callbacks.gate.gate import CompletedWork, StepLog
 from overlap_callbacks.integrations.megatron import attach, hook_pretrain
+from overlap_callbacks.report import record
 from tests.adapters import megatron_shims
 from tests.adapters.megatron_jobs import BATCH, SEQUENCE, VOCABULARY, Job, Setup, job
 from tests.distributed import captured_log, run_ranks
 from tests.gate.jobs import KeptReports, dispatch_table, kept_logs
 from tests.wandb_reader import SETTINGS, read_run
 
-Parts = Callable[[str], list[Any]]
+Session = Callable[[str], list[Any]]
 
 NUM_STEPS = 20
 # One recorded step, then the mode changes at every step: 17 steps from step 2 on.
@@ -148,14 +149,14 @@ def _absent(setup: Setup, steps: int = NUM_STEPS) -> str:
 def _attached(setup: Setup, force: bool = False, steps: int = NUM_STEPS, **options: Any) -> dict[str, Any]:
     """Train with the library; what it did."""
     sink, modes, waits = KeptReports(), [], Counter()
-    wait = DoneWork.wait
+    wait = CompletedWork.wait
 
-    def counted_wait(work: DoneWork, timeout: Any = None) -> bool:
+    def counted_wait(work: CompletedWork, timeout: Any = None) -> bool:
         waits["done"] += 1
         return wait(work, timeout)
 
     with job(setup) as training, kept_logs() as logs:
-        DoneWork.wait = counted_wait
+        CompletedWork.wait = counted_wait
         monitor = attach(training.model, training.optimizer, sinks=[sink], **{**TOGGLING, **options})
         if force:
             monitor.force(Mode.SEQUENTIAL)
@@ -163,7 +164,7 @@ def _attached(setup: Setup, force: bool = False, steps: int = NUM_STEPS, **optio
             modes.append(monitor.mode)
             training.step()
         monitor.close()
-        DoneWork.wait = wait
+        CompletedWork.wait = wait
         return {
             "digest": training.digest(),
             "modes": modes,
@@ -216,7 +217,7 @@ def parts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def parts(parts_folder: Path) -> Parts:
+def parts(parts_folder: Path) -> Session:
     """What the ranks found in one of the ``PARTS``, which share their processes."""
     ranks = run_ranks(_run_parts, 2, str(parts_folder), timeout_s=120)
 
@@ -357,7 +358,7 @@ def _flush(folder: str) -> tuple[bool, dict[str, Any]]:
     return attached["digest"] == absent, attached
 
 
-def test_the_schedule_that_flushes_its_warm_up_is_serialised_batch_by_batch(parts: Parts) -> None:
+def test_the_schedule_that_flushes_its_warm_up_is_serialised_batch_by_batch(parts: Session) -> None:
     for identical, attached in parts("flush"):
         assert identical
         assert attached["modes"].count(Mode.SEQUENTIAL) > 5
@@ -510,7 +511,7 @@ def _refuse(folder: str) -> dict[str, Any]:
     return found
 
 
-def test_the_native_form_is_refused_where_it_is_not_proven_and_training_goes_on_unmeasured(parts: Parts) -> None:
+def test_the_native_form_is_refused_where_it_is_not_proven_and_training_goes_on_unmeasured(parts: Session) -> None:
     for rank in parts("refuse"):
         for name, (_, _, _, said) in REFUSED.items():
             message, lines, active, wrapped = rank[name]
@@ -534,7 +535,7 @@ def _switch_off_behind_its_back(folder: str) -> None:
         monitor.close()
 
 
-def test_a_switch_that_somebody_else_has_turned_is_left_alone(parts: Parts) -> None:
+def test_a_switch_that_somebody_else_has_turned_is_left_alone(parts: Session) -> None:
     parts("switch")
 
 
@@ -586,7 +587,7 @@ def _look_before_and_after(folder: str) -> list[str]:
     return different
 
 
-def test_everything_is_as_before_after_close_even_in_the_middle_of_a_sequential_step(parts: Parts) -> None:
+def test_everything_is_as_before_after_close_even_in_the_middle_of_a_sequential_step(parts: Session) -> None:
     assert parts("state") == [[], []]
 
 
@@ -636,7 +637,7 @@ def _misuse(folder: str) -> None:
     sys.modules.update(hidden)
 
 
-def test_misuse_and_missing_packages_are_told_clearly(parts: Parts) -> None:
+def test_misuse_and_missing_packages_are_told_clearly(parts: Session) -> None:
     parts("misuse")
 
 
@@ -664,7 +665,7 @@ def _overflow(folder: str) -> tuple[str, str, Any]:
         return absent, attached, found
 
 
-def test_a_step_that_the_optimizer_skips_does_not_count_and_leaves_the_window_whole(parts: Parts) -> None:
+def test_a_step_that_the_optimizer_skips_does_not_count_and_leaves_the_window_whole(parts: Session) -> None:
     for absent, attached, _ in parts("overflow"):
         assert absent == attached
     complete, blocks = parts("overflow")[0][2]
@@ -685,7 +686,7 @@ def _by_hand(folder: str) -> tuple[list[Mode], bool]:
         return modes, training.digest() == absent
 
 
-def test_steps_may_be_marked_by_hand(parts: Parts) -> None:
+def test_steps_may_be_marked_by_hand(parts: Session) -> None:
     for modes, identical in parts("by_hand"):
         assert modes[3:19] == [Mode.OVERLAPPED, Mode.SEQUENTIAL] * 8
         assert identical
@@ -771,7 +772,7 @@ def _pretrain(folder: str) -> dict[str, Any]:
     return {"identical": set(digests) == {absent}}
 
 
-def test_pretrain_is_measured_and_logged_to_the_run_on_the_last_rank(parts: Parts, parts_folder: Path) -> None:
+def test_pretrain_is_measured_and_logged_to_the_run_on_the_last_rank(parts: Session, parts_folder: Path) -> None:
     assert parts("pretrain") == [{"identical": True}] * 2
     gate, native = (record.read(parts_folder / sequential).windows[0] for sequential in ("gate", "native"))
     for window in (gate, native):
@@ -835,7 +836,7 @@ def _pretrain_without_inbox(folder: str) -> dict[str, Any]:
 
 
 def test_pretrain_without_an_inbox_is_measured_and_if_strict_ends_with_all_put_back(
-    parts: Parts, parts_folder: Path
+    parts: Session, parts_folder: Path
 ) -> None:
     first, last = parts("pretrain_without_inbox")
     for found in (first, last):
@@ -850,7 +851,7 @@ def test_pretrain_without_an_inbox_is_measured_and_if_strict_ends_with_all_put_b
     assert window.tokens_per_step is None  # the arguments are not to be had
 
 
-def test_pretrain_ends_as_it_would_when_it_fails_exits_or_cannot_be_measured(parts: Parts) -> None:
+def test_pretrain_ends_as_it_would_when_it_fails_exits_or_cannot_be_measured(parts: Session) -> None:
     for lines in parts("pretrain_badly"):
         (line,) = lines
         assert "measuring is switched off, training goes on" in line

@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from overlap_callbacks import Mode, record
+from overlap_callbacks import Mode
 from overlap_callbacks.integrations.pytorch import attach
+from overlap_callbacks.report import record
 from tests.distributed import captured_log, run_ranks
 from tests.gate.jobs import KeptReports, tiny_schedule
 

@@ -12,11 +12,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import ScheduleInterleaved1F1B, schedules
 
-from overlap_callbacks import Mode, record
-from overlap_callbacks.collectives import POINT_TO_POINT
-from overlap_callbacks.gate import DoneWork
+from overlap_callbacks import Mode
+from overlap_callbacks.gate.collectives import POINT_TO_POINT
+from overlap_callbacks.gate.gate import CompletedWork
 from overlap_callbacks.integrations import _pipelining
 from overlap_callbacks.integrations.pytorch import attach
+from overlap_callbacks.report import record
 from tests.adapters import parallel_jobs as jobs
 from tests.adapters.parallel_jobs import BATCH, MICRO_BATCHES, WIDE, WIDTH, Job, Training, belongings
 from tests.distributed import captured_log, run_ranks
@@ -101,7 +102,7 @@ def train(rank: int, make: Callable[..., Job], **options: Any) -> dict[str, Any]
 
         def kept_post(*args: Any) -> Any:
             result, handed_on = post(*args)
-            batches.append(all(isinstance(work, DoneWork) for work in handed_on) if handed_on else None)
+            batches.append(all(isinstance(work, CompletedWork) for work in handed_on) if handed_on else None)
             return result, handed_on
 
         monitor.post = kept_post  # type: ignore[method-assign]

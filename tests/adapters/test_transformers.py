@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from overlap_callbacks import Mode, record
+from overlap_callbacks import Mode
+from overlap_callbacks.report import record
 from tests.distributed import captured_log, run_ranks
 from tests.gate.jobs import dispatch_table, is_pass_through
 

@@ -81,7 +81,7 @@ def _other_torches(rank: int) -> dict[str, str]:
     streams = {name: getattr(context, name) for name in _fsdp._FSDP2}
     form = _fsdp.FsdpStreams(modules)  # type: ignore[arg-type]
     with without(context, "reduce_scatter_stream"), pytest.raises(RuntimeError) as raised:
-        form.sequential()
+        form.disable()
     said["reduce_scatter_stream"] = str(raised.value)
     assert all(getattr(context, name) is stream for name, stream in streams.items())  # nothing was changed
     return said

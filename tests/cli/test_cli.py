@@ -10,13 +10,14 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from overlap_callbacks import FIGURES, JsonlSink, Schedule, record
-from overlap_callbacks.cli import main
-from overlap_callbacks.metrics import OverlapReport
-from overlap_callbacks.ranks import Job
-from overlap_callbacks.run_info import run_info
-from overlap_callbacks.samples import KernelTime, TimedBlock
-from overlap_callbacks.schedule import Mode
+from overlap_callbacks import FIGURES, JsonlSink, Schedule
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.window import KernelTime, TimedBlock
+from overlap_callbacks.cli.main import main
+from overlap_callbacks.monitor.background.store import Job
+from overlap_callbacks.monitor.run_info import run_info
+from overlap_callbacks.report import record
 from tests.samples import window_report
 
 

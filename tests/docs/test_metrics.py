@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from overlap_callbacks.schedule import Mode
+from overlap_callbacks.analysis.results.mode import Mode
 from tests.docs.conftest import DOCS
 from tests.report.runs import window
 

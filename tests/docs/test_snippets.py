@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from overlap_callbacks.build import check_names
-from overlap_callbacks.monitor import OverlapMonitor
-from overlap_callbacks.schedule import Schedule
+from overlap_callbacks.integrations.base import check_names
+from overlap_callbacks.monitor.monitor import OverlapMonitor
+from overlap_callbacks.monitor.schedule import Schedule
 from tests.docs.conftest import DOCS, ROOT
 
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)

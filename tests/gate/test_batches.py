@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from overlap_callbacks.gate import Batch, DoneWork, Gate
+from overlap_callbacks.gate.gate import Batch, CompletedWork, Gate
 from tests.distributed import run_ranks
 
 CHECKED = [("send", "0"), ("recv_", "0")]
@@ -44,9 +44,9 @@ def post_in_both_modes(rank: int) -> list[tuple[list[str], float, float]]:
 
 def test_in_a_sequential_step_a_batch_is_complete_when_its_call_returns_and_its_works_stay_waitable() -> None:
     for rank, (overlapped, sequential) in enumerate(run_ranks(post_in_both_modes, 2)):
-        assert "DoneWork" not in overlapped[0]
+        assert "CompletedWork" not in overlapped[0]
         assert overlapped[2] == 1000 * (1 - rank)
-        assert sequential == (["DoneWork", "DoneWork"], 1000 * (1 - rank), 1000 * (1 - rank))
+        assert sequential == (["CompletedWork", "CompletedWork"], 1000 * (1 - rank), 1000 * (1 - rank))
 
 
 def post_before_the_peer_does(rank: int) -> list[float]:
@@ -72,7 +72,7 @@ def test_a_batch_is_waited_for_as_long_as_its_peer_takes() -> None:
 
 
 def test_a_done_work_may_be_waited_for_again() -> None:
-    work = DoneWork()
+    work = CompletedWork()
     assert work.wait()
     assert work.wait(timeout=1.0)
     assert work.is_completed()
@@ -112,7 +112,7 @@ def post_other_batches_than_were_checked(rank: int) -> list[Any]:
         lambda: dist.irecv(received, 1 - rank),
     ):
         works += gate.post(post, lambda work: [work])[1]
-    kinds = [isinstance(work, DoneWork) for work in works]
+    kinds = [isinstance(work, CompletedWork) for work in works]
     for work in works:
         work.wait()
     log = gate.end_step()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from overlap_callbacks import Mode, OverlapReport
-from overlap_callbacks.samples import TimedBlock
+from overlap_callbacks.analysis.results.window import TimedBlock
 from tests.distributed import run_ranks
 from tests.gate.jobs import KeptReports, Training, digest_without_library, new_monitor, tiny_schedule
 

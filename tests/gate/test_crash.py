@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from overlap_callbacks import Mode, OverlapMonitor
-from overlap_callbacks.exchange import OrderChecks
-from overlap_callbacks.ranks import Verdict
-from overlap_callbacks.record import read
-from overlap_callbacks.sinks.jsonl import FILE_NAME
+from overlap_callbacks.analysis.results.run import FILE_NAME
+from overlap_callbacks.monitor.background.reporter import OrderChecker
+from overlap_callbacks.monitor.background.store import Ruling
+from overlap_callbacks.report.record import read
 from tests.distributed import captured_log, die, run_mortal_ranks, run_ranks
 from tests.gate.jobs import (
     KeptReports,
@@ -141,8 +141,8 @@ PARTS = (
     "monitor.Window.begin_step",
     "monitor.Window.end_step",
     "monitor.Window.measure",
-    "order.IssueOrder.encode",
-    "order.IssueOrder.of",
+    "order.CollectiveSequence.encode",
+    "order.CollectiveSequence.of",
     "ranks.Channel.__init__",
     "ranks.Channel.gather",
     "ranks.Channel.post",
@@ -262,19 +262,19 @@ def test_an_error_in_the_report_of_the_last_window_is_not_lost(strict):
 def noted_patience() -> Iterator[list[tuple[float, bool]]]:
     """How long the training thread was ready to wait for each verdict, and whether it was in vain."""
     noted: list[tuple[float, bool]] = []
-    verdict = OrderChecks.verdict
+    verdict = OrderChecker.verdict
 
-    def noting(checks: OrderChecks) -> Verdict:
+    def noting(checks: OrderChecker) -> Ruling:
         patience_s = checks.patience_s
         found = verdict(checks)
         noted.append((patience_s, found.late))
         return found
 
-    OrderChecks.verdict = noting
+    OrderChecker.verdict = noting
     try:
         yield noted
     finally:
-        OrderChecks.verdict = verdict
+        OrderChecker.verdict = verdict
 
 
 def train_with_an_error_on_one_rank(rank: int, broken_rank: int) -> dict[str, Any]:

@@ -18,8 +18,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.distributed.nn.functional as differentiable
 
-from overlap_callbacks.gate import Gate, StepLog
-from overlap_callbacks.order import IssueOrder
+from overlap_callbacks.gate.deadlock import CollectiveSequence
+from overlap_callbacks.gate.gate import Gate, StepLog
 from tests.distributed import captured_log, run_ranks
 from tests.gate.jobs import (
     KeptReports,
@@ -646,7 +646,7 @@ def fill_the_storage(rank: int) -> dict[str, Any]:
         keys = [("allreduce_", dist.group.WORLD.group_name)] * 5
         result, log = observe(gate, lambda: [all_reduce(rank) for _ in range(5)], sequential, keys)
         found[f"{sequential}"] = (result, len(log.collectives), log.dropped)
-        order = IssueOrder.of(log.own, rank, incomplete=log.dropped > 0)
+        order = CollectiveSequence.of(log.own, rank, incomplete=log.dropped > 0)
     _, log = observe(gate, lambda: all_reduce(rank))
     found["after"] = (len(log.collectives), log.dropped)
     found["incomplete"] = order.incomplete

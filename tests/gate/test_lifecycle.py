@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from overlap_callbacks import JsonlSink, Mode, OverlapMonitor
-from overlap_callbacks.gate import _kernels
+from overlap_callbacks.gate.gate import _kernels
 from overlap_callbacks.integrations.pytorch import attach
-from overlap_callbacks.record import read
+from overlap_callbacks.report.record import read
 from tests.distributed import captured_log, run_ranks
 from tests.gate.jobs import (
     TINY_WINDOW_STEPS,

@@ -13,7 +13,7 @@ import torch
 
 from overlap_callbacks import MisuseError, Mode, OverlapMonitor, Schedule
 from overlap_callbacks.integrations.pytorch import attach
-from overlap_callbacks.record import read
+from overlap_callbacks.report.record import read
 from tests.distributed import captured_log, run_ranks
 from tests.gate.jobs import (
     KeptReports,

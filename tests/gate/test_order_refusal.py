@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from overlap_callbacks import Mode
-from overlap_callbacks.collectives import Group
-from overlap_callbacks.gate import Gate
+from overlap_callbacks.gate.collectives import Group
+from overlap_callbacks.gate.gate import Gate
 from tests.distributed import captured_log, run_mortal_ranks, run_ranks
 from tests.gate.jobs import KeptReports, kept_logs, new_monitor, two_groups
 

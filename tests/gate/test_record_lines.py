@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from overlap_callbacks import JsonlSink, OverlapMonitor, OverlapReport, Schedule, record
+from overlap_callbacks import JsonlSink, OverlapMonitor, OverlapReport, Schedule
+from overlap_callbacks.report import record
 from overlap_callbacks.sinks import Sink
 from tests.distributed import run_ranks
 

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from overlap_callbacks import OverlapMonitor, OverlapReport, Schedule, record
+from overlap_callbacks import OverlapMonitor, OverlapReport, Schedule
+from overlap_callbacks.report import record
 from tests.distributed import run_ranks
 
 SCHEDULE = Schedule(every_n_steps=100, first_step=4, repeats=2, steps_per_block=1, profiled_steps=4)

@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from overlap_callbacks import JsonlSink, OverlapMonitor, record
+from overlap_callbacks import JsonlSink, OverlapMonitor
+from overlap_callbacks.report import record
 from overlap_callbacks.sinks import FunctionSink
 from tests.distributed import captured_log, run_ranks
 from tests.gate.jobs import KeptReports, Training, new_monitor, run_steps, tiny_schedule

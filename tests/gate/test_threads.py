@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from overlap_callbacks.gate import Gate
+from overlap_callbacks.gate.gate import Gate
 from tests.distributed import captured_log, run_ranks
 from tests.gate.jobs import (
     KeptReports,

@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 
 from overlap_callbacks import Mode, OverlapMonitor, Schedule
-from overlap_callbacks.exchange import OrderChecks
-from overlap_callbacks.gate import Gate
-from overlap_callbacks.order import IssueOrder, Item
-from overlap_callbacks.ranks import Job, Verdict
+from overlap_callbacks.gate.deadlock import CollectiveSequence, Item
+from overlap_callbacks.gate.gate import Gate
+from overlap_callbacks.monitor.background.reporter import OrderChecker
+from overlap_callbacks.monitor.background.store import Job, Ruling
 from tests.distributed import captured_log, run_ranks
 from tests.gate.jobs import KeptReports
 
@@ -62,17 +62,17 @@ def test_an_order_that_changes_after_the_check_costs_some_seconds_and_the_measur
 def test_a_check_that_is_late_does_not_answer_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
 
-    def check_order(channel: Any, key: str, *_: Any, **__: Any) -> Verdict:
+    def check_order(channel: Any, key: str, *_: Any, **__: Any) -> Ruling:
         if key == "first":
             release.wait(10)
-            return Verdict(True)
-        return Verdict(False, "a cycle", conflict=True)
+            return Ruling(True)
+        return Ruling(False, "a cycle", conflict=True)
 
-    monkeypatch.setattr("overlap_callbacks.exchange.check_order", check_order)
-    monkeypatch.setattr("overlap_callbacks.exchange.Channel", lambda *_: None)
+    monkeypatch.setattr("overlap_callbacks.monitor.background.reporter.check_order", check_order)
+    monkeypatch.setattr("overlap_callbacks.monitor.background.reporter.Channel", lambda *_: None)
     errors: list[Exception] = []
-    checks = OrderChecks(Job(1, 2, "gloo"), "prefix", timeout_s=0.05, veto=lambda _: None, on_error=errors.append)
-    order = IssueOrder(items=(Item("allreduce_", "0"),), groups={"0": (0, 1)})
+    checks = OrderChecker(Job(1, 2, "gloo"), "prefix", timeout_s=0.05, veto=lambda _: None, on_error=errors.append)
+    order = CollectiveSequence(items=(Item("allreduce_", "0"),), groups={"0": (0, 1)})
     checks.start("first", order, 0)
     assert checks.verdict().late
     checks.start("second", order, 1)

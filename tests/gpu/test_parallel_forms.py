@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from overlap_callbacks import Mode, record
+from overlap_callbacks import Mode
+from overlap_callbacks.report import record
 from tests.distributed import run_ranks
 from tests.gpu import jobs
 from tests.gpu.machine import ON_CPU, backend, need_nccl, synchronize

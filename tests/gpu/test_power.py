@@ -14,13 +14,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from overlap_callbacks.power.figures import power_figures
-from overlap_callbacks.power.find import NoPower, find_source, identify
-from overlap_callbacks.power.readings import Readings
-from overlap_callbacks.power.sampler import Sampler
-from overlap_callbacks.power.segments import Segment, counter_energy_j
-from overlap_callbacks.power.source import PowerSource
-from overlap_callbacks.schedule import Mode
+from overlap_callbacks.analysis.power.device import power_figures
+from overlap_callbacks.analysis.power.readings import Readings
+from overlap_callbacks.analysis.power.segments import Segment, counter_energy_j
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.instruments.power.discovery import NoPower, find_source, identify
+from overlap_callbacks.instruments.power.sampler import Sampler
+from overlap_callbacks.instruments.power.source import PowerSource
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def test_a_device_is_found_whatever_is_visible_and_in_whatever_order(source: Pow
     visible = {"index": str(count - 1), "uuid": uuids[-1], "reversed": ",".join(reversed(uuids))}[by]
     code = (
         "import torch; torch.cuda.init()\n"
-        "from overlap_callbacks.power.find import *\n"
+        "from overlap_callbacks.instruments.power.discovery import *\n"
         "print(find_source(identify(0)).device_id)"
     )
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": visible}

@@ -10,14 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from overlap_callbacks.power.amd import AmdSource
-from overlap_callbacks.power.amd_tick import AmdTick
-from overlap_callbacks.power.figures import power_figures
-from overlap_callbacks.power.find import DeviceIdentity, NoPower, find_source, from_properties
-from overlap_callbacks.power.readings import Readings
-from overlap_callbacks.power.segments import Segment
-from overlap_callbacks.power.source import DeviceLostError, PowerError, PowerUnavailableError
-from overlap_callbacks.schedule import Mode
+from overlap_callbacks.analysis.power.device import power_figures
+from overlap_callbacks.analysis.power.readings import Readings
+from overlap_callbacks.analysis.power.segments import Segment
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.instruments.power.amd import AmdSource
+from overlap_callbacks.instruments.power.amd_fast import AmdTick
+from overlap_callbacks.instruments.power.discovery import DeviceIdentity, NoPower, find_source, from_properties
+from overlap_callbacks.instruments.power.source import DeviceLostError, PowerError, PowerUnavailableError
 from tests.power.conftest import Driver
 from tests.power.fakes import build
 
@@ -392,7 +392,7 @@ def test_a_library_of_another_rocm_than_the_package_is_noted(amdsmi: Driver, mon
 def find_in_child(environment: dict[str, str]) -> tuple[str, str]:
     """The reason why there is no power in a fresh process, and all that it wrote otherwise."""
     code = (
-        "from overlap_callbacks.power.find import *\n"
+        "from overlap_callbacks.instruments.power.discovery import *\n"
         "found = find_source(DeviceIdentity('amd', pci_bus_id='0000:20:00.0'))\n"
         "print('reason:', getattr(found, 'reason', found))"
     )

@@ -7,7 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from overlap_callbacks.power.find import DeviceIdentity, NoPower, find_source, from_properties, identify
+from overlap_callbacks.instruments.power.discovery import (
+    DeviceIdentity,
+    NoPower,
+    find_source,
+    from_properties,
+    identify,
+)
 
 
 class Uuid:
@@ -69,14 +75,14 @@ def test_whatever_a_vendors_package_raises_is_no_power(monkeypatch) -> None:
     def broken(*_, **__):
         raise RuntimeError("boom")
 
-    monkeypatch.setattr("overlap_callbacks.power.nvml.NvmlSource.__init__", broken)
+    monkeypatch.setattr("overlap_callbacks.instruments.power.nvml.NvmlSource.__init__", broken)
     assert find_source(DeviceIdentity("nvidia")) == NoPower("no power: RuntimeError: boom")
 
 
-@pytest.mark.parametrize("module", ["find", "sampler", "figures", "pooled", "trace", "verdict", "nvml", "amd", "rapl"])
+@pytest.mark.parametrize("module", ["discovery", "sampler", "nvml", "amd", "rapl"])
 def test_importing_a_part_imports_no_vendors_package_and_no_torch(module) -> None:
     code = (
-        f"import overlap_callbacks.power.{module}, sys\n"
+        f"import overlap_callbacks.instruments.power.{module}, sys\n"
         "print(*(name for name in ('torch', 'pynvml', 'amdsmi') if name in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -91,7 +97,7 @@ def node(monkeypatch: pytest.MonkeyPatch):
     """A node as a process sees it: its rank and size by the launcher, and the devices by torch."""
     import torch
 
-    from overlap_callbacks.power import find
+    from overlap_callbacks.instruments.power import discovery as find
 
     def of(rank: int | None, size: int, devices: int) -> None:
         for name, value in (("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", size)):
@@ -126,7 +132,7 @@ def node(monkeypatch: pytest.MonkeyPatch):
     ],
 )
 def test_a_process_reads_its_own_device_or_the_first_of_a_node_all_of_them(node, rank, size, devices, per_node, read):
-    from overlap_callbacks.power.find import devices_to_read
+    from overlap_callbacks.instruments.power.discovery import devices_to_read
 
     node(rank, size, devices)
     assert [identity.uuid for identity in devices_to_read(per_node)] == read

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from overlap_callbacks import Mode, OverlapMonitor, OverlapReport, Schedule, parts
-from overlap_callbacks.power.find import NVIDIA, DeviceIdentity
+from overlap_callbacks import Mode, OverlapMonitor, OverlapReport, Schedule
+from overlap_callbacks.instruments.power.discovery import NVIDIA, DeviceIdentity
+from overlap_callbacks.monitor import session
 from tests.distributed import captured_log, run_ranks
 from tests.gate.jobs import KeptReports, Training
 from tests.power.conftest import Driver
@@ -35,7 +36,7 @@ class _Device:
         self._loaded_s = time.monotonic()
         self.driver.set(manual=0, base_w=WATTS[Mode.OVERLAPPED])
         # torch knows no GPU here
-        parts.devices_to_read = lambda per_node: [DeviceIdentity(NVIDIA, uuid=UUIDS[n], name="fake") for n in read]
+        session.devices_to_read = lambda per_node: [DeviceIdentity(NVIDIA, uuid=UUIDS[n], name="fake") for n in read]
 
     def follow(self, mode: Mode) -> None:
         for device in range(2):

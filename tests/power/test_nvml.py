@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from overlap_callbacks.power.find import DeviceIdentity, NoPower, find_source, from_properties
-from overlap_callbacks.power.nvml import NvmlSource
-from overlap_callbacks.power.nvml_tick import NvmlTick
-from overlap_callbacks.power.source import DeviceLostError, PowerError, PowerUnavailableError
+from overlap_callbacks.instruments.power.discovery import DeviceIdentity, NoPower, find_source, from_properties
+from overlap_callbacks.instruments.power.nvml import NvmlSource
+from overlap_callbacks.instruments.power.nvml_fast import NvmlTick
+from overlap_callbacks.instruments.power.source import DeviceLostError, PowerError, PowerUnavailableError
 from tests.power.conftest import Driver
 
 UUIDS = [f"fa0e000{g}-0000-4000-8000-00000000000{g}" for g in range(8)]

@@ -3,19 +3,18 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from overlap_callbacks.power.figures import ModePower, PowerFigures
-from overlap_callbacks.power.pooled import PooledPower, pool
-from overlap_callbacks.power.source import SourceInfo
-from overlap_callbacks.schedule import Mode
+from overlap_callbacks.analysis.power.job import pool
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.power import DevicePower, JobPower, ModePower, SourceInfo
 
 
-def figures(device: str, watts: float | None, problems: tuple[str, ...] = (), **more) -> tuple[PowerFigures, ...]:
+def figures(device: str, watts: float | None, problems: tuple[str, ...] = (), **more) -> tuple[DevicePower, ...]:
     source = SourceInfo("fake", "Fake", device, "instantaneous", 0.1, None, 0.1)
     mode = ModePower(Mode.OVERLAPPED, avg_w=watts, peak_w=watts, energy_per_step_j=watts and watts / 2, **more)
-    return (PowerFigures(source, 0.1, 0.3, (mode,), problems=problems),)
+    return (DevicePower(source, 0.1, 0.3, (mode,), problems=problems),)
 
 
-def overlapped(pooled: PooledPower):
+def overlapped(pooled: JobPower):
     found = pooled.of(Mode.OVERLAPPED)
     assert found is not None
     return found
@@ -60,7 +59,7 @@ def test_a_sum_over_some_devices_does_not_pass_for_one_over_all() -> None:
 def test_ranks_without_a_source_are_named() -> None:
     pooled = pool({3: (), 0: figures("a", 300.0), 1: ()})
     assert (pooled.ranks, pooled.without, pooled.num_devices) == ((0,), (1, 3), 1)
-    assert pool({0: ()}) == PooledPower(0, (), (0,))
+    assert pool({0: ()}) == JobPower(0, (), (0,))
 
 
 def test_different_methods_are_mixed_and_problems_are_said_once() -> None:
@@ -77,4 +76,4 @@ def test_different_methods_are_mixed_and_problems_are_said_once() -> None:
 @pytest.mark.parametrize("by_rank", [{0: figures("a", 300.0), 1: ()}, {}])
 def test_it_can_be_written_down_and_read_back(by_rank) -> None:
     pooled = pool(by_rank)
-    assert msgspec.json.decode(msgspec.json.encode(pooled), type=PooledPower) == pooled
+    assert msgspec.json.decode(msgspec.json.encode(pooled), type=JobPower) == pooled

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from overlap_callbacks.power.find import DeviceIdentity, NoPower, find_source
-from overlap_callbacks.power.rapl import RaplSource
-from overlap_callbacks.power.source import PowerError
+from overlap_callbacks.instruments.power.discovery import DeviceIdentity, NoPower, find_source
+from overlap_callbacks.instruments.power.rapl import RaplSource
+from overlap_callbacks.instruments.power.source import PowerError
 
 RANGE_UJ = 65_532_610_987
 
@@ -147,10 +147,10 @@ def test_without_permission_it_says_so_and_how_to_get_it(fork, denied) -> None:
 
 
 def test_figures_of_the_cpu_agree_with_its_counters(machine: Machine) -> None:
-    from overlap_callbacks.power.figures import power_figures
-    from overlap_callbacks.power.readings import Readings
-    from overlap_callbacks.power.segments import Segment
-    from overlap_callbacks.schedule import Mode
+    from overlap_callbacks.analysis.power.device import power_figures
+    from overlap_callbacks.analysis.power.readings import Readings
+    from overlap_callbacks.analysis.power.segments import Segment
+    from overlap_callbacks.analysis.results.mode import Mode
 
     source = machine.source()
     readings, energy_uj = [], 1_000_000

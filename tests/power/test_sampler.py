@@ -7,8 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from overlap_callbacks.power.sampler import Sampler
-from overlap_callbacks.power.source import DeviceLostError, PowerError, PowerSource, Reading, SourceInfo
+from overlap_callbacks.analysis.power.readings import Reading
+from overlap_callbacks.analysis.results.power import SourceInfo
+from overlap_callbacks.instruments.power.sampler import Sampler
+from overlap_callbacks.instruments.power.source import DeviceLostError, PowerError, PowerSource
 from tests.power.conftest import Driver
 from tests.power.test_nvml import UUIDS
 
@@ -137,7 +139,7 @@ def test_a_slow_read_costs_ticks_that_are_counted_and_do_not_pile_up() -> None:
 
 
 def test_a_slow_driver_makes_late_readings_and_holds_their_values(nvml: Driver) -> None:
-    from overlap_callbacks.power.nvml import NvmlSource
+    from overlap_callbacks.instruments.power.nvml import NvmlSource
 
     nvml.set(manual=0, delay_us=30_000)
     sampler = Sampler(NvmlSource(UUIDS[0], utilisation=False), interval_s=0.01)
@@ -179,7 +181,7 @@ def test_at_rest_without_an_idle_rate_it_stops() -> None:
 
 @pytest.fixture
 def soon(monkeypatch) -> None:
-    monkeypatch.setattr("overlap_callbacks.power.sampler._BACK_OFF_S", (0.01, 0.02, 0.03))
+    monkeypatch.setattr("overlap_callbacks.instruments.power.sampler._BACK_OFF_S", (0.01, 0.02, 0.03))
 
 
 def test_a_passing_fault_is_retried(soon) -> None:
@@ -235,7 +237,7 @@ def test_whoever_is_told_may_raise_without_harm(soon) -> None:
 
 
 def test_retries_wait_longer_and_longer(monkeypatch) -> None:
-    monkeypatch.setattr("overlap_callbacks.power.sampler._BACK_OFF_S", (0.05, 0.1, 0.2))
+    monkeypatch.setattr("overlap_callbacks.instruments.power.sampler._BACK_OFF_S", (0.05, 0.1, 0.2))
     times: list[float] = []
 
     def script(number: int) -> None:
@@ -249,7 +251,7 @@ def test_retries_wait_longer_and_longer(monkeypatch) -> None:
 
 
 def test_windows_that_come_and_go_do_not_hurry_a_retry(monkeypatch) -> None:
-    monkeypatch.setattr("overlap_callbacks.power.sampler._BACK_OFF_S", (0.2, 0.2, 0.2))
+    monkeypatch.setattr("overlap_callbacks.instruments.power.sampler._BACK_OFF_S", (0.2, 0.2, 0.2))
     times: list[float] = []
 
     def script(number: int) -> None:
@@ -280,7 +282,7 @@ def test_stop_does_not_wait_for_a_retry() -> None:
 
 
 def test_a_lost_gpu_is_given_up_at_once(nvml: Driver) -> None:
-    from overlap_callbacks.power.nvml import NvmlSource
+    from overlap_callbacks.instruments.power.nvml import NvmlSource
 
     said: list[str] = []
     nvml.set(manual=0)

@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-import overlap_callbacks.power
-from overlap_callbacks.power.amd import AmdSource
-from overlap_callbacks.power.figures import PowerFigures, power_figures
-from overlap_callbacks.power.nvml import NvmlSource
-from overlap_callbacks.power.readings import Readings
-from overlap_callbacks.power.segments import Segment
-from overlap_callbacks.power.source import PowerSource
-from overlap_callbacks.power.verdict import attribute
-from overlap_callbacks.schedule import Mode
+import overlap_callbacks.instruments.power
+from overlap_callbacks.analysis.power.cause import attribute
+from overlap_callbacks.analysis.power.device import power_figures
+from overlap_callbacks.analysis.power.readings import Readings
+from overlap_callbacks.analysis.power.segments import Segment
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.power import DevicePower
+from overlap_callbacks.instruments.power.amd import AmdSource
+from overlap_callbacks.instruments.power.nvml import NvmlSource
+from overlap_callbacks.instruments.power.source import PowerSource
 from tests.power.conftest import Driver
 from tests.power.test_nvml import NOT_SUPPORTED, UUIDS
 
@@ -28,7 +29,7 @@ SEGMENTS = [Segment(start * S, end * S, arm, 5) for start, end, arm in BLOCKS]
 STEPS = ((0, 300), (5.05, 100), (15.05, 300))
 
 
-def run(driver: Driver, source: PowerSource, interval_s: float = 0.1, changes: dict | None = None) -> PowerFigures:
+def run(driver: Driver, source: PowerSource, interval_s: float = 0.1, changes: dict | None = None) -> DevicePower:
     """Read all through the script and make the figures.
 
     Args:
@@ -45,14 +46,14 @@ def run(driver: Driver, source: PowerSource, interval_s: float = 0.1, changes: d
     return power_figures(source.info, Readings.of(readings), SEGMENTS, interval_s=interval_s)
 
 
-def both(figures: PowerFigures):
+def both(figures: DevicePower):
     overlapped, sequential = figures.of(OVERLAPPED), figures.of(SEQUENTIAL)
     assert overlapped is not None
     assert sequential is not None
     return overlapped, sequential
 
 
-def check_step(figures: PowerFigures, method: str) -> None:
+def check_step(figures: DevicePower, method: str) -> None:
     overlapped, sequential = both(figures)
     assert (overlapped.avg_w, sequential.avg_w) == pytest.approx((300, 100))
     assert (overlapped.peak_w, sequential.peak_w) == pytest.approx((300, 100))
@@ -175,7 +176,7 @@ def test_blocks_shorter_than_the_average_have_no_figure_and_say_what_would_do(nv
 def test_no_source_calls_what_would_change_a_device_or_list_its_processes() -> None:
     # Beside the count of such calls that every test with a fake driver checks: calls that no test reaches.
     called = set()
-    for file in Path(overlap_callbacks.power.__file__).parent.glob("*.py"):
+    for file in Path(overlap_callbacks.instruments.power.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             name = (
                 node.attr if isinstance(node, ast.Attribute) else node.value if isinstance(node, ast.Constant) else ""

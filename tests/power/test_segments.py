@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlap_callbacks.power.figures import PowerFigures, power_figures, steps_needed
-from overlap_callbacks.power.readings import Readings
-from overlap_callbacks.power.segments import Segment, counter_energy_j, hold
-from overlap_callbacks.power.source import REASONS, Cause, Reading, SourceInfo, Utilisation
-from overlap_callbacks.schedule import Mode
+from overlap_callbacks.analysis.power.device import power_figures, steps_needed
+from overlap_callbacks.analysis.power.readings import Reading, Readings, Utilisation
+from overlap_callbacks.analysis.power.segments import Segment, counter_energy_j, hold
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.power import REASONS, Cause, DevicePower, SourceInfo
 
 OVERLAPPED, SEQUENTIAL = Mode.OVERLAPPED, Mode.SEQUENTIAL
 S = 1_000_000_000
@@ -43,11 +43,11 @@ def ticks(start_s: float, end_s: float, interval_s: float = 0.1) -> list[float]:
     return [start_s + i * interval_s for i in range(round((end_s - start_s) / interval_s) + 1)]
 
 
-def figures_of(readings: Readings, *segments: Segment, source: SourceInfo | None = None, **options) -> PowerFigures:
+def figures_of(readings: Readings, *segments: Segment, source: SourceInfo | None = None, **options) -> DevicePower:
     return power_figures(source or info(), readings, segments, interval_s=0.1, **options)
 
 
-def mode_of(figures: PowerFigures, mode: Mode = OVERLAPPED):
+def mode_of(figures: DevicePower, mode: Mode = OVERLAPPED):
     found = figures.of(mode)
     assert found is not None
     return found
@@ -422,4 +422,4 @@ def test_figures_can_be_written_down_and_read_back() -> None:
     figures = figures_of(readings, segment(0, 2), segment(2, 4, SEQUENTIAL), source=info(energy_lag_s=0.1))
     data = msgspec.json.encode(figures)
     assert b"NaN" not in data
-    assert msgspec.json.decode(data, type=PowerFigures) == figures
+    assert msgspec.json.decode(data, type=DevicePower) == figures

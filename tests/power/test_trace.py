@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from overlap_callbacks.power.readings import Readings
-from overlap_callbacks.power.segments import Segment
-from overlap_callbacks.power.source import Reading
-from overlap_callbacks.power.trace import PowerTrace, power_trace, thin
-from overlap_callbacks.schedule import Mode
+from overlap_callbacks.analysis.power.readings import Reading, Readings
+from overlap_callbacks.analysis.power.segments import Segment
+from overlap_callbacks.analysis.power.trace import power_trace, thin
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.power import PowerTrace
 
 MS = 1_000_000
 

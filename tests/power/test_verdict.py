@@ -3,18 +3,20 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from overlap_callbacks.power import verdict as words
-from overlap_callbacks.power.figures import ModePower, PartsUse
-from overlap_callbacks.power.verdict import Verdict, attribute
-from overlap_callbacks.schedule import Mode
+from overlap_callbacks.analysis.power import cause as words
+from overlap_callbacks.analysis.power.cause import attribute
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.power import ModePower, SlowdownCause, UnitUtilisation
 
 
-def parts(**use: float) -> PartsUse:
+def parts(**use: float) -> UnitUtilisation:
     all_parts = dict.fromkeys(("sm", "sm_occupancy", "tensor", "dram", "nvlink_rx_gb_s", "nvlink_tx_gb_s"))
-    return PartsUse(**{**all_parts, **use}, measured_s=1.0)
+    return UnitUtilisation(**{**all_parts, **use}, measured_s=1.0)
 
 
-def mode(mhz: float | None, reasons: dict[str, float] | None = None, use: PartsUse | None = None, arm=Mode.OVERLAPPED):
+def mode(
+    mhz: float | None, reasons: dict[str, float] | None = None, use: UnitUtilisation | None = None, arm=Mode.OVERLAPPED
+):
     return ModePower(arm, sm_clock_mhz=mhz, reasons=reasons, parts=use)
 
 
@@ -149,4 +151,4 @@ def test_a_slowdown_that_cannot_be_is_refused() -> None:
 
 def test_it_can_be_written_down_and_read_back() -> None:
     found = attribute(0.25, mode(1600, {"sw_power_cap": 0.9}), mode(2000, {}))
-    assert msgspec.json.decode(msgspec.json.encode(found), type=Verdict) == found
+    assert msgspec.json.decode(msgspec.json.encode(found), type=SlowdownCause) == found

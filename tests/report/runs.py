@@ -9,23 +9,30 @@ from typing import Any
 
 import msgspec
 
-from overlap_callbacks.metrics import FIGURES, OverlapReport, report
-from overlap_callbacks.power.figures import PartsUse
-from overlap_callbacks.power.pooled import PooledMode, PooledPower
-from overlap_callbacks.power.source import SourceInfo
-from overlap_callbacks.power.trace import PowerTrace, TraceSegment
-from overlap_callbacks.power.verdict import Verdict
-from overlap_callbacks.samples import (
+from overlap_callbacks.analysis.aggregate import aggregate_windows
+from overlap_callbacks.analysis.results.catalogue import FIGURES
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.power import (
+    JobModePower,
+    JobPower,
+    PowerTrace,
+    SlowdownCause,
+    SourceInfo,
+    TraceSegment,
+    UnitUtilisation,
+)
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.window import (
     CollectiveTime,
     DimensionTime,
     KernelTime,
     PairTime,
     ProfiledBlock,
     RankWindow,
-    StepPicture,
+    StepTimeline,
     TimedBlock,
 )
-from overlap_callbacks.schedule import Mode, Schedule
+from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.sinks import JsonlSink, RunInfo
 
 OV, SEQ = Mode.OVERLAPPED, Mode.SEQUENTIAL
@@ -130,7 +137,7 @@ PAIRS = (
 )
 
 
-def picture(arm: Mode) -> StepPicture:
+def picture(arm: Mode) -> StepTimeline:
     """A forward and backward of 24 layers, with a bucket in flight every other layer of the backward."""
     compute: list[tuple[float, float]] = []
     communication: list[tuple[float, float]] = []
@@ -145,22 +152,23 @@ def picture(arm: Mode) -> StepPicture:
             else:
                 communication.append((now, now + 6.1))
                 now += 6.2
-    return StepPicture(arm, now + 5.0, tuple(compute), tuple(communication), 0.6, 0.0)
+    return StepTimeline(arm, now + 5.0, tuple(compute), tuple(communication), 0.6, 0.0)
 
 
 def window(number: int = 0, *, power: bool = False, slowdown: float = 0.14, **changes: Any) -> OverlapReport:
     """The report of two ranks."""
     ranks = [rank_window(number, rank, slowdown=slowdown, **changes) for rank in (0, 1)]
-    found = report(ranks, world_size=2, every_n_steps=500)
+    found = aggregate_windows(ranks, world_size=2, every_n_steps=500)
     return with_power(found) if power else found
 
 
 def with_power(found: OverlapReport) -> OverlapReport:
     chance = random.Random(found.window)
     modes = tuple(
-        PooledMode(
+        JobModePower(
             mode, 2, 2 * watts, watts, peak, joules, "counter", watts / 700, clock, clock - 15, throttled, 0.5,
-            peak - 8, peak / 700, {"sw_power_cap": throttled}, PartsUse(0.97, 0.41, tensor, 0.38, 61.0, 60.0, 1.0),
+            peak - 8, peak / 700, {"sw_power_cap": throttled},
+            UnitUtilisation(0.97, 0.41, tensor, 0.38, 61.0, 60.0, 1.0),
         )
         for mode, watts, peak, joules, clock, throttled, tensor in (
             (OV, chance.gauss(641, 3), 718.0, chance.gauss(528, 1), 1695.0, 0.44, 0.52),
@@ -168,7 +176,7 @@ def with_power(found: OverlapReport) -> OverlapReport:
         )
     )  # fmt: skip
     source = SourceInfo("nvml", "NVIDIA H200", "GPU-1", "instantaneous", 0.02, 0.1, 0.1, 700.0, 700.0)
-    verdict = Verdict(
+    verdict = SlowdownCause(
         "clock throttled by power cap",
         ("SM clock 1695 MHz overlapped, 1905 MHz sequential: it explains at most 12.4% (88% of the slowdown)",),
         0.14,
@@ -176,7 +184,7 @@ def with_power(found: OverlapReport) -> OverlapReport:
         0.014,
         0.88,
     )
-    power = PooledPower(2, (0, 1), (), modes, (), source)
+    power = JobPower(2, (0, 1), (), modes, (), source)
     return msgspec.structs.replace(found, power=power, power_trace=power_trace(), power_verdict=verdict)
 
 

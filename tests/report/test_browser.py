@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlap_callbacks.record import read
+from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime, KernelTime, PairTime
 from overlap_callbacks.report import write_page
-from overlap_callbacks.samples import CollectiveTime, DimensionTime, KernelTime, PairTime
+from overlap_callbacks.report.record import read
 from tests.browser import until
 from tests.report.runs import many, run_info, window, write
 

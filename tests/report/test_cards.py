@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlap_callbacks.sinks import cards
+from overlap_callbacks.sinks.wandb import cards
 from tests.report.runs import window
 
 Open = Callable[..., Any]

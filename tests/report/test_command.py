@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from overlap_callbacks.cli import main
+from overlap_callbacks.cli.main import main
 from tests.report.runs import window, write
 
 

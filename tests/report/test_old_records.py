@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from overlap_callbacks.record import RecordError, read
+from overlap_callbacks.analysis.results.run import SCHEMA_VERSION
 from overlap_callbacks.report import page
-from overlap_callbacks.sinks.base import SCHEMA_VERSION
+from overlap_callbacks.report.record import RecordError, read
 from tests.report.runs import run_info, window, write
 
 RECORDS = sorted((Path(__file__).parent / "records").glob("*.jsonl"))

@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlap_callbacks.record import read
+from overlap_callbacks.analysis.formatting import DASH
+from overlap_callbacks.analysis.results.window import DimensionTime, TimedBlock
+from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.report import page, write_page
-from overlap_callbacks.report.page import _names, script_json
-from overlap_callbacks.report.steps import both
-from overlap_callbacks.report.words import DASH
-from overlap_callbacks.samples import DimensionTime, TimedBlock
-from overlap_callbacks.schedule import Schedule
+from overlap_callbacks.report.html.page import _names, script_json
+from overlap_callbacks.report.html.step_charts import both
+from overlap_callbacks.report.record import read
 from tests.report.runs import OSSO, OV, SEQ, many, run_info, window, write
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import overlap_callbacks.report
 
-VENDOR = Path(overlap_callbacks.report.__file__).parent / "vendor"
+VENDOR = Path(overlap_callbacks.report.__file__).parent / "html" / "vendor"
 ROWS = re.findall(r"^\| `(\S+)` \| `(\S+)` \| (\S+) \|.*`([0-9a-f]{64})` \|$", (VENDOR / "README.md").read_text(), re.M)
 
 

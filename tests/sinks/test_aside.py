@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from overlap_callbacks.sinks.aside import Aside
+from overlap_callbacks._threads import DetachedWorker
 
 
 def fail() -> None:
@@ -13,7 +13,7 @@ def fail() -> None:
 
 
 def test_work_that_goes_well_is_done_when_the_call_returns() -> None:
-    aside, done = Aside("test", patience_s=20.0), []
+    aside, done = DetachedWorker("test", patience_s=20.0), []
     assert aside.do(lambda: done.append(threading.current_thread().name))
     assert done == ["test"]
     assert aside.close(lambda: done.append("last"), 20.0)
@@ -21,7 +21,7 @@ def test_work_that_goes_well_is_done_when_the_call_returns() -> None:
 
 
 def test_what_work_raises_is_raised_where_it_belongs() -> None:
-    aside = Aside("test", patience_s=20.0)
+    aside = DetachedWorker("test", patience_s=20.0)
     with pytest.raises(RuntimeError, match="no"):
         aside.do(fail)
     assert aside.do(lambda: None)
@@ -30,7 +30,7 @@ def test_what_work_raises_is_raised_where_it_belongs() -> None:
 
 
 def test_behind_work_that_stalls_nobody_waits_twice() -> None:
-    aside, release = Aside("test", patience_s=0.2), threading.Event()
+    aside, release = DetachedWorker("test", patience_s=0.2), threading.Event()
     done: list[int] = []
     start = time.monotonic()
     assert not aside.do(lambda: (release.wait(), None)[1])
@@ -45,7 +45,7 @@ def test_behind_work_that_stalls_nobody_waits_twice() -> None:
 
 
 def test_an_error_that_comes_late_is_told_at_the_next_call() -> None:
-    aside, release = Aside("test", patience_s=0.01), threading.Event()
+    aside, release = DetachedWorker("test", patience_s=0.01), threading.Event()
 
     def work() -> None:
         release.wait()
@@ -58,7 +58,7 @@ def test_an_error_that_comes_late_is_told_at_the_next_call() -> None:
 
 
 def test_what_finds_no_place_is_dropped_and_counted() -> None:
-    aside, release = Aside("test", patience_s=0.01, capacity=2), threading.Event()
+    aside, release = DetachedWorker("test", patience_s=0.01, capacity=2), threading.Event()
     for _ in range(5):
         aside.do(release.wait)  # type: ignore[arg-type]
     assert aside.dropped == 2
@@ -69,5 +69,5 @@ def test_what_finds_no_place_is_dropped_and_counted() -> None:
 def test_where_there_was_no_work_there_is_no_thread() -> None:
     before = threading.active_count()
     done: list[int] = []
-    assert Aside("test", patience_s=1.0).close(lambda: done.append(threading.active_count()), 1.0)
+    assert DetachedWorker("test", patience_s=1.0).close(lambda: done.append(threading.active_count()), 1.0)
     assert done == [before]

@@ -12,18 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlap_callbacks.metrics import OverlapReport
-from overlap_callbacks.samples import CollectiveTime, DimensionTime, KernelTime, TimedBlock
-from overlap_callbacks.schedule import Mode
-from overlap_callbacks.sinks import (
-    FunctionSink,
-    JsonlSink,
-    PrometheusSink,
-    RunInfo,
-    Sink,
-    TensorBoardSink,
-    WandbSink,
-)
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime, KernelTime, TimedBlock
+from overlap_callbacks.sinks import FunctionSink, JsonlSink, PrometheusSink, RunInfo, Sink, TensorBoardSink, WandbSink
 from tests.report.runs import run_info, window
 from tests.samples import window_report
 from tests.wandb_reader import SETTINGS
@@ -175,7 +167,7 @@ def _train(rank: int, folder: str) -> int:
 
 
 def test_a_failure_costs_the_sink_and_nothing_else(tmp_path: Path) -> None:
-    from overlap_callbacks.record import read
+    from overlap_callbacks.report.record import read
     from tests.distributed import run_ranks
 
     assert run_ranks(_train, 2, str(tmp_path)) == [24, 24]

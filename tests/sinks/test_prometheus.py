@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlap_callbacks.samples import DimensionTime
+from overlap_callbacks.analysis.results.window import DimensionTime
 from overlap_callbacks.sinks import PrometheusSink
 from overlap_callbacks.sinks.prometheus import LONGEST_LABEL, MOST_VALUES, gauge
 from tests.report.runs import run_info, window

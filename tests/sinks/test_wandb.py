@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from overlap_callbacks import Mode, OverlapMonitor, Schedule, WandbSink
-from overlap_callbacks.ranks import Job
-from overlap_callbacks.run_info import run_info
+from overlap_callbacks.monitor.background.store import Job
+from overlap_callbacks.monitor.run_info import run_info
 from tests.distributed import run_ranks
 from tests.samples import window, window_report
 from tests.wandb_reader import SETTINGS, OfflineRun, read_run

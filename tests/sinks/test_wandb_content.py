@@ -13,13 +13,13 @@ import msgspec
 import pytest
 
 from overlap_callbacks import JsonlSink, WandbSink
-from overlap_callbacks.metrics import FIGURES
-from overlap_callbacks.power.metrics import meanings
-from overlap_callbacks.samples import DimensionTime, KernelTime
-from overlap_callbacks.sinks import cards
-from overlap_callbacks.sinks.alerts import LESS_IS_WORSE, Limits
-from overlap_callbacks.sinks.keys import fit, fit_key
-from overlap_callbacks.sinks.wandb_summary import aggregates
+from overlap_callbacks.analysis.results.catalogue import FIGURES
+from overlap_callbacks.analysis.results.power_metrics import meanings
+from overlap_callbacks.analysis.results.window import DimensionTime, KernelTime
+from overlap_callbacks.sinks.metric_keys import fit, fit_key
+from overlap_callbacks.sinks.wandb import cards
+from overlap_callbacks.sinks.wandb.alerts import LESS_IS_WORSE, Limits
+from overlap_callbacks.sinks.wandb.summary import aggregates
 from tests.report.runs import run_info, window
 from tests.wandb_reader import SETTINGS, OfflineRun, read_run
 
@@ -292,7 +292,7 @@ class _StillRun:
 
 def test_the_end_comes_whatever_the_run_does_with_the_rows_that_wait() -> None:
     pytest.importorskip("wandb")
-    from overlap_callbacks.sinks import wandb as sink_of_wandb
+    from overlap_callbacks.sinks.wandb import sink as sink_of_wandb
 
     sink, run = WandbSink(), _StillRun()
     sink._run, sink._joined_step = run, 0  # its one row has one of ours already

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from overlap_callbacks import JsonlSink, OverlapMonitor, Schedule, WandbSink
-from overlap_callbacks.record import read
+from overlap_callbacks.report.record import read
 from tests.distributed import run_ranks
 from tests.report.runs import run_info, window
 from tests.sinks.wandb_server import ERROR, HANG, WandbServer, environment, refusing

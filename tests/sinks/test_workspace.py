@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from overlap_callbacks import workspace
-from overlap_callbacks.cli import main
-from overlap_callbacks.power.metrics import meanings
-from overlap_callbacks.sinks.wandb import POWER_CARD, STEP_CARD
-from overlap_callbacks.sinks.wandb_summary import RunSoFar
-from overlap_callbacks.sinks.wandb_tables import tables
+from overlap_callbacks.analysis.results.power_metrics import meanings
+from overlap_callbacks.cli.main import main
+from overlap_callbacks.sinks.wandb import workspace
+from overlap_callbacks.sinks.wandb.sink import POWER_CARD, STEP_CARD
+from overlap_callbacks.sinks.wandb.summary import RunSoFar
+from overlap_callbacks.sinks.wandb.tables import tables
 from tests.report.runs import run_info, window
 from tests.sinks.wandb_server import WandbServer
 

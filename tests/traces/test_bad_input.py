@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from overlap_callbacks.cli import main
+from overlap_callbacks.cli.main import main
 from overlap_callbacks.traces import Trace, TraceError, analyze, read_trace
 from overlap_callbacks.traces.figures import Analysis, TraceFigures
 from overlap_callbacks.traces.files import PIECE_BYTES

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from overlap_callbacks import names
-from overlap_callbacks.cli import main
+from overlap_callbacks.analysis import name_rules
+from overlap_callbacks.cli.main import main
 from overlap_callbacks.traces import analyze, compare, read_trace
 from overlap_callbacks.traces.figures import (
     Analysis,
@@ -31,7 +31,7 @@ from tests import kineto
 @pytest.fixture(autouse=True)
 def rules(monkeypatch: pytest.MonkeyPatch) -> None:
     """What ``--rule`` adds stays in this test."""
-    monkeypatch.setattr(names, "families", list(names.families))
+    monkeypatch.setattr(name_rules, "families", list(name_rules.families))
 
 
 @pytest.fixture
@@ -297,7 +297,7 @@ def test_traces_are_read_without_torch_or_any_framework(overlapped: str, sequent
     files = [overlapped] if command == "analyze" else [overlapped, sequential]
     code = (
         "import sys\n"
-        "from overlap_callbacks.cli import main\n"
+        "from overlap_callbacks.cli.main import main\n"
         f"main({[command, *files]!r}, standalone_mode=False)\n"
         "loaded = {name.partition('.')[0] for name in sys.modules}\n"
         "print('loaded:', *sorted(loaded & {'torch', 'scipy', 'lightning', 'wandb', 'pandas'}))\n"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from overlap_callbacks.attribution import ALONE, UNMATCHED
+from overlap_callbacks.analysis.kernels.attribution import ALONE, UNMATCHED
 from overlap_callbacks.traces import compare, read_trace
 from overlap_callbacks.traces.figures import Comparison
 from tests import kineto

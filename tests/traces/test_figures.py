@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from overlap_callbacks import names
-from overlap_callbacks.bandwidth import bus_factor
-from overlap_callbacks.cli import main
-from overlap_callbacks.pictures import MAX_INTERVALS
+from overlap_callbacks.analysis import name_rules
+from overlap_callbacks.analysis.bus_bandwidth import bus_factor
+from overlap_callbacks.analysis.kernels.timeline import MAX_INTERVALS
+from overlap_callbacks.cli.main import main
 from overlap_callbacks.traces import analyze, read_trace
 from overlap_callbacks.traces.figures import CollectiveFigures, TraceFigures
 from tests import kineto
@@ -357,7 +357,7 @@ def test_families_hold_all_compute_time_and_what_ran_beside_each(tmp_path: Path)
 
 def test_a_rule_of_the_user_goes_before_those_built_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(kineto.write(tmp_path / "trace.json", [gemm(0, 4), kineto.kernel("mine_7", 4 * MS, 6 * MS, 0)]))
-    monkeypatch.setattr(names, "families", list(names.families))
+    monkeypatch.setattr(name_rules, "families", list(name_rules.families))
     rules = ["--rule", r"mine=mine_\d", "--rule", "dense=(?i)GEMM", "--rule", "late=gemm"]
     result = CliRunner().invoke(main, ["analyze", path, "--csv", "families", *rules])
     assert result.exit_code == 0

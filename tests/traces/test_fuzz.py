@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from overlap_callbacks.report.terminal_traces import ANALYSIS_CSV, analysis_csv, analysis_tables, comparison_tables
 from overlap_callbacks.traces import TraceError, analyze, compare, read_trace
 from overlap_callbacks.traces.figures import Analysis
-from overlap_callbacks.traces.tables import ANALYSIS_CSV, analysis_csv, analysis_tables, comparison_tables
 from tests import kineto
 
 # Each a trace as some version of torch writes it; small, so that a mutation is likely to hit something that counts.

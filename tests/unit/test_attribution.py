@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from overlap_callbacks.attribution import (
+from overlap_callbacks.analysis.intervals import Intervals
+from overlap_callbacks.analysis.kernels.attribution import (
     ALONE,
     IN_TURN,
     SAME_LAUNCH,
@@ -19,9 +20,8 @@ from overlap_callbacks.attribution import (
     match,
     pair_times,
 )
-from overlap_callbacks.kernels import Kernels, Kind
-from overlap_callbacks.samples import PairTime
-from overlap_callbacks.timeline import Intervals
+from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
+from overlap_callbacks.analysis.results.window import PairTime
 from tests.columns import EPOCH_NS, MS, columns
 
 C, M, Y = Kind.COMPUTE, Kind.COMMUNICATION, Kind.COPY
@@ -311,6 +311,6 @@ def test_times_and_losses_of_all_rows_add_up_to_those_of_the_kernels(seed: int) 
 
 
 def test_labels_are_the_family_or_the_kind_of_collective() -> None:
-    kernels: Kernels = columns([(GEMM, C, 0, 0, 1), (REDUCE, M, 0, 0, 1), (MINE, C, 0, 0, 1), (GEMM, C, 0, 2, 3)])
+    kernels: KernelTable = columns([(GEMM, C, 0, 0, 1), (REDUCE, M, 0, 0, 1), (MINE, C, 0, 0, 1), (GEMM, C, 0, 2, 3)])
     numbers, labels = labels_of(kernels)
     assert [labels[number] for number in numbers.tolist()] == ["gemm", "all_reduce", "other", "gemm"]

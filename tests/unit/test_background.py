@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from overlap_callbacks.background import Worker
+from overlap_callbacks._threads import Worker
 
 # Reached only where a test fails: everything waits for an event, not for time to pass.
 PATIENCE_S = 30.0

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from overlap_callbacks import JsonlSink, OverlapReport, Sink
-from overlap_callbacks.build import build_monitor
-from overlap_callbacks.run_info import default_run_folder
+from overlap_callbacks.integrations.base import build_monitor
+from overlap_callbacks.monitor.run_info import default_run_folder
 from tests.distributed import captured_log
 
 

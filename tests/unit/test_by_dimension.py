@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from overlap_callbacks.by_dimension import dimension_times, dimensions_of_rows
-from overlap_callbacks.collectives import Collective, Group
-from overlap_callbacks.dimensions import dimension_of
-from overlap_callbacks.kernels import Kernels, Kind
+from overlap_callbacks.analysis.dimension_rules import dimension_of
+from overlap_callbacks.analysis.kernels.by_dimension import dimension_times, dimensions_of_rows
+from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
+from overlap_callbacks.gate.collectives import Collective, Group
 from tests.columns import columns
 
 C, M = Kind.COMPUTE, Kind.COMMUNICATION
@@ -19,11 +19,11 @@ def issued(operator: str, dimension: str, num_bytes: int = 8) -> Collective:
     return Collective(operator, group, num_bytes, num_bytes, None, 0, True, 0, -1, 0, 0)
 
 
-def on_lanes(rows: list[tuple[str, Kind, int, float, float]], lanes: list[int]) -> Kernels:
+def on_lanes(rows: list[tuple[str, Kind, int, float, float]], lanes: list[int]) -> KernelTable:
     return dataclasses.replace(columns(rows), lane=np.array(lanes))
 
 
-def found(kernels: Kernels, steps: dict[int, list[Collective]]) -> list[str | None]:
+def found(kernels: KernelTable, steps: dict[int, list[Collective]]) -> list[str | None]:
     numbers, labels = dimensions_of_rows(kernels, steps)
     return [labels[number] if number >= 0 else None for number in numbers]
 

@@ -6,18 +6,18 @@ import re
 import numpy as np
 import pytest
 
-from overlap_callbacks import checks
+from overlap_callbacks import _validation
 
 
 @pytest.mark.parametrize("value", [0, 7, np.int32(7), np.int64(0), np.uint8(255)])
 def test_whole_numbers_of_any_integer_type_become_plain_ints(value):
-    found = checks.count("repeats", value, minimum=0)
+    found = _validation.count("repeats", value, minimum=0)
     assert type(found) is int
     assert found == value
 
 
 def test_the_minimum_itself_is_allowed():
-    assert checks.count("repeats", 3, minimum=3) == 3
+    assert _validation.count("repeats", 3, minimum=3) == 3
 
 
 @pytest.mark.parametrize(
@@ -26,24 +26,24 @@ def test_the_minimum_itself_is_allowed():
 def test_what_is_no_count_is_refused_by_name_value_and_type(value, kind):
     message = f"repeats must be a whole number of at least 1, got {value!r} (a {kind})"
     with pytest.raises(TypeError, match=re.escape(message)):
-        checks.count("repeats", value, minimum=1)
+        _validation.count("repeats", value, minimum=1)
 
 
 @pytest.mark.parametrize("value", [np.True_, np.float64(2.0), math.nan])
 def test_other_libraries_booleans_and_floats_are_refused_too(value):
     with pytest.raises(TypeError, match="repeats must be a whole number of at least 1, got"):
-        checks.count("repeats", value, minimum=1)
+        _validation.count("repeats", value, minimum=1)
 
 
 @pytest.mark.parametrize("value", [0, -1, np.int64(-5)])
 def test_a_count_below_its_minimum_is_refused_with_both_numbers(value):
     with pytest.raises(ValueError, match=f"^repeats must be at least 1, got {int(value)}$"):
-        checks.count("repeats", value, minimum=1)
+        _validation.count("repeats", value, minimum=1)
 
 
 @pytest.mark.parametrize("value", [1, 0.25, 1e-9, np.float64(3.5)])
 def test_positive_seconds_become_plain_floats(value):
-    found = checks.seconds("timeout", value)
+    found = _validation.seconds("timeout", value)
     assert type(found) is float
     assert found == value
 
@@ -52,19 +52,19 @@ def test_positive_seconds_become_plain_floats(value):
 def test_what_is_no_number_of_seconds_is_refused_by_name_value_and_type(value, kind):
     message = f"timeout must be a positive number of seconds, got {value!r} (a {kind})"
     with pytest.raises(TypeError, match=re.escape(message)):
-        checks.seconds("timeout", value)
+        _validation.seconds("timeout", value)
 
 
 @pytest.mark.parametrize("value", [0, 0.0, -1.5, math.inf, -math.inf, math.nan])
 def test_seconds_that_are_not_positive_and_finite_are_refused(value):
     message = f"timeout must be a positive, finite number of seconds, got {value!r}"
     with pytest.raises(ValueError, match=re.escape(message)):
-        checks.seconds("timeout", value)
+        _validation.seconds("timeout", value)
 
 
 def test_zero_seconds_pass_where_they_are_allowed():
-    assert checks.seconds("timeout", 0, zero=True) == 0
-    assert checks.seconds("timeout", 1.5, zero=True) == 1.5
+    assert _validation.seconds("timeout", 0, zero=True) == 0
+    assert _validation.seconds("timeout", 1.5, zero=True) == 1.5
     for value in (-1, math.inf, math.nan):
         with pytest.raises(ValueError, match="timeout must be a finite number of seconds of at least 0"):
-            checks.seconds("timeout", value, zero=True)
+            _validation.seconds("timeout", value, zero=True)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_callbacks import clocks
+from overlap_callbacks.instruments import clocks
 
 
 class Device:

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from overlap_callbacks.estimates import MIN_BLOCKS, Estimate, Sample, estimate, pool
-from overlap_callbacks.metrics import report
-from overlap_callbacks.samples import RankWindow, TimedBlock
-from overlap_callbacks.schedule import Mode, Part, Schedule
+from overlap_callbacks.analysis.aggregate import aggregate_windows
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.report import Estimate
+from overlap_callbacks.analysis.results.window import RankWindow, TimedBlock
+from overlap_callbacks.analysis.statistics import MIN_BLOCKS, Sample, estimate, pool
+from overlap_callbacks.monitor.schedule import Part, Schedule
 
 
 def sample(*columns, num_steps=None) -> Sample:
@@ -262,7 +264,7 @@ def contains(log_ms: np.ndarray, slowdown: float) -> np.ndarray:
             for block, (arm, offsets) in enumerate(zip(ARMS, COUNTED, strict=True))
         )
         window = RankWindow(0, 0, 20, len(times), True, "gloo", "cpu", wall_ms=float(times.sum()), timed=blocks)
-        figure = report([window], world_size=1, every_n_steps=500).speedup_vs_sequential
+        figure = aggregate_windows([window], world_size=1, every_n_steps=500).speedup_vs_sequential
         held.append(figure.ci_low <= slowdown <= figure.ci_high)
     return np.array(held)
 

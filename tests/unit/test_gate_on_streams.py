@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from overlap_callbacks import clocks
-from overlap_callbacks.gate import _END, _START, Gate
+from overlap_callbacks.gate.gate import _END, _START, Gate
+from overlap_callbacks.instruments import clocks
 
 DEVICE = torch.device("cuda", 0)
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from overlap_callbacks import names
-from overlap_callbacks.kernels import KernelSums, Kind, kernel_times, profiled_block
-from overlap_callbacks.names import is_communication
-from overlap_callbacks.profiling import Profile, read_events
-from overlap_callbacks.samples import KernelTime, ProfiledBlock
-from overlap_callbacks.schedule import Mode
+from overlap_callbacks.analysis import name_rules
+from overlap_callbacks.analysis.kernels.table import KernelSums, Kind, kernel_times, profiled_block
+from overlap_callbacks.analysis.name_rules import is_communication
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.window import KernelTime, ProfiledBlock
+from overlap_callbacks.instruments.profiler import Profile, read_events
 from tests.columns import EPOCH_NS, MS, columns
 
 TRAINING_THREAD, OTHER_THREAD = 41, 42
@@ -158,9 +158,9 @@ def test_less_known_communication_is_known_too(name):
 
 
 def test_a_user_adds_a_pattern_for_what_is_not_known(monkeypatch):
-    monkeypatch.setattr(names, "communication_patterns", list(names.communication_patterns))
+    monkeypatch.setattr(name_rules, "communication_patterns", list(name_rules.communication_patterns))
     assert not is_communication("my_ring_kernel<4>")
-    names.communication_patterns.append(r"^my_ring")
+    name_rules.communication_patterns.append(r"^my_ring")
     assert is_communication("my_ring_kernel<4>")
     assert not is_communication("their_my_ring")
 

@@ -5,10 +5,11 @@ import math
 import msgspec
 import pytest
 
-from overlap_callbacks.estimates import Estimate
-from overlap_callbacks.metrics import FIGURES, OverlapReport, Spread, report
-from overlap_callbacks.samples import CollectiveTime, KernelTime, ProfiledBlock, RankWindow, TimedBlock
-from overlap_callbacks.schedule import Mode
+from overlap_callbacks.analysis.aggregate import aggregate_windows
+from overlap_callbacks.analysis.results.catalogue import FIGURES
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.report import Estimate, OverlapReport, Spread
+from overlap_callbacks.analysis.results.window import CollectiveTime, KernelTime, ProfiledBlock, RankWindow, TimedBlock
 from tests.samples import window_report
 
 OV, SEQ = Mode.OVERLAPPED, Mode.SEQUENTIAL
@@ -93,7 +94,7 @@ def rank_window(rank=0, **changes) -> RankWindow:
 
 def report_of(*windows, world_size=None, every_n_steps=500, **options) -> OverlapReport:
     world_size = len(windows) if world_size is None else world_size
-    return report(windows, world_size=world_size, every_n_steps=every_n_steps, **options)
+    return aggregate_windows(windows, world_size=world_size, every_n_steps=every_n_steps, **options)
 
 
 def values(found: OverlapReport) -> dict[str, float]:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_callbacks import names
-from overlap_callbacks.names import OTHER, Rule, clean, collective_of, family_of, is_communication
+from overlap_callbacks.analysis import name_rules
+from overlap_callbacks.analysis.name_rules import OTHER, Rule, clean, collective_of, family_of, is_communication
 
 FAMILIES = {
     "gemm": [
@@ -173,8 +173,8 @@ def test_names_of_collectives_in_metadata_are_known(name: str) -> None:
 
 
 def test_the_first_rule_that_matches_decides_and_rules_can_be_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(names, "families", [Rule("mine", "mine"), Rule("first", "gemm_a"), *names.families])
-    monkeypatch.setattr(names, "communication_patterns", [*names.communication_patterns, r"^my_reduce"])
+    monkeypatch.setattr(name_rules, "families", [Rule("mine", "mine"), Rule("first", "gemm_a"), *name_rules.families])
+    monkeypatch.setattr(name_rules, "communication_patterns", [*name_rules.communication_patterns, r"^my_reduce"])
     assert [family_of(name) for name in ("gemm_a", "gemm_b", "mine_gemm_a")] == ["first", "gemm", "mine"]
     assert is_communication("my_reduce_kernel")
     assert not is_communication("not_my_reduce_kernel")

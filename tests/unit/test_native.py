@@ -2,29 +2,29 @@ from __future__ import annotations
 
 import pytest
 
-from overlap_callbacks.native import NativeForm, NativeSwitch
+from overlap_callbacks.gate.native import OverlapSwitch, SwitchState
 
 
-class TwoFlags(NativeForm):
+class TwoFlags(OverlapSwitch):
     """Turns one flag, then another; the second may have been turned by somebody else."""
 
     def __init__(self) -> None:
         self.flags = {"first": True, "second": True}
 
-    def sequential(self) -> None:
+    def disable(self) -> None:
         for name, value in self.flags.items():
             if not value:
                 raise RuntimeError(f"{name} was switched off by somebody else")
             self.flags[name] = False
 
-    def overlapped(self) -> None:
+    def restore(self) -> None:
         self.flags["first"] = True
 
 
 def test_a_form_that_fails_half_way_is_put_back_before_any_step_runs_like_this() -> None:
     form = TwoFlags()
     form.flags["second"] = False
-    switch = NativeSwitch(form)
+    switch = SwitchState(form)
     with pytest.raises(RuntimeError, match="second was switched off"):
         switch.set(sequential=True)
     assert form.flags["first"]
@@ -33,7 +33,7 @@ def test_a_form_that_fails_half_way_is_put_back_before_any_step_runs_like_this()
 
 def test_a_form_is_turned_once_each_way() -> None:
     form = TwoFlags()
-    switch = NativeSwitch(form)
+    switch = SwitchState(form)
     switch.set(sequential=True)
     switch.set(sequential=True)  # would raise, were it turned again
     assert switch.is_sequential

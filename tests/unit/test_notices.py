@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from overlap_callbacks.notices import Notices
+from overlap_callbacks.monitor.notices import Notices
 from tests.distributed import captured_log
 
 

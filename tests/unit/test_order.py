@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlap_callbacks.collectives import Collective, Group
-from overlap_callbacks.order import Conflict, IssueOrder, Item, find_conflict
+from overlap_callbacks.gate.collectives import Collective, Group
+from overlap_callbacks.gate.deadlock import CollectiveSequence, Conflict, Item, find_conflict
 
 WORLD = (0, 1)
 GROUPS = {"a": WORLD, "b": WORLD, "c": WORLD, "p2p": WORLD}
@@ -30,9 +30,9 @@ def receive(source, target, tag=0, *, coalesced=0, posted=0) -> Item:
 A, B, C = collective("a"), collective("b", "reduce_scatter_"), collective("c", "alltoall_base_")
 
 
-def order(*items, groups=GROUPS) -> IssueOrder:
+def order(*items, groups=GROUPS) -> CollectiveSequence:
     used = {item.group: groups[item.group] for item in items}
-    return IssueOrder(items=items, groups=used)
+    return CollectiveSequence(items=items, groups=used)
 
 
 def conflict_of(*sequences, groups=GROUPS) -> Conflict | None:
@@ -492,7 +492,7 @@ PIPELINE = Group("7", "pp", (5, 2), "nccl")
 
 
 def test_a_sequence_holds_global_ranks_of_its_messages_from_either_side():
-    found = IssueOrder.of(
+    found = CollectiveSequence.of(
         [
             seen("allreduce_", WORLD_GROUP, coalesced=1),
             seen("send", PIPELINE, peer=0, tag=3),
@@ -514,24 +514,24 @@ def test_a_sequence_holds_global_ranks_of_its_messages_from_either_side():
 
 
 def test_the_two_sides_of_a_message_are_one_channel():
-    sent = IssueOrder.of([seen("allreduce_", WORLD_GROUP), seen("send", PIPELINE, peer=0)], rank=2)
-    received = IssueOrder.of([seen("recv_", PIPELINE, peer=1), seen("allreduce_", WORLD_GROUP)], rank=5)
+    sent = CollectiveSequence.of([seen("allreduce_", WORLD_GROUP), seen("send", PIPELINE, peer=0)], rank=2)
+    received = CollectiveSequence.of([seen("recv_", PIPELINE, peer=1), seen("allreduce_", WORLD_GROUP)], rank=5)
     for item in (sent.items[1], received.items[0]):
         assert (item.source, item.target) == (2, 5)
     assert find_conflict({2: sent, 5: received}) is not None
 
 
 def test_a_sequence_survives_the_wire():
-    sequence = IssueOrder(items=(A, send(0, 1, tag=9)), groups={"a": (0, 1), "p2p": (0, 1)}, incomplete=True)
-    assert IssueOrder.decode(sequence.encode()) == sequence
+    sequence = CollectiveSequence(items=(A, send(0, 1, tag=9)), groups={"a": (0, 1), "p2p": (0, 1)}, incomplete=True)
+    assert CollectiveSequence.decode(sequence.encode()) == sequence
 
 
 def test_equal_sequences_have_equal_digests_on_every_rank():
-    on_rank_0 = IssueOrder.of([seen("allreduce_", WORLD_GROUP), seen("barrier", WORLD_GROUP)], rank=0)
-    on_rank_1 = IssueOrder.of(
+    on_rank_0 = CollectiveSequence.of([seen("allreduce_", WORLD_GROUP), seen("barrier", WORLD_GROUP)], rank=0)
+    on_rank_1 = CollectiveSequence.of(
         [seen("allreduce_", WORLD_GROUP, issued_ns=99, thread=8), seen("barrier", WORLD_GROUP)], rank=1
     )
-    assert on_rank_0.digest == on_rank_1.digest == IssueOrder.decode(on_rank_0.encode()).digest
+    assert on_rank_0.digest == on_rank_1.digest == CollectiveSequence.decode(on_rank_0.encode()).digest
 
 
 def test_sequences_that_differ_in_anything_have_other_digests():
@@ -548,7 +548,7 @@ def test_sequences_that_differ_in_anything_have_other_digests():
         order(send(1, 0)),
         order(send(0, 1, tag=1)),
         order(receive(0, 1)),
-        IssueOrder(items=(A,), groups={"a": WORLD}, incomplete=True),
+        CollectiveSequence(items=(A,), groups={"a": WORLD}, incomplete=True),
     ]
     by_digest = defaultdict(list)
     for variant in variants:

@@ -9,13 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from overlap_callbacks.estimates import Estimate, pool
-from overlap_callbacks.metrics import OverlapReport, report
-from overlap_callbacks.record import RecordError, read, runs_in
-from overlap_callbacks.samples import ProfiledBlock, RankWindow, TimedBlock
-from overlap_callbacks.schedule import Mode, Schedule
-from overlap_callbacks.sinks.base import SCHEMA_VERSION, RunInfo
-from overlap_callbacks.sinks.jsonl import FILE_NAME, JsonlSink
+from overlap_callbacks.analysis.aggregate import aggregate_windows
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.report import Estimate, OverlapReport
+from overlap_callbacks.analysis.results.run import FILE_NAME, SCHEMA_VERSION, RunInfo
+from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow, TimedBlock
+from overlap_callbacks.analysis.statistics import pool
+from overlap_callbacks.monitor.schedule import Schedule
+from overlap_callbacks.report.record import RecordError, read, runs_in
+from overlap_callbacks.sinks.jsonl import JsonlSink
 
 OV, SEQ = Mode.OVERLAPPED, Mode.SEQUENTIAL
 
@@ -65,7 +67,7 @@ def window_report(number=0, *, overlapped_ms=100.0, sequential_ms=120.0, residua
         )
         for rank in (0, 1)
     ]
-    return report(windows, world_size=2, every_n_steps=500)
+    return aggregate_windows(windows, world_size=2, every_n_steps=500)
 
 
 def write(folder, *, run=None, reports=(), blocks=()):

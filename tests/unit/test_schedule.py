@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_callbacks.schedule import Mode, Part, Plan, Schedule
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.monitor.schedule import Part, Plan, Schedule
 
 O, S = Mode.OVERLAPPED, Mode.SEQUENTIAL  # noqa: E741 - as the blocks are written
 

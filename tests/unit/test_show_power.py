@@ -6,17 +6,16 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from overlap_callbacks.metrics import report
-from overlap_callbacks.power.figures import ModePower, PowerFigures
-from overlap_callbacks.power.source import SourceInfo
-from overlap_callbacks.schedule import Mode
-from overlap_callbacks.show_power import power_parts, power_words
+from overlap_callbacks.analysis.aggregate import aggregate_windows
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.power import DevicePower, ModePower, SourceInfo
+from overlap_callbacks.report.terminal_power import power_parts, power_words
 from tests.samples import window
 
 SOURCE = SourceInfo("nvml", "H200", "GPU-1", "instantaneous", 0.1, 0.1, 0.1, tdp_w=700.0)
 
 
-def figures(**changes) -> PowerFigures:
+def figures(**changes) -> DevicePower:
     modes = [
         ModePower(
             mode,
@@ -36,12 +35,12 @@ def figures(**changes) -> PowerFigures:
             (Mode.SEQUENTIAL, 600.0, 72.0, 1650.0, 0.1),
         )
     ]
-    return PowerFigures(SOURCE, 0.1, 0.3, **{"modes": tuple(modes), **changes})
+    return DevicePower(SOURCE, 0.1, 0.3, **{"modes": tuple(modes), **changes})
 
 
-def powered(*figures_of_ranks: PowerFigures, tokens_per_step: int | None = None, **changes):
+def powered(*figures_of_ranks: DevicePower, tokens_per_step: int | None = None, **changes):
     samples = [window(rank, power=(found,), **changes) for rank, found in enumerate(figures_of_ranks)]
-    return report(samples, world_size=len(samples), every_n_steps=500, tokens_per_step=tokens_per_step)
+    return aggregate_windows(samples, world_size=len(samples), every_n_steps=500, tokens_per_step=tokens_per_step)
 
 
 def printed(shown) -> str:
@@ -97,16 +96,18 @@ def test_an_invalid_window_says_nothing_of_its_sequential_steps() -> None:
 
 
 def test_a_control_run_has_no_verdict() -> None:
-    shown = report([window(power=(figures(),))], world_size=1, every_n_steps=500, control=True)
+    shown = aggregate_windows([window(power=(figures(),))], world_size=1, every_n_steps=500, control=True)
     assert shown.power_verdict is None
 
 
 def test_without_power_there_is_no_table() -> None:
-    assert power_parts(report([window()], world_size=1, every_n_steps=500)) == []
+    assert power_parts(aggregate_windows([window()], world_size=1, every_n_steps=500)) == []
 
 
 def test_a_rank_without_a_source_leaves_no_sums_over_all_devices() -> None:
-    both = report([window(0, power=(figures(),)), window(1)], world_size=2, every_n_steps=500, tokens_per_step=1000)
+    both = aggregate_windows(
+        [window(0, power=(figures(),)), window(1)], world_size=2, every_n_steps=500, tokens_per_step=1000
+    )
     metrics = both.metrics()
     assert "power/overlapped_avg_w" in metrics
     for key in ("total_w", "energy_per_step_j", "energy_per_token_j"):
@@ -115,17 +116,17 @@ def test_a_rank_without_a_source_leaves_no_sums_over_all_devices() -> None:
 
 
 def test_a_rank_that_was_not_heard_leaves_no_sums_either() -> None:
-    one = report([window(0, power=(figures(),))], world_size=2, every_n_steps=500)
+    one = aggregate_windows([window(0, power=(figures(),))], world_size=2, every_n_steps=500)
     assert "power/overlapped_energy_per_step_j" not in one.metrics()
 
 
 def test_a_rank_whose_device_another_one_reads_is_no_gap() -> None:
     ranks = [window(0, power=(figures(),)), window(1, power_elsewhere=True)]
-    whole = report(ranks, world_size=2, every_n_steps=500)
+    whole = aggregate_windows(ranks, world_size=2, every_n_steps=500)
     assert whole.metrics()["power/overlapped_energy_per_step_j"] == 66.0
     assert not any("sums" in problem for problem in whole.problems)
 
 
 def test_a_control_run_says_nothing_of_energy() -> None:
-    control = report([window(power=(figures(),))], world_size=1, every_n_steps=500, control=True)
+    control = aggregate_windows([window(power=(figures(),))], world_size=1, every_n_steps=500, control=True)
     assert power_words(control) == ""

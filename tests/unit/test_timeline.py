@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_callbacks.timeline import Intervals, self_segments
+from overlap_callbacks.analysis.intervals import Intervals, self_segments
 
 Pairs = list[tuple[int, int]]
 

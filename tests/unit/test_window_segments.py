@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from overlap_callbacks.gate import Gate
-from overlap_callbacks.native import NativeSwitch
-from overlap_callbacks.schedule import Mode, Part, Plan, Schedule
-from overlap_callbacks.window import MeasuredStep, Window
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.gate.gate import Gate
+from overlap_callbacks.gate.native import SwitchState
+from overlap_callbacks.monitor.schedule import Part, Plan, Schedule
+from overlap_callbacks.monitor.window import MeasuredStep, Window
 
 MS = 1_000_000
 
@@ -23,7 +24,7 @@ def steps_of(gaps_ms: list[float], step_ms: float = 100.0, uncounted: tuple[int,
 
 
 def segments_of(steps: list[MeasuredStep]) -> list[tuple[float, float, int]]:
-    window = Window(0, 0, Gate(), NativeSwitch(None), Schedule())
+    window = Window(0, 0, Gate(), SwitchState(None), Schedule())
     found = window._segments(steps, counted_only=True)
     return [(segment.start_ns / MS, segment.end_ns / MS, segment.num_steps) for segment in found]
 

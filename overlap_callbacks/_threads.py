@@ -1,0 +1,153 @@
+"""One thread that does, in order, what must not be done on the training thread.
+
+It is a daemon with a bounded queue: a job never waits for it longer than it says, and the interpreter never waits for
+it at all (``concurrent.futures`` would join its threads at exit, without a timeout).
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+_STOP = None
+
+
+class Worker:
+    """Runs tasks one after the other.
+
+    Args:
+        name: of the thread.
+        on_error: called, on the worker's thread, with whatever a task raises.
+        capacity: tasks that may wait.
+    """
+
+    def __init__(self, name: str, on_error: Callable[[Exception], None], capacity: int = 1024) -> None:
+        self._name = name
+        self._on_error = on_error
+        self._tasks: queue.Queue[Callable[[], None] | None] = queue.Queue(capacity)
+        self._thread: threading.Thread | None = None
+        self._closing = False
+
+    @property
+    def started(self) -> bool:
+        """Whether any task was ever submitted."""
+        return self._thread is not None
+
+    def submit(self, task: Callable[[], None]) -> bool:
+        """Have ``task`` run later; False where too many wait already, and it is dropped."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        try:
+            self._tasks.put_nowait(task)
+        except queue.Full:
+            return False
+        return True
+
+    def close(self, timeout_s: float) -> bool:
+        """Finish what waits, then end the thread; False if that takes longer than ``timeout_s``: then call again."""
+        if self._thread is None:
+            return True
+        deadline = time.monotonic() + timeout_s
+        while not self._closing:
+            try:
+                self._tasks.put_nowait(_STOP)
+                self._closing = True
+            except queue.Full:
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(0.01)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            return False
+        self._thread, self._closing = None, False
+        return True
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not _STOP:
+            try:
+                task()
+            except Exception as error:
+                self._on_error(error)
+            del task  # or the last task's samples would stay alive until the next
+
+
+class DetachedWorker:
+    """Does a sink's work on a thread of its own.
+
+    Args:
+        name: of the thread.
+        patience_s: longest that the caller is kept waiting; once, not for each piece of work behind one that stalls.
+        capacity: pieces of work that may wait; more are dropped, and counted.
+
+    Attributes:
+        dropped: pieces of work that found no place.
+    """
+
+    def __init__(self, name: str, *, patience_s: float, capacity: int = 1000) -> None:
+        self._worker = Worker(name, self._keep_error, capacity)
+        self._patience_s = patience_s
+        self._lock = threading.Lock()
+        self._waiting = 0
+        self._error: Exception | None = None
+        self.dropped = 0
+
+    def do(self, work: Callable[[], None]) -> bool:
+        """Have ``work`` done; False where it has not been done yet.
+
+        Raises:
+            Exception: what it raised, or what earlier work raised after its caller had been let go.
+        """
+        self._raise_error()
+        done = self._submit(work)
+        with self._lock:
+            stalled = self._waiting > 1
+        finished = done is not None and done.wait(0.0 if stalled else self._patience_s)
+        self._raise_error()
+        return finished
+
+    def close(self, last: Callable[[], None], timeout_s: float) -> bool:
+        """Have ``last`` done and end the thread; False, and the thread is left behind, if that takes too long.
+
+        Raises:
+            Exception: what any work raised whose caller has not been told.
+        """
+        if not self._worker.started:
+            last()  # and start no thread, which an interpreter that is ending would refuse
+            return True
+        self._submit(last)
+        ended = self._worker.close(timeout_s)
+        self._raise_error()
+        return ended
+
+    def _submit(self, work: Callable[[], None]) -> threading.Event | None:
+        done = threading.Event()
+
+        def task() -> None:
+            try:
+                work()
+            except Exception as error:
+                self._keep_error(error)
+            finally:
+                with self._lock:
+                    self._waiting -= 1
+                done.set()
+
+        with self._lock:
+            self._waiting += 1
+        if not self._worker.submit(task):
+            with self._lock:
+                self._waiting -= 1
+            self.dropped += 1
+            return None
+        return done
+
+    def _keep_error(self, error: Exception) -> None:
+        self._error = self._error or error
+
+    def _raise_error(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error

@@ -1,0 +1,1 @@
+"""From marks to figures: pure functions and plain data. Nothing here imports torch."""

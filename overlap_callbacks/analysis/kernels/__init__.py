@@ -1,0 +1,1 @@
+"""Kernels in columns, and what follows from them: times, attribution, dimensions of parallelism."""

@@ -1,0 +1,121 @@
+"""Readings in columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Times = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Readings:
+    """Readings of one source, in the order of time.
+
+    Attributes:
+        time_ns: shape (n,), on ``time.perf_counter_ns``.
+        since_ns: start of the time of which ``power_w`` speaks.
+        power_w, energy_j, sm_clock_mhz, memory_clock_mhz, temperature_c, limit_w: shape (n,), NaN where the reading has
+            none.
+        reasons: of each reading.
+        reasons_since_ns: start of the time of which ``reasons`` speaks.
+        utilisation: of each reading.
+    """
+
+    time_ns: Times
+    since_ns: Times
+    power_w: Floats
+    energy_j: Floats
+    sm_clock_mhz: Floats
+    memory_clock_mhz: Floats
+    temperature_c: Floats
+    limit_w: Floats
+    reasons: tuple[frozenset[str] | None, ...]
+    reasons_since_ns: Times
+    utilisation: tuple[Utilisation | None, ...]
+
+    @classmethod
+    def of(cls, readings: Sequence[Reading]) -> Readings:
+        """The columns of some readings."""
+        time_ns = np.array([r.time_ns for r in readings], dtype=np.int64)
+        averaging_ns = np.array([round(r.averaging_s * 1e9) for r in readings], dtype=np.int64)
+
+        def column(name: str) -> Floats:
+            return np.array([getattr(r, name) for r in readings], dtype=np.float64)  # None becomes NaN
+
+        return cls(
+            time_ns=time_ns,
+            since_ns=time_ns - averaging_ns,
+            power_w=column("power_w"),
+            energy_j=column("energy_j"),
+            sm_clock_mhz=column("sm_clock_mhz"),
+            memory_clock_mhz=column("memory_clock_mhz"),
+            temperature_c=column("temperature_c"),
+            limit_w=column("limit_w"),
+            reasons=tuple(r.reasons for r in readings),
+            reasons_since_ns=np.array(
+                [r.time_ns if r.reasons_since_ns is None else r.reasons_since_ns for r in readings], dtype=np.int64
+            ),
+            utilisation=tuple(r.utilisation for r in readings),
+        )
+
+    def __len__(self) -> int:
+        return len(self.time_ns)
+
+
+class Utilisation(msgspec.Struct, frozen=True):
+    """How busy the parts of a device were in the interval that ends with a reading; None where it cannot tell.
+
+    Attributes:
+        since_ns: start of the interval, on ``time.perf_counter_ns``.
+        sm: fraction of the SMs that were busy.
+        sm_occupancy: fraction of the warps that were active, of the most there can be.
+        tensor: fraction of time in which the tensor cores worked.
+        dram: fraction of the memory's bandwidth.
+        nvlink_rx_gb_s, nvlink_tx_gb_s: traffic on all links, GB/s.
+    """
+
+    since_ns: int
+    sm: float | None = None
+    sm_occupancy: float | None = None
+    tensor: float | None = None
+    dram: float | None = None
+    nvlink_rx_gb_s: float | None = None
+    nvlink_tx_gb_s: float | None = None
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What a device said at one time; None for what it cannot tell.
+
+    One is made at every tick; a frozen dataclass of so many fields takes several times as long to make.
+
+    Attributes:
+        time_ns: the middle of the read, on ``time.perf_counter_ns``.
+        averaging_s: ``power_w`` speaks of the time from so long before ``time_ns`` to it.
+        power_w: power.
+        energy_j: energy since the source was made, from the device's counter, with its wraps taken out. None also
+            where the counter was reset since the last reading: what was used in between is not known.
+        sm_clock_mhz, memory_clock_mhz: clocks.
+        temperature_c: of the chip.
+        limit_w: the power limit in force.
+        reasons: why the clock is what it is, keys of ``REASONS``; empty where nothing holds it back.
+        utilisation: of the device's parts, where it has such counters.
+        reasons_since_ns: ``reasons`` speak of the time from then to ``time_ns``; None where they are of that moment.
+    """
+
+    time_ns: int
+    averaging_s: float = 0.0
+    power_w: float | None = None
+    energy_j: float | None = None
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    temperature_c: float | None = None
+    limit_w: float | None = None
+    reasons: frozenset[str] | None = None
+    utilisation: Utilisation | None = None
+    reasons_since_ns: int | None = None

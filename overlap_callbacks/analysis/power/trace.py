@@ -1,0 +1,98 @@
+"""Power against time in one window, thinned for a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from overlap_callbacks import _validation
+from overlap_callbacks.analysis.power.readings import Floats, Readings
+from overlap_callbacks.analysis.power.segments import Segment
+from overlap_callbacks.analysis.results.power import PowerTrace, TraceSegment
+
+# Thousandths of a millisecond and of a watt are far below what any sensor tells, and keep a record short.
+_DIGITS = 3
+
+
+def power_trace(
+    readings: Readings,
+    segments: Sequence[Segment],
+    *,
+    averaging_s: float | None,
+    tdp_w: float | None = None,
+    communication: Sequence[tuple[int, int]] = (),
+    max_points: int = 600,
+) -> PowerTrace | None:
+    """The trace of a window; None without readings of power.
+
+    Args:
+        readings: in the order of time.
+        segments: stretches in one mode, which set the bounds of the trace.
+        averaging_s: of the source.
+        tdp_w: of the source.
+        communication: when it was in flight, as (start, end) on ``time.perf_counter_ns``.
+        max_points: most points that are kept. Of each stretch of time the lowest and the highest stay: peaks do.
+
+    Raises:
+        TypeError: ``max_points`` is not a whole number.
+        ValueError: ``max_points`` is below 4.
+    """
+    _validation.count("max_points", max_points, minimum=4)
+    rows = np.flatnonzero(~np.isnan(readings.power_w))
+    if segments:
+        start_ns, end_ns = min(s.start_ns for s in segments), max(s.end_ns for s in segments)
+        rows = rows[(readings.time_ns[rows] >= start_ns) & (readings.time_ns[rows] <= end_ns)]
+    elif len(rows):
+        start_ns = int(readings.time_ns[rows[0]])
+    if not len(rows):
+        return None
+    kept_of_rows = thin(readings.power_w[rows], max_points)
+    kept = rows[kept_of_rows]
+    clocks, limits = held(readings.sm_clock_mhz[rows])[kept_of_rows], readings.limit_w[rows]
+    return PowerTrace(
+        start_ns=start_ns,
+        time_ms=_rounded((readings.time_ns[kept] - start_ns) / 1e6),
+        power_w=_rounded(readings.power_w[kept]),
+        sm_clock_mhz=() if np.isnan(clocks).all() else _rounded(clocks),
+        averaging_s=averaging_s,
+        tdp_w=tdp_w,
+        limit_w=None if np.isnan(limits).all() else float(np.nanmin(limits)),
+        segments=tuple(
+            TraceSegment(
+                s.arm, round((s.start_ns - start_ns) / 1e6, _DIGITS), round((s.end_ns - start_ns) / 1e6, _DIGITS)
+            )
+            for s in sorted(segments, key=lambda s: s.start_ns)
+        ),
+        num_readings=len(rows),
+        communication=tuple(
+            (round((a - start_ns) / 1e6, _DIGITS), round((b - start_ns) / 1e6, _DIGITS)) for a, b in communication
+        ),
+    )
+
+
+def held(values: Floats) -> Floats:
+    """``values``, shape (n,), with the last known one where one is missing (NaN), and the first known one before it."""
+    known = np.flatnonzero(~np.isnan(values))
+    if not len(known):
+        return values
+    last: Floats = values[known[np.maximum(np.searchsorted(known, np.arange(len(values)), side="right") - 1, 0)]]
+    return last
+
+
+def thin(values: Floats, max_points: int) -> npt.NDArray[np.intp]:
+    """Indices of at most ``max_points`` values: the first and the last, and the extremes of each stretch between."""
+    if len(values) <= max_points:
+        return np.arange(len(values))
+    # The ends take two places, each stretch two.
+    edges = np.linspace(0, len(values), (max_points - 2) // 2 + 1).astype(np.intp)
+    kept = {0, len(values) - 1}
+    for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        stretch = values[low:high]
+        kept.update((low + int(stretch.argmin()), low + int(stretch.argmax())))
+    return np.array(sorted(kept), dtype=np.intp)
+
+
+def _rounded(values: Floats) -> tuple[float, ...]:
+    return tuple(np.round(values, _DIGITS).tolist())

@@ -1,0 +1,1 @@
+"""Plain data, as it travels between ranks, stands in the record and is shown."""

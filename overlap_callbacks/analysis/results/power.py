@@ -1,0 +1,318 @@
+"""Power as it was measured: plain data, as it travels between ranks and stands in the record."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from overlap_callbacks.analysis.results.mode import Mode
+
+
+class Cause(enum.Enum):
+    """Why a device holds its clock back."""
+
+    POWER = "power cap"
+    TEMPERATURE = "temperature"
+    HARDWARE = "hardware"
+    UNNAMED = "a reason that the driver does not name"
+
+
+# Every reason that a reading may carry, and the cause for which it throttles; None where it does not. NVML's come
+# first. ``sw_power_cap`` is the normal state of a busy device near its limit: it is throttling all the same, and no
+# fault. ``hw_slowdown`` halves the clock or worse, for heat, the power brake or a current peak: NVML says for which,
+# if at all, by the two other bits of the hardware.
+REASONS: dict[str, Cause | None] = {
+    "gpu_idle": None,
+    "application_clocks": None,
+    "sw_power_cap": Cause.POWER,
+    "hw_slowdown": Cause.HARDWARE,
+    "sync_boost": None,
+    "sw_thermal_slowdown": Cause.TEMPERATURE,
+    "hw_thermal_slowdown": Cause.TEMPERATURE,
+    "hw_power_brake": Cause.HARDWARE,
+    "display_clocks": None,
+    "package_power_limit": Cause.POWER,
+    "socket_thermal": Cause.TEMPERATURE,
+    "memory_thermal": Cause.TEMPERATURE,
+    "voltage_regulator_thermal": Cause.TEMPERATURE,
+    "processor_hot": Cause.TEMPERATURE,
+    "throttled": Cause.UNNAMED,
+}
+
+
+class SourceInfo(msgspec.Struct, frozen=True):
+    """Where power figures come from, and what they mean.
+
+    Attributes:
+        name: ``nvml``, ``amdsmi`` or ``rapl``.
+        device_name: as its maker calls it.
+        device_id: the same on every rank that uses the device, and on no other device of any node.
+        power_kind: ``instantaneous``, ``1 s average``, ``mean between reads``, ...
+        averaging_s: length of the time before a reading of which its power speaks, the sensor's own delay included;
+            None where that is the time since the reading before.
+        energy_lag_s: how much older than the read the energy counter's value may be; None without a counter.
+        default_interval_s: time between readings, unless the user says otherwise.
+        tdp_w: the limit that the device has by default.
+        limit_w: the limit in force when the source was made.
+        notes: what a reader of the figures must know.
+    """
+
+    name: str
+    device_name: str
+    device_id: str
+    power_kind: str
+    averaging_s: float | None
+    energy_lag_s: float | None
+    default_interval_s: float
+    tdp_w: float | None = None
+    limit_w: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def has_energy(self) -> bool:
+        return self.energy_lag_s is not None
+
+    def min_block_s(self, interval_s: float) -> float:
+        """Length that a block must have, so that it holds at least one reading that speaks of it alone.
+
+        One averaging interval must pass before a reading counts; up to one sampling interval passes until the next
+        tick, and one more allows for a late one.
+        """
+        averaging_s = self.averaging_s if self.averaging_s is not None else interval_s
+        return averaging_s + 2 * interval_s
+
+
+class UnitUtilisation(msgspec.Struct, frozen=True):
+    """How busy the parts of the device were, as means over a mode's time; None where it cannot tell.
+
+    Attributes:
+        sm, sm_occupancy, tensor, dram: fractions.
+        nvlink_rx_gb_s, nvlink_tx_gb_s: GB/s.
+        measured_s: time of which this speaks.
+    """
+
+    sm: float | None
+    sm_occupancy: float | None
+    tensor: float | None
+    dram: float | None
+    nvlink_rx_gb_s: float | None
+    nvlink_tx_gb_s: float | None
+    measured_s: float
+
+
+class ModePower(msgspec.Struct, frozen=True):
+    """Power of one mode on one device; None for what was not measured.
+
+    Attributes:
+        mode: the mode.
+        num_steps: steps that the power figures rest on.
+        num_readings: readings that they rest on.
+        measured_s: time that they rest on.
+        avg_w, peak_w, p99_w: mean, highest and 99th percentile of power, by time.
+        avg_tdp_fraction, peak_tdp_fraction: mean and highest power, of the limit that the device has by default.
+        energy_per_step_j: energy of a step.
+        energy_method: ``counter`` or ``held samples``; the same for all modes. Empty without a figure.
+        sampled_energy_per_step_j: energy of a step from held samples, whatever the method: a check of the counter.
+        energy_steps: steps that ``energy_per_step_j`` rests on.
+        sm_clock_mhz, memory_clock_mhz: means over time.
+        throttle_fraction: fraction of time in which the clock was held back, for whatever cause.
+        reasons: fraction of time for each reason that occurred, throttling or not.
+        parts: how busy the parts of the device were.
+        missing: why there is no power figure, and what would help; empty where there is one.
+    """
+
+    mode: Mode
+    num_steps: int = 0
+    num_readings: int = 0
+    measured_s: float = 0.0
+    avg_w: float | None = None
+    peak_w: float | None = None
+    p99_w: float | None = None
+    avg_tdp_fraction: float | None = None
+    peak_tdp_fraction: float | None = None
+    energy_per_step_j: float | None = None
+    energy_method: str = ""
+    sampled_energy_per_step_j: float | None = None
+    energy_steps: int = 0
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    throttle_fraction: float | None = None
+    reasons: dict[str, float] | None = None
+    parts: UnitUtilisation | None = None
+    missing: str = ""
+
+    def cause_fraction(self, cause: Cause) -> float | None:
+        """Fraction of time for which the clock was held back for ``cause``, at most: reasons of one cause may coincide.
+
+        None where the device gives no reasons.
+        """
+        return cause_fraction(self.reasons, cause)
+
+
+def cause_fraction(reasons: dict[str, float] | None, cause: Cause) -> float | None:
+    """Fraction of time for which a clock was held back for ``cause``, by the fractions of its reasons."""
+    if reasons is None:
+        return None
+    return min(1.0, sum(fraction for word, fraction in reasons.items() if REASONS.get(word) is cause))
+
+
+class DevicePower(msgspec.Struct, frozen=True):
+    """Power of one rank's device in one window.
+
+    Attributes:
+        source: where the figures come from.
+        interval_s: time between readings.
+        min_block_s: length that a block must have for power figures.
+        modes: the modes that occurred.
+        limit_w: lowest power limit that was in force; None where the device does not say.
+        max_temperature_c: highest temperature.
+        late: ticks that were left out, since a reading came too late.
+        problems: what makes figures doubtful or missing, in words.
+    """
+
+    source: SourceInfo
+    interval_s: float
+    min_block_s: float
+    modes: tuple[ModePower, ...] = ()
+    limit_w: float | None = None
+    max_temperature_c: float | None = None
+    late: int = 0
+    problems: tuple[str, ...] = ()
+
+    def of(self, mode: Mode) -> ModePower | None:
+        """The figures of one mode."""
+        return next((m for m in self.modes if m.mode is mode), None)
+
+
+class JobModePower(msgspec.Struct, frozen=True):
+    """Power of one mode over several devices.
+
+    A sum is there only where every device of the job has the figure: a sum over some would pass for one over all.
+
+    Attributes:
+        mode: the mode.
+        num_devices: devices that have power figures.
+        total_avg_w: sum of their mean powers.
+        mean_avg_w: mean of them.
+        peak_w: highest power of any one device.
+        p99_w: highest 99th percentile of any one device.
+        energy_per_step_j: sum of the energies of a step.
+        energy_method: of the energies; ``mixed`` where devices differ.
+        avg_tdp_fraction: mean over devices.
+        sm_clock_mhz: mean over devices.
+        min_sm_clock_mhz: of the slowest device: in step with the others, all wait for it.
+        throttle_fraction: mean over devices.
+        max_throttle_fraction: of the device that was throttled most.
+        peak_tdp_fraction: highest power of any one device, of the limit that it has by default.
+        reasons: mean over devices of the fraction of time for each reason.
+        parts: means over devices of how busy their parts were.
+    """
+
+    mode: Mode
+    num_devices: int
+    total_avg_w: float | None
+    mean_avg_w: float | None
+    peak_w: float | None
+    energy_per_step_j: float | None
+    energy_method: str
+    avg_tdp_fraction: float | None
+    sm_clock_mhz: float | None
+    min_sm_clock_mhz: float | None
+    throttle_fraction: float | None
+    max_throttle_fraction: float | None
+    p99_w: float | None = None
+    peak_tdp_fraction: float | None = None
+    reasons: dict[str, float] | None = None
+    parts: UnitUtilisation | None = None
+
+    def cause_fraction(self, cause: Cause) -> float | None:
+        """Mean fraction of time for which a clock was held back for ``cause``; None where devices give no reasons."""
+        return cause_fraction(self.reasons, cause)
+
+
+class JobPower(msgspec.Struct, frozen=True):
+    """Power over ranks.
+
+    Attributes:
+        num_devices: devices that the ranks use; two ranks may share one.
+        ranks: ranks whose devices these are.
+        without: ranks that have no source of power.
+        modes: figures of each mode.
+        problems: of the ranks, each once, and why figures of a mode are missing.
+        source: where the figures of the lowest rank come from.
+    """
+
+    num_devices: int
+    ranks: tuple[int, ...]
+    without: tuple[int, ...] = ()
+    modes: tuple[JobModePower, ...] = ()
+    problems: tuple[str, ...] = ()
+    source: SourceInfo | None = None
+
+    def of(self, mode: Mode) -> JobModePower | None:
+        """The figures of one mode."""
+        return next((m for m in self.modes if m.mode is mode), None)
+
+
+class SlowdownCause(msgspec.Struct, frozen=True):
+    """What a slowdown is due to.
+
+    Attributes:
+        verdict: one of the words of this module.
+        evidence: what it rests on, in words with figures.
+        slowdown: of the compute kernels, as a fraction.
+        from_clock: the most of it that the lower clock explains, as a fraction of the sequential time; None where the
+            clocks are not known. Negative where the clock was higher in overlapped steps.
+        contention: the least that remains, as a fraction: (1 + slowdown) = (1 + from_clock) * (1 + contention).
+        clock_share: share of the slowdown that goes with the clock, by logarithms; between 0 and 1.
+    """
+
+    verdict: str
+    evidence: tuple[str, ...]
+    slowdown: float
+    from_clock: float | None = None
+    contention: float | None = None
+    clock_share: float | None = None
+
+
+class TraceSegment(msgspec.Struct, frozen=True):
+    """A stretch of the trace in one mode.
+
+    Attributes:
+        arm: its mode.
+        start_ms, end_ms: from the start of the trace.
+    """
+
+    arm: Mode
+    start_ms: float
+    end_ms: float
+
+
+class PowerTrace(msgspec.Struct, frozen=True):
+    """Power and clock against time.
+
+    Attributes:
+        start_ns: where the trace starts, on ``time.perf_counter_ns`` of the rank.
+        time_ms: of the points, from the start of the trace, ascending.
+        power_w: power at each.
+        sm_clock_mhz: the clock at each, the last known where a reading has none; empty where the device never tells.
+        averaging_s: length of the time before a point of which its power speaks; None where that is the time since the
+            reading before.
+        tdp_w, limit_w: the default limit, and the lowest in force.
+        segments: stretches in one mode.
+        num_readings: readings that there were before thinning.
+        communication: when communication was in flight, as (start, end) in milliseconds from the start of the trace;
+            known of the profiled steps alone.
+    """
+
+    start_ns: int
+    time_ms: tuple[float, ...]
+    power_w: tuple[float, ...]
+    sm_clock_mhz: tuple[float, ...]
+    averaging_s: float | None
+    tdp_w: float | None
+    limit_w: float | None
+    segments: tuple[TraceSegment, ...]
+    num_readings: int
+    communication: tuple[tuple[float, float], ...] = ()

@@ -1,0 +1,239 @@
+"""What one rank measured in one window: plain data, as it travels between ranks and stands in the record."""
+
+from __future__ import annotations
+
+import msgspec
+
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.power import DevicePower, PowerTrace
+
+
+class TimedBlock(msgspec.Struct, frozen=True):
+    """The counted steps of one unprofiled block.
+
+    Attributes:
+        arm: the side of the comparison on which the block counts.
+        block: number of the block in its window.
+        step_ms: the time of each counted step.
+    """
+
+    arm: Mode
+    block: int
+    step_ms: tuple[float, ...]
+
+
+class ProfiledBlock(msgspec.Struct, frozen=True):
+    """Kernel times of one profiled block, per counted step.
+
+    Attributes:
+        arm, block: as in ``TimedBlock``.
+        num_steps: counted steps.
+        compute_ms: sum of the compute kernels' times.
+        compute_busy_ms: length of the union of their intervals.
+        comm_ms: sum of the communication kernels' times.
+        comm_busy_ms: length of the union of their intervals.
+        hidden_comm_ms: the part of ``comm_busy_ms`` in which compute ran too.
+        covered_compute_ms: the part of ``compute_ms`` in which communication was in flight.
+        copy_ms: sum of the device's memory copies and fills.
+        p2p_ms: the part of ``comm_busy_ms`` in which sends and receives were in flight.
+        idle_ms: time in which the rank neither computed nor communicated.
+    """
+
+    arm: Mode
+    block: int
+    num_steps: int
+    compute_ms: float
+    compute_busy_ms: float
+    comm_ms: float
+    comm_busy_ms: float
+    hidden_comm_ms: float
+    covered_compute_ms: float
+    copy_ms: float
+    p2p_ms: float = 0.0
+    idle_ms: float = 0.0
+
+
+class KernelTime(msgspec.Struct, frozen=True):
+    """One compute or communication kernel in both modes, per step.
+
+    Attributes:
+        name: the kernel's name; on CPU the operator's.
+        communication: whether it communicates.
+        overlapped_calls, sequential_calls: calls per step.
+        overlapped_ms, sequential_ms: time per step.
+    """
+
+    name: str
+    communication: bool
+    overlapped_calls: float
+    sequential_calls: float
+    overlapped_ms: float
+    sequential_ms: float
+
+    @property
+    def lost_ms(self) -> float:
+        """Milliseconds per step that overlap costs in this kernel."""
+        return self.overlapped_ms - self.sequential_ms
+
+    @property
+    def slowdown(self) -> float | None:
+        """Time per call, overlapped over sequential, less one; None unless it ran in both modes."""
+        if not (self.overlapped_calls and self.sequential_calls and self.sequential_ms):
+            return None
+        per_call = self.overlapped_ms / self.overlapped_calls
+        return per_call / (self.sequential_ms / self.sequential_calls) - 1
+
+
+class PairTime(msgspec.Struct, frozen=True):
+    """Kernels of one kind beside kernels of another, per step: what the company costs them.
+
+    A kernel that ran beside several kinds counts towards each by the share of time that it had of each, so losses add
+    up over the rows.
+
+    Attributes:
+        victim: family of compute kernels (``gemm``, ...), or kind of collective.
+        communication: whether the victims are the collectives.
+        beside: what ran beside them: a kind of collective, or a family; ``(nothing)`` for kernels that ran alone in
+            overlapped steps too, ``(not matched)`` for those of either mode of which the other has not the like.
+        calls: victims per step that ran beside it at all.
+        beside_ms: time per step for which they did.
+        time_ms: the victims' own time per step, by share.
+        alone_ms: time of the same victims in sequential steps.
+    """
+
+    victim: str
+    communication: bool
+    beside: str
+    calls: float
+    beside_ms: float
+    time_ms: float
+    alone_ms: float
+
+    @property
+    def lost_ms(self) -> float:
+        """Milliseconds per step that the company costs."""
+        return self.time_ms - self.alone_ms
+
+    @property
+    def slowdown(self) -> float | None:
+        """How much longer the victims took than alone, as a fraction; None where they are not the same kernels."""
+        return self.time_ms / self.alone_ms - 1 if self.alone_ms > 0 and self.beside != "(not matched)" else None
+
+
+class CollectiveTime(msgspec.Struct, frozen=True):
+    """One kind of collective on one group, per step.
+
+    Attributes:
+        operator: the ``c10d`` operator.
+        group: the group's name, its description before it where it has one.
+        group_size: its ranks.
+        backend: e.g. ``nccl``.
+        messages: collectives per step.
+        bytes_in, bytes_out: bytes per step, of the tensors read and written on a rank.
+        isolated_ms: time per step in sequential mode, from issue to end; None where it was not serialised.
+        dimension: of parallelism that the group serves.
+    """
+
+    operator: str
+    group: str
+    group_size: int
+    backend: str
+    messages: int
+    bytes_in: int
+    bytes_out: int
+    isolated_ms: float | None
+    dimension: str = ""
+
+
+class DimensionTime(msgspec.Struct, frozen=True):
+    """The communication of one dimension of parallelism, per step.
+
+    Attributes:
+        dimension: ``data``, ``tensor``, ``pipeline``, ...
+        messages: collectives, sends and receives.
+        bytes_in: bytes of the tensors read.
+        comm_ms: time in which it is in flight in an overlapped step.
+        exposed_ms: the part of it without compute.
+        kernels_ms, kernels_isolated_ms: sum of its kernels' times in an overlapped and in a sequential step.
+    """
+
+    dimension: str
+    messages: int
+    bytes_in: int
+    comm_ms: float
+    exposed_ms: float
+    kernels_ms: float
+    kernels_isolated_ms: float
+
+    @property
+    def slowdown(self) -> float | None:
+        """How much longer its kernels took overlapped, as a fraction; None where they did not run in both modes."""
+        if not (self.kernels_ms and self.kernels_isolated_ms):
+            return None
+        return self.kernels_ms / self.kernels_isolated_ms - 1
+
+
+class StepTimeline(msgspec.Struct, frozen=True):
+    """When compute ran and communication was in flight in one profiled step: what a page or a chart shades.
+
+    Times are in milliseconds from the step's start. Intervals are disjoint, ascending, and thinned to a bounded number
+    by closing the smallest gaps between them.
+
+    Attributes:
+        arm: mode of the step.
+        step_ms: its length, profiler included.
+        compute, communication: intervals, as (start, end).
+        closed_compute_ms, closed_communication_ms: total of the gaps that were closed.
+    """
+
+    arm: Mode
+    step_ms: float
+    compute: tuple[tuple[float, float], ...]
+    communication: tuple[tuple[float, float], ...]
+    closed_compute_ms: float
+    closed_communication_ms: float
+
+
+class RankWindow(msgspec.Struct, frozen=True):
+    """All that one rank measured in one window.
+
+    Attributes:
+        rank: global rank.
+        window: number of the window.
+        first_step: its first step.
+        num_steps: steps from its first to the last that ran.
+        complete: False where the window was cut short.
+        backend: backend of the default group; empty without one.
+        device: name of the device.
+        wall_ms: host time from the window's first step to its last, instruments included.
+        timed, profiled: its blocks.
+        kernels: the kernels with the most time.
+        pairs: what each family of kernels loses beside each kind of collective, and the other way round.
+        dimensions: communication by dimension of parallelism.
+        pictures: a profiled step of each mode; of rank 0 only.
+        collectives: the collectives of the recorded step.
+        power: of the devices that this rank reads; empty where there is nothing to read.
+        power_trace: power against time, of rank 0 only.
+        power_elsewhere: whether another rank of the node reads this one's device.
+        problems: what made parts of the window uncounted or missing, in words.
+    """
+
+    rank: int
+    window: int
+    first_step: int
+    num_steps: int
+    complete: bool
+    backend: str
+    device: str
+    wall_ms: float
+    timed: tuple[TimedBlock, ...] = ()
+    profiled: tuple[ProfiledBlock, ...] = ()
+    kernels: tuple[KernelTime, ...] = ()
+    pairs: tuple[PairTime, ...] = ()
+    dimensions: tuple[DimensionTime, ...] = ()
+    pictures: tuple[StepTimeline, ...] = ()
+    collectives: tuple[CollectiveTime, ...] = ()
+    power: tuple[DevicePower, ...] = ()
+    power_trace: PowerTrace | None = None
+    power_elsewhere: bool = False
+    problems: tuple[str, ...] = ()

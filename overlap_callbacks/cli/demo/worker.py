@@ -1,0 +1,140 @@
+"""One rank of the demo: trains the GPT with PyTorch DDP or with Lightning, measured by one added line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from overlap_callbacks.cli.demo.config import DemoConfig
+from overlap_callbacks.cli.demo.model import GPT
+from overlap_callbacks.cli.demo.text import GeneratedText
+
+Progress = Callable[[int, float], None]
+
+
+def run_rank(rank: int, config: DemoConfig, port: int, queue: Any) -> None:
+    """Train as rank ``rank`` of ``config.processes``; rank 0 puts (step, loss) on ``queue``."""
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(config.processes),
+    )
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own messages would break the progress bar
+    if config.backend == "gloo":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // config.processes))
+    torch.manual_seed(0)
+
+    def progress(step: int, loss: float) -> None:
+        if rank == 0 and queue is not None:
+            queue.put((step, loss))
+
+    {"pytorch": train_pytorch, "lightning": train_lightning}[config.framework](rank, config, progress)
+
+
+def _options(config: DemoConfig) -> dict[str, Any]:
+    from overlap_callbacks import JsonlSink, WandbSink
+
+    sinks: list[Any] = [JsonlSink(config.run_dir)]
+    if config.wandb:
+        sinks.append(WandbSink())
+    return {
+        "every_n_steps": config.every_n_steps,
+        "first_step": config.first_step,
+        "profiled_steps": config.profiled_steps,
+        "control": config.control,
+        "sinks": sinks,
+        "strict": config.strict,
+        "max_overhead": None,  # the demo is there to measure
+    }
+
+
+def _model(config: DemoConfig) -> GPT:
+    return GPT(config.layers, config.hidden, config.heads, config.sequence)
+
+
+def _text(rank: int, config: DemoConfig) -> GeneratedText:
+    return GeneratedText(rank, config.batch, config.sequence)
+
+
+def train_pytorch(rank: int, config: DemoConfig, progress: Progress) -> None:
+    """A loop of one's own with DistributedDataParallel."""
+    from overlap_callbacks.integrations.pytorch import attach
+
+    device = torch.device("cuda", rank) if config.backend == "nccl" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(config.backend)
+    model = nn.parallel.DistributedDataParallel(_model(config).to(device), bucket_cap_mb=config.bucket_mb)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    batches = iter(_text(rank, config))
+    with attach(optimizer, **_options(config)) if config.measure else nullcontext():
+        for step in range(config.steps):
+            tokens, targets = (part.to(device, non_blocking=True) for part in next(batches))
+            loss = model(tokens, targets)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            # Reading the loss waits for the device, so it is read rarely.
+            progress(step + 1, loss.item() if step % 50 == 0 or step + 1 == config.steps else float("nan"))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def train_lightning(rank: int, config: DemoConfig, progress: Progress) -> None:
+    """The same with a Lightning trainer."""
+    import logging
+    import warnings
+
+    import lightning.pytorch as pl
+    from lightning.pytorch.strategies import DDPStrategy
+
+    from overlap_callbacks.integrations.lightning import OverlapCallback
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning")
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = _model(config)
+
+        def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], _: int) -> torch.Tensor:
+            loss: torch.Tensor = self.model(*batch)
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+    class Report(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:
+            step = trainer.global_step
+            progress(step, float(outputs["loss"]) if step % 50 == 1 or step == config.steps else float("nan"))
+
+    callbacks: list[Any] = [Report()]
+    if config.measure:
+        callbacks.append(OverlapCallback(**_options(config)))
+    trainer = pl.Trainer(
+        accelerator="gpu" if config.backend == "nccl" else "cpu",
+        devices=config.processes,
+        strategy=DDPStrategy(process_group_backend=config.backend, bucket_cap_mb=config.bucket_mb),
+        max_steps=config.steps,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        default_root_dir=config.run_dir,
+        callbacks=callbacks,
+    )
+    trainer.fit(Module(), torch.utils.data.DataLoader(_text(rank, config), batch_size=None))
+    dist.barrier()
+    dist.destroy_process_group()

@@ -1,0 +1,236 @@
+"""What one collective is: its operator's calling convention, its group, its record.
+
+The calling conventions are read from the operators' own schemas, so that an operator that a later torch adds is
+handled without a change here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from overlap_callbacks.analysis.dimension_rules import dimension_of
+from overlap_callbacks.instruments import clocks
+
+SENDS = frozenset({"send"})
+RECEIVES = frozenset({"recv_", "recv_any_source_"})
+POINT_TO_POINT = SENDS | RECEIVES
+
+
+# What the gate needs of a call's tensors: bytes in, bytes out, and the first tensor (None without any).
+Sizes = tuple[int, int, "torch.Tensor | None"]
+
+
+@dataclass(frozen=True)
+class OperatorSpec:
+    """How one ``c10d`` operator takes its arguments (always by position, trailing defaults left out).
+
+    Attributes:
+        name: name within the ``c10d`` namespace, with its overload where it has one, e.g. ``allreduce_``.
+        redispatch: ``redispatch(keyset, *args)``, to the kernels below ours.
+        group: position of the process group.
+        sizes: bytes in and out of a call with these arguments, and its first tensor.
+        returns_work: whether the operator returns a ``Work`` (last).
+        point_to_point: whether it is a send or a receive.
+        host_blocking: whether waiting for its ``Work`` blocks the host on CUDA too.
+        peer: position of the peer's group rank; -1 without one.
+        tag: position of the tag; -1 without one.
+    """
+
+    name: str
+    redispatch: Callable[..., Any]
+    group: int
+    sizes: Callable[[tuple[Any, ...]], Sizes]
+    returns_work: bool
+    point_to_point: bool
+    host_blocking: bool
+    peer: int
+    tag: int
+
+
+@functools.cache
+def operator_specs() -> tuple[OperatorSpec, ...]:
+    """Every ``c10d`` operator of the installed torch that takes a process group."""
+    specs = []
+    for qualified in sorted(torch._C._dispatch_get_all_op_names()):
+        namespace, _, name = qualified.partition("::")
+        if namespace != "c10d":
+            continue
+        packet, _, overload = name.partition(".")
+        operator = getattr(getattr(torch.ops.c10d, packet), overload or "default")
+        arguments = [argument.name for argument in operator._schema.arguments]
+        if "process_group" in arguments:
+            specs.append(_spec(name, operator, arguments))
+    return tuple(specs)
+
+
+def _spec(name: str, operator: Any, arguments: list[str]) -> OperatorSpec:
+    group = arguments.index("process_group")
+
+    def position(*names: str) -> int:
+        return next((arguments.index(n) for n in names if n in arguments), -1)
+
+    return OperatorSpec(
+        name=name,
+        redispatch=operator._handle.redispatch_boxed,
+        group=group,
+        sizes=_sizes_of(name, operator, arguments[:group]),
+        returns_work=any("Work" in str(value.type) for value in operator._schema.returns),
+        point_to_point=name in POINT_TO_POINT,
+        host_blocking="barrier" in name,
+        peer=position("dst", "src"),
+        tag=position("tag"),
+    )
+
+
+def _sizes_of(name: str, operator: Any, tensors: list[str]) -> Callable[[tuple[Any, ...]], Sizes]:
+    """How to size a call: made once for each operator, because it runs for every collective."""
+    outputs = [i for i, tensor in enumerate(tensors) if not tensor.startswith("input")]
+    inputs = [i for i, tensor in enumerate(tensors) if not tensor.startswith("output")]
+    if name in SENDS:
+        outputs = []
+    if name in RECEIVES:
+        inputs = []
+    types = [str(operator._schema.arguments[i].type) for i in range(len(tensors))]
+
+    def in_place_list(args: tuple[Any, ...]) -> Sizes:
+        found = args[0]
+        if len(found) == 1:
+            tensor = found[0]
+            size = tensor.nbytes
+            return size, size, tensor
+        size = sum([tensor.nbytes for tensor in found])
+        return size, size, found[0] if found else None
+
+    def out_and_in(args: tuple[Any, ...]) -> Sizes:
+        return args[1].nbytes, args[0].nbytes, args[0]
+
+    def anything(args: tuple[Any, ...]) -> Sizes:
+        size_in = sum([num_bytes(args[i]) for i in inputs])
+        size_out = sum([num_bytes(args[i]) for i in outputs])
+        return size_in, size_out, first_tensor(args[: len(tensors)])
+
+    if types == ["List[Tensor]"] and inputs == outputs:
+        return in_place_list
+    if types == ["Tensor", "Tensor"] and (outputs, inputs) == ([0], [1]):
+        return out_and_in
+    return anything
+
+
+def num_bytes(value: Any) -> int:
+    """Bytes of a tensor, or of all tensors in nested lists."""
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    return sum(map(num_bytes, value))
+
+
+def first_tensor(value: Any) -> torch.Tensor | None:
+    """The first tensor in nested lists, or None."""
+    if isinstance(value, torch.Tensor):
+        return value
+    for item in value:
+        found = first_tensor(item)
+        if found is not None:
+            return found
+    return None
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group's identity: data only, so that a record keeps no process group alive.
+
+    Attributes:
+        name: torch's name of the group, the same on all its ranks.
+        description: the name that the user or framework gave it.
+        ranks: global ranks, in group order.
+        backend: e.g. ``nccl`` or ``gloo``.
+        dimension: of parallelism that it serves: ``data``, ``tensor``, ...
+    """
+
+    name: str
+    description: str
+    ranks: tuple[int, ...]
+    backend: str
+    dimension: str = ""
+
+    @classmethod
+    def of(cls, group: dist.ProcessGroup, dimensions: Mapping[str, str] | None = None) -> Group:
+        """Describe a live process group.
+
+        Args:
+            group: to be described.
+            dimensions: of groups whose dimension is known, by the group's name.
+        """
+        known = dimensions.get(group.group_name) if dimensions else None
+        return cls(
+            dimension=known or dimension_of(group.group_desc),
+            name=group.group_name,
+            description=group.group_desc,
+            ranks=tuple(dist.get_process_group_ranks(group)),
+            backend=backend_name(group),
+        )
+
+    @property
+    def label(self) -> str:
+        """A name for people."""
+        described = self.description and self.description != "undefined"
+        return f"{self.description} ({self.name})" if described else self.name
+
+
+def backend_name(group: dist.ProcessGroup | None = None) -> str:
+    """The backend of a group (by default, of the default group), or of each kind of device where there are several."""
+    name = str(dist.get_backend(group))
+    return name if name != "undefined" else str(dist.get_backend_config(group))
+
+
+@dataclass(slots=True)
+class Collective:
+    """One collective (or send, or receive) of one step, as the gate saw it.
+
+    Attributes:
+        operator: e.g. ``allreduce_``.
+        group: its process group.
+        bytes_in, bytes_out: bytes of the tensors read and written on this rank.
+        dtype: of its first tensor; None without tensors.
+        thread: identifier of the issuing thread.
+        own_thread: whether the training thread or one of autograd's threads issued it.
+        coalesced: number of the coalescing block that it is a member of, from 1; 0 for none.
+        peer: group rank of the other side of a send or receive; -1 for collectives and any-source receives.
+        tag: tag of a send or receive, else 0.
+        issued_ns: host time of issue, ``time.perf_counter_ns``.
+        start, end: marks around the transfer in sequential mode; None where it was not serialised.
+        posted: number of the batch in which an adapter posted it, from 1; 0 for none.
+    """
+
+    operator: str
+    group: Group
+    bytes_in: int
+    bytes_out: int
+    dtype: torch.dtype | None
+    thread: int
+    own_thread: bool
+    coalesced: int
+    peer: int
+    tag: int
+    issued_ns: int
+    start: clocks.Mark | None = None
+    end: clocks.Mark | None = None
+    posted: int = 0
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What must agree for two collectives to be the same one of two steps: operator and group."""
+        return (self.operator, self.group.name)
+
+    @property
+    def dimension(self) -> str:
+        """The dimension of parallelism that its group serves."""
+        return self.group.dimension
+
+    def __str__(self) -> str:
+        return f"{self.operator} on group {self.group.label!r}"

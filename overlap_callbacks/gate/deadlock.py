@@ -1,0 +1,316 @@
+"""The order check: may the collectives of this job be serialised without a deadlock?
+
+Serialising makes every collective wait for those issued before it on the same rank, on any communicator. Where ranks
+issue the collectives of two groups in different orders, a program that ran well would then hang: rank 0 waits in A for
+rank 1, which waits in B for rank 0. So before anything is serialised, the sequences of all ranks are put together, and
+the union of their orders must have no cycle.
+
+A node of that union is one collective (the k-th of its group, the same on every member) or one message (the k-th send
+from one rank to another, and the receive that it matches). The edges say what cannot finish before what:
+
+- a collective follows whatever precedes it on its rank, and precedes whatever follows it; a member of a coalescing
+  block is waited for by nothing;
+- a message follows what precedes its send on the one rank and its receive on the other, and precedes what follows its
+  receive (but not the rest of its coalescing block). Nothing waits for a send that is issued alone;
+- a batch that sequential steps wait for (``Gate.post``) starts as one, and everything after it follows all of its
+  messages, sent and received. (A small message may be buffered, and its send finish before its receive is posted.
+  Nobody should rely on that, so the check does not.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from overlap_callbacks.gate.collectives import POINT_TO_POINT, RECEIVES, SENDS, Collective
+
+
+class Item(msgspec.Struct, frozen=True, array_like=True):
+    """One collective of a sequence, as it travels between ranks.
+
+    Attributes:
+        operator: the ``c10d`` operator.
+        group: name of the group.
+        coalesced: number of the coalescing block that it is a member of, from 1; 0 for none.
+        source, target: global ranks of a send or receive, -1 where unknown or not p2p.
+        tag: of a send or receive.
+        posted: number of the batch in which an adapter posted it, from 1; 0 for none.
+    """
+
+    operator: str
+    group: str
+    coalesced: int = 0
+    source: int = -1
+    target: int = -1
+    tag: int = 0
+    posted: int = 0
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return (self.operator, self.group)
+
+    @property
+    def batch(self) -> tuple[int, int]:
+        """What starts together. In a batch that is waited for, coalescing blocks make no difference."""
+        return (self.posted, 0) if self.posted else (0, self.coalesced)
+
+
+class CollectiveSequence(msgspec.Struct, frozen=True):
+    """The sequence of one rank's step.
+
+    Attributes:
+        items: in the order of issue.
+        groups: the global ranks of each group, by its name.
+        incomplete: whether collectives are missing, for want of storage.
+        labels: names of the groups for people, where they have any.
+    """
+
+    items: tuple[Item, ...]
+    groups: dict[str, tuple[int, ...]]
+    incomplete: bool = False
+    labels: dict[str, str] = {}
+
+    @classmethod
+    def of(cls, collectives: Iterable[Collective], rank: int, incomplete: bool = False) -> CollectiveSequence:
+        """The sequence of the collectives that the training and autograd threads of ``rank`` issued."""
+        items, groups, labels = [], {}, {}
+        for collective in collectives:
+            group = collective.group
+            groups[group.name] = group.ranks
+            if group.label != group.name:
+                labels[group.name] = group.label
+            source = target = -1
+            if collective.operator in POINT_TO_POINT:
+                peer = group.ranks[collective.peer] if collective.peer >= 0 else -1
+                source, target = (rank, peer) if collective.operator in SENDS else (peer, rank)
+            numbers = (collective.coalesced, source, target, collective.tag, collective.posted)
+            items.append(Item(collective.operator, group.name, *numbers))
+        return cls(items=tuple(items), groups=groups, incomplete=incomplete, labels=labels)
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> CollectiveSequence:
+        return msgspec.json.decode(data, type=cls)
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal sequences, on any rank."""
+        return hashlib.blake2b(self.encode(), digest_size=16).hexdigest()
+
+    @property
+    def keys(self) -> tuple[tuple[str, str], ...]:
+        return tuple(item.key for item in self.items)
+
+    @property
+    def batches(self) -> tuple[tuple[tuple[str, str, int], ...], ...]:
+        """What was posted, batch by batch: of each message its operator, its group's name, its peer's rank in that."""
+        found: list[list[tuple[str, str, int]]] = []
+        for item in self.items:
+            if not item.posted:
+                continue
+            while len(found) < item.posted:  # a batch without messages has a number too
+                found.append([])
+            other = item.target if item.operator in SENDS else item.source
+            ranks = self.groups[item.group]
+            found[item.posted - 1].append((item.operator, item.group, ranks.index(other) if other >= 0 else -1))
+        return tuple(map(tuple, found))
+
+    @property
+    def single_group(self) -> str | None:
+        """The group's name, where all is collectives of one group: then its communicator enforces the order itself."""
+        if len(self.groups) == 1 and not any(item.operator in POINT_TO_POINT for item in self.items):
+            return next(iter(self.groups))
+        return None
+
+
+@dataclass(frozen=True)
+class CycleEdge:
+    """One leg of a cycle: ``rank`` issues ``first`` before ``second``."""
+
+    rank: int
+    first: str
+    second: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} issues {self.first} before {self.second}"
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """A cycle in the union of the ranks' orders.
+
+    Attributes:
+        steps: its legs; each ends where the next begins.
+    """
+
+    steps: tuple[CycleEdge, ...]
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.steps))
+
+
+# A collective (group name and ranks, number within the group) or a message (channel, number).
+_Node = tuple[Any, ...]
+
+
+def find_conflict(sequences: Mapping[int, CollectiveSequence]) -> Conflict | None:
+    """Search the union of the ranks' orders for a cycle that serialising would make a deadlock.
+
+    A cycle of messages that sequential steps do not wait for is none: whoever posts its receive before its send without
+    waiting (as pipelines do) makes one, and the job has just run through it.
+
+    Args:
+        sequences: the sequence of each rank. Ranks may share one object: its edges are then added once.
+
+    Returns:
+        The cycle, or None where the sequences can be serialised.
+    """
+    union = PrecedenceGraph()
+    seen: set[int] = set()
+    for rank, sequence in sorted(sequences.items()):
+        if id(sequence) not in seen:
+            seen.add(id(sequence))
+            union.add(sequence, rank)
+    cycle = union.cycle()
+    return None if cycle is None else Conflict(union.legs(cycle))
+
+
+class PrecedenceGraph:
+    """The edges of all ranks' orders, over numbered nodes."""
+
+    def __init__(self) -> None:
+        self.names: list[_Name] = []
+        self.waited: list[bool] = []  # whether a sequential step waits for the node
+        self.after: list[set[int]] = []
+        self.rank: dict[tuple[int, int], int] = {}  # which rank demands an edge, for the message
+        self._numbers: dict[_Node, int] = {}
+
+    def add(self, sequence: CollectiveSequence, rank: int) -> None:
+        """Add one rank's edges."""
+        counts: dict[_Node, int] = defaultdict(int)
+        frontier: list[int] = []  # what must be done before whatever follows
+        waiting: list[int] = []  # what the batch under way adds to that: its members start together
+        batch = (0, 0)  # the numbers of the posted batch, or else of the coalescing block; zeros outside of both
+        for item in sequence.items:
+            if item.batch == (0, 0) or item.batch != batch:
+                if batch[0]:
+                    frontier = []  # whatever follows a batch that was waited for follows what it followed
+                frontier, waiting = frontier + waiting, []
+            batch = item.batch
+            message = item.operator in POINT_TO_POINT
+            node = self._message(item, counts) if message else self._of_collective(item, sequence, counts)
+            for before in frontier:
+                self._edge(before, node, rank)
+            if item.posted:
+                self.waited[node] = True
+            if item.posted or item.operator in RECEIVES:
+                waiting.append(node)
+            elif not message and not item.coalesced:
+                frontier = [node]
+
+    def cycle(self) -> list[int] | None:
+        """The nodes of a shortest cycle through something that a sequential step waits for, or None."""
+        from scipy.sparse import coo_array
+        from scipy.sparse.csgraph import connected_components
+
+        size = len(self.names)
+        edges = [(before, after) for before, afters in enumerate(self.after) for after in afters]
+        if not edges:
+            return None
+        before, after = zip(*edges, strict=True)
+        graph = coo_array(([True] * len(edges), (before, after)), shape=(size, size)).tocsr()
+        _, component = connected_components(graph, directed=True, connection="strong")
+        members: dict[int, int] = defaultdict(int)
+        for label in component:
+            members[label] += 1
+        for node in range(size):
+            if self.waited[node] and members[component[node]] > 1:
+                return self._shortest_cycle(node)
+        return None
+
+    def _shortest_cycle(self, start: int) -> list[int]:
+        reached = {start: -1}
+        queue = deque([start])
+        while queue:
+            node = queue.popleft()
+            for following in self.after[node]:
+                if following == start:
+                    cycle = [start]
+                    while node != start:
+                        cycle.append(node)
+                        node = reached[node]
+                    return [start, *reversed(cycle[1:])]
+                if following not in reached:
+                    reached[following] = node
+                    queue.append(following)
+        raise AssertionError("a node of a strong component has a way back to itself")
+
+    def legs(self, cycle: list[int]) -> tuple[CycleEdge, ...]:
+        """The cycle's legs, consecutive edges of one rank put together."""
+        ranks = [self.rank[edge] for edge in itertools.pairwise([*cycle, cycle[0]])]
+        # Start where the rank changes, so that no leg is cut in two by the start of the list.
+        turn = next((i for i, rank in enumerate(ranks) if rank != ranks[i - 1]), 0)
+        ranks, nodes = ranks[turn:] + ranks[:turn], cycle[turn:] + cycle[: turn + 1]
+        legs: list[CycleEdge] = []
+        for rank, first, second in zip(ranks, nodes, nodes[1:], strict=False):
+            names = (self.names[first].on(rank), self.names[second].on(rank))
+            if legs and legs[-1].rank == rank:
+                legs[-1] = CycleEdge(rank, legs[-1].first, names[1])
+            else:
+                legs.append(CycleEdge(rank, *names))
+        return tuple(legs)
+
+    def _of_collective(self, item: Item, sequence: CollectiveSequence, counts: dict[_Node, int]) -> int:
+        ranks, label = sequence.groups[item.group], sequence.labels.get(item.group, item.group)
+        base = ("collective", item.group, ranks)
+        number = counts[base]
+        counts[base] += 1
+        name = f"{item.operator} (number {number} of group {label!r}, ranks {_ranks(ranks)})"
+        return self._node((*base, number), _Name(name), waited=True)
+
+    def _message(self, item: Item, counts: dict[_Node, int]) -> int:
+        """The message that is sent or received; its two ends are one node."""
+        channel = ("message", item.group, item.source, item.target, item.tag)
+        sends = item.operator in SENDS
+        number = counts[(*channel, sends)]
+        counts[(*channel, sends)] += 1
+        receive = f"receive {number} from rank {item.source} on group {item.group!r}"
+        send = f"send {number} to rank {item.target} on group {item.group!r}"
+        return self._node((*channel, number), _Name(receive, send, item.source))
+
+    def _node(self, key: _Node, name: _Name, waited: bool = False) -> int:
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self.names)
+            self.names.append(name)
+            self.waited.append(waited)
+            self.after.append(set())
+        return number
+
+    def _edge(self, before: int, after: int, rank: int) -> None:
+        self.after[before].add(after)
+        self.rank.setdefault((before, after), rank)
+
+
+@dataclass(frozen=True)
+class _Name:
+    """What a node is called, by the rank that speaks of it: a message is sent on the one and received on the other."""
+
+    elsewhere: str
+    at_source: str = ""
+    source: int = -1
+
+    def on(self, rank: int) -> str:
+        return self.at_source if self.at_source and rank == self.source else self.elsewhere
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return str(list(ranks)) if len(ranks) <= 8 else f"[{ranks[0]}, ..., {ranks[-1]}]"

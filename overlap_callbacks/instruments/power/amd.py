@@ -1,0 +1,377 @@
+"""AMD GPUs, through AMD SMI (``amdsmi``).
+
+The Python package binds every function of its library when it is imported, and reads structures whose layout differs
+from version to version: so whatever goes wrong there ends in one message that says what is missing, and a figure that
+cannot be true is no figure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import io
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from overlap_callbacks.analysis.power.readings import Reading
+from overlap_callbacks.analysis.results.power import SourceInfo
+from overlap_callbacks.instruments.power.amd_fast import AmdTick
+from overlap_callbacks.instruments.power.energy_counter import EnergyCounter
+from overlap_callbacks.instruments.power.source import (
+    INSTANTANEOUS,
+    CachedRead,
+    Clock,
+    DeviceLostError,
+    PowerError,
+    PowerSource,
+    PowerUnavailableError,
+    host_clock,
+    sane_w,
+)
+
+_INSTALL = (
+    "install ROCm's amd-smi-lib (libamd_smi.so), and the Python package of the same version: "
+    "pip install /opt/rocm/share/amd_smi, or pip install 'overlap-callbacks[amd]'"
+)
+
+# AMD does not publish over what time its figures are taken. The firmware's table, from which they come, is renewed
+# every few milliseconds; one sampling interval is allowed for it. The average is taken to be over 1 s, to be safe.
+_INSTANT_S = 0.02
+_AVERAGE_S = 1.0
+_ENERGY_LAG_S = 0.02
+
+# The firmware renews the counts of throttled time about so often: a count may be so old when it is read.
+_THROTTLE_LAG_NS = 100_000_000
+# They are asked for as often; a little sooner, or a tick that is early by a hair would miss its turn.
+_THROTTLE_INTERVAL_S = 0.09
+
+_NOT_SUPPORTED = (2, 3, 34, 39, 40)  # not supported, not implemented, driver not loaded, no (or more) data
+_NO_SUCH_DEVICE = (20, 31, 51, 52)  # its files in /sys are gone
+
+# Counts of time for which the device was held back, in the table of metrics, and the word for each.
+_RESIDENCIES = (
+    ("ppt_residency_acc", "package_power_limit"),
+    ("socket_thm_residency_acc", "socket_thermal"),
+    ("hbm_thm_residency_acc", "memory_thermal"),
+    ("vr_thm_residency_acc", "voltage_regulator_thermal"),
+    ("prochot_residency_acc", "processor_hot"),
+)
+_COLUMNS = ("accumulation_counter", "throttle_status", *(name for name, _ in _RESIDENCIES))
+
+
+class AmdSmiLibrary:
+    """AMD SMI, initialised.
+
+    Attributes:
+        smi: the ``amdsmi`` module.
+        notes: what a reader of the figures must know.
+
+    Raises:
+        PowerUnavailableError: the package or its library is missing, they do not fit together, or there is no driver.
+    """
+
+    def __init__(self) -> None:
+        said = io.StringIO()
+        try:
+            # Without its library the package prints to stdout and raises KeyError; with an older one AttributeError.
+            with contextlib.redirect_stdout(said):
+                import amdsmi
+        except ModuleNotFoundError as error:
+            raise PowerUnavailableError(f"no power of AMD GPUs: amdsmi is missing; {_INSTALL}") from error
+        except AttributeError as error:
+            raise PowerUnavailableError(
+                f"no power of AMD GPUs: libamd_smi.so is older than the Python package amdsmi ({error}); {_INSTALL}"
+            ) from error
+        except Exception as error:
+            what = " ".join(said.getvalue().split()) or f"{type(error).__name__}: {error}"
+            raise PowerUnavailableError(
+                f"no power of AMD GPUs: the library of amdsmi, libamd_smi.so, does not load ({what}); {_INSTALL}"
+            ) from error
+        self.smi = amdsmi
+        try:
+            amdsmi.amdsmi_init()
+        except Exception as error:
+            raise PowerUnavailableError(f"no power of AMD GPUs: AMD SMI does not start: {_words(error)}") from error
+        self._open = True
+        self.notes = self._compare_versions()
+
+    def device(self, pci_bus_id: str) -> Any:
+        """The handle of the device at a PCI address such as ``0000:c1:00.0``. Handles are not in HIP's order.
+
+        Raises:
+            PowerUnavailableError: AMD SMI knows no such device.
+        """
+        try:
+            return self.smi.amdsmi_get_processor_handle_from_bdf(pci_bus_id)
+        except Exception as error:
+            raise PowerUnavailableError(
+                f"no power: AMD SMI knows no GPU with PCI address {pci_bus_id or 'unknown'}: {_words(error)}"
+            ) from error
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            with contextlib.suppress(Exception):
+                self.smi.amdsmi_shut_down()
+
+    def _compare_versions(self) -> tuple[str, ...]:
+        """Say so where the package and the library differ: the layout of structures changes with the major version."""
+        package = str(getattr(self.smi, "__version__", ""))
+        try:
+            version = self.smi.amdsmi_get_lib_version()
+        except Exception:  # an old package trips over a missing build string
+            return ()
+        library = f"{version['major']}.{version['minor']}.{version['release']}"
+        major = package.split(".", maxsplit=1)[0]
+        if not major.isdecimal() or _generation(int(major)) == _generation(int(version["major"])):
+            return ()
+        return (
+            f"the Python package amdsmi is version {package}, its library {library}: their structures may differ, and "
+            "figures may be wrong; use the package that comes with ROCm",
+        )
+
+
+class AmdSource(PowerSource):
+    """Reads one AMD GPU.
+
+    A tick reads power, energy and the clock. The counts of throttled time are read ten times a second, and say of what
+    time they speak; memory clock, limit and temperature once a second. ``amdsmi_get_violation_status`` is not used: it
+    sleeps for 100 ms within the call.
+
+    Args:
+        pci_bus_id: address of the device.
+        clock_ns: the clock of the readings.
+
+    Raises:
+        PowerUnavailableError: as ``AmdSmiLibrary`` and ``AmdSmiLibrary.device``, or the device has no power of its own.
+    """
+
+    def __init__(self, pci_bus_id: str, *, clock_ns: Clock = host_clock) -> None:
+        self._library = AmdSmiLibrary()
+        self._smi = self._library.smi
+        self._clock_ns = clock_ns
+        self._unsupported: set[tuple[Any, ...]] = set()
+        self._counter: EnergyCounter | None = None
+        self._tick: AmdTick | None = None
+        self._residencies: dict[str, int] = {}
+        self._residencies_ns = 0
+        try:
+            self._device = self._library.device(pci_bus_id)
+            self._name = self._read_name()
+            self._power_key, kind, averaging_s = self._find_power()
+            notes = self._library.notes + self._check_chiplet()
+            self.info = SourceInfo(
+                name="amdsmi",
+                device_name=self._name,
+                device_id=self._identify(pci_bus_id),
+                power_kind=kind,
+                averaging_s=averaging_s,
+                energy_lag_s=_ENERGY_LAG_S if self._read_energy() is not None else None,
+                default_interval_s=0.02,
+                tdp_w=self._cap_w("default_power_cap"),
+                limit_w=self._cap_w("power_cap"),
+                notes=notes,
+            )
+            power_w = self._read_power_w() if self.info.has_energy else None
+            if power_w is not None:
+                self._tick = AmdTick.of(self._smi, self._device, self._power_key, power_w)
+        except PowerError as error:
+            self._library.close()
+            raise PowerUnavailableError(f"no power: {error}") from error
+        except Exception:
+            self._library.close()
+            raise
+        self._averaging_s = averaging_s
+        self._slow = CachedRead(lambda: (self._clock("MEM"), self._read_temperature_c(), self._cap_w("power_cap")))
+        self._reasons = CachedRead(self._read_reasons, _THROTTLE_INTERVAL_S)
+
+    def sample(self) -> Reading:
+        read = self._tick.read(self._clock_ns) if self._tick is not None else None
+        power_w: float | None
+        if read is not None:
+            begin_ns, end_ns, power_w, count, resolution_uj, clock = read
+            power_w, energy_j = float(power_w), self._energy_of(count, resolution_uj)
+            sm_clock_mhz = _sane_mhz(clock)
+        else:  # asked again, in the way that tells what is wrong
+            begin_ns, known = self._clock_ns(), len(self._unsupported)
+            power_w = self._read_power_w()
+            energy_j = self._read_energy()
+            end_ns = self._clock_ns()
+            if power_w is None:
+                raise PowerError(f"AMD SMI gave no power for {self._name}")
+            sm_clock_mhz = self._clock("GFX")
+            if len(self._unsupported) > known:  # no use in asking for all of it again
+                self._tick = None
+        memory_clock_mhz, temperature_c, limit_w = self._slow.at(begin_ns)
+        reasons, reasons_since_ns = self._reasons.anew(begin_ns) or (None, None)
+        return Reading(
+            time_ns=(begin_ns + end_ns) // 2,
+            averaging_s=self._averaging_s,
+            power_w=power_w,
+            energy_j=energy_j,
+            sm_clock_mhz=sm_clock_mhz,
+            memory_clock_mhz=memory_clock_mhz,
+            temperature_c=temperature_c,
+            limit_w=limit_w,
+            reasons=reasons,
+            reasons_since_ns=reasons_since_ns,
+        )
+
+    def close(self) -> None:
+        self._library.close()
+
+    # -- power and energy
+
+    def _find_power(self) -> tuple[str, str, float]:
+        """Which figure of power the device has: its key, kind, averaging interval."""
+        power = self._optional(self._smi.amdsmi_get_power_info) or {}
+        for key, kind, averaging_s in (
+            ("current_socket_power", INSTANTANEOUS, _INSTANT_S),
+            ("socket_power", INSTANTANEOUS, _INSTANT_S),
+            ("average_socket_power", "average, over a time that AMD does not publish", _AVERAGE_S),
+        ):
+            # A field that the device lacks is "N/A", all ones, or zero: no device draws nothing.
+            if sane_w(power.get(key)):
+                return key, kind, averaging_s
+        if self._is_mi200():
+            raise PowerUnavailableError(
+                f"no power: this is the second die of an {self._name}, which has no power sensor of its own; the first "
+                "die of the package reports the power of both"
+            )
+        raise PowerUnavailableError(f"no power: {self._name} gives AMD SMI no power that can be true ({power})")
+
+    def _read_power_w(self) -> float | None:
+        power = self._optional(self._smi.amdsmi_get_power_info)
+        return sane_w(power.get(self._power_key)) if power is not None else None
+
+    def _read_energy(self) -> float | None:
+        count = self._optional(self._smi.amdsmi_get_energy_count)
+        if count is None:
+            return None
+        # Older releases called it power.
+        return self._energy_of(count.get("energy_accumulator", count.get("power")), count.get("counter_resolution"))
+
+    def _energy_of(self, value: Any, resolution_uj: Any) -> float | None:
+        # A counter that stands at zero or at all ones is none.
+        if not isinstance(value, int) or not 0 < value < 2**64 - 1 or not resolution_uj:
+            return None
+        if self._counter is None:
+            self._counter = EnergyCounter(tick_j=float(resolution_uj) * 1e-6, counts=None)
+        return self._counter.read(value)
+
+    def _is_mi200(self) -> bool:
+        return "MI250" in self._name.upper()
+
+    def _check_chiplet(self) -> tuple[str, ...]:
+        if not self._is_mi200():
+            return ()
+        return (f"power and energy are of both dies of the {self._name}: the other one has no sensor",)
+
+    # -- the rest
+
+    def _read_reasons(self) -> tuple[frozenset[str] | None, int | None]:
+        """What held the device back for more than half of the time since it was asked before, and since when."""
+        now = self._optional(self._read_counts, name="amdsmi_get_gpu_metrics_info")
+        if now is None:
+            return None, None
+        if not now.get("accumulation_counter"):
+            status = now.get("throttle_status")  # before MI300: bits that differ from chip to chip, of the moment
+            return (frozenset({"throttled"} if status else ()) if status is not None else None), None
+        before, since_ns = self._residencies, self._residencies_ns - _THROTTLE_LAG_NS
+        elapsed = now["accumulation_counter"] - before.get("accumulation_counter", 0)
+        if before and not elapsed:  # the same table again
+            return None, None
+        self._residencies, self._residencies_ns = now, self._clock_ns()
+        if not before or elapsed < 0:  # nothing to compare with, or counted anew
+            return None, None
+        found = {word for name, word in _RESIDENCIES if 2 * (now.get(name, 0) - before.get(name, 0)) > elapsed}
+        return frozenset(found), since_ns
+
+    def _read_counts(self, device: Any) -> dict[str, int]:
+        """The columns that are wanted of the device's table of metrics, those that it has.
+
+        ``amdsmi_get_gpu_metrics_info`` makes a dictionary of all of them, which takes many times as long as the read
+        itself: so the package's own structure is filled here, where it has one.
+        """
+        try:
+            wrapper = self._smi.amdsmi_interface.amdsmi_wrapper
+            table = wrapper.amdsmi_gpu_metrics_t()
+            code = wrapper.amdsmi_get_gpu_metrics_info(device, ctypes.byref(table))
+        except (AttributeError, TypeError, ctypes.ArgumentError):
+            metrics = self._smi.amdsmi_get_gpu_metrics_info(device)
+            return {name: int(metrics[name]) for name in _COLUMNS if isinstance(metrics.get(name), int)}
+        if code:
+            raise self._smi.AmdSmiLibraryException(code)
+        columns = [(name, getattr(type(table), name)) for name in _COLUMNS if hasattr(table, name)]
+        found = {name: (getattr(table, name), 2 ** (8 * column.size) - 1) for name, column in columns}
+        return {name: value for name, (value, absent) in found.items() if value != absent}
+
+    def _clock(self, kind: str) -> float | None:
+        clock = self._optional(self._smi.amdsmi_get_clock_info, self._smi.AmdSmiClkType[kind])
+        return _sane_mhz(clock.get("clk")) if clock is not None else None
+
+    def _cap_w(self, key: str) -> float | None:
+        cap = self._optional(self._smi.amdsmi_get_power_cap_info)
+        value = cap.get(key) if cap is not None else None
+        return (sane_w(value * 1e-6) or None) if isinstance(value, int) else None
+
+    def _read_temperature_c(self) -> float | None:
+        kinds, metrics = self._smi.AmdSmiTemperatureType, self._smi.AmdSmiTemperatureMetric
+        for kind in ("HOTSPOT", "EDGE"):
+            value = self._optional(self._smi.amdsmi_get_temp_metric, kinds[kind], metrics.CURRENT)
+            if isinstance(value, int) and value > 0:
+                return value / 1000 if value > 1000 else float(value)  # some releases give thousandths
+        return None
+
+    def _read_name(self) -> str:
+        asic = self._optional(self._smi.amdsmi_get_gpu_asic_info)
+        name = asic.get("market_name") if asic is not None else None
+        return str(name) if name and name != "N/A" else "AMD GPU"
+
+    def _identify(self, pci_bus_id: str) -> str:
+        uuid = self._optional(self._smi.amdsmi_get_gpu_device_uuid)
+        # An address is the device's own on one node only.
+        return str(uuid) if uuid and str(uuid) != "N/A" else f"{socket.gethostname()}/{pci_bus_id}"
+
+    def _optional(self, function: Callable[..., Any], *arguments: Any, name: str = "") -> Any:
+        """What a call for this device gives; None where the device or the driver has no such thing.
+
+        ``name`` is what an error calls it, if not by its own name.
+
+        Raises:
+            DeviceLostError: the device is gone.
+            PowerError: another fault.
+        """
+        if self._unsupported and (function, *arguments) in self._unsupported:
+            return None
+        try:
+            return function(self._device, *arguments)
+        except self._smi.AmdSmiLibraryException as error:
+            code = error.get_error_code()
+            if code in _NOT_SUPPORTED:
+                self._unsupported.add((function, *arguments))
+                return None
+            if code in _NO_SUCH_DEVICE:
+                raise DeviceLostError(f"the GPU is gone: {_words(error)}") from error
+            raise PowerError(f"{name or function.__name__}: {_words(error)}") from error
+        except Exception as error:  # what the package makes of values that it did not expect
+            raise PowerError(f"{name or function.__name__}: {type(error).__name__}: {error}") from error
+
+
+def _sane_mhz(value: Any) -> float | None:
+    return float(value) if isinstance(value, int) and 0 < value < 100_000 else None
+
+
+def _generation(major: int) -> int:
+    """The major version of ROCm to which a version of AMD SMI belongs.
+
+    The library counts 24.x and 25.x in ROCm 6 and 26.x in ROCm 7; Python packages count so too, or as ROCm does.
+    """
+    if major < 23:
+        return major
+    return 6 if major < 26 else 7
+
+
+def _words(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

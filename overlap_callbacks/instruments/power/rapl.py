@@ -1,0 +1,158 @@
+"""CPU packages, through the energy counters of Linux in ``/sys/class/powercap`` (RAPL: Intel, and AMD from Zen on).
+
+Only whole packages are counted, and on request their memory: ``psys`` and the cores overlap them.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from overlap_callbacks.analysis.power.readings import Reading
+from overlap_callbacks.analysis.results.power import SourceInfo
+from overlap_callbacks.instruments.power.energy_counter import EnergyCounter
+from overlap_callbacks.instruments.power.source import (
+    MEAN_BETWEEN_READS,
+    CachedRead,
+    Clock,
+    PowerError,
+    PowerSource,
+    PowerUnavailableError,
+    host_clock,
+    sane_w,
+)
+
+POWERCAP = Path("/sys/class/powercap")
+
+# The counters are renewed about every millisecond.
+_ENERGY_LAG_S = 0.001
+
+
+@dataclass
+class _Zone:
+    """One counter: ``energy_uj`` of a folder, and how it wraps."""
+
+    name: str
+    energy: Path
+    counter: EnergyCounter
+
+    def read_j(self) -> float | None:
+        return self.counter.read(int(self.energy.read_text()))
+
+
+class RaplSource(PowerSource):
+    """Reads all CPU packages of this machine, as one device.
+
+    Power is the mean since the reading before, from the counters; the first reading has none.
+
+    Args:
+        root: the folder of the zones.
+        dram: count the memory's own zones too, where there are any.
+        clock_ns: the clock of the readings.
+
+    Raises:
+        PowerUnavailableError: there are no packages, or their counters may not be read.
+    """
+
+    def __init__(self, root: Path = POWERCAP, *, dram: bool = False, clock_ns: Clock = host_clock) -> None:
+        self._clock_ns = clock_ns
+        self._zones = _find_zones(root, dram)
+        self._last: tuple[int, float] | None = None
+        self._limits = [
+            folder for zone in self._zones if (folder := zone.energy.parent) and zone.name.startswith("package")
+        ]
+        self._limit_w = CachedRead(self._read_limit_w)
+        self.info = SourceInfo(
+            name="rapl",
+            device_name=f"CPU: {', '.join(zone.name for zone in self._zones)}",
+            device_id=f"{socket.gethostname()}/cpu",
+            power_kind=MEAN_BETWEEN_READS,
+            averaging_s=None,
+            energy_lag_s=_ENERGY_LAG_S,
+            default_interval_s=0.1,
+            tdp_w=_sum_w(self._limits, "constraint_0_max_power_uw"),
+            limit_w=self._read_limit_w(),
+            notes=("power is of all CPU packages of the machine, whoever uses them",),
+        )
+
+    def sample(self) -> Reading:
+        begin_ns = self._clock_ns()
+        try:
+            parts = [zone.read_j() for zone in self._zones]
+        except (OSError, ValueError) as error:
+            raise PowerError(f"an energy counter of the CPU cannot be read: {error}") from error
+        end_ns = self._clock_ns()
+        time_ns = (begin_ns + end_ns) // 2
+        if any(part is None for part in parts):
+            self._last = None
+            return Reading(time_ns=time_ns, limit_w=self._limit_w.at(begin_ns))
+        energy_j = sum(part for part in parts if part is not None)
+        last, self._last = self._last, (time_ns, energy_j)
+        if last is None or time_ns <= last[0]:
+            return Reading(time_ns=time_ns, energy_j=energy_j, limit_w=self._limit_w.at(begin_ns))
+        elapsed_s = (time_ns - last[0]) / 1e9
+        return Reading(
+            time_ns=time_ns,
+            averaging_s=elapsed_s,
+            power_w=sane_w((energy_j - last[1]) / elapsed_s),
+            energy_j=energy_j,
+            limit_w=self._limit_w.at(begin_ns),
+        )
+
+    def close(self) -> None:
+        """There is nothing to let go."""
+
+    def _read_limit_w(self) -> float | None:
+        return _sum_w(self._limits, "constraint_0_power_limit_uw")
+
+
+def _find_zones(root: Path, dram: bool) -> list[_Zone]:
+    """The counters to add up.
+
+    Zones are ``intel-rapl:N`` (on AMD too), their parts ``intel-rapl:N:M``. The same packages show a second time under
+    ``intel-rapl-mmio``, which is left alone.
+    """
+    folders = sorted(root.glob("intel-rapl:*")) if root.is_dir() else []
+    zones: list[_Zone] = []
+    denied: list[Path] = []
+    for folder in folders:
+        name = _read(folder / "name")
+        if name is None or not (name.startswith("package") or (dram and name == "dram")):
+            continue
+        energy = folder / "energy_uj"
+        try:
+            energy.read_text()
+        except PermissionError:
+            denied.append(energy)
+            continue
+        except OSError:
+            continue
+        span_uj = _read(folder / "max_energy_range_uj")
+        zones.append(_Zone(name, energy, EnergyCounter(tick_j=1e-6, counts=int(span_uj) if span_uj else None)))
+    if denied:  # part of the packages would pass for all of them
+        raise PowerUnavailableError(
+            f"no power of the CPU: {denied[0]} may be read by root only; to allow it: "
+            f"sudo chmod a+r {root}/intel-rapl:*/energy_uj (until the next start of the machine)"
+        )
+    if not any(zone.name.startswith("package") for zone in zones):
+        raise PowerUnavailableError(
+            f"no power of the CPU: {root} has no packages; virtual machines mostly lack these counters, as do kernels "
+            "without the module intel_rapl_msr"
+        )
+    return zones
+
+
+def _sum_w(folders: list[Path], name: str) -> float | None:
+    """The sum over packages of a limit in microwatts; None where one has none."""
+    values = [_read(folder / name) for folder in folders]
+    if not values or not all(value is not None and value.isdecimal() for value in values):
+        return None
+    return sane_w(sum(int(value) for value in values if value is not None) * 1e-6) or None
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None

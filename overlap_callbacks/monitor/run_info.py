@@ -1,0 +1,50 @@
+"""What a record says of the run that it belongs to."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import secrets
+import time
+from pathlib import Path
+
+import torch
+
+from overlap_callbacks._version import __version__
+from overlap_callbacks.analysis.results.catalogue import FIGURES
+from overlap_callbacks.analysis.results.power_metrics import meanings, units
+from overlap_callbacks.monitor.background.store import Job
+from overlap_callbacks.monitor.schedule import Schedule
+from overlap_callbacks.sinks import RunInfo
+
+
+def default_run_folder(prefix: str = "") -> Path:
+    """A folder of its own for each run, named by the time; it is not made yet.
+
+    The time alone is not enough: the jobs of an array start within a second, and so do two monitors of one process,
+    and a record holds one run. Nor is there a better place to tell them apart: nothing is written before something is
+    measured, and then the name has been handed to sinks and to the user. (``secrets`` leaves the seeds of the job's own
+    random numbers alone.)
+
+    Args:
+        prefix: what the name begins with.
+    """
+    return Path("overlap_runs") / f"{prefix}{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+
+
+def run_info(job: Job, schedule: Schedule, framework: str, device: str) -> RunInfo:
+    """Everything about the run that is known before its first window."""
+    return RunInfo(
+        library_version=__version__,
+        torch_version=str(torch.__version__),
+        python_version=platform.python_version(),
+        started_at=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        hostname=platform.node(),
+        framework=framework,
+        world_size=job.world_size,
+        backend=job.backend,
+        device=device,
+        schedule=schedule.as_dict(),
+        units={**{figure.name: figure.unit for figure in FIGURES}, **units()},
+        meanings={**{figure.name: figure.meaning for figure in FIGURES}, **meanings()},
+    )

@@ -1,0 +1,168 @@
+"""From records to one HTML file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import itertools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from overlap_callbacks._version import __version__
+from overlap_callbacks.analysis import formatting
+from overlap_callbacks.report.html.comparison import comparison
+from overlap_callbacks.report.html.elements import Block, Chart, Note, RunPage, Section
+from overlap_callbacks.report.html.quality import configuration, quality
+from overlap_callbacks.report.html.run import Subject
+from overlap_callbacks.report.html.sections import cost, headline, ideal, worth
+from overlap_callbacks.report.html.trends import changed
+from overlap_callbacks.report.record import Record
+
+# In the order in which the page runs them.
+_SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "page.js")
+_LICENCES = (("d3", "vendor/d3.LICENSE"), ("Observable Plot", "vendor/plot.LICENSE"))
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script as it stands in the page, and its hash, by which the page's policy lets it run."""
+
+    text: Markup
+    hash: str
+
+
+def page(records: Sequence[Record]) -> str:
+    """The page, as HTML.
+
+    Args:
+        records: one or more; several are compared first.
+
+    Raises:
+        ValueError: ``records`` is empty.
+    """
+    if not records:
+        raise ValueError("records must hold at least one record, got none")
+    subjects = [Subject(record) for record in records]
+    names = _names(records)
+    runs = [_run(f"run-{i}", name, subject) for i, (name, subject) in enumerate(zip(names, subjects, strict=True), 1)]
+    compared = comparison(names, subjects) if len(runs) > 1 else None
+    charts: list[Chart] = []
+
+    def place(chart: Chart) -> int:
+        charts.append(chart)
+        return len(charts) - 1
+
+    scripts = [_script(name) for name in _SCRIPTS]
+    environment = Environment(
+        loader=PackageLoader("overlap_callbacks.report.html", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_unbroken,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    body = environment.get_template("body.html.j2").render(
+        runs=runs, compared=compared, place=place, version=__version__, licences=_licences()
+    )
+    # The charts' data are known once the body has placed them.
+    html = environment.get_template("page.html.j2").render(
+        title="Overlap report: " + ", ".join(names[:4]),
+        body=Markup(body),
+        style=Markup(_file("page.css")),
+        scripts=scripts,
+        data=script_json([{"draw": chart.draw, "title": chart.title, **chart.data} for chart in charts]),
+    )
+    return html
+
+
+def write_page(records: Sequence[Record], path: str | os.PathLike[str]) -> int:
+    """Write the page whole or not at all (into a pipe or a device, as it comes); its size in bytes.
+
+    Args:
+        records: as for ``page``.
+        path: of the file; an older one is replaced, and where it is a link, what that leads to.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    content = page(records).encode()
+    target = Path(path).resolve()
+    if target.exists() and not target.is_file():
+        target.write_bytes(content)  # an error for a folder
+        return len(content)
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        draft.write_bytes(content)
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
+    return len(content)
+
+
+def script_json(content: Any) -> Markup:
+    """JSON that may stand in a script element: nothing in it can end the element or open a comment."""
+    text = msgspec.json.encode(content).decode()
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+def _names(records: Sequence[Record]) -> list[str]:
+    """What to call each run: its folder's name, with a number where two have the same."""
+    found: list[str] = []
+    for record in records:
+        name = formatting.clean(record.path.resolve().parent.name, 80) or "run"
+        free = (f"{name} ({number})" for number in itertools.count(2))
+        found.append(name if name not in found else next(other for other in free if other not in found))
+    return found
+
+
+def _run(identity: str, name: str, subject: Subject) -> RunPage:
+    blocks: list[Block] = []
+    if subject.figures:
+        blocks.append(headline(subject.figures))
+    if subject.control:
+        blocks.append(
+            Note(
+                "A control run: overlap was never switched off. Every difference below is an error of the measurement, "
+                "and of its 95 % intervals 95 in 100 should hold zero.",
+                warning=True,
+            )
+        )
+    if subject.figures and not subject.record.valid_windows:
+        blocks.append(Note("The figures are of one unfinished window: no whole one counts.", warning=True))
+    sections: list[Section] = []
+    if subject.measured:
+        sections += [worth(subject), cost(subject), ideal(subject), changed(subject)]
+    sections += [quality(subject), configuration(subject)]
+    head = formatting.clean(subject.head)
+    return RunPage(identity, name, head, formatting.sentence(subject.verdict), tuple(blocks), tuple(sections))
+
+
+def _unbroken(value: Any) -> Any:
+    """Keep "95 %" on one line. What is markup already (a script, whose hash stands in the page) is left as it is."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return value.replace("95 %", f"95{formatting.NBSP}%")
+
+
+def _script(name: str) -> Script:
+    text = _file(name)
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return Script(Markup(text), f"sha256-{digest}")
+
+
+def _licences() -> list[tuple[str, str]]:
+    return [(name, _file(file)) for name, file in _LICENCES]
+
+
+def _file(name: str) -> str:
+    return resources.files("overlap_callbacks.report.html").joinpath(name).read_text(encoding="utf-8")

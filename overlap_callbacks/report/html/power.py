@@ -1,0 +1,183 @@
+"""Power: what it costs in each mode, what the slowdown is due to, and the trace of a window."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from overlap_callbacks.analysis import formatting
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.power import JobModePower, JobPower, PowerTrace
+from overlap_callbacks.analysis.results.power_metrics import POWER_METRICS, energy_saving
+from overlap_callbacks.analysis.results.report import Estimate, OverlapReport
+from overlap_callbacks.analysis.statistics import pool
+from overlap_callbacks.report.html.elements import Block, Cell, Chart, Note, Table, heads
+
+# What several runs are compared by.
+_HEADLINES = ("avg_w", "energy_per_step_j", "sm_clock_mhz")
+
+_OF_MODE = Callable[[JobModePower], "float | None"]
+
+
+def power_blocks(windows: Sequence[OverlapReport]) -> list[Block]:
+    """Everything of power: a table of the modes, what the slowdown is due to, the trace; or that there is none."""
+    if not any(window.power is not None for window in windows):
+        return [Note("Power was not measured.")] if windows else []
+    valid = [window for window in windows if window.valid and window.complete]
+    blocks: list[Block] = [_table(valid) or Note("Power was read, but no valid window has figures of it.")]
+    cause = _cause(valid)
+    if cause is not None:
+        blocks.append(cause)
+    traced = next((window for window in reversed(valid or windows) if window.power_trace is not None), None)
+    if traced is not None and traced.power_trace is not None:
+        blocks.append(trace_chart(traced, traced.power_trace))
+    without = sorted({rank for window in windows if window.power for rank in window.power.without})
+    if without:
+        blocks.append(Note(f"Without a source of power: ranks {formatting.ranges(without)}.", warning=True))
+    return blocks
+
+
+def power_figures(windows: Sequence[OverlapReport]) -> dict[str, str]:
+    """Power and energy of windows that count, by what they are, as text; empty where not measured."""
+    found = {}
+    for metric in POWER_METRICS:
+        if metric.name in _HEADLINES:
+            for mode in Mode:
+                value = _mean(windows, mode, metric.of)
+                if value is not None:
+                    found[f"{metric.meaning}, {mode.value}"] = _shown(value, metric.unit)
+    return found
+
+
+def _shown(value: Estimate, unit: str) -> str:
+    bounds = formatting.interval(value, unit)
+    return formatting.quantity(value.value, unit) + (f" ({bounds})" if bounds else "")
+
+
+def power_answer(windows: Sequence[OverlapReport]) -> str:
+    """Power and energy of overlapped steps against sequential ones, in words; empty where not measured."""
+    valid = [window for window in windows if window.valid and window.complete]
+    sentences = []
+    overlapped, sequential = (_mean(valid, mode, lambda m: m.mean_avg_w) for mode in Mode)
+    if overlapped is not None and sequential is not None and sequential.value > 0:
+        watts = [formatting.quantity(side.value, "W") for side in (overlapped, sequential)]
+        change = formatting.percent(overlapped.value / sequential.value - 1, signed=True)
+        sentences.append(f"A device draws {watts[0]} in overlapped steps, {watts[1]} in sequential ones ({change}).")
+    saving = _mean_of([energy_saving(window.power) for window in valid if window.power is not None])
+    if saving is not None:
+        more = "more" if saving.value >= 0 else "less"
+        bounds = formatting.interval(saving, "fraction", signed=True)
+        shown = f" (95 % interval {bounds})" if bounds else ""
+        sentences.append(f"Without overlap a step takes {formatting.percent(abs(saving.value))} {more} energy{shown}.")
+    return " ".join(sentences)
+
+
+def mode_value(value: _OF_MODE, mode: Mode) -> Callable[[OverlapReport], Estimate | None]:
+    """What reads a figure of power from a window, for charts along the run."""
+
+    def read(window: OverlapReport) -> Estimate | None:
+        found = window.power.of(mode) if window.power is not None else None
+        number = value(found) if found is not None else None
+        return None if number is None else Estimate(number, None, None, 0, 1)
+
+    return read
+
+
+def _mean(windows: Sequence[OverlapReport], mode: Mode, value: _OF_MODE) -> Estimate | None:
+    read = mode_value(value, mode)
+    return pool([found for window in windows if (found := read(window)) is not None])
+
+
+def _mean_of(values: Sequence[float | None]) -> Estimate | None:
+    return pool([Estimate(value, None, None, 0, 1) for value in values if value is not None])
+
+
+def _table(windows: Sequence[OverlapReport]) -> Table | None:
+    """Every figure of power and of the device, in both modes; None where there is not one."""
+    rows = []
+    for metric in POWER_METRICS:
+        overlapped, sequential = (_mean(windows, mode, metric.of) for mode in Mode)
+        if overlapped is None and sequential is None:
+            continue
+        change = ""
+        if overlapped is not None and sequential is not None and sequential.value and metric.unit != "fraction":
+            change = formatting.percent(overlapped.value / sequential.value - 1, signed=True)
+        cells = (_value(side, metric.unit) for side in (overlapped, sequential))
+        rows.append((Cell(metric.meaning), *cells, Cell(change)))
+    if not rows:
+        return None
+    found = [window.power for window in windows if window.power is not None]
+    return Table(
+        "Power", heads("*Figure", "Overlapped", "Sequential", "Change"), tuple(rows), _source(found), sorts=False
+    )
+
+
+def _value(figure: Estimate | None, unit: str) -> Cell:
+    return Cell("not measured" if figure is None else formatting.quantity(figure.value, unit))
+
+
+def _source(found: Sequence[JobPower]) -> str:
+    devices = max(power.num_devices for power in found)
+    caption = f"Means over {formatting.count(len(found), 'window')}, {formatting.count(devices, 'device')}."
+    source = found[-1].source
+    if source is not None:
+        caption += f" Read by {formatting.clean(source.name)}, {formatting.clean(source.power_kind)}."
+    methods = dict.fromkeys(mode.energy_method for power in found for mode in power.modes if mode.energy_method)
+    if methods:
+        caption += f" Energy by {' or '.join(methods)}."
+    return caption
+
+
+def _cause(windows: Sequence[OverlapReport]) -> Note | None:
+    """What the slowdown is due to, by the last window that tells, and in how many windows it is the same."""
+    judged = [(window, window.power_verdict) for window in windows if window.power_verdict is not None]
+    if not judged:
+        return None
+    window, last = judged[-1]
+    often = ""
+    if len(judged) > 1:
+        alike = Counter(verdict.verdict for _, verdict in judged)[last.verdict]
+        often = f" (the same in {alike:,} of {len(judged):,} windows)"
+    evidence = "; ".join(formatting.clean(line) for line in last.evidence)
+    return Note(
+        f"The compute slowdown of window {window.window} is due to: {last.verdict}{often}. Evidence: {evidence}."
+    )
+
+
+def trace_chart(window: OverlapReport, trace: PowerTrace) -> Chart:
+    """Power, and the clock below it, with the modes shaded."""
+    data: dict[str, Any] = {
+        "time": list(trace.time_ms),
+        "power": list(trace.power_w),
+        "clock": list(trace.sm_clock_mhz),
+        "segments": [[s.arm.value, s.start_ms, s.end_ms] for s in trace.segments],
+        "communication": [list(interval) for interval in trace.communication],
+        "limits": [],
+    }
+    for name, value in (("default limit", trace.tdp_w), ("limit in force", trace.limit_w)):
+        if value is not None:
+            data["limits"].append([name, value])
+    if trace.tdp_w is not None and trace.tdp_w == trace.limit_w:
+        data["limits"] = [["power limit", trace.tdp_w]]
+    caption = f"Device of rank {window.ranks[0]}, window {window.window}; blocks of each mode are shaded."
+    if trace.communication:
+        caption += " The marks at the foot are communication in flight, which is known of profiled steps alone."
+    if trace.averaging_s:
+        caption += f" Each point is an average over the {1000 * trace.averaging_s:.0f} ms before it."
+    if len(trace.time_ms) < trace.num_readings:
+        caption += (
+            f" {len(trace.time_ms):,} of {trace.num_readings:,} readings are drawn: the highest and lowest of each "
+            "stretch of time stay."
+        )
+    return Chart(
+        "power",
+        "Power along a window",
+        data,
+        caption,
+        (
+            ("overlapped steps", "overlapped"),
+            ("sequential steps", "sequential"),
+            *((("communication in flight", "communication"),) if trace.communication else ()),
+        ),
+    )

@@ -1,0 +1,114 @@
+"""What a metric's key tells: its unit, and whether it is a figure, a bound of one, a count or a flag."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import NamedTuple
+
+from overlap_callbacks.analysis.name_rules import digest
+from overlap_callbacks.analysis.results import power_metrics
+from overlap_callbacks.analysis.results.catalogue import FIGURES
+
+# What is appended to a figure's key, where it does not stand for the figure itself.
+BOUNDS = ("ci_low", "ci_high", "rank_low", "rank_high")
+FLAGS = frozenset({"overlap/valid", "overlap/complete", "overlap/control"})
+COUNTS = frozenset({"overlap/ranks_heard"})
+
+_BY_SUFFIX = (("_ms", "ms"), ("_bytes", "bytes"), ("_messages", "messages"), ("_comm_slowdown", "fraction"))
+_LONGEST_NAME = 100
+
+# Sections whose keys hold a name that is not ours, and how such keys end.
+NAMED_SECTIONS = {"comm": "collective", "dimension": "dimension"}
+_ENDS = ("_comm_slowdown", "_exposed_ms", "_comm_ms", "_busbw_gb_s", "_bytes", "_messages")
+
+
+class Key(NamedTuple):
+    """A metric's key, taken apart.
+
+    Attributes:
+        figure: the key without what is appended.
+        bound: one of ``BOUNDS``; empty for the figure itself.
+        unit: as in ``RunInfo.units``; empty for flags and counts.
+    """
+
+    figure: str
+    bound: str
+    unit: str
+
+
+def describe(key: str) -> Key:
+    """Take a key of ``OverlapReport.metrics()`` apart."""
+    bound = next((bound for bound in BOUNDS if key.endswith(f"_{bound}")), "")
+    figure = key[: -len(bound) - 1] if bound else key
+    return Key(figure, bound, _unit(figure))
+
+
+def _unit(figure: str) -> str:
+    if figure in FLAGS or figure in COUNTS:
+        return ""
+    known = _units().get(figure)
+    return known if known is not None else next((unit for end, unit in _BY_SUFFIX if figure.endswith(end)), "")
+
+
+@cache
+def _units() -> dict[str, str]:
+    overlap = {figure.key: figure.unit for figure in FIGURES}
+    return {**overlap, "overlap/measurement_overhead": "fraction", **power_metrics.units()}
+
+
+def split(key: str) -> tuple[str, str, str]:
+    """The key's section, the name in it that is the job's (of a group, an operator), and the rest of it.
+
+    Without such a name, the second is empty.
+    """
+    section, slash, name = key.partition("/")
+    if not slash:
+        return "", "", key
+    if section in NAMED_SECTIONS:
+        figure = describe(name).figure
+        for end in _ENDS:
+            if figure.endswith(end):
+                subject = figure.removesuffix(end)
+                return section, subject, name[len(subject) :]
+    return section, "", name
+
+
+def fit(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics that any vendor takes: finite values, under keys of letters, digits and underscores in one section.
+
+    Most keys are so already; those that hold a user's name for a group may be anything. W&B would take a dot as the
+    path into a nested value, and one NaN would spoil its minimum for the rest of the run. Names that differ in what is
+    left out, as ``dp-cp`` and ``dp.cp`` do, are told apart by a mark.
+    """
+    finite = {key: value for key, value in metrics.items() if math.isfinite(value)}
+    subjects: dict[tuple[str, str], set[str]] = {}
+    for key in finite:
+        section, subject, _ = split(key)
+        subjects.setdefault((section, fit_name(subject)), set()).add(subject)
+    found = {}
+    for key, value in finite.items():
+        section, subject, rest = split(key)
+        fitted = fit_name(subject)
+        if len(subjects[section, fitted]) > 1 and fitted != subject:
+            fitted = f"{fitted}_{digest(subject)[:8]}"
+        found[_join(section, f"{fitted}{fit_name(rest)}")] = value
+    return found
+
+
+def fit_key(key: str) -> str:
+    """``section/name``, each of letters, digits and underscores; of bounded length."""
+    section, subject, rest = split(key)
+    return _join(section, fit_name(subject) + fit_name(rest))
+
+
+def fit_name(name: str) -> str:
+    """A part of a key: letters, digits and underscores; a long one is cut, and marked."""
+    fitted = re.sub(r"[^A-Za-z0-9_]", "_", name)
+    return fitted if len(fitted) <= _LONGEST_NAME else f"{fitted[: _LONGEST_NAME - 9]}_{digest(name)[:8]}"
+
+
+def _join(section: str, name: str) -> str:
+    return "/".join(part for part in (fit_name(section), name) if part)

@@ -1,0 +1,73 @@
+"""Tables of a window for W&B: plain columns and rows, without W&B."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from overlap_callbacks.analysis import name_rules
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.power import PowerTrace
+
+_LONGEST_CELL = 500
+
+KERNEL_COLUMNS = (
+    "kernel", "communication", "slowdown", "lost_ms", "overlapped_ms", "sequential_ms",
+    "overlapped_calls", "sequential_calls",
+)  # fmt: skip
+PAIR_COLUMNS = (
+    "victim", "communication", "beside", "slowdown", "lost_ms", "time_ms", "alone_ms", "beside_ms", "calls",
+)  # fmt: skip
+COLLECTIVE_COLUMNS = (
+    "operator", "dimension", "group", "group_size", "backend", "messages", "bytes_in", "bytes_out", "isolated_ms",
+)  # fmt: skip
+DIMENSION_COLUMNS = ("dimension", "messages", "bytes_in", "comm_ms", "exposed_ms", "slowdown")
+TRACE_COLUMNS = ("time_ms", "power_w", "sm_clock_mhz", "mode", "communication_in_flight")
+
+
+class Table(NamedTuple):
+    """Columns and rows."""
+
+    columns: tuple[str, ...]
+    rows: list[list[Any]]
+
+
+def tables(report: OverlapReport) -> dict[str, Table]:
+    """The tables of a window, by key; without those that have no row.
+
+    Kernels and pairs compare with sequential steps, so an invalid window has none.
+    """
+    found = {
+        "overlap/kernels": _table(KERNEL_COLUMNS, report.kernels if report.valid else ()),
+        "overlap/pairs": _table(PAIR_COLUMNS, report.pairs if report.valid else ()),
+        "comm/collectives": _table(COLLECTIVE_COLUMNS, report.collectives),
+        "dimension/dimensions": _table(DIMENSION_COLUMNS, report.dimensions),
+    }
+    if not report.valid:
+        for row in found["dimension/dimensions"].rows:
+            row[-1] = None
+    if report.power_trace is not None:
+        found["power/trace"] = Table(TRACE_COLUMNS, _trace_rows(report.power_trace))
+    return {key: table for key, table in found.items() if table.rows}
+
+
+def _table(columns: tuple[str, ...], items: Sequence[Any]) -> Table:
+    return Table(columns, [[_cell(getattr(item, _field(column))) for column in columns] for item in items])
+
+
+def _field(column: str) -> str:
+    return "name" if column == "kernel" else column
+
+
+def _cell(value: Any) -> Any:
+    return name_rules.clean(value)[:_LONGEST_CELL] if isinstance(value, str) else value
+
+
+def _trace_rows(trace: PowerTrace) -> list[list[Any]]:
+    clocks: Iterable[float | None] = trace.sm_clock_mhz or (None for _ in trace.time_ms)
+    rows = []
+    for time, power, clock in zip(trace.time_ms, trace.power_w, clocks, strict=True):
+        arms = (segment.arm.value for segment in trace.segments if segment.start_ms <= time <= segment.end_ms)
+        in_flight = any(start <= time <= end for start, end in trace.communication) if trace.communication else None
+        rows.append([time, power, clock, next(arms, ""), in_flight])
+    return rows

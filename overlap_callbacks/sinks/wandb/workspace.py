@@ -1,0 +1,299 @@
+"""The W&B workspace "Overlap cost": a saved view of a project that answers the questions in order.
+
+What it shows is told here in plain data (``SECTIONS``), which can be printed; ``build`` makes a workspace of it with
+``wandb-workspaces``, and ``save`` sends it. Charts have the library's own axis, ``overlap/step``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from overlap_callbacks.sinks.wandb.sink import logged_in
+
+DEFAULT_NAME = "Overlap cost"
+_STEP = "overlap/step"
+
+
+class Lines(NamedTuple):
+    """Metrics along the run, one line each."""
+
+    title: str
+    keys: tuple[str, ...]
+    unit: str = ""
+
+
+class Bars(NamedTuple):
+    """The run's means, one bar each, run beside run."""
+
+    title: str
+    keys: tuple[str, ...]
+    unit: str = ""
+
+
+class Pictures(NamedTuple):
+    """What was logged as HTML; a slider goes through the windows."""
+
+    title: str
+    key: str
+
+
+class Rows(NamedTuple):
+    """A table, of the last window that has it."""
+
+    title: str
+    key: str
+
+
+class Curve(NamedTuple):
+    """Two columns of a table as a line."""
+
+    title: str
+    key: str
+    x: str
+    y: str
+
+
+Panel = Lines | Bars | Pictures | Rows | Curve
+
+
+class Section(NamedTuple):
+    """A row of panels, or several.
+
+    Attributes:
+        name: its heading.
+        panels: in order.
+        columns: panels side by side.
+        open: whether it is unfolded when the workspace is opened.
+    """
+
+    name: str
+    panels: tuple[Panel, ...]
+    columns: int = 3
+    open: bool = True
+
+
+def _with_interval(key: str) -> tuple[str, ...]:
+    return (key, f"{key}_ci_low", f"{key}_ci_high")
+
+
+def _both(section: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"{section}/{mode}_{name}" for name in names for mode in ("overlapped", "sequential"))
+
+
+def _run(*names: str) -> tuple[str, ...]:
+    return tuple(f"overlap_run/{name}" for name in names)
+
+
+SECTIONS = (
+    Section(
+        "Overlap cost",
+        (
+            Bars("1. Is overlap worth it? Step time",
+                 _run("e2e_ideal_ms", "e2e_overlapped_ms", "e2e_sequential_ms"), "ms"),
+            Bars("2. What does it cost? Slowdown", _run("compute_slowdown", "comm_slowdown"), "fraction"),
+            Bars("3. How far from ideal? Gap", _run("gap_to_ideal"), "fraction"),
+            Bars("3. What holds it back? Communication", _run("hidden_comm_ms", "exposed_comm_ms"), "ms"),
+            Lines("4. Has it changed? Slowdown, 95 % interval", _with_interval("overlap/compute_slowdown"), "fraction"),
+        ),
+        columns=5,
+    ),
+    Section(
+        "Along the run, with 95 % intervals",
+        (
+            Pictures("The window in words and bars", "overlap/step_time"),
+            Lines("Step time",
+                  ("overlap/e2e_ideal_ms", "overlap/e2e_overlapped_ms", "overlap/e2e_sequential_ms"), "ms"),
+            Lines("Speed-up of overlap over sequential", _with_interval("overlap/speedup_vs_sequential"), "fraction"),
+            Lines("Gap to ideal", _with_interval("overlap/gap_to_ideal"), "fraction"),
+            Lines("Exposed communication", _with_interval("overlap/exposed_comm_ms"), "ms"),
+            Lines("Overlap ratio", _with_interval("overlap/overlap_ratio"), "fraction"),
+        ),
+    ),
+    Section(
+        "Compute",
+        (
+            Lines("Compute kernels of a step", ("overlap/compute_ms", "overlap/compute_isolated_ms"), "ms"),
+            Lines("Compute busy time", ("overlap/compute_busy_ms", "overlap/compute_busy_isolated_ms"), "ms"),
+            Lines("Slowdown of the best and the worst rank",
+                  ("overlap/compute_slowdown_rank_low", "overlap/compute_slowdown_rank_high"), "fraction"),
+            Rows("Kernels that lose most", "overlap/kernels"),
+            Rows("What runs beside what, and what it costs", "overlap/pairs"),
+        ),
+    ),
+    Section(
+        "Communication",
+        (
+            Lines("Communication of a step",
+                  ("overlap/comm_ms", "overlap/hidden_comm_ms", "overlap/exposed_comm_ms"), "ms"),
+            Lines("Hidden behind compute", _with_interval("overlap/hidden_comm_fraction"), "fraction"),
+            Lines("Slowdown of communication", _with_interval("overlap/comm_slowdown"), "fraction"),
+            Lines("Share of a step", ("overlap/comm_ratio",), "fraction"),
+            Rows("By dimension of parallelism", "dimension/dimensions"),
+            Rows("Collectives", "comm/collectives"),
+        ),
+    ),
+    Section(
+        "Power",
+        (
+            Lines("Mean power of a device", _both("power", "avg_w"), "W"),
+            Lines("Peak power", _both("power", "peak_w"), "W"),
+            Lines("Energy of a step", _both("power", "energy_per_step_j"), "J"),
+            Lines("Energy that overlap saves", ("power/energy_saving_vs_sequential",), "fraction"),
+            Pictures("Power in the window, by mode", "power/trace_card"),
+            Curve("Power against time, last window", "power/trace", "time_ms", "power_w"),
+        ),
+    ),
+    Section(
+        "Device",
+        (
+            Lines("SM clock", _both("device", "sm_clock_mhz"), "MHz"),
+            Lines("Clock held back", _both("device", "throttle_fraction"), "fraction"),
+            Lines("Held back by the power cap", _both("device", "power_cap_fraction"), "fraction"),
+            Lines("Slowdown from the clock, and beyond it",
+                  ("device/slowdown_from_clock", "device/slowdown_beyond_clock"), "fraction"),
+            Lines("SMs and tensor cores busy", _both("device", "sm_busy_fraction", "tensor_busy_fraction"), "fraction"),
+            Lines("Memory bandwidth in use", _both("device", "dram_busy_fraction"), "fraction"),
+        ),
+        open=False,
+    ),
+    Section(
+        "Measurement quality",
+        (
+            Lines("Overlap left in sequential steps", _with_interval("overlap/residual_overlap"), "fraction"),
+            Lines("Valid and complete windows", ("overlap/valid", "overlap/complete")),
+            Lines("Cost of measuring", ("overlap/measurement_overhead",), "fraction"),
+            Lines("Ranks heard", ("overlap/ranks_heard",)),
+            Lines("Error of the sequential model", _with_interval("overlap/sequential_model_error"), "fraction"),
+        ),
+        open=False,
+    ),
+)  # fmt: skip
+
+
+class WorkspaceError(RuntimeError):
+    """A workspace that cannot be made or saved, and why."""
+
+
+def keys(sections: Sequence[Section] = SECTIONS) -> list[str]:
+    """Every key that the workspace shows, once."""
+    found: dict[str, None] = {}
+    for section in sections:
+        for panel in section.panels:
+            found.update(dict.fromkeys(panel.keys if isinstance(panel, (Lines, Bars)) else (panel.key,)))
+    return list(found)
+
+
+def outline(name: str, sections: Sequence[Section] = SECTIONS) -> str:
+    """The workspace as text."""
+    lines = [name]
+    for section in sections:
+        folded = "" if section.open else ", folded"
+        lines += ["", f"{section.name} ({section.columns} columns{folded})"]
+        for panel in section.panels:
+            lines.append(f"  {_described(panel)}")
+    return "\n".join(lines)
+
+
+def _described(panel: Panel) -> str:
+    unit = f" [{panel.unit}]" if isinstance(panel, (Lines, Bars)) and panel.unit else ""
+    kind = type(panel).__name__.lower()
+    shown = ", ".join(panel.keys) if isinstance(panel, (Lines, Bars)) else panel.key
+    if isinstance(panel, Curve):
+        shown += f": {panel.y} against {panel.x}"
+    return f"{panel.title}{unit}\n      {kind}: {shown}"
+
+
+def check_names(entity: str, project: str, name: str) -> None:
+    """Refuse empty names.
+
+    Raises:
+        WorkspaceError: one is empty.
+    """
+    for parameter, value in (("entity", entity), ("project", project), ("name", name)):
+        if not value.strip():
+            raise WorkspaceError(f"{parameter} must not be empty, got {value!r}")
+
+
+def build(entity: str, project: str, name: str = DEFAULT_NAME) -> Any:
+    """The workspace, not yet saved; needs no network.
+
+    Args:
+        entity: a W&B user or team.
+        project: of the entity.
+        name: of the saved view.
+
+    Raises:
+        WorkspaceError: ``wandb-workspaces`` is not installed, or does not take the name.
+    """
+    check_names(entity, project, name)
+    try:
+        import wandb_workspaces.reports.v2 as wr
+        import wandb_workspaces.workspaces as ws
+    except ImportError:
+        raise WorkspaceError("wandb-workspaces is not installed: pip install 'overlap-callbacks[workspace]'") from None
+    sections = [
+        ws.Section(
+            name=section.name,
+            panels=[_panel(wr, panel) for panel in section.panels],
+            is_open=section.open,
+            # What does not fit is on further pages of the section: all of it is to be seen at once.
+            layout_settings=ws.SectionLayoutSettings(
+                columns=section.columns, rows=-(-len(section.panels) // section.columns)
+            ),
+            panel_settings=ws.SectionPanelSettings(x_axis=_STEP),
+        )
+        for section in SECTIONS
+    ]
+    try:
+        return ws.Workspace(entity=entity, project=project, name=name, sections=sections)
+    except ValueError as error:
+        raise WorkspaceError(f"W&B does not take the workspace: {error}") from None
+
+
+def spec(workspace: Any) -> dict[str, Any]:
+    """What is sent to W&B."""
+    model = workspace._to_model()  # wandb-workspaces has no public way
+    found: dict[str, Any] = json.loads(model.spec.model_dump_json(by_alias=True, exclude_none=True))
+    return found
+
+
+def save(workspace: Any) -> str:
+    """Save the workspace as a view of its project.
+
+    Returns:
+        Its address.
+
+    Raises:
+        WorkspaceError: nobody is logged in to W&B, or it cannot be reached, or refuses.
+    """
+    import wandb
+
+    if not logged_in(wandb):  # it would ask for a key on the terminal, and wait
+        raise WorkspaceError("nobody is logged in to W&B: run `wandb login`, or set WANDB_API_KEY")
+    try:
+        workspace.save()
+    except Exception as error:  # of requests, of the GraphQL client, or of wandb, by version
+        raise WorkspaceError(
+            f"W&B did not save the workspace of {workspace.entity}/{workspace.project}: {str(error).rstrip('.')}. Is "
+            f"W&B to be reached, do both exist, and may you write there?"
+        ) from error
+    return str(workspace.url)
+
+
+def _panel(wr: Any, panel: Panel) -> Any:
+    if isinstance(panel, Lines):
+        return wr.LinePlot(title=panel.title, x=_STEP, y=list(panel.keys), title_x="training step", title_y=panel.unit)
+    if isinstance(panel, Bars):
+        return wr.BarPlot(title=panel.title, metrics=list(panel.keys), title_x=panel.unit)
+    if isinstance(panel, Pictures):
+        return wr.MediaBrowser(title=panel.title, media_keys=[panel.key], num_columns=1)
+    if isinstance(panel, Rows):
+        return wr.WeavePanelSummaryTable(table_name=panel.key)
+    return wr.CustomChart(
+        query={"summaryTable": {"tableKey": panel.key}},
+        chart_name="wandb/line/v0",
+        chart_fields={"x": panel.x, "y": panel.y},
+        chart_strings={"title": panel.title},
+    )
