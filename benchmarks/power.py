@@ -53,7 +53,7 @@ def with_a_driver() -> bool:
         return False
     except OSError:
         pass
-    from tests.power.fakes import build
+    from tests.instruments.power.fakes import build
 
     if build.compiler() is None:
         sys.exit("there is no NVIDIA driver, and no C compiler to build a fake one with")

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytest_plugins = ["tests.pages"]
+
 _PROGRAMS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 
 

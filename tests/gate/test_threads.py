@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from overlap_callbacks.gate.gate import Gate
 from tests.distributed import captured_log, run_ranks
-from tests.gate.jobs import (
+from tests.monitor.jobs import (
     KeptReports,
     Training,
     digest_without_library,

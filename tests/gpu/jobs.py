@@ -174,7 +174,7 @@ class _DeepSpeed(Job):
 def _deepspeed(rank: int, device: torch.device) -> Any:
     """DeepSpeed, on the process group that the test has made."""
     if ON_CPU:
-        from tests.adapters import deepspeed_jobs
+        from tests.integrations import deepspeed_jobs
 
         deepspeed_jobs.set_up(rank)
         return deepspeed_jobs.deepspeed
@@ -189,7 +189,7 @@ def _deepspeed(rank: int, device: torch.device) -> Any:
 
 @functools.cache
 def _shim_megatron() -> None:
-    from tests.adapters import megatron_shims
+    from tests.integrations import megatron_shims
 
     megatron_shims.install()
 

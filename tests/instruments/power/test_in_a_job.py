@@ -1,0 +1,182 @@
+"""Power in a job of two processes: the real bindings, on a fake driver whose power follows the mode of each step."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from overlap_callbacks import Mode, OverlapMonitor, OverlapReport, Schedule
+from overlap_callbacks.instruments.power.discovery import NVIDIA, DeviceIdentity
+from overlap_callbacks.monitor import session
+from tests.distributed import captured_log, run_ranks
+from tests.instruments.power.conftest import Driver
+from tests.instruments.power.fakes import build
+from tests.instruments.power.test_nvml import UUIDS
+from tests.monitor.jobs import KeptReports, Training
+
+pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C compiler to build the fake driver with")
+
+WATTS = {Mode.OVERLAPPED: 400.0, Mode.SEQUENTIAL: 300.0}
+CLOCK_MHZ = {Mode.OVERLAPPED: 1400, Mode.SEQUENTIAL: 1700}
+SW_POWER_CAP = 4
+BLOCK_S, STEP_S = 0.3, 0.03
+
+
+class _Device:
+    """The fake driver, turned by hand between steps.
+
+    Args:
+        read: the devices that this rank reads.
+    """
+
+    def __init__(self, read: list[int]) -> None:
+        self.driver = Driver(build.nvml())
+        self._loaded_s = time.monotonic()
+        self.driver.set(manual=0, base_w=WATTS[Mode.OVERLAPPED])
+        # torch knows no GPU here
+        session.devices_to_read = lambda per_node: [DeviceIdentity(NVIDIA, uuid=UUIDS[n], name="fake") for n in read]
+
+    def follow(self, mode: Mode) -> None:
+        for device in range(2):
+            self.driver.power((time.monotonic() - self._loaded_s, WATTS[mode]), device=device)
+        self.driver.set(sm_mhz=CLOCK_MHZ[mode], reasons=SW_POWER_CAP if mode is Mode.OVERLAPPED else 0)
+
+
+def _schedule(**options: Any) -> Schedule:
+    # 8 steps take twice what a reading needs at least.
+    usual = {"blocks": "OS", "repeats": 2, "warmup_steps": 1, "steps_per_block": 8, "profiled_steps": 0}
+    return Schedule(every_n_steps=70, first_step=2, **{**usual, **options})
+
+
+def _train(rank: int, devices: list[list[int]], schedule: Schedule, lose: bool = False) -> dict[str, Any]:
+    device = _Device(devices[rank])
+    training, sink = Training(rank), KeptReports()
+    with captured_log() as lines:
+        monitor = OverlapMonitor(
+            schedule, [sink], max_overhead=None, power_interval_s=0.01, tokens_per_step=1000, strict=True
+        )
+        for step in range(2 + schedule.every_n_steps):
+            with monitor.step(step):
+                device.follow(monitor.mode)
+                training.step()
+                time.sleep(STEP_S)
+            if lose and monitor.in_window:
+                device.driver.set(lost=1)
+        active = monitor.active
+        monitor.close()
+    return {"reports": sink.reports, "lines": lines, "active": active, "open": device.driver.open}
+
+
+def _report(found: list[dict[str, Any]]) -> OverlapReport:
+    (report,) = found[0]["reports"]
+    assert report.valid
+    assert report.complete
+    return report
+
+
+@pytest.mark.parametrize(("devices", "total"), [([[0], [1]], 2), ([[0], [0]], 1), ([[0, 1], []], 2)])
+def test_each_mode_has_its_own_watts_joules_and_clocks_and_a_shared_device_counts_once(devices, total) -> None:
+    found = run_ranks(_train, 2, devices, _schedule(), timeout_s=60)
+    report = _report(found)
+    power = report.power
+    assert power is not None
+    assert power.num_devices == total
+    assert power.ranks + power.without == (0, 1)
+    metrics = report.metrics()
+    for mode in Mode:
+        of_mode = power.of(mode)
+        assert of_mode is not None
+        # Exactly: no reading that reaches into another mode counts.
+        for watts in (of_mode.mean_avg_w, of_mode.peak_w, of_mode.p99_w, metrics[f"power/{mode.value}_avg_w"]):
+            assert watts == pytest.approx(WATTS[mode], rel=1e-9)
+        assert of_mode.total_avg_w == pytest.approx(total * WATTS[mode], rel=1e-9)
+        assert of_mode.avg_tdp_fraction == pytest.approx(WATTS[mode] / 700)
+        assert of_mode.sm_clock_mhz == pytest.approx(CLOCK_MHZ[mode], rel=0.01)
+        joules = metrics[f"power/{mode.value}_energy_per_step_j"]
+        step_s = metrics[f"overlap/e2e_{mode.value}_ms"] / 1e3
+        assert joules > 0.98 * total * WATTS[mode] * step_s  # and what lies between the steps
+        for device in [device for rank in report.samples for device in rank.power]:
+            own = device.of(mode)
+            assert own is not None
+            assert own.energy_per_step_j is not None
+            assert own.energy_per_step_j * own.energy_steps == pytest.approx(WATTS[mode] * own.measured_s, rel=0.05)
+        assert metrics[f"power/{mode.value}_energy_per_token_j"] == joules / 1000
+    assert metrics["device/overlapped_power_cap_fraction"] > 0.95
+    assert metrics["device/sequential_power_cap_fraction"] < 0.05
+    assert metrics["device/overlapped_throttle_fraction"] == metrics["device/overlapped_power_cap_fraction"]
+    assert report.power_trace is not None
+    assert {segment.arm for segment in report.power_trace.segments} == set(Mode)
+    assert [rank["open"] for rank in found] == [0, 0]
+    assert [rank["lines"] for rank in found] == [[], []]
+
+
+def test_blocks_last_as_long_as_was_asked_for_on_every_rank_alike() -> None:
+    schedule = _schedule(steps_per_block=1, min_block_seconds=BLOCK_S)
+    report = _report(run_ranks(_train, 2, [[0], [1]], schedule, timeout_s=60))
+    lengths = {rank.rank: [len(block.step_ms) for block in rank.timed] for rank in report.samples}
+    assert lengths[0] == lengths[1]
+    assert len(set(lengths[0])) == 1
+    # Rank 0 went by the recorded step, which takes at least as long as its sleep.
+    assert 1 <= lengths[0][0] <= BLOCK_S / STEP_S
+    assert report.num_steps == 1 + 4 * (1 + lengths[0][0])
+
+
+def test_blocks_that_are_too_short_give_no_power_and_say_how_many_steps_would_do() -> None:
+    report = _report(run_ranks(_train, 2, [[0], [1]], _schedule(steps_per_block=1), timeout_s=60))
+    assert not any(key.startswith("power/") for key in report.metrics())
+    assert any("steps per block" in problem for problem in report.problems)
+    assert report.metrics()["device/sequential_sm_clock_mhz"] == pytest.approx(CLOCK_MHZ[Mode.SEQUENTIAL], rel=0.01)
+
+
+def test_a_device_that_is_lost_costs_its_figures_and_one_line() -> None:
+    found = run_ranks(_train, 2, [[0], [1]], _schedule(), True, timeout_s=60)
+    for rank in found:
+        assert rank["active"]
+        (line,) = rank["lines"]
+        assert "power is no longer measured" in line
+    report = _report(found)
+    assert report.e2e_sequential_ms is not None
+
+
+def _train_without_power(rank: int) -> tuple[list[str], dict[str, float]]:
+    import logging
+
+    training, sink = Training(rank), KeptReports()
+    with captured_log(logging.INFO) as lines:
+        monitor = OverlapMonitor(_schedule(steps_per_block=1), [sink], max_overhead=None, strict=True)
+        for step in range(12):
+            with monitor.step(step):
+                training.step()
+        monitor.close()
+    (metrics,) = [report.metrics() for report in sink.reports] or [{}]
+    return [line for line in lines if "power" in line], metrics
+
+
+def test_without_a_source_all_goes_on_and_one_line_says_so() -> None:
+    for rank, (lines, metrics) in enumerate(run_ranks(_train_without_power, 2)):
+        if any(key.startswith("power/") for key in metrics):
+            pytest.skip("this CPU tells its energy")
+        assert len(lines) == (rank == 0)
+        if rank == 0:
+            assert "overlap/e2e_sequential_ms" in metrics
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"power": 1}, TypeError, "power must be True or False, got 1"),
+        ({"power_interval_s": 0.0001}, ValueError, "power_interval_s must be at least 0.001 s, got 0.0001"),
+        ({"power_interval_s": "1"}, TypeError, "power_interval_s must be"),
+        (
+            {"power_interval_s": 0.1, "power_idle_interval_s": 0.05},
+            ValueError,
+            r"power_idle_interval_s must be at least power_interval_s \(0.1\), got 0.05",
+        ),
+        ({"tokens_per_step": 0}, ValueError, "tokens_per_step must be at least 1, got 0"),
+    ],
+)
+def test_wrong_options_are_refused_by_name(options, error, message) -> None:
+    with pytest.raises(error, match=message):
+        OverlapMonitor(sinks=[], **options)

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from overlap_callbacks import Mode
+from overlap_callbacks.integrations.pytorch import attach
+from overlap_callbacks.report import record
+from tests.distributed import captured_log, run_ranks
+from tests.monitor.jobs import KeptReports, tiny_schedule
+
+
+def model_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(16, 16))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def _force_around_steps(rank: int, folder: str) -> list[list[Mode]]:
+    model, optimizer = model_and_optimizer()
+    monitor = attach(optimizer, run_dir=folder, strict=True)
+
+    def train(steps: int) -> list[Mode]:
+        modes = []
+        for _ in range(steps):
+            model(torch.ones(2, 16)).sum().backward()
+            modes.append(monitor.mode)  # of the step that the optimizer is about to end
+            optimizer.step()
+        return modes
+
+    before = train(3)
+    with monitor.forced(Mode.SEQUENTIAL):
+        inside = train(6)
+    after = train(3)
+    monitor.close()
+    return [before, inside, after]
+
+
+def test_a_forced_mode_begins_after_the_step_under_way_and_the_recorded_one_and_ends_at_once(tmp_path: Path) -> None:
+    ov, seq = Mode.OVERLAPPED, Mode.SEQUENTIAL
+    for before, inside, after in run_ranks(_force_around_steps, 2, str(tmp_path)):
+        assert before == [ov] * 3
+        assert inside == [ov, ov, seq, seq, seq, seq]
+        assert after == [ov] * 3
+
+
+def _evaluate_between_steps(rank: int, folder: str) -> None:
+    model, optimizer = model_and_optimizer()
+    options: dict[str, Any] = {"every_n_steps": 30, "first_step": 3, "repeats": 2, "steps_per_block": 1}
+    with attach(optimizer, **options, profiled_steps=2, run_dir=folder, strict=True) as monitor:
+        for step in range(30):
+            model(torch.ones(2, 16)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if step == 8:
+                with monitor.pause():
+                    dist.all_reduce(torch.ones(3))  # an evaluation's
+
+
+def test_an_evaluation_within_a_pause_costs_its_step_and_leaves_the_window_whole(tmp_path: Path) -> None:
+    run_ranks(_evaluate_between_steps, 2, str(tmp_path))
+    (window,) = record.read(tmp_path).windows
+    assert window.complete
+    assert window.valid
+    # The pause lay in step 9, the seventh of the window: its third block's counted step.
+    assert [block.block for block in window.samples[0].timed] == [0, 1, 3, 4, 5, 6, 7]
+    assert not any("left out" in problem for problem in window.problems)
+
+
+def _compile_the_step(rank: int, attached: bool) -> tuple[list[str], list[float], int]:
+    import torch._dynamo
+
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    monitor = attach(optimizer, sinks=[], power=False, strict=True, start_step=3) if attached else None
+    step = torch.compile(optimizer.step, backend="eager")
+    for value in range(4):
+        weight.grad = torch.full((4,), float(value))
+        step()
+    steps = 0
+    if monitor is not None:
+        steps = monitor._last_step
+        monitor.close()
+    return sorted(torch._dynamo.utils.counters["graph_break"]), weight.tolist(), steps
+
+
+def test_a_compiled_optimizer_step_is_traced_as_it_is_without_us_and_its_steps_are_counted() -> None:
+    for (breaks, weights, _), (ours, same, steps) in zip(
+        run_ranks(_compile_the_step, 2, False), run_ranks(_compile_the_step, 2, True), strict=True
+    ):
+        assert ours == breaks
+        assert same == weights
+        assert steps == 3 + 4
+
+
+def test_what_is_no_optimizer_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match=r"optimizer must be a torch.optim.Optimizer, got None"):
+        attach(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("start_step", [-1, 2.0, True])
+def test_a_start_step_that_cannot_be_costs_the_measuring_or_when_strict_is_an_error(start_step: Any) -> None:
+    weights = [nn.Parameter(torch.ones(2))]
+    optimizer = torch.optim.SGD(weights, lr=0.1)
+    with pytest.raises((TypeError, ValueError), match=r"start_step must be .*at least 0, got"):
+        attach(optimizer, start_step=start_step, strict=True)
+    with captured_log() as lines:
+        monitor = attach(optimizer, start_step=start_step)
+        optimizer.step()
+    assert not monitor.active
+    (line,) = lines
+    assert "start_step" in line
+
+
+EXIT_WITHOUT_CLOSE = """
+import sys, torch, torch.distributed as dist
+from torch import nn
+from overlap_callbacks.integrations.pytorch import attach
+rank, folder = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", store=dist.FileStore(folder + "/store", 2), rank=rank, world_size=2)
+model = nn.parallel.DistributedDataParallel(nn.Linear(16, 16))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+monitor = attach(optimizer, every_n_steps=30, first_step=2, repeats=2, steps_per_block=1, profiled_steps=0,
+                 run_dir=folder + "/run")
+for _ in range(25):
+    model(torch.ones(2, 16)).sum().backward()
+    optimizer.step()
+print("done")
+"""
+
+
+def test_a_script_that_ends_without_close_ends_quietly_and_its_windows_are_in_the_record(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", EXIT_WITHOUT_CLOSE]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        output, errors = rank.communicate(timeout=60)
+        assert output == "done\n"
+        assert "Traceback" not in errors
+    assert [window.window for window in record.read(tmp_path / "run").windows] == [0]
+
+
+# -- a loss scaler
+
+
+def _train_with_a_scaler(rank: int) -> tuple[list[int], list[int], list[str], str]:
+    """In steps 9 and 14 of the loop the gradients overflow, and the scaler leaves the optimizer's step out."""
+    sink = KeptReports()
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(*(nn.Linear(8, 8) for _ in range(3))))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    schedule = tiny_schedule(every_n_steps=100, first_step=2, blocks="OS", repeats=8)
+    monitor = attach(optimizer, schedule=schedule, sinks=[sink], max_overhead=None, strict=True)
+    stepped = []
+    for number in range(24):
+        optimizer.zero_grad()
+        batch = torch.randn(4, 8) * (float("inf") if number in (9, 14) else 1.0)
+        before = model.module[0].weight.detach().clone()
+        scaler.scale(model(batch).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        stepped.append(not torch.equal(before, model.module[0].weight))
+    monitor.close()
+    blocks = [block.block for report in sink.reports for block in report.samples[0].timed]
+    problems = [problem for report in sink.reports for problem in report.problems]
+    return [number for number, did in enumerate(stepped) if not did], blocks, problems, str(monitor.active)
+
+
+def test_a_step_that_a_loss_scaler_left_out_does_not_count_twice_over() -> None:
+    found = run_ranks(_train_with_a_scaler, 2)
+    assert all(skipped == [9, 14] for skipped, *_ in found)
+    _, blocks, problems, _ = found[0]
+    # A step reaches from one optimizer step to the next, so two of them hold two batches each.
+    assert len(blocks) == 14
+    assert problems == ["steps that issued far more or fewer collectives than most of their window were left out"]

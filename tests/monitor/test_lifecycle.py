@@ -1,0 +1,525 @@
+"""From the first window to the end: what is taken up, and that all of it is let go again."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from overlap_callbacks import JsonlSink, Mode, OverlapMonitor
+from overlap_callbacks.gate.gate import _kernels
+from overlap_callbacks.integrations.pytorch import attach
+from overlap_callbacks.report.record import read
+from tests.distributed import captured_log, run_ranks
+from tests.monitor.jobs import (
+    TINY_WINDOW_STEPS,
+    KeptReports,
+    Training,
+    digest_without_library,
+    dispatch_table,
+    is_pass_through,
+    kept_logs,
+    new_monitor,
+    own_threads,
+    run_steps,
+    tiny_schedule,
+    wait_until,
+)
+
+# -- letting go
+
+
+def train_and_let_go(rank: int) -> dict[str, Any]:
+    untouched = dispatch_table()
+    group = dist.new_group()
+    tensor = torch.ones(4)
+    monitor = new_monitor(KeptReports(), schedule=tiny_schedule(every_n_steps=20, profiled_steps=2))
+    with captured_log() as lines:
+        for _ in range(15):
+            with monitor.step():
+                dist.all_reduce(tensor, group=group)
+        registered = dispatch_table() != untouched
+        monitor.close()
+    alive = {
+        "tensor": weakref.ref(tensor),
+        "group": weakref.ref(group),
+        "monitor": weakref.ref(monitor),
+        "gate": weakref.ref(monitor._parts.gate),
+    }
+    dist.destroy_process_group(group)
+    del tensor, group, monitor
+    gc.collect()
+    return {
+        "lines": lines,
+        "registered": registered,
+        "alive": [name for name, reference in alive.items() if reference() is not None],
+        "table_restored": dispatch_table() == untouched,
+        "threads": own_threads(),
+    }
+
+
+def test_after_close_nothing_is_kept_alive_and_the_dispatcher_is_as_before():
+    for found in run_ranks(train_and_let_go, 2):
+        assert found["lines"] == []
+        assert found["registered"]
+        assert found["alive"] == []
+        assert found["table_restored"]
+        assert found["threads"] == []
+
+
+def use_a_tensor_and_a_group_in_a_window(rank: int) -> list[str]:
+    """What is alive in mid-window, after the step that used it."""
+    group, tensor = dist.new_group(), torch.ones(4)
+    monitor = new_monitor()
+    for step in range(5):
+        with monitor.step():
+            dist.all_reduce(tensor if step < 4 else torch.ones(4), group=group if step < 4 else None)
+    assert monitor.in_window
+    alive = {"tensor": weakref.ref(tensor), "group": weakref.ref(group)}
+    dist.destroy_process_group(group)
+    del tensor, group
+    gc.collect()
+    found = [name for name, reference in alive.items() if reference() is not None]
+    monitor.close()
+    return found
+
+
+def test_an_open_window_keeps_no_tensor_and_no_process_group_alive():
+    assert run_ranks(use_a_tensor_and_a_group_in_a_window, 2) == [[], []]
+
+
+def outlive_a_window(rank: int) -> bool:
+    monitor, training = new_monitor(KeptReports(), schedule=tiny_schedule(every_n_steps=100)), Training(rank)
+    run_steps(training, monitor, 3)
+    window = weakref.ref(monitor._window)
+    run_steps(training, monitor, 7)
+    wait_until(lambda: gc.collect() >= 0 and window() is None)
+    active = monitor.active
+    monitor.close()
+    return active
+
+
+def test_a_window_is_let_go_once_it_is_reported():
+    assert run_ranks(outlive_a_window, 2) == [True, True]
+
+
+def close_twice(rank: int) -> dict[str, Any]:
+    monitor = new_monitor(sink := KeptReports())
+    training = Training(rank)
+    with captured_log() as lines:
+        run_steps(training, monitor, 8)
+        monitor.close()
+        monitor.close()
+        run_steps(training, monitor, 8)
+        monitor.close()
+    return {
+        "lines": lines,
+        "active": monitor.active,
+        "reports": len(sink.reports),
+        "same": training.digest() == digest_without_library(rank, 16),
+    }
+
+
+def test_closing_twice_and_stepping_on_after_that_does_no_harm():
+    found = run_ranks(close_twice, 2)
+    for rank in found:
+        assert rank["lines"] == []
+        assert not rank["active"]
+        assert rank["same"]
+    # Steps 2 to 6, and the one step of the second window that close() cut short.
+    assert [rank["reports"] for rank in found] == [2, 0]
+
+
+def drop_without_close(rank: int, folder: str) -> dict[str, Any]:
+    untouched = dispatch_table()
+    monitor = OverlapMonitor(tiny_schedule(), run_dir=folder, max_overhead=None)
+    training = Training(rank)
+    with captured_log() as lines:
+        run_steps(training, monitor, 20)
+        reference = weakref.ref(monitor)
+        del monitor
+        gc.collect()
+    return {
+        "lines": lines,
+        "collected": reference() is None,
+        "table_restored": dispatch_table() == untouched,
+        "threads": own_threads(),
+        "same": training.digest() == digest_without_library(rank, 20),
+    }
+
+
+def test_a_monitor_that_is_dropped_without_close_lets_go_and_leaves_its_record(tmp_path):
+    for found in run_ranks(drop_without_close, 2, str(tmp_path)):
+        assert found["lines"] == []
+        assert found["collected"]
+        assert found["table_restored"]
+        assert found["threads"] == []
+        assert found["same"]
+    assert len(read(tmp_path).windows) == 3
+
+
+# -- a thousand windows
+
+
+def measure_a_thousand_windows(rank: int, folder: str) -> dict[str, Any]:
+    class Counting(KeptReports):
+        def __init__(self) -> None:
+            self.windows = 0
+
+        def log(self, report: Any) -> None:
+            self.windows += 1
+
+    sink = Counting()
+    monitor = OverlapMonitor(tiny_schedule(first_step=0), [sink, JsonlSink(folder)], max_overhead=None)
+    store = dist.distributed_c10d._get_default_store()
+    seen = []
+    with captured_log() as lines:
+        for windows in (200, 700, 1200):
+            while monitor._last_step + 1 < windows * TINY_WINDOW_STEPS:
+                with monitor.step():
+                    dist.all_reduce(torch.ones(8))
+            # Rank 0 is done with the reports first, then the other rank looks too.
+            if rank == 0:
+                wait_until(lambda windows=windows: sink.windows == windows)
+            dist.barrier()
+            gc.collect()
+            seen.append((len(gc.get_objects()), resident_bytes(), store.num_keys(), len(threading.enumerate())))
+            dist.barrier()
+        monitor.close()
+    return {"lines": lines, "seen": seen}
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.slow
+def test_a_thousand_windows_leave_no_object_no_memory_and_no_key_in_the_store_behind(tmp_path):
+    found = run_ranks(measure_a_thousand_windows, 2, str(tmp_path), timeout_s=120)
+    for rank in found:
+        assert rank["lines"] == []
+        (objects, memory, keys, threads), _, last = rank["seen"]
+        assert abs(last[0] - objects) < 500
+        assert last[1] - memory < 4 * 2**20
+        assert last[2] - keys < 10
+        assert last[3] == threads
+    assert len(read(tmp_path).windows) == 1200
+
+
+# -- exceptions of the user's
+
+
+class UserError(Exception):
+    pass
+
+
+def raise_in_steps(rank: int) -> dict[str, Any]:
+    """One exception in a recorded step, one in a sequential step, one outside any window."""
+    monitor = new_monitor(sink := KeptReports(), schedule=tiny_schedule(every_n_steps=10))
+    training, modes, unchanged, pass_through = Training(rank), [], [], []
+    with captured_log() as lines:
+        for step in range(40):
+            error = UserError(step)
+            try:
+                with monitor.step():
+                    modes.append(monitor.mode)
+                    training.step()
+                    if step in (2, 14, 19):
+                        raise error
+            except UserError as caught:
+                unchanged.append(caught is error and caught.__cause__ is None and caught.__context__ is None)
+                pass_through.append(is_pass_through() and monitor.mode is Mode.OVERLAPPED and not monitor.in_window)
+        monitor.close()
+    return {
+        "lines": lines,
+        "modes": [step for step, mode in enumerate(modes) if mode is Mode.SEQUENTIAL],
+        "unchanged": unchanged,
+        "pass_through": pass_through,
+        "same": training.digest() == digest_without_library(rank, 40),
+        "reports": sink.facts(),
+    }
+
+
+def test_an_exception_in_a_step_passes_unchanged_ends_the_window_and_the_next_one_is_measured():
+    found = run_ranks(raise_in_steps, 2)
+    for rank in found:
+        assert rank["lines"] == []
+        assert rank["unchanged"] == [True] * 3
+        assert rank["pass_through"] == [True] * 3
+        # Windows at 2, 12, 22, 32: their steps 2 and 3 are sequential. The first two were cut short.
+        assert rank["modes"] == [14, 24, 25, 34, 35]
+        assert rank["same"]
+    reports = found[0]["reports"]
+    assert [report["complete"] for report in reports] == [False, False, True, True]
+    assert all("exception" in report["problems"][0] for report in reports[:2])
+
+
+# -- pause
+
+
+def evaluate_in_mid_step(rank: int) -> dict[str, Any]:
+    evaluation = dist.new_group(group_desc="evaluation")
+    monitor = new_monitor(sink := KeptReports())
+    training, modes = Training(rank), []
+    with captured_log() as lines, kept_logs() as logs:
+        for step in range(7):
+            with monitor.step():
+                modes.append(monitor.mode)
+                if step in (2, 4):  # the recorded step, and the first of two sequential ones
+                    with monitor.pause():
+                        dist.all_reduce(torch.ones(1), group=evaluation)
+                        inner = monitor.mode
+                training.step()
+        monitor.close()
+    sequential = [log for log in logs if any(c.start is not None for c in log.collectives)]
+    return {
+        "lines": lines,
+        "inner": inner,
+        "same": training.digest() == digest_without_library(rank, 7),
+        "evaluations_seen": sum(c.group.name == evaluation.group_name for log in logs for c in log.collectives),
+        "serialised": [[c.start is not None for c in log.collectives] for log in sequential],
+        "reports": sink.facts(),
+    }
+
+
+def test_collectives_within_a_pause_are_neither_seen_nor_serialised_and_their_step_does_not_count():
+    found = run_ranks(evaluate_in_mid_step, 2)
+    for rank in found:
+        assert rank["lines"] == []
+        assert rank["same"]
+        assert rank["evaluations_seen"] == 0
+        assert len(rank["serialised"]) == 2
+        assert all(all(step) for step in rank["serialised"])
+    (report,) = found[0]["reports"]
+    assert report["complete"]
+    assert report["blocks"] == {0: [0, 2, 3], 1: [0, 2, 3]}
+
+
+# -- options
+
+
+def is_registered() -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "BackendSelect")
+
+
+def train_with_kernels_removed_between_windows(rank: int) -> dict[str, Any]:
+    monitor = new_monitor(sink := KeptReports(), schedule=tiny_schedule(every_n_steps=10), remove_between_windows=True)
+    training, registered = Training(rank), []
+    for _ in range(40):
+        with monitor.step():
+            registered.append(is_registered())
+            training.step()
+    monitor.close()
+    return {
+        "registered": registered,
+        "after": is_registered(),
+        "same": training.digest() == digest_without_library(rank, 40),
+        "reports": sink.facts(),
+    }
+
+
+def test_kernels_can_be_taken_out_of_the_dispatcher_between_windows():
+    found = run_ranks(train_with_kernels_removed_between_windows, 2)
+    for rank in found:
+        assert rank["registered"] == [False] * 2 + ([True] * 5 + [False] * 5) * 3 + [True] * 5 + [False] * 3
+        assert not rank["after"]
+        assert rank["same"]
+    assert [report["complete"] for report in found[0]["reports"]] == [True] * 4
+
+
+def train_with_two_monitors(rank: int) -> dict[str, Any]:
+    first, second = new_monitor(sink := KeptReports()), new_monitor(KeptReports())
+    strict = new_monitor(KeptReports(), strict=True)
+    training, strict_error = Training(rank), ""
+    with captured_log() as lines:
+        for _ in range(22):
+            with first.step(), second.step():
+                training.step()
+            if not strict_error:
+                try:
+                    with strict.step():
+                        pass
+                except RuntimeError as error:
+                    strict_error = str(error)
+        still_active = (first.active, second.active)
+        first.close()
+        second.close()
+        strict.close()
+    return {
+        "lines": lines,
+        "strict_error": strict_error,
+        "active": still_active,
+        "same": training.digest() == digest_without_library(rank, 22),
+        "reports": sink.facts(),
+    }
+
+
+def test_a_second_monitor_at_the_same_time_is_told_so_and_the_first_one_goes_on():
+    found = run_ranks(train_with_two_monitors, 2)
+    for rank in found:
+        (line,) = rank["lines"]
+        assert "another OverlapMonitor of this process is measuring, and only one can: close() it first" in line
+        assert "close() it first" in rank["strict_error"]
+        assert rank["active"] == (True, False)
+        assert rank["same"]
+    assert [report["complete"] for report in found[0]["reports"]] == [True] * 4
+
+
+def train_with_a_monitor_after_another(rank: int) -> list[Any]:
+    found = []
+    for _ in range(2):
+        monitor = new_monitor(sink := KeptReports())
+        run_steps(Training(rank), monitor, 12)
+        monitor.close()
+        found.append([(report["complete"], report["ranks"]) for report in sink.facts()])
+    return found
+
+
+def test_a_monitor_after_another_measures_again():
+    assert run_ranks(train_with_a_monitor_after_another, 2)[0] == [[(True, [0, 1])] * 2] * 2
+
+
+def train_switched_off(rank: int, folder: str, word: str) -> dict[str, Any]:
+    os.environ["OVERLAP_CALLBACKS"] = word
+    untouched = dispatch_table()
+    training = Training(rank)
+    monitor = attach(training.optimizer, run_dir=folder, every_n_steps=5, first_step=0, **TINY)
+    monitor.force(Mode.SEQUENTIAL)
+    with captured_log() as lines, kept_logs() as logs:
+        for _ in range(20):
+            training.step()
+        threads, touched = own_threads(), dispatch_table() != untouched
+        monitor.close()
+    return {
+        "did": (lines, logs, threads, touched, monitor.active),
+        "same": training.digest() == digest_without_library(rank, 20),
+    }
+
+
+TINY = {"repeats": 1, "steps_per_block": 1, "warmup_steps": 0, "profiled_steps": 0}
+
+
+@pytest.mark.parametrize("word", ["off", " OFF ", "0", "false"])
+def test_switched_off_by_the_environment_it_does_nothing_at_all(tmp_path, word):
+    for found in run_ranks(train_switched_off, 2, str(tmp_path / "run"), word):
+        assert found["did"] == ([], [], [], False, False)
+        assert found["same"]
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- attach
+
+
+def train_attached(rank: int, folder: str) -> dict[str, Any]:
+    training = Training(rank, micro_batches=3)
+    before = len(training.optimizer._optimizer_step_post_hooks)
+    monitor = attach(training.optimizer, run_dir=folder, max_overhead=None, every_n_steps=10, first_step=5, **TINY)
+    numbers, in_window = [], []
+    with captured_log() as lines:
+        for _ in range(30):
+            numbers.append(monitor._last_step)
+            in_window.append(monitor.in_window)
+            training.step()
+        hooks = len(training.optimizer._optimizer_step_post_hooks) - before
+        monitor.close()
+        hooks_left = len(training.optimizer._optimizer_step_post_hooks) - before
+        training.step()
+    return {
+        "lines": lines,
+        "numbers": numbers,
+        "in_window": [step for step, inside in enumerate(in_window) if inside],
+        "hooks": (hooks, hooks_left),
+        "last": monitor._last_step,
+        "same": training.digest() == digest_without_library(rank, 31, micro_batches=3),
+    }
+
+
+def test_attach_counts_optimizer_steps_whatever_their_micro_batches_and_takes_its_hook_off(tmp_path):
+    for found in run_ranks(train_attached, 2, str(tmp_path)):
+        assert found["lines"] == []
+        # The step that was under way when it was attached began unseen.
+        assert found["numbers"] == [-1, *range(1, 30)]
+        assert found["in_window"] == [*range(5, 10), *range(15, 20), *range(25, 30)]
+        assert found["hooks"] == (1, 0)
+        assert found["last"] == 30
+        assert found["same"]
+    record = read(tmp_path)
+    assert [(window.first_step, window.num_steps) for window in record.windows] == [(5, 5), (15, 5), (25, 5)]
+    assert record.runs[0].framework == f"pytorch {torch.__version__}"
+
+
+def resume_attached(rank: int) -> list[int]:
+    training = Training(rank)
+    monitor = attach(training.optimizer, sinks=[], start_step=40, every_n_steps=10, first_step=5, **TINY)
+    windows = []
+    for _ in range(10):
+        windows += [monitor._window.first_step] if monitor.in_window else []
+        training.step()
+    monitor.close()
+    return sorted(set(windows))
+
+
+def test_attach_goes_on_with_the_schedule_where_a_resumed_job_was():
+    assert run_ranks(resume_attached, 2) == [[45], [45]]
+
+
+# -- a pause
+
+
+def abort_within_a_pause(rank: int) -> tuple[bool, bool]:
+    """Whether the gate is at work within the window, and after a step was given up in a pause."""
+    monitor = new_monitor(schedule=tiny_schedule())
+    training = Training(rank)
+    run_steps(training, monitor, 2)
+    monitor.step_begin(2)
+    within = _kernels.active is not None
+    with monitor.pause():
+        monitor.abort_step()
+    after = _kernels.active is not None
+    monitor.close()
+    return within, after
+
+
+def test_a_pause_that_ends_after_its_step_was_given_up_resumes_nothing():
+    assert run_ranks(abort_within_a_pause, 2) == [(True, False)] * 2
+
+
+# -- another profiler
+
+
+def train_under_the_users_profiler(rank: int) -> dict[str, Any]:
+    monitor = new_monitor(sink := KeptReports(), schedule=tiny_schedule(every_n_steps=20, profiled_steps=2))
+    training = Training(rank)
+    with captured_log() as lines:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as theirs:
+            run_steps(training, monitor, 20)
+        run_steps(training, monitor, 20)
+        monitor.close()
+    return {
+        "lines": lines,
+        "theirs": sum("optimizer" in event.key.lower() for event in theirs.key_averages()),
+        "same": training.digest() == digest_without_library(rank, 40),
+        "reports": sink.facts(),
+    }
+
+
+def test_beside_the_users_own_profiler_only_the_timed_part_is_measured_and_the_report_says_so():
+    found = run_ranks(train_under_the_users_profiler, 2)
+    for rank in found:
+        (line,) = rank["lines"]
+        assert "another profiler was running" in line
+        assert rank["theirs"] > 0
+        assert rank["same"]
+    beside, alone = found[0]["reports"]
+    assert {"e2e_overlapped_ms", "e2e_sequential_ms"} <= set(beside["figures"])
+    assert "compute_ms" not in beside["figures"]
+    assert any("another profiler was running" in problem for problem in beside["problems"])
+    assert "compute_ms" in alone["figures"]
+    assert alone["problems"] == []

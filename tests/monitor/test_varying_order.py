@@ -1,0 +1,104 @@
+"""What the order check cannot foresee: an order that changes later, checks that overlap, numbers that come again."""
+
+from __future__ import annotations
+
+import datetime
+import threading
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from overlap_callbacks import Mode, OverlapMonitor, Schedule
+from overlap_callbacks.gate.deadlock import CollectiveSequence, Item
+from overlap_callbacks.gate.gate import Gate
+from overlap_callbacks.monitor.background.reporter import OrderChecker
+from overlap_callbacks.monitor.background.store import Job, Ruling
+from tests.distributed import captured_log, run_ranks
+from tests.monitor.jobs import KeptReports
+
+SCHEDULE = Schedule(every_n_steps=17, first_step=2, repeats=2, steps_per_block=1, profiled_steps=0)
+
+
+def _reduce_on(*groups: dist.ProcessGroup) -> list[float]:
+    works = []
+    for group in groups:
+        tensor = torch.ones(4)
+        works.append((tensor, dist.all_reduce(tensor, group=group, async_op=True)))
+    for _, work in works:
+        work.wait()
+    return [tensor[0].item() for tensor, _ in works]
+
+
+def _vary(rank: int) -> dict[str, Any]:
+    first, second = (dist.new_group([0, 1], timeout=datetime.timedelta(seconds=30)) for _ in range(2))
+    sink = KeptReports()
+    monitor = OverlapMonitor(SCHEDULE, [sink], max_overhead=None)
+    monitor._parts.gate = Gate(patience_s=0.5)
+    results = []
+    with captured_log() as lines:
+        for step in range(40):
+            with monitor.step(step):
+                if rank == 1 and step == 8:  # in a sequential step, after the check has passed, and waiting for each
+                    results.append([*_reduce_on(second), *_reduce_on(first)])
+                else:
+                    results.append(_reduce_on(first, second))
+        active = monitor.active
+        monitor.close()
+    return {"results": results, "lines": lines, "active": active}
+
+
+def test_an_order_that_changes_after_the_check_costs_some_seconds_and_the_measuring_but_hangs_nothing() -> None:
+    assert SCHEDULE.plan(8).mode is Mode.SEQUENTIAL
+    found = run_ranks(_vary, 2, timeout_s=60)
+    assert all(rank["results"] == [[2.0, 2.0]] * 40 for rank in found)
+    # The rank that keeps to the order waits in vain, lets go and says so.
+    stuck = [line for rank in found for line in rank["lines"] if "did not finish within 0.5 s" in line]
+    assert stuck
+    assert not found[0]["active"]
+
+
+def test_a_check_that_is_late_does_not_answer_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+
+    def check_order(channel: Any, key: str, *_: Any, **__: Any) -> Ruling:
+        if key == "first":
+            release.wait(10)
+            return Ruling(True)
+        return Ruling(False, "a cycle", conflict=True)
+
+    monkeypatch.setattr("overlap_callbacks.monitor.background.reporter.check_order", check_order)
+    monkeypatch.setattr("overlap_callbacks.monitor.background.reporter.Channel", lambda *_: None)
+    errors: list[Exception] = []
+    checks = OrderChecker(Job(1, 2, "gloo"), "prefix", timeout_s=0.05, veto=lambda _: None, on_error=errors.append)
+    order = CollectiveSequence(items=(Item("allreduce_", "0"),), groups={"0": (0, 1)})
+    checks.start("first", order, 0)
+    assert checks.verdict().late
+    checks.start("second", order, 1)
+    assert not checks.verdict().serialise  # the first is still under way
+    release.set()
+    checks.close(5.0)
+    assert checks.verdict().conflict
+    assert not errors
+
+
+def _number_by_epoch(rank: int) -> dict[str, Any]:
+    sink = KeptReports()
+    monitor = OverlapMonitor(SCHEDULE, [sink], max_overhead=None, order_timeout_s=20.0)
+    modes = []
+    for _ in range(3):
+        for step in range(19):
+            with monitor.step(step):
+                modes.append(monitor.mode)
+                _reduce_on(dist.group.WORLD)
+    monitor.close()
+    return {"modes": modes, "complete": [report.complete for report in sink.reports] if rank == 0 else []}
+
+
+def test_a_loop_that_numbers_its_steps_anew_each_epoch_measures_each_time_alike_on_all_ranks() -> None:
+    first, second = run_ranks(_number_by_epoch, 2)
+    assert first["modes"] == second["modes"]
+    assert first["modes"][:19] == first["modes"][19:38] == first["modes"][38:]
+    assert Mode.SEQUENTIAL in first["modes"][:19]
+    assert first["complete"] == [True] * 3

@@ -1,0 +1,209 @@
+"""W&B hangs, refuses, or answers with errors: training and the record go on, and close comes to an end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlap_callbacks import JsonlSink, OverlapMonitor, Schedule, WandbSink
+from overlap_callbacks.report.record import read
+from tests.distributed import run_ranks
+from tests.report.runs import run_info, window
+from tests.sinks.wandb.server import ERROR, HANG, WandbServer, environment, refusing
+from tests.wandb_reader import SETTINGS, read_run
+
+wandb = pytest.importorskip("wandb")
+
+ONLINE = {**SETTINGS, "mode": "online", "x_file_stream_transmit_interval": 0.1}
+SCHEDULE = Schedule(every_n_steps=30, first_step=2, repeats=2, steps_per_block=1, profiled_steps=0)
+STEPS = 60
+
+
+@contextlib.contextmanager
+def broken(trouble: str) -> Iterator[str]:
+    """The address of a server in trouble."""
+    if trouble == "refuse":
+        with refusing() as url:
+            yield url
+    else:
+        with WandbServer() as server:
+            server.trouble = trouble
+            yield server.url
+            assert server.troubled, "wandb must have asked the server"
+            assert server.hanging
+
+
+def _train(rank: int, folder: str, variables: dict[str, str]) -> dict[str, Any]:
+    """The same training four times, in turns without and with W&B."""
+    import torch
+    from torch import nn
+
+    os.environ.update(variables, HOME=folder, WANDB_DIR=folder)
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)))
+    batch = torch.ones(32, 256)
+    times: dict[bool, list[float]] = {False: [], True: []}
+    for turn in range(4):
+        with_wandb = turn % 2 == 1
+        run_dir = Path(folder, f"turn{turn}")
+        sinks = [JsonlSink(run_dir)]
+        if with_wandb:
+            settings = wandb.Settings(**ONLINE)
+            sinks.append(WandbSink(settings=settings, timeout_s=0.5))
+        monitor = OverlapMonitor(SCHEDULE, sinks, run_dir=run_dir, max_overhead=None, power=False)
+        for step in range(STEPS):
+            start = time.perf_counter()
+            with monitor.step(step):
+                model(batch).sum().backward()
+            times[with_wandb].append(time.perf_counter() - start)
+        monitor.close()
+    return {"without": times[False], "with": times[True]}
+
+
+@pytest.mark.parametrize("trouble", [HANG, ERROR, "refuse"])
+def test_no_step_is_slower_and_no_window_is_missing_from_the_record(trouble: str, tmp_path: Path) -> None:
+    with broken(trouble) as url:
+        (times, _) = run_ranks(_train, 2, str(tmp_path), environment(url), timeout_s=120.0)
+    without, with_wandb = (sorted(times[key]) for key in ("without", "with"))
+    middle = len(without) // 2
+    assert with_wandb[middle] < 1.5 * without[middle]
+    # Had training waited for W&B but once, that would be longer than all steps together.
+    assert sum(with_wandb) < 3 * sum(without)
+    for turn in range(4):
+        assert [report.first_step for report in read(tmp_path / f"turn{turn}").windows] == [2, 32]
+
+
+class StuckRun:
+    """A run that takes nothing, as where wandb's own process has stopped."""
+
+    id = "stuck"
+    step = 0
+    _is_finished = False
+
+    def __init__(self) -> None:
+        self.config: dict[str, Any] = {}
+        self.summary: dict[str, Any] = {}
+        self.release = threading.Event()
+
+    def define_metric(self, *_: Any, **__: Any) -> None:
+        self.release.wait()
+
+    def log(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+def test_a_wandb_that_has_stopped_holds_up_neither_the_record_nor_the_end(tmp_path: Path) -> None:
+    run = StuckRun()
+    record, sink = JsonlSink(tmp_path), WandbSink(run, timeout_s=0.2)
+    info = run_info()
+    for one in (sink, record):  # W&B first, which is the worse order
+        one.open(info)
+    for number in range(20):
+        for one in (sink, record):
+            one.log(window(number))
+    with pytest.raises(TimeoutError, match=r"did not take everything within 0\.2 s"):
+        sink.close()
+    assert not run.release.is_set()
+    record.close()
+    assert len(read(tmp_path).windows) == 20
+    run.release.set()
+
+
+def run_apart(script: str, url: str, folder: Path) -> str:
+    """What a script prints, run to the end of its process in an interpreter of its own."""
+    variables = {**os.environ, **environment(url), "HOME": str(folder)}
+    command = [sys.executable, "-c", script, str(folder)]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+_STARTS_A_RUN = """
+import sys, time
+import wandb
+from overlap_callbacks import WandbSink
+from tests.report.runs import window
+from tests.sinks.wandb.test_down import ONLINE
+
+sink = WandbSink(settings=wandb.Settings(**ONLINE, init_timeout=0.5), dir=sys.argv[1], timeout_s=20)
+sink.log(window())
+while wandb.run is None:
+    time.sleep(0.01)
+sink.close()
+print("ended")
+"""
+
+
+@pytest.mark.parametrize("trouble", [HANG, ERROR])
+def test_a_run_that_the_server_does_not_begin_is_offline_and_the_process_ends(trouble: str, tmp_path: Path) -> None:
+    with broken(trouble) as url:
+        assert run_apart(_STARTS_A_RUN, url, tmp_path).endswith("ended\n")
+    (offline,) = tmp_path.glob("wandb/offline-run-*")
+    assert read_run(offline).values("overlap/step") == [20]
+
+
+_HAS_A_RUN = """
+import sys, time
+import wandb
+from overlap_callbacks import JsonlSink, WandbSink
+from tests.report.runs import run_info, window
+from tests.sinks.wandb.test_down import ONLINE
+
+run = wandb.init(project="mine", dir=sys.argv[1], settings=wandb.Settings(**ONLINE, finish_timeout=0.5))
+log, logged = run.log, []
+def seen(row, **options):
+    log(row, **options)
+    logged.extend(row)
+run.log = seen
+print("begun", flush=True)
+sys.stdin.readline()
+record, sink, info = JsonlSink(sys.argv[1]), WandbSink(timeout_s=0.5), run_info()
+for one in (record, sink):
+    one.open(info)
+for number in range(5):
+    for one in (record, sink):
+        one.log(window(number, power=True))
+    run.log({"loss": 1.0})
+while "overlap/compute_slowdown" not in logged:
+    time.sleep(0.01)
+run.log({"loss": 2.0})
+try:
+    sink.close()
+except TimeoutError as error:
+    print("told:", error)
+record.close()
+run.finish()
+print("ended")
+"""
+
+
+def test_a_users_run_whose_server_goes_down_later(tmp_path: Path) -> None:
+    with WandbServer() as server:
+        variables = {**os.environ, **server.environment(), "HOME": str(tmp_path)}
+        command = [sys.executable, "-c", _HAS_A_RUN, str(tmp_path)]
+        with subprocess.Popen(
+            command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            assert process.stdout.readline() == "begun\n"
+            server.trouble = HANG
+            output, _ = process.communicate("go on\n", timeout=100)
+        assert server.troubled
+        assert server.hanging
+    assert process.returncode == 0
+    assert output.endswith("ended\n")
+    assert len(read(tmp_path).windows) == 5
+    # wandb was asked for the first tables, which wait for the server, after the first window's figures.
+    logged = read_run(tmp_path)
+    assert logged.values("loss") == [1.0] * 5 + [2.0]
+    assert logged.values("overlap/step")[0] == 20
+    assert logged.values("overlap/compute_slowdown")

@@ -1,0 +1,113 @@
+"""Against a server on this machine that keeps what it is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlap_callbacks import JsonlSink, WandbSink
+from tests.report.runs import run_info, window
+from tests.sinks.wandb.server import WandbServer
+from tests.wandb_reader import SETTINGS
+
+wandb = pytest.importorskip("wandb")
+
+ONLINE = {**SETTINGS, "mode": "online", "x_file_stream_transmit_interval": 0.1}
+
+
+@pytest.fixture
+def server(apart: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
+    with WandbServer() as server:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        yield server
+        wandb.teardown()
+
+
+def measured(folder: Path, **options: Any) -> None:
+    """Three windows, the second of which is slow, through the record and W&B."""
+    info = run_info()
+    sinks = [JsonlSink(folder / "run"), WandbSink(settings=wandb.Settings(**ONLINE), dir=folder, **options)]
+    for sink in sinks:
+        sink.open(info)
+    for number, slowdown in enumerate((0.1, 0.3, 0.1)):
+        for sink in sinks:
+            sink.log(window(number, power=True, slowdown=slowdown))
+    for sink in sinks:
+        sink.close()
+
+
+def test_all_of_a_run_arrives(server: WandbServer, tmp_path: Path) -> None:
+    measured(tmp_path, alerts={"compute_slowdown": 0.2})
+    run = server.run
+    assert not server.unknown
+    assert run.exit_code == 0
+
+    expected = [window(number, power=True, slowdown=slowdown) for number, slowdown in enumerate((0.1, 0.3, 0.1))]
+    assert run.values("overlap/step") == [20, 520, 1020]
+    for key in ("overlap/compute_slowdown", "overlap/e2e_ideal_ms_ci_low", "power/overlapped_avg_w"):
+        assert run.values(key) == [pytest.approx(report.metrics()[key]) for report in expected]
+    slowdowns = run.values("overlap/compute_slowdown")
+    assert run.summary["overlap/compute_slowdown"] == {
+        "min": pytest.approx(min(slowdowns)),
+        "max": pytest.approx(max(slowdowns)),
+        "mean": pytest.approx(sum(slowdowns) / 3),
+        "last": pytest.approx(slowdowns[-1]),
+    }
+    assert run.summary["overlap_run/compute_slowdown"] == pytest.approx(sum(slowdowns) / 3)
+    assert run.summary["overlap/verdict"].startswith("Overlap is worth it here")
+    assert run.summary["power/verdict"].startswith("clock throttled by power cap: ")
+
+    assert run.config["overlap_callbacks"]["framework"] == "megatron 0.16.1"
+    assert run.config["overlap_callbacks"]["device"] == "NVIDIA H200"
+    assert run.config["overlap_callbacks"]["group_sizes"] == {"data": 8, "tensor": 4}
+
+    assert run.table("overlap/kernels")["data"][0][0].startswith("nvjet_hsh_256x128")
+    assert run.table("overlap/pairs")["columns"][0] == "victim"
+    assert [row[0] for row in run.table("comm/collectives")["data"]] == [
+        row.operator for row in expected[0].collectives
+    ]
+    assert {row[0] for row in run.table("dimension/dimensions")["data"]} == {"tensor", "data", "pipeline"}
+    trace = run.table("power/trace")
+    assert 0 < len(trace["data"]) <= 650
+    assert {row[3] for row in trace["data"]} >= {"overlapped", "sequential"}
+    assert "<svg" in run.text("overlap/step_time")
+    assert "<svg" in run.text("power/trace_card")
+
+
+def test_the_record_arrives_as_it_is_on_disk(server: WandbServer, tmp_path: Path) -> None:
+    measured(tmp_path)
+    (artifact,) = (one for one in server.artifacts.values() if one["artifactTypeName"] == "overlap-record")
+    assert artifact["committed"]
+    assert artifact["files"]["overlap.jsonl"] == (tmp_path / "run" / "overlap.jsonl").read_bytes()
+
+
+def test_an_alert_arrives_once_for_each_crossing(server: WandbServer, tmp_path: Path) -> None:
+    sink = WandbSink(settings=wandb.Settings(**ONLINE), dir=tmp_path, alerts={"compute_slowdown": 0.2})
+    for number, slowdown in enumerate((0.1, 0.3, 0.3, 0.1, 0.3)):
+        sink.log(window(number, slowdown=slowdown))
+    sink.close()
+    assert len(server.alerts) == 2
+    assert server.alerts[0]["severity"] == "WARN"
+    assert server.alerts[0]["title"].startswith("Overlap: compute slowdown is 3")
+    assert "step 520; the limit is 20.0%" in server.alerts[0]["text"]
+    assert "step 2020" in server.alerts[1]["text"]
+
+
+def test_a_users_run_gets_the_record_and_goes_on(server: WandbServer, tmp_path: Path) -> None:
+    run = wandb.init(project="mine", dir=tmp_path, settings=wandb.Settings(**ONLINE))
+    info = run_info()
+    sinks = [JsonlSink(tmp_path / "run"), WandbSink()]
+    for sink in sinks:
+        sink.open(info)
+        sink.log(window())
+    for sink in sinks:
+        sink.close()
+    run.log({"loss": 1.0})
+    run.finish()
+    assert server.run.history[0]["loss"] == 1.0
+    assert server.run.history[0]["overlap/step"] == 20
+    assert any("overlap.jsonl" in one["files"] for one in server.artifacts.values())
