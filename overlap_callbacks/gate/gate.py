@@ -31,7 +31,6 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, TypeVar
@@ -41,14 +40,13 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from overlap_callbacks.gate.collectives import Collective, Group, OperatorSpec, operator_specs
+from overlap_callbacks.gate.step_log import Divergence, ExpectedSequence, StepLog
 from overlap_callbacks.instruments import clocks
 
 logger = logging.getLogger("overlap_callbacks")
 
 T = TypeVar("T")
 
-# Sends and receives that are posted together: of each its operator, its group's name, and the peer's rank in it.
-Batch = tuple[tuple[str, str, int], ...]
 
 # What the gate keeps of a call while the step runs: a list, because it is made for every collective and a class would
 # take longer. Its items are a Collective's fields, with the operator's spec for its name.
@@ -145,46 +143,6 @@ def _leave_out_of_dynamo(kernel: Callable[..., Any]) -> None:
 _kernels = _Kernels()
 
 
-@dataclass(frozen=True)
-class Divergence:
-    """The first collective of a sequential step that the order check had not seen at its place."""
-
-    index: int
-    expected: tuple[str, str] | None
-    found: Collective
-
-    def __str__(self) -> str:
-        if self.expected is None:
-            expected = "no further collective"
-        else:
-            operator, group = self.expected
-            expected = f"{operator} on {group!r}" if group else operator
-        return f"collective {self.index} of the step was {self.found}, where the checked sequence has {expected}"
-
-
-@dataclass(frozen=True)
-class StepLog:
-    """What the gate saw in one step.
-
-    Attributes:
-        collectives: in the order of issue.
-        dropped: collectives that found the storage full, and are missing above.
-        divergence: where the step left the checked sequence, and was no longer serialised; None if it did not.
-        quiet: whether the step was watched and nothing was in flight at its end: its collectives were all complete,
-            and no thread but ours had issued any.
-    """
-
-    collectives: tuple[Collective, ...]
-    dropped: int
-    divergence: Divergence | None
-    quiet: bool = False
-
-    @property
-    def own(self) -> list[Collective]:
-        """Those of the training thread and of autograd's threads."""
-        return [collective for collective in self.collectives if collective.own_thread]
-
-
 class Gate:
     """Records and serialises the collectives of a step.
 
@@ -213,8 +171,7 @@ class Gate:
         self._step_thread = 0
         self._serialise = False
         self._compute_stream: torch.cuda.Stream | None = None
-        self._checked: Sequence[tuple[str, str]] = ()
-        self._single_group: str | None = None
+        self._expected = ExpectedSequence()
         self._watching = False
         self._works: list[dist.Work | None] = []  # one for each collective that has returned; None if complete
         self._reset_step()
@@ -298,9 +255,7 @@ class Gate:
         self,
         *,
         sequential: bool,
-        checked: Sequence[tuple[str, str]] = (),
-        single_group: str | None = None,
-        batches: Sequence[Batch] = (),
+        expected: ExpectedSequence | None = None,
         compute_stream: torch.cuda.Stream | None = None,
         watch: bool = False,
     ) -> None:
@@ -308,10 +263,7 @@ class Gate:
 
         Args:
             sequential: serialise.
-            checked: the sequence of (operator, group name) that passed the order check.
-            single_group: name of the one group of a sequence that has no p2p and no second group: there the
-                communicator itself enforces the order, so departures from the sequence within the group are harmless.
-            batches: the batches of sends and receives that passed it: what ``post`` posted, batch by batch.
+            expected: what passed the order check; None where nothing may be serialised.
             compute_stream: the stream that is serialised with CUDA collectives.
             watch: hold on to the collectives' works until the step ends, to tell whether they are complete then. They
                 keep their tensors alive as long, which is of no weight on the host.
@@ -320,9 +272,7 @@ class Gate:
         self._step_thread = get_ident()
         # Threads are looked up anew in each step, because the system reuses identifiers.
         self._python_threads.clear()
-        self._checked = checked
-        self._single_group = single_group
-        self._checked_batches = batches
+        self._expected = expected or ExpectedSequence()
         self._compute_stream = compute_stream
         self._serialise = sequential
         self._watching = watch
@@ -413,7 +363,7 @@ class Gate:
     def _is_checked_batch(self) -> bool:
         """Whether the batch just posted is the one that the order check saw: another might wait for ever."""
         number = self._batches - 1
-        checked = self._checked_batches[number] if number < len(self._checked_batches) else None
+        checked = self._expected.batches[number] if number < len(self._expected.batches) else None
         if checked == tuple((row[0].name, row[1].name, row[8]) for row in self._posted):
             return True
         if self._posted:
@@ -543,11 +493,11 @@ class Gate:
         self._own = index + 1
         if self._divergence is not None:
             return False
-        expected = self._checked[index] if index < len(self._checked) else None
+        expected = self._expected.keys[index] if index < len(self._expected.keys) else None
         spec, group = row[0], row[1]
         if expected is not None and spec.name == expected[0] and group.name == expected[1]:
             return True
-        if self._single_group == group.name and not spec.point_to_point:
+        if self._expected.single_group == group.name and not spec.point_to_point:
             return True
         self._divergence = Divergence(index=index, expected=expected, found=_collective(row))
         return False

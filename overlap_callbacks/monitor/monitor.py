@@ -73,9 +73,6 @@ class OverlapMonitor:
             None for no limit.
         order_timeout_s: longest time in which the ranks' sequences of collectives must come in.
         report_timeout_s: longest time in which their reports must come in.
-        remove_between_windows: take the gate's kernels out of the dispatcher between windows, which saves a call into
-            Python for each collective. Only for jobs whose collectives come from the main thread and autograd alone:
-            removing while another thread issues one can crash the process.
         power: measure power, energy and clocks in windows, where the device can tell.
         power_interval_s: time between readings of power, at least 0.001; None for 0.1 (NVIDIA, CPU) or 0.02 (AMD).
         power_idle_interval_s: time between readings outside windows; None for none there.
@@ -97,7 +94,6 @@ class OverlapMonitor:
         max_overhead: float | None = 0.005,
         order_timeout_s: float = 10.0,
         report_timeout_s: float = 30.0,
-        remove_between_windows: bool = False,
         power: bool = True,
         power_interval_s: float | None = None,
         power_idle_interval_s: float | None = None,
@@ -109,8 +105,8 @@ class OverlapMonitor:
             raise TypeError(f"schedule must be a Schedule, got {schedule!r} (a {type(schedule).__name__})")
         if max_overhead is not None:
             max_overhead = _validation.fraction("max_overhead", max_overhead)
-        flags = {"strict": strict, "remove_between_windows": remove_between_windows}
-        for name, flag in {**flags, "power": power, "power_per_node": power_per_node}.items():
+        flags = {"strict": strict, "power": power, "power_per_node": power_per_node}
+        for name, flag in flags.items():
             if not isinstance(flag, bool):
                 raise TypeError(f"{name} must be True or False, got {flag!r} (a {type(flag).__name__})")
         self.schedule = schedule or Schedule()
@@ -120,7 +116,6 @@ class OverlapMonitor:
         self._max_overhead = max_overhead
         self._order_timeout_s = _validation.seconds("order_timeout_s", order_timeout_s)
         self._report_timeout_s = _validation.seconds("report_timeout_s", report_timeout_s)
-        self._remove_between_windows = remove_between_windows
         self._framework = framework
         self._power = PowerOptions(power, power_interval_s, power_idle_interval_s, power_per_node)
         if tokens_per_step is not None:
@@ -448,7 +443,6 @@ class OverlapMonitor:
         plan = measured.plan
         if plan.part is Part.RECORDED:
             self._order = None
-            assert measured.log is not None
             if measured.skipped:
                 self._notices.tell(f"window left out: its first step was skipped, {measured.skipped}")
                 self._close_window(complete=False, report=False)
@@ -537,8 +531,6 @@ class OverlapMonitor:
         window.close(complete)
         if window.no_profile:
             self._notices.warn("profiler", f"{window.no_profile}; the rest is measured")
-        if self._remove_between_windows:
-            self._parts.gate.remove()
         if report:
             self._parts.reporter.tokens_per_step = self.tokens_per_step
             self._parts.reporter.window(window, self._key(window))
@@ -594,7 +586,6 @@ class OverlapMonitor:
 
     def _start_check(self, key: str, window: int | None, measured: MeasuredStep, steps_per_block: int = 0) -> None:
         assert self._job is not None
-        assert measured.log is not None
         log = measured.log
         self._order = CollectiveSequence.of(log.own, self._job.rank, incomplete=log.dropped > 0)
         self._parts.order.start(key, self._order, window, steps_per_block)
@@ -677,7 +668,6 @@ class OverlapMonitor:
         self._forced_step = None
         if self._gate_is_through():
             return
-        assert measured.log is not None
         if self._checked is None:
             if measured.skipped:
                 return  # the next step is recorded in its place

@@ -31,8 +31,9 @@ from overlap_callbacks.analysis.results.window import (
     TimedBlock,
 )
 from overlap_callbacks.gate.deadlock import CollectiveSequence
-from overlap_callbacks.gate.gate import Gate, StepLog
+from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.native import SwitchState
+from overlap_callbacks.gate.step_log import ExpectedSequence, StepLog
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.instruments.power.meter import MeasuredPower, PowerMeter
 from overlap_callbacks.instruments.profiler import Profile
@@ -53,21 +54,19 @@ class MeasuredStep:
     Attributes:
         plan: what it was to do.
         start, end: its bounds.
-        log: its collectives, where they were recorded.
+        log: its collectives.
         profile_index: its index in the profile, -1 outside.
         counted: whether it counts: planned to, and nothing spoilt it.
         skipped: why it trained nothing; empty where it did.
-        calls: collectives that the training thread and autograd's threads issued in it.
     """
 
     plan: Plan
     start: clocks.Mark
     end: clocks.Mark
-    log: StepLog | None
+    log: StepLog
     profile_index: int
     counted: bool
     skipped: str = ""
-    calls: int = 0
 
 
 @dataclass(frozen=True)
@@ -123,10 +122,8 @@ class Window:
         self._start: clocks.Mark = 0
         self._spoilt = False
         self._skipped = ""
-        self._recording = False
         self._suspended = False
         self._profiling_refused = False
-        self._calls = 0  # of the gate when the step began
         self._profiled = 0
 
     @property
@@ -151,20 +148,15 @@ class Window:
         self._native.set(sequential)
         # On the host a profile alone does not tell when a collective was complete: see ``Profile.end_step``.
         watch = self.profile is not None and self.clock.compute_stream is None
-        # Profiled steps are recorded too: the profile does not tell a kernel's process group.
-        self._recording = sequential or plan.part is Part.RECORDED or self.profile is not None
-        if self._recording:
-            self._gate.begin_step(
-                sequential=sequential and self._native.form is None,
-                checked=checked.keys if checked is not None else (),
-                single_group=checked.single_group if checked is not None else None,
-                batches=checked.batches if checked is not None else (),
-                compute_stream=self.clock.compute_stream,
-                watch=watch,
-            )
+        # Every step of a window is recorded: what the gate costs the host is then the same in both modes, and cancels.
+        self._gate.begin_step(
+            sequential=sequential and self._native.form is None,
+            expected=ExpectedSequence.of(checked) if checked is not None else None,
+            compute_stream=self.clock.compute_stream,
+            watch=watch,
+        )
         if self.profile is not None:
             self.profile.begin_step()
-        self._calls = self._gate.calls
         self._start = self.clock.mark()
 
     def end_step(self) -> MeasuredStep:
@@ -172,17 +164,16 @@ class Window:
         assert self._plan is not None
         end = self.clock.mark()
         index = -1
-        log = self._gate.end_step() if self._recording else None
+        log = self._gate.end_step()
         if self.profile is not None:
-            self.profile.end_step(quiet=log is not None and log.quiet)
+            self.profile.end_step(quiet=log.quiet)
             index = self._profiled
             self._profiled += 1
         counted = self._plan.counted and not self._spoilt and not self._skipped and self._gate.stuck is None
-        if log is not None and log.divergence is not None and not self._skipped:
+        if log.divergence is not None and not self._skipped:
             counted = False
             self.note(f"a sequential step was left out: {log.divergence}")
-        calls = self._gate.calls - self._calls
-        step = MeasuredStep(self._plan, self._start, end, log, index, counted, self._skipped, calls)
+        step = MeasuredStep(self._plan, self._start, end, log, index, counted, self._skipped)
         self.steps.append(step)
         self._plan = None
         return step
@@ -196,8 +187,8 @@ class Window:
         counted = [step for step in self.steps if step.counted]
         if not counted:
             return
-        usual = float(np.median([step.calls for step in counted]))
-        odd = [step for step in counted if abs(step.calls - usual) > _ODD * usual]
+        usual = float(np.median([len(step.log.own) for step in counted]))
+        odd = [step for step in counted if abs(len(step.log.own) - usual) > _ODD * usual]
         if odd:
             self.note("steps that issued far more or fewer collectives than most of their window were left out")
             self.steps = [replace(step, counted=False) if step in odd else step for step in self.steps]
@@ -209,9 +200,8 @@ class Window:
     def suspend(self) -> None:
         """Let something that is no part of training run within the step, unseen: the step then does not count."""
         self._spoilt = True
-        self._suspended = self._recording
-        if self._recording:
-            self._gate.suspend()
+        self._suspended = True
+        self._gate.suspend()
 
     def resume(self) -> None:
         if self._suspended:
@@ -370,7 +360,7 @@ class Window:
         return found
 
     def _measure_dimensions(self, kernels: KernelTable, by_arm: dict[Mode, list[int]]) -> tuple[DimensionTime, ...]:
-        issued = {s.profile_index: s.log.collectives for s in self.steps if s.profile_index >= 0 and s.log is not None}
+        issued = {s.profile_index: s.log.collectives for s in self.steps if s.profile_index >= 0}
         recorded = self._recorded()
         if recorded is None or not issued:
             return ()
@@ -379,14 +369,14 @@ class Window:
         return dimension_times(kernels, *found, overlapped, sequential, recorded.collectives)
 
     def _recorded(self) -> StepLog | None:
-        return next((s.log for s in self.steps if s.plan.part is Part.RECORDED and s.log is not None), None)
+        return next((s.log for s in self.steps if s.plan.part is Part.RECORDED), None)
 
     def _measure_collectives(self) -> tuple[CollectiveTime, ...]:
         """Counts and bytes from the recorded step, isolated times from the sequential timed steps."""
         recorded = self._recorded()
         if recorded is None:
             return ()
-        timed = [s.log for s in self.steps if s.counted and s.plan.part is Part.TIMED and s.log is not None]
+        timed = [s.log for s in self.steps if s.counted and s.plan.part is Part.TIMED]
         isolated: dict[tuple[str, str], float] = defaultdict(float)
         for log in timed:
             for collective in log.own:

@@ -15,6 +15,11 @@ class Sink:
     are needed, never at the top of a module.
     """
 
+    # Writes the record: called first, on the caller's own thread.
+    keeps_record = False
+    # Bounds its own waiting, on a thread of its own.
+    has_own_thread = False
+
     def open(self, run: RunInfo) -> None:
         """Called once, before anything else."""
 

@@ -30,6 +30,7 @@ class JsonlSink(Sink):
         OSError: (from ``open``) the folder or file cannot be written.
     """
 
+    keeps_record = True
     _all: ClassVar[weakref.WeakSet[JsonlSink]] = weakref.WeakSet()
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from overlap_callbacks.gate.gate import Batch, CompletedWork, Gate
+from overlap_callbacks.gate.gate import CompletedWork, Gate
+from overlap_callbacks.gate.step_log import Batch, ExpectedSequence
 from tests.distributed import run_ranks
 
 CHECKED = [("send", "0"), ("recv_", "0")]
@@ -30,7 +31,7 @@ def post_in_both_modes(rank: int) -> list[tuple[list[str], float, float]]:
     gate.register()
     found = []
     for sequential in (False, True):
-        gate.begin_step(sequential=sequential, checked=CHECKED, batches=[batch_of(rank)])
+        gate.begin_step(sequential=sequential, expected=ExpectedSequence(CHECKED, batches=[batch_of(rank)]))
         (received, _), works = gate.post(lambda: exchange(rank), lambda result: result[1])
         at_return = received.sum().item()
         for work in works:
@@ -54,7 +55,7 @@ def post_before_the_peer_does(rank: int) -> list[float]:
     store = dist.distributed_c10d._get_default_store()
     gate = Gate()
     gate.register()
-    gate.begin_step(sequential=True, checked=CHECKED, batches=[batch_of(rank)])
+    gate.begin_step(sequential=True, expected=ExpectedSequence(CHECKED, batches=[batch_of(rank)]))
     if rank == 1:
         store.wait(["posted"])
 
@@ -104,7 +105,7 @@ def post_other_batches_than_were_checked(rank: int) -> list[Any]:
     """The check saw one batch of a send and a receive; the step posts them in two, sends first, on both ranks."""
     gate = Gate()
     gate.register()
-    gate.begin_step(sequential=True, checked=CHECKED, batches=[batch_of(rank)])
+    gate.begin_step(sequential=True, expected=ExpectedSequence(CHECKED, batches=[batch_of(rank)]))
     received = torch.zeros(1)
     works = []
     for post in (

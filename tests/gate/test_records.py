@@ -19,7 +19,8 @@ import torch.distributed._functional_collectives as functional
 import torch.distributed.nn.functional as differentiable
 
 from overlap_callbacks.gate.deadlock import CollectiveSequence
-from overlap_callbacks.gate.gate import Gate, StepLog
+from overlap_callbacks.gate.gate import Gate
+from overlap_callbacks.gate.step_log import ExpectedSequence, StepLog
 from tests.distributed import captured_log, run_ranks
 from tests.monitor.jobs import (
     KeptReports,
@@ -423,7 +424,7 @@ def plain(value: Any) -> Any:
 def observe(
     gate: Gate, use: Callable[[], Any], sequential: bool = False, keys: Any = (), watch: bool = False
 ) -> tuple[Any, StepLog]:
-    gate.begin_step(sequential=sequential, checked=keys, watch=watch)
+    gate.begin_step(sequential=sequential, expected=ExpectedSequence(keys), watch=watch)
     try:
         result = plain(use())
     finally:
@@ -559,7 +560,7 @@ def issue_before_the_peer_does(rank: int, sequential: bool) -> list[float]:
     if rank == 1:
         # In overlapped mode rank 0's call returns first; in sequential mode it cannot.
         store.wait(["issuing" if sequential else "returned"])
-    gate.begin_step(sequential=sequential, checked=[("allreduce_", dist.group.WORLD.group_name)])
+    gate.begin_step(sequential=sequential, expected=ExpectedSequence([("allreduce_", dist.group.WORLD.group_name)]))
     if rank == 0:
         store.set("issuing", b"")
     work = dist.all_reduce(tensor, async_op=True)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from overlap_callbacks.gate.gate import Gate
+from overlap_callbacks.gate.step_log import ExpectedSequence
 from tests.distributed import captured_log, run_ranks
 from tests.monitor.jobs import (
     KeptReports,
@@ -229,7 +230,7 @@ def reduce_in_backward(rank: int, depth: int) -> dict[str, Any]:
     gate = Gate()
     gate.register()
     leaf, threads = torch.ones(1, requires_grad=True), []
-    gate.begin_step(sequential=True, checked=[("allreduce_", dist.group.WORLD.group_name)])
+    gate.begin_step(sequential=True, expected=ExpectedSequence([("allreduce_", dist.group.WORLD.group_name)]))
     ReduceInBackward.apply(leaf, depth, threads).sum().backward()
     log = gate.end_step()
     gate.close()

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from overlap_callbacks import OverlapMonitor, OverlapReport, Schedule, Sink
-from overlap_callbacks.gate.gate import Gate, StepLog, _kernels
+from overlap_callbacks.gate.gate import Gate, _kernels
+from overlap_callbacks.gate.step_log import StepLog
 
 # One recorded step and the blocks O S S O of one step each.
 TINY_WINDOW_STEPS = 5

@@ -122,32 +122,32 @@ class InjectedError(Exception):
 
 # Where something of ours goes wrong, on all ranks that get there.
 PARTS = (
-    "clocks.StepClock.mark",
-    "exchange.Reporter.block",
-    "exchange.Reporter.window",
-    "exchange.check_order",
-    "exchange.report",
-    "gate.Gate._keeps_to_checked",
-    "gate.Gate._wait_on_host",
-    "gate.Gate.begin_step",
-    "gate.Gate.end_step",
-    "gate.Gate.register",
-    "gate.Group.of",
-    "profiling.Profile.begin_step",
-    "profiling.Profile.end_step",
-    "profiling.Profile.kernels",
-    "profiling.Profile.start",
-    "monitor.Window.__init__",
-    "monitor.Window.begin_step",
-    "monitor.Window.end_step",
-    "monitor.Window.measure",
-    "order.CollectiveSequence.encode",
-    "order.CollectiveSequence.of",
-    "ranks.Channel.__init__",
-    "ranks.Channel.gather",
-    "ranks.Channel.post",
-    "ranks.find_conflict",
-    "schedule.Schedule.plan",
+    "instruments.clocks.StepClock.mark",
+    "monitor.background.reporter.Reporter.block",
+    "monitor.background.reporter.Reporter.window",
+    "monitor.background.reporter.check_order",
+    "monitor.background.reporter.aggregate_windows",
+    "gate.gate.Gate._keeps_to_checked",
+    "gate.gate.Gate._wait_on_host",
+    "gate.gate.Gate.begin_step",
+    "gate.gate.Gate.end_step",
+    "gate.gate.Gate.register",
+    "gate.gate.Group.of",
+    "instruments.profiler.Profile.begin_step",
+    "instruments.profiler.Profile.end_step",
+    "instruments.profiler.Profile.kernels",
+    "instruments.profiler.Profile.start",
+    "monitor.monitor.Window.__init__",
+    "monitor.monitor.Window.begin_step",
+    "monitor.monitor.Window.end_step",
+    "monitor.monitor.Window.measure",
+    "gate.deadlock.CollectiveSequence.encode",
+    "gate.deadlock.CollectiveSequence.of",
+    "monitor.background.store.StoreChannel.__init__",
+    "monitor.background.store.StoreChannel.gather",
+    "monitor.background.store.StoreChannel.post",
+    "monitor.background.store.find_conflict",
+    "monitor.schedule.Schedule.plan",
 )
 NUM_STEPS = 25
 
@@ -248,11 +248,11 @@ LAST_WINDOW_STEPS = 2 + 9
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_error_in_the_report_of_the_last_window_is_not_lost(strict):
-    first, _ = run_ranks(train_with_an_error, 2, "monitor.Window.measure", strict, LAST_WINDOW_STEPS)
-    assert first["raised"] == (["monitor.Window.measure"] if strict else [])
+    first, _ = run_ranks(train_with_an_error, 2, "monitor.monitor.Window.measure", strict, LAST_WINDOW_STEPS)
+    assert first["raised"] == (["monitor.monitor.Window.measure"] if strict else [])
     if not strict:
         (line,) = first["lines"]
-        assert "monitor.Window.measure" in line
+        assert "monitor.monitor.Window.measure" in line
 
 
 # -- an error on one rank only

@@ -305,35 +305,6 @@ def test_collectives_within_a_pause_are_neither_seen_nor_serialised_and_their_st
 # -- options
 
 
-def is_registered() -> bool:
-    return torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "BackendSelect")
-
-
-def train_with_kernels_removed_between_windows(rank: int) -> dict[str, Any]:
-    monitor = new_monitor(sink := KeptReports(), schedule=tiny_schedule(every_n_steps=10), remove_between_windows=True)
-    training, registered = Training(rank), []
-    for _ in range(40):
-        with monitor.step():
-            registered.append(is_registered())
-            training.step()
-    monitor.close()
-    return {
-        "registered": registered,
-        "after": is_registered(),
-        "same": training.digest() == digest_without_library(rank, 40),
-        "reports": sink.facts(),
-    }
-
-
-def test_kernels_can_be_taken_out_of_the_dispatcher_between_windows():
-    found = run_ranks(train_with_kernels_removed_between_windows, 2)
-    for rank in found:
-        assert rank["registered"] == [False] * 2 + ([True] * 5 + [False] * 5) * 3 + [True] * 5 + [False] * 3
-        assert not rank["after"]
-        assert rank["same"]
-    assert [report["complete"] for report in found[0]["reports"]] == [True] * 4
-
-
 def train_with_two_monitors(rank: int) -> dict[str, Any]:
     first, second = new_monitor(sink := KeptReports()), new_monitor(KeptReports())
     strict = new_monitor(KeptReports(), strict=True)

@@ -5,7 +5,6 @@ Each has a thread and a store client of its own, so that a sink that stalls cann
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import threading
@@ -14,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from overlap_callbacks._threads import DetachedWorker, Worker
+from overlap_callbacks._threads import Worker
 from overlap_callbacks.analysis.aggregate import aggregate_windows, drop_incomparable_figures
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
@@ -23,16 +22,14 @@ from overlap_callbacks.gate.deadlock import CollectiveSequence
 from overlap_callbacks.monitor.background.store import Job, Ruling, StoreChannel, check_order
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.monitor.window import Window
-from overlap_callbacks.sinks import JsonlSink, RunInfo, Sink, WandbSink
+from overlap_callbacks.sinks import RunInfo, Sink
+from overlap_callbacks.sinks.fan_out import FanOut
 
 logger = logging.getLogger("overlap_callbacks")
 
 # Longest that a check is waited for after one that was late: its ranks may have recovered, but should not hold up
 # training once more.
 _SHORT_PATIENCE_S = 0.5
-
-# Longest that the record waits for another sink, once; what that sink is late with, it does on a thread of its own.
-_SINK_PATIENCE_S = 2.0
 
 ErrorHandler = Callable[[Exception], None]
 
@@ -163,20 +160,11 @@ class Reporter:
         self._job = job
         self._prefix = prefix
         self._schedule = schedule
-        # The record first: it is on the disk before any other sink may stall.
-        in_order = sorted(sinks, key=lambda sink: not isinstance(sink, JsonlSink))
-        self._sinks = in_order if job.rank == 0 else []
-        # Whatever stalls, the record goes on: each other sink has a thread of its own, W&B by itself.
-        self._asides = {
-            id(sink): DetachedWorker(f"overlap-callbacks-{type(sink).__name__}", patience_s=_SINK_PATIENCE_S)
-            for sink in self._sinks
-            if not isinstance(sink, (JsonlSink, WandbSink))
-        }
+        self._sinks = FanOut(sinks if job.rank == 0 else (), on_sink_error)
         self._close_by = 0.0
         self._run = run
         self._timeout_s = timeout_s
         self._max_overhead = max_overhead
-        self._on_sink_error = on_sink_error
         self._worker = Worker("overlap-callbacks-report", on_error)
         self._channel: StoreChannel | None = None
         self._stop = threading.Event()
@@ -190,7 +178,7 @@ class Reporter:
     def open(self) -> None:
         """Have the sinks told of the run, so that there is a record before the first window is done."""
         if self._sinks:
-            self._worker.submit(lambda: self._each_sink(lambda sink: None))
+            self._worker.submit(self._open_sinks)
 
     def block(self, window: Window, block: int, arm: Mode) -> None:
         """Have the record keep a timed block as soon as its times are known: a crash must not lose it."""
@@ -244,7 +232,8 @@ class Reporter:
         if result.e2e_overlapped_ms is not None:
             self.step_s = result.e2e_overlapped_ms.value / 1e3
         logger.info("%s", summary(result))
-        self._each_sink(lambda sink: sink.log(result))
+        self._open_sinks()
+        self._sinks.log(result)
 
     def _gather(self, key: str, own: RankWindow) -> tuple[list[RankWindow], list[str]]:
         assert self._channel is not None
@@ -261,38 +250,16 @@ class Reporter:
     def _log_block(self, window: Window, block: int, arm: Mode) -> None:
         measured = window.measure_block(block, arm)
         if measured is not None:
-            self._each_sink(lambda sink: sink.block(window.number, window.first_step, measured))
+            self._open_sinks()
+            self._sinks.block(window.number, window.first_step, measured)
 
-    def _each_sink(self, use: Callable[[Sink], None]) -> None:
-        if not self._opened:
+    def _open_sinks(self) -> None:
+        if self._sinks and not self._opened:
             self._opened = True
-            run = self._run()
-            self._each_sink(lambda sink: sink.open(run))
-        for sink in list(self._sinks):
-            try:
-                aside = self._asides.get(id(sink))
-                if aside is None:
-                    use(sink)
-                else:
-                    aside.do(functools.partial(use, sink))
-            except Exception as error:
-                self._sinks.remove(sink)
-                self._on_sink_error(sink, error)
+            self._sinks.open(self._run())
 
     def _close_sinks(self) -> None:
-        for sink in self._sinks:
-            try:
-                aside = self._asides.get(id(sink))
-                if aside is None:
-                    sink.close()
-                elif not aside.close(sink.close, max(_SINK_PATIENCE_S, 0.5 * (self._close_by - time.monotonic()))):
-                    logger.warning(
-                        "overlap-callbacks: %s hangs, and may lack the last windows; the record has them",
-                        type(sink).__name__,
-                    )
-            except Exception as error:
-                self._on_sink_error(sink, error)
-        self._sinks = []
+        self._sinks.close(self._close_by - time.monotonic())
 
     def _hold_to_budget(self, result: OverlapReport) -> None:
         """Leave windows out where they cost more than ``max_overhead`` allows."""

@@ -91,6 +91,8 @@ class WandbSink(Sink):
         TimeoutError: (from ``close``) W&B did not take everything in time.
     """
 
+    has_own_thread = True
+
     def __init__(
         self,
         run: Any = None,

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from overlap_callbacks import Mode
 from overlap_callbacks.gate.collectives import Group
 from overlap_callbacks.gate.gate import Gate
+from overlap_callbacks.gate.step_log import ExpectedSequence
 from tests.distributed import captured_log, run_mortal_ranks, run_ranks
 from tests.monitor.jobs import KeptReports, kept_logs, new_monitor, two_groups
 
@@ -168,7 +169,7 @@ def serialise(rank: int, orders: list[list[int]]) -> str:
     reduce_on(mine)
     gate = Gate()
     gate.register()
-    gate.begin_step(sequential=True, checked=[("allreduce_", group.group_name) for group in mine])
+    gate.begin_step(sequential=True, expected=ExpectedSequence([("allreduce_", group.group_name) for group in mine]))
     try:
         reduce_on(mine)
     except RuntimeError:
