@@ -477,8 +477,6 @@ def seen(operator, group, **changes) -> Collective:
         "bytes_in": 4,
         "bytes_out": 4,
         "dtype": None,
-        "thread": 1,
-        "own_thread": True,
         "coalesced": 0,
         "peer": -1,
         "tag": 0,
