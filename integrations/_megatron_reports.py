@@ -36,8 +36,8 @@ class Outbox(Sink):
 
     def _post(self, key: str, message: bytes) -> None:
         channel = _channel(self._prefix)
-        if channel.look("reader"):  # else the message would lie in the store for good
-            channel.post(key, message)
+        if channel.peek("reader"):  # else the message would lie in the store for good
+            channel.publish(key, message)
 
 
 class Inbox:
@@ -45,7 +45,7 @@ class Inbox:
 
     def __init__(self, prefix: str, writer: Any, monitor: OverlapMonitor) -> None:
         self._channel = _channel(prefix)
-        self._channel.post("reader", b"-")
+        self._channel.publish("reader", b"-")
         self._sink = WandbSink(getattr(writer, "run", None))
         self._monitor = monitor
         self._taken = 0
@@ -67,7 +67,7 @@ class Inbox:
     def _take(self, wait_s: float | None) -> None:
         if wait_s is not None:
             self._channel.await_message("end", wait_s, stop=lambda: False)
-        while (message := self._channel.look(str(self._taken))) is not None:
+        while (message := self._channel.peek(str(self._taken))) is not None:
             self._channel.delete(str(self._taken))
             run, report = msgspec.json.decode(message, type=tuple[RunInfo, OverlapReport])
             if self._taken == 0:

@@ -672,8 +672,7 @@ def test_a_full_storage_says_how_many_collectives_are_missing_and_changes_no_res
 
 def train_with_a_small_storage(rank: int) -> dict[str, Any]:
     training, sink = Training(rank), KeptReports()
-    monitor = new_monitor(sink, schedule=tiny_schedule(every_n_steps=10))
-    monitor._parts.gate = Gate(capacity=1)
+    monitor = new_monitor(sink, Gate(capacity=1), schedule=tiny_schedule(every_n_steps=10))
     with captured_log(level=20) as lines, kept_logs() as logs:
         run_steps(training, monitor, 20)
         monitor.close()

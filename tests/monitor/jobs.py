@@ -17,6 +17,7 @@ from overlap_callbacks import OverlapMonitor, OverlapReport, Schedule, Sink
 from overlap_callbacks.gate.dispatcher import OWN_KEY, dispatcher
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.step_log import StepLog
+from overlap_callbacks.monitor.config import MonitorConfig
 
 # One recorded step and the blocks O S S O of one step each.
 TINY_WINDOW_STEPS = 5
@@ -52,10 +53,10 @@ class KeptReports(Sink):
         ]
 
 
-def new_monitor(sink: Sink | None = None, **options: Any) -> OverlapMonitor:
+def new_monitor(sink: Sink | None = None, gate: Gate | None = None, **options: Any) -> OverlapMonitor:
     """A monitor that measures every window, whatever its cost."""
     options = {"schedule": tiny_schedule(), "max_overhead": None, **options}
-    return OverlapMonitor(sinks=[] if sink is None else [sink], **options)
+    return OverlapMonitor.from_config(MonitorConfig(sinks=[] if sink is None else [sink], **options), gate)
 
 
 class Training:

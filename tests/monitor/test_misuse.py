@@ -88,7 +88,7 @@ def test_whole_numbers_of_other_libraries_are_step_numbers_too(number, warnings_
 
 
 def begin_without_end(monitor: OverlapMonitor) -> None:
-    monitor.step_begin(monitor._last_step + 1)
+    monitor.step_begin(monitor.last_step + 1)
 
 
 def end_without_begin(monitor: OverlapMonitor) -> None:
@@ -96,19 +96,19 @@ def end_without_begin(monitor: OverlapMonitor) -> None:
 
 
 def end_another_step(monitor: OverlapMonitor) -> None:
-    monitor.step_begin(monitor._last_step + 1)
-    monitor.step_end(monitor._last_step + 1)
+    monitor.step_begin(monitor.last_step + 1)
+    monitor.step_end(monitor.last_step + 1)
 
 
 def go_back(monitor: OverlapMonitor) -> None:
-    last = max(monitor._last_step, 10)
+    last = max(monitor.last_step, 10)
     for number in (last + 1, last - 5):
         monitor.step_begin(number)
         monitor.step_end()
 
 
 def repeat_a_number(monitor: OverlapMonitor) -> None:
-    number = monitor._last_step + 1
+    number = monitor.last_step + 1
     for _ in range(2):
         monitor.step_begin(number)
         monitor.step_end()
