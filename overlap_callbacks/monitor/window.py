@@ -201,7 +201,7 @@ class Window:
             return False
         if self._was_paused or self._gate.stuck is not None:
             return False
-        for group in log.foreign:
+        for group in log.foreign if self._plan is not None and self._plan.counted else ():
             self.note(
                 f"another thread communicated on group {group!r} during measured steps; its collectives are neither "
                 f"recorded nor serialised"

@@ -10,10 +10,9 @@ import html
 from collections.abc import Mapping, Sequence
 
 from overlap_callbacks.analysis import name_rules
-from overlap_callbacks.analysis.results.report import Estimate
 from overlap_callbacks.analysis.results.catalogue import FIGURES
-from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.power import PowerTrace
+from overlap_callbacks.analysis.results.report import Estimate, OverlapReport
 
 # Ideal, overlapped, sequential: told apart by the colour-blind and on a grey printer.
 BARS = (

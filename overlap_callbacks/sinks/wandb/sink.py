@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from overlap_callbacks import _validation
-from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.sinks.wandb import cards
-from overlap_callbacks.sinks.wandb.alerts import Limits
 from overlap_callbacks._threads import DetachedWorker
+from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.sinks.base import Sink
 from overlap_callbacks.sinks.jsonl import JsonlSink
 from overlap_callbacks.sinks.metric_keys import fit, fit_name
+from overlap_callbacks.sinks.wandb import cards
+from overlap_callbacks.sinks.wandb.alerts import Limits
 from overlap_callbacks.sinks.wandb.summary import RunSoFar, aggregates, power_verdict
 from overlap_callbacks.sinks.wandb.tables import tables
 

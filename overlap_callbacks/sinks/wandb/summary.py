@@ -6,8 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from overlap_callbacks.analysis.results.report import Estimate
-from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.report import Estimate, OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.sinks.metric_keys import COUNTS, FLAGS, describe
 
