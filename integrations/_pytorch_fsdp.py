@@ -24,8 +24,8 @@ from overlap_callbacks.gate.native import OverlapSwitch
 from .base import missing_of, torch_lacks
 
 # Attributes that hold communication streams.
-_FSDP1 = ("_unshard_stream", "_pre_unshard_stream", "_post_backward_stream", "_all_reduce_stream")
-_FSDP2 = ("all_gather_copy_in_stream", "all_gather_stream", "reduce_scatter_stream", "all_reduce_stream")
+FSDP1_STREAMS = ("_unshard_stream", "_pre_unshard_stream", "_post_backward_stream", "_all_reduce_stream")
+FSDP2_STREAMS = ("all_gather_copy_in_stream", "all_gather_stream", "reduce_scatter_stream", "all_reduce_stream")
 
 
 class FsdpStreams(OverlapSwitch):
@@ -78,10 +78,10 @@ def _holders(modules: Iterable[nn.Module]) -> Iterator[tuple[Any, Any, tuple[str
     holders = {}
     for module in modules:
         if isinstance(module, FullyShardedDataParallel):
-            holders[id(module)] = (module, "_device_handle", _FSDP1)
+            holders[id(module)] = (module, "_device_handle", FSDP1_STREAMS)
         else:
-            context = _fsdp2_state(module)._comm_ctx
-            holders[id(context)] = (context, "device_handle", _FSDP2)
+            context = fsdp2_state(module)._comm_ctx
+            holders[id(context)] = (context, "device_handle", FSDP2_STREAMS)
     for holder, handle, names in holders.values():
         if any(hasattr(holder, name) for name in names):  # FSDP creates them when the model first runs
             missing = missing_of(holder, handle, *names)
@@ -90,7 +90,7 @@ def _holders(modules: Iterable[nn.Module]) -> Iterator[tuple[Any, Any, tuple[str
             yield holder, getattr(holder, handle), names
 
 
-def _fsdp2_state(module: Any) -> Any:
+def fsdp2_state(module: Any) -> Any:
     missing = missing_of(type(module), "_get_fsdp_state")
     state = None if missing else module._get_fsdp_state()
     missing = missing or missing_of(state, "_comm_ctx")
@@ -107,7 +107,7 @@ def _fsdp2_state(module: Any) -> Any:
 def _param_groups(modules: Iterable[nn.Module]) -> Iterator[Any]:
     for module in modules:
         if isinstance(module, FSDPModule):
-            state = _fsdp2_state(module)
+            state = fsdp2_state(module)
             groups = getattr(state, "_fsdp_param_groups", None)  # since torch 2.12; before, there was one group
             yield from groups if groups is not None else filter(None, [state._fsdp_param_group])
 

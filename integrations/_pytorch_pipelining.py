@@ -116,8 +116,8 @@ class _Batches:
 
     def __init__(self, original: Callable[..., list[Any]]) -> None:
         self.monitors: list[OverlapMonitor] = []
-        self.undo = patch(schedules, "_batch_p2p", self)
         self._original = original
+        self.undo = patch(schedules, "_batch_p2p", self)  # last: another thread may call it at once
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
         issue: Callable[[], list[Any]] = functools.partial(self._original, *args, **kwargs)

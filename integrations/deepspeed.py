@@ -39,7 +39,7 @@ except ImportError:
 
 _NEEDED = ("module", "forward", "step", "global_steps", "global_samples", "was_step_applied", "monitor")
 _COORDINATOR = "_PartitionedParameterCoordinator"
-_PREFETCH = f"{_COORDINATOR}__prefetch_bucket_sz"
+PREFETCH_ATTRIBUTE = f"{_COORDINATOR}__prefetch_bucket_sz"
 
 _attachments = Attachments("engine")
 
@@ -218,7 +218,7 @@ def native_switches(engine: DeepSpeedEngine) -> Switches:
     main = get_accelerator().default_stream()
     replaced = [(holder, name, main) for holder, name in streams if getattr(holder, name, None) is not None]
     name = "stage3_prefetch_bucket_size and streams" if replaced else "stage3_prefetch_bucket_size"
-    return Switches(name, (coordinator, _PREFETCH, 0), *replaced)
+    return Switches(name, (coordinator, PREFETCH_ATTRIBUTE, 0), *replaced)
 
 
 def _why_no_switch(engine: DeepSpeedEngine, coordinator: Any) -> str:
@@ -235,9 +235,9 @@ def _why_no_switch(engine: DeepSpeedEngine, coordinator: Any) -> str:
     if engine.zero_offload_optimizer() or engine.zero_offload_param():
         return "its switches are not known to be safe to flip with offloading"
     if stage == 3:
-        if not hasattr(coordinator, _PREFETCH):
+        if not hasattr(coordinator, PREFETCH_ATTRIBUTE):
             return lacks("deepspeed", deepspeed.__version__, "prefetch bucket size of ZeRO-3 under the known name")
-        built_without = not getattr(coordinator, _PREFETCH)
+        built_without = not getattr(coordinator, PREFETCH_ATTRIBUTE)
         return "the job was built with stage3_prefetch_bucket_size 0: nothing to switch off" if built_without else ""
     if type(optimizer) is not DeepSpeedZeroOptimizer:
         return f"overlap_comm of a {type(optimizer).__name__} is not known to be safe to flip"

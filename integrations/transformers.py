@@ -69,7 +69,7 @@ class OverlapCallback(transformers.TrainerCallback):
             framework, self._options, root=args.output_dir or "", check=lambda: _check_version(args, state, objects)
         )
         if self.monitor.active:
-            self.monitor.name_groups(_dimensions(objects["model"].parameters()) | _deepspeed_dimensions(args))
+            self.monitor.name_groups(dimensions_of(objects["model"].parameters()) | _deepspeed_dimensions(args))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._pause.close()
@@ -143,7 +143,7 @@ def attach_accelerate(optimizer: AcceleratedOptimizer, **options: Any) -> Overla
             f"that accelerator.prepare gave"
         )
     monitor: OverlapMonitor = attach(inner, **options)
-    monitor.name_groups(_dimensions(parameter for group in inner.param_groups for parameter in group["params"]))
+    monitor.name_groups(dimensions_of(parameter for group in inner.param_groups for parameter in group["params"]))
     return monitor
 
 
@@ -156,7 +156,7 @@ def _check_version(args: Any, state: Any, objects: dict[str, Any]) -> None:
     check_version("transformers", transformers.__version__, missing)
 
 
-def _dimensions(parameters: Iterable[torch.Tensor]) -> dict[str, str]:
+def dimensions_of(parameters: Iterable[torch.Tensor]) -> dict[str, str]:
     """The dimension of the default group: DDP and FSDP use it, and so does any mesh dimension over all ranks."""
     world = dist.group.WORLD if dist.is_initialized() else None
     if world is None:

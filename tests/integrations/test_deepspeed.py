@@ -558,9 +558,9 @@ def _refuse(rank: int) -> None:
     refuses_native("not known to be safe to flip with offloading", 2, zero={"offload_optimizer": {"device": "cpu"}})
     fp32_gradients = {"grad_accum_dtype": "fp32"}
     refuses_native("overlap_comm of a BF16_Optimizer is not known", 1, dtype="bf16", data_types=fp32_gradients)
-    attribute, adapter._PREFETCH = adapter._PREFETCH, "_moved"
+    attribute, adapter.PREFETCH_ATTRIBUTE = adapter.PREFETCH_ATTRIBUTE, "_moved"
     refuses_native(f"has no prefetch bucket size of ZeRO-3 under the known name, {known}", 3)
-    adapter._PREFETCH = attribute
+    adapter.PREFETCH_ATTRIBUTE = attribute
     refuses_native("does not overlap the communication of pipelines", 0, micro_batches=2, stages=2)
 
     dist.destroy_process_group()

@@ -78,8 +78,8 @@ def _other_torches(rank: int) -> dict[str, str]:
     training = jobs.Training(rank, jobs.fsdp2)
     modules = [module for model in training.job.models for module in model.modules() if isinstance(module, FSDPModule)]
     training.step()
-    context = fsdp_switch._fsdp2_state(modules[0])._comm_ctx
-    streams = {name: getattr(context, name) for name in fsdp_switch._FSDP2}
+    context = fsdp_switch.fsdp2_state(modules[0])._comm_ctx
+    streams = {name: getattr(context, name) for name in fsdp_switch.FSDP2_STREAMS}
     form = fsdp_switch.FsdpStreams(modules)  # type: ignore[arg-type]
     with without(context, "reduce_scatter_stream"), pytest.raises(RuntimeError) as raised:
         form.disable()
