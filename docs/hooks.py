@@ -88,10 +88,10 @@ def figure_metrics() -> list[tuple[str, str, str]]:
 
 def power_metrics() -> list[tuple[str, str, str]]:
     """Those of power and of the device; ``<mode>`` stands for both modes."""
-    from overlap_callbacks.analysis.results.power_metrics import POWER_METRICS, meanings, units
+    from overlap_callbacks.analysis.results.catalogue import POWER_METRICS, power_meanings, power_units
 
     found = [(f"{m.section}/<mode>_{m.name}", m.unit, m.meaning) for m in POWER_METRICS]
-    unit, meaning = units(), meanings()
+    unit, meaning = power_units(), power_meanings()
     by_mode = re.compile(r"/(overlapped|sequential)_")
     known = {key for key, _, _ in found}
     for key in unit:

@@ -10,6 +10,8 @@ import hashlib
 import re
 from typing import NamedTuple
 
+from overlap_callbacks.analysis.formatting import printable
+
 
 class Rule(NamedTuple):
     """Names in which ``pattern`` (a regular expression) is found are of ``label``."""
@@ -97,7 +99,7 @@ def clean(name: str, longest: int = LONGEST_NAME) -> str:
     """A name fit for tables: of bounded length, still distinct from others, and without control characters."""
     if len(name) > longest:
         name = f"{name[: longest - 13]}~{digest(name)[:12]}"
-    return name if name.isprintable() else "".join(char if char.isprintable() else "\ufffd" for char in name)
+    return printable(name)
 
 
 def digest(name: str) -> str:

@@ -11,8 +11,7 @@ from pathlib import Path
 import torch
 
 from overlap_callbacks._version import __version__
-from overlap_callbacks.analysis.results.catalogue import FIGURES
-from overlap_callbacks.analysis.results.power_metrics import meanings, units
+from overlap_callbacks.analysis.results.catalogue import FIGURES, power_meanings, power_units
 from overlap_callbacks.monitor.background.store import Job
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.sinks import RunInfo
@@ -45,6 +44,6 @@ def run_info(job: Job, schedule: Schedule, framework: str, device: str) -> RunIn
         backend=job.backend,
         device=device,
         schedule=schedule.as_dict(),
-        units={**{figure.name: figure.unit for figure in FIGURES}, **units()},
-        meanings={**{figure.name: figure.meaning for figure in FIGURES}, **meanings()},
+        units={**{figure.name: figure.unit for figure in FIGURES}, **power_units()},
+        meanings={**{figure.name: figure.meaning for figure in FIGURES}, **power_meanings()},
     )

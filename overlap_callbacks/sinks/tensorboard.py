@@ -39,7 +39,7 @@ class TensorBoardSink(Sink):
             ("started at", run.started_at),
             *run.schedule.items(),
         )
-        # Markdown: four spaces make code of a line, in which nothing has a meaning of its own.
+        # In Markdown, four spaces make a line code, so that no character has a meaning of its own.
         lines = (f"    {name}: {name_rules.clean(str(value))}" for name, value in rows)
         self._events().add_text("overlap/run", "\n".join(lines))
         self._events().flush()

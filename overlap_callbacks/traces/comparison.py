@@ -10,7 +10,7 @@ import numpy.typing as npt
 from overlap_callbacks._version import __version__
 from overlap_callbacks.analysis.kernels.attribution import Calls, Match, Side, match, pair_times
 from overlap_callbacks.analysis.kernels.table import KernelSums, Kind
-from overlap_callbacks.analysis.results.catalogue import RESIDUAL_LIMIT, RESIDUAL_LIMIT_GLOO
+from overlap_callbacks.analysis.results.catalogue import residual_limit
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import KernelTime
 from overlap_callbacks.traces.analysis import span_ms, trace_figures
@@ -96,7 +96,7 @@ class _Side:
 
 def _faults(ov: _Side, seq: _Side, residual: float | None, matched: float) -> Iterator[str]:
     """What makes the comparison worthless."""
-    limit = RESIDUAL_LIMIT_GLOO if ov.on_host else RESIDUAL_LIMIT
+    limit = residual_limit("cpu" if ov.on_host else "")
     if residual is not None and residual > limit:
         yield f"the sequential file is not sequential: its overlap ratio is {residual:.3f}, above {limit}"
     if ov.has_steps != seq.has_steps:

@@ -359,8 +359,7 @@ def _log_to_wandb(rank: int, folder: str) -> None:
     import wandb
     from lightning.pytorch.loggers import WandbLogger
 
-    from tests.monitor.jobs import is_pass_through
-from tests.wandb_reader import SETTINGS
+    from tests.wandb_reader import SETTINGS
 
     settings = {name: value for name, value in SETTINGS.items() if name != "mode"}
     logger = WandbLogger(project="test", save_dir=folder, offline=True, settings=wandb.Settings(**settings))

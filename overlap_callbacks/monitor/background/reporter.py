@@ -14,8 +14,8 @@ import msgspec
 
 from overlap_callbacks._threads import Worker
 from overlap_callbacks.analysis.aggregate import aggregate_windows, drop_incomparable_figures
-from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import RankWindow
+from overlap_callbacks.analysis.verdict import summary
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.measurement import measure, measure_block
 from overlap_callbacks.monitor.background.store import Job, StoreChannel
@@ -148,33 +148,3 @@ class Reporter:
 
     def _close_sinks(self) -> None:
         self._sinks.close(self._close_by - time.monotonic())
-
-
-def summary(result: OverlapReport) -> str:
-    """One line for people."""
-    parts = [f"overlap window {result.window} (step {result.first_step})"]
-    if not result.valid:
-        parts[0] += " INVALID"
-    if not result.complete:
-        parts[0] += " INCOMPLETE"
-    if result.control:
-        parts[0] += " A/A control"
-
-    def show(name: str, text: str) -> None:
-        figure = getattr(result, name)
-        if figure is None:
-            return
-        percent = not name.endswith("_ms")
-        value = f"{figure.value:+.1%}" if percent else f"{figure.value:.2f} ms"
-        if figure.ci_low is not None:
-            bounds = (figure.ci_low, figure.ci_high)
-            value += " [{:+.1%}, {:+.1%}]".format(*bounds) if percent else " [{:.2f}, {:.2f}]".format(*bounds)
-        parts.append(f"{text} {value}")
-
-    show("e2e_overlapped_ms", "overlapped")
-    show("e2e_sequential_ms", "sequential")
-    show("e2e_ideal_ms", "ideal")
-    show("compute_slowdown", "compute slowdown")
-    show("speedup_vs_sequential", "speed-up of overlap")
-    parts.append(f"{len(result.ranks)} of {result.world_size} ranks")
-    return ", ".join(parts)
