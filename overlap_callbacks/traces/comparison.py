@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from overlap_callbacks._version import __version__
 from overlap_callbacks.analysis.kernels.attribution import Calls, Match, Side, match, pair_times
-from overlap_callbacks.analysis.kernels.table import KernelSums, Kind
+from overlap_callbacks.analysis.kernels.table import Kind
+from overlap_callbacks.analysis.kernels.times import KernelSums
 from overlap_callbacks.analysis.results.catalogue import RESIDUAL_LIMIT, RESIDUAL_LIMIT_GLOO
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import KernelTime
