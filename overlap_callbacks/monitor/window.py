@@ -118,7 +118,7 @@ class Window:
         self._meter = meter
         self._opened_ns = clocks.now()
         if meter is not None:
-            meter.begin(self.clock.look)
+            meter.begin(self.clock.poll)
         self._plan: Plan | None = None
         self._start: clocks.Mark = 0
         self._spoilt = False
