@@ -357,5 +357,5 @@ def _announce_limits(schedule: Schedule, notices: Notices) -> None:
 
 def _record_of(sinks: Sequence[Sink]) -> Path | None:
     """Folder of the first record that there is."""
-    paths = (getattr(sink, "path", None) for sink in sinks if sink.keeps_record)
+    paths = (sink.kept_record() for sink in sinks)
     return next((path.parent for path in paths if path is not None and path.exists()), None)
