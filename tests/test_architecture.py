@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -52,6 +53,7 @@ class House:
 
     def __init__(self, sources: Mapping[str, str], packages: frozenset[str] = frozenset()) -> None:
         self.trees = {name: ast.parse(source) for name, source in sources.items()}
+        self.packages = packages
         self.num_lines = {name: len(source.splitlines()) for name, source in sources.items()}
         self.imports = {
             name: [*self._imports(name, tree, is_package=name in packages)] for name, tree in self.trees.items()
@@ -294,6 +296,13 @@ def test_rooms_without_torch_do_not_load_it(house: House) -> None:
     done = subprocess.run([sys.executable, "-c", code, *modules], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == len(modules) > 0
+
+
+def test_every_folder_with_code_is_a_package_that_is_installed(house: House) -> None:
+    packaged = set(re.findall(rf'^    "({PACKAGE}[\w.]*)",$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE))
+    folders = {module.rpartition(".")[0] for module in house.trees} - {""} | {PACKAGE}
+    assert folders <= house.packages, "give the folder an __init__.py, and look that git does not ignore it"
+    assert packaged == house.packages, "list the folder under packages in pyproject.toml"
 
 
 def test_files_and_classes_are_short(house: House) -> None:
