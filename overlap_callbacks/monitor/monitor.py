@@ -447,6 +447,11 @@ class OverlapMonitor:
                 self._notices.tell(f"window left out: its first step was skipped, {measured.skipped}")
                 self._close_window(complete=False, report=False)
                 return
+            if measured.log.compiled:
+                # Collectives may be missing in what was recorded: neither a check nor a figure can rest on it.
+                self._notices.tell("window left out: torch.compile compiled in its first step")
+                self._close_window(complete=False, report=False)
+                return
             if self._needs_verdict:
                 self._start_check(self._key(window), window.number, measured, self._steps_per_block(window))
         elif plan.part is Part.TIMED and self._ends_block(plan):
@@ -587,7 +592,7 @@ class OverlapMonitor:
     def _start_check(self, key: str, window: int | None, measured: MeasuredStep, steps_per_block: int = 0) -> None:
         assert self._job is not None
         log = measured.log
-        self._order = CollectiveSequence.of(log.own, self._job.rank, incomplete=log.dropped > 0)
+        self._order = CollectiveSequence.of(log.collectives, self._job.rank, incomplete=log.dropped > 0)
         self._parts.order.start(key, self._order, window, steps_per_block)
 
     def _may_serialise(self) -> bool:
@@ -669,11 +674,11 @@ class OverlapMonitor:
         if self._gate_is_through():
             return
         if self._checked is None:
-            if measured.skipped:
+            if measured.skipped or measured.log.compiled:
                 return  # the next step is recorded in its place
             self._forced_checks += 1
             self._start_check(f"forced{self._forced_checks}", None, measured)
-        elif measured.log.divergence is not None and not measured.skipped:
+        elif measured.log.divergence is not None and not (measured.skipped or measured.log.compiled):
             self._notices.tell(f"a step was not sequential throughout: {measured.log.divergence}")
             self._order = self._checked = None  # record and check again
 

@@ -170,6 +170,15 @@ class Window:
             index = self._profiled
             self._profiled += 1
         counted = self._plan.counted and not self._spoilt and not self._skipped and self._gate.stuck is None
+        if counted and log.compiled:
+            counted = False
+            self.note("a step in which torch.compile compiled was left out")
+        if counted:
+            for group in log.foreign:
+                self.note(
+                    f"another thread communicated on group {group!r} during measured steps; its collectives are "
+                    f"neither recorded nor serialised"
+                )
         if log.divergence is not None and not self._skipped:
             counted = False
             self.note(f"a sequential step was left out: {log.divergence}")
@@ -187,8 +196,8 @@ class Window:
         counted = [step for step in self.steps if step.counted]
         if not counted:
             return
-        usual = float(np.median([len(step.log.own) for step in counted]))
-        odd = [step for step in counted if abs(len(step.log.own) - usual) > _ODD * usual]
+        usual = float(np.median([len(step.log.collectives) for step in counted]))
+        odd = [step for step in counted if abs(len(step.log.collectives) - usual) > _ODD * usual]
         if odd:
             self.note("steps that issued far more or fewer collectives than most of their window were left out")
             self.steps = [replace(step, counted=False) if step in odd else step for step in self.steps]
@@ -379,13 +388,13 @@ class Window:
         timed = [s.log for s in self.steps if s.counted and s.plan.part is Part.TIMED]
         isolated: dict[tuple[str, str], float] = defaultdict(float)
         for log in timed:
-            for collective in log.own:
+            for collective in log.collectives:
                 start, end = collective.start, collective.end
                 if start is not None and end is not None and self._await_mark(end):
                     isolated[collective.key] += clocks.elapsed_ms(start, end) / len(timed)
         rows: dict[tuple[str, str], list[int]] = {}
         groups = {}
-        for collective in recorded.own:
+        for collective in recorded.collectives:
             row = rows.setdefault(collective.key, [0, 0, 0])
             row[0] += 1
             row[1] += collective.bytes_in

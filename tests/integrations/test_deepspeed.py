@@ -78,7 +78,7 @@ def train(rank: int, job: str, way: str) -> dict[str, Any]:
         "modes": modes,
         "switches": switches,
         "applied": applied,
-        "recorded": Counter((c.operator, c.group.dimension, c.bytes_in, c.bytes_out) for c in logs[0].own)
+        "recorded": Counter((c.operator, c.group.dimension, c.bytes_in, c.bytes_out) for c in logs[0].collectives)
         if logs
         else None,
         "serialised": sum(c.start is not None for log in logs for c in log.collectives),

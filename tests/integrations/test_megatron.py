@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from overlap_callbacks import Mode
-from overlap_callbacks.gate.gate import CompletedWork
+from overlap_callbacks.gate.serialiser import CompletedWork
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.integrations.megatron import attach, hook_pretrain
 from overlap_callbacks.report import record

@@ -14,7 +14,7 @@ from torch.distributed.pipelining import ScheduleInterleaved1F1B, schedules
 
 from overlap_callbacks import Mode
 from overlap_callbacks.gate.collectives import POINT_TO_POINT
-from overlap_callbacks.gate.gate import CompletedWork
+from overlap_callbacks.gate.serialiser import CompletedWork
 from overlap_callbacks.integrations import _pipelining
 from overlap_callbacks.integrations.pytorch import attach
 from overlap_callbacks.report import record
