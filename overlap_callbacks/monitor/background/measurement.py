@@ -190,7 +190,7 @@ class _Measurement:
         drawn = [(indices[0], arm) for arm, indices in by_arm.items() if indices and with_pictures]
         return _ProfileFigures(
             blocks=blocks,
-            kernels=kernel_times(kernels, overlapped, sequential, most=MAX_KERNELS),
+            kernels=kernel_times(kernels, overlapped, sequential, max_kernels=MAX_KERNELS),
             pairs=pair_times_of(kernels, overlapped, sequential),
             dimensions=self._dimensions(kernels, by_arm),
             pictures=tuple(picture for step in drawn if (picture := step_timeline(kernels, *step)) is not None),
