@@ -14,6 +14,7 @@ from torch import nn
 from overlap_callbacks import Mode, OverlapMonitor
 from overlap_callbacks.report import record
 from tests.distributed import captured_log, run_ranks
+from tests.monitor.jobs import is_pass_through
 
 pl = pytest.importorskip("lightning.pytorch")
 
@@ -347,8 +348,7 @@ def _log_to_wandb(rank: int, folder: str) -> None:
     import wandb
     from lightning.pytorch.loggers import WandbLogger
 
-    from tests.monitor.jobs import is_pass_through
-from tests.wandb_reader import SETTINGS
+    from tests.wandb_reader import SETTINGS
 
     settings = {name: value for name, value in SETTINGS.items() if name != "mode"}
     logger = WandbLogger(project="test", save_dir=folder, offline=True, settings=wandb.Settings(**settings))
