@@ -10,7 +10,7 @@ import hashlib
 import re
 from typing import NamedTuple
 
-from overlap_callbacks.analysis.formatting import printable
+from overlap_callbacks.analysis.printable import printable
 
 
 class Rule(NamedTuple):
