@@ -106,6 +106,8 @@ class DetachedWorker:
         """
         self._raise_error()
         done = self._submit(work)
+        if done is None:
+            self.dropped += 1
         with self._lock:
             stalled = self._waiting > 1
         finished = done is not None and done.wait(0.0 if stalled else self._patience_s)
@@ -121,8 +123,12 @@ class DetachedWorker:
         if not self._worker.started:
             last()  # and start no thread, which an interpreter that is ending would refuse
             return True
-        self._submit(last)
-        ended = self._worker.close(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        while self._submit(last) is None:  # no place yet
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        ended = self._worker.close(max(0.0, deadline - time.monotonic()))
         self._raise_error()
         return ended
 
@@ -144,7 +150,6 @@ class DetachedWorker:
         if not self._worker.submit(task):
             with self._lock:
                 self._waiting -= 1
-            self.dropped += 1
             return None
         return done
 
