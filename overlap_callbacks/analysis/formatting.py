@@ -6,8 +6,6 @@ digits, in nothing else.
 
 from __future__ import annotations
 
-from overlap_callbacks.analysis.printable import printable
-
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +13,7 @@ from dataclasses import dataclass
 
 from overlap_callbacks.analysis.results.catalogue import Figure
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.safe_text import printable
 
 # Names longer than this are cut: the record holds them whole, and a page must stay a page.
 MAX_TEXT = 300
