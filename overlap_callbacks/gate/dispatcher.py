@@ -110,8 +110,17 @@ class _AtOwnKey(_Placement):
         others = torch.library.Library("_", "IMPL")
         others.fallback(torch.library.fallthrough_kernel, self.key)
         self._key, self._include, self._is_included = own, include, is_included
+        self._try_out()
         super().install(dispatcher)
         self._libraries.append(others)
+
+    def _try_out(self) -> None:
+        """See that operators work with the key on: a torch in which they do not must never meet it in a step."""
+        self.enter()
+        try:
+            torch.ones(1).add(1)
+        finally:
+            self.leave()
 
     def enter(self) -> None:
         self._include(self._key, True)

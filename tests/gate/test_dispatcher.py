@@ -230,7 +230,24 @@ def with_a_fallback_of_somebody_else() -> Any:
     return library
 
 
-LACKS = {"key": without_key, "switch": without_switch, "free_key": with_a_fallback_of_somebody_else}
+def without_fallthrough() -> None:
+    fallback = torch.library.Library.fallback
+
+    def kernel_that_torch_calls(*_: Any, **__: Any) -> None:
+        raise NotImplementedError
+
+    def take_it_for_a_kernel(library: Any, _: Any, key: str) -> None:
+        fallback(library, kernel_that_torch_calls, key)
+
+    torch.library.Library.fallback = take_it_for_a_kernel  # type: ignore[method-assign]
+
+
+LACKS = {
+    "key": without_key,
+    "fallthrough": without_fallthrough,
+    "switch": without_switch,
+    "free_key": with_a_fallback_of_somebody_else,
+}
 
 
 def train_without(rank: int, what: str) -> dict[str, Any]:
