@@ -37,12 +37,12 @@ class CompileWatch:
     @property
     def count(self) -> int:
         """Compilations so far. Only differences mean something."""
-        return self._started if self._told else _frames_compiled()
+        return self._started if self._told else _compilations_by_torch()
 
     @property
     def has_compiled(self) -> bool:
         """Whether there may be compiled code in the process."""
-        return self._started > 0 or _frames_compiled() > 0
+        return self._started > 0 or _compilations_by_torch() > 0
 
     def _note(self, _: Any) -> None:
         # Called by torch.compile: nothing may escape.
@@ -53,12 +53,15 @@ class CompileWatch:
             logger.debug("the start of a compilation could not be heeded", exc_info=True)
 
 
-def _frames_compiled() -> int:
-    """Frames that torch.compile has taken up; its own count, which starts again where a user resets it."""
+def _compilations_by_torch() -> int:
+    """What torch.compile itself counts. None of its counts holds all compilations."""
     utils: Any = sys.modules.get("torch._dynamo.utils")
+    frames: Any = sys.modules.get("torch._dynamo.convert_frame")
     if utils is None:
         return 0
     try:
-        return int(utils.counters["frames"]["total"])
+        # With fullgraph=True the first stays at 0; a frame that is compiled again is not in the last.
+        counters, frames_seen = utils.counters, int(getattr(frames, "FRAME_COUNTER", 0))
+        return int(counters["frames"]["total"] + counters["stats"]["unique_graphs"]) + frames_seen
     except (AttributeError, KeyError, TypeError):
         return 1  # not known: taken to be in use, which is always safe

@@ -110,8 +110,26 @@ class _AtOwnKey(_Placement):
         others = torch.library.Library("_", "IMPL")
         others.fallback(torch.library.fallthrough_kernel, self.key)
         self._key, self._include, self._is_included = own, include, is_included
+        self._let_higher_order_operators_fall_through()
+        self._try_out()
         super().install(dispatcher)
         self._libraries.append(others)
+
+    def _let_higher_order_operators_fall_through(self) -> None:
+        """Those (flex_attention, cond) are dispatched in Python, which knows no fallback for all operators."""
+        operators = torch._ops._higher_order_ops
+        later_ones = torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
+        for operator in tuple(operators.values()):
+            operator.fallthrough(self._key)
+        later_ones.append(self._key)
+
+    def _try_out(self) -> None:
+        """See that operators work with the key on: a torch in which they do not must never meet it in a step."""
+        self.enter()
+        try:
+            torch.ones(1).add(1)
+        finally:
+            self.leave()
 
     def enter(self) -> None:
         self._include(self._key, True)

@@ -6,7 +6,7 @@ was somebody else.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -41,14 +41,16 @@ class SequenceNumbers:
     def foreign_groups(self, seen: Iterable[Collective], dimensions: Mapping[str, str]) -> tuple[str, ...]:
         """The groups that have issued more since then than ``seen``, by their names for people.
 
-        Never names a group without cause: where the count may go up by less than one for each call (members of a
-        coalescing block on NCCL), somebody else may pass unnoticed.
+        Never names a group without cause. Where it is not known by how much the count goes up for a call (members of a
+        coalescing block on NCCL, say), somebody else may pass unnoticed.
 
         Args:
             seen: all collectives that the gate saw since then.
             dimensions: of groups whose dimension is known, by the group's name.
         """
-        calls = Counter((collective.operator, collective.group.name) for collective in seen)
+        by_group: dict[str, list[Collective]] = defaultdict(list)
+        for collective in seen:
+            by_group[collective.group.name].append(collective)
         foreign = []
         alive = _groups() or ()
         for group, before in self._before.items():
@@ -58,13 +60,21 @@ class SequenceNumbers:
             if after is None or after == before:
                 continue
             described = Group.of(group, dimensions)
-            # NCCL counts sends and receives apart; Gloo counts them together with collectives.
-            apart = POINT_TO_POINT if "nccl" in described.backend else frozenset()
-            own = {operator: n for (operator, name), n in calls.items() if name == described.name}
-            accounted = sum(n for operator, n in own.items() if operator not in apart)
-            if after - before > accounted and not _COUNTED_SEVERAL_TIMES.intersection(own):
+            own = by_group[described.name]
+            accounted = sum(_most_counted(collective) for collective in own)
+            if after - before > accounted and not any(c.operator in _COUNTED_SEVERAL_TIMES for c in own):
                 foreign.append(described.label)
         return tuple(foreign)
+
+
+def _most_counted(collective: Collective) -> int:
+    """By how much a group's count goes up for one call, at most."""
+    if "nccl" not in collective.group.backend:
+        return 1
+    # NCCL counts sends and receives apart. A coalescing block counts once: for its first member, or, in some versions
+    # of torch, when it opens.
+    coalesced = bool(collective.coalesced) or "coalesced" in collective.operator
+    return int(coalesced) + int(collective.operator not in POINT_TO_POINT)
 
 
 def _groups() -> tuple[dist.ProcessGroup, ...] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -108,6 +109,29 @@ def test_code_that_is_first_compiled_in_a_measured_step_is_compiled_once_and_the
         assert found["seen_later"] == [["allreduce_"]] * 2
 
 
+def compile_by_an_operator(rank: int, at_first: bool) -> tuple[bool, bool, bool]:
+    """flex_attention compiles by itself: without a word of torch.compile in the job, and as one whole graph."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    def attend() -> None:
+        flex_attention(*(torch.randn(1, 1, 16, 16) for _ in range(3)))
+
+    torch._dynamo.utils.counters.clear()
+    if at_first:
+        attend()
+    gate = Gate()
+    gate.register()
+    at_own_key = dispatcher.placement is dispatcher._own_key
+    flags = [step_of(gate, attend).compiled for _ in range(2)]
+    gate.close()
+    return at_own_key, *flags
+
+
+@pytest.mark.parametrize(("at_first", "expected"), [(True, (False, False, False)), (False, (True, True, False))])
+def test_a_compilation_that_the_job_did_not_ask_for_is_noticed_too(at_first, expected):
+    assert run_ranks(compile_by_an_operator, 1, at_first) == [expected]
+
+
 def train_without_compiling(rank: int) -> tuple[bool, bool]:
     gate = Gate()
     gate.register()
@@ -172,7 +196,7 @@ def test_a_window_whose_recorded_step_compiled_is_left_out_and_the_log_says_so()
 
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    for name in ("torch._dynamo.callback", "torch._dynamo.utils"):
+    for name in ("torch._dynamo.callback", "torch._dynamo.utils", "torch._dynamo.convert_frame"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return monkeypatch
 
@@ -204,14 +228,20 @@ def test_compilations_are_counted_as_they_start_and_an_error_does_not_escape_int
 
 
 def test_a_torch_that_does_not_tell_of_a_start_is_asked_for_its_own_count(no_compiler) -> None:
-    frames = {"total": 0}
+    counters: dict[str, Counter[str]] = defaultdict(Counter)
     no_compiler.setitem(sys.modules, "torch._dynamo.callback", ModuleType("callback"))
-    no_compiler.setitem(sys.modules, "torch._dynamo.utils", module(counters={"frames": frames}))
+    no_compiler.setitem(sys.modules, "torch._dynamo.utils", module(counters=counters))
     watch = CompileWatch(lambda: None)
     watch.start()
     assert (watch.count, watch.has_compiled) == (0, False)
-    frames["total"] = 3
+    counters["frames"]["total"] = 3
     assert (watch.count, watch.has_compiled) == (3, True)
+    counters.clear()
+    counters["stats"]["unique_graphs"] = 1
+    assert (watch.count, watch.has_compiled) == (1, True)
+    counters.clear()
+    no_compiler.setitem(sys.modules, "torch._dynamo.convert_frame", module(FRAME_COUNTER=2))
+    assert (watch.count, watch.has_compiled) == (2, True)
 
 
 def test_where_it_cannot_be_told_whether_something_was_compiled_it_is_taken_to_be_so(no_compiler) -> None:

@@ -354,7 +354,7 @@ def test_the_oracle_of_batches_tells_a_hang_from_none():
     assert not hangs_in_batches(together, GROUPS)
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(jobs_in_batches())
 def test_ranks_that_post_batches_conflict_exactly_where_running_them_hangs(job):
     groups, sequences = job
@@ -431,7 +431,7 @@ def hangs(sequences, groups) -> bool:
     return False
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(global_orders(), st.data())
 def test_ranks_that_go_their_own_ways_conflict_exactly_where_running_them_one_by_one_hangs(job, data):
     size, groups, events = job

@@ -171,6 +171,112 @@ def test_a_collective_of_fake_tensors_is_not_recorded():
     assert run_ranks(trace_in_a_step, 2) == [["barrier"]] * 2
 
 
+class Square(torch.autograd.Function):
+    """Goes through an operator that is dispatched in Python, where ``torch.func`` differentiates it."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor * tensor
+
+    @staticmethod
+    def setup_context(context: Any, inputs: Any, output: Any) -> None:
+        context.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return 2 * context.saved_tensors[0] * gradient
+
+
+def differentiate_by_function() -> torch.Tensor:
+    return torch.func.vmap(torch.func.grad(lambda tensor: Square.apply(tensor).sum()))(torch.ones(2, 3))
+
+
+def attend() -> torch.Tensor:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    torch.manual_seed(0)
+    return flex_attention(*(torch.randn(1, 1, 16, 16) for _ in range(3)))
+
+
+def branch() -> torch.Tensor:
+    return torch.cond(torch.tensor(True), torch.sin, torch.cos, (torch.ones(3),))
+
+
+def script() -> torch.Tensor:
+    scripted = torch.jit.script(torch.nn.Softmax(0))
+    return torch.stack([scripted(torch.arange(3.0)) for _ in range(4)])
+
+
+def checkpoint() -> torch.Tensor:
+    leaf = torch.ones(3, requires_grad=True)
+    torch.utils.checkpoint.checkpoint(torch.sin, leaf, use_reentrant=True).sum().backward()
+    return leaf.grad
+
+
+def autocast() -> torch.Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return torch.ones(2, 2) @ torch.ones(2, 2)
+
+
+def use_a_new_operator() -> torch.Tensor:
+    """An operator that is defined while the key is on, and one that is dispatched in Python."""
+
+    @torch.library.custom_op("overlap_callbacks_test::double", mutates_args=())
+    def double(tensor: torch.Tensor) -> torch.Tensor:
+        return 2 * tensor
+
+    class Twice(torch._ops.HigherOrderOperator):
+        def __init__(self) -> None:
+            super().__init__("overlap_callbacks_test_twice")
+
+        def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+            return super().__call__(tensor)
+
+    twice = Twice()
+    twice.py_impl(torch._C.DispatchKey.CPU)(lambda tensor: 2 * tensor)
+    twice.py_impl(torch._C.DispatchKey.AutogradCPU)(lambda tensor: 2 * tensor)
+    return twice(double(torch.ones(3)))
+
+
+OTHERS: tuple[Callable[[], torch.Tensor], ...] = (
+    differentiate_by_function,
+    attend,
+    branch,
+    script,
+    checkpoint,
+    autocast,
+    lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged).sum(),
+    lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8).dequantize(),
+    lambda: torch.eye(3).to_sparse() @ torch.ones(3, 1),
+)
+
+
+def use_torch_in_a_step(rank: int) -> list[bool]:
+    """Whether what is no collective gives with the key on what it gives without the gate."""
+    gate = Gate()
+    gate.register()
+    within: list[torch.Tensor] = []
+    for other in OTHERS:
+        gate.begin_step(sequential=False)
+        dispatcher._own_key.enter()  # also after the first compilation
+        within.append(other())
+        gate.end_step()
+    gate.begin_step(sequential=False)
+    dispatcher._own_key.enter()
+    new = use_a_new_operator()
+    gate.end_step()
+    gate.close()
+    assert gate.last_error is None, repr(gate.last_error)
+    alike = [torch.equal(tensor, other()) for tensor, other in zip(within, OTHERS, strict=True)]
+    return [*alike, torch.equal(new, torch.full((3,), 4.0))]
+
+
+def test_all_else_that_torch_does_is_as_it_is_without_the_gate():
+    assert run_ranks(use_torch_in_a_step, 1) == [[True] * (len(OTHERS) + 1)]
+
+
 # -- who has the kernels
 
 
@@ -230,7 +336,24 @@ def with_a_fallback_of_somebody_else() -> Any:
     return library
 
 
-LACKS = {"key": without_key, "switch": without_switch, "free_key": with_a_fallback_of_somebody_else}
+def without_fallthrough() -> None:
+    fallback = torch.library.Library.fallback
+
+    def kernel_that_torch_calls(*_: Any, **__: Any) -> None:
+        raise NotImplementedError
+
+    def take_it_for_a_kernel(library: Any, _: Any, key: str) -> None:
+        fallback(library, kernel_that_torch_calls, key)
+
+    torch.library.Library.fallback = take_it_for_a_kernel  # type: ignore[method-assign]
+
+
+LACKS = {
+    "key": without_key,
+    "fallthrough": without_fallthrough,
+    "switch": without_switch,
+    "free_key": with_a_fallback_of_somebody_else,
+}
 
 
 def train_without(rank: int, what: str) -> dict[str, Any]:
