@@ -1,0 +1,100 @@
+"""What runners need of a job, without one: a gate that sees nothing, and a session whose rulings are given."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.gate.native import SwitchState
+from overlap_callbacks.gate.step_log import StepLog
+from overlap_callbacks.monitor.background.budget import WindowBudget
+from overlap_callbacks.monitor.background.order_check import Ruling
+from overlap_callbacks.monitor.background.store import Job
+from overlap_callbacks.monitor.faults import FaultGuard
+from overlap_callbacks.monitor.notices import Notices
+
+EMPTY_LOG = StepLog((), 0, None)
+
+
+class FakeGate:
+    """Notes the modes of its steps, and returns the log that it was given."""
+
+    def __init__(self) -> None:
+        self.modes: list[Mode] = []
+        self.log = EMPTY_LOG
+        self.serialising = False
+        self.last_error: Exception | None = None
+        self.stuck: object = None
+        self.patience_s = 10.0
+
+    def begin_step(self, *, sequential: bool, **_: Any) -> None:
+        self.serialising = sequential
+        self.modes.append(Mode.SEQUENTIAL if sequential else Mode.OVERLAPPED)
+
+    def end_step(self) -> StepLog:
+        self.stop()
+        return self.log
+
+    def stop(self) -> None:
+        self.serialising = False
+
+
+class FakeChecker:
+    """Gives the rulings that it was given, one for each check; notes the keys of the checks."""
+
+    def __init__(self, rulings: Sequence[Ruling]) -> None:
+        self.rulings = list(rulings)
+        self.keys: list[str] = []
+
+    def start(self, key: str, *_: Any) -> None:
+        self.keys.append(key)
+
+    def await_ruling(self) -> Ruling:
+        return self.rulings.pop(0)
+
+
+class FakeReporter:
+    """Notes what it is asked to report."""
+
+    def __init__(self) -> None:
+        self.blocks: list[tuple[int, int]] = []  # window and block
+        self.windows: list[tuple[int, bool]] = []  # number, and whether it is complete
+
+    def submit_block(self, block: Any) -> None:
+        self.blocks.append((block.window, block.block))
+
+    def submit_window(self, window: Any, key: str, tokens_per_step: int | None) -> None:
+        self.windows.append((window.number, window.complete))
+
+
+class Bench:
+    """Everything that a runner is made of."""
+
+    def __init__(self, *rulings: Ruling) -> None:
+        self.gate: Any = FakeGate()
+        self.switch = SwitchState(None)
+        self.notices = Notices()
+        self.stopped = 0
+        self.faults = FaultGuard(
+            self.notices, self.gate, strict=False, stop=self._note_stop, fail=self._note_stop, wake=self._note_wake
+        )
+        self.checker = FakeChecker(rulings)
+        self.reporter = FakeReporter()
+        session = SimpleNamespace(
+            job=Job(0, 2, "gloo"),
+            order_checker=self.checker,
+            reporter=self.reporter,
+            budget=WindowBudget(None),
+            meter=None,
+            pinned_checks=itertools.count(1),
+        )
+        self.slot: Any = SimpleNamespace(acquire=lambda: session)
+
+    def _note_stop(self) -> None:
+        self.stopped += 1
+
+    def _note_wake(self) -> None:
+        pass

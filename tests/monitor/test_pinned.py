@@ -1,0 +1,89 @@
+"""A mode pinned by hand: what is recorded, when steps are sequential, and what ends it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from overlap_callbacks import Mode
+from overlap_callbacks.gate.step_log import Divergence
+from overlap_callbacks.monitor.background.order_check import Decision, Ruling
+from overlap_callbacks.monitor.pinned import PinnedRunner
+from tests.distributed import captured_log
+from tests.monitor.fakes import EMPTY_LOG, Bench
+
+GRANTED = Ruling(Decision.GRANTED)
+OV, SEQ = Mode.OVERLAPPED, Mode.SEQUENTIAL
+
+
+def pinned(bench: Bench, mode: Mode = SEQ) -> PinnedRunner:
+    return PinnedRunner(mode, bench.slot, bench.gate, bench.switch, bench.notices, bench.faults)
+
+
+def run(runner: PinnedRunner, *steps: int) -> None:
+    for step in steps:
+        runner.begin(step)
+        if runner.in_step:
+            runner.end()
+
+
+def test_the_first_step_is_recorded_and_those_after_its_clearance_are_sequential() -> None:
+    bench = Bench(GRANTED)
+    run(pinned(bench), *range(4))
+    assert bench.gate.modes == [OV, SEQ, SEQ, SEQ]
+    assert bench.checker.keys == ["pinned1"]
+
+
+def test_overlapped_steps_need_nothing_and_are_not_asked_about_again() -> None:
+    bench = Bench()
+    runner = pinned(bench, OV)
+    run(runner, 0)
+    assert bench.gate.modes == []
+    assert runner.next_step > 10**15
+
+
+def test_a_recorded_step_that_trained_nothing_is_recorded_again() -> None:
+    bench = Bench(GRANTED)
+    runner = pinned(bench)
+    runner.begin(0)
+    runner.skip("its gradients overflowed")
+    runner.end()
+    run(runner, 1, 2)
+    assert bench.gate.modes == [OV, OV, SEQ]
+    assert len(bench.checker.keys) == 1
+
+
+def test_a_step_that_departs_from_the_checked_sequence_has_the_next_one_recorded() -> None:
+    bench = Bench(GRANTED, GRANTED)
+    runner = pinned(bench)
+    run(runner, 0, 1)
+    bench.gate.log = dataclasses.replace(EMPTY_LOG, divergence=Divergence(0, None, None))  # type: ignore[arg-type]
+    run(runner, 2)
+    bench.gate.log = EMPTY_LOG
+    run(runner, 3, 4)
+    assert bench.gate.modes == [OV, SEQ, SEQ, OV, SEQ]
+    assert bench.checker.keys == ["pinned1", "pinned2"]
+
+
+@pytest.mark.parametrize("decision", [Decision.LATE, Decision.FAILED])
+def test_a_mode_that_is_not_granted_stays_overlapped_and_is_given_up(decision: Decision) -> None:
+    bench = Bench(Ruling(decision, "rank 1 was not heard"))
+    runner = pinned(bench)
+    with captured_log() as lines:
+        run(runner, 0, 1)
+    assert bench.gate.modes == [OV]
+    assert runner.finished
+    assert not runner.in_step
+    assert lines == ["overlap-callbacks: the mode stays overlapped: rank 1 was not heard"]
+    assert bench.stopped == 0
+
+
+def test_a_conflict_switches_measuring_off() -> None:
+    bench = Bench(Ruling(Decision.CONFLICT, "a cycle"))
+    runner = pinned(bench)
+    with captured_log() as lines:
+        run(runner, 0, 1)
+    assert bench.gate.modes == [OV]
+    assert bench.stopped == 1
+    assert lines == ["overlap-callbacks: sequential mode is refused, and measuring is switched off: a cycle"]

@@ -1,0 +1,160 @@
+"""The way of a window: from its recorded step to its report, or to whatever cuts it short."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+import pytest
+
+from overlap_callbacks import Mode, Schedule
+from overlap_callbacks.gate.native import OverlapSwitch
+from overlap_callbacks.monitor.background.order_check import Decision, Ruling
+from overlap_callbacks.monitor.config import MonitorConfig
+from overlap_callbacks.monitor.window_runner import WindowRunner
+from tests.distributed import captured_log
+from tests.monitor.fakes import EMPTY_LOG, Bench
+from tests.monitor.jobs import tiny_schedule
+
+GRANTED = Ruling(Decision.GRANTED)
+OV, SEQ = Mode.OVERLAPPED, Mode.SEQUENTIAL
+# Windows of one recorded step and the blocks O S S O: steps 2 to 6, 12 to 16, ...
+SCHEDULE = tiny_schedule(every_n_steps=10)
+
+
+def windows(bench: Bench, schedule: Schedule = SCHEDULE) -> WindowRunner:
+    config = MonitorConfig(schedule=schedule)
+    return WindowRunner(config, bench.slot, bench.gate, bench.switch, bench.notices, bench.faults)
+
+
+def run(runner: WindowRunner, *steps: int) -> None:
+    """Steps as the monitor drives them: those before ``next_step`` are not handed on."""
+    for step in steps:
+        if step >= runner.next_step:
+            runner.begin(step)
+        if runner.in_step:
+            runner.end()
+
+
+def test_a_window_that_is_granted_runs_by_its_plans_and_is_reported_as_complete() -> None:
+    bench = Bench(GRANTED, GRANTED)
+    runner = windows(bench)
+    run(runner, *range(20))
+    assert bench.gate.modes == [OV, OV, SEQ, SEQ, OV] * 2
+    assert bench.reporter.blocks == [(window, block) for window in (0, 1) for block in range(4)]
+    assert bench.reporter.windows == [(0, True), (1, True)]
+    assert bench.checker.keys == ["0/window0/2", "0/window1/12"]
+    assert runner.next_step == 22
+
+
+def test_a_control_window_asks_for_no_ruling_and_runs_overlapped() -> None:
+    bench = Bench()
+    run(windows(bench, tiny_schedule(every_n_steps=10, control=True)), *range(10))
+    assert bench.gate.modes == [OV] * 5
+    assert bench.reporter.blocks == [(0, block) for block in range(4)]
+    assert bench.reporter.windows == [(0, True)]
+
+
+@pytest.mark.parametrize(
+    ("decision", "reported", "stopped", "line"),
+    [
+        (Decision.CONFLICT, [(0, False)], 1, "sequential mode is refused, and measuring is switched off: why"),
+        (Decision.SKIPPED, [], 0, "window left out: why"),
+        (Decision.LATE, [(0, False)], 0, "a window has no sequential steps: why"),
+        (Decision.FAILED, [(0, False)], 0, "window 0 was cut short: why"),
+    ],
+)
+def test_a_window_that_is_not_granted_ends_before_its_first_sequential_step(
+    decision: Decision, reported: list[tuple[int, bool]], stopped: int, line: str
+) -> None:
+    bench = Bench(Ruling(decision, "why"))
+    runner = windows(bench)
+    with captured_log(logging.INFO) as lines:
+        run(runner, *range(5))
+    assert bench.gate.modes == [OV, OV]
+    assert bench.reporter.blocks == []  # nothing of it may stand in the record
+    assert bench.reporter.windows == reported
+    assert bench.stopped == stopped
+    assert f"overlap-callbacks: {line}" in lines
+    assert not runner.in_window
+    assert runner.next_step == 12
+
+
+def test_a_window_whose_recorded_step_trained_nothing_is_left_out() -> None:
+    bench = Bench()
+    runner = windows(bench)
+    runner.begin(2)
+    runner.skip("its gradients overflowed")
+    runner.end()
+    assert not runner.in_window
+    assert bench.checker.keys == []
+    assert bench.reporter.windows == []
+
+
+def test_a_window_whose_recorded_step_compiled_is_left_out() -> None:
+    bench = Bench(GRANTED)
+    runner = windows(bench)
+    bench.gate.log = dataclasses.replace(EMPTY_LOG, compiled=True)
+    run(runner, 2, 3)
+    assert bench.checker.keys == []
+    assert bench.reporter.windows == []
+    bench.gate.log = EMPTY_LOG
+    run(runner, *range(4, 17))
+    assert bench.reporter.windows == [(1, True)]
+
+
+def test_rank_0_decides_on_longer_blocks_and_block_0_goes_on() -> None:
+    schedule = tiny_schedule(every_n_steps=20, min_block_seconds=1.0)
+    bench = Bench(Ruling(Decision.GRANTED, steps_per_block=3))
+    run(windows(bench, schedule), *range(20))
+    assert bench.gate.modes == [OV, *[OV] * 3, *[SEQ] * 6, *[OV] * 3]
+    assert bench.reporter.blocks == [(0, block) for block in range(4)]
+
+
+def test_a_collective_that_got_stuck_ends_the_window_and_the_measuring() -> None:
+    bench = Bench(GRANTED)
+    runner = windows(bench)
+    run(runner, 2, 3)
+    runner.begin(4)
+    bench.gate.stuck = "allreduce_ on '0'"
+    with captured_log() as lines:
+        runner.end()
+    assert bench.reporter.windows == [(0, False)]
+    assert bench.stopped == 1
+    (line,) = lines
+    assert "allreduce_ on '0' did not finish within 10 s" in line
+
+
+def test_windows_that_come_again_after_the_numbers_went_back_have_keys_of_their_own() -> None:
+    bench = Bench(GRANTED, GRANTED)
+    runner = windows(bench)
+    run(runner, *range(2, 7))
+    runner.rewind()
+    run(runner, *range(2, 7))
+    assert bench.checker.keys == ["0/window0/2", "1/window0/2"]
+
+
+def test_an_abandoned_window_within_a_step_leaves_the_switch_for_the_step_after() -> None:
+    turned: list[str] = []
+
+    class Switch(OverlapSwitch):
+        only_between_steps = True
+
+        def disable(self) -> None:
+            turned.append("off")
+
+        def restore(self) -> None:
+            turned.append("on")
+
+    bench = Bench(GRANTED)
+    bench.switch.form = Switch()
+    runner = windows(bench)
+    run(runner, 2, 3)
+    runner.begin(4)
+    assert turned == ["off"]
+    runner.abandon("a mode was pinned by hand", within_step=True)
+    assert turned == ["off"]
+    runner.next_step = 0  # as when the mode is given back
+    runner.begin(5)
+    assert turned == ["off", "on"]
+    assert bench.gate.modes == [OV, OV, OV]  # the gate serialises nothing where a switch does it
