@@ -12,6 +12,7 @@ from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
+from overlap_callbacks.analysis.results.window import RankWindow
 from overlap_callbacks.analysis.statistics import pool
 
 # The order of the blocks where a record does not say.
@@ -89,7 +90,7 @@ class RunSummary:
         if self.unfinished is not None or self.run is None:
             return self.unfinished
         for window in reversed(self.windows):
-            if window.valid and not window.complete and window.control is self.control:
+            if self.state_of(window) == CUT_SHORT and window.control is self.control and window.samples:
                 comparable = drop_incomparable_figures(window, blocks_of(self.run))
                 return comparable if comparable.speedup_vs_sequential is not None else None
         return None
@@ -128,7 +129,11 @@ def blocks_of(run: RunInfo) -> str:
 
 
 def without_details(report: OverlapReport) -> OverlapReport:
-    """A report with its figures alone: what pooling needs of it, small enough to keep for the whole run."""
+    """A report with its figures alone: what a summary needs of it, small enough to keep for the whole run.
+
+    Of a window that was cut short, rank 0's blocks stay too: they say what it can compare.
+    """
+    blocks = () if report.complete else tuple(_blocks_alone(sample) for sample in report.samples[:1])
     return msgspec.structs.replace(
         report,
         kernels=(),
@@ -136,6 +141,12 @@ def without_details(report: OverlapReport) -> OverlapReport:
         dimensions=(),
         pictures=(),
         collectives=(),
-        samples=(),
+        samples=blocks,
         power_trace=None,
+    )
+
+
+def _blocks_alone(sample: RankWindow) -> RankWindow:
+    return msgspec.structs.replace(
+        sample, kernels=(), pairs=(), dimensions=(), pictures=(), collectives=(), power=(), power_trace=None
     )

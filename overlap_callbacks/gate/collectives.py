@@ -1,7 +1,7 @@
 """What one collective is: its operator's calling convention, its group, its record.
 
-The calling conventions are read from the operators' own schemas, so that an operator that a later torch adds is
-handled without a change here.
+The calling conventions are read from the operators' own schemas, so an operator that a later torch
+adds needs no change here.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _spec(name: str, operator: Any, arguments: list[str]) -> OperatorSpec:
 
 
 def _sizes_of(name: str, operator: Any, arguments: list[str]) -> Callable[[tuple[Any, ...]], Sizes]:
-    """How to size a call: made once for each operator, because it runs for every collective."""
+    """A function that sizes a call. It is made once for each operator, because it runs for every collective."""
     outputs = [i for i, argument in enumerate(arguments) if not argument.startswith("input")]
     inputs = [i for i, argument in enumerate(arguments) if not argument.startswith("output")]
     if name in SENDS:
@@ -164,7 +164,7 @@ class Group:
 
         Args:
             group: to be described.
-            dimensions: of groups whose dimension is known, by the group's name.
+            dimensions: the dimension of groups for which it is known, by the group's name.
         """
         known = dimensions.get(group.group_name) if dimensions else None
         return cls(
@@ -220,7 +220,7 @@ class Collective:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What must agree for two collectives to be the same one of two steps: operator and group."""
+        """Operator and group: equal for the same collective of two steps."""
         return (self.operator, self.group.name)
 
     @property

@@ -45,6 +45,9 @@ _BACKEND_SELECT = "BackendSelect"
 _MARK = "overlap_callbacks"  # of measured threads, in torch's thread-local Python objects
 
 
+_IN_THE_WAY = "from here on the gate is in the way of every collective, for some microseconds each"
+
+
 class CollectiveObserver(Protocol):
     """What the kernels call in a measured step, on whichever thread issues a collective. Neither method may raise."""
 
@@ -226,14 +229,16 @@ class Dispatcher:
                 self._own_key.install(self)
                 self.placement = self._own_key
             except (AttributeError, RuntimeError) as error:
-                self._use_backend_select(f"this torch has no dispatch key for the gate alone ({error})")
+                self._use_backend_select(f"this torch has no dispatch key for the gate alone ({error}); {_IN_THE_WAY}")
         if self.placement is self._own_key and self._compile_watch.has_compiled:
-            self._use_backend_select("torch.compile is in use, and would recompile for a dispatch key of the gate")
+            self._use_backend_select(
+                f"torch.compile is in use, and would recompile for a dispatch key of the gate; {_IN_THE_WAY}"
+            )
 
-    def _use_backend_select(self, reason: str) -> None:
+    def _use_backend_select(self, why: str) -> None:
         self._backend_select.install(self)
         self.placement = self._backend_select
-        logger.info("%s: the gate is in the way of every collective from here on, for some microseconds each", reason)
+        logger.info("overlap-callbacks: %s", why)
 
     # -- a step
 

@@ -24,11 +24,6 @@ class Clearance:
         self._rank = rank
         self._requested: CollectiveSequence | None = None
 
-    @property
-    def requested(self) -> bool:
-        """Whether a recorded step was handed in."""
-        return self._requested is not None
-
     def request(self, key: str, log: StepLog, *, window: int | None, steps_per_block: int = 0) -> None:
         """Hand in what a step recorded.
 

@@ -24,7 +24,8 @@ class FaultGuard:
     """Runs our own work on the training thread, and decides what becomes of its errors.
 
     In production the first error warns once and switches measuring off; in strict mode it is raised as well. Errors on
-    threads of our own are kept until the training thread asks for them at its next step.
+    threads of our own are kept until the training thread asks for them at its next step. Whatever our threads report
+    after the first error is dropped: reports that were still queued fail in the same way.
 
     Args:
         notices: says what went wrong.
@@ -55,6 +56,7 @@ class FaultGuard:
         self._fail = weakref.WeakMethod(fail)
         self._wake = weakref.WeakMethod(wake)
         self._reported: Exception | None = None
+        self._failed = False
 
     # -- on the training thread
 
@@ -66,6 +68,7 @@ class FaultGuard:
             raise  # only raised in strict mode
         except Exception as error:
             self._gate.stop()  # from here on the job's collectives pass as if we were not there
+            self._failed = True
             if not self.strict:
                 self._notices.warn_once(
                     "failed", f"an internal error switched measuring off, training goes on: {error!r}", error
@@ -97,7 +100,7 @@ class FaultGuard:
     def raise_reported(self) -> None:
         """Raise what a thread of ours reported, if anything; for an action that ``run`` calls."""
         error, self._reported = self._reported, None
-        if error is not None:
+        if error is not None and not self._failed:
             raise error
 
     # -- on any thread

@@ -119,7 +119,7 @@ class OverlapMonitor:
         self.schedule = config.schedule
         self.run_dir = config.run_dir
         self.strict = config.strict
-        self._config = config
+        self.config = config
         self._driver = driver = StepDriver(config, gate)
         self._step_context = _StepContext(self)
         # Runs when the monitor is collected or the interpreter exits, whichever comes first.
@@ -307,9 +307,9 @@ class OverlapMonitor:
             )
         switched_back = driver.close()
         if self._finalizer.detach() is not None:
-            timeout_s = self._config.report_timeout_s + 5.0 if timeout_s is None else timeout_s
+            timeout_s = self.config.report_timeout_s + 5.0 if timeout_s is None else timeout_s
             driver.slot.close(timeout_s, restore=switched_back)
-            record = _record_of(self._config.sinks) if was_active and num_windows else None
+            record = _record_of(self.config.sinks) if was_active and num_windows else None
             if record is not None:
                 driver.notices.announce(f"the record is in {record}: overlap show {record}")
         driver.guarded(driver.faults.raise_reported)  # errors of the last reports
@@ -357,5 +357,5 @@ def _announce_limits(schedule: Schedule, notices: Notices) -> None:
 
 def _record_of(sinks: Sequence[Sink]) -> Path | None:
     """Folder of the first record that there is."""
-    paths = (getattr(sink, "path", None) for sink in sinks if sink.keeps_record)
+    paths = (sink.kept_record() for sink in sinks)
     return next((path.parent for path in paths if path is not None and path.exists()), None)

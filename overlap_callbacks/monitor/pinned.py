@@ -59,7 +59,7 @@ class PinnedRunner(StepRunner):
             return
         clearance = self._clearance
         if clearance is not None and clearance.sequence is None:
-            self._obey(clearance.ruling())
+            self._act_on(clearance.ruling())
             if clearance.sequence is None:
                 return
         self._begin_step(clearance)
@@ -98,7 +98,7 @@ class PinnedRunner(StepRunner):
         self._clearance = Clearance(self._session.order_checker, self._session.job.rank)
         self._clearance.request(f"pinned{next(self._session.pinned_checks)}", log, window=None)
 
-    def _obey(self, ruling: Ruling) -> None:
+    def _act_on(self, ruling: Ruling) -> None:
         """Go on as the ruling says."""
         match ruling.decision:
             case Decision.GRANTED:

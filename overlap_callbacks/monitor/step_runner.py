@@ -113,7 +113,8 @@ def check_gate_health(gate: Gate) -> str | None:
         raise gate.last_error
     if gate.stuck is None:
         return None
-    return (
+    reason = (
         f"{gate.stuck} did not finish within {gate.patience_s:g} s when it was serialised: the ranks' order of "
         f"collectives differs from step to step, or a rank was held up"
     )
+    return reason

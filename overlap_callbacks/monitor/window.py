@@ -118,7 +118,7 @@ class Window:
         self._num_profiled = 0
         self._opened_ns = clocks.now()
         if meter is not None:
-            meter.begin(self._clock.look)
+            meter.begin(self._clock.poll)
         # Of the open step:
         self._plan: Plan | None = None
         self._start: clocks.Mark = 0

@@ -121,7 +121,7 @@ class WindowRunner(StepRunner):
             return
         self.next_step = 0  # every step of a window
         if self._phase is not Phase.MEASURING and self._needs_ruling(plan):
-            self._obey(self._window.clearance.ruling(), self._window)
+            self._act_on(self._window.clearance.ruling(), self._window)
             if self._window is None:
                 return
             plan = self._replan(plan, self._window)
@@ -219,7 +219,7 @@ class WindowRunner(StepRunner):
             )
         return steps
 
-    def _obey(self, ruling: Ruling, window: _OpenWindow) -> None:
+    def _act_on(self, ruling: Ruling, window: _OpenWindow) -> None:
         """Go on as the ruling says: measure, or close the window."""
         match ruling.decision:
             case Decision.GRANTED:

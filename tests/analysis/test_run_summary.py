@@ -81,3 +81,13 @@ def test_a_report_without_details_pools_to_the_same_and_is_small() -> None:
     assert RunSummary(run_info(), light).pooled() == RunSummary(run_info(), windows).pooled()
     size, whole = (len(msgspec.json.encode(one[0])) for one in (light, windows))
     assert size < whole / 5
+
+
+def test_a_window_that_was_cut_short_stands_in_without_its_details_too() -> None:
+    cut = window(1, complete=False, power=True)
+    partial = RunSummary(run_info(), [without_details(cut)]).partial
+    whole = RunSummary(run_info(), [cut]).partial
+    assert partial is not None
+    assert whole is not None
+    assert partial.figures() == whole.figures()
+    assert partial.figures()

@@ -215,12 +215,12 @@ def train_with_each_error(rank: int, strict: bool) -> tuple[str, dict[str, dict[
 
 @pytest.fixture(scope="module")
 def errors_in_production() -> list[Any]:
-    return run_ranks(train_with_each_error, 2, False, timeout_s=90)
+    return run_ranks(train_with_each_error, 2, False, timeout_s=150)
 
 
 @pytest.fixture(scope="module")
 def errors_when_strict() -> list[Any]:
-    return run_ranks(train_with_each_error, 2, True, timeout_s=90)
+    return run_ranks(train_with_each_error, 2, True, timeout_s=150)
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -17,8 +17,9 @@ import numpy as np
 from overlap_callbacks.analysis.aggregate import MAX_KERNELS
 from overlap_callbacks.analysis.kernels.attribution import pair_times_of
 from overlap_callbacks.analysis.kernels.by_dimension import dimension_times, dimensions_of_rows
-from overlap_callbacks.analysis.kernels.table import KernelSums, KernelTable, kernel_times, profiled_block
+from overlap_callbacks.analysis.kernels.table import KernelTable
 from overlap_callbacks.analysis.kernels.timeline import step_timeline
+from overlap_callbacks.analysis.kernels.times import KernelSums, kernel_times, profiled_block
 from overlap_callbacks.analysis.power.segments import Segment
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import (
@@ -189,7 +190,7 @@ class _Measurement:
         drawn = [(indices[0], arm) for arm, indices in by_arm.items() if indices and with_pictures]
         return _ProfileFigures(
             blocks=blocks,
-            kernels=kernel_times(kernels, overlapped, sequential, most=MAX_KERNELS),
+            kernels=kernel_times(kernels, overlapped, sequential, max_kernels=MAX_KERNELS),
             pairs=pair_times_of(kernels, overlapped, sequential),
             dimensions=self._dimensions(kernels, by_arm),
             pictures=tuple(picture for step in drawn if (picture := step_timeline(kernels, *step)) is not None),
@@ -202,7 +203,7 @@ class _Measurement:
         for step in self._steps:
             if step.profile_index < 0:
                 continue
-            picture = step_timeline(kernels, step.profile_index, step.plan.arm, most=_MAX_INTERVALS_IN_TRACE)
+            picture = step_timeline(kernels, step.profile_index, step.plan.arm, max_intervals=_MAX_INTERVALS_IN_TRACE)
             if picture is not None and self._is_passed(step.end):
                 start_ns = sum(self._window.clock.host_bounds_ns(step.start)) // 2
                 intervals_ns += [
