@@ -258,16 +258,15 @@ class EventsSink(FunctionSink):
 
     def __init__(self, engine: DeepSpeedEngine) -> None:
         # ``close`` writes the last reports, which come while the training thread waits in the monitor's close().
-        super().__init__(self._write_events, deferred=True)
+        super().__init__(self._write_events, deferred=True, exact_keys=True)
         self._engine = engine
         backends = vars(engine.monitor).values()  # None where one is not enabled, and on all ranks but the first
         self.backends = [b for b in backends if isinstance(b, Monitor) and not isinstance(b, WandbMonitor)]
 
     def _write_events(self, metrics: dict[str, float], step: int) -> None:
-        backends, self.backends = self.backends, []  # none is left if one of them fails
-        for backend in backends:
-            backend.write_events([(name, value, self._engine.global_samples) for name, value in metrics.items()])
-        self.backends = backends
+        events = [(name, value, self._engine.global_samples) for name, value in metrics.items()]
+        for backend in self.backends:
+            backend.write_events(events)
 
 
 def _sinks(given: list[Sink] | None, folder: Path, engine: DeepSpeedEngine, events: EventsSink) -> list[Sink]:

@@ -151,10 +151,12 @@ class LoggerSink(FunctionSink):
     """Passes reports on to a Lightning logger, on the training thread: loggers need not be thread-safe."""
 
     def __init__(self, logger: Any) -> None:
-        super().__init__(lambda metrics, step: logger.log_metrics(metrics, step=step), deferred=True)
-
-    def close(self) -> None:
-        """Writes nothing: sinks are closed on another thread. The callback flushes after that."""
+        super().__init__(
+            lambda metrics, step: logger.log_metrics(metrics, step=step),
+            deferred=True,
+            flush_on_close=False,  # sinks are closed on another thread; the callback flushes after that
+            exact_keys=True,
+        )
 
 
 def _check_version() -> None:

@@ -211,4 +211,5 @@ def test_a_deferred_sink_that_fails_is_written_no_more_and_the_others_go_on() ->
     assert written == [20, 520]
     (line,) = lines
     assert "failed and is not used again, the rest goes on: no space left" in line
+    broken.close()  # nothing is left that it would write
     monitor.close()
