@@ -8,8 +8,9 @@ from overlap_callbacks._version import __version__
 
 if TYPE_CHECKING:
     from overlap_callbacks.analysis.results.catalogue import FIGURES
+    from overlap_callbacks.analysis.results.estimate import Estimate
     from overlap_callbacks.analysis.results.mode import Mode
-    from overlap_callbacks.analysis.results.report import Estimate, OverlapReport
+    from overlap_callbacks.analysis.results.report import OverlapReport
     from overlap_callbacks.monitor.monitor import MisuseError, OverlapMonitor
     from overlap_callbacks.monitor.schedule import Part, Plan, Schedule
     from overlap_callbacks.sinks import JsonlSink, Sink, WandbSink
@@ -34,7 +35,8 @@ __all__ = [
 _HOMES = {
     "analysis.results.catalogue": ("FIGURES",),
     "analysis.results.mode": ("Mode",),
-    "analysis.results.report": ("Estimate", "OverlapReport"),
+    "analysis.results.estimate": ("Estimate",),
+    "analysis.results.report": ("OverlapReport",),
     "monitor": ("MisuseError", "OverlapMonitor"),
     "monitor.schedule": ("Part", "Plan", "Schedule"),
     "sinks": ("JsonlSink", "Sink", "WandbSink"),

@@ -71,3 +71,28 @@ def test_where_there_was_no_work_there_is_no_thread() -> None:
     done: list[int] = []
     assert DetachedWorker("test", patience_s=1.0).close(lambda: done.append(threading.active_count()), 1.0)
     assert done == [before]
+
+
+def test_the_last_work_waits_for_a_place_and_is_done() -> None:
+    worker, release = DetachedWorker("test", patience_s=0.05, capacity=1), threading.Event()
+    done: list[str] = []
+    worker.do(lambda: (release.wait(20.0), None)[1])
+    worker.do(lambda: done.append("waiting"))
+    worker.do(lambda: done.append("dropped"))
+    assert worker.dropped == 1
+    opening = threading.Timer(0.1, release.set)
+    opening.start()
+    assert worker.close(lambda: done.append("last"), 20.0)
+    assert done == ["waiting", "last"]
+    assert worker.dropped == 1
+    opening.join()
+
+
+def test_where_no_place_comes_free_the_end_is_given_up() -> None:
+    worker, release = DetachedWorker("test", patience_s=0.05, capacity=1), threading.Event()
+    worker.do(lambda: (release.wait(20.0), None)[1])
+    worker.do(lambda: None)
+    start = time.monotonic()
+    assert not worker.close(lambda: None, 0.2)
+    assert time.monotonic() - start < 5.0
+    release.set()

@@ -18,10 +18,11 @@ from overlap_callbacks.analysis.equations import ideal_step_ms, log_slowdown, ov
 from overlap_callbacks.analysis.formatting import name_ranks
 from overlap_callbacks.analysis.power.cause import attribute
 from overlap_callbacks.analysis.power.job import pool
-from overlap_callbacks.analysis.results.catalogue import FIGURES, RESIDUAL_LIMIT, RESIDUAL_LIMIT_GLOO
+from overlap_callbacks.analysis.results.catalogue import FIGURES, residual_limit
+from overlap_callbacks.analysis.results.estimate import Estimate, Spread
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import JobPower, SlowdownCause
-from overlap_callbacks.analysis.results.report import Estimate, OverlapReport, Spread
+from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import (
     DimensionTime,
     KernelTime,
@@ -64,7 +65,7 @@ def aggregate_windows(
     all_problems = [*problems, *_problems(samples)]
     if len(samples) < world_size:
         all_problems.append(f"{world_size - len(samples)} of {world_size} ranks were not heard")
-    limit = RESIDUAL_LIMIT_GLOO if first.device == "cpu" or first.backend == "gloo" else RESIDUAL_LIMIT
+    limit = residual_limit(first.device, first.backend)
     escaped = None if control else _escaped_communication(figures.get("residual_overlap"), limit)
     valid = escaped is None
     if escaped is not None:

@@ -1,12 +1,19 @@
-"""Figures and names as the page writes them."""
+"""A figure as text, once: its unit, its sign, its interval; and text of a record made safe for a screen.
+
+``PLAIN`` writes for terminals, logs and W&B, ``PAGE`` for the HTML page. They differ in characters and in the number of
+digits, in nothing else.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from overlap_callbacks.analysis.results.report import Estimate
+from overlap_callbacks.analysis.results.catalogue import Figure
+from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.safe_text import printable
 
 # Names longer than this are cut: the record holds them whole, and a page must stay a page.
 MAX_TEXT = 300
@@ -16,67 +23,86 @@ NBSP = "\N{NO-BREAK SPACE}"
 MINUS = "\N{MINUS SIGN}"
 DASH = "\N{EN DASH}"
 
-# Control characters, and marks that turn the direction of the text after them.
-_UNPRINTABLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
-)
+
+@dataclass(frozen=True)
+class Style:
+    """How a medium writes figures.
+
+    Attributes:
+        minus: the minus sign.
+        space: what stands between a number and its unit.
+        thousands: what separates thousands; empty for nothing.
+        decimals: by unit, so that the figures of a column stand below one another; of other units, a figure has some
+            four digits whatever its size.
+    """
+
+    minus: str
+    space: str
+    thousands: str
+    decimals: Mapping[str, int]
+
+    def number(self, value: float, decimals: int) -> str:
+        """E.g. ``-1,234.5``; never a negative zero."""
+        text = f"{abs(value):,.{decimals}f}"
+        is_negative = value < 0 and bool(text.strip("0.,"))
+        return (self.minus if is_negative else "") + text.replace(",", self.thousands)
+
+    def percent(self, fraction: float, *, signed: bool = False, decimals: int | None = None) -> str:
+        """E.g. ``+6.2%``."""
+        if decimals is None:
+            decimals = 1 if abs(fraction) < 10 else 0
+        return self._with_sign(self.number(100 * fraction, decimals), signed) + "%"
+
+    def quantity(self, value: float, unit: str, *, signed: bool = False) -> str:
+        """A value in its unit, e.g. ``12.34 ms``; a ``fraction`` in percent."""
+        if unit == "fraction":
+            return self.percent(value, signed=signed)
+        decimals = self.decimals.get(unit)
+        text = self.number(value, _decimals(value) if decimals is None else decimals)
+        return f"{self._with_sign(text, signed)}{self.space}{unit}"
+
+    def interval(self, estimate: Estimate, unit: str, *, signed: bool = False) -> str:
+        """Its 95 % interval, e.g. ``5.1% to 7.3%`` or ``11.5 to 12.5 ms``; empty where there is none."""
+        if estimate.ci_low is None or estimate.ci_high is None:
+            return ""
+        low, high = (self.quantity(bound, unit, signed=signed) for bound in (estimate.ci_low, estimate.ci_high))
+        return f"{low.removesuffix(f'{self.space}{unit}')} to {high}"
+
+    def with_interval(self, estimate: Estimate, unit: str, *, signed: bool = False) -> str:
+        """E.g. ``+6.2% (95 % interval +5.1% to +7.3%)``."""
+        bounds = self.interval(estimate, unit, signed=signed)
+        return self.quantity(estimate.value, unit, signed=signed) + (f" (95 % interval {bounds})" if bounds else "")
+
+    def figure(self, figure: Figure, value: float) -> str:
+        """A value of a headline figure, with the unit and sign of the catalogue."""
+        return self.quantity(value, figure.unit, signed=figure.signed)
+
+    def figure_interval(self, figure: Figure, estimate: Estimate) -> str:
+        """The 95 % interval of a headline figure; empty where there is none."""
+        return self.interval(estimate, figure.unit, signed=figure.signed)
+
+    def _with_sign(self, text: str, signed: bool) -> str:
+        """With a plus sign, unless there is a minus or it shows zero."""
+        return f"+{text}" if signed and not text.startswith(self.minus) and text.strip("0.") else text
 
 
-def clean(text: object, most: int = MAX_TEXT) -> str:
-    """Any text of a record, as one that a page can show: whatever it holds, it stays text."""
-    found = _UNPRINTABLE.sub("\ufffd", str(text))
-    return found if len(found) <= most else f"{found[: most - 1]}…"
+PLAIN = Style(minus="-", space=" ", thousands="", decimals={"ms": 2, "W": 0, "J": 1, "MHz": 0})
+PAGE = Style(minus=MINUS, space=NBSP, thousands=",", decimals={})
 
 
-def sentence(text: str) -> str:
-    """A sentence that was made for the terminal, with true minus signs."""
-    return clean(re.sub(r"(?<!\w)-(?=\d)", MINUS, text), 2000)
+def _decimals(value: float) -> int:
+    size = abs(value)
+    return 0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 1 or not size else 3
 
 
-def number(value: float, digits: int) -> str:
-    """With separators of thousands and a true minus sign; never a negative zero."""
-    text = f"{value:,.{digits}f}"
-    return text.replace("-", MINUS) if float(text.replace(",", "")) else text.replace("-", "")
+def change_in_words(fraction: float, more: str, less: str, style: Style = PLAIN) -> str:
+    """A relative change without its sign, e.g. ``6.2% longer``."""
+    return f"{style.percent(abs(fraction))} {more if fraction >= 0 else less}"
 
 
-def milliseconds(value: float, *, signed: bool = False) -> str:
-    """E.g. ``12.34 ms``: four digits or so, whatever the size."""
-    return _signed(number(value, _digits(value)), signed) + NBSP + "ms"
-
-
-def percent(fraction: float, *, signed: bool = False) -> str:
-    """E.g. ``+6.2%``."""
-    text = number(100 * fraction, 1 if abs(fraction) < 10 else 0)
-    return _signed(text, signed) + "%"
-
-
-def quantity(value: float, unit: str, *, signed: bool = False) -> str:
-    """A figure in its unit; ``fraction`` is shown in percent."""
-    if unit == "fraction":
-        return percent(value, signed=signed)
-    if unit == "ms":
-        return milliseconds(value, signed=signed)
-    return f"{_signed(number(value, _digits(value)), signed)}{NBSP}{unit}"
-
-
-def interval(figure: Estimate, unit: str, *, signed: bool = False) -> str:
-    """Its 95 % interval, e.g. ``5.1% to 7.3%``; empty where there is none."""
-    if figure.ci_low is None or figure.ci_high is None:
-        return ""
-    low, high = (quantity(bound, unit, signed=signed) for bound in (figure.ci_low, figure.ci_high))
-    shared = "" if unit == "fraction" else f"{NBSP}{unit}"
-    return f"{low.removesuffix(shared)} to {high}"
-
-
-def may_be_chance(figure: Estimate) -> bool:
+def may_be_chance(estimate: Estimate) -> bool:
     """Whether the interval holds zero."""
-    return figure.ci_low is not None and figure.ci_high is not None and figure.ci_low <= 0 <= figure.ci_high
-
-
-def with_interval(figure: Estimate, unit: str, *, signed: bool = False) -> str:
-    """E.g. ``+6.2% (95 % interval +5.1% to +7.3%)``."""
-    bounds = interval(figure, unit, signed=signed)
-    return quantity(figure.value, unit, signed=signed) + (f" (95 % interval {bounds})" if bounds else "")
+    return estimate.ci_low is not None and estimate.ci_high is not None and estimate.ci_low <= 0 <= estimate.ci_high
 
 
 def count(amount: int, noun: str) -> str:
@@ -84,16 +110,16 @@ def count(amount: int, noun: str) -> str:
     return f"{amount:,} {noun}" + ("" if amount == 1 else "s")
 
 
-def ranges(numbers: Iterable[int], most: int = 12) -> str:
-    """Whole numbers, those that follow each other drawn together: ``0-4, 7``, with a dash."""
-    found: list[list[int]] = []
+def ranges(numbers: Iterable[int], max_ranges: int = 12) -> str:
+    """Whole numbers in ascending order, consecutive ones as a range with a dash, e.g. ``0-4, 7``."""
+    runs: list[list[int]] = []
     for value in sorted(set(numbers)):
-        if found and value == found[-1][1] + 1:
-            found[-1][1] = value
+        if runs and value == runs[-1][1] + 1:
+            runs[-1][1] = value
         else:
-            found.append([value, value])
-    parts = [str(low) if low == high else f"{low}{DASH}{high}" for low, high in found[:most]]
-    return ", ".join(parts) + (", …" if len(found) > most else "")
+            runs.append([value, value])
+    shown = [str(low) if low == high else f"{low}{DASH}{high}" for low, high in runs[:max_ranges]]
+    return ", ".join(shown) + (", …" if len(runs) > max_ranges else "")
 
 
 def rounded(value: float | None) -> float | None:
@@ -103,17 +129,33 @@ def rounded(value: float | None) -> float | None:
     return float(f"{value:.6g}")
 
 
-def _digits(value: float) -> int:
-    size = abs(value)
-    return 0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 1 or not size else 3
-
-
-def _signed(text: str, signed: bool) -> str:
-    """With a plus sign, unless there is a minus or it shows zero."""
-    return f"+{text}" if signed and not text.startswith(MINUS) and text.strip("0.") else text
-
-
 def name_ranks(ranks: Sequence[int]) -> str:
     """Ranks for people, e.g. ``ranks 0, 3``."""
     shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+
+
+# -- text that is not ours
+
+
+def shortened(text: str, max_length: int = MAX_TEXT) -> str:
+    """Text of bounded length, with an ellipsis where it is cut."""
+    return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
+
+
+_COMMON_PARTS = re.compile(r"^void |\(anonymous namespace\)::|at::native::|c10::")
+
+
+def short_kernel_name(name: str) -> str:
+    """A kernel's name without the parts that all of torch's kernels share, so that the rest can be seen."""
+    return _COMMON_PARTS.sub("", name) or name
+
+
+def page_text(text: object, max_length: int = MAX_TEXT) -> str:
+    """Any text of a record as a page can show it: printable, of bounded length, with its lines."""
+    return shortened(printable(str(text), keep=f"\t\n{NBSP}"), max_length)
+
+
+def page_sentence(text: str) -> str:
+    """A sentence in ``PLAIN`` style for the page, with true minus signs."""
+    return page_text(re.sub(r"(?<!\w)-(?=\d)", MINUS, text), 2000)

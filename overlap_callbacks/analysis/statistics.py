@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from overlap_callbacks.analysis.results.report import Estimate
+from overlap_callbacks.analysis.results.estimate import Estimate
 
 CONFIDENCE = 0.95
 

@@ -1,4 +1,4 @@
-"""What a record says of the run that it belongs to."""
+"""What is known of a run before its first window."""
 
 from __future__ import annotations
 
@@ -11,20 +11,18 @@ from pathlib import Path
 import torch
 
 from overlap_callbacks._version import __version__
-from overlap_callbacks.analysis.results.catalogue import FIGURES
-from overlap_callbacks.analysis.results.power_metrics import meanings, units
+from overlap_callbacks.analysis.results.catalogue import FIGURES, power_meanings, power_units
 from overlap_callbacks.monitor.background.store import Job
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.sinks import RunInfo
 
 
 def default_run_folder(prefix: str = "") -> Path:
-    """A folder of its own for each run, named by the time; it is not made yet.
+    """A new folder's path for a run, named by the time. The folder is not made yet.
 
-    The time alone is not enough: the jobs of an array start within a second, and so do two monitors of one process,
-    and a record holds one run. Nor is there a better place to tell them apart: nothing is written before something is
-    measured, and then the name has been handed to sinks and to the user. (``secrets`` leaves the seeds of the job's own
-    random numbers alone.)
+    The time alone is not enough: a record holds one run, and the jobs of an array start within one second, as do two
+    monitors of one process. The name cannot be made unique later: nothing is written before the first window, and by
+    then sinks and the user have the name. (``secrets`` does not touch the seeds of the job's own random numbers.)
 
     Args:
         prefix: what the name begins with.
@@ -45,6 +43,6 @@ def run_info(job: Job, schedule: Schedule, framework: str, device: str) -> RunIn
         backend=job.backend,
         device=device,
         schedule=schedule.as_dict(),
-        units={**{figure.name: figure.unit for figure in FIGURES}, **units()},
-        meanings={**{figure.name: figure.meaning for figure in FIGURES}, **meanings()},
+        units={**{figure.name: figure.unit for figure in FIGURES}, **power_units()},
+        meanings={**{figure.name: figure.meaning for figure in FIGURES}, **power_meanings()},
     )

@@ -1,4 +1,4 @@
-"""Reading a record back: whole lines count, a line that a crash cut off does not."""
+"""Reads a record back. Whole lines count; a line that a crash cut off does not."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 import msgspec
 
 from overlap_callbacks.analysis.aggregate import aggregate_windows, drop_incomparable_figures, has_whole_group
-from overlap_callbacks.analysis.results.catalogue import FIGURES
-from overlap_callbacks.analysis.results.report import Estimate, OverlapReport
+from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import FILE_NAME, SCHEMA_VERSION, RunInfo
 from overlap_callbacks.analysis.results.window import RankWindow, TimedBlock
-from overlap_callbacks.analysis.statistics import pool
+from overlap_callbacks.analysis.run_summary import RunSummary, blocks_of
 
-# Lines from one call of ``progress`` to the next.
-_LINES_A_WORD = 20
+# Lines between two calls of ``progress``.
+_LINES_PER_PROGRESS = 20
 
 
 class RecordError(ValueError):
@@ -34,7 +34,7 @@ class Record:
         path: the file.
         runs: one entry for each start of the job.
         windows: the reports, in the order of measurement.
-        unfinished: a window that was cut off before its report: what rank 0 had measured of it; else None.
+        unfinished: what rank 0 had measured of a window that was cut off before its report; None without one.
         broken_lines: lines that could not be read.
     """
 
@@ -45,39 +45,23 @@ class Record:
     broken_lines: int = 0
 
     @property
-    def valid_windows(self) -> list[OverlapReport]:
-        """The windows that count: complete, with sequential steps that were sequential, and of the last run's kind.
+    def summary(self) -> RunSummary:
+        """Which windows count, and what they say together."""
+        return RunSummary(self.runs[-1] if self.runs else None, self.windows, self.unfinished)
 
-        A record may hold control (A/A) runs and real ones, which must not be mixed.
-        """
-        control = bool(self.runs[-1].schedule.get("control")) if self.runs else False
-        return [window for window in self.windows if window.valid and window.complete and window.control is control]
+    @property
+    def valid_windows(self) -> list[OverlapReport]:
+        """The windows that count: see ``RunSummary``."""
+        return self.summary.valid_windows
 
     @property
     def partial(self) -> OverlapReport | None:
-        """What there is to look at where no window counts: the window that was cut off, or the last one cut short.
-
-        The latter only if it was timed for one balanced group of blocks at least.
-        """
-        if self.unfinished is not None or not self.runs:
-            return self.unfinished
-        schedule = self.runs[-1].schedule
-        for window in reversed(self.windows):
-            if window.valid and not window.complete and window.control is bool(schedule.get("control")):
-                found = drop_incomparable_figures(window, _order(schedule))
-                return found if found.speedup_vs_sequential is not None else None
-        return None
+        """What there is to look at where no window counts: see ``RunSummary``."""
+        return self.summary.partial
 
     def pooled(self) -> dict[str, Estimate]:
         """Each figure over the valid windows; the unit of its interval is the window."""
-        found = {}
-        for figure in FIGURES:
-            values = [getattr(window, figure.name) for window in self.valid_windows]
-            # Step times are means of logarithms within a window already.
-            pooled = pool([value for value in values if value is not None], logs=figure.name.startswith("e2e_"))
-            if pooled is not None:
-                found[figure.name] = pooled
-        return found
+        return self.summary.pooled()
 
 
 def read(path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None) -> Record:
@@ -85,7 +69,7 @@ def read(path: str | os.PathLike[str], progress: Callable[[int, int], None] | No
 
     Args:
         path: a run folder, or its ``overlap.jsonl``.
-        progress: called now and then with the bytes read so far, and those of the file.
+        progress: called every few lines with the number of bytes read so far, and the size of the file in bytes.
 
     Raises:
         RecordError: no such file, one that cannot be read, no record, or of a schema that is newer than this library.
@@ -96,9 +80,9 @@ def read(path: str | os.PathLike[str], progress: Callable[[int, int], None] | No
     if not file.is_file():
         raise RecordError(f"no record at {file}: give a run folder or its {FILE_NAME}")
     record = Record(file)
-    # By number: a block may be logged again, with more of its steps, and the last entry is the whole one.
+    # Keyed by the block's number. A block may be logged again with more of its steps: its last entry is whole.
     blocks: dict[tuple[int, int], dict[int, TimedBlock]] = {}
-    for line in _lines(file, progress or _untold):
+    for line in _lines(file, progress or _no_progress):
         if line is None:
             record.broken_lines += 1
             continue
@@ -126,16 +110,16 @@ def read(path: str | os.PathLike[str], progress: Callable[[int, int], None] | No
 
 
 def runs_in(folder: str | os.PathLike[str]) -> list[Path]:
-    """The run folders in a folder, the newest last: by the time at which the record was last written to."""
-    found = []
+    """The run folders in a folder, by the time of the last write to their record; the newest last."""
+    runs = []
     for file in Path(folder).glob(f"*/{FILE_NAME}"):
-        with contextlib.suppress(OSError):  # removed meanwhile
-            found.append((file.stat().st_mtime_ns, file.parent))
-    return [run for _, run in sorted(found)]
+        with contextlib.suppress(OSError):  # it may be removed meanwhile
+            runs.append((file.stat().st_mtime_ns, file.parent))
+    return [run for _, run in sorted(runs)]
 
 
-def _untold(done_bytes: int, total_bytes: int) -> None:
-    """Nobody wants to know."""
+def _no_progress(done_bytes: int, total_bytes: int) -> None:
+    """Default progress callback: does nothing."""
 
 
 def _lines(file: Path, progress: Callable[[int, int], None]) -> Iterator[dict[str, Any] | None]:
@@ -147,7 +131,7 @@ def _lines(file: Path, progress: Callable[[int, int], None]) -> Iterator[dict[st
         size, done = os.fstat(lines.fileno()).st_size, 0
         for number, line in enumerate(lines):
             done += len(line)
-            if number % _LINES_A_WORD == 0:
+            if number % _LINES_PER_PROGRESS == 0:
                 progress(done, max(size, done))  # the job may still be writing
             if not line.strip():
                 continue
@@ -168,14 +152,9 @@ def _check_schema(file: Path, line: dict[str, Any]) -> None:
         )
 
 
-def _order(schedule: dict[str, Any]) -> str:
-    """Of the blocks; the default where a record does not say."""
-    return str(schedule.get("blocks") or "OSSO")
-
-
 def _unfinished(run: RunInfo, key: tuple[int, int], blocks: list[TimedBlock]) -> OverlapReport:
     number, first_step = key
-    few = "" if has_whole_group(blocks, _order(run.schedule)) else ", too few blocks to compare the modes"
+    few = "" if has_whole_group(blocks, blocks_of(run)) else ", too few blocks to compare the modes"
     sample = RankWindow(
         rank=0,
         window=number,
@@ -188,10 +167,10 @@ def _unfinished(run: RunInfo, key: tuple[int, int], blocks: list[TimedBlock]) ->
         timed=tuple(blocks),
         problems=(f"{len(blocks)} timed blocks so far{few}",),
     )
-    found = aggregate_windows(
+    report = aggregate_windows(
         [sample],
         world_size=run.world_size,
         every_n_steps=run.schedule.get("every_n_steps", 1),
         control=run.schedule.get("control", False),
     )
-    return drop_incomparable_figures(found, _order(run.schedule))
+    return drop_incomparable_figures(report, blocks_of(run))

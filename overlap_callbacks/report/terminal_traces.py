@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -12,8 +13,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from overlap_callbacks.analysis.formatting import PLAIN
+from overlap_callbacks.analysis.results.catalogue import SUMMARY
 from overlap_callbacks.analysis.results.window import KernelTime, PairTime
-from overlap_callbacks.report.terminal import CHANGES, LABELS, kernel_name, number, pair_table, shortened
+from overlap_callbacks.report.terminal import change, kernel_name, name_cell, pair_table, row_label
 from overlap_callbacks.traces.figures import (
     Analysis,
     CollectiveFigures,
@@ -36,6 +39,9 @@ _MAX_RANKS = 64
 _MAX_WAITING = 8
 # Kinds of collectives that have a column in the table of families.
 _MAX_KINDS = 4
+
+# Kernels of a trace may be short: microseconds are shown.
+_number = functools.partial(PLAIN.number, decimals=3)
 
 
 def analysis_tables(analysis: Analysis) -> RenderableType:
@@ -61,14 +67,14 @@ def comparison_tables(comparison: Comparison) -> RenderableType:
     figures = Table(title=Text(_compared(comparison)), title_justify="left")
     figures.add_column("")
     figures.add_column("per step", justify="right")
-    for name, label in LABELS.items():
-        value = comparison.figures.get(name)
+    for figure in (figure for section in SUMMARY for figure in section):
+        value = comparison.figures.get(figure.name)
         if value is None:
-            figures.add_row(label, "undefined", style="dim")
-        elif name.endswith("_ms"):
-            figures.add_row(label, f"{number(value)} ms")
+            figures.add_row(row_label(figure), "undefined", style="dim")
+        elif figure.unit == "ms":
+            figures.add_row(row_label(figure), f"{_number(value)} ms")
         else:
-            figures.add_row(label, f"{value:+.1%}" if name in CHANGES else f"{value:.1%}")
+            figures.add_row(row_label(figure), PLAIN.figure(figure, value))
     parts: list[RenderableType] = [figures]
     if not comparison.valid:
         parts.insert(0, Text("This comparison does not hold: see the notes.", style="bold red"))
@@ -83,7 +89,7 @@ def comparison_tables(comparison: Comparison) -> RenderableType:
         for row in comparison.unmatched[:_MAX_ROWS]:
             sides = ((row.overlapped_calls, row.overlapped_ms), (row.sequential_calls, row.sequential_ms))
             table.add_row(
-                kernel_name(row.name), *(f"{count} ({number(ms)} ms)" if count else "" for count, ms in sides)
+                kernel_name(row.name), *(f"{count} ({_number(ms)} ms)" if count else "" for count, ms in sides)
             )
         parts += [table, *_more(len(comparison.unmatched), _MAX_ROWS, "kernels")]
     return Group(*parts, *notes(comparison.problems))
@@ -206,10 +212,10 @@ def _rank_table(analysis: Analysis) -> Table:
         name = Path(trace.file).name if trace.rank is None else str(trace.rank)
         waited = waiting.get((trace.rank, trace.device))
         table.add_row(
-            shortened(f"{name}, device {trace.device}" if several else name),
-            *(number(ms) for ms in (total.compute_ms, total.comm_ms, total.hidden_comm_ms, total.exposed_comm_ms)),
+            name_cell(f"{name}, device {trace.device}" if several else name),
+            *(_number(ms) for ms in (total.compute_ms, total.comm_ms, total.hidden_comm_ms, total.exposed_comm_ms)),
             "-" if total.overlap_ratio is None else f"{total.overlap_ratio:.2%}",
-            "" if waited is None else number(waited),
+            "" if waited is None else _number(waited),
         )
     if len(analysis.traces) > _MAX_RANKS:
         table.add_row(f"... {len(analysis.traces) - _MAX_RANKS} more", style="dim")
@@ -233,7 +239,7 @@ def _step_cells(step: StepFigures) -> tuple[str, ...]:
     times = (step.wall_ms, step.compute_ms, step.comm_ms, step.hidden_comm_ms, step.exposed_comm_ms)
     ratios = (step.overlap_ratio, step.hidden_comm_fraction)
     return (
-        *("" if ms is None else number(ms) for ms in times),
+        *("" if ms is None else _number(ms) for ms in times),
         *("-" if ratio is None else f"{ratio:.2%}" for ratio in ratios),
     )
 
@@ -249,8 +255,8 @@ def _collective_table(trace: TraceFigures) -> Table:
             "?" if row.group_size is None else str(row.group_size),
             str(row.count),
             "?" if row.bytes is None else f"{row.bytes / 1e6:.2f}",
-            number(row.time_ms),
-            number(row.hidden_ms),
+            _number(row.time_ms),
+            _number(row.hidden_ms),
             *("?" if bandwidth is None else f"{bandwidth:.2f}" for bandwidth in bandwidths),
         )
     if len(trace.collectives) > _MAX_ROWS:
@@ -265,11 +271,11 @@ def _family_table(trace: TraceFigures) -> Table:
     table = _table("Compute by family, ms", "family", "calls", "ms", *columns)
     for family in trace.families:
         beside = (family.beside.get(kind) for kind in kinds)
-        cells = ["" if ms is None else number(ms) for ms in beside]
+        cells = ["" if ms is None else _number(ms) for ms in beside]
         if estimates:
             estimate = estimates.get(family.family)
-            cells.append("" if estimate is None else f"{estimate.slowdown:+.1%} ({estimate.calls_beside})")
-        table.add_row(shortened(family.family), str(family.calls), number(family.time_ms), *cells)
+            cells.append("" if estimate is None else f"{change(estimate.slowdown)} ({estimate.calls_beside})")
+        table.add_row(name_cell(family.family), str(family.calls), _number(family.time_ms), *cells)
     return table
 
 
@@ -279,8 +285,8 @@ def _estimate_line(trace: TraceFigures) -> Text:
         return Text("Slowdown: no estimate, since no kernel is found both beside communication and alone.", style="dim")
     all_calls = estimate.calls_beside + estimate.calls_left_out
     return Text(
-        f"Slowdown, an estimate from this file alone: {estimate.slowdown:+.1%}. It rests on {estimate.method}: "
-        f"{estimate.calls_beside} of {all_calls} calls beside communication ({number(estimate.time_beside_ms)} ms), "
+        f"Slowdown, an estimate from this file alone: {change(estimate.slowdown)}. It rests on {estimate.method}: "
+        f"{estimate.calls_beside} of {all_calls} calls beside communication ({_number(estimate.time_beside_ms)} ms), "
         f"against {estimate.calls_alone} calls alone. It shows an association; `overlap compare` with a sequential "
         "trace, or the live monitor, measures the cause."
     )
@@ -293,9 +299,9 @@ def _skew_table(rows: Sequence[CollectiveSkew]) -> Table:
         several = len({rank.rank for rank in row.ranks}) < len(row.ranks)
         longest = sorted(row.ranks, key=lambda rank: -rank.waiting_ms)[:_MAX_WAITING]
         names = (f"{rank.rank}.{rank.device}" if several else str(rank.rank) for rank in longest)
-        waiting = ", ".join(f"{name}: {number(rank.waiting_ms)}" for name, rank in zip(names, longest, strict=True))
+        waiting = ", ".join(f"{name}: {_number(rank.waiting_ms)}" for name, rank in zip(names, longest, strict=True))
         name = row.collective if not row.group else f"{row.collective}, {row.group}"
-        table.add_row(Text(name, overflow="fold"), str(row.count), number(row.transfer_ms), waiting)
+        table.add_row(Text(name, overflow="fold"), str(row.count), _number(row.transfer_ms), waiting)
     if len(rows) > _MAX_ROWS:
         table.add_row(f"... {len(rows) - _MAX_ROWS} more", style="dim")
     return table
@@ -304,15 +310,16 @@ def _skew_table(rows: Sequence[CollectiveSkew]) -> Table:
 def _compared(comparison: Comparison) -> str:
     ov, seq = (Path(side.file).name for side in (comparison.overlapped, comparison.sequential))
     steps = comparison.steps
-    return f"{ov} ({steps[0]} steps) against {seq} ({steps[1]}); {comparison.matched_fraction:.1%} of compute matched"
+    matched = PLAIN.percent(comparison.matched_fraction)
+    return f"{ov} ({steps[0]} steps) against {seq} ({steps[1]}); {matched} of compute matched"
 
 
 def _kernel_table(comparison: Comparison) -> Table:
     table = _table("Kernels that lose most, per step", "kernel", "slowdown", "lost", "overlapped", "sequential")
     for kernel in comparison.kernels[:_MAX_ROWS]:
-        slowdown = "" if kernel.slowdown is None else f"{kernel.slowdown:+.1%}"
+        slowdown = change(kernel.slowdown)
         times = (kernel.lost_ms, kernel.overlapped_ms, kernel.sequential_ms)
-        table.add_row(kernel_name(kernel.name), slowdown, *(f"{number(ms)} ms" for ms in times))
+        table.add_row(kernel_name(kernel.name), slowdown, *(f"{_number(ms)} ms" for ms in times))
     if len(comparison.kernels) > _MAX_ROWS:
         table.add_row(f"... {len(comparison.kernels) - _MAX_ROWS} more", style="dim")
     return table

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.analysis.results.window import TimedBlock
 
 
 class Sink:
-    """Takes reports somewhere. Whatever it raises costs the sink, not the job: it is dropped with one message.
+    """Takes reports somewhere. If it raises, the job goes on: the sink is dropped with one message.
 
-    Its methods are called on rank 0 alone, on one thread that is not the training thread and that writes the record
-    too: what may stall belongs on a thread of its own (``sinks/aside.py``). Optional packages are imported when they
-    are needed, never at the top of a module.
+    Its methods are called on rank 0 alone, one at a time, and never on the training thread. They may block: neither
+    training nor the record waits for them (``sinks/fan_out.py``). Optional packages are imported when they are needed,
+    never at the top of a module.
     """
 
-    # Writes the record: called first, on the caller's own thread.
-    keeps_record = False
-    # Bounds its own waiting, on a thread of its own.
-    has_own_thread = False
+    # Longest time in seconds that ``close`` may take; None for what the end of the job leaves.
+    close_timeout_s: float | None = None
 
     def open(self, run: RunInfo) -> None:
-        """Called once, before anything else."""
+        """Called once, before anything else but ``use_record``."""
 
     def block(self, window: int, first_step: int, block: TimedBlock) -> None:
         """Called as soon as rank 0 has measured a timed block, so that a crash in mid-window loses little."""
@@ -32,3 +32,20 @@ class Sink:
 
     def close(self) -> None:
         """Called once, at the end; safe to call without ``open``, and twice."""
+
+    def kept_record(self) -> Path | None:
+        """The record that this sink writes; None for a sink that writes none.
+
+        A sink that writes the record is called before the others, and directly: it must not block.
+        """
+        return None
+
+    def use_record(self, path: Path) -> None:
+        """Called before ``open`` where another sink keeps the record, with its path: for sinks that pass it on."""
+
+    def close_timeout_error(self) -> Exception | None:
+        """What to report where ``close`` did not come to an end in time; None for a plain warning.
+
+        Called on another thread than the other methods.
+        """
+        return None

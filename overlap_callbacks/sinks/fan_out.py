@@ -33,12 +33,12 @@ class FanOut:
 
     def __init__(self, sinks: Sequence[Sink], on_error: Callable[[Sink, Exception], None]) -> None:
         # The record first: it is on the disk before any other sink may stall.
-        self._sinks = sorted(sinks, key=lambda sink: not sink.keeps_record)
+        self._sinks = sorted(sinks, key=lambda sink: sink.kept_record() is None)
         self._on_error = on_error
         self._workers = {
             id(sink): DetachedWorker(f"overlap-callbacks-{type(sink).__name__}", patience_s=_SINK_PATIENCE_S)
             for sink in self._sinks
-            if not sink.keeps_record and not sink.has_own_thread
+            if sink.kept_record() is None
         }
 
     def __bool__(self) -> bool:
@@ -47,35 +47,64 @@ class FanOut:
 
     def open(self, run: RunInfo) -> None:
         """Tell every sink of the run, once, before anything else."""
-        self._each(lambda sink: sink.open(run))
+        record = next((path for sink in self._sinks if (path := sink.kept_record()) is not None), None)
+
+        def open_one(sink: Sink) -> None:
+            if record is not None and sink.kept_record() is None:
+                sink.use_record(record)
+            sink.open(run)
+
+        self._each(open_one)
 
     def block(self, window: int, first_step: int, block: TimedBlock) -> None:
         """Have the record keep a timed block at once."""
-        self._each(lambda sink: sink.block(window, first_step, block))
+        self._each(
+            lambda sink: sink.block(window, first_step, block),
+            # A sink that stalls has room for a bounded number of calls, which are kept for its windows.
+            wanted=lambda sink: type(sink).block is not Sink.block,
+        )
 
     def log(self, report: OverlapReport) -> None:
         """Hand over the report of a window."""
         self._each(lambda sink: sink.log(report))
 
     def close(self, timeout_s: float) -> None:
-        """Close every sink; those that stall have ``timeout_s`` in all."""
+        """Close every sink.
+
+        Args:
+            timeout_s: longest time for those that stall, all together; a sink with a ``close_timeout_s`` has that.
+        """
         deadline = time.monotonic() + timeout_s
         for sink in self._sinks:
             try:
                 worker = self._workers.get(id(sink))
                 if worker is None:
                     sink.close()
-                elif not worker.close(sink.close, max(_SINK_PATIENCE_S, 0.5 * (deadline - time.monotonic()))):
-                    logger.warning(
-                        "overlap-callbacks: %s hangs, and may lack the last windows; the record has them",
-                        type(sink).__name__,
-                    )
+                else:
+                    self._close_detached(sink, worker, deadline)
             except Exception as error:
                 self._on_error(sink, error)
         self._sinks = []
 
-    def _each(self, use: Callable[[Sink], None]) -> None:
-        for sink in list(self._sinks):
+    def _close_detached(self, sink: Sink, worker: DetachedWorker, deadline: float) -> None:
+        name = type(sink).__name__
+        if sink.close_timeout_s is not None:
+            timeout_s = sink.close_timeout_s + _SINK_PATIENCE_S  # it may end on its own at the last moment
+        else:
+            timeout_s = max(_SINK_PATIENCE_S, 0.5 * (deadline - time.monotonic()))
+        closed = worker.close(sink.close, timeout_s)
+        if worker.dropped:
+            logger.warning("overlap-callbacks: %d windows found no place before %s", worker.dropped, name)
+        if closed:
+            return
+        error = sink.close_timeout_error()
+        if error is not None:
+            self._on_error(sink, error)
+        else:
+            logger.warning("overlap-callbacks: %s hangs, and may lack the last windows; the record has them", name)
+
+    def _each(self, use: Callable[[Sink], None], wanted: Callable[[Sink], bool] = lambda sink: True) -> None:
+        for sink in [sink for sink in self._sinks if wanted(sink)]:
             try:
                 worker = self._workers.get(id(sink))
                 if worker is None:

@@ -9,8 +9,8 @@ from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.sinks.base import Sink
 from overlap_callbacks.sinks.metric_keys import fit
 
-# Windows that wait at most for a flush; older ones are dropped: the record has them.
-_MOST_WAITING = 100
+# Maximum number of windows that wait for a flush; older ones are dropped: the record has them.
+_MAX_WAITING = 100
 
 Write = Callable[[dict[str, float], int], object]
 
@@ -23,23 +23,36 @@ class FunctionSink(Sink):
     Args:
         write: takes the metrics, under keys of letters, digits, underscores and a slash after the section, and a step.
         deferred: call it from ``flush()`` and ``close()`` alone. For what must not be used from another thread: call
-            ``flush()`` on the training thread, between steps.
+            ``flush()`` on the training thread, between steps. At most 100 windows wait; older ones are dropped.
+        flush_on_close: whether ``close()`` writes what waits. If False, call ``flush()`` once more after the monitor is
+            closed.
+        exact_keys: give ``write`` the metrics as ``OverlapReport.metrics()`` has them: a name of a group or an operator
+            may hold any character, and a value may be infinite or NaN.
 
     Raises:
         TypeError: ``write`` cannot be called.
     """
 
-    def __init__(self, write: Write, *, deferred: bool = False) -> None:
+    def __init__(
+        self, write: Write, *, deferred: bool = False, flush_on_close: bool = True, exact_keys: bool = False
+    ) -> None:
         if not callable(write):
             raise TypeError(
                 f"write must be a function of the metrics and the step, got {write!r} (a {type(write).__name__})"
             )
         self._write = write
         self._deferred = deferred
-        self._waiting: deque[tuple[dict[str, float], int]] = deque(maxlen=_MOST_WAITING)
+        self._flush_on_close = flush_on_close
+        self._exact_keys = exact_keys
+        self._stopped = False
+        # Safe between two threads: one appends, the other takes from the left.
+        self._waiting: deque[tuple[dict[str, float], int]] = deque(maxlen=_MAX_WAITING)
 
     def log(self, report: OverlapReport) -> None:
-        self._waiting.append((fit(report.metrics()), report.first_step))
+        if self._stopped:
+            return
+        metrics = report.metrics()
+        self._waiting.append((metrics if self._exact_keys else fit(metrics), report.first_step))
         if not self._deferred:
             self.flush()
 
@@ -48,5 +61,11 @@ class FunctionSink(Sink):
         while self._waiting:
             self._write(*self._waiting.popleft())
 
+    def stop(self) -> None:
+        """Drop what waits, and write nothing from now on: for whoever calls ``flush()`` and sees it fail."""
+        self._stopped = True
+        self._waiting.clear()
+
     def close(self) -> None:
-        self.flush()
+        if self._flush_on_close:
+            self.flush()

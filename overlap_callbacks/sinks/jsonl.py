@@ -1,16 +1,15 @@
 """The record: one JSON object a line, on disk before the next window begins.
 
-Three kinds of line: ``{"record": "run", ...}`` opens a run (a resumed job adds one), ``{"record": "block", ...}`` is
-one timed block of rank 0 as it was measured, ``{"record": "window", ...}`` is the report of a whole window. All else
-(tables, pages, W&B) can be made again from it.
+There are three kinds of line. ``{"record": "run", ...}`` opens a run; a resumed job adds one.
+``{"record": "block", ...}`` is one timed block of rank 0, written as soon as it is measured.
+``{"record": "window", ...}`` is the report of a whole window. Everything else (tables, pages, W&B) can be made from it.
 """
 
 from __future__ import annotations
 
 import os
-import weakref
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
@@ -21,7 +20,7 @@ from overlap_callbacks.sinks.base import Sink
 
 
 class JsonlSink(Sink):
-    """Appends to ``overlap.jsonl`` in a folder, which it makes.
+    """Appends to ``overlap.jsonl`` in a folder, which it makes if there is none.
 
     Args:
         folder: of the run.
@@ -30,30 +29,18 @@ class JsonlSink(Sink):
         OSError: (from ``open``) the folder or file cannot be written.
     """
 
-    keeps_record = True
-    _all: ClassVar[weakref.WeakSet[JsonlSink]] = weakref.WeakSet()
-
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.path = Path(folder) / FILE_NAME
         self._file: Any = None
-        self._run: RunInfo | None = None
-        self._all.add(self)
 
-    @classmethod
-    def path_of(cls, run: RunInfo) -> Path | None:
-        """The record of a run, for sinks that pass it on; None where none is kept.
-
-        Args:
-            run: the very object with which the sinks were opened: all of a monitor's are given the same.
-        """
-        return next((sink.path for sink in list(cls._all) if sink._run is run), None)
+    def kept_record(self) -> Path:
+        return self.path
 
     def open(self, run: RunInfo) -> None:
-        self._run = run
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open("ab")
         if self._file.tell():
-            # A run that was killed may have left half a line: end it, so that it cannot swallow our first.
+            # A run that was killed may have left half a line. End it, or our first line would become part of it.
             self._file.write(b"\n")
         self._write("run", run)
 
@@ -70,7 +57,7 @@ class JsonlSink(Sink):
 
     def _write(self, kind: str, content: Any) -> None:
         fields = {"record": kind, **msgspec.to_builtins(content)}
-        # The whole line in one write, then to the disk: a crash leaves whole lines, and at most one that is cut.
+        # The whole line in one write, then to the disk: a crash leaves whole lines, and at most one that is cut off.
         self._file.write(msgspec.json.encode(fields) + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())

@@ -1,4 +1,4 @@
-"""What a metric's key tells: its unit, and whether it is a figure, a bound of one, a count or a flag."""
+"""What a metric's key says: its unit, and whether it is a figure, a bound of one, a count or a flag."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from collections.abc import Mapping
 from functools import cache
 from typing import NamedTuple
 
-from overlap_callbacks.analysis.name_rules import digest
-from overlap_callbacks.analysis.results import power_metrics
-from overlap_callbacks.analysis.results.catalogue import FIGURES
+from overlap_callbacks.analysis.results.catalogue import FIGURES, MEASUREMENT_OVERHEAD, power_units
+from overlap_callbacks.analysis.safe_text import digest
 
-# What is appended to a figure's key, where it does not stand for the figure itself.
+# What is appended to a figure's key for a value that is not the figure itself.
 BOUNDS = ("ci_low", "ci_high", "rank_low", "rank_high")
 FLAGS = frozenset({"overlap/valid", "overlap/complete", "overlap/control"})
 COUNTS = frozenset({"overlap/ranks_heard"})
 
 _BY_SUFFIX = (("_ms", "ms"), ("_bytes", "bytes"), ("_messages", "messages"), ("_comm_slowdown", "fraction"))
-_LONGEST_NAME = 100
+_MAX_NAME_LENGTH = 100
 
-# Sections whose keys hold a name that is not ours, and how such keys end.
+# Sections whose keys hold a name of the job's, and how such keys end.
 NAMED_SECTIONS = {"comm": "collective", "dimension": "dimension"}
 _ENDS = ("_comm_slowdown", "_exposed_ms", "_comm_ms", "_busbw_gb_s", "_bytes", "_messages")
 
@@ -55,14 +54,13 @@ def _unit(figure: str) -> str:
 
 @cache
 def _units() -> dict[str, str]:
-    overlap = {figure.key: figure.unit for figure in FIGURES}
-    return {**overlap, "overlap/measurement_overhead": "fraction", **power_metrics.units()}
+    return {**{figure.key: figure.unit for figure in (*FIGURES, MEASUREMENT_OVERHEAD)}, **power_units()}
 
 
 def split(key: str) -> tuple[str, str, str]:
-    """The key's section, the name in it that is the job's (of a group, an operator), and the rest of it.
+    """Split a key into its section, the job's own name in it (of a group or an operator), and the rest.
 
-    Without such a name, the second is empty.
+    The name is empty where the key holds none.
     """
     section, slash, name = key.partition("/")
     if not slash:
@@ -79,23 +77,23 @@ def split(key: str) -> tuple[str, str, str]:
 def fit(metrics: Mapping[str, float]) -> dict[str, float]:
     """Metrics that any vendor takes: finite values, under keys of letters, digits and underscores in one section.
 
-    Most keys are so already; those that hold a user's name for a group may be anything. W&B would take a dot as the
-    path into a nested value, and one NaN would spoil its minimum for the rest of the run. Names that differ in what is
-    left out, as ``dp-cp`` and ``dp.cp`` do, are told apart by a mark.
+    Most keys are like that already. Those that hold a user's name for a group may have any character. To W&B a dot is
+    the path into a nested value, and one NaN would spoil its minimum for the rest of the run. Two names that would
+    become one, as ``dp-cp`` and ``dp.cp``, get a digest to tell them apart.
     """
     finite = {key: value for key, value in metrics.items() if math.isfinite(value)}
     subjects: dict[tuple[str, str], set[str]] = {}
     for key in finite:
         section, subject, _ = split(key)
         subjects.setdefault((section, fit_name(subject)), set()).add(subject)
-    found = {}
+    fitted_metrics = {}
     for key, value in finite.items():
         section, subject, rest = split(key)
         fitted = fit_name(subject)
         if len(subjects[section, fitted]) > 1 and fitted != subject:
             fitted = f"{fitted}_{digest(subject)[:8]}"
-        found[_join(section, f"{fitted}{fit_name(rest)}")] = value
-    return found
+        fitted_metrics[_join(section, f"{fitted}{fit_name(rest)}")] = value
+    return fitted_metrics
 
 
 def fit_key(key: str) -> str:
@@ -105,9 +103,9 @@ def fit_key(key: str) -> str:
 
 
 def fit_name(name: str) -> str:
-    """A part of a key: letters, digits and underscores; a long one is cut, and marked."""
+    """A part of a key: letters, digits and underscores. A long one is cut, and ends with a digest."""
     fitted = re.sub(r"[^A-Za-z0-9_]", "_", name)
-    return fitted if len(fitted) <= _LONGEST_NAME else f"{fitted[: _LONGEST_NAME - 9]}_{digest(name)[:8]}"
+    return fitted if len(fitted) <= _MAX_NAME_LENGTH else f"{fitted[: _MAX_NAME_LENGTH - 9]}_{digest(name)[:8]}"
 
 
 def _join(section: str, name: str) -> str:

@@ -9,20 +9,19 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from overlap_callbacks.analysis import name_rules
-from overlap_callbacks.analysis.results.catalogue import FIGURES
+from overlap_callbacks.analysis import safe_text
+from overlap_callbacks.analysis.results.catalogue import FIGURES, power_meanings
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.power_metrics import meanings
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.sinks.base import Sink
 from overlap_callbacks.sinks.metric_keys import NAMED_SECTIONS, describe, fit_name, split
 
-# Prometheus keeps a series for each value of each label, for ever: values are short, and few.
-LONGEST_LABEL = 100
-MOST_VALUES = 50
+# Prometheus keeps a series for each value of a label, for ever. So values are short, and few.
+MAX_LABEL_LENGTH = 100
+MAX_LABEL_VALUES = 50
 
-# Prometheus wants base units, and their names in the metric's.
+# By convention, Prometheus has base units, and a metric's name ends in its unit.
 _UNITS = {
     "ms": ("_ms", "_seconds", 1e-3),
     "fraction": ("_fraction", "_ratio", 1.0),
@@ -41,8 +40,8 @@ class Gauge(NamedTuple):
 
     Attributes:
         name: with its unit.
-        label, label_value: what tells it from others of the name; empty without.
-        scale: what a value is multiplied with.
+        label, label_value: tell it from others of the same name; empty where there is one alone.
+        scale: factor from our unit to Prometheus's.
     """
 
     name: str
@@ -89,8 +88,8 @@ class PrometheusSink(Sink):
         registry = CollectorRegistry()
         registry.register(_Families(self._families(report)))
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_to_textfile(str(self.path), registry)  # to a file beside it first, which then takes its place
-        self.path.chmod(0o644)  # the node exporter is another user
+        write_to_textfile(str(self.path), registry)  # writes another file, then renames it
+        self.path.chmod(0o644)  # the node exporter runs as another user
 
     def _families(self, report: OverlapReport) -> list[Any]:
         from prometheus_client.core import GaugeMetricFamily
@@ -100,8 +99,8 @@ class PrometheusSink(Sink):
 
         def add(gauge: Gauge, meaning: str, value: float) -> None:
             seen = values.setdefault((gauge.name, gauge.label), set())
-            # One series twice, and the collector would take nothing of the file.
-            if gauge.label_value in seen or len(seen) >= MOST_VALUES:
+            # If one series stood in the file twice, the collector would reject the whole file.
+            if gauge.label_value in seen or len(seen) >= MAX_LABEL_VALUES:
                 return
             seen.add(gauge.label_value)
             own = [gauge.label] if gauge.label else []
@@ -112,8 +111,8 @@ class PrometheusSink(Sink):
 
         for key, value in report.metrics().items():
             if math.isfinite(value):
-                found = gauge(key)
-                add(found, _meaning(key, found), value)
+                metric = gauge(key)
+                add(metric, _meaning(key, metric), value)
         add(Gauge("overlap_window_first_step", "", "", 1.0), "training step of the last window", report.first_step)
         info = {"device": report.device, "backend": report.backend, "world_size": str(report.world_size)}
         if self._run is not None:
@@ -124,7 +123,7 @@ class PrometheusSink(Sink):
 
 
 class _Families:
-    """What a registry collects."""
+    """What the registry asks for metrics."""
 
     def __init__(self, families: Iterable[Any]) -> None:
         self._families = families
@@ -134,32 +133,32 @@ class _Families:
 
 
 def gauge(key: str) -> Gauge:
-    """A metric's name for Prometheus."""
-    found = describe(key)
-    section, value, name = split(found.figure)  # names that are the job's may be anything as a label
+    """The name, label and scale of a metric for Prometheus."""
+    parts_of_key = describe(key)
+    section, value, name = split(parts_of_key.figure)  # as a label, a name of the job's may have any character
     label = NAMED_SECTIONS[section] if value else ""
     name = fit_name(name.removeprefix("_") if value else name)
     if section in ("power", "device"):
         for mode in Mode:
             if name.startswith(f"{mode.value}_"):
                 label, value, name = "mode", mode.value, name.removeprefix(f"{mode.value}_")
-    suffix, unit, scale = _UNITS.get(found.unit, ("", "", 1.0))
+    suffix, unit, scale = _UNITS.get(parts_of_key.unit, ("", "", 1.0))
     stem = name.removesuffix(suffix) if suffix else name
-    bound = f"_{found.bound}" if found.bound else ""
+    bound = f"_{parts_of_key.bound}" if parts_of_key.bound else ""
     parts = ["overlap", *([section] if section not in ("", "overlap") else []), *([stem.strip("_")] if stem else [])]
     return Gauge("_".join(parts) + bound + unit, label, _label_value(value), scale)
 
 
-def _meaning(key: str, found: Gauge) -> str:
+def _meaning(key: str, metric: Gauge) -> str:
     figure = describe(key).figure
-    if found.label in NAMED_SECTIONS.values():  # one text for all values of the label
-        return f"{split(figure)[2].strip('_').replace('_', ' ')} by {found.label}"
-    known = {**{one.key: one.meaning for one in FIGURES}, **meanings()}
+    if metric.label in NAMED_SECTIONS.values():  # one text for all values of the label
+        return f"{split(figure)[2].strip('_').replace('_', ' ')} by {metric.label}"
+    known = {**{one.key: one.meaning for one in FIGURES}, **power_meanings()}
     return known.get(figure, figure.partition("/")[2].replace("_", " "))
 
 
 def _label_value(value: str) -> str:
-    return name_rules.clean(value, LONGEST_LABEL)
+    return safe_text.clean(value, MAX_LABEL_LENGTH)
 
 
 def _checked(labels: Mapping[str, str]) -> dict[str, str]:

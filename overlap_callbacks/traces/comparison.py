@@ -13,7 +13,7 @@ from overlap_callbacks.analysis.equations import ideal_step_ms, overlap_ratio, s
 from overlap_callbacks.analysis.kernels.attribution import Calls, Match, Side, match, pair_times
 from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.analysis.kernels.times import KernelSums
-from overlap_callbacks.analysis.results.catalogue import RESIDUAL_LIMIT, RESIDUAL_LIMIT_GLOO
+from overlap_callbacks.analysis.results.catalogue import residual_limit
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import KernelTime
 from overlap_callbacks.traces.analysis import span_ms, trace_figures
@@ -117,7 +117,7 @@ class _Side:
 
 def _faults(ov: _Side, seq: _Side, residual: float | None, matched: float) -> Iterator[str]:
     """What makes the comparison invalid, in words."""
-    limit = RESIDUAL_LIMIT_GLOO if ov.on_host else RESIDUAL_LIMIT
+    limit = residual_limit("cpu" if ov.on_host else "")
     if residual is not None and residual > limit:
         yield f"the sequential file is not sequential: its overlap ratio is {residual:.3f}, above {limit}"
     if ov.has_steps != seq.has_steps:

@@ -7,8 +7,9 @@ import pytest
 
 from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.results.catalogue import FIGURES
+from overlap_callbacks.analysis.results.estimate import Estimate, Spread
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.report import Estimate, OverlapReport, Spread
+from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import CollectiveTime, KernelTime, ProfiledBlock, RankWindow, TimedBlock
 from tests.samples import window_report
 

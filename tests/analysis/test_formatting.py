@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 
 from overlap_callbacks.analysis import formatting
-from overlap_callbacks.analysis.results.report import Estimate
+from overlap_callbacks.analysis.formatting import PAGE, PLAIN, Style
+from overlap_callbacks.analysis.results.catalogue import figure_named
+from overlap_callbacks.analysis.results.estimate import Estimate
 
 N, M, D = formatting.NBSP, formatting.MINUS, formatting.DASH
 
@@ -12,39 +14,91 @@ N, M, D = formatting.NBSP, formatting.MINUS, formatting.DASH
     ("value", "shown"),
     [(0.0, "0.00"), (0.1234, "0.123"), (1.5, "1.50"), (123.46, "123.5"), (12345.6, "12,346"), (-0.5, f"{M}0.500")],
 )
-def test_milliseconds_have_some_four_digits_whatever_their_size(value: float, shown: str) -> None:
-    assert formatting.milliseconds(value) == f"{shown}{N}ms"
+def test_on_the_page_milliseconds_have_some_four_digits_whatever_their_size(value: float, shown: str) -> None:
+    assert PAGE.quantity(value, "ms") == f"{shown}{N}ms"
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"),
-    [(0.0621, "+6.2%"), (-0.0621, f"{M}6.2%"), (0.0, "0.0%"), (-0.0001, "0.0%"), (0.0001, "0.0%"), (15.5, "+1,550%")],
+    ("value", "unit", "shown"),
+    [
+        (12345.678, "ms", "12345.68 ms"),
+        (-0.001, "ms", "0.00 ms"),
+        (-0.5, "ms", "-0.50 ms"),
+        (641.2, "W", "641 W"),
+        (528.46, "J", "528.5 J"),
+        (1695.4, "MHz", "1695 MHz"),
+        (61.04, "GB/s", "61.04 GB/s"),
+        (0.1234, "fraction", "12.3%"),
+    ],
 )
-def test_changes_have_their_sign_unless_they_show_as_zero(value: float, shown: str) -> None:
-    assert formatting.percent(value, signed=True) == shown
+def test_in_plain_text_figures_of_a_unit_have_the_same_decimals(value: float, unit: str, shown: str) -> None:
+    assert PLAIN.quantity(value, unit) == shown
+
+
+@pytest.mark.parametrize(("style", "minus", "thousand"), [(PLAIN, "-", "1550"), (PAGE, M, "1,550")])
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.0621, "+6.2%"), (-0.0621, "-6.2%"), (0.0, "0.0%"), (-0.0001, "0.0%"), (0.0001, "0.0%"), (15.5, "+1550%")],
+)
+def test_changes_have_their_sign_unless_they_show_as_zero(
+    style: Style, minus: str, thousand: str, value: float, shown: str
+) -> None:
+    assert style.percent(value, signed=True) == shown.replace("-", minus).replace("1550", thousand)
 
 
 def test_an_interval_names_its_unit_once() -> None:
-    found = Estimate(100.0, 95.0, 105.5, 8, 4)
-    assert formatting.interval(found, "ms") == f"95.00 to 105.5{N}ms"
-    assert formatting.interval(Estimate(0.1, -0.05, 0.25, 8, 4), "fraction", signed=True) == f"{M}5.0% to +25.0%"
-    assert formatting.interval(Estimate(0.1, None, None, 8, 4), "fraction") == ""
+    times = Estimate(100.0, 95.0, 105.5, 8, 4)
+    assert PAGE.interval(times, "ms") == f"95.00 to 105.5{N}ms"
+    assert PLAIN.interval(times, "ms") == "95.00 to 105.50 ms"
+    assert PAGE.interval(Estimate(0.1, -0.05, 0.25, 8, 4), "fraction", signed=True) == f"{M}5.0% to +25.0%"
+    assert PAGE.interval(Estimate(0.1, None, None, 8, 4), "fraction") == ""
+
+
+def test_a_figure_has_the_unit_and_the_sign_of_the_catalogue() -> None:
+    estimate = Estimate(0.1, -0.05, 0.25, 8, 4)
+    assert PLAIN.figure(figure_named("compute_slowdown"), 0.1) == "+10.0%"
+    assert PLAIN.figure(figure_named("overlap_ratio"), 0.1) == "10.0%"
+    assert PLAIN.figure(figure_named("exposed_comm_ms"), 0.1) == "0.10 ms"
+    assert PLAIN.figure_interval(figure_named("compute_slowdown"), estimate) == "-5.0% to +25.0%"
+    assert PLAIN.with_interval(estimate, "fraction", signed=True) == "+10.0% (95 % interval -5.0% to +25.0%)"
+
+
+def test_a_change_in_words_has_no_sign() -> None:
+    assert formatting.change_in_words(0.062, "longer", "less") == "6.2% longer"
+    assert formatting.change_in_words(-0.062, "longer", "less") == "6.2% less"
 
 
 def test_numbers_that_follow_each_other_are_drawn_together() -> None:
     assert formatting.ranges([3, 1, 2, 7, 7, 9]) == f"1{D}3, 7, 9"
-    assert formatting.ranges(range(0, 100, 2), most=2) == "0, 2, …"
+    assert formatting.ranges(range(0, 100, 2), max_ranges=2) == "0, 2, …"
     assert formatting.ranges([]) == ""
 
 
-def test_text_that_could_act_stays_text() -> None:
-    assert formatting.clean("a\x00b\x1b[31m\u202ec\ud800\u2028") == "a�b�[31m�c�\u2028"
-    assert formatting.clean("x" * 1000) == "x" * (formatting.MAX_TEXT - 1) + "…"
-    assert formatting.clean("tab\tand\nline") == "tab\tand\nline"
+HOSTILE = "a\x00b\x1b[31m\u202ec\ud800\u2028\u061cd\u2066\x9b"
 
 
-def test_a_sentence_of_the_terminal_gets_true_minus_signs() -> None:
-    assert formatting.sentence("A/A, -1.5% to +2%, all-reduce, run-2") == f"A/A, {M}1.5% to +2%, all-reduce, run-2"
+def test_text_that_could_steer_a_screen_becomes_marks() -> None:
+    assert formatting.printable(HOSTILE) == "a�b�[31m�c���d��"
+    assert formatting.printable("tab\tand\nline") == "tab�and�line"
+    assert formatting.printable("tab\tand\nline", keep="\n") == "tab�and\nline"
+    assert formatting.printable("Größe 大 ✓ │") == "Größe 大 ✓ │"
+
+
+def test_text_of_the_page_keeps_its_lines_and_is_cut() -> None:
+    assert formatting.page_text(HOSTILE) == formatting.printable(HOSTILE)
+    assert formatting.page_text("x" * 1000) == "x" * (formatting.MAX_TEXT - 1) + "…"
+    assert formatting.page_text("tab\tand\nline") == "tab\tand\nline"
+
+
+def test_a_plain_sentence_gets_true_minus_signs_on_the_page() -> None:
+    sentence = "A/A, -1.5% to +2%, all-reduce, run-2"
+    assert formatting.page_sentence(sentence) == f"A/A, {M}1.5% to +2%, all-reduce, run-2"
+
+
+def test_a_kernels_name_loses_what_all_of_torchs_kernels_share() -> None:
+    name = "void at::native::(anonymous namespace)::softmax<c10::Half>(int)"
+    assert formatting.short_kernel_name(name) == "softmax<Half>(int)"
+    assert formatting.short_kernel_name("c10::") == "c10::"
 
 
 def test_numbers_for_charts_are_short_and_never_nan() -> None:

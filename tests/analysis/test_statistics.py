@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 from overlap_callbacks.analysis.aggregate import aggregate_windows
+from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.report import Estimate
 from overlap_callbacks.analysis.results.window import RankWindow, TimedBlock
 from overlap_callbacks.analysis.statistics import MIN_BLOCKS, Sample, estimate, pool
 from overlap_callbacks.monitor.schedule import Part, Schedule

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from overlap_callbacks import OverlapReport, Sink
-from overlap_callbacks.analysis.results.report import Estimate
+from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.statistics import pool
 from tests.distributed import run_ranks
 from tests.gpu import jobs

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from overlap_callbacks.analysis.aggregate import aggregate_windows
+from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.report import Estimate, OverlapReport
+from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import FILE_NAME, SCHEMA_VERSION, RunInfo
 from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow, TimedBlock
 from overlap_callbacks.analysis.statistics import pool

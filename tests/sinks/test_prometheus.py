@@ -9,7 +9,7 @@ import pytest
 
 from overlap_callbacks.analysis.results.window import DimensionTime
 from overlap_callbacks.sinks import PrometheusSink
-from overlap_callbacks.sinks.prometheus import LONGEST_LABEL, MOST_VALUES, gauge
+from overlap_callbacks.sinks.prometheus import MAX_LABEL_LENGTH, MAX_LABEL_VALUES, gauge
 from tests.report.runs import run_info, window
 
 parser = pytest.importorskip("prometheus_client.parser")
@@ -103,10 +103,10 @@ def test_label_values_are_escaped_short_and_few(tmp_path: Path) -> None:
     sink_with(path, report, labels={"job_name": nasty})
     found = written(path)
     values = {dict(labels).get("dimension", "") for name, labels in found if name == "overlap_dimension_comm_seconds"}
-    assert len(values) == MOST_VALUES
-    assert all(len(value) <= LONGEST_LABEL for _, labels in found for _, value in labels)
+    assert len(values) == MAX_LABEL_VALUES
+    assert all(len(value) <= MAX_LABEL_LENGTH for _, labels in found for _, value in labels)
     (job_name,) = {dict(labels)["job_name"] for _, labels in found}
-    assert job_name.startswith(nasty.replace("\n", "\ufffd")[: LONGEST_LABEL - 13])
+    assert job_name.startswith(nasty.replace("\n", "\ufffd")[: MAX_LABEL_LENGTH - 13])
 
 
 def test_dimensions_with_names_much_alike_are_told_apart(tmp_path: Path) -> None:

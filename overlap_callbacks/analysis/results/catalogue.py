@@ -1,15 +1,30 @@
-"""Every figure of a report: its name, unit and meaning."""
+"""Every figure, once: its name, unit and meaning, what to call it, its sign, and which direction is worse.
+
+Tables, cards, alerts, pages and the terminal take these facts from here and keep none of their own.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
-# Overlap that is left in sequential steps, above which the two modes are not what they are taken for. Gloo's host
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.power import Cause, JobModePower
+
+# Overlap that is left in sequential steps. Above the limit, steps that are called sequential were not. Gloo's host
 # threads hand over within scheduler latency, so a little always remains there.
 RESIDUAL_LIMIT = 0.02
-
-
 RESIDUAL_LIMIT_GLOO = 0.05
+
+
+def residual_limit(device: str, backend: str = "") -> float:
+    """Residual overlap, as a fraction, above which a window is not valid.
+
+    Args:
+        device: name of the device; ``cpu`` for a job on the host.
+        backend: of the default process group; empty without one.
+    """
+    return RESIDUAL_LIMIT_GLOO if device == "cpu" or backend == "gloo" else RESIDUAL_LIMIT
 
 
 class Figure(NamedTuple):
@@ -19,54 +34,319 @@ class Figure(NamedTuple):
         name: the field of the report; ``overlap/`` and the name is the metric's key.
         unit: ``ms`` or ``fraction``.
         meaning: its definition.
+        label: what to call it in a table.
+        short_label: what to call it where its definition is not at hand; empty where that is ``label``.
+        part_label: what to call it below the figure that it is a part of; empty where it is no part of one.
         compares: whether it rests on sequential steps, and so means nothing in an invalid window.
+        signed: whether it is a relative change, which is shown with its sign; other fractions are shares.
+        less_is_worse: whether a limit on it is passed from above.
     """
 
     name: str
     unit: str
     meaning: str
+    label: str
+    short_label: str = ""
+    part_label: str = ""
     compares: bool = False
+    signed: bool = False
+    less_is_worse: bool = False
 
     @property
     def key(self) -> str:
+        """The key of its metric."""
         return f"overlap/{self.name}"
 
+    @property
+    def short(self) -> str:
+        """What to call it where its definition is not at hand."""
+        return self.short_label or self.label
 
+    @property
+    def title(self) -> str:
+        """``short``, with a capital, e.g. for the title of a chart."""
+        return self.short[0].upper() + self.short[1:]
+
+
+# In the order of a report's metrics.
 FIGURES = (
-    Figure("compute_slowdown", "fraction", "eq. 1: (T_comp,ov - T_comp,iso) / T_comp,iso", compares=True),
-    Figure("overlap_ratio", "fraction", "eq. 2: compute time during which communication is in flight / T_comp,ov"),
-    Figure("e2e_overlapped_ms", "ms", "eq. 3: step time, overlapped, measured"),
-    Figure("e2e_ideal_ms", "ms", "eq. 4: e2e_overlapped - (T_comp,ov - T_comp,iso)", compares=True),
-    Figure("e2e_sequential_model_ms", "ms", "eq. 5: e2e_ideal + hidden communication time", compares=True),
-    Figure("e2e_sequential_ms", "ms", "step time, sequential, measured", compares=True),
-    Figure("speedup_vs_sequential", "fraction", "e2e_sequential / e2e_overlapped - 1", compares=True),
-    Figure("gap_to_ideal", "fraction", "e2e_overlapped / e2e_ideal - 1", compares=True),
+    Figure(
+        "compute_slowdown",
+        "fraction",
+        "eq. 1: (T_comp,ov - T_comp,iso) / T_comp,iso",
+        "compute slowdown (eq. 1)",
+        "compute slowdown",
+        compares=True,
+        signed=True,
+    ),
+    Figure(
+        "overlap_ratio",
+        "fraction",
+        "eq. 2: compute time during which communication is in flight / T_comp,ov",
+        "overlap ratio (eq. 2)",
+        "overlap ratio",
+    ),
+    Figure(
+        "e2e_overlapped_ms", "ms", "eq. 3: step time, overlapped, measured", "step, overlapped (eq. 3)", "overlapped"
+    ),
+    Figure(
+        "e2e_ideal_ms",
+        "ms",
+        "eq. 4: e2e_overlapped - (T_comp,ov - T_comp,iso)",
+        "step, ideal (eq. 4)",
+        "ideal",
+        compares=True,
+    ),
+    Figure(
+        "e2e_sequential_model_ms",
+        "ms",
+        "eq. 5: e2e_ideal + hidden communication time",
+        "step, sequential by the model (eq. 5)",
+        "sequential by the model",
+        compares=True,
+    ),
+    Figure(
+        "e2e_sequential_ms", "ms", "step time, sequential, measured", "step, sequential", "sequential", compares=True
+    ),
+    Figure(
+        "speedup_vs_sequential",
+        "fraction",
+        "e2e_sequential / e2e_overlapped - 1",
+        "speed-up of overlap over sequential",
+        "speed-up of overlap",
+        compares=True,
+        signed=True,
+        less_is_worse=True,
+    ),
+    Figure("gap_to_ideal", "fraction", "e2e_overlapped / e2e_ideal - 1", "gap to ideal", compares=True, signed=True),
     Figure(
         "sequential_model_error",
         "fraction",
         "e2e_sequential_model / e2e_sequential - 1: checks the model",
+        "model of equation 5 against the measured step",
+        "error of the sequential model",
+        compares=True,
+        signed=True,
+    ),
+    Figure(
+        "compute_ms",
+        "ms",
+        "T_comp,ov: sum of compute kernel times of an overlapped step",
+        "compute kernel time, overlapped",
+    ),
+    Figure(
+        "compute_isolated_ms",
+        "ms",
+        "T_comp,iso: the same of a sequential step",
+        "compute kernel time, sequential",
         compares=True,
     ),
-    Figure("compute_ms", "ms", "T_comp,ov: sum of compute kernel times of an overlapped step"),
-    Figure("compute_isolated_ms", "ms", "T_comp,iso: the same of a sequential step", compares=True),
-    Figure("compute_busy_ms", "ms", "union of the compute kernels' intervals, overlapped step"),
-    Figure("compute_busy_isolated_ms", "ms", "the same of a sequential step", compares=True),
-    Figure("comm_ms", "ms", "time in which communication is in flight in an overlapped step: hidden + exposed"),
-    Figure("comm_isolated_ms", "ms", "the same in a sequential step", compares=True),
-    Figure("hidden_comm_ms", "ms", "communication time beside compute, overlapped step"),
-    Figure("exposed_comm_ms", "ms", "communication time without compute, overlapped step"),
-    Figure("hidden_comm_fraction", "fraction", "hidden_comm / comm: the overlap efficiency"),
+    Figure(
+        "compute_busy_ms",
+        "ms",
+        "union of the compute kernels' intervals, overlapped step",
+        "compute busy, overlapped",
+    ),
+    Figure(
+        "compute_busy_isolated_ms",
+        "ms",
+        "the same of a sequential step",
+        "compute busy, sequential",
+        compares=True,
+    ),
+    Figure(
+        "comm_ms",
+        "ms",
+        "time in which communication is in flight in an overlapped step: hidden + exposed",
+        "communication in flight",
+    ),
+    Figure(
+        "comm_isolated_ms",
+        "ms",
+        "the same in a sequential step",
+        "communication in flight, sequential",
+        compares=True,
+    ),
+    Figure(
+        "hidden_comm_ms",
+        "ms",
+        "communication time beside compute, overlapped step",
+        "communication hidden behind compute",
+        part_label="hidden behind compute",
+    ),
+    Figure(
+        "exposed_comm_ms",
+        "ms",
+        "communication time without compute, overlapped step",
+        "exposed communication",
+        part_label="exposed",
+    ),
+    Figure(
+        "hidden_comm_fraction",
+        "fraction",
+        "hidden_comm / comm: the overlap efficiency",
+        "share of communication that is hidden",
+        less_is_worse=True,
+    ),
     Figure(
         "comm_slowdown",
         "fraction",
         "sum of communication kernel times, overlapped over sequential, less one",
+        "communication slowdown",
         compares=True,
+        signed=True,
     ),
-    Figure("comm_ratio", "fraction", "comm / e2e_overlapped"),
-    Figure("p2p_ms", "ms", "time in which sends and receives are in flight, overlapped step"),
-    Figure("idle_ms", "ms", "time without compute and communication, overlapped step: of a pipeline, its bubble"),
-    Figure("residual_overlap", "fraction", "eq. 2 in sequential steps: must be near zero"),
+    Figure("comm_ratio", "fraction", "comm / e2e_overlapped", "communication in flight, share of a step"),
+    Figure(
+        "p2p_ms",
+        "ms",
+        "time in which sends and receives are in flight, overlapped step",
+        "sends and receives in flight",
+    ),
+    Figure(
+        "idle_ms",
+        "ms",
+        "time without compute and communication, overlapped step: of a pipeline, its bubble",
+        "neither compute nor communication",
+    ),
+    Figure(
+        "residual_overlap",
+        "fraction",
+        "eq. 2 in sequential steps: must be near zero",
+        "residual overlap in sequential steps",
+        "residual overlap",
+    ),
+)
+# A window's own cost is no estimate with an interval, but an alert may watch it like a figure.
+MEASUREMENT_OVERHEAD = Figure(
+    "measurement_overhead",
+    "fraction",
+    "extra time that the window cost, over the time from one window to the next",
+    "cost of measuring",
 )
 
+_BY_NAME = {figure.name: figure for figure in (*FIGURES, MEASUREMENT_OVERHEAD)}
 
-_COMPARES = frozenset(figure.name for figure in FIGURES if figure.compares)
+# What a summary shows, section by section: what step times are, what follows from them, compute, communication, the
+# measurement.
+SUMMARY: tuple[tuple[Figure, ...], ...] = tuple(
+    tuple(_BY_NAME[name] for name in section)
+    for section in (
+        ("e2e_ideal_ms", "e2e_overlapped_ms", "e2e_sequential_ms", "e2e_sequential_model_ms"),
+        ("speedup_vs_sequential", "gap_to_ideal"),
+        ("compute_slowdown", "overlap_ratio"),
+        ("comm_ms", "hidden_comm_ms", "exposed_comm_ms", "comm_slowdown", "p2p_ms", "idle_ms"),
+        ("residual_overlap",),
+    )
+)
+# Step times of the modes side by side.
+STEP_TIMES = tuple(_BY_NAME[name] for name in ("e2e_ideal_ms", "e2e_overlapped_ms", "e2e_sequential_ms"))
+
+
+def figure_named(name: str) -> Figure:
+    """The figure of this name.
+
+    Raises:
+        KeyError: there is none.
+    """
+    return _BY_NAME[name]
+
+
+def compares(name: str) -> bool:
+    """Whether the figure of this name rests on sequential steps; False for a name of another version of the library."""
+    figure = _BY_NAME.get(name)
+    return figure is not None and figure.compares
+
+
+class PowerMetric(NamedTuple):
+    """A metric of one mode.
+
+    Attributes:
+        section, name: ``<section>/<mode>_<name>`` is its key.
+        unit: e.g. ``W``.
+        meaning: its definition.
+        label: what to call it in a table.
+        of: its value.
+    """
+
+    section: str
+    name: str
+    unit: str
+    meaning: str
+    label: str
+    of: Callable[[JobModePower], float | None]
+
+    def key(self, mode: Mode) -> str:
+        """The key of its metric."""
+        return f"{self.section}/{mode.value}_{self.name}"
+
+
+def _unit_utilisation(name: str) -> Callable[[JobModePower], float | None]:
+    return lambda m: None if m.parts is None else getattr(m.parts, name)
+
+
+# In the order of a report's metrics.
+POWER_METRICS = (
+    PowerMetric("power", "avg_w", "W", "mean power of a device", "mean power of a device", lambda m: m.mean_avg_w),
+    PowerMetric("power", "total_w", "W", "mean power of all devices together", "mean power, all devices",
+                lambda m: m.total_avg_w),
+    PowerMetric("power", "peak_w", "W", "highest power of any device", "highest power", lambda m: m.peak_w),
+    PowerMetric("power", "p99_w", "W", "highest 99th percentile of any device's power, by time",
+                "99th percentile of power", lambda m: m.p99_w),
+    PowerMetric("power", "energy_per_step_j", "J", "energy of a step, all devices", "energy of a step",
+                lambda m: m.energy_per_step_j),
+    PowerMetric("power", "avg_tdp_fraction", "fraction", "mean power over the default limit", "mean, of TDP",
+                lambda m: m.avg_tdp_fraction),
+    PowerMetric("power", "peak_tdp_fraction", "fraction", "highest power over the default limit", "highest, of TDP",
+                lambda m: m.peak_tdp_fraction),
+    PowerMetric("device", "sm_clock_mhz", "MHz", "mean SM clock", "SM clock", lambda m: m.sm_clock_mhz),
+    PowerMetric("device", "throttle_fraction", "fraction", "time in which the clock was held back", "clock held back",
+                lambda m: m.throttle_fraction),
+    PowerMetric("device", "power_cap_fraction", "fraction", "the same for a power cap", "held back by a power cap",
+                lambda m: m.cause_fraction(Cause.POWER)),
+    PowerMetric("device", "thermal_fraction", "fraction", "the same for heat", "held back by heat",
+                lambda m: m.cause_fraction(Cause.TEMPERATURE)),
+    PowerMetric("device", "hardware_fraction", "fraction", "the same by the hardware's own protection",
+                "held back by the hardware", lambda m: m.cause_fraction(Cause.HARDWARE)),
+    PowerMetric("device", "sm_busy_fraction", "fraction", "SMs that are busy", "SMs busy", _unit_utilisation("sm")),
+    PowerMetric("device", "sm_occupancy_fraction", "fraction", "warps that are active, of the most", "warps active",
+                _unit_utilisation("sm_occupancy")),
+    PowerMetric("device", "tensor_busy_fraction", "fraction", "time in which tensor cores work", "tensor cores busy",
+                _unit_utilisation("tensor")),
+    PowerMetric("device", "dram_busy_fraction", "fraction", "memory bandwidth in use", "memory bandwidth used",
+                _unit_utilisation("dram")),
+    PowerMetric("device", "nvlink_rx_gb_s", "GB/s", "NVLink traffic in", "NVLink in",
+                _unit_utilisation("nvlink_rx_gb_s")),
+    PowerMetric("device", "nvlink_tx_gb_s", "GB/s", "NVLink traffic out", "NVLink out",
+                _unit_utilisation("nvlink_tx_gb_s")),
+)  # fmt: skip
+
+ENERGY_PER_TOKEN = "energy_per_token_j"
+ENERGY_SAVING = "power/energy_saving_vs_sequential"
+SLOWDOWN_FROM_CLOCK = "device/slowdown_from_clock"
+SLOWDOWN_BEYOND_CLOCK = "device/slowdown_beyond_clock"
+
+
+def energy_per_token_key(mode: Mode) -> str:
+    """The key of the energy per token in one mode."""
+    return f"power/{mode.value}_{ENERGY_PER_TOKEN}"
+
+
+def power_units() -> dict[str, str]:
+    """Unit of each metric of power and of the device, by key."""
+    by_mode = {metric.key(mode): metric.unit for metric in POWER_METRICS for mode in Mode}
+    by_mode |= {energy_per_token_key(mode): "J" for mode in Mode}
+    shares = dict.fromkeys((ENERGY_SAVING, SLOWDOWN_FROM_CLOCK, SLOWDOWN_BEYOND_CLOCK), "fraction")
+    return {**by_mode, **shares}
+
+
+def power_meanings() -> dict[str, str]:
+    """Meaning of each metric of power and of the device, by key."""
+    by_mode = {metric.key(mode): f"{metric.meaning}, {mode.value} steps" for metric in POWER_METRICS for mode in Mode}
+    by_mode |= {energy_per_token_key(mode): f"energy per token, {mode.value} steps" for mode in Mode}
+    return {
+        **by_mode,
+        ENERGY_SAVING: "energy of a sequential step over that of an overlapped one, less one",
+        SLOWDOWN_FROM_CLOCK: "sequential over overlapped SM clock, less one: the most that the clock explains",
+        SLOWDOWN_BEYOND_CLOCK: "the least of the compute slowdown that remains: contention",
+    }

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from overlap_callbacks.analysis.bus_bandwidth import bus_factor
-from overlap_callbacks.analysis.name_rules import collective_of
-from overlap_callbacks.analysis.results.catalogue import _COMPARES, FIGURES
+from overlap_callbacks.analysis.results import metrics
+from overlap_callbacks.analysis.results.catalogue import FIGURES
+from overlap_callbacks.analysis.results.estimate import Estimate, Spread
 from overlap_callbacks.analysis.results.power import JobPower, PowerTrace, SlowdownCause
-from overlap_callbacks.analysis.results.power_metrics import power_metrics
 from overlap_callbacks.analysis.results.window import (
     CollectiveTime,
     DimensionTime,
@@ -17,39 +16,6 @@ from overlap_callbacks.analysis.results.window import (
     RankWindow,
     StepTimeline,
 )
-
-
-class Estimate(msgspec.Struct, frozen=True):
-    """A figure with its 95 % confidence interval.
-
-    Attributes:
-        value: the figure.
-        ci_low, ci_high: bounds of the interval; None where there are too few blocks for one.
-        num_steps: counted steps that the figure rests on.
-        num_blocks: blocks (or, for a run, windows) that it rests on.
-    """
-
-    value: float
-    ci_low: float | None
-    ci_high: float | None
-    num_steps: int
-    num_blocks: int
-
-
-class Spread(msgspec.Struct, frozen=True):
-    """One figure over the ranks.
-
-    Attributes:
-        low, high: the smallest and largest of the ranks' values.
-        low_rank, high_rank: the ranks that have them.
-        std: standard deviation over ranks; None for one rank.
-    """
-
-    low: float
-    high: float
-    low_rank: int
-    high_rank: int
-    std: float | None
 
 
 class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,59 +98,28 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def figures(self) -> dict[str, Estimate]:
         """The figures that were measured, by name, in the order of ``FIGURES``."""
-        found = ((figure.name, getattr(self, figure.name)) for figure in FIGURES)
-        return {name: value for name, value in found if value is not None}
+        values = ((figure.name, getattr(self, figure.name)) for figure in FIGURES)
+        return {name: value for name, value in values if value is not None}
 
     def metrics(self) -> dict[str, float]:
         """The report as flat metrics, under the names that every sink uses; absent figures have no key.
 
         An invalid window gives no figure that rests on its sequential steps.
         """
-        flat: dict[str, float] = {}
-        for name, value in self.figures().items():
-            if not self.valid and name in _COMPARES:
-                continue
-            flat[f"overlap/{name}"] = value.value
-            if value.ci_low is not None and value.ci_high is not None:
-                flat[f"overlap/{name}_ci_low"] = value.ci_low
-                flat[f"overlap/{name}_ci_high"] = value.ci_high
-        for name, spread in self.spread.items():
-            if not self.valid and name in _COMPARES:
-                continue
-            flat[f"overlap/{name}_rank_low"] = spread.low
-            flat[f"overlap/{name}_rank_high"] = spread.high
+        valid = self.valid
+        flat = {
+            **metrics.figure_metrics(self.figures(), valid=valid),
+            **metrics.spread_metrics(self.spread, valid=valid),
+        }
         if self.measurement_overhead is not None:
             flat["overlap/measurement_overhead"] = self.measurement_overhead
-        flat["overlap/ranks_heard"] = len(self.ranks)
-        flat["overlap/valid"] = float(self.valid)
-        flat["overlap/complete"] = float(self.complete)
-        flat["overlap/control"] = float(self.control)
-        totals = self._traffic_metrics()
-        power = power_metrics(self.power, self.power_verdict, tokens_per_step=self.tokens_per_step, valid=self.valid)
-        return {**flat, **totals, **self._dimension_metrics(), **power}
-
-    def _traffic_metrics(self) -> dict[str, float]:
-        """Bytes and messages of each collective, and its bus bandwidth alone, in sequential steps."""
-        flat: dict[str, float] = {}
-        sent: dict[str, tuple[float, float]] = {}  # bytes over a link, and the time they took
-        for row in self.collectives:
-            key = f"comm/{row.operator.strip('_').replace('.', '_')}"
-            for suffix, amount in (("bytes", row.bytes_in), ("messages", row.messages)):
-                flat[f"{key}_{suffix}"] = flat.get(f"{key}_{suffix}", 0) + amount
-            factor = bus_factor(collective_of(row.operator), row.group_size)
-            if self.valid and factor and row.isolated_ms:
-                size, time_ms = sent.get(key, (0.0, 0.0))
-                # The size of a gather is that of its result, of a reduce-scatter that of its input.
-                sent[key] = (size + factor * max(row.bytes_in, row.bytes_out), time_ms + row.isolated_ms)
-        return {**flat, **{f"{key}_busbw_gb_s": size / time_ms / 1e6 for key, (size, time_ms) in sent.items()}}
-
-    def _dimension_metrics(self) -> dict[str, float]:
-        flat: dict[str, float] = {}
-        for row in self.dimensions:
-            key = f"dimension/{row.dimension.replace('+', '_')}"
-            flat[f"{key}_comm_ms"] = row.comm_ms
-            flat[f"{key}_exposed_ms"] = row.exposed_ms
-            flat[f"{key}_bytes"] = row.bytes_in
-            if self.valid and row.slowdown is not None:
-                flat[f"{key}_comm_slowdown"] = row.slowdown
-        return flat
+        return {
+            **flat,
+            "overlap/ranks_heard": len(self.ranks),
+            "overlap/valid": float(valid),
+            "overlap/complete": float(self.complete),
+            "overlap/control": float(self.control),
+            **metrics.collective_metrics(self.collectives, valid=valid),
+            **metrics.dimension_metrics(self.dimensions, valid=valid),
+            **metrics.power_metrics(self.power, self.power_verdict, tokens_per_step=self.tokens_per_step, valid=valid),
+        }

@@ -4,52 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from overlap_callbacks.analysis import formatting
-from overlap_callbacks.analysis.results.report import Estimate
-from overlap_callbacks.report import terminal
+from overlap_callbacks.analysis.formatting import DASH, PAGE, rounded
+from overlap_callbacks.analysis.results.catalogue import SUMMARY, figure_named
+from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.report.html import tables
 from overlap_callbacks.report.html.elements import Block, Cell, Chart, Head, Note, Section, Table
 from overlap_callbacks.report.html.power import power_figures
 from overlap_callbacks.report.html.quality import run_facts
-from overlap_callbacks.report.html.run import Subject
+from overlap_callbacks.report.html.run import RunView
 from overlap_callbacks.report.html.step_charts import mode_bars
 from overlap_callbacks.report.html.trends import slowdowns
 
-_COMPARED = (
-    ("speedup_vs_sequential", "Speed-up of overlap"),
-    ("compute_slowdown", "Compute slowdown"),
-    ("gap_to_ideal", "Gap to ideal"),
-)
+_COMPARED = tuple(map(figure_named, ("speedup_vs_sequential", "compute_slowdown", "gap_to_ideal")))
 
 
-def comparison(names: Sequence[str], subjects: Sequence[Subject]) -> Section:
+def comparison(names: Sequence[str], views: Sequence[RunView]) -> Section:
     """Step times and headline figures of all runs, and where their configurations differ."""
     blocks: list[Block] = []
-    runs = [(name, subject.figures) for name, subject in zip(names, subjects, strict=True)]
+    runs = [(name, view.figures) for name, view in zip(names, views, strict=True)]
     if any("e2e_overlapped_ms" in figures for _, figures in runs):
         blocks.append(mode_bars(runs))
     shares = _shares(runs)
     if shares is not None:
         blocks.append(shares)
-    along = slowdowns(list(zip(names, subjects, strict=True)))
+    along = slowdowns(list(zip(names, views, strict=True)))
     if along is not None:
         blocks.append(along)
     empty = [name for name, figures in runs if not figures]
     if empty:
         blocks.append(Note(f"Without any figure: {', '.join(empty)}.", warning=True))
-    power = _power(names, subjects)
-    blocks += [_figures(runs), *([power] if power is not None else []), _differences(names, subjects)]
+    power = _power(names, views)
+    blocks += [_figures(runs), *([power] if power is not None else []), _differences(names, views)]
     return Section("Side by side", "", blocks)
 
 
 def _shares(runs: Sequence[tuple[str, dict[str, Estimate]]]) -> Chart | None:
     rows = []
-    for figure, label in _COMPARED:
+    for figure in _COMPARED:
         for name, figures in runs:
-            found = figures.get(figure)
-            if found is not None:
-                bounds = [formatting.rounded(value) for value in (found.value, found.ci_low, found.ci_high)]
-                rows.append({"figure": label, "run": name, "value": bounds[0], "low": bounds[1], "high": bounds[2]})
+            estimate = figures.get(figure.name)
+            if estimate is not None:
+                value, low, high = map(rounded, (estimate.value, estimate.ci_low, estimate.ci_high))
+                rows.append({"figure": figure.title, "run": name, "value": value, "low": low, "high": high})
     if not rows:
         return None
     return Chart("intervals", "Headline figures", {"unit": "fraction", "rows": rows}, "Bars are 95 % intervals.")
@@ -57,40 +53,38 @@ def _shares(runs: Sequence[tuple[str, dict[str, Estimate]]]) -> Chart | None:
 
 def _figures(runs: Sequence[tuple[str, dict[str, Estimate]]]) -> Table:
     rows = []
-    for figure in terminal.LABELS:
-        unit, signed = tables.UNITS[figure], figure in terminal.CHANGES
+    for figure in (figure for section in SUMMARY for figure in section):
         cells = []
         for _, figures in runs:
-            found = figures.get(figure)
-            if found is None:
+            estimate = figures.get(figure.name)
+            if estimate is None:
                 cells.append(Cell("not measured"))
                 continue
-            bounds = formatting.interval(found, unit, signed=signed)
-            shown = formatting.quantity(found.value, unit, signed=signed)
-            cells.append(Cell(f"{shown} ({bounds})" if bounds else shown))
-        rows.append((Cell(tables.label(figure)), *cells))
+            value, bounds = PAGE.figure(figure, estimate.value), PAGE.figure_interval(figure, estimate)
+            cells.append(Cell(f"{value} ({bounds})" if bounds else value))
+        rows.append((Cell(figure.label), *cells))
     columns = (Head("Figure", words=True), *(Head(name) for name, _ in runs))
     return Table("All figures", columns, tuple(rows), "With 95 % intervals.", sorts=False)
 
 
-def _power(names: Sequence[str], subjects: Sequence[Subject]) -> Table | None:
-    found = [power_figures(subject.record.valid_windows) for subject in subjects]
-    labels = dict.fromkeys(label for figures in found for label in figures)
+def _power(names: Sequence[str], views: Sequence[RunView]) -> Table | None:
+    by_run = [power_figures(view.valid_windows) for view in views]
+    labels = dict.fromkeys(label for figures in by_run for label in figures)
     if not labels:
         return None
-    rows = [(Cell(label), *(Cell(figures.get(label, "not measured")) for figures in found)) for label in labels]
+    rows = [(Cell(label), *(Cell(figures.get(label, "not measured")) for figures in by_run)) for label in labels]
     columns = (Head("Figure", words=True), *(Head(name) for name in names))
     return Table("Power and energy", columns, tuple(rows), "Means over windows, with 95 % intervals.", sorts=False)
 
 
-def _differences(names: Sequence[str], subjects: Sequence[Subject]) -> Block:
+def _differences(names: Sequence[str], views: Sequence[RunView]) -> Block:
     facts = [
-        {**dict(run_facts(subject.run)), **{f"Schedule: {k}": str(v) for k, v in subject.run.schedule.items()}}
-        for subject in subjects
+        {**dict(run_facts(view.info)), **{f"Schedule: {k}": str(v) for k, v in view.info.schedule.items()}}
+        for view in views
     ]
     rows = []
-    for label in dict.fromkeys(label for found in facts for label in found):
-        values = [found.get(label, formatting.DASH) for found in facts]
+    for label in dict.fromkeys(label for of_run in facts for label in of_run):
+        values = [of_run.get(label, DASH) for of_run in facts]
         if label != "Started" and len(set(values)) > 1:
             rows.append((tables.name_cell(label), *(tables.name_cell(value) for value in values)))
     if not rows:

@@ -1,4 +1,4 @@
-"""What a page is made of. Everything here is plain data; the templates and ``page.js`` show it."""
+"""The parts of a page, as plain data; the templates and ``page.js`` show them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Note:
 
     Attributes:
         text: the sentence.
-        warning: whether it puts figures in doubt.
+        warning: whether it casts doubt on figures.
     """
 
     kind: ClassVar[str] = "note"

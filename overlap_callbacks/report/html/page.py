@@ -17,11 +17,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from overlap_callbacks._version import __version__
-from overlap_callbacks.analysis import formatting
+from overlap_callbacks.analysis.formatting import NBSP, page_sentence, page_text
 from overlap_callbacks.report.html.comparison import comparison
 from overlap_callbacks.report.html.elements import Block, Chart, Note, RunPage, Section
 from overlap_callbacks.report.html.quality import configuration, quality
-from overlap_callbacks.report.html.run import Subject
+from overlap_callbacks.report.html.run import RunView
 from overlap_callbacks.report.html.sections import cost, headline, ideal, worth
 from overlap_callbacks.report.html.trends import changed
 from overlap_callbacks.report.record import Record
@@ -33,7 +33,7 @@ _LICENCES = (("d3", "vendor/d3.LICENSE"), ("Observable Plot", "vendor/plot.LICEN
 
 @dataclass(frozen=True)
 class Script:
-    """A script as it stands in the page, and its hash, by which the page's policy lets it run."""
+    """A script of the page, and its hash, by which the page's content security policy lets it run."""
 
     text: Markup
     hash: str
@@ -50,10 +50,10 @@ def page(records: Sequence[Record]) -> str:
     """
     if not records:
         raise ValueError("records must hold at least one record, got none")
-    subjects = [Subject(record) for record in records]
+    views = [RunView(record) for record in records]
     names = _names(records)
-    runs = [_run(f"run-{i}", name, subject) for i, (name, subject) in enumerate(zip(names, subjects, strict=True), 1)]
-    compared = comparison(names, subjects) if len(runs) > 1 else None
+    runs = [_run(f"run-{i}", name, view) for i, (name, view) in enumerate(zip(names, views, strict=True), 1)]
+    compared = comparison(names, views) if len(runs) > 1 else None
     charts: list[Chart] = []
 
     def place(chart: Chart) -> int:
@@ -84,11 +84,11 @@ def page(records: Sequence[Record]) -> str:
 
 
 def write_page(records: Sequence[Record], path: str | os.PathLike[str]) -> int:
-    """Write the page whole or not at all (into a pipe or a device, as it comes); its size in bytes.
+    """Write the page, whole or not at all; into a pipe or a device, directly. Returns its size in bytes.
 
     Args:
         records: as for ``page``.
-        path: of the file; an older one is replaced, and where it is a link, what that leads to.
+        path: of the file. An older file is replaced; of a link, the file that it points to.
 
     Raises:
         OSError: the file cannot be written.
@@ -108,7 +108,7 @@ def write_page(records: Sequence[Record], path: str | os.PathLike[str]) -> int:
 
 
 def script_json(content: Any) -> Markup:
-    """JSON that may stand in a script element: nothing in it can end the element or open a comment."""
+    """JSON for a script element: nothing in it can end the element or open a comment."""
     text = msgspec.json.encode(content).decode()
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -117,19 +117,19 @@ def script_json(content: Any) -> Markup:
 
 def _names(records: Sequence[Record]) -> list[str]:
     """What to call each run: its folder's name, with a number where two have the same."""
-    found: list[str] = []
+    names: list[str] = []
     for record in records:
-        name = formatting.clean(record.path.resolve().parent.name, 80) or "run"
+        name = page_text(record.path.resolve().parent.name, 80) or "run"
         free = (f"{name} ({number})" for number in itertools.count(2))
-        found.append(name if name not in found else next(other for other in free if other not in found))
-    return found
+        names.append(name if name not in names else next(other for other in free if other not in names))
+    return names
 
 
-def _run(identity: str, name: str, subject: Subject) -> RunPage:
+def _run(identity: str, name: str, view: RunView) -> RunPage:
     blocks: list[Block] = []
-    if subject.figures:
-        blocks.append(headline(subject.figures))
-    if subject.control:
+    if view.figures:
+        blocks.append(headline(view.figures))
+    if view.control:
         blocks.append(
             Note(
                 "A control run: overlap was never switched off. Every difference below is an error of the measurement, "
@@ -137,21 +137,21 @@ def _run(identity: str, name: str, subject: Subject) -> RunPage:
                 warning=True,
             )
         )
-    if subject.figures and not subject.record.valid_windows:
+    if view.figures and not view.valid_windows:
         blocks.append(Note("The figures are of one unfinished window: no whole one counts.", warning=True))
     sections: list[Section] = []
-    if subject.measured:
-        sections += [worth(subject), cost(subject), ideal(subject), changed(subject)]
-    sections += [quality(subject), configuration(subject)]
-    head = formatting.clean(subject.head)
-    return RunPage(identity, name, head, formatting.sentence(subject.verdict), tuple(blocks), tuple(sections))
+    if view.measured:
+        sections += [worth(view), cost(view), ideal(view), changed(view)]
+    sections += [quality(view), configuration(view)]
+    head = page_text(view.head)
+    return RunPage(identity, name, head, page_sentence(view.verdict), tuple(blocks), tuple(sections))
 
 
 def _unbroken(value: Any) -> Any:
-    """Keep "95 %" on one line. What is markup already (a script, whose hash stands in the page) is left as it is."""
+    """Keep "95 %" on one line. Markup is left as it is: a script must match its hash."""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
-    return value.replace("95 %", f"95{formatting.NBSP}%")
+    return value.replace("95 %", f"95{NBSP}%")
 
 
 def _script(name: str) -> Script:

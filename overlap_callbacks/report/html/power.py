@@ -6,18 +6,20 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from overlap_callbacks.analysis import formatting
+from overlap_callbacks.analysis.formatting import PAGE, change_in_words, count, page_text, ranges
+from overlap_callbacks.analysis.results.catalogue import POWER_METRICS
+from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.metrics import energy_saving
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import JobModePower, JobPower, PowerTrace
-from overlap_callbacks.analysis.results.power_metrics import POWER_METRICS, energy_saving
-from overlap_callbacks.analysis.results.report import Estimate, OverlapReport
+from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.statistics import pool
 from overlap_callbacks.report.html.elements import Block, Cell, Chart, Note, Table, heads
 
-# What several runs are compared by.
+# The figures by which several runs are compared.
 _HEADLINES = ("avg_w", "energy_per_step_j", "sm_clock_mhz")
 
-_OF_MODE = Callable[[JobModePower], "float | None"]
+_ModeReader = Callable[[JobModePower], "float | None"]
 
 
 def power_blocks(windows: Sequence[OverlapReport]) -> list[Block]:
@@ -34,25 +36,25 @@ def power_blocks(windows: Sequence[OverlapReport]) -> list[Block]:
         blocks.append(trace_chart(traced, traced.power_trace))
     without = sorted({rank for window in windows if window.power for rank in window.power.without})
     if without:
-        blocks.append(Note(f"Without a source of power: ranks {formatting.ranges(without)}.", warning=True))
+        blocks.append(Note(f"Without a source of power: ranks {ranges(without)}.", warning=True))
     return blocks
 
 
 def power_figures(windows: Sequence[OverlapReport]) -> dict[str, str]:
-    """Power and energy of windows that count, by what they are, as text; empty where not measured."""
-    found = {}
+    """Power and energy over windows that count, as text by label; empty where not measured."""
+    figures = {}
     for metric in POWER_METRICS:
         if metric.name in _HEADLINES:
             for mode in Mode:
                 value = _mean(windows, mode, metric.of)
                 if value is not None:
-                    found[f"{metric.meaning}, {mode.value}"] = _shown(value, metric.unit)
-    return found
+                    figures[f"{metric.meaning}, {mode.value}"] = _shown(value, metric.unit)
+    return figures
 
 
 def _shown(value: Estimate, unit: str) -> str:
-    bounds = formatting.interval(value, unit)
-    return formatting.quantity(value.value, unit) + (f" ({bounds})" if bounds else "")
+    bounds = PAGE.interval(value, unit)
+    return PAGE.quantity(value.value, unit) + (f" ({bounds})" if bounds else "")
 
 
 def power_answer(windows: Sequence[OverlapReport]) -> str:
@@ -61,32 +63,32 @@ def power_answer(windows: Sequence[OverlapReport]) -> str:
     sentences = []
     overlapped, sequential = (_mean(valid, mode, lambda m: m.mean_avg_w) for mode in Mode)
     if overlapped is not None and sequential is not None and sequential.value > 0:
-        watts = [formatting.quantity(side.value, "W") for side in (overlapped, sequential)]
-        change = formatting.percent(overlapped.value / sequential.value - 1, signed=True)
+        watts = [PAGE.quantity(side.value, "W") for side in (overlapped, sequential)]
+        change = PAGE.percent(overlapped.value / sequential.value - 1, signed=True)
         sentences.append(f"A device draws {watts[0]} in overlapped steps, {watts[1]} in sequential ones ({change}).")
     saving = _mean_of([energy_saving(window.power) for window in valid if window.power is not None])
     if saving is not None:
-        more = "more" if saving.value >= 0 else "less"
-        bounds = formatting.interval(saving, "fraction", signed=True)
+        bounds = PAGE.interval(saving, "fraction", signed=True)
         shown = f" (95 % interval {bounds})" if bounds else ""
-        sentences.append(f"Without overlap a step takes {formatting.percent(abs(saving.value))} {more} energy{shown}.")
+        change = change_in_words(saving.value, "more", "less", PAGE)
+        sentences.append(f"Without overlap a step takes {change} energy{shown}.")
     return " ".join(sentences)
 
 
-def mode_value(value: _OF_MODE, mode: Mode) -> Callable[[OverlapReport], Estimate | None]:
-    """What reads a figure of power from a window, for charts along the run."""
+def mode_value(value: _ModeReader, mode: Mode) -> Callable[[OverlapReport], Estimate | None]:
+    """A function that reads a figure of power from a window, for charts along the run."""
 
     def read(window: OverlapReport) -> Estimate | None:
-        found = window.power.of(mode) if window.power is not None else None
-        number = value(found) if found is not None else None
+        of_mode = window.power.of(mode) if window.power is not None else None
+        number = value(of_mode) if of_mode is not None else None
         return None if number is None else Estimate(number, None, None, 0, 1)
 
     return read
 
 
-def _mean(windows: Sequence[OverlapReport], mode: Mode, value: _OF_MODE) -> Estimate | None:
+def _mean(windows: Sequence[OverlapReport], mode: Mode, value: _ModeReader) -> Estimate | None:
     read = mode_value(value, mode)
-    return pool([found for window in windows if (found := read(window)) is not None])
+    return pool([figure for window in windows if (figure := read(window)) is not None])
 
 
 def _mean_of(values: Sequence[float | None]) -> Estimate | None:
@@ -94,7 +96,7 @@ def _mean_of(values: Sequence[float | None]) -> Estimate | None:
 
 
 def _table(windows: Sequence[OverlapReport]) -> Table | None:
-    """Every figure of power and of the device, in both modes; None where there is not one."""
+    """Every figure of power and of the device, in both modes; None where there is none."""
     rows = []
     for metric in POWER_METRICS:
         overlapped, sequential = (_mean(windows, mode, metric.of) for mode in Mode)
@@ -102,35 +104,35 @@ def _table(windows: Sequence[OverlapReport]) -> Table | None:
             continue
         change = ""
         if overlapped is not None and sequential is not None and sequential.value and metric.unit != "fraction":
-            change = formatting.percent(overlapped.value / sequential.value - 1, signed=True)
+            change = PAGE.percent(overlapped.value / sequential.value - 1, signed=True)
         cells = (_value(side, metric.unit) for side in (overlapped, sequential))
         rows.append((Cell(metric.meaning), *cells, Cell(change)))
     if not rows:
         return None
-    found = [window.power for window in windows if window.power is not None]
+    powers = [window.power for window in windows if window.power is not None]
     return Table(
-        "Power", heads("*Figure", "Overlapped", "Sequential", "Change"), tuple(rows), _source(found), sorts=False
+        "Power", heads("*Figure", "Overlapped", "Sequential", "Change"), tuple(rows), _source(powers), sorts=False
     )
 
 
 def _value(figure: Estimate | None, unit: str) -> Cell:
-    return Cell("not measured" if figure is None else formatting.quantity(figure.value, unit))
+    return Cell("not measured" if figure is None else PAGE.quantity(figure.value, unit))
 
 
-def _source(found: Sequence[JobPower]) -> str:
-    devices = max(power.num_devices for power in found)
-    caption = f"Means over {formatting.count(len(found), 'window')}, {formatting.count(devices, 'device')}."
-    source = found[-1].source
+def _source(powers: Sequence[JobPower]) -> str:
+    devices = max(power.num_devices for power in powers)
+    caption = f"Means over {count(len(powers), 'window')}, {count(devices, 'device')}."
+    source = powers[-1].source
     if source is not None:
-        caption += f" Read by {formatting.clean(source.name)}, {formatting.clean(source.power_kind)}."
-    methods = dict.fromkeys(mode.energy_method for power in found for mode in power.modes if mode.energy_method)
+        caption += f" Read by {page_text(source.name)}, {page_text(source.power_kind)}."
+    methods = dict.fromkeys(mode.energy_method for power in powers for mode in power.modes if mode.energy_method)
     if methods:
         caption += f" Energy by {' or '.join(methods)}."
     return caption
 
 
 def _cause(windows: Sequence[OverlapReport]) -> Note | None:
-    """What the slowdown is due to, by the last window that tells, and in how many windows it is the same."""
+    """What the slowdown is due to in the last window that knows, and in how many windows it is the same."""
     judged = [(window, window.power_verdict) for window in windows if window.power_verdict is not None]
     if not judged:
         return None
@@ -139,7 +141,7 @@ def _cause(windows: Sequence[OverlapReport]) -> Note | None:
     if len(judged) > 1:
         alike = Counter(verdict.verdict for _, verdict in judged)[last.verdict]
         often = f" (the same in {alike:,} of {len(judged):,} windows)"
-    evidence = "; ".join(formatting.clean(line) for line in last.evidence)
+    evidence = "; ".join(page_text(line) for line in last.evidence)
     return Note(
         f"The compute slowdown of window {window.window} is due to: {last.verdict}{often}. Evidence: {evidence}."
     )
@@ -162,7 +164,7 @@ def trace_chart(window: OverlapReport, trace: PowerTrace) -> Chart:
         data["limits"] = [["power limit", trace.tdp_w]]
     caption = f"Device of rank {window.ranks[0]}, window {window.window}; blocks of each mode are shaded."
     if trace.communication:
-        caption += " The marks at the foot are communication in flight, which is known of profiled steps alone."
+        caption += " The marks at the foot are communication in flight, which is known for profiled steps alone."
     if trace.averaging_s:
         caption += f" Each point is an average over the {1000 * trace.averaging_s:.0f} ms before it."
     if len(trace.time_ms) < trace.num_readings:

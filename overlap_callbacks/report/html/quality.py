@@ -1,4 +1,4 @@
-"""How good the measurement is, and of what it is: windows, steps, residual overlap, ranks, cost; configuration."""
+"""How good the measurement is (windows, steps, residual overlap, ranks, cost), and how it was configured."""
 
 from __future__ import annotations
 
@@ -7,115 +7,100 @@ from typing import Any
 
 import msgspec
 
-from overlap_callbacks.analysis import formatting
-from overlap_callbacks.analysis.results.catalogue import RESIDUAL_LIMIT, RESIDUAL_LIMIT_GLOO
-from overlap_callbacks.analysis.results.report import Estimate, OverlapReport
+from overlap_callbacks.analysis.formatting import DASH, PAGE, count, page_text, ranges
+from overlap_callbacks.analysis.results.catalogue import residual_limit
+from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
+from overlap_callbacks.analysis.run_summary import CONTROL, COUNTS, CUT_SHORT, NO_CONTROL, NOT_VALID
 from overlap_callbacks.report.html import tables
 from overlap_callbacks.report.html.elements import Block, Cell, Facts, Note, Section, Table, heads
-from overlap_callbacks.report.html.run import Subject
+from overlap_callbacks.report.html.run import RunView
 
-# Rows of the tables of windows and of problems; the record holds all.
+# Maximum rows of the tables of windows and of problems; the record holds all.
 MAX_WINDOWS = 1000
 MAX_PROBLEMS = 50
 
 
-def quality(subject: Subject) -> Section:
+def quality(view: RunView) -> Section:
     """What the figures rest on, and what makes them doubtful."""
-    record = subject.record
+    record = view.record
     blocks: list[Block] = []
-    if subject.measured:
-        blocks.append(Facts("The measurement", tuple(_facts(subject))))
+    if view.measured:
+        blocks.append(Facts("The measurement", tuple(_facts(view))))
     problems = _problem_table(record.windows)
     if problems is not None:
         blocks.append(problems)
     if record.unfinished is not None:
-        cut = formatting.clean("; ".join(record.unfinished.problems))
+        cut = page_text("; ".join(record.unfinished.problems))
         blocks.append(Note(f"Window {record.unfinished.window} is unfinished: {cut}.", warning=True))
     if record.broken_lines:
-        blocks.append(
-            Note(f"{formatting.count(record.broken_lines, 'line')} of the record could not be read.", warning=True)
-        )
-    if subject.measured:
-        blocks.append(tables.figure_table(subject.figures, subject.run.meanings))
+        blocks.append(Note(f"{count(record.broken_lines, 'line')} of the record could not be read.", warning=True))
+    if view.measured:
+        blocks.append(tables.figure_table(view.figures, view.info.meanings))
     if record.windows:
-        blocks.append(_window_table(subject))
-    return Section("How good is the measurement?", _answer(subject), blocks)
+        blocks.append(_window_table(view))
+    return Section("How good is the measurement?", _answer(view), blocks)
 
 
-def _answer(subject: Subject) -> str:
-    windows, valid = subject.windows, subject.record.valid_windows
+def _answer(view: RunView) -> str:
+    windows, valid = view.windows, view.valid_windows
     if not windows:
         return "No window was completed."
-    answer = f"{len(valid):,} of {formatting.count(len(windows), 'window')} {'counts' if len(valid) == 1 else 'count'}."
-    cost = _cost(subject)
+    answer = f"{len(valid):,} of {count(len(windows), 'window')} {'counts' if len(valid) == 1 else 'count'}."
+    cost = _cost(view)
     if cost is not None:
         answer += f" Measuring took {_share(cost)} of training time."
     return answer
 
 
-def _cost(subject: Subject) -> float | None:
-    """Share of training time; each window's own is of the steps from one window's turn to the next's."""
-    windows = [window for window in subject.windows if window.measurement_overhead is not None]
+def _cost(view: RunView) -> float | None:
+    """Cost as a share of training time. A window's own share is of the time from its start to the next one's."""
+    windows = [window for window in view.windows if window.measurement_overhead is not None]
     if not windows:
         return None
     mean = sum(window.measurement_overhead or 0.0 for window in windows) / len(windows)
-    every = subject.run.schedule.get("every_n_steps", 0)
+    every = view.info.schedule.get("every_n_steps", 0)
     first = [window.first_step for window in windows]
-    # Turns that were left out, e.g. for max_overhead, cost nothing.
+    # Windows that were skipped, e.g. because of max_overhead, cost nothing.
     return mean * min(1.0, len(windows) * every / (max(first) - min(first) + every)) if every else mean
 
 
 def _share(fraction: float) -> str:
-    return f"{formatting.number(100 * fraction, 2)}%"
+    return f"{PAGE.number(100 * fraction, 2)}%"
 
 
-def _facts(subject: Subject) -> list[tuple[str, str]]:
-    windows, valid = subject.windows, subject.record.valid_windows
-    kept = set(map(id, valid))
-    incomplete = [window for window in windows if not window.complete]
-    invalid = [window for window in windows if window.complete and not window.valid]
-    other = [window for window in windows if window.complete and window.valid and id(window) not in kept]
-    facts = [("Windows that count", f"{len(valid):,} of {len(windows):,}")]
-    if invalid:
-        facts.append(("Not valid", _numbers(invalid)))
-    if incomplete:
-        facts.append(("Cut short", _numbers(incomplete)))
-    if other:
-        facts.append(("Of another kind (control, or not)", _numbers(other)))
-    steps = subject.figures.get("speedup_vs_sequential") or subject.figures.get("e2e_overlapped_ms")
+def _facts(view: RunView) -> list[tuple[str, str]]:
+    windows = view.windows
+    facts = [("Windows that count", f"{len(view.valid_windows):,} of {len(windows):,}")]
+    for label, states in (
+        ("Not valid", {NOT_VALID}),
+        ("Cut short", {CUT_SHORT}),
+        ("Of another kind (control, or not)", {CONTROL, NO_CONTROL}),
+    ):
+        numbers = [window.window for window in windows if view.summary.state_of(window) in states]
+        if numbers:
+            facts.append((label, f"{len(numbers):,}: {ranges(numbers)}"))
+    steps = view.figures.get("speedup_vs_sequential") or view.figures.get("e2e_overlapped_ms")
     if steps is not None:
         facts.append(("Counted steps", f"{steps.num_steps:,}"))
-    facts.append(("Residual overlap in sequential steps", _residual(subject)))
-    error = subject.figures.get("sequential_model_error")
+    facts.append(("Residual overlap in sequential steps", _residual(view)))
+    error = view.figures.get("sequential_model_error")
     if error is not None:
-        facts.append(
-            (
-                "Equation 5 against the measured sequential step",
-                formatting.with_interval(error, "fraction", signed=True),
-            )
-        )
+        label = "Equation 5 against the measured sequential step"
+        facts.append((label, PAGE.with_interval(error, "fraction", signed=True)))
     facts.append(("Ranks heard", _ranks(windows)))
-    cost = _cost(subject)
+    cost = _cost(view)
     facts.append(("Cost of measuring", "not known" if cost is None else f"{_share(cost)} of training time"))
     return facts
 
 
-def _numbers(windows: Sequence[OverlapReport]) -> str:
-    return f"{len(windows):,}: {formatting.ranges(window.window for window in windows)}"
-
-
-def _residual(subject: Subject) -> str:
-    values = [window.residual_overlap.value for window in subject.windows if window.residual_overlap is not None]
-    if not values or subject.control:
-        return "not measured" if not subject.control else "none to measure: both sides ran overlapped"
-    limit = max(map(residual_limit, subject.windows))
-    return f"{formatting.percent(max(values))} at most; limit {formatting.percent(limit)}"
-
-
-def residual_limit(window: OverlapReport) -> float:
-    """Residual overlap above which a window is not valid."""
-    return RESIDUAL_LIMIT_GLOO if window.device == "cpu" or window.backend == "gloo" else RESIDUAL_LIMIT
+def _residual(view: RunView) -> str:
+    values = [window.residual_overlap.value for window in view.windows if window.residual_overlap is not None]
+    if not values or view.control:
+        return "not measured" if not view.control else "none to measure: both sides ran overlapped"
+    limit = max(residual_limit(window.device, window.backend) for window in view.windows)
+    return f"{PAGE.percent(max(values))} at most; limit {PAGE.percent(limit)}"
 
 
 def _ranks(windows: Sequence[OverlapReport]) -> str:
@@ -127,41 +112,33 @@ def _ranks(windows: Sequence[OverlapReport]) -> str:
     lacking = sum(len(window.ranks) < window.world_size for window in windows)
     return (
         f"at least {len(fewest.ranks):,} of {fewest.world_size:,}; "
-        f"{formatting.count(lacking, 'window')} of {len(windows):,} lack some"
+        f"{count(lacking, 'window')} of {len(windows):,} lack some"
     )
 
 
 def _problem_table(windows: Sequence[OverlapReport]) -> Table | None:
-    found: dict[str, list[int]] = {}
+    windows_with: dict[str, list[int]] = {}
     for window in windows:
         for problem in window.problems:
-            found.setdefault(problem, []).append(window.window)
-    if not found:
+            windows_with.setdefault(problem, []).append(window.window)
+    if not windows_with:
         return None
-    shown = sorted(found.items(), key=lambda item: -len(item[1]))[:MAX_PROBLEMS]
+    shown = sorted(windows_with.items(), key=lambda item: -len(item[1]))[:MAX_PROBLEMS]
     rows = tuple(
-        (tables.name_cell(problem), tables.number_cell(len(numbers), 0), Cell(formatting.ranges(numbers), min(numbers)))
+        (tables.name_cell(problem), tables.number_cell(len(numbers), 0), Cell(ranges(numbers), min(numbers)))
         for problem, numbers in shown
     )
-    caption = f"The {MAX_PROBLEMS} most frequent of {len(found):,}." if len(found) > len(shown) else ""
+    caption = f"The {MAX_PROBLEMS} most frequent of {len(windows_with):,}." if len(windows_with) > len(shown) else ""
     return Table("What is missing or doubtful", heads("*What", "Windows", "Which"), rows, caption)
 
 
-def _state(window: OverlapReport, control: bool) -> str:
-    if not window.valid:
-        return "not valid"
-    if not window.complete:
-        return "cut short"
-    return "counts" if window.control is control else "control" if window.control else "no control"
-
-
-def _window_table(subject: Subject) -> Table:
-    windows = subject.windows
+def _window_table(view: RunView) -> Table:
+    windows = view.windows
     shown = windows[-MAX_WINDOWS:]
     rows = []
     for window in shown:
-        state = _state(window, subject.control)
-        compares = state == "counts"
+        state = view.summary.state_of(window)
+        compares = state == COUNTS
         rows.append(
             (
                 tables.number_cell(window.window, 0),
@@ -188,7 +165,7 @@ def _value(figure: Estimate | None) -> float | None:
 
 
 def _percent_cell(value: float | None) -> Cell:
-    return tables.EMPTY if value is None else Cell(formatting.percent(value), value)
+    return tables.EMPTY if value is None else Cell(PAGE.percent(value), value)
 
 
 # -- of what
@@ -206,28 +183,28 @@ _LABELS = {
     "backend": "Backend",
     "device": "Device",
 }
-# These stand beside the figures that they are of.
-_ELSEWHERE = frozenset({"units", "meanings", "schedule"})
+# These are shown beside the figures that they describe.
+_SHOWN_ELSEWHERE = frozenset({"units", "meanings", "schedule"})
 
 
-def configuration(subject: Subject) -> Section:
-    """Everything that the record says of the run."""
+def configuration(view: RunView) -> Section:
+    """Everything that the record says about the run."""
     blocks: list[Block] = [
-        Facts("The run", run_facts(subject.run)),
-        Facts("The schedule", _flat(subject.run.schedule)),
+        Facts("The run", run_facts(view.info)),
+        Facts("The schedule", _flat(view.info.schedule)),
     ]
-    starts = len(subject.record.runs)
+    starts = len(view.record.runs)
     if starts > 1:
         blocks.append(Note(f"The job was started {starts} times; this is its last start."))
-    blocks.append(Facts("The record", (("File", formatting.clean(subject.record.path)),)))
+    blocks.append(Facts("The record", (("File", page_text(view.record.path)),)))
     return Section("Configuration", "", blocks)
 
 
 def run_facts(run: RunInfo) -> tuple[tuple[str, str], ...]:
-    """What is known of the run, all of it: fields that a later version adds too."""
+    """Everything that is known of the run, with fields that a later version may add."""
     facts: list[tuple[str, str]] = []
     for name, value in msgspec.structs.asdict(run).items():
-        if name in _ELSEWHERE:
+        if name in _SHOWN_ELSEWHERE:
             continue
         label = _LABELS.get(name, name.replace("_", " ").capitalize())
         if isinstance(value, dict):
@@ -238,12 +215,12 @@ def run_facts(run: RunInfo) -> tuple[tuple[str, str], ...]:
 
 
 def _flat(values: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    return tuple((formatting.clean(key, 80), _shown(value)) for key, value in values.items())
+    return tuple((page_text(key, 80), _shown(value)) for key, value in values.items())
 
 
 def _shown(value: Any) -> str:
     if value is None or value in ("", [], {}):
-        return formatting.DASH
+        return DASH
     if isinstance(value, list | tuple):
-        return formatting.clean(", ".join(map(str, value)))
-    return formatting.clean({True: "yes", False: "no"}[value] if isinstance(value, bool) else value)
+        return page_text(", ".join(map(str, value)))
+    return page_text({True: "yes", False: "no"}[value] if isinstance(value, bool) else value)

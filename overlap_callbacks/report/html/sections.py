@@ -1,14 +1,15 @@
-"""The first three of the design's questions: is overlap worth it, what does it cost, how far is it from ideal?"""
+"""The first three questions of the page: is overlap worth it, what does it cost, how far is it from ideal?"""
 
 from __future__ import annotations
 
-from overlap_callbacks.analysis import formatting
-from overlap_callbacks.analysis.results.report import Estimate, OverlapReport
-from overlap_callbacks.report import terminal
+from overlap_callbacks.analysis.formatting import PAGE, change_in_words, may_be_chance, page_text, rounded
+from overlap_callbacks.analysis.results.catalogue import figure_named
+from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.report.html import tables
 from overlap_callbacks.report.html.elements import Block, Chart, Note, Section, Tile, Tiles
 from overlap_callbacks.report.html.power import power_answer, power_blocks
-from overlap_callbacks.report.html.run import Subject
+from overlap_callbacks.report.html.run import RunView
 from overlap_callbacks.report.html.step_charts import mode_bars, step_parts, timeline
 
 Figures = dict[str, Estimate]
@@ -18,66 +19,64 @@ def headline(figures: Figures) -> Tiles:
     """One figure for each of the questions."""
     exposed = figures.get("exposed_comm_ms")
     step = figures.get("e2e_overlapped_ms")
-    share = f"{formatting.percent(exposed.value / step.value)} of a step" if exposed and step and step.value > 0 else ""
+    share = f"{PAGE.percent(exposed.value / step.value)} of a step" if exposed and step and step.value > 0 else ""
     return Tiles(
         (
-            _tile(figures, "speedup_vs_sequential", "Speed-up of overlap", "over sequential steps"),
-            _tile(figures, "compute_slowdown", "Compute slowdown", "of the same kernels under overlap"),
-            _tile(figures, "gap_to_ideal", "Gap to ideal", "step time over that without contention"),
-            _tile(figures, "exposed_comm_ms", "Exposed communication", share),
+            _tile(figures, "speedup_vs_sequential", "over sequential steps"),
+            _tile(figures, "compute_slowdown", "of the same kernels under overlap"),
+            _tile(figures, "gap_to_ideal", "step time over that without contention"),
+            _tile(figures, "exposed_comm_ms", share),
         )
     )
 
 
-def _tile(figures: Figures, name: str, label: str, remark: str) -> Tile:
-    figure = figures.get(name)
-    if figure is None:
-        return Tile(label, "not measured")
-    unit, signed = tables.UNITS[name], name in terminal.CHANGES
-    bounds = formatting.interval(figure, unit, signed=signed)
-    return Tile(
-        label,
-        formatting.quantity(figure.value, unit, signed=signed),
-        bounds or "too few blocks for an interval",
-        remark,
-    )
+def _tile(figures: Figures, name: str, remark: str) -> Tile:
+    figure, estimate = figure_named(name), figures.get(name)
+    if estimate is None:
+        return Tile(figure.title, "not measured")
+    bounds = PAGE.figure_interval(figure, estimate) or "too few blocks for an interval"
+    return Tile(figure.title, PAGE.figure(figure, estimate.value), bounds, remark)
+
+
+def _ms(value: float, *, signed: bool = False) -> str:
+    return PAGE.quantity(value, "ms", signed=signed)
 
 
 # -- is it worth it?
 
 
-def worth(subject: Subject) -> Section:
+def worth(view: RunView) -> Section:
     """Step time in each mode."""
-    figures = subject.figures
+    figures = view.figures
     overlapped, sequential = figures.get("e2e_overlapped_ms"), figures.get("e2e_sequential_ms")
     title = "Is overlap worth it here?"
     if overlapped is None or sequential is None:
-        blocks: list[Block] = [Note(_why_no_steps(subject))]
+        blocks: list[Block] = [Note(_why_no_steps(view))]
         if overlapped is not None or sequential is not None:
             blocks.append(mode_bars([("", figures)]))
         return Section(title, "", blocks)
     saved = sequential.value - overlapped.value
-    if subject.control:
+    if view.control:
         answer = (
-            f"Both sides ran overlapped: {formatting.milliseconds(overlapped.value)} and "
-            f"{formatting.milliseconds(sequential.value)} a step. The difference is the error of the measurement."
+            f"Both sides ran overlapped: {_ms(overlapped.value)} and "
+            f"{_ms(sequential.value)} a step. The difference is the error of the measurement."
         )
     else:
         answer = (
-            f"A step takes {formatting.milliseconds(overlapped.value)} overlapped and "
-            f"{formatting.milliseconds(sequential.value)} with the same work run sequentially: overlap "
-            f"{'saves' if saved >= 0 else 'costs'} {formatting.milliseconds(abs(saved))} a step."
+            f"A step takes {_ms(overlapped.value)} overlapped and "
+            f"{_ms(sequential.value)} with the same work run sequentially: overlap "
+            f"{'saves' if saved >= 0 else 'costs'} {_ms(abs(saved))} a step."
         )
         ideal = figures.get("e2e_ideal_ms")
         if ideal is not None:
-            answer += f" Overlap without contention would take {formatting.milliseconds(ideal.value)}."
+            answer += f" Overlap without contention would take {_ms(ideal.value)}."
     return Section(title, answer, [mode_bars([("", figures)])])
 
 
-def _why_no_steps(subject: Subject) -> str:
-    if not subject.measured:
+def _why_no_steps(view: RunView) -> str:
+    if not view.measured:
         return "No step was measured."
-    if subject.record.windows and not subject.record.valid_windows:
+    if view.windows and not view.valid_windows:
         return "Step times are not compared: no window is valid. The part on the measurement, below, says why."
     return "Step times were not measured in both modes."
 
@@ -85,22 +84,22 @@ def _why_no_steps(subject: Subject) -> str:
 # -- what does it cost?
 
 
-def cost(subject: Subject) -> Section:
-    """Slowdown, by kernel and by what ran beside it; power."""
+def cost(view: RunView) -> Section:
+    """Slowdown by kernel and by what ran beside it; power."""
     blocks: list[Block] = []
-    window = subject.latest_valid("kernels")
+    window = view.summary.latest_valid("kernels")
     if window is not None:
         blocks.append(tables.kernel_table(window))
-    paired = subject.latest_valid("pairs")
+    paired = view.summary.latest_valid("pairs")
     if paired is not None:
         blocks.append(tables.pair_table(paired))
     if window is None:
-        blocks.append(Note(_why_no_kernels(subject)))
+        blocks.append(Note(_why_no_kernels(view)))
     elif paired is None:
         blocks.append(Note("What ran beside what was not measured."))
-    blocks += power_blocks(subject.record.valid_windows or subject.windows)
-    answer = f"{_cost_answer(subject.figures)} {power_answer(subject.record.valid_windows)}".strip()
-    if subject.control:
+    blocks += power_blocks(view.valid_windows or view.windows)
+    answer = f"{_cost_answer(view.figures)} {power_answer(view.valid_windows)}".strip()
+    if view.control:
         answer = "Both sides ran overlapped, so what differs between them below is the error of measurement."
     return Section("What does it cost?", answer, blocks)
 
@@ -119,9 +118,8 @@ def _cost_answer(figures: Figures) -> str:
 
 
 def _longer(figure: Estimate) -> str:
-    bounds = formatting.interval(figure, "fraction", signed=True)
-    change = f"{formatting.percent(abs(figure.value))} {'longer' if figure.value >= 0 else 'less'}"
-    return change + (f" (95 % interval {bounds})" if bounds else "")
+    bounds = PAGE.interval(figure, "fraction", signed=True)
+    return change_in_words(figure.value, "longer", "less", PAGE) + (f" (95 % interval {bounds})" if bounds else "")
 
 
 def _lost(figures: Figures) -> str:
@@ -129,17 +127,17 @@ def _lost(figures: Figures) -> str:
     if overlapped is None or isolated is None:
         return ""
     lost = overlapped.value - isolated.value
-    return f": {formatting.milliseconds(lost, signed=True)} of kernel time a step"
+    return f": {_ms(lost, signed=True)} of kernel time a step"
 
 
 def _chance(figure: Estimate) -> str:
-    return ", which may be chance" if formatting.may_be_chance(figure) else ""
+    return ", which may be chance" if may_be_chance(figure) else ""
 
 
-def _why_no_kernels(subject: Subject) -> str:
-    if subject.windows and not subject.record.valid_windows:
+def _why_no_kernels(view: RunView) -> str:
+    if view.windows and not view.valid_windows:
         return "Kernels are not compared: no window is valid. The part on the measurement, below, says why."
-    if subject.run.schedule.get("profiled_steps") == 0:
+    if view.info.schedule.get("profiled_steps") == 0:
         return "Kernels were not profiled: the schedule has profiled_steps=0, so what overlap costs them is not known."
     return "Kernels were not measured: no window has a profile."
 
@@ -147,29 +145,29 @@ def _why_no_kernels(subject: Subject) -> str:
 # -- how far from ideal?
 
 
-def ideal(subject: Subject) -> Section:
+def ideal(view: RunView) -> Section:
     """What stands between a step and the ideal one, and how the time passes."""
     blocks: list[Block] = []
-    parts = step_parts(subject.figures)
+    parts = step_parts(view.figures)
     if parts is not None:
         blocks.append(parts)
-    drawn = subject.latest("pictures")
+    drawn = view.summary.latest("pictures")
     if drawn is not None:
         blocks.append(timeline(drawn))
     else:
         blocks.append(Note("No step was drawn: that needs a profile of rank 0."))
-    divided = subject.latest("dimensions")
+    divided = view.summary.latest("dimensions")
     if divided is not None:
         if len(divided.dimensions) > 1:
             blocks.append(dimension_chart(divided))
         blocks.append(tables.dimension_table(divided))
-    collectives = subject.latest("collectives")
+    collectives = view.summary.latest("collectives")
     if collectives is not None:
         blocks.append(tables.collective_table(collectives))
     else:
         blocks.append(Note("No collective was recorded."))
     return Section(
-        "How far from ideal, and what holds it back?", "" if subject.control else _ideal_answer(subject.figures), blocks
+        "How far from ideal, and what holds it back?", "" if view.control else _ideal_answer(view.figures), blocks
     )
 
 
@@ -178,9 +176,9 @@ def _ideal_answer(figures: Figures) -> str:
     sentences = []
     if gap is not None:
         side = "above" if gap.value >= 0 else "below"
-        bounds = formatting.interval(gap, "fraction", signed=True)
+        bounds = PAGE.interval(gap, "fraction", signed=True)
         shown = f" (95 % interval {bounds})" if bounds else ""
-        sentences.append(f"Steps are {formatting.percent(abs(gap.value))} {side} the ideal of equation 4{shown}"
+        sentences.append(f"Steps are {PAGE.percent(abs(gap.value))} {side} the ideal of equation 4{shown}"
                          f"{_chance(gap)}.")  # fmt: skip
     costs = {
         "exposed communication": exposed.value if exposed else 0.0,
@@ -189,32 +187,32 @@ def _ideal_answer(figures: Figures) -> str:
     }
     if exposed is not None and max(costs.values()) > 0:
         largest, *others = sorted((item for item in costs.items() if item[1] > 0), key=lambda item: -item[1])
-        sentence = f"What holds a step back most is {largest[0]}, {formatting.milliseconds(largest[1])} a step"
+        sentence = f"What holds a step back most is {largest[0]}, {_ms(largest[1])} a step"
         if others:
-            sentence += "; then " + ", ".join(f"{name}, {formatting.milliseconds(value)}" for name, value in others)
+            sentence += "; then " + ", ".join(f"{name}, {_ms(value)}" for name, value in others)
         sentences.append(sentence + ".")
     if hidden is not None:
-        sentences.append(f"Of all communication time, {formatting.percent(hidden.value)} is hidden behind compute.")
+        sentences.append(f"Of all communication time, {PAGE.percent(hidden.value)} is hidden behind compute.")
     return " ".join(sentences)
 
 
 def _difference(figures: Figures, name: str, other: str) -> float:
-    found, taken = figures.get(name), figures.get(other)
-    return found.value - taken.value if found is not None and taken is not None else 0.0
+    minuend, subtrahend = figures.get(name), figures.get(other)
+    return minuend.value - subtrahend.value if minuend is not None and subtrahend is not None else 0.0
 
 
 def dimension_chart(window: OverlapReport) -> Chart:
     """Hidden and exposed communication of each dimension."""
     rows = [
         {
-            "label": " ".join(formatting.clean(row.dimension).split()),  # on one line, as the bar is
+            "label": " ".join(page_text(row.dimension).split()),  # on one line, as the bar is
             "parts": [
                 {
                     "name": "hidden",
                     "color": "both",
-                    "value": formatting.rounded(max(0.0, row.comm_ms - row.exposed_ms)),
+                    "value": rounded(max(0.0, row.comm_ms - row.exposed_ms)),
                 },
-                {"name": "exposed", "color": "communication", "value": formatting.rounded(row.exposed_ms)},
+                {"name": "exposed", "color": "communication", "value": rounded(row.exposed_ms)},
             ],
         }
         for row in window.dimensions

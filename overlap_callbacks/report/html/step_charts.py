@@ -4,40 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from overlap_callbacks.analysis import formatting
+from overlap_callbacks.analysis.formatting import rounded
+from overlap_callbacks.analysis.results.catalogue import STEP_TIMES
+from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.report import Estimate, OverlapReport
+from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import StepTimeline
 from overlap_callbacks.report.html.elements import Chart
 
-_MODES = (
-    ("ideal", "e2e_ideal_ms", "Ideal"),
-    ("overlapped", "e2e_overlapped_ms", "Overlapped"),
-    ("sequential", "e2e_sequential_ms", "Sequential"),
-)
+# The colour of each step time, as a variable of the style sheet.
+COLORS = {"e2e_ideal_ms": "ideal", "e2e_overlapped_ms": "overlapped", "e2e_sequential_ms": "sequential"}
 
 Pairs = Sequence[tuple[float, float]]
 
 
 def mode_bars(runs: Sequence[tuple[str, dict[str, Estimate]]]) -> Chart:
-    """Ideal, overlapped and sequential step time, with intervals; of several runs side by side.
+    """Ideal, overlapped and sequential step time, with intervals; several runs stand side by side.
 
     Args:
         runs: name (each its own) and figures of each.
     """
     rows = []
     for name, figures in runs:
-        for color, figure, label in _MODES:
-            found = figures.get(figure)
-            if found is not None:
+        for figure in STEP_TIMES:
+            estimate = figures.get(figure.name)
+            if estimate is not None:
                 rows.append(
                     {
                         "run": name,
-                        "label": label,
-                        "color": color,
-                        "value": formatting.rounded(found.value),
-                        "low": formatting.rounded(found.ci_low),
-                        "high": formatting.rounded(found.ci_high),
+                        "label": figure.title,
+                        "color": COLORS[figure.name],
+                        "value": rounded(estimate.value),
+                        "low": rounded(estimate.ci_low),
+                        "high": rounded(estimate.ci_high),
                     }
                 )
     return Chart(
@@ -63,7 +62,7 @@ def step_parts(figures: dict[str, Estimate]) -> Chart | None:
     ]
     if idle is not None:
         parts.append(("neither", "idle", idle.value))
-    data = [{"name": name, "color": color, "value": formatting.rounded(value)} for name, color, value in parts]
+    data = [{"name": name, "color": color, "value": rounded(value)} for name, color, value in parts]
     return Chart(
         "stack",
         "Where the time of an overlapped step goes",
@@ -94,7 +93,7 @@ def timeline(window: OverlapReport) -> Chart:
 def _lanes(picture: StepTimeline) -> dict[str, object]:
     return {
         "mode": picture.arm.value.capitalize(),
-        "step_ms": formatting.rounded(picture.step_ms),
+        "step_ms": rounded(picture.step_ms),
         "compute": _short(picture.compute),
         "communication": _short(picture.communication),
         "both": _short(both(picture.compute, picture.communication)),
@@ -103,19 +102,19 @@ def _lanes(picture: StepTimeline) -> dict[str, object]:
 
 def both(first: Pairs, second: Pairs) -> list[tuple[float, float]]:
     """Where two ascending series of disjoint intervals overlap."""
-    found = []
+    overlaps = []
     i = j = 0
     while i < len(first) and j < len(second):
         start, end = max(first[i][0], second[j][0]), min(first[i][1], second[j][1])
         if start < end:
-            found.append((start, end))
+            overlaps.append((start, end))
         if first[i][1] < second[j][1]:
             i += 1
         else:
             j += 1
-    return found
+    return overlaps
 
 
 def _short(intervals: Pairs) -> list[list[float]]:
-    # Nanoseconds cannot be seen in a chart of a step.
+    # A chart of a step cannot show nanoseconds.
     return [[round(start, 4), round(end, 4)] for start, end in intervals]

@@ -4,67 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from overlap_callbacks.analysis import formatting
+from overlap_callbacks.analysis.formatting import PAGE, page_text, short_kernel_name
 from overlap_callbacks.analysis.results.catalogue import FIGURES
-from overlap_callbacks.analysis.results.report import Estimate, OverlapReport
+from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import CollectiveTime
-from overlap_callbacks.report import terminal
 from overlap_callbacks.report.html.elements import Cell, Table, heads
-
-UNITS = {figure.name: figure.unit for figure in FIGURES}
-
-# Where the terminal's labels lean on the rows above them, or has none.
-_LABELS = {
-    "hidden_comm_ms": "communication hidden behind compute",
-    "exposed_comm_ms": "exposed communication",
-    "sequential_model_error": "model of equation 5 against the measured step",
-    "compute_ms": "compute kernel time, overlapped",
-    "compute_isolated_ms": "compute kernel time, sequential",
-    "compute_busy_ms": "compute busy, overlapped",
-    "compute_busy_isolated_ms": "compute busy, sequential",
-    "comm_isolated_ms": "communication in flight, sequential",
-    "hidden_comm_fraction": "share of communication that is hidden",
-    "comm_ratio": "communication in flight, share of a step",
-}
 
 EMPTY = Cell("")
 
 
-def label(name: str) -> str:
-    """What to call a figure."""
-    return _LABELS.get(name) or terminal.LABELS.get(name, name)
-
-
 def name_cell(name: str, shown: str | None = None) -> Cell:
-    """A cell with a name of the record, shortened for the eye; the whole of it on hovering."""
-    whole = formatting.clean(name, 2000)
-    short = formatting.clean(name if shown is None else shown)
+    """A cell with a name of the record. A long one is cut, and shown whole on hovering."""
+    whole = page_text(name, 2000)
+    short = page_text(name if shown is None else shown)
     return Cell(short, short.lower(), whole if whole != short else "")
 
 
-def number_cell(value: float | None, digits: int = 2) -> Cell:
-    """A number of so many decimals; empty where there is none."""
-    return EMPTY if value is None else Cell(formatting.number(value, digits), value)
+def number_cell(value: float | None, decimals: int = 2) -> Cell:
+    """A number with this many decimals; empty where there is none."""
+    return EMPTY if value is None else Cell(PAGE.number(value, decimals), value)
 
 
 def change_cell(value: float | None) -> Cell:
     """A relative change in percent."""
-    return EMPTY if value is None else Cell(formatting.percent(value, signed=True), value)
+    return EMPTY if value is None else Cell(PAGE.percent(value, signed=True), value)
 
 
 def kernel_table(window: OverlapReport) -> Table:
-    """Compute and communication kernels, those that lose most first."""
-    digits = _digits([kernel.overlapped_ms for kernel in window.kernels])
+    """Compute and communication kernels; those that lose the most time come first."""
+    decimals = _decimals([kernel.overlapped_ms for kernel in window.kernels])
     rows = []
     for kernel in window.kernels:
         rows.append(
             (
-                name_cell(kernel.name, str(terminal.kernel_name(kernel.name))),
+                name_cell(kernel.name, short_kernel_name(kernel.name)),
                 _kind(kernel.communication),
                 change_cell(kernel.slowdown),
-                number_cell(kernel.lost_ms, digits),
-                number_cell(kernel.overlapped_ms, digits),
-                number_cell(kernel.sequential_ms, digits),
+                number_cell(kernel.lost_ms, decimals),
+                number_cell(kernel.overlapped_ms, decimals),
+                number_cell(kernel.sequential_ms, decimals),
                 number_cell(kernel.overlapped_calls, 0 if kernel.overlapped_calls % 1 == 0 else 1),
             )
         )
@@ -78,7 +57,7 @@ def kernel_table(window: OverlapReport) -> Table:
 
 def pair_table(window: OverlapReport) -> Table:
     """Kernel families beside collectives and the other way round."""
-    digits = _digits([pair.time_ms for pair in window.pairs])
+    decimals = _decimals([pair.time_ms for pair in window.pairs])
     rows = []
     for pair in window.pairs:
         rows.append(
@@ -87,9 +66,9 @@ def pair_table(window: OverlapReport) -> Table:
                 _kind(pair.communication),
                 name_cell(pair.beside),
                 change_cell(pair.slowdown),
-                number_cell(pair.lost_ms, digits),
-                number_cell(pair.time_ms, digits),
-                number_cell(pair.alone_ms, digits),
+                number_cell(pair.lost_ms, decimals),
+                number_cell(pair.time_ms, decimals),
+                number_cell(pair.alone_ms, decimals),
             )
         )
     return Table(
@@ -154,7 +133,7 @@ def collective_table(window: OverlapReport) -> Table:
 
 
 def _gb_s(row: CollectiveTime) -> float | None:
-    # Of all-gathers and reduce-scatters the larger side is the whole: the size by which NCCL's tests count bandwidth.
+    # NCCL's tests count bandwidth by the whole: for all-gathers and reduce-scatters, that is the larger side.
     return max(row.bytes_in, row.bytes_out) / row.isolated_ms / 1e6 if row.isolated_ms else None
 
 
@@ -162,16 +141,13 @@ def figure_table(figures: dict[str, Estimate], meanings: dict[str, str]) -> Tabl
     """Every figure, with its definition."""
     rows = []
     for figure in FIGURES:
-        found = figures.get(figure.name)
-        meaning = formatting.clean(meanings.get(figure.name, figure.meaning))
-        signed = figure.name in terminal.CHANGES
-        if found is None:
-            rows.append((Cell(label(figure.name)), Cell("not measured"), EMPTY, EMPTY, Cell(meaning)))
+        estimate = figures.get(figure.name)
+        label, meaning = Cell(figure.label), Cell(page_text(meanings.get(figure.name, figure.meaning)))
+        if estimate is None:
+            rows.append((label, Cell("not measured"), EMPTY, EMPTY, meaning))
             continue
-        shown = formatting.quantity(found.value, figure.unit, signed=signed)
-        bounds = formatting.interval(found, figure.unit, signed=signed)
-        steps = number_cell(found.num_steps, 0)
-        rows.append((Cell(label(figure.name)), Cell(shown), Cell(bounds), steps, Cell(meaning)))
+        value, bounds = PAGE.figure(figure, estimate.value), PAGE.figure_interval(figure, estimate)
+        rows.append((label, Cell(value), Cell(bounds), number_cell(estimate.num_steps, 0), meaning))
     return Table(
         "All figures",
         heads("*Figure", "Value", "95 % interval", "Steps", "*Definition"),
@@ -181,6 +157,6 @@ def figure_table(figures: dict[str, Estimate], meanings: dict[str, str]) -> Tabl
     )
 
 
-def _digits(times_ms: Sequence[float]) -> int:
+def _decimals(times_ms: Sequence[float]) -> int:
     """Decimals for a column: more where all of it is short."""
     return 2 if max(times_ms, default=0.0) >= 1 else 4

@@ -8,50 +8,53 @@ from typing import Any
 
 import numpy as np
 
-from overlap_callbacks.analysis import formatting
+from overlap_callbacks.analysis.formatting import NBSP, PAGE, count, may_be_chance, rounded
 from overlap_callbacks.analysis.power.trace import thin
+from overlap_callbacks.analysis.results.catalogue import STEP_TIMES, Figure, figure_named
+from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.report import Estimate, OverlapReport
+from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.statistics import Sample, estimate
-from overlap_callbacks.report import terminal
-from overlap_callbacks.report.html import tables
 from overlap_callbacks.report.html.elements import EMPTY_LEGEND, Block, Cell, Chart, Note, Section, Table, heads
 from overlap_callbacks.report.html.power import mode_value
-from overlap_callbacks.report.html.run import Subject
+from overlap_callbacks.report.html.run import RunView
+from overlap_callbacks.report.html.step_charts import COLORS
 
-# Points of one line: more than the pixels of a wide chart cannot be seen.
+# Maximum points of a line: a wide chart has no more pixels.
 MAX_POINTS = 1000
 
-# Points of one line, above which its intervals are drawn as a band.
+# Above this number of points, the intervals of a line are drawn as a band.
 MAX_WHISKERS = 60
 
 # Runs that one chart tells apart; the page's style has a colour for each.
 RUN_COLORS = ("run1", "run2", "run3", "run4", "run5", "run6")
 
-# Windows of each half, below which their scatter says too little.
+# With fewer windows in each half, their scatter says too little.
 MIN_HALF = 3
 
-_COMPARED = ("e2e_overlapped_ms", "speedup_vs_sequential", "compute_slowdown", "exposed_comm_ms")
+_COMPARED = tuple(
+    map(figure_named, ("e2e_overlapped_ms", "speedup_vs_sequential", "compute_slowdown", "exposed_comm_ms"))
+)
 
 Reader = Callable[[OverlapReport], Estimate | None]
 
 
-def changed(subject: Subject) -> Section:
+def changed(view: RunView) -> Section:
     """Charts along the run, and whether it changed."""
     title = "Has it changed?"
-    windows = _in_order(subject)
+    windows = _in_order(view)
     if len(windows) < 2:
-        found = "One valid window was" if windows else "No valid window was"
-        return Section(title, "", [Note(f"{found} measured, so there is nothing to compare it with.")])
+        measured = "One valid window was" if windows else "No valid window was"
+        return Section(title, "", [Note(f"{measured} measured, so there is nothing to compare it with.")])
     kept = set(map(id, windows))
-    excluded = sorted(w.first_step for w in subject.windows if id(w) not in kept)
+    excluded = sorted(w.first_step for w in view.windows if id(w) not in kept)
     charts = [
         chart
         for chart in (
-            _line("Speed-up of overlap", "fraction", "speedup_vs_sequential", windows, excluded),
-            _line("Compute slowdown", "fraction", "compute_slowdown", windows, excluded),
-            _line("Gap to ideal", "fraction", "gap_to_ideal", windows, excluded),
-            _line("Exposed communication", "ms", "exposed_comm_ms", windows, excluded),
+            _line("speedup_vs_sequential", windows, excluded),
+            _line("compute_slowdown", windows, excluded),
+            _line("gap_to_ideal", windows, excluded),
+            _line("exposed_comm_ms", windows, excluded),
             _lines("Step time", "ms", _MODES, windows, excluded, zero=False),
             _lines("Mean power of a device", "W", _POWER, windows, excluded, zero=False),
         )
@@ -70,10 +73,8 @@ def _read(name: str) -> Reader:
     return lambda window: getattr(window, name)
 
 
-_MODES: tuple[tuple[str, str, Reader], ...] = (
-    ("ideal", "ideal", _read("e2e_ideal_ms")),
-    ("overlapped", "overlapped", _read("e2e_overlapped_ms")),
-    ("sequential", "sequential", _read("e2e_sequential_ms")),
+_MODES: tuple[tuple[str, str, Reader], ...] = tuple(
+    (figure.short, COLORS[figure.name], _read(figure.name)) for figure in STEP_TIMES
 )
 _POWER: tuple[tuple[str, str, Reader], ...] = (
     ("overlapped", "overlapped", mode_value(lambda mode: mode.mean_avg_w, Mode.OVERLAPPED)),
@@ -81,8 +82,9 @@ _POWER: tuple[tuple[str, str, Reader], ...] = (
 )
 
 
-def _line(title: str, unit: str, name: str, windows: Sequence[OverlapReport], excluded: Sequence[int]) -> Chart | None:
-    return _lines(title, unit, ((title, "ink", _read(name)),), windows, excluded)
+def _line(name: str, windows: Sequence[OverlapReport], excluded: Sequence[int]) -> Chart | None:
+    figure = figure_named(name)
+    return _lines(figure.title, figure.unit, ((figure.title, "ink", _read(name)),), windows, excluded)
 
 
 def _lines(
@@ -104,7 +106,7 @@ def _lines(
         excluded: first steps of those that do not.
         zero: whether the axis reaches down to zero; not where lines lie close together far from it.
     """
-    series = [found for name, color, read in lines if (found := _series(name, color, read, windows)) is not None]
+    series = [line for name, color, read in lines if (line := _series(name, color, read, windows)) is not None]
     if not series:
         return None
     thinned = any(line["of"] > len(line["points"]) for line in series)
@@ -116,8 +118,8 @@ def _lines(
     if not zero:
         caption.append("The axis does not start at zero.")
     if excluded:
-        which = "1 window that does" if len(excluded) == 1 else f"{len(excluded):,} windows that do"
-        caption.append(f"\N{MULTIPLICATION SIGN} marks {which} not count.")
+        verb = "does" if len(excluded) == 1 else "do"
+        caption.append(f"\N{MULTIPLICATION SIGN} marks {count(len(excluded), 'window')} that {verb} not count.")
     if thinned:
         caption.append(
             f"Of {len(windows):,} windows at most {MAX_POINTS:,} are drawn: the extremes of each stretch stay."
@@ -128,14 +130,14 @@ def _lines(
 
 
 def _series(name: str, color: str, read: Reader, windows: Sequence[OverlapReport]) -> dict[str, Any] | None:
-    """A line: its points (step, window, value, bounds), thinned, and of how many they are."""
-    points = [(w.first_step, w.window, found) for w in windows if (found := read(w)) is not None]
+    """A line: its points (step, window, value, bounds), thinned, and how many there were before."""
+    points = [(w.first_step, w.window, figure) for w in windows if (figure := read(w)) is not None]
     if not points:
         return None
-    kept = thin(np.array([found.value for _, _, found in points]), MAX_POINTS).tolist()
+    kept = thin(np.array([figure.value for _, _, figure in points]), MAX_POINTS).tolist()
     shown = [
-        [step, window, *(formatting.rounded(value) for value in (found.value, found.ci_low, found.ci_high))]
-        for step, window, found in (points[i] for i in kept)
+        [step, window, *map(rounded, (figure.value, figure.ci_low, figure.ci_high))]
+        for step, window, figure in (points[i] for i in kept)
     ]
     return {"name": name, "color": color, "points": shown, "of": len(points)}
 
@@ -144,12 +146,12 @@ def _are_few(series: Sequence[dict[str, Any]]) -> bool:
     return max(len(line["points"]) for line in series) <= MAX_WHISKERS
 
 
-def slowdowns(runs: Sequence[tuple[str, Subject]]) -> Chart | None:
+def slowdowns(runs: Sequence[tuple[str, RunView]]) -> Chart | None:
     """The compute slowdown of several runs, each along its own steps; None where none has any."""
     shown = [
-        found
-        for color, (name, subject) in zip(RUN_COLORS, runs, strict=False)
-        if (found := _series(name, color, _read("compute_slowdown"), _in_order(subject))) is not None
+        line
+        for color, (name, view) in zip(RUN_COLORS, runs, strict=False)
+        if (line := _series(name, color, _read("compute_slowdown"), _in_order(view))) is not None
     ]
     if not shown:
         return None
@@ -162,8 +164,8 @@ def slowdowns(runs: Sequence[tuple[str, Subject]]) -> Chart | None:
     return Chart("lines", "Compute slowdown along the runs", data, caption, legend)
 
 
-def _in_order(subject: Subject) -> list[OverlapReport]:
-    return sorted(subject.record.valid_windows, key=lambda window: window.first_step)
+def _in_order(view: RunView) -> list[OverlapReport]:
+    return sorted(view.valid_windows, key=lambda window: window.first_step)
 
 
 # -- the halves
@@ -178,18 +180,16 @@ def _halves(windows: Sequence[OverlapReport]) -> tuple[str, Table | None]:
             None,
         )
     rows, changes = [], []
-    for name in _COMPARED:
-        early, late = _sample(windows[:half], name), _sample(windows[-half:], name)
-        change = _change(early, late, relative=name not in terminal.CHANGES)
+    for figure in _COMPARED:
+        early, late = _sample(windows[:half], figure), _sample(windows[-half:], figure)
+        change = _change(early, late, relative=not figure.signed)
         if change is None:
             continue
-        unit, signed = tables.UNITS[name], name in terminal.CHANGES
-        label = tables.label(name)
-        sides = [formatting.quantity(float(side.blocks.mean()), unit, signed=signed) for side in (early, late)]
-        shown, bounds = _points(change) if signed else _relative(change)
-        rows.append((Cell(label), Cell(sides[0]), Cell(sides[1]), Cell(shown), Cell(bounds)))
-        if not formatting.may_be_chance(change):
-            changes.append(f"{label} {shown}")
+        sides = [PAGE.figure(figure, float(side.blocks.mean())) for side in (early, late)]
+        shown, bounds = _points(change) if figure.signed else _relative(change)
+        rows.append((Cell(figure.label), Cell(sides[0]), Cell(sides[1]), Cell(shown), Cell(bounds)))
+        if not may_be_chance(change):
+            changes.append(f"{figure.label} {shown}")
     if not rows:
         return "", None
     answer = (
@@ -205,26 +205,26 @@ def _halves(windows: Sequence[OverlapReport]) -> tuple[str, Table | None]:
     return answer, Table("First half against second half", columns, tuple(rows), caption, sorts=False)
 
 
-def _sample(windows: Sequence[OverlapReport], name: str) -> Sample:
-    found = [figure for window in windows if (figure := getattr(window, name)) is not None]
-    values = np.array([[figure.value] for figure in found], dtype=np.float64).reshape(-1, 1)
-    return Sample(values, sum(figure.num_steps for figure in found))
+def _sample(windows: Sequence[OverlapReport], figure: Figure) -> Sample:
+    measured = [value for window in windows if (value := getattr(window, figure.name)) is not None]
+    values = np.array([[value.value] for value in measured], dtype=np.float64).reshape(-1, 1)
+    return Sample(values, sum(value.num_steps for value in measured))
 
 
 def _change(early: Sample, late: Sample, *, relative: bool) -> Estimate | None:
     """Late over early less one where ``relative``, else their difference; None without an interval."""
     if relative:
-        found = estimate(lambda a, b: b[0] / a[0] - 1, early, late, min_blocks=MIN_HALF)
+        change = estimate(lambda a, b: b[0] / a[0] - 1, early, late, min_blocks=MIN_HALF)
     else:
-        found = estimate(lambda a, b: b[0] - a[0], early, late, min_blocks=MIN_HALF)
-    return found if found is not None and found.ci_low is not None else None
+        change = estimate(lambda a, b: b[0] - a[0], early, late, min_blocks=MIN_HALF)
+    return change if change is not None and change.ci_low is not None else None
 
 
 def _relative(change: Estimate) -> tuple[str, str]:
-    return formatting.percent(change.value, signed=True), formatting.interval(change, "fraction", signed=True)
+    return PAGE.percent(change.value, signed=True), PAGE.interval(change, "fraction", signed=True)
 
 
 def _points(change: Estimate) -> tuple[str, str]:
-    """A difference of two percentages is one of percentage points."""
+    """A difference of two percentages, in percentage points."""
     shown, bounds = _relative(change)
-    return shown.replace("%", f"{formatting.NBSP}pp"), bounds.replace("%", f"{formatting.NBSP}pp")
+    return shown.replace("%", f"{NBSP}pp"), bounds.replace("%", f"{NBSP}pp")

@@ -1,4 +1,4 @@
-"""When a figure passes a limit of the user's: said once, and again only after it has been back within."""
+"""An alert when a figure passes a limit of the user's, and no second one before it was back within the limit."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from overlap_callbacks.analysis.results.catalogue import FIGURES
+from overlap_callbacks.analysis.formatting import PLAIN
+from overlap_callbacks.analysis.results.catalogue import FIGURES, MEASUREMENT_OVERHEAD, Figure, figure_named
+from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import OverlapReport
 
-# Of these, less is worse: the limit is passed from above.
-LESS_IS_WORSE = frozenset({"speedup_vs_sequential", "hidden_comm_fraction"})
-_UNITS = {**{figure.name: figure.unit for figure in FIGURES}, "measurement_overhead": "fraction"}
+_NAMES = frozenset(figure.name for figure in (*FIGURES, MEASUREMENT_OVERHEAD))
 
 
 class Alert(msgspec.Struct, frozen=True):
@@ -50,9 +50,9 @@ class Limits:
                 f"alerts must be a mapping from a figure's name to its limit, got {limits!r} "
                 f"(a {type(limits).__name__})"
             )
-        unknown = [name for name in limits if name not in _UNITS]
+        unknown = [name for name in limits if name not in _NAMES]
         if unknown:
-            raise ValueError(f"alerts has {unknown[0]!r}, which is no figure; allowed are {', '.join(sorted(_UNITS))}")
+            raise ValueError(f"alerts has {unknown[0]!r}, which is no figure; allowed are {', '.join(sorted(_NAMES))}")
         self._limits = {name: _finite(name, limit) for name, limit in limits.items()}
         self._passed: set[str] = set()
 
@@ -64,16 +64,17 @@ class Limits:
         if report.control:
             return []  # both arms ran overlapped: every difference is chance
         metrics = report.metrics()
-        found = []
+        alerts = []
         for name, limit in self._limits.items():
-            value = metrics.get(f"overlap/{name}")
+            figure = figure_named(name)
+            value = metrics.get(figure.key)
             if value is None:
                 continue
-            beyond = value < limit if name in LESS_IS_WORSE else value > limit
+            beyond = value < limit if figure.less_is_worse else value > limit
             if beyond and name not in self._passed:
-                found.append(_alert(name, value, limit, metrics, report))
+                alerts.append(_alert(figure, value, limit, metrics, report))
             (self._passed.add if beyond else self._passed.discard)(name)
-        return found
+        return alerts
 
 
 def _finite(name: str, limit: Any) -> float:
@@ -84,18 +85,14 @@ def _finite(name: str, limit: Any) -> float:
     return float(limit)
 
 
-def _alert(name: str, value: float, limit: float, metrics: Mapping[str, float], report: OverlapReport) -> Alert:
-    side = "below" if name in LESS_IS_WORSE else "above"
-    shown, bound = _show(name, value), _show(name, limit)
-    low, high = metrics.get(f"overlap/{name}_ci_low"), metrics.get(f"overlap/{name}_ci_high")
-    interval = "" if low is None or high is None else f" (95 % interval {_show(name, low)} to {_show(name, high)})"
-    words = name.removesuffix("_ms").replace("_", " ")
+def _alert(figure: Figure, value: float, limit: float, metrics: Mapping[str, float], report: OverlapReport) -> Alert:
+    side = "below" if figure.less_is_worse else "above"
+    shown, bound = PLAIN.figure(figure, value), PLAIN.quantity(limit, figure.unit)
+    low, high = metrics.get(f"{figure.key}_ci_low"), metrics.get(f"{figure.key}_ci_high")
+    interval = PLAIN.figure_interval(figure, Estimate(value, low, high, 0, 0))
+    in_brackets = f" (95 % interval {interval})" if interval else ""
     return Alert(
-        name,
-        f"Overlap: {words} is {shown}, {side} {bound}",
-        f"{words} was {shown}{interval} in the window at step {report.first_step}; the limit is {bound}.",
+        figure.name,
+        f"Overlap: {figure.short} is {shown}, {side} {bound}",
+        f"{figure.short} was {shown}{in_brackets} in the window at step {report.first_step}; the limit is {bound}.",
     )
-
-
-def _show(name: str, value: float) -> str:
-    return f"{value:.2f} ms" if _UNITS[name] == "ms" else f"{value:.1%}"

@@ -1,7 +1,7 @@
 """Small pictures in HTML, for vendors that show it: no script, no network, every name escaped.
 
-Drawn as SVG by hand: a bar with its interval and a line need no plotting library, and must look the same in a run that
-is offline.
+The SVG is written by hand: a bar with its interval and a line need no plotting library. The pictures must look the same
+in an offline run.
 """
 
 from __future__ import annotations
@@ -9,32 +9,26 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 
-from overlap_callbacks.analysis import name_rules
-from overlap_callbacks.analysis.results.report import Estimate
-from overlap_callbacks.analysis.results.catalogue import FIGURES
-from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis import safe_text
+from overlap_callbacks.analysis.formatting import PLAIN
+from overlap_callbacks.analysis.results.catalogue import STEP_TIMES, Figure, compares, figure_named
+from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.power import PowerTrace
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.verdict import cause_in_words
 
-# Ideal, overlapped, sequential: told apart by the colour-blind and on a grey printer.
-BARS = (
-    ("e2e_ideal_ms", "ideal", "ideal"),
-    ("e2e_overlapped_ms", "overlapped", "overlapped"),
-    ("e2e_sequential_ms", "sequential", "sequential"),
-)
-ROWS = (
-    ("speedup_vs_sequential", "speed-up of overlap over sequential"),
-    ("compute_slowdown", "compute slowdown"),
-    ("comm_slowdown", "communication slowdown"),
-    ("gap_to_ideal", "gap to ideal"),
-    ("exposed_comm_ms", "exposed communication"),
-    ("hidden_comm_fraction", "communication hidden behind compute"),
-    ("residual_overlap", "overlap left in sequential steps"),
-)
-_COMPARES = frozenset(figure.name for figure in FIGURES if figure.compares)
-_SIGNED = frozenset({"speedup_vs_sequential", "compute_slowdown", "comm_slowdown", "gap_to_ideal"})
-_MOST_NOTES, _LONGEST_NOTE = 10, 400
+# The CSS class of each bar; its colours can be told apart by the colour-blind and on a grey printer.
+_CLASSES = {"e2e_ideal_ms": "ideal", "e2e_overlapped_ms": "overlapped", "e2e_sequential_ms": "sequential"}
+ROWS = tuple(
+    figure_named(name)
+    for name in (
+        "speedup_vs_sequential", "compute_slowdown", "comm_slowdown", "gap_to_ideal", "exposed_comm_ms",
+        "hidden_comm_fraction", "residual_overlap",
+    )
+)  # fmt: skip
+_MAX_NOTES, _MAX_TEXT_LENGTH = 10, 400
 
-# Of a picture, in its own units: a panel of a dashboard is about so wide, so its text is as large as the text beside.
+# Width of a picture in its own units. A panel of a dashboard is about as wide, so text has the size of the text around.
 _WIDTH = 420.0
 
 _STYLE = """
@@ -55,26 +49,32 @@ td{overflow-wrap:normal}th{color:var(--dim)}tr{border-bottom:1px solid var(--lin
 """
 
 
-def step_card(report: OverlapReport, verdict: str, power: str | None) -> str:
-    """Step time ideal, overlapped and sequential side by side, with intervals; the verdict; the headline figures."""
+def step_card(report: OverlapReport, verdict: str) -> str:
+    """Step time ideal, overlapped and sequential side by side, with intervals; the verdict; the headline figures.
+
+    Args:
+        report: of the window.
+        verdict: on the run so far.
+    """
     figures = {
-        name: value
-        for name, value in report.figures().items()
-        if report.valid or report.control or name not in _COMPARES
+        name: estimate
+        for name, estimate in report.figures().items()
+        if report.valid or report.control or not compares(name)
     }
+    cause = cause_in_words(report.power_verdict)
     heard = f"{len(report.ranks)} of {report.world_size} ranks"
     body = [
         f'<p><span class="dim">The run so far</span><br><b>{_text(verdict)}</b></p>',
         f'<p class="dim">Window {report.window}, from step {report.first_step}, {heard}, {_text(report.device)}</p>',
     ]
-    bars = [(label, style, figures[name]) for name, label, style in BARS if name in figures]
+    bars = [(figure, figures[figure.name]) for figure in STEP_TIMES if figure.name in figures]
     body.append(_bars(bars) if bars else '<p class="dim">Step times were not measured in this window.</p>')
     body.append(_rows(figures))
-    if power is not None:
-        body.append(f"<p>What the compute slowdown is due to: {_text(power)}</p>")
-    body += [f'<p class="dim">Note: {_text(note)}</p>' for note in report.problems[:_MOST_NOTES]]
-    if len(report.problems) > _MOST_NOTES:
-        body.append(f'<p class="dim">and {len(report.problems) - _MOST_NOTES} more notes: see the record</p>')
+    if cause is not None:
+        body.append(f"<p>What the compute slowdown is due to: {_text(cause)}</p>")
+    body += [f'<p class="dim">Note: {_text(note)}</p>' for note in report.problems[:_MAX_NOTES]]
+    if len(report.problems) > _MAX_NOTES:
+        body.append(f'<p class="dim">and {len(report.problems) - _MAX_NOTES} more notes: see the record</p>')
     return _page("Step time", body)
 
 
@@ -125,29 +125,29 @@ def power_card(report: OverlapReport, trace: PowerTrace) -> str:
     )
     legend = "Shaded: overlapped (blue) and sequential (orange) blocks."
     if trace.communication:
-        legend += " Below: communication in flight, known of the profiled steps alone."
+        legend += " Below: communication in flight, known for the profiled steps alone."
     where = f"Window {report.window}, rank 0's device, {trace.num_readings} readings."
     return _page("Power", [chart, f'<p class="dim">{legend} {where}</p>'])
 
 
-def _bars(bars: Sequence[tuple[str, str, Estimate]]) -> str:
-    # Words above each bar: beside it, the longest interval would leave no room for the bars.
+def _bars(bars: Sequence[tuple[Figure, Estimate]]) -> str:
+    # Text stands above each bar: beside it, the longest interval would leave no room for the bars.
     width, row, bar = _WIDTH, 44.0, 18.0
-    highest = max(max(figure.value, figure.ci_high or 0.0) for _, _, figure in bars) or 1.0
+    highest = max(max(estimate.value, estimate.ci_high or 0.0) for _, estimate in bars) or 1.0
     scale = (width - 4) / highest
     parts = []
-    for number, (label, style, figure) in enumerate(bars):
-        text, top = number * row + 13, number * row + 19
+    for number, (figure, estimate) in enumerate(bars):
+        baseline, top = number * row + 13, number * row + 19
         middle = top + bar / 2
-        shown = f"{figure.value:.2f} ms"
-        if figure.ci_low is not None and figure.ci_high is not None:
-            shown += f" [{figure.ci_low:.2f}, {figure.ci_high:.2f}]"
-        parts.append(f'<text x="0" y="{text}">{label}</text>')
-        parts.append(f'<text x="{width}" y="{text}" text-anchor="end">{shown}</text>')
-        length = max(figure.value, 0.0) * scale
-        parts.append(f'<rect class="{style}" x="0" y="{top}" width="{length:.1f}" height="{bar}" rx="2"/>')
-        if figure.ci_low is not None and figure.ci_high is not None:
-            low, high = (max(bound, 0.0) * scale + 1 for bound in (figure.ci_low, figure.ci_high))
+        bounds = PLAIN.figure_interval(figure, estimate).removesuffix(f" {figure.unit}")
+        shown = PLAIN.figure(figure, estimate.value) + (f" [{bounds}]" if bounds else "")
+        parts.append(f'<text x="0" y="{baseline}">{figure.short}</text>')
+        parts.append(f'<text x="{width}" y="{baseline}" text-anchor="end">{shown}</text>')
+        length = max(estimate.value, 0.0) * scale
+        css_class = _CLASSES[figure.name]
+        parts.append(f'<rect class="{css_class}" x="0" y="{top}" width="{length:.1f}" height="{bar}" rx="2"/>')
+        if estimate.ci_low is not None and estimate.ci_high is not None:
+            low, high = (max(bound, 0.0) * scale + 1 for bound in (estimate.ci_low, estimate.ci_high))
             parts.append(
                 f'<path class="bound" fill="none" d="M{low:.1f} {middle}H{high:.1f}'
                 f'M{low:.1f} {middle - 5}v10M{high:.1f} {middle - 5}v10"/>'
@@ -158,27 +158,18 @@ def _bars(bars: Sequence[tuple[str, str, Estimate]]) -> str:
 
 def _rows(figures: Mapping[str, Estimate]) -> str:
     cells = ["<tr><th></th><th>value</th><th>95 % interval</th></tr>"]
-    for name, label in ROWS:
-        figure = figures.get(name)
-        if figure is None:
-            cells.append(f'<tr class="dim"><td>{label}</td><td>not measured</td><td></td></tr>')
+    for figure in ROWS:
+        estimate = figures.get(figure.name)
+        if estimate is None:
+            cells.append(f'<tr class="dim"><td>{figure.short}</td><td>not measured</td><td></td></tr>')
             continue
-        has_interval = figure.ci_low is not None and figure.ci_high is not None
-        interval = f"{_value(name, figure.ci_low)} to {_value(name, figure.ci_high)}" if has_interval else ""
-        cells.append(f"<tr><td>{label}</td><td>{_value(name, figure.value)}</td><td>{interval}</td></tr>")
+        value, interval = PLAIN.figure(figure, estimate.value), PLAIN.figure_interval(figure, estimate)
+        cells.append(f"<tr><td>{figure.short}</td><td>{value}</td><td>{interval}</td></tr>")
     return f"<table>{''.join(cells)}</table>"
 
 
-def _value(name: str, value: float | None) -> str:
-    if value is None:
-        return ""
-    if name.endswith("_ms"):
-        return f"{value:.2f} ms"
-    return f"{value:+.1%}" if name in _SIGNED else f"{value:.1%}"
-
-
 def _text(text: str) -> str:
-    return html.escape(name_rules.clean(text)[:_LONGEST_NOTE])
+    return html.escape(safe_text.clean(text)[:_MAX_TEXT_LENGTH])
 
 
 def _page(title: str, body: Sequence[str]) -> str:

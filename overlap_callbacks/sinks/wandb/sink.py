@@ -6,36 +6,35 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from overlap_callbacks import _validation
 from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.run import RunInfo
+from overlap_callbacks.analysis.run_summary import RunSummary, without_details
+from overlap_callbacks.analysis.verdict import cause_in_words, run_verdict
+from overlap_callbacks.sinks.base import Sink
+from overlap_callbacks.sinks.metric_keys import fit, fit_name
 from overlap_callbacks.sinks.wandb import cards
 from overlap_callbacks.sinks.wandb.alerts import Limits
-from overlap_callbacks._threads import DetachedWorker
-from overlap_callbacks.analysis.results.run import RunInfo
-from overlap_callbacks.sinks.base import Sink
-from overlap_callbacks.sinks.jsonl import JsonlSink
-from overlap_callbacks.sinks.metric_keys import fit, fit_name
-from overlap_callbacks.sinks.wandb.summary import RunSoFar, aggregates, power_verdict
+from overlap_callbacks.sinks.wandb.summary import aggregates, run_metrics
 from overlap_callbacks.sinks.wandb.tables import tables
 
 logger = logging.getLogger("overlap_callbacks")
 
-# Our own x-axis. W&B's step only goes up and belongs to the user's own logging, so it is never passed.
+# Our own x-axis. W&B's step may only rise, and belongs to the user's own logging: it is never passed.
 STEP_KEY = "overlap/step"
 
 STEP_CARD = "overlap/step_time"
 POWER_CARD = "power/trace_card"
 
-# Longest that W&B may keep the reporting thread, which writes the record too: once, for whatever stalls.
-_PATIENCE_S = 2.0
-# Once per crossing is our own rule; of 0, W&B makes its default of a minute.
-_NO_WAIT_S = 0.001
-# Each table is a file, and an artifact, of its own. Every window has its tables up to this one; after it those that
-# come when the number of windows has grown by so much, and the last: a thousand windows have some thirty of each.
+# Minimum time between two equal alerts. We send one per crossing; W&B replaces 0 by its default of a minute.
+_ALERT_WAIT_S = 0.001
+# Each table is a file and an artifact. Each of the first windows has its tables. After that, tables are logged when the
+# number of windows has grown by a factor, and for the last window: a thousand windows have some thirty of each table.
 _ALL_TABLES_UP_TO = 10
 _TABLES_GROWTH = 1.25
 
@@ -45,8 +44,8 @@ class _Row(NamedTuple):
 
     Attributes:
         metrics: as they are logged.
-        pictured: the report, where its pictures and tables are due.
-        verdict: of the run so far.
+        pictured: the report, where its pictures and tables are due; else None.
+        verdict: on the run so far.
     """
 
     metrics: dict[str, float]
@@ -58,7 +57,7 @@ class WandbSink(Sink):
     """Logs to the user's W&B run where there is one, else to a run that it starts and finishes.
 
     - Every metric of ``OverlapReport.metrics()``, against ``overlap/step``, with aggregates in the run's summary
-      (``wandb_summary.aggregates``); means over the run so far under ``overlap_run/``.
+      (``sinks.wandb.summary.aggregates``); means over the run so far under ``overlap_run/``.
     - ``overlap/step_time``: step time ideal, overlapped and sequential side by side with intervals, as a picture with
       the verdict; ``power/trace_card``: power against time.
     - Tables: ``overlap/kernels``, ``overlap/pairs`` (what each kernel family loses beside each kind of collective),
@@ -69,29 +68,28 @@ class WandbSink(Sink):
     - At the end the JSONL record, as an artifact of the type ``overlap-record``.
     - An alert when a figure passes a limit of ``alerts``, and again only after it has been back within.
 
-    Each key is defined by its exact name before it is first logged: among patterns that overlap (Lightning's
-    ``WandbLogger`` defines ``*``) W&B picks one at random.
+    Each key is defined by its exact name before it is first logged: if several patterns match (Lightning's
+    ``WandbLogger`` defines ``*``), W&B picks one at random.
 
-    It works on a thread of its own. If W&B stalls, training and the record go on. A run that W&B does not begin within
-    ``timeout_s`` is logged offline; ``close`` gives up after as long, and what was not sent lies in the run's folder.
-    Either can be sent later, with ``wandb sync``.
+    If W&B stalls, training and the record go on. A run that W&B does not begin within ``timeout_s`` is logged offline.
+    At the end, W&B has ``timeout_s`` to take the rest; what was not sent lies in the run's folder. Both can be sent
+    later, with ``wandb sync``.
 
     Args:
         run: the run to use. By default ``wandb.run``, as it is when the first report comes.
         start: start a run where there is none; if False, log nothing until there is one.
-        alerts: limits by the figure's name, e.g. ``{"compute_slowdown": 0.2, "residual_overlap": 0.02}``. Fractions are
-            fractions. Of ``speedup_vs_sequential`` and ``hidden_comm_fraction`` less is worse, of all others more.
-        timeout_s: longest time for W&B to begin a run of ours, and to take what is on its way at the end.
+        alerts: limits by the figure's name, e.g. ``{"compute_slowdown": 0.2, "residual_overlap": 0.02}``; fractions as
+            fractions, times in milliseconds. An alert comes when a figure is above its limit;
+            ``speedup_vs_sequential`` and ``hidden_comm_fraction``, when it is below.
+        timeout_s: longest time in seconds for W&B to begin a run of ours, and to take the rest at the end.
         init: arguments of ``wandb.init`` for a run that is started, e.g. ``project``, ``entity``, ``name``.
 
     Raises:
         TypeError, ValueError: ``alerts`` or ``timeout_s`` is wrong.
         ImportError: (from ``log``) wandb is not installed.
-        RuntimeError: (from ``log``) nobody is logged in to W&B, so that no run can be started.
+        RuntimeError: (from ``log``) nobody is logged in to W&B, so no run can be started.
         TimeoutError: (from ``close``) W&B did not take everything in time.
     """
-
-    has_own_thread = True
 
     def __init__(
         self,
@@ -105,74 +103,69 @@ class WandbSink(Sink):
         self._given_run = run
         self._start = start
         self._limits = Limits(alerts)
-        self._timeout_s = _validation.seconds("timeout_s", timeout_s)
+        # wandb has the same time limit for a run that we finish; it says then what was not sent.
+        self.close_timeout_s: float = _validation.seconds("timeout_s", timeout_s)
         self._init = {"project": "overlap-callbacks", **init}
         self._info: RunInfo | None = None
-        self._aside = DetachedWorker("overlap-callbacks-wandb", patience_s=_PATIENCE_S)
+        self._record: Path | None = None
         self._closed = False
 
-        # All below is of the thread aside.
         self._run: Any = None
         self._owns_run = False
         self._defined: set[str] = set()
         self._parallel: dict[str, int] | None = None  # as the run's configuration has it
         self._rows: list[_Row] = []  # not yet logged
         self._joined_step = -1  # step of the user's row that our last one joined
-        self._so_far: RunSoFar | None = None
-        self._num_reports = 0
-        self._next_tables = 1
-        self._left_out: OverlapReport | None = None  # the last report, where its tables were not due
+        self._windows: list[OverlapReport] = []  # without their details
+        self._next_tables = 1  # number of windows at which tables are due again
+        self._without_tables: OverlapReport | None = None  # the last report, if its tables were not due
+
+    def use_record(self, path: Path) -> None:
+        self._record = path
 
     def open(self, run: RunInfo) -> None:
         self._info = run
 
     def log(self, report: OverlapReport) -> None:
-        self._aside.do(lambda: self._log(report))
-
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        # wandb has a time limit of its own for a run that we finish; it tells then what was not sent.
-        ended = self._aside.close(self._finish, self._timeout_s + _PATIENCE_S)
-        if self._aside.dropped:
-            logger.warning("overlap-callbacks: %d windows found no place before W&B", self._aside.dropped)
-        if not ended:
-            folder = getattr(getattr(self._run, "settings", None), "sync_dir", None)
-            where = f"wandb sync {folder}" if folder else "the record has everything"
-            raise TimeoutError(f"W&B did not take everything within {self._timeout_s:g} s: {where}")
-
-    # -- aside
-
-    def _log(self, report: OverlapReport) -> None:
         run = self._find_run()
         if run is None:
             return
-        if self._so_far is None:
-            self._so_far = RunSoFar(self._info)
-        self._so_far.add(report)
-        self._num_reports += 1
+        self._windows.append(without_details(report))
         self._describe(run, report)
-        verdict, power = self._so_far.verdict(), power_verdict(report)
+        summary = RunSummary(self._info, self._windows)
+        verdict, cause = run_verdict(summary), cause_in_words(report.power_verdict)
 
-        row = {**fit(report.metrics()), **self._so_far.metrics(), STEP_KEY: report.first_step}
+        row = {**fit(report.metrics()), **run_metrics(summary), STEP_KEY: report.first_step}
         # A window that was cut off at once has nothing to show, and must not stand for the run as its last.
         shows = bool(report.figures())
-        due = shows and self._num_reports >= self._next_tables
+        due = shows and len(self._windows) >= self._next_tables
         if due:
-            grown = self._num_reports * (_TABLES_GROWTH if self._num_reports >= _ALL_TABLES_UP_TO else 0)
-            self._next_tables = max(self._num_reports + 1, int(grown))
+            grown = len(self._windows) * (_TABLES_GROWTH if len(self._windows) >= _ALL_TABLES_UP_TO else 0)
+            self._next_tables = max(len(self._windows) + 1, int(grown))
         if shows:
-            self._left_out = None if due else report
+            self._without_tables = None if due else report
         self._rows.append(_Row(row, report if due else None, verdict))
         self._log_rows(run)
 
-        run.summary.update({"overlap/verdict": verdict, **({} if power is None else {"power/verdict": power})})
+        run.summary.update({"overlap/verdict": verdict, **({} if cause is None else {"power/verdict": cause})})
         for alert in self._limits.passed(report):
-            run.alert(title=alert.title, text=alert.text, level="WARN", wait_duration=_NO_WAIT_S)
+            run.alert(title=alert.title, text=alert.text, level="WARN", wait_duration=_ALERT_WAIT_S)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._finish()
+
+    def close_timeout_error(self) -> Exception:
+        return self._timeout_error(self._run)
+
+    def _timeout_error(self, run: Any) -> TimeoutError:
+        folder = getattr(getattr(run, "settings", None), "sync_dir", None)
+        where = f"wandb sync {folder}" if folder else "the record has everything"
+        return TimeoutError(f"W&B did not take everything within {self.close_timeout_s:g} s: {where}")
 
     def _finish(self) -> None:
-        run, self._run = self._run, None
+        run = self._run
         if run is None:
             return
         if _is_finished(run):
@@ -180,44 +173,43 @@ class WandbSink(Sink):
                 "overlap-callbacks: the W&B run was finished before measuring ended; the record has the rest"
             )
             return
-        if self._left_out is not None and self._so_far is not None:
-            self._rows.append(_Row({STEP_KEY: self._left_out.first_step}, self._left_out, self._so_far.verdict()))
+        if self._without_tables is not None:
+            verdict = run_verdict(RunSummary(self._info, self._windows))
+            self._rows.append(_Row({STEP_KEY: self._without_tables.first_step}, self._without_tables, verdict))
         while self._rows:  # each pass takes one, whatever the run does with it
-            run.log({})  # ends the row under way, where there is one, which makes room for the next
+            run.log({})  # ends the row under way, if there is one: the next row is ours
             self._log_row(run)
         self._log_record(run)
         if self._owns_run:
             try:
                 run.finish()
             except TimeoutError:
-                raise TimeoutError(
-                    f"W&B did not take everything within {self._timeout_s:g} s: wandb sync {run.settings.sync_dir}"
-                ) from None
+                raise self._timeout_error(run) from None
 
     def _log_rows(self, run: Any) -> None:
-        """Log what waits, without moving on the step of a run that is not ours.
+        """Log the rows that wait, without raising the step of a run that is not ours.
 
-        A row of ours joins the row of the user's that comes next. Were it a row of its own, the run's step would move
-        on, and W&B would drop what a user then logs with a ``step=`` of their own that has been passed.
+        Our row joins the user's next row. As a row of its own it would raise the run's step, and W&B would drop what
+        the user logs later with a smaller ``step=``.
         """
         if self._owns_run:
             while self._rows:
                 self._log_row(run)
                 run.log({})
-        elif self._rows and run.step != self._joined_step:  # one row of ours at most in one of the user's
+        elif self._rows and run.step != self._joined_step:  # at most one row of ours in one of the user's
             self._log_row(run)
-            self._joined_step = run.step  # as it is now: the user may have gone on to another row meanwhile
+            self._joined_step = run.step  # read again: the user may have begun another row meanwhile
 
     def _log_row(self, run: Any) -> None:
         row, wandb = self._rows.pop(0), sys.modules["wandb"]
         pictures = {} if row.pictured is None else _pictures(wandb, row.pictured, row.verdict)
         self._log_part(run, {**row.metrics, **pictures})
-        # Apart, and with the step again, for the user may have begun another row by then: for a table of a run that is
-        # online, W&B asks its server, waits, and raises.
-        found = {} if row.pictured is None else _tables(wandb, row.pictured)
-        if found:
+        # Separately: for a table of an online run, W&B asks its server, waits, and may raise. With the step again: the
+        # user may have begun another row by then.
+        tables_of_row = {} if row.pictured is None else _tables(wandb, row.pictured)
+        if tables_of_row:
             step = row.metrics[STEP_KEY]
-            self._try_artifact("the tables of a window", lambda: self._log_part(run, {**found, STEP_KEY: step}))
+            self._try_artifact("the tables of a window", lambda: self._log_part(run, {**tables_of_row, STEP_KEY: step}))
 
     def _log_part(self, run: Any, part: Mapping[str, Any]) -> None:
         """Add to the row under way."""
@@ -228,7 +220,7 @@ class WandbSink(Sink):
         try:
             log()
         except Exception as error:
-            self._next_tables = 2 * self._num_reports + 1  # it may have waited for long: not at every window
+            self._next_tables = 2 * len(self._windows) + 1  # it may have taken long: do not retry at every window
             logger.warning("overlap-callbacks: W&B did not take %s; the record has them: %s", what, error)
 
     def _define(self, run: Any, row: Mapping[str, Any]) -> None:
@@ -236,13 +228,13 @@ class WandbSink(Sink):
             run.define_metric(STEP_KEY, hidden=True)
             self._defined.add(STEP_KEY)
         for key in sorted(row.keys() - self._defined):
-            # Means over the run so far, and pictures and tables, have what was logged last.
+            # Of means over the run so far, pictures and tables, the summary has the last value.
             plain = key.startswith("overlap_run/") or not isinstance(row[key], (int, float))
             run.define_metric(key, step_metric=STEP_KEY, summary=None if plain else aggregates(key))
             self._defined.add(key)
 
     def _describe(self, run: Any, report: OverlapReport) -> None:
-        """In the run's configuration: what was measured where, and how."""
+        """Put into the run's configuration what was measured where, and how."""
         sizes: dict[str, int] = {}
         for row in report.collectives:
             name = fit_name(row.dimension or "other")
@@ -256,11 +248,11 @@ class WandbSink(Sink):
         run.config.update({"overlap_callbacks": {**content, "group_sizes": sizes}}, allow_val_change=True)
 
     def _log_record(self, run: Any) -> None:
-        path = JsonlSink.path_of(self._info) if self._info is not None else None
+        path = self._record
         if path is None or not path.is_file():
             return
         wandb = sys.modules["wandb"]
-        # A resumed run has the same name, and so another version of the same artifact.
+        # A resumed run has the same id, so its record becomes a further version of the same artifact.
         artifact = wandb.Artifact(f"overlap-record-{re.sub(r'[^A-Za-z0-9_.-]', '_', run.id)}", type="overlap-record")
         artifact.add_file(str(path), name=path.name)
         self._try_artifact("the record", lambda: run.log_artifact(artifact))
@@ -280,7 +272,7 @@ class WandbSink(Sink):
         return self._run
 
     def _take(self, run: Any) -> None:
-        """Go on with another run, to which nothing has been said yet."""
+        """Go on with another run, in which nothing is defined yet."""
         self._run = run
         self._defined, self._parallel, self._joined_step = set(), None, -1
 
@@ -294,13 +286,13 @@ class WandbSink(Sink):
         given = self._init.get("settings")
         of_settings = given.get("mode") if isinstance(given, Mapping) else _named(given).get("mode")
         mode = self._init.get("mode") or of_settings or wandb.setup().settings.mode
-        # wandb.init would ask for a key on the terminal, and wait.
+        # wandb.init would ask for a key on the terminal, and block.
         if mode not in ("offline", "disabled", "dryrun") and not logged_in(wandb):
             raise RuntimeError(
                 "nobody is logged in to W&B: run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline"
             )
         self._owns_run = True
-        settings = _bounded(wandb, self._init.get("settings"), self._timeout_s)
+        settings = _bounded(wandb, self._init.get("settings"), self.close_timeout_s)
         try:
             return wandb.init(**{**self._init, "settings": settings})
         except wandb.errors.CommError as error:
@@ -309,11 +301,11 @@ class WandbSink(Sink):
 
 
 def _pictures(wandb: Any, report: OverlapReport, verdict: str) -> dict[str, Any]:
-    """Pictures, without the style sheet of its own site that W&B would add to them."""
-    found = {STEP_CARD: wandb.Html(cards.step_card(report, verdict, power_verdict(report)), inject=False)}
+    """The cards of a window; ``inject=False`` keeps W&B's own style sheet out of them."""
+    pictures = {STEP_CARD: wandb.Html(cards.step_card(report, verdict), inject=False)}
     if report.power_trace is not None and report.power_trace.time_ms:
-        found[POWER_CARD] = wandb.Html(cards.power_card(report, report.power_trace), inject=False)
-    return found
+        pictures[POWER_CARD] = wandb.Html(cards.power_card(report, report.power_trace), inject=False)
+    return pictures
 
 
 def _tables(wandb: Any, report: OverlapReport) -> dict[str, Any]:
@@ -324,13 +316,13 @@ def _tables(wandb: Any, report: OverlapReport) -> dict[str, Any]:
 
 
 def _bounded(wandb: Any, given: Any, timeout_s: float) -> Any:
-    """The settings given, with an end to waiting for W&B, unless they name one themselves.
+    """The given settings, with a timeout for W&B unless they set one themselves.
 
-    wandb's own hook at the interpreter's exit keeps to it too.
+    It also bounds wandb's own hook at the interpreter's exit.
     """
     bounds = {"init_timeout": timeout_s, "finish_timeout": timeout_s, "finish_timeout_raises": True}
     known = getattr(wandb.Settings, "model_fields", {})
-    bounds = {name: value for name, value in bounds.items() if name in known}  # older ones do not have them all
+    bounds = {name: value for name, value in bounds.items() if name in known}  # older versions lack some
     if given is None:
         return wandb.Settings(**bounds)
     if isinstance(given, Mapping):
@@ -341,7 +333,7 @@ def _bounded(wandb: Any, given: Any, timeout_s: float) -> Any:
 
 
 def _named(settings: Any) -> dict[str, Any]:
-    """What a ``wandb.Settings`` was told, without its defaults."""
+    """The settings that were set by hand, without the defaults."""
     return {name: getattr(settings, name) for name in getattr(settings, "model_fields_set", ())}
 
 
@@ -350,8 +342,8 @@ def _is_finished(run: Any) -> bool:
 
 
 def logged_in(wandb: Any) -> bool:
-    """Whether there is a key for W&B's server, without asking for one."""
+    """Whether there is a key for W&B's server; never asks the user for one."""
     try:
         return bool(wandb.login(prompt=False, verify=False))
-    except TypeError:  # older than the parameter
+    except TypeError:  # an older version, without the parameter
         return bool(wandb.setup().settings.api_key or wandb.api.api_key)

@@ -1,15 +1,15 @@
-"""Tables of a window for W&B: plain columns and rows, without W&B."""
+"""The tables of a window for W&B, as plain columns and rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from overlap_callbacks.analysis import name_rules
-from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis import safe_text
 from overlap_callbacks.analysis.results.power import PowerTrace
+from overlap_callbacks.analysis.results.report import OverlapReport
 
-_LONGEST_CELL = 500
+_MAX_CELL_LENGTH = 500
 
 KERNEL_COLUMNS = (
     "kernel", "communication", "slowdown", "lost_ms", "overlapped_ms", "sequential_ms",
@@ -33,22 +33,22 @@ class Table(NamedTuple):
 
 
 def tables(report: OverlapReport) -> dict[str, Table]:
-    """The tables of a window, by key; without those that have no row.
+    """The tables of a window by key; a table without rows is left out.
 
     Kernels and pairs compare with sequential steps, so an invalid window has none.
     """
-    found = {
+    by_key = {
         "overlap/kernels": _table(KERNEL_COLUMNS, report.kernels if report.valid else ()),
         "overlap/pairs": _table(PAIR_COLUMNS, report.pairs if report.valid else ()),
         "comm/collectives": _table(COLLECTIVE_COLUMNS, report.collectives),
         "dimension/dimensions": _table(DIMENSION_COLUMNS, report.dimensions),
     }
     if not report.valid:
-        for row in found["dimension/dimensions"].rows:
+        for row in by_key["dimension/dimensions"].rows:
             row[-1] = None
     if report.power_trace is not None:
-        found["power/trace"] = Table(TRACE_COLUMNS, _trace_rows(report.power_trace))
-    return {key: table for key, table in found.items() if table.rows}
+        by_key["power/trace"] = Table(TRACE_COLUMNS, _trace_rows(report.power_trace))
+    return {key: table for key, table in by_key.items() if table.rows}
 
 
 def _table(columns: tuple[str, ...], items: Sequence[Any]) -> Table:
@@ -60,7 +60,7 @@ def _field(column: str) -> str:
 
 
 def _cell(value: Any) -> Any:
-    return name_rules.clean(value)[:_LONGEST_CELL] if isinstance(value, str) else value
+    return safe_text.clean(value)[:_MAX_CELL_LENGTH] if isinstance(value, str) else value
 
 
 def _trace_rows(trace: PowerTrace) -> list[list[Any]]:

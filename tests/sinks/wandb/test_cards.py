@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from overlap_callbacks.analysis.results.catalogue import STEP_TIMES
 from overlap_callbacks.sinks.wandb import cards
 from tests.report.runs import window
 
@@ -35,13 +36,13 @@ def test_words_lie_within_the_picture_and_apart_and_can_be_read(
     tmp_path: Path, opened: Open, width: int, times: float
 ) -> None:
     report = window(power=True)
-    for name, _, _ in cards.BARS:
-        figure = getattr(report, name)
-        scaled = {bound: getattr(figure, bound) * times for bound in ("value", "ci_low", "ci_high")}
-        report = msgspec.structs.replace(report, **{name: msgspec.structs.replace(figure, **scaled)})
+    for figure in STEP_TIMES:
+        estimate = getattr(report, figure.name)
+        scaled = {bound: getattr(estimate, bound) * times for bound in ("value", "ci_low", "ci_high")}
+        report = msgspec.structs.replace(report, **{figure.name: msgspec.structs.replace(estimate, **scaled)})
     assert report.power_trace is not None
     for name, picture in (
-        ("step", cards.step_card(report, "Overlap is worth it here.", None)),
+        ("step", cards.step_card(report, "Overlap is worth it here.")),
         ("power", cards.power_card(report, report.power_trace)),
     ):
         (tmp_path / f"{name}.html").write_text(picture)

@@ -13,12 +13,11 @@ import msgspec
 import pytest
 
 from overlap_callbacks import JsonlSink, WandbSink
-from overlap_callbacks.analysis.results.catalogue import FIGURES
-from overlap_callbacks.analysis.results.power_metrics import meanings
+from overlap_callbacks.analysis.results.catalogue import FIGURES, power_meanings
 from overlap_callbacks.analysis.results.window import DimensionTime, KernelTime
 from overlap_callbacks.sinks.metric_keys import fit, fit_key
 from overlap_callbacks.sinks.wandb import cards
-from overlap_callbacks.sinks.wandb.alerts import LESS_IS_WORSE, Limits
+from overlap_callbacks.sinks.wandb.alerts import Limits
 from overlap_callbacks.sinks.wandb.summary import aggregates
 from tests.report.runs import run_info, window
 from tests.wandb_reader import SETTINGS, OfflineRun, read_run
@@ -34,6 +33,7 @@ def logged(folder: Path, *reports: Any, **options: Any) -> OfflineRun:
     sink = WandbSink(settings=wandb.Settings(**SETTINGS), dir=folder, **options)
     info = run_info()
     record = JsonlSink(folder / "run")
+    sink.use_record(record.path)
     for one in (record, sink):
         one.open(info)
         for report in reports:
@@ -89,14 +89,14 @@ def test_the_step_time_is_a_picture_with_intervals_that_needs_no_network(tmp_pat
 
 def test_a_picture_says_what_was_not_measured() -> None:
     report = window(timed=(), profiled=())
-    picture = cards.step_card(report, "Nothing.", None)
+    picture = cards.step_card(report, "Nothing.")
     assert "Step times were not measured in this window." in picture
     assert picture.count("not measured") >= len(cards.ROWS)
 
 
 def test_a_picture_of_an_invalid_window_compares_nothing() -> None:
     report = msgspec.structs.replace(window(), valid=False, problems=("residual overlap 0.4",))
-    picture = cards.step_card(report, "No window is valid.", None)
+    picture = cards.step_card(report, "No window is valid.")
     assert '<rect class="overlapped"' in picture
     assert '<rect class="sequential"' not in picture
     assert "Note: residual overlap 0.4" in picture
@@ -195,7 +195,7 @@ def test_each_kind_of_metric_has_the_aggregates_that_make_sense(key: str, kept: 
 
 
 def test_keys_of_the_library_need_no_change() -> None:
-    keys = [*(figure.key for figure in FIGURES), *meanings(), *window(power=True).metrics()]
+    keys = [*(figure.key for figure in FIGURES), *power_meanings(), *window(power=True).metrics()]
     assert [fit_key(key) for key in keys] == keys
     assert fit({"a/b.c": 1.0, "d": float("nan"), "e": float("inf")}) == {"a/b_c": 1.0}
 
@@ -235,9 +235,12 @@ def test_a_window_without_the_figure_changes_nothing() -> None:
 
 
 def test_of_some_figures_less_is_worse() -> None:
-    assert "speedup_vs_sequential" in LESS_IS_WORSE
+    assert {figure.name for figure in FIGURES if figure.less_is_worse} == {
+        "speedup_vs_sequential",
+        "hidden_comm_fraction",
+    }
     (alert,) = Limits({"speedup_vs_sequential": 0.5}).passed(window())
-    assert alert.title.startswith("Overlap: speedup vs sequential is 13")
+    assert alert.title.startswith("Overlap: speed-up of overlap is +13")
     assert alert.title.endswith(", below 50.0%")
     assert not Limits({"speedup_vs_sequential": 0.05}).passed(window())
 
@@ -297,7 +300,6 @@ def test_the_end_comes_whatever_the_run_does_with_the_rows_that_wait() -> None:
     sink, run = WandbSink(), _StillRun()
     sink._run, sink._joined_step = run, 0  # its one row has one of ours already
     sink._rows = [sink_of_wandb._Row({"overlap/step": step}, None, "") for step in (20, 520)]
-    sink._log_record = lambda _: None  # type: ignore[method-assign]
     thread = threading.Thread(target=sink._finish, daemon=True)
     thread.start()
     thread.join(30)

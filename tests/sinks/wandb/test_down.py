@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from overlap_callbacks import JsonlSink, OverlapMonitor, Schedule, WandbSink
+from overlap_callbacks import JsonlSink, OverlapMonitor, Schedule, Sink, WandbSink
 from overlap_callbacks.report.record import read
+from overlap_callbacks.sinks.fan_out import FanOut
 from tests.distributed import run_ranks
 from tests.report.runs import run_info, window
 from tests.sinks.wandb.server import ERROR, HANG, WandbServer, environment, refusing
@@ -103,17 +104,20 @@ class StuckRun:
 def test_a_wandb_that_has_stopped_holds_up_neither_the_record_nor_the_end(tmp_path: Path) -> None:
     run = StuckRun()
     record, sink = JsonlSink(tmp_path), WandbSink(run, timeout_s=0.2)
-    info = run_info()
-    for one in (sink, record):  # W&B first, which is the worse order
-        one.open(info)
+    errors: list[tuple[Sink, Exception]] = []
+    sinks = FanOut([sink, record], lambda *failure: errors.append(failure))  # W&B first, which is the worse order
+    start = time.monotonic()
+    sinks.open(run_info())
     for number in range(20):
-        for one in (sink, record):
-            one.log(window(number))
-    with pytest.raises(TimeoutError, match=r"did not take everything within 0\.2 s"):
-        sink.close()
-    assert not run.release.is_set()
-    record.close()
+        sinks.log(window(number))
     assert len(read(tmp_path).windows) == 20
+    sinks.close(30.0)
+    assert time.monotonic() - start < 10.0
+    assert not run.release.is_set()
+    ((failed, error),) = errors
+    assert failed is sink
+    assert isinstance(error, TimeoutError)
+    assert "W&B did not take everything within 0.2 s" in str(error)
     run.release.set()
 
 
@@ -154,6 +158,7 @@ _HAS_A_RUN = """
 import sys, time
 import wandb
 from overlap_callbacks import JsonlSink, WandbSink
+from overlap_callbacks.sinks.fan_out import FanOut
 from tests.report.runs import run_info, window
 from tests.sinks.wandb.test_down import ONLINE
 
@@ -165,21 +170,15 @@ def seen(row, **options):
 run.log = seen
 print("begun", flush=True)
 sys.stdin.readline()
-record, sink, info = JsonlSink(sys.argv[1]), WandbSink(timeout_s=0.5), run_info()
-for one in (record, sink):
-    one.open(info)
+sinks = FanOut([JsonlSink(sys.argv[1]), WandbSink(timeout_s=0.5)], lambda sink, error: print("told:", error))
+sinks.open(run_info())
 for number in range(5):
-    for one in (record, sink):
-        one.log(window(number, power=True))
+    sinks.log(window(number, power=True))
     run.log({"loss": 1.0})
 while "overlap/compute_slowdown" not in logged:
     time.sleep(0.01)
 run.log({"loss": 2.0})
-try:
-    sink.close()
-except TimeoutError as error:
-    print("told:", error)
-record.close()
+sinks.close(30.0)
 run.finish()
 print("ended")
 """

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from overlap_callbacks import JsonlSink, WandbSink
+from overlap_callbacks import JsonlSink, Sink, WandbSink
+from overlap_callbacks.sinks.fan_out import FanOut
 from tests.report.runs import run_info, window
 from tests.sinks.wandb.server import WandbServer
 from tests.wandb_reader import SETTINGS
@@ -27,17 +28,21 @@ def server(apart: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer
         wandb.teardown()
 
 
+def fan_out(*sinks: Sink) -> FanOut:
+    def fail(sink: Sink, error: Exception) -> None:
+        raise AssertionError(f"{type(sink).__name__} failed") from error
+
+    return FanOut(sinks, fail)
+
+
 def measured(folder: Path, **options: Any) -> None:
     """Three windows, the second of which is slow, through the record and W&B."""
     info = run_info()
-    sinks = [JsonlSink(folder / "run"), WandbSink(settings=wandb.Settings(**ONLINE), dir=folder, **options)]
-    for sink in sinks:
-        sink.open(info)
+    sinks = fan_out(JsonlSink(folder / "run"), WandbSink(settings=wandb.Settings(**ONLINE), dir=folder, **options))
+    sinks.open(info)
     for number, slowdown in enumerate((0.1, 0.3, 0.1)):
-        for sink in sinks:
-            sink.log(window(number, power=True, slowdown=slowdown))
-    for sink in sinks:
-        sink.close()
+        sinks.log(window(number, power=True, slowdown=slowdown))
+    sinks.close(30.0)
 
 
 def test_all_of_a_run_arrives(server: WandbServer, tmp_path: Path) -> None:
@@ -92,7 +97,7 @@ def test_an_alert_arrives_once_for_each_crossing(server: WandbServer, tmp_path: 
     sink.close()
     assert len(server.alerts) == 2
     assert server.alerts[0]["severity"] == "WARN"
-    assert server.alerts[0]["title"].startswith("Overlap: compute slowdown is 3")
+    assert server.alerts[0]["title"].startswith("Overlap: compute slowdown is +3")
     assert "step 520; the limit is 20.0%" in server.alerts[0]["text"]
     assert "step 2020" in server.alerts[1]["text"]
 
@@ -100,12 +105,10 @@ def test_an_alert_arrives_once_for_each_crossing(server: WandbServer, tmp_path: 
 def test_a_users_run_gets_the_record_and_goes_on(server: WandbServer, tmp_path: Path) -> None:
     run = wandb.init(project="mine", dir=tmp_path, settings=wandb.Settings(**ONLINE))
     info = run_info()
-    sinks = [JsonlSink(tmp_path / "run"), WandbSink()]
-    for sink in sinks:
-        sink.open(info)
-        sink.log(window())
-    for sink in sinks:
-        sink.close()
+    sinks = fan_out(JsonlSink(tmp_path / "run"), WandbSink())
+    sinks.open(info)
+    sinks.log(window())
+    sinks.close(30.0)
     run.log({"loss": 1.0})
     run.finish()
     assert server.run.history[0]["loss"] == 1.0

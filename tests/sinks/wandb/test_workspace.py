@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from overlap_callbacks.analysis.results.power_metrics import meanings
+from overlap_callbacks.analysis.results.catalogue import power_meanings
+from overlap_callbacks.analysis.run_summary import RunSummary
 from overlap_callbacks.cli.main import main
 from overlap_callbacks.sinks.wandb import workspace
 from overlap_callbacks.sinks.wandb.sink import POWER_CARD, STEP_CARD
-from overlap_callbacks.sinks.wandb.summary import RunSoFar
+from overlap_callbacks.sinks.wandb.summary import run_metrics
 from overlap_callbacks.sinks.wandb.tables import tables
 from tests.report.runs import run_info, window
 from tests.sinks.wandb.server import WandbServer
@@ -46,11 +47,9 @@ def panels(spec: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_every_key_that_it_shows_is_one_that_is_logged() -> None:
-    so_far = RunSoFar(run_info())
     report = window(0, power=True)
-    for number in (0, 1):
-        so_far.add(window(number, power=True))
-    logged = {*report.metrics(), *so_far.metrics(), *tables(report), *meanings(), STEP_CARD, POWER_CARD}
+    means = run_metrics(RunSummary(run_info(), [report, window(1, power=True)]))
+    logged = {*report.metrics(), *means, *tables(report), *power_meanings(), STEP_CARD, POWER_CARD}
     assert not set(workspace.keys()) - logged
 
 

@@ -1,0 +1,119 @@
+"""A report as flat keys: the names that every sink uses. What was not measured has no key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from overlap_callbacks.analysis.bus_bandwidth import bus_factor
+from overlap_callbacks.analysis.name_rules import collective_of
+from overlap_callbacks.analysis.results.catalogue import (
+    ENERGY_SAVING,
+    POWER_METRICS,
+    SLOWDOWN_BEYOND_CLOCK,
+    SLOWDOWN_FROM_CLOCK,
+    compares,
+    energy_per_token_key,
+)
+from overlap_callbacks.analysis.results.estimate import Estimate, Spread
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.power import JobPower, SlowdownCause
+from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime
+
+
+def figure_metrics(figures: Mapping[str, Estimate], *, valid: bool) -> dict[str, float]:
+    """Each figure and the bounds of its interval; of an invalid window, none that rests on its sequential steps."""
+    flat: dict[str, float] = {}
+    for name, figure in figures.items():
+        if not valid and compares(name):
+            continue
+        flat[f"overlap/{name}"] = figure.value
+        if figure.ci_low is not None and figure.ci_high is not None:
+            flat[f"overlap/{name}_ci_low"] = figure.ci_low
+            flat[f"overlap/{name}_ci_high"] = figure.ci_high
+    return flat
+
+
+def spread_metrics(spreads: Mapping[str, Spread], *, valid: bool) -> dict[str, float]:
+    """The lowest and the highest rank of each figure, with the same exception."""
+    flat: dict[str, float] = {}
+    for name, spread in spreads.items():
+        if not valid and compares(name):
+            continue
+        flat[f"overlap/{name}_rank_low"] = spread.low
+        flat[f"overlap/{name}_rank_high"] = spread.high
+    return flat
+
+
+def collective_metrics(collectives: Iterable[CollectiveTime], *, valid: bool) -> dict[str, float]:
+    """Bytes and messages of each collective, and its bus bandwidth alone, in sequential steps."""
+    flat: dict[str, float] = {}
+    sent: dict[str, tuple[float, float]] = {}  # bytes over a link, and the time they took
+    for row in collectives:
+        key = f"comm/{row.operator.strip('_').replace('.', '_')}"
+        for suffix, amount in (("bytes", row.bytes_in), ("messages", row.messages)):
+            flat[f"{key}_{suffix}"] = flat.get(f"{key}_{suffix}", 0) + amount
+        factor = bus_factor(collective_of(row.operator), row.group_size)
+        if valid and factor and row.isolated_ms:
+            size_bytes, time_ms = sent.get(key, (0.0, 0.0))
+            # The size of a gather is that of its result, of a reduce-scatter that of its input.
+            sent[key] = (size_bytes + factor * max(row.bytes_in, row.bytes_out), time_ms + row.isolated_ms)
+    return {**flat, **{f"{key}_busbw_gb_s": size / time_ms / 1e6 for key, (size, time_ms) in sent.items()}}
+
+
+def dimension_metrics(dimensions: Iterable[DimensionTime], *, valid: bool) -> dict[str, float]:
+    """Time, exposed time, bytes and slowdown of the communication of each dimension of parallelism."""
+    flat: dict[str, float] = {}
+    for row in dimensions:
+        key = f"dimension/{row.dimension.replace('+', '_')}"
+        flat[f"{key}_comm_ms"] = row.comm_ms
+        flat[f"{key}_exposed_ms"] = row.exposed_ms
+        flat[f"{key}_bytes"] = row.bytes_in
+        if valid and row.slowdown is not None:
+            flat[f"{key}_comm_slowdown"] = row.slowdown
+    return flat
+
+
+def power_metrics(
+    power: JobPower | None, cause: SlowdownCause | None, *, tokens_per_step: int | None, valid: bool
+) -> dict[str, float]:
+    """Power, energy, clocks and utilisation of each mode, and what follows from them.
+
+    Args:
+        power: of the window.
+        cause: of its slowdown.
+        tokens_per_step: of the whole job.
+        valid: whether its sequential steps were sequential: else nothing is said of them.
+    """
+    if power is None:
+        return {}
+    flat: dict[str, float] = {}
+    for mode in power.modes:
+        if mode.mode is Mode.SEQUENTIAL and not valid:
+            continue
+        for metric in POWER_METRICS:
+            value = metric.of(mode)
+            if value is not None:
+                flat[metric.key(mode.mode)] = value
+        if tokens_per_step and mode.energy_per_step_j is not None:
+            flat[energy_per_token_key(mode.mode)] = mode.energy_per_step_j / tokens_per_step
+    saving = energy_saving(power) if valid else None
+    if saving is not None:
+        flat[ENERGY_SAVING] = saving
+    if cause is not None and valid:
+        for key, share in ((SLOWDOWN_FROM_CLOCK, cause.from_clock), (SLOWDOWN_BEYOND_CLOCK, cause.contention)):
+            if share is not None:
+                flat[key] = share
+    return flat
+
+
+def energy_saving(power: JobPower) -> float | None:
+    """How much more energy a sequential step takes than an overlapped one, as a fraction; negative where it takes less.
+
+    None where the energy of a mode is not known, or was not measured by the same method in both.
+    """
+    overlapped, sequential = power.of(Mode.OVERLAPPED), power.of(Mode.SEQUENTIAL)
+    if overlapped is None or sequential is None or overlapped.energy_method != sequential.energy_method:
+        return None
+    if not overlapped.energy_per_step_j or sequential.energy_per_step_j is None:
+        return None
+    return sequential.energy_per_step_j / overlapped.energy_per_step_j - 1

@@ -1,0 +1,152 @@
+"""Which windows of a run count, and what they say together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from overlap_callbacks.analysis.aggregate import drop_incomparable_figures
+from overlap_callbacks.analysis.results.catalogue import FIGURES
+from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.run import RunInfo
+from overlap_callbacks.analysis.results.window import RankWindow
+from overlap_callbacks.analysis.statistics import pool
+
+# The order of the blocks where a record does not say.
+_DEFAULT_BLOCKS = "OSSO"
+
+COUNTS = "counts"
+NOT_VALID = "not valid"
+CUT_SHORT = "cut short"
+CONTROL = "control"
+NO_CONTROL = "no control"
+
+
+class RunSummary:
+    """What a run has measured so far.
+
+    A record may hold control (A/A) runs and real ones, which must not be mixed: only windows of the last run's kind
+    count.
+
+    Args:
+        run: the last start of the job; None where it is not known.
+        windows: the reports, in the order of measurement. More may be added to the list later.
+        unfinished: a window that was cut off before its report: what rank 0 had measured of it.
+
+    Attributes:
+        run, windows, unfinished: the same.
+    """
+
+    def __init__(
+        self, run: RunInfo | None, windows: Sequence[OverlapReport], unfinished: OverlapReport | None = None
+    ) -> None:
+        self.run = run
+        self.windows = windows
+        self.unfinished = unfinished
+
+    @property
+    def control(self) -> bool:
+        """Whether this is a control run; as its last window says, where the run is not known."""
+        if self.run is None:
+            return bool(self.windows) and self.windows[-1].control
+        return bool(self.run.schedule.get("control"))
+
+    @property
+    def measured(self) -> bool:
+        """Whether there is any window, whole or not."""
+        return bool(self.windows) or self.unfinished is not None
+
+    def state_of(self, window: OverlapReport) -> str:
+        """``COUNTS``, or why the window does not: ``NOT_VALID``, ``CUT_SHORT``, ``CONTROL`` or ``NO_CONTROL``.
+
+        A window counts that is complete, has sequential steps that were sequential, and is of the last run's kind.
+        """
+        if not window.valid:
+            return NOT_VALID
+        if not window.complete:
+            return CUT_SHORT
+        if window.control is self.control:
+            return COUNTS
+        return CONTROL if window.control else NO_CONTROL
+
+    @property
+    def valid_windows(self) -> list[OverlapReport]:
+        """The windows that count."""
+        return [window for window in self.windows if self.state_of(window) == COUNTS]
+
+    def states(self) -> Counter[str]:
+        """How many windows there are of each state."""
+        return Counter(self.state_of(window) for window in self.windows)
+
+    @property
+    def partial(self) -> OverlapReport | None:
+        """What there is to look at where no window counts: the window that was cut off, or the last one cut short.
+
+        The latter only if it was timed for one balanced group of blocks at least.
+        """
+        if self.unfinished is not None or self.run is None:
+            return self.unfinished
+        for window in reversed(self.windows):
+            if self.state_of(window) == CUT_SHORT and window.control is self.control and window.samples:
+                comparable = drop_incomparable_figures(window, blocks_of(self.run))
+                return comparable if comparable.speedup_vs_sequential is not None else None
+        return None
+
+    def pooled(self) -> dict[str, Estimate]:
+        """Each figure over the windows that count; the unit of its interval is the window."""
+        windows = self.valid_windows
+        pooled = {}
+        for figure in FIGURES:
+            values = [getattr(window, figure.name) for window in windows]
+            # Step times are means of logarithms within a window already.
+            estimate = pool([value for value in values if value is not None], logs=figure.name.startswith("e2e_"))
+            if estimate is not None:
+                pooled[figure.name] = estimate
+        return pooled
+
+    def figures(self) -> dict[str, Estimate]:
+        """Those of ``pooled``; of a run without a window that counts, those of ``partial``."""
+        pooled = self.pooled()
+        partial = None if pooled else self.partial
+        return pooled if partial is None else partial.figures()
+
+    def latest_valid(self, part: str) -> OverlapReport | None:
+        """The last window that counts and has a part, e.g. ``kernels``."""
+        return next((window for window in reversed(self.valid_windows) if getattr(window, part)), None)
+
+    def latest(self, part: str) -> OverlapReport | None:
+        """The last window that has a part; one that counts if there is any."""
+        valid = self.latest_valid(part)
+        return valid or next((window for window in reversed(self.windows) if getattr(window, part)), None)
+
+
+def blocks_of(run: RunInfo) -> str:
+    """The order of the blocks in a run's windows, e.g. ``OSSO``."""
+    return str(run.schedule.get("blocks") or _DEFAULT_BLOCKS)
+
+
+def without_details(report: OverlapReport) -> OverlapReport:
+    """A report with its figures alone: what a summary needs of it, small enough to keep for the whole run.
+
+    Of a window that was cut short, rank 0's blocks stay too: they say what it can compare.
+    """
+    blocks = () if report.complete else tuple(_blocks_alone(sample) for sample in report.samples[:1])
+    return msgspec.structs.replace(
+        report,
+        kernels=(),
+        pairs=(),
+        dimensions=(),
+        pictures=(),
+        collectives=(),
+        samples=blocks,
+        power_trace=None,
+    )
+
+
+def _blocks_alone(sample: RankWindow) -> RankWindow:
+    return msgspec.structs.replace(
+        sample, kernels=(), pairs=(), dimensions=(), pictures=(), collectives=(), power=(), power_trace=None
+    )

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from overlap_callbacks.analysis import run_summary
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.run_summary import RunSummary, without_details
+from overlap_callbacks.monitor.schedule import Schedule
+from tests.report.runs import run_info, window
+
+CONTROL_RUN = run_info(schedule=Schedule(control=True).as_dict())
+
+
+def changed(number: int, **changes: Any) -> OverlapReport:
+    return msgspec.structs.replace(window(number), **changes)
+
+
+def test_windows_count_that_are_valid_complete_and_of_the_runs_kind() -> None:
+    windows = [window(0), changed(1, valid=False), changed(2, complete=False), changed(3, control=True), window(4)]
+    summary = RunSummary(run_info(), windows)
+    assert [one.window for one in summary.valid_windows] == [0, 4]
+    assert [summary.state_of(one) for one in windows] == ["counts", "not valid", "cut short", "control", "counts"]
+    assert summary.states() == {"counts": 2, "not valid": 1, "cut short": 1, "control": 1}
+
+
+def test_of_a_control_run_the_control_windows_count() -> None:
+    summary = RunSummary(CONTROL_RUN, [window(0), changed(1, control=True)])
+    assert summary.control
+    assert [one.window for one in summary.valid_windows] == [1]
+    assert summary.state_of(window(0)) == run_summary.NO_CONTROL
+
+
+def test_without_a_run_its_last_window_says_which_kind_it_is() -> None:
+    assert not RunSummary(None, []).control
+    assert RunSummary(None, [window(0), changed(1, control=True)]).control
+
+
+def test_figures_are_means_over_the_windows_that_count() -> None:
+    windows = [window(0), changed(1, valid=False, compute_slowdown=None), window(2, slowdown=0.3)]
+    pooled = RunSummary(run_info(), windows).pooled()
+    first, last = (windows[i].compute_slowdown for i in (0, 2))
+    assert first is not None
+    assert last is not None
+    assert pooled["compute_slowdown"].value == pytest.approx((first.value + last.value) / 2)
+    assert RunSummary(run_info(), windows).figures() == pooled
+
+
+def test_a_window_that_was_cut_short_stands_in_where_none_counts() -> None:
+    cut = changed(1, complete=False)
+    summary = RunSummary(run_info(), [changed(0, valid=False), cut])
+    assert summary.pooled() == {}
+    assert summary.partial is not None
+    assert summary.partial.window == 1
+    assert summary.figures()["speedup_vs_sequential"] == cut.speedup_vs_sequential
+    assert RunSummary(run_info(), [window(0), cut]).figures() == RunSummary(run_info(), [window(0)]).figures()
+
+
+def test_one_that_was_cut_before_both_modes_had_run_does_not() -> None:
+    assert RunSummary(run_info(), [window(0, complete=False, timed=())]).partial is None
+
+
+def test_the_latest_window_with_a_part_is_one_that_counts_if_there_is_any() -> None:
+    bare = changed(2, kernels=())
+    summary = RunSummary(run_info(), [window(0), changed(1, valid=False), bare])
+    for found in (summary.latest("kernels"), summary.latest_valid("kernels")):
+        assert found is not None
+        assert found.window == 0
+    summary = RunSummary(run_info(), [changed(1, valid=False), bare])
+    assert summary.latest_valid("kernels") is None
+    latest = summary.latest("kernels")
+    assert latest is not None
+    assert latest.window == 1
+
+
+def test_a_report_without_details_pools_to_the_same_and_is_small() -> None:
+    windows = [window(number, power=True) for number in range(3)]
+    light = [without_details(one) for one in windows]
+    assert RunSummary(run_info(), light).pooled() == RunSummary(run_info(), windows).pooled()
+    size, whole = (len(msgspec.json.encode(one[0])) for one in (light, windows))
+    assert size < whole / 5
+
+
+def test_a_window_that_was_cut_short_stands_in_without_its_details_too() -> None:
+    cut = window(1, complete=False, power=True)
+    partial = RunSummary(run_info(), [without_details(cut)]).partial
+    whole = RunSummary(run_info(), [cut]).partial
+    assert partial is not None
+    assert whole is not None
+    assert partial.figures() == whole.figures()
+    assert partial.figures()
