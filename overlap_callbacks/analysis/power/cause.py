@@ -81,8 +81,8 @@ def attribute(
         raise ValueError(f"slowdown must be a fraction above -1, got {slowdown!r}")
     from_clock = _from_clock(overlapped.sm_clock_mhz, sequential.sm_clock_mhz)
     if slowdown < MIN_SLOWDOWN:
-        reason = f"compute kernels take {slowdown:+.1%} in overlapped steps, within {MIN_SLOWDOWN:.0%} of none"
-        return SlowdownCause(NO_SLOWDOWN, (reason,), slowdown, from_clock)
+        small = f"compute kernels take {slowdown:+.1%} in overlapped steps, within {MIN_SLOWDOWN:.0%} of none"
+        return SlowdownCause(NO_SLOWDOWN, (small,), slowdown, from_clock)
     evidence = [f"compute kernels take {slowdown:.1%} longer in overlapped steps"]
     if from_clock is None:
         verdict, more = _contention_of(overlapped, sequential)
