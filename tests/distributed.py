@@ -18,6 +18,7 @@ import multiprocessing
 import multiprocessing.forkserver
 import os
 import pickle
+import runpy
 import signal
 import sys
 import tempfile
@@ -116,6 +117,24 @@ def run_mortal_ranks(
     return outcomes
 
 
+def run_script(
+    script: Path, arguments: list[str], world_size: int, environment: dict[str, str], timeout_s: float = 150.0
+) -> list[Outcome]:
+    """Run a script on several ranks, as ``torchrun`` does, in the current directory: it makes its own process group.
+
+    Args:
+        script: to run, as ``__main__``.
+        arguments: of its command line.
+        world_size: processes.
+        environment: variables that it gets beside those of ``torchrun``.
+        timeout_s: longest time for all.
+    """
+    outcomes = _run(_run_as_main, world_size, (str(script), arguments, environment), timeout_s, "", mortal=False)
+    if not all(outcome.returned for outcome in outcomes):
+        raise RanksFailedError(f"{script.name} on {world_size} ranks:\n" + "\n".join(map(str, outcomes)))
+    return outcomes
+
+
 def die() -> None:
     """End this rank the hard way: nothing is flushed, closed or said."""
     os.kill(os.getpid(), signal.SIGKILL)
@@ -152,7 +171,7 @@ def _run(
     start = _starter(function)
     context = multiprocessing.get_context("forkserver")
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
-        job = _RankJob(function, args, world_size, store.port, backend, folder, mortal)
+        job = _RankJob(function, args, world_size, store.port, backend, folder, mortal, os.getcwd())
         processes = [context.Process(target=_rank_main, args=(job, rank), daemon=True) for rank in range(world_size)]
         try:
             for process in processes:
@@ -228,9 +247,10 @@ class _RankJob:
     args: tuple[Any, ...]
     world_size: int
     port: int
-    backend: str
+    backend: str  # empty: the function makes its own process group
     folder: str
     mortal: bool
+    directory: str
 
     def output(self, rank: int) -> Path:
         return Path(self.folder, f"output-{rank}")
@@ -246,7 +266,18 @@ def _rank_main(job: _RankJob, rank: int) -> None:
     torch.set_num_threads(1)
     code = 1
     try:
+        os.chdir(job.directory)
         store = dist.TCPStore(_HOST, job.port, is_master=False)
+        if not job.backend:
+            # The script finds the store as it would under torchrun, whose agent serves it.
+            os.environ.update(
+                RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(job.world_size), MASTER_ADDR=_HOST,
+                LOCAL_WORLD_SIZE=str(job.world_size), MASTER_PORT=str(job.port), TORCHELASTIC_USE_AGENT_STORE="True",
+            )  # fmt: skip
+            job.function(rank, *job.args)
+            _write_result(job.result(rank), (True, None, ""))
+            code = 0
+            return
         # Should a test hang in a collective, the harness finds it first, and shows where.
         dist.init_process_group(
             job.backend,
@@ -262,10 +293,18 @@ def _rank_main(job: _RankJob, rank: int) -> None:
             _say_farewell(store, rank, job.world_size)
     except BaseException:
         _write_result(job.result(rank), (False, None, traceback.format_exc()))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Without the interpreter's and Gloo's teardown: with peers gone, the latter ends in std::terminate now and then.
-    os._exit(code)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Without the interpreter's and Gloo's teardown: with peers gone, the latter ends in std::terminate at times.
+        os._exit(code)
+
+
+def _run_as_main(rank: int, script: str, arguments: list[str], environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).parent))
+    runpy.run_path(script, run_name="__main__")
 
 
 def _redirect_output(path: Path) -> None:
