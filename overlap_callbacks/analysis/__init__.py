@@ -1,1 +1,1 @@
-"""From marks to figures: pure functions and plain data. Nothing here imports torch."""
+"""Computes figures from marks, profiles and readings: pure functions and plain data. Nothing here imports torch."""

@@ -1,4 +1,4 @@
-"""Equations 1 to 5 of the study that this library measures, as functions of times in milliseconds.
+"""Equations 1 to 5, which this library measures, as functions of times in milliseconds.
 
 Source: "Characterizing Compute-Communication Overlap in GPU-Accelerated Distributed Deep Learning" (arXiv 2507.03114),
 section IV-D. Equation 3 has no function: it is the measured time of an overlapped step. T_comp is the sum of the

@@ -1,6 +1,6 @@
-"""Intervals in columns: union, intersection, cover and self time, without a Python loop over intervals.
+"""Interval algebra on arrays: union, cover and self time, without a Python loop over intervals.
 
-Times are integers in nanoseconds: the float of an absolute time has lost the last hundreds of nanoseconds.
+Times are whole nanoseconds: as a floating-point number, an absolute time would lose its last hundreds of nanoseconds.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Intervals:
     """Intervals [start, end), in any order; they may overlap.
 
     Attributes:
-        start_ns, end_ns: arrays of shape (n,).
-        disjoint: they are a union already: ascending, none empty, none reaching into another.
+        start_ns, end_ns: bounds; shape (n,).
+        disjoint: whether they are known to be a union: ascending, not empty, without overlap.
     """
 
     start_ns: Nanoseconds
@@ -40,12 +40,12 @@ class Intervals:
 
     @property
     def durations_ns(self) -> Nanoseconds:
-        """Length of each; shape (n,)."""
+        """Length of each interval; shape (n,)."""
         return self.end_ns - self.start_ns
 
     @property
     def sum_ns(self) -> int:
-        """Sum of the lengths: time that is covered twice counts twice. Exact, however long."""
+        """Sum of the lengths: time that is covered twice counts twice. Exact for any length."""
         durations = self.durations_ns
         return (int((durations >> 32).sum()) << 32) + int((durations & 0xFFFF_FFFF).sum())
 
@@ -55,7 +55,7 @@ class Intervals:
         return self.union().sum_ns
 
     def union(self) -> Intervals:
-        """The same points as disjoint intervals in ascending order; empty and inverted intervals fall away."""
+        """The same points as disjoint intervals in ascending order. Empty and inverted intervals are dropped."""
         if self.disjoint:
             return self
         start, end = self.start_ns, self.end_ns
@@ -71,15 +71,20 @@ class Intervals:
         lasts = np.append(np.flatnonzero(begins)[1:] - 1, len(start) - 1)
         return Intervals(start[begins], end[lasts], disjoint=True)
 
-    def thinned(self, most: int) -> Intervals:
-        """The union as at most ``most`` intervals: the smallest gaps between them are closed, the larger ones stay."""
-        if most < 1:
-            raise ValueError(f"most must be at least 1, got {most}")
+    def thinned(self, max_intervals: int) -> Intervals:
+        """The union as at most ``max_intervals`` intervals: the smallest gaps between them are closed.
+
+        Raises:
+            ValueError: ``max_intervals`` is below 1.
+        """
+        if max_intervals < 1:
+            raise ValueError(f"max_intervals must be at least 1, got {max_intervals}")
         union = self.union()
-        if len(union) <= most:
+        if len(union) <= max_intervals:
             return union
         gaps = union.start_ns[1:] - union.end_ns[:-1]
-        kept = np.sort(np.argpartition(-gaps, most - 2)[: most - 1]) if most > 1 else np.empty(0, dtype=np.intp)
+        num_gaps = max_intervals - 1
+        kept = np.sort(np.argpartition(-gaps, num_gaps - 1)[:num_gaps]) if num_gaps else np.empty(0, dtype=np.intp)
         return Intervals(
             np.append(union.start_ns[:1], union.start_ns[kept + 1]),
             np.append(union.end_ns[kept], union.end_ns[-1:]),
@@ -87,7 +92,7 @@ class Intervals:
         )
 
     def covered_ns(self, by: Intervals) -> Nanoseconds:
-        """How much of each of these intervals the union of ``by`` covers; shape (n,)."""
+        """How much of each interval the union of ``by`` covers, in nanoseconds; shape (n,)."""
         union = by.union()
         if not len(union):
             return np.zeros(len(self), dtype=np.int64)
@@ -103,33 +108,33 @@ class Intervals:
 
     @cached_property
     def _lengths_before(self) -> Nanoseconds:
-        """Total length up to each interval of a union, and to its end; shape (n + 1,)."""
+        """Total length of the intervals before each interval of a union, and of all of them; shape (n + 1,)."""
         return np.concatenate(([0], np.cumsum(self.durations_ns)))
 
 
 def self_segments(intervals: Intervals) -> tuple[Intervals, npt.NDArray[np.intp]]:
-    """Cut the nested calls of one thread into the pieces in which each is the innermost.
+    """Cut the nested calls of one thread into pieces, in each of which one call is the innermost.
 
     Args:
-        intervals: calls of one thread, each within its caller.
+        intervals: calls of one thread, each within its caller; n rows.
 
     Returns:
-        The pieces, in ascending order, and for each the row of ``intervals`` that it belongs to. The pieces' lengths,
-        summed by row, are the calls' self times.
+        The pieces, in ascending order, and for each piece the row of ``intervals`` that it belongs to. The sum of the
+        pieces of a row is the call's self time.
     """
     count = len(intervals)
     if not count:
         return Intervals.empty(), np.empty(0, dtype=np.intp)
     start, end = intervals.start_ns, intervals.end_ns
     by_start = np.lexsort((-end, start))
-    # At one instant: calls end before others begin, the inner ends before the outer, the outer begins before the inner.
+    # At the same time, ends come before beginnings; inner calls end before outer ones, outer ones begin before inner.
     times = np.concatenate((end, start))
     begins = np.repeat((False, True), count)
     rows = np.tile(np.arange(count), 2)
     tie = np.concatenate((-start, -end))
-    equals = np.concatenate((-np.arange(count), np.arange(count)))  # of equal calls, the later row is the inner one
+    equals = np.concatenate((-np.arange(count), np.arange(count)))  # if calls are equal, the later row is the inner one
     order = np.lexsort((equals, tie, begins, times))
-    # A call of no length would end before it begins: leave it out, it has no self time.
+    # A call of zero length would end before it begins; it has no self time, so it is left out.
     order = order[(end > start)[rows[order]]]
     times, begins, rows = times[order], begins[order], rows[order]
     depth_after = np.cumsum(np.where(begins, 1, -1))
@@ -142,10 +147,15 @@ def self_segments(intervals: Intervals) -> tuple[Intervals, npt.NDArray[np.intp]
 
 
 def _parents(depth: npt.NDArray[np.int64], by_start: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-    """Row of each call's caller, -1 without one: the last call one level up that began before it."""
+    """Row of each call's caller, -1 if it has none. The caller is the last call one level up that began before it.
+
+    Args:
+        depth: nesting level of each call, from 1; shape (n,).
+        by_start: the calls in order of their start; shape (n,) at most.
+    """
     parent = np.full(len(depth), -1, dtype=np.intp)
     count = len(by_start)
-    # Calls in order of level, and of start within it: one search finds the last of the level above for all of them.
+    # The calls are sorted by level, then by start. One search finds for all calls the last one of the level above.
     level = depth[by_start]
     place = level * (count + 1) + np.arange(count)
     order = np.argsort(place)

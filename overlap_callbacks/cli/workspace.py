@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from overlap_callbacks.cli._output import print_json
@@ -27,7 +25,7 @@ def command(entity: str, project: str, name: str, dry_run: bool, as_json: bool) 
             click.echo(f"{entity}/{project}\n{views.outline(name)}")
             return
         view = views.build(entity, project, name)
-        result: dict[str, Any] = {"entity": entity, "project": project, "name": name}
+        result: dict[str, object] = {"entity": entity, "project": project, "name": name}
         if dry_run:
             result |= {"spec": views.spec(view)}
         else:

@@ -1,7 +1,7 @@
-"""Kineto trace files: read, analysed one by one or as the ranks of a job, and compared pairwise.
+"""Reads Kineto trace files, analyses one or those of several ranks of a job, and compares two.
 
-``read_trace`` gives a ``Trace``; ``analyze`` and ``compare`` turn traces into figures; the command line shows them.
-Nothing here needs torch.
+``read_trace`` gives a ``Trace``. ``analyze`` and ``compare`` compute figures from traces, and the commands
+``overlap analyze`` and ``overlap compare`` show them. Nothing here imports torch.
 """
 
 from overlap_callbacks.traces.analysis import analyze

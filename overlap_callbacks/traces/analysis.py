@@ -1,4 +1,4 @@
-"""From traces to figures: step by step, by collective and group, by kernel family."""
+"""Computes the figures of traces: per step, per collective and group, per kernel family."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from overlap_callbacks.traces.kineto import Trace
 from overlap_callbacks.traces.metadata import CollectiveInfo
 from overlap_callbacks.traces.skew import skew_over_ranks
 
-# A kernel counts as beside communication from the first share of its time on, as alone up to the second.
-_BESIDE, _ALONE = 0.9, 0.1
+# A kernel counts as beside communication if at least the first share of its time is, as alone if at most the second is.
+_MIN_BESIDE, _MAX_ALONE = 0.9, 0.1
 
 
 def analyze(traces: Sequence[Trace]) -> Analysis:
-    """Figures of traces: one, or those of several ranks of a job.
+    """The figures of one trace, or of the traces of several ranks of a job.
 
     Raises:
         ValueError: no trace was given.
@@ -50,10 +50,17 @@ def analyze(traces: Sequence[Trace]) -> Analysis:
 
 
 def trace_figures(trace: Trace, arm: Mode = Mode.OVERLAPPED) -> list[TraceFigures]:
-    """Figures of each device of a trace, which was taken in mode ``arm``; of a trace without any kernels too."""
-    parts = trace.by_device() or {0: trace}
-    several = [] if len(parts) == 1 else [f"the file holds kernels of {len(parts)} devices: each has its own figures"]
-    return [_device_figures(part, device, arm, several) for device, part in parts.items()]
+    """The figures of each device of a trace; a trace without kernels has figures too.
+
+    Args:
+        trace: the trace.
+        arm: mode in which it was taken.
+    """
+    by_device = trace.by_device() or {0: trace}
+    problems = []
+    if len(by_device) > 1:
+        problems.append(f"the file holds kernels of {len(by_device)} devices: each has its own figures")
+    return [_device_figures(of_device, device, arm, problems) for device, of_device in by_device.items()]
 
 
 def _device_figures(trace: Trace, device: int, arm: Mode, problems: list[str]) -> TraceFigures:
@@ -95,7 +102,7 @@ def _device_figures(trace: Trace, device: int, arm: Mode, problems: list[str]) -
 
 
 def span_ms(trace: Trace) -> float | None:
-    """From the first kernel of a trace to the end of its last; None without kernels."""
+    """Time from the start of a trace's first kernel to the end of its last, in milliseconds; None without kernels."""
     intervals = trace.kernels.intervals
     if not len(intervals):
         return None
@@ -103,7 +110,14 @@ def span_ms(trace: Trace) -> float | None:
 
 
 def step_figures(figures: KernelFigures, step: int | None, wall_ms: float | None, communicates: bool) -> StepFigures:
-    """The figures of some kernels, in milliseconds; ratios only where there is communication in the file."""
+    """The figures of a set of kernels, in milliseconds.
+
+    Args:
+        figures: times of the kernels.
+        step: number of their step; None for the whole file.
+        wall_ms: length of the step on the host, or of the whole file.
+        communicates: whether the file has any communication; without, ratios are undefined.
+    """
 
     def ratio(part: int, whole: int) -> float | None:
         return part / whole if whole and communicates else None
@@ -136,14 +150,14 @@ def _collectives(trace: Trace) -> tuple[CollectiveFigures, ...]:
         info = trace.collectives.get(row) or CollectiveInfo(kind=kernels.collectives[kernels.collective[row]])
         key = (info.kind, info.group, info.description, info.ranks, info.size)
         groups[key].append((info, time_ns, hidden_ns))
-    found = []
+    figures = []
     for (kind, group, description, _, size), items in groups.items():
         sized = [(info.num_bytes, time_ns) for info, time_ns, _ in items if info.num_bytes is not None and time_ns > 0]
-        num_bytes = sum(item[0] for item in sized) if sized else None
-        sized_ns = sum(item[1] for item in sized)
-        bandwidth = num_bytes / sized_ns if num_bytes and sized_ns else None  # bytes a nanosecond: GB/s
+        num_bytes = sum(size_bytes for size_bytes, _ in sized) if sized else None
+        sized_ns = sum(time_ns for _, time_ns in sized)
+        bandwidth = num_bytes / sized_ns if num_bytes and sized_ns else None  # bytes per nanosecond, i.e. GB/s
         factor = bus_factor(kind, size)
-        found.append(
+        figures.append(
             CollectiveFigures(
                 collective=kind,
                 group=group,
@@ -151,13 +165,13 @@ def _collectives(trace: Trace) -> tuple[CollectiveFigures, ...]:
                 group_size=size,
                 count=len(items),
                 bytes=num_bytes,
-                time_ms=sum(item[1] for item in items) / 1e6,
-                hidden_ms=sum(item[2] for item in items) / 1e6,
+                time_ms=sum(time_ns for _, time_ns, _ in items) / 1e6,
+                hidden_ms=sum(hidden_ns for _, _, hidden_ns in items) / 1e6,
                 algorithm_bandwidth_gb_s=bandwidth,
                 bus_bandwidth_gb_s=bandwidth * factor if bandwidth is not None and factor is not None else None,
             )
         )
-    return tuple(sorted(found, key=lambda row: -row.time_ms))
+    return tuple(sorted(figures, key=lambda row: -row.time_ms))
 
 
 def _families(trace: Trace) -> tuple[FamilyFigures, ...]:
@@ -185,33 +199,43 @@ def _families(trace: Trace) -> tuple[FamilyFigures, ...]:
 
 
 def _estimate(trace: Trace) -> SlowdownEstimate | None:
-    """Of the same kernels, those beside communication against those alone."""
+    """An estimate of the slowdown: calls beside communication against calls of the same kernels alone."""
     calls = Calls.of(trace.kernels)
     compute = (calls.kind == Kind.COMPUTE) & (calls.duration_ns > 0)
     if trace.steps:
-        compute &= calls.step >= 0  # of what ran in no step, the turn is not known
+        compute &= calls.step >= 0  # outside the steps, the turn of a call is unknown
     covered = calls.covered_ns(trace.kernels.of(Kind.COMMUNICATION)) / np.maximum(calls.duration_ns, 1)
-    beside, alone = compute & (covered >= _BESIDE), compute & (covered <= _ALONE)
+    beside, alone = compute & (covered >= _MIN_BESIDE), compute & (covered <= _MAX_ALONE)
     if not beside.any() or not alone.any():
         return None
-    # Within one step a kernel comes in one turn only; and where launch shapes are unknown, a name says too little.
+    # Turns need several steps to compare; and without launch shapes, a name alone does not identify a kernel.
     methods: list[tuple[tuple[Level, ...], str]] = []
     if len(trace.steps) > 1:
         methods.append((IN_TURN, "calls of one kernel in the same turn of different steps"))
     if any(trace.kernels.shapes):
         methods.append((SAME_LAUNCH, "calls of one kernel with the same grid and block"))
     for levels, method in methods:
-        found = match(calls, beside, calls, alone, levels)
-        rows = np.flatnonzero(np.isfinite(found.alone_ns))
+        matches = match(calls, beside, calls, alone, levels)
+        rows = np.flatnonzero(np.isfinite(matches.alone_ns))
         if len(rows):
-            left_out = np.flatnonzero(beside & ~np.isfinite(found.alone_ns))
-            return _slowdown(calls, rows, found.alone_ns, np.flatnonzero(found.used), left_out, method)
+            left_out = np.flatnonzero(beside & ~np.isfinite(matches.alone_ns))
+            return _slowdown(calls, rows, matches.alone_ns, np.flatnonzero(matches.used), left_out, method)
     return None
 
 
 def _slowdown(
     calls: Calls, rows: Indices, alone_ns: npt.NDArray[np.float64], used: Indices, left_out: Indices, method: str
 ) -> SlowdownEstimate:
+    """The estimate, over all calls and by family.
+
+    Args:
+        calls: all calls of the trace.
+        rows: calls beside communication that match calls alone.
+        alone_ns: time of the same call alone; shape (calls,).
+        used: the calls alone that they match.
+        left_out: calls beside communication without a match.
+        method: what counts as the same call, in words.
+    """
     label, labels = labels_of(calls.kernels)
 
     def over(

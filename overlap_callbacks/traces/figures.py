@@ -1,6 +1,6 @@
-"""What is found in trace files: plain data, as it is shown, written to JSON and read by the report page.
+"""The figures of trace files: plain data, as it is shown and written to JSON.
 
-A figure that cannot be known from the file is None, never zero and never NaN.
+A figure that the file does not tell is None, never zero and never NaN.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         step: number of the ``ProfilerStep#``; None for the whole file.
-        wall_ms: the step's length on the host; of a whole file from its first kernel to its last. None without kernels.
+        wall_ms: length of the step on the host; for a whole file, from its first kernel to its last. None without
+            kernels.
         compute_ms: sum of the compute kernels' times.
         compute_busy_ms: length of the union of their intervals.
-        comm_ms: time in which communication is in flight: the union of its kernels' intervals.
+        comm_ms: time during which communication is in flight: the union of its kernels' intervals.
         comm_kernels_ms: sum of the communication kernels' times.
-        hidden_comm_ms: the part of ``comm_ms`` in which compute ran too.
-        exposed_comm_ms: the rest of it.
-        covered_compute_ms: the part of ``compute_ms`` in which communication was in flight.
+        hidden_comm_ms: the part of ``comm_ms`` during which compute ran too.
+        exposed_comm_ms: the rest of ``comm_ms``.
+        covered_compute_ms: the part of ``compute_ms`` during which communication was in flight.
         overlap_ratio: equation 2, covered_compute / compute; None without compute or without communication.
-        overlap_ratio_busy: the same of the union: the part of compute_busy in which communication was in flight.
-        hidden_comm_fraction: hidden_comm / comm; None without communication of the step's own.
-        copy_ms: sum of the device's copies and fills.
-        kernels: compute and communication kernels.
+        overlap_ratio_busy: the same for the union: the share of compute_busy during which communication was in flight.
+        hidden_comm_fraction: hidden_comm / comm; None if the step has no communication.
+        copy_ms: sum of the device's memory copies and fills.
+        kernels: number of compute and communication kernels.
     """
 
     step: int | None
@@ -52,15 +53,17 @@ class CollectiveFigures(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of collective on one process group, in the whole file.
 
     Attributes:
-        collective: ``all_reduce``, ...
-        group, description: name and description of the group; empty where the file does not tell.
-        group_size: ranks of the group, None where unknown.
-        count: its kernels.
-        bytes: of those kernels whose size is known, as NCCL's tests count it; None where none is.
-        time_ms: sum of the kernels' times, waiting for other ranks included.
+        collective: kind of collective, e.g. ``all_reduce``.
+        group: name of the group; empty if unknown.
+        description: description of the group; empty if unknown.
+        group_size: number of ranks of the group; None if unknown.
+        count: number of kernels.
+        bytes: total size of the kernels whose size is known, as NCCL's tests count it; None if no size is known.
+        time_ms: sum of the kernels' times, including the time that they wait for other ranks.
         hidden_ms: the part of ``time_ms`` beside compute.
         algorithm_bandwidth_gb_s: bytes / time of the kernels whose size is known.
-        bus_bandwidth_gb_s: the same times NCCL's factor for the collective; None where the group's size is unknown.
+        bus_bandwidth_gb_s: ``algorithm_bandwidth_gb_s`` times NCCL's factor for the collective; None if the size of the
+            group is unknown.
     """
 
     collective: str
@@ -79,10 +82,10 @@ class FamilyFigures(msgspec.Struct, frozen=True, kw_only=True):
     """One family of compute kernels, in the whole file.
 
     Attributes:
-        family: ``gemm``, ...
-        calls: its kernels.
+        family: e.g. ``gemm``.
+        calls: number of kernels.
         time_ms: sum of their times.
-        beside: time beside each kind of collective, ms.
+        beside: time beside each kind of collective, in milliseconds.
     """
 
     family: str
@@ -92,18 +95,19 @@ class FamilyFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlowdownEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """An estimate of the compute slowdown from one file alone: an association, no experiment.
+    """An estimate of the compute slowdown from one file alone: an association, not an experiment.
 
-    The same kernels where communication covered at least nine tenths of them, and where it covered at most one tenth.
+    It compares calls of which communication covered at least nine tenths with calls of the same kernels of which it
+    covered at most one tenth.
 
     Attributes:
-        slowdown: time-weighted, as a fraction.
-        method: what counts as the same kernel.
-        kernels: distinct names.
-        calls_beside, calls_alone: sample sizes.
-        calls_left_out: calls beside communication of which none is found alone.
-        time_beside_ms: time of the covered calls.
-        families: the same by family, where there are any calls.
+        slowdown: weighted by time, as a fraction.
+        method: what counts as the same kernel, in words.
+        kernels: number of distinct kernel names.
+        calls_beside, calls_alone: number of calls on each side.
+        calls_left_out: number of calls beside communication for which there is no call alone.
+        time_beside_ms: time of the calls beside communication.
+        families: the estimate of each family that has calls.
     """
 
     slowdown: float
@@ -117,19 +121,21 @@ class SlowdownEstimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TraceFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """One device of one file.
+    """The figures of one device of one file.
 
     Attributes:
-        file: its path.
-        rank, world_size: of the job, where the file tells.
-        device: number of the device; its name is empty where the file does not tell.
-        on_host: a CPU job: operators of the training thread are its compute.
-        total: the whole file.
-        steps: each step that has kernels.
-        collectives: by kind and group, those that take most time first.
-        families: of compute kernels, those that take most time first.
-        estimate: of the slowdown; None where no kernel is found both beside communication and alone.
-        picture: of the first step.
+        file: path of the file.
+        rank: rank in the job; None if unknown.
+        world_size: ranks of the job; None if unknown.
+        device: number of the device.
+        device_name: name of the device; empty if unknown.
+        on_host: whether it is a CPU job, whose compute is the operators of the training thread.
+        total: figures of the whole file.
+        steps: figures of each step that has kernels.
+        collectives: by kind and group, those with the most time first.
+        families: of compute kernels, those with the most time first.
+        estimate: of the slowdown; None if no kernel ran both beside communication and alone.
+        picture: timeline of the first step.
         problems: what is wrong or doubtful, in words.
     """
 
@@ -149,14 +155,14 @@ class TraceFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankTime(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank spent in matched collectives.
+    """The time that one rank spent in matched collectives.
 
     Attributes:
-        rank: of the job; a free number where the file does not tell.
-        device: the number of its device.
-        time_ms: its kernels' time.
-        waiting_ms: the part of it beyond the shortest kernel of each collective: waiting for the last rank.
-        last: of how many collectives it was the last to come (its kernel was the shortest).
+        rank: rank in the job; a number that no other file has if the file does not tell.
+        device: number of the device.
+        time_ms: time of its kernels.
+        waiting_ms: the part of ``time_ms`` beyond the shortest kernel of each collective: waiting for the last rank.
+        last: number of collectives at which it was the last to arrive, i.e. its kernel was the shortest.
     """
 
     rank: int
@@ -171,10 +177,10 @@ class CollectiveSkew(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         collective, group: as in ``CollectiveFigures``.
-        count: collectives that were matched on all of these ranks.
+        count: number of collectives that were matched on all of these ranks.
         transfer_ms: sum of the shortest kernels: the time of the transfer.
-        skew_ms: mean over ranks of the time waited beyond it.
-        ranks: by rank.
+        skew_ms: mean over ranks of the time spent waiting beyond that.
+        ranks: the time of each rank.
     """
 
     collective: str
@@ -186,14 +192,14 @@ class CollectiveSkew(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Analysis(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="trace_analysis"):
-    """What ``overlap analyze`` found.
+    """The result of ``overlap analyze``.
 
     Attributes:
-        schema_version: of this layout.
-        library_version: that wrote it.
-        traces: by file and device.
+        schema_version: version of this layout.
+        library_version: version of the library that wrote it.
+        traces: figures of each device of each file.
         skew: of the collectives that several files share.
-        problems: with the files taken together.
+        problems: what is doubtful about the files together, in words.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -204,11 +210,11 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", ta
 
 
 class UnmatchedKernel(msgspec.Struct, frozen=True, kw_only=True):
-    """A kernel that the other file has not.
+    """A kernel with calls that the other file lacks.
 
     Attributes:
-        name: of the kernel.
-        overlapped_calls, sequential_calls: unmatched calls in each file.
+        name: name of the kernel.
+        overlapped_calls, sequential_calls: number of unmatched calls in each file.
         overlapped_ms, sequential_ms: their time in each file.
     """
 
@@ -220,22 +226,23 @@ class UnmatchedKernel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="trace_comparison"):
-    """What ``overlap compare`` found: the figures of the overlapped and the sequential file of one job.
+    """The result of ``overlap compare``: figures from the overlapped and the sequential file of one job.
 
-    Two files are one observation of each mode: there are no confidence intervals, and drift between the two cannot be
-    told from overlap. The live monitor alternates the modes, and has both.
+    Two files are one observation of each mode. So there are no confidence intervals, and drift from one file to the
+    other cannot be told from the effect of overlap. The live monitor alternates the modes, which solves both.
 
     Attributes:
-        schema_version: of this layout.
-        library_version: that wrote it.
-        overlapped, sequential: the files' own figures.
-        steps: steps that counted, of each file.
-        figures: per step, by the names of the live report.
-        valid: False where the sequential file is not sequential, or the two are not of one job.
-        matched_fraction: share of the compute time whose kernels the other file has too, of the file with less.
+        schema_version: version of this layout.
+        library_version: version of the library that wrote it.
+        overlapped, sequential: the figures of each file.
+        steps: number of steps that counted in each file.
+        figures: figures per step, by the names of the live report.
+        valid: False if the sequential file is not sequential, or the two are not of one job.
+        matched_fraction: share of the compute time whose kernels the other file has too; the smaller of the two files'
+            shares.
         kernels: matched kernels, those that lose most time first.
-        pairs: families beside collectives and the other way round.
-        unmatched: kernels that the other file has not.
+        pairs: families beside collectives, and collectives beside families.
+        unmatched: kernels with calls that the other file lacks.
         problems: what is wrong or doubtful, in words.
     """
 

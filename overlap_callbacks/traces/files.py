@@ -1,4 +1,4 @@
-"""The bytes of a trace file, decompressed, a bounded piece at a time."""
+"""Reads the bytes of a trace file, decompressed, in pieces of bounded size."""
 
 from __future__ import annotations
 
@@ -12,33 +12,39 @@ from typing import Any, BinaryIO
 try:
     from isal import igzip, isal_zlib
 
-    # igzip gunzips some three times faster than zlib; it has no wheels for every machine.
+    # igzip decompresses about three times faster than zlib, but has no wheels for some machines.
     _open_gzip: Any = igzip.open
     _GZIP_ERRORS: tuple[Any, ...] = (EOFError, OSError, zlib.error, isal_zlib.error)
 except ImportError:  # pragma: no cover
     _open_gzip = gzip.open
     _GZIP_ERRORS = (EOFError, OSError, zlib.error)
 
-# Fits a core's cache, and so do the events decoded from it: larger pieces cost memory and time.
+# A piece and the events decoded from it fit into a core's cache. Larger pieces cost memory and time.
 PIECE_BYTES = 2**18
 
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
-# Called with the bytes of the file that were read so far, and all that it has.
+# Called with the number of bytes read so far and the number of bytes of the file.
 Progress = Callable[[int, int], None]
 
 
 class TraceError(ValueError):
-    """A file that cannot be read as a trace, and why."""
+    """A file cannot be read as a trace; the message says why."""
 
 
 def pieces(
     path: str | os.PathLike[str], problems: list[str], size: int = PIECE_BYTES, progress: Progress | None = None
 ) -> Iterator[bytes]:
-    """Read a file, gunzipped where it is compressed (whatever its name).
+    """Read a file in pieces, decompressed if it is gzipped, whatever its name.
 
-    A compressed file that is cut off or damaged ends where it can be read no further, and ``problems`` says so.
+    If a compressed file is cut off or damaged, reading ends there, and ``problems`` tells it.
+
+    Args:
+        path: the file.
+        problems: gets what is wrong with the file, in words.
+        size: maximum size of a piece, in bytes.
+        progress: called with the number of bytes read so far and the number of bytes of the file.
 
     Raises:
         TraceError: there is no such file, it cannot be opened, or it is empty.

@@ -1,7 +1,8 @@
-"""What a trace tells of a collective: in the kernel's own arguments (since torch 2.2 or so), else in torch's range.
+"""Reads what a trace tells about each collective: kind, process group, size in bytes.
 
-Bytes are counted as NCCL's own tests do, so that bus bandwidth compares with theirs: of a gather or
-all-gather the tensor that is gathered into, of a scatter or reduce-scatter the one that is given, of the others either.
+The kernel's own arguments tell it (since about torch 2.2), else the arguments of torch's range around the launch.
+The size is counted as NCCL's own tests do, so that bus bandwidths are comparable. For a gather or all-gather it is the
+size of the output, for a scatter or reduce-scatter of the input; for other collectives the two are the same.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ _DTYPE_BYTES = {
 }  # fmt: skip
 
 
-# Elements of one tensor: beyond this the number is a mistake.
-_MOST = 2**50
+# Maximum number of elements of a tensor; a larger number is an error.
+_MAX_ELEMENTS = 2**50
 
 
 class CollectiveInfo(NamedTuple):
-    """One collective.
+    """What is known about one collective.
 
     Attributes:
-        kind: ``all_reduce``, ...
-        group: name of its process group; empty where the file does not tell.
-        description: of the group.
-        ranks: of the group, as the file writes them; empty where it does not.
-        size: ranks of the group, None where unknown.
-        num_bytes: its size as NCCL's tests count it, None where unknown.
-        sequence: its number in the group, None where unknown.
+        kind: kind of collective, e.g. ``all_reduce``.
+        group: name of its process group; empty if unknown.
+        description: description of the group; empty if unknown.
+        ranks: ranks of the group, as text of the file; empty if unknown.
+        size: number of ranks of the group; None if unknown.
+        num_bytes: size of the collective, as NCCL's tests count it; None if unknown.
+        sequence: number of the collective in its group; None if unknown.
     """
 
     kind: str
@@ -55,40 +56,46 @@ class CollectiveInfo(NamedTuple):
 
 
 class KernelMetadata:
-    """Reads the arguments of communication kernels; most of what they tell is the same for many."""
+    """Reads the arguments of communication kernels. Results are cached: many kernels have nearly the same arguments."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], tuple[CollectiveInfo, int | None]] = {}
 
     def read(self, args: Args) -> CollectiveInfo:
-        """From the arguments of one communication kernel."""
+        """What the arguments of one communication kernel tell about its collective."""
         size = args.group_size if type(args.group_size) is int and args.group_size > 0 else None
         key = (
             _text(args.collective), _text(args.dtype), _text(args.group), _text(args.group_description),
             _text(args.group_ranks), size,
         )  # fmt: skip
-        found = self._known.get(key)
-        if found is None:
+        cached = self._known.get(key)
+        if cached is None:
             name, dtype, group, description, ranks, _ = (safe_text.clean(str(text)) for text in key)
             info = CollectiveInfo(name_rules.collective_of(name), group, description, ranks, size)
-            found = self._known[key] = (info, _width(dtype))
-        info, width = found
+            cached = self._known[key] = (info, _width(dtype))
+        info, width = cached
         elements = args.out_elements if info.kind in ("all_gather", "gather") else args.in_elements
-        num_bytes = elements * width if type(elements) is int and 0 <= elements < _MOST and width else None
+        is_possible = type(elements) is int and 0 <= elements < _MAX_ELEMENTS
+        num_bytes = elements * width if is_possible and width else None
         sequence = args.sequence if type(args.sequence) is int else None
         return info._replace(num_bytes=num_bytes, sequence=sequence)
 
 
-def with_groups(found: dict[int, CollectiveInfo], info: Any) -> dict[int, CollectiveInfo]:
-    """Fill in what the kernels leave out of their process groups from the file's ``distributedInfo``."""
-    config = info.get("pg_config") if isinstance(info, dict) else None
+def with_groups(collectives: dict[int, CollectiveInfo], distributed_info: Any) -> dict[int, CollectiveInfo]:
+    """Fill in what the kernels do not tell about their process groups from the file's ``distributedInfo``.
+
+    Args:
+        collectives: what is known about each collective, by row.
+        distributed_info: the field of the file, of whatever type it is there.
+    """
+    config = distributed_info.get("pg_config") if isinstance(distributed_info, dict) else None
     groups = {
         str(group.get("pg_name")): group
         for group in (config if isinstance(config, list) else [])
         if isinstance(group, dict)
     }
     filled = {}
-    for row, known in found.items():
+    for row, known in collectives.items():
         group = groups.get(known.group)
         if group is not None:
             ranks, size = group.get("ranks"), group.get("pg_size")
@@ -109,16 +116,19 @@ def annotated(
     thread_of: Callable[[int], Any],
     notes: Sequence[tuple[str, int | str, int, int, Args | None]],
 ) -> dict[int, CollectiveInfo]:
-    """Add to ``known`` what torch's ranges tell of the communication kernels launched within them.
+    """Add to ``known`` what torch's ranges tell about the communication kernels that were launched in them.
 
     Args:
         rows: the kernels.
         known: what their own arguments tell, by row.
-        launched_ns: when each was launched, -1 where unknown; shape (n,).
-        thread_of: the thread that launched a row.
-        notes: torch's ranges of collectives: name, thread, start, end, arguments.
+        launched_ns: when each row was launched, -1 if unknown; shape (n,).
+        thread_of: gives the thread that launched a row.
+        notes: torch's ranges of collectives: name, thread, start and end in nanoseconds, arguments.
+
+    Returns:
+        What is known about every communication kernel, by row.
     """
-    found = dict(known)
+    collectives = dict(known)
     by_thread = defaultdict(list)
     for name, thread, start, end, args in notes:
         by_thread[str(thread)].append((start, end, name, args))
@@ -134,16 +144,16 @@ def annotated(
             place = int(np.searchsorted(starts[thread], launch, side="right")) - 1
             if place >= 0 and launch < by_thread[thread][place][1]:
                 note_name, args = by_thread[thread][place][2:]
-                noted = name_rules.collective_of(note_name)
-                if noted != name_rules.OTHER:
-                    found[row] = CollectiveInfo(kind=noted, num_bytes=_noted_bytes(noted, args))
+                kind = name_rules.collective_of(note_name)
+                if kind != name_rules.OTHER:
+                    collectives[row] = CollectiveInfo(kind=kind, num_bytes=_input_bytes(kind, args))
                     continue
-        found[row] = CollectiveInfo(kind=name_rules.collective_of(texts[rows.name[row]]))
-    return found
+        collectives[row] = CollectiveInfo(kind=name_rules.collective_of(texts[rows.name[row]]))
+    return collectives
 
 
-def _noted_bytes(kind: str, args: Args | None) -> int | None:
-    """Bytes of the first input, where that is the collective's size."""
+def _input_bytes(kind: str, args: Args | None) -> int | None:
+    """Bytes of the first input, if that is the size of the collective; else None."""
     if args is None or kind in ("all_gather", "gather", "scatter"):
         return None
     try:
@@ -152,12 +162,13 @@ def _noted_bytes(kind: str, args: Args | None) -> int | None:
         if not width or not dims or not all(type(size) is int and size >= 0 for size in dims):
             return None
         elements = math.prod(dims)
-        return elements * width if elements < _MOST else None
+        return elements * width if elements < _MAX_ELEMENTS else None
     except (TypeError, IndexError, KeyError):
         return None
 
 
 def _width(dtype: Any) -> int | None:
+    """Bytes of an element; None for an unknown type."""
     name = re.sub(r"^c10::|\s+", "", str(dtype)).lower()
     return _DTYPE_BYTES.get(name)
 

@@ -1,8 +1,8 @@
-"""The ranks of one job side by side: waiting for the last rank, told apart from the transfer.
+"""Separates, over the ranks of a job, the time that collectives wait for the last rank from the time of the transfer.
 
-A communication kernel runs from when its own rank comes to when the last rank's data is there. So of the kernels of one
-collective on all its ranks the shortest is that of the rank that came last, and what the others took longer they waited
-for it. Clocks of different machines need not agree for that.
+A communication kernel runs from the time its own rank arrives until the data of the last rank has arrived. So among the
+kernels of one collective on all its ranks, the shortest is that of the last rank to arrive, and the others waited for
+it as much longer as they took. This does not need synchronised clocks.
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ from overlap_callbacks.traces.figures import CollectiveSkew, RankTime
 from overlap_callbacks.traces.kineto import Trace
 from overlap_callbacks.traces.metadata import CollectiveInfo
 
-# A collective: where it stands in the job, the same on all ranks that take part. Kind, group, and the group's name,
-# ranks and size come first.
+# Identifies a collective of the job, the same on all ranks that take part: kind, group, the group's name, ranks and
+# size, and then its sequence number, or its step and its turn in the step.
 _Place = tuple[Any, ...]
-# Who takes part: rank and device.
+# A participant: rank and device.
 _Member = tuple[int, int]
 
 
 def skew_over_ranks(traces: Sequence[Trace]) -> tuple[tuple[CollectiveSkew, ...], tuple[str, ...]]:
-    """Match the collectives of several ranks, by group and order, and tell waiting from transfer.
+    """Match the collectives of several ranks by group and order, and separate waiting from transfer.
+
+    Args:
+        traces: one trace per rank of one job.
 
     Returns:
         A row for each kind of collective and group that at least two devices of the files share, those with the most
-        waiting first; and what speaks against the match, in words.
+        waiting first; and what is doubtful about the match, in words.
     """
     numbers = _numbers(traces)
     parts = [
@@ -54,19 +57,19 @@ def skew_over_ranks(traces: Sequence[Trace]) -> tuple[tuple[CollectiveSkew, ...]
         if len(durations) > 1:
             rows[place[0], place[1], tuple(sorted(durations))].append(durations)
     total = sum(map(len, places.values()))
-    matched = sum(len(durations) for found in rows.values() for durations in found)
+    matched = sum(len(durations) for of_row in rows.values() for durations in of_row)
     if total and not matched and len(traces) > 1:
         problems.append("the files share no collectives: they do not look like ranks of one job")
     elif 0 < matched < total:
         problems.append(f"{total - matched} of {total} collectives have no partner in another file, and are left out")
     if matched:
         problems += _limits(traces, places)
-    found = [_row(kind, group, members, durations) for (kind, group, members), durations in rows.items()]
-    return tuple(sorted(found, key=lambda row: -row.skew_ms)), tuple(problems)
+    skew = [_row(kind, group, members, durations) for (kind, group, members), durations in rows.items()]
+    return tuple(sorted(skew, key=lambda row: -row.skew_ms)), tuple(problems)
 
 
 def _limits(traces: Sequence[Trace], places: dict[_Place, dict[_Member, int]]) -> Iterator[str]:
-    """What the figures cannot say."""
+    """What the figures cannot tell, in words."""
     world_size = max((trace.world_size for trace in traces if trace.world_size is not None), default=0)
     if any(1 < len(members) < (place[4] or world_size) for place, members in places.items()):
         yield (
@@ -78,7 +81,7 @@ def _limits(traces: Sequence[Trace], places: dict[_Place, dict[_Member, int]]) -
 
 
 def _numbers(traces: Sequence[Trace]) -> list[int]:
-    """The rank of each file; of one that does not tell its rank the first number that no other has."""
+    """The rank of each file. A file that does not tell its rank gets the first number that no other file has."""
     taken = {trace.rank for trace in traces}
     numbers = []
     for position, trace in enumerate(traces):
@@ -90,23 +93,24 @@ def _numbers(traces: Sequence[Trace]) -> list[int]:
     return numbers
 
 
-def _row(kind: str, group: str, members: tuple[_Member, ...], found: list[dict[_Member, int]]) -> CollectiveSkew:
-    times = np.array([[durations[member] for member in members] for durations in found], dtype=np.int64)
-    shortest = times.min(axis=1, keepdims=True)
-    waiting = times - shortest
-    last = Counter(times.argmin(axis=1).tolist())
+def _row(kind: str, group: str, members: tuple[_Member, ...], collectives: list[dict[_Member, int]]) -> CollectiveSkew:
+    """One kind of collective on one group; ``collectives`` has the durations of each collective in nanoseconds."""
+    times_ns = np.array([[durations[member] for member in members] for durations in collectives], dtype=np.int64)
+    shortest_ns = times_ns.min(axis=1, keepdims=True)
+    waiting_ns = times_ns - shortest_ns
+    last = Counter(times_ns.argmin(axis=1).tolist())
     return CollectiveSkew(
         collective=kind,
         group=group,
-        count=len(found),
-        transfer_ms=int(shortest.sum()) / 1e6,
-        skew_ms=float(waiting.sum()) / len(members) / 1e6,
+        count=len(collectives),
+        transfer_ms=int(shortest_ns.sum()) / 1e6,
+        skew_ms=float(waiting_ns.sum()) / len(members) / 1e6,
         ranks=tuple(
             RankTime(
                 rank=rank,
                 device=device,
-                time_ms=int(times[:, column].sum()) / 1e6,
-                waiting_ms=int(waiting[:, column].sum()) / 1e6,
+                time_ms=int(times_ns[:, column].sum()) / 1e6,
+                waiting_ms=int(waiting_ns[:, column].sum()) / 1e6,
                 last=last[column],
             )
             for column, (rank, device) in enumerate(members)
@@ -115,7 +119,7 @@ def _row(kind: str, group: str, members: tuple[_Member, ...], found: list[dict[_
 
 
 def _collectives(trace: Trace) -> Iterator[tuple[_Place, int]]:
-    """Kind, group and place of each collective, in order of time, and how long its kernel ran."""
+    """Each collective of a trace, in order of time, and the duration of its kernel in nanoseconds."""
     kernels = trace.kernels
     rows = np.flatnonzero(kernels.kind == Kind.COMMUNICATION)
     rows = rows[np.argsort(kernels.intervals.start_ns[rows], kind="stable")]
@@ -124,13 +128,13 @@ def _collectives(trace: Trace) -> Iterator[tuple[_Place, int]]:
     for row in rows.tolist():
         info = trace.collectives.get(row) or CollectiveInfo(kind=kernels.collectives[kernels.collective[row]])
         if info.kind == "send_recv":
-            continue  # its two sides are not the same kernel
+            continue  # a send and its receive are different kernels
         group = info.description or info.group
         where: _Place = (info.kind, group, info.group, info.ranks, info.size)
         if info.sequence is not None:
             yield (*where, "sequence", info.sequence), int(durations[row])
             continue
-        # In turn within the step, so that files that begin at different collectives still match in later steps.
+        # Counted within the step, so that files that begin at different collectives still match in later steps.
         step = int(kernels.step[row])
         where = (*where, trace.steps[step].number if step >= 0 else None)
         yield (*where, turns[where]), int(durations[row])
@@ -138,6 +142,7 @@ def _collectives(trace: Trace) -> Iterator[tuple[_Place, int]]:
 
 
 def _doubts(traces: Sequence[Trace]) -> Iterator[str]:
+    """Why the files may not be ranks of one job, in words."""
     known = [trace for trace in traces if trace.rank is not None]
     sizes = {trace.world_size for trace in known}
     if len(sizes) > 1:

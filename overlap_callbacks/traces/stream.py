@@ -1,10 +1,10 @@
-"""The events of a trace, decoded piece by piece, so that memory stays bounded whatever the file's size.
+"""Decodes the events of a trace piece by piece, so that memory stays bounded whatever the size of the file.
 
-Strict first: a piece is cut between two events and decoded as a JSON array. That it decodes proves that the cut was
-between events, since a prefix of an array that parses as a list of values is one. Where a piece does not decode, the
-array of events ends in it, or the cut was within an event that holds objects itself, or it is not valid JSON (real
-traces hold NaN, decimal commas, broken escapes): then its events are found by their braces and decoded one by one,
-repaired where that can be done, and counted where it cannot.
+The fast way comes first: a piece is cut where an event seems to begin, and is decoded as a JSON array. If it decodes,
+the cut was really between events, since the text before it is a list of whole values. If it does not decode, there are
+three possible reasons: the array of events ends in the piece; the cut was inside an event that has objects of its own;
+or the piece is not valid JSON (real traces have NaN, decimal commas, broken escapes). Then the events are found by
+their braces and decoded one by one. Invalid events are repaired if possible, else counted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from overlap_callbacks.traces.files import PIECE_BYTES, Progress, TraceError, pi
 
 
 class Args(msgspec.Struct, gc=False):
-    """What is needed of an event's ``args``; as it stands in the file, since the types differ between versions."""
+    """What is needed of an event's ``args``, with the types that are in the file: they differ between versions."""
 
     correlation: Any = None
     device: Any = None
@@ -45,7 +45,7 @@ Time = Union[int, float, str, None]
 
 
 class Event(msgspec.Struct, gc=False):
-    """One event, times in microseconds as JSON's numbers are read."""
+    """One event. Its times are in microseconds, as JSON numbers are decoded."""
 
     ph: Union[str, None] = None
     cat: Union[str, None] = None
@@ -58,7 +58,7 @@ class Event(msgspec.Struct, gc=False):
 
 
 class ExactEvent(Event, gc=False):
-    """The same with ``ts`` as it stands in the file: a number of floating point may not hold all its nanoseconds."""
+    """One event, with ``ts`` as text: a floating-point number may be too imprecise for its nanoseconds."""
 
     ts: msgspec.Raw = msgspec.Raw()  # type: ignore[assignment]
 
@@ -70,31 +70,31 @@ def _decoders(event: type[Event]) -> tuple[Any, Any]:
 
 _START = re.compile(rb'"traceEvents"\s*:\s*\[')
 _END = re.compile(rb"\}\s*(\])\s*(?=[,}]|$)")
-_BETWEEN = re.compile(rb"(?<=\})\s*,?\s*(?=\{)")  # two events, whose comma may be missing
-# Longest beginning of a file in which its events must start: thousands of process groups may stand before them.
-_LONGEST_HEAD = 64 * 2**20
-# Longest that the beginning of the array may be, white space within it included.
-_LONGEST_START = 256
+_BETWEEN = re.compile(rb"(?<=\})\s*,?\s*(?=\{)")  # between two events; the comma may be missing
+# The events must begin within this many bytes. There may be thousands of process groups before them.
+_MAX_HEAD_BYTES = 64 * 2**20
+# Maximum length of the text that begins the array of events, including white space.
+_MAX_START_BYTES = 256
 _DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-# Longest single event, for which a buffer is held.
-_LONGEST_EVENT = 16 * 2**20
-# Ends of the array that are tried in one piece: an event may hold arrays of objects itself.
-_MOST_ENDS = 16
-# What cannot be read in so much text is taken not to be valid; in less it may go on in the next piece.
-_ENOUGH_BYTES = 2**19
+# Maximum length of one event, which is buffered until it ends.
+_MAX_EVENT_BYTES = 16 * 2**20
+# How many possible ends of the array are tried in one piece: events may have arrays of objects of their own.
+_MAX_ENDS = 16
+# An event that does not end within this many bytes is invalid; a shorter one may continue in the next piece.
+_MAX_INCOMPLETE_BYTES = 2**19
 
 
 class EventStream:
-    """Iterate to get the events, a list for each piece.
+    """The events of a trace file. Iterating gives one list of events per piece of the file.
 
     Args:
         path: the file.
         event: ``Event`` or ``ExactEvent``.
-        piece_bytes: how much is decoded at once.
-        progress: told how far the file is read.
+        piece_bytes: size of a piece, in bytes.
+        progress: called with the number of bytes read so far and the number of bytes of the file.
 
     Attributes:
-        head: the other fields of the document, as far as they were read.
+        head: the fields of the document around the events, as far as they were read.
         problems: what is wrong with the file, in words; complete after iteration.
     """
 
@@ -111,10 +111,10 @@ class EventStream:
         self._decode_all, self._decode_one = (decoder.decode for decoder in _decoders(event))
         self._piece_bytes = piece_bytes
         self._progress = progress
-        self._bare = False  # the array of events alone, without a document around it
-        self._repairs = 0
-        self._lost = 0
-        self._why = ""
+        self._is_bare_array = False  # the file is the array of events alone, without a document around it
+        self._num_repaired = 0
+        self._num_lost = 0
+        self._first_error = ""
 
     def __iter__(self) -> Iterator[list[Event]]:
         """The events.
@@ -126,7 +126,7 @@ class EventStream:
         rest, ended = self._skip_head(source), False
         while not ended:
             piece = next(source, b"")
-            buffer = bytearray(b"[")  # decoded in place: the files are large, and copies cost as much as decoding
+            buffer = bytearray(b"[")  # decoded in place: the files are large, and a copy costs as much as decoding
             buffer += rest
             buffer += piece
             if not piece:
@@ -137,8 +137,8 @@ class EventStream:
             if end:
                 events, rest, ended = self._decode(buffer, end)
                 yield events
-            elif len(buffer) > _LONGEST_EVENT:
-                raise TraceError(f"{self.path} is no trace: no event ends within {_LONGEST_EVENT >> 20} MiB")
+            elif len(buffer) > _MAX_EVENT_BYTES:
+                raise TraceError(f"{self.path} is no trace: no event ends within {_MAX_EVENT_BYTES >> 20} MiB")
             else:
                 rest = bytes(buffer[1:])
         self._finish(rest, source, ended)
@@ -146,29 +146,30 @@ class EventStream:
     # -- the document around the events
 
     def _skip_head(self, source: Iterator[bytes]) -> bytes:
+        """Read up to the beginning of the events. Returns the text after it that was already read."""
         buffer = bytearray()
         searched = 0
         for piece in source:
             buffer += piece
             start = re.match(rb"\s*(.)?", buffer, re.DOTALL)
             first = start.group(1) if start else None
-            if first == b"[":  # the other form of the format: the array alone
-                self._bare = True
+            if first == b"[":  # the format allows the array alone
+                self._is_bare_array = True
                 return bytes(buffer[start.end() :]) if start else b""
             if first not in (b"{", None):
                 break
-            for found in _START.finditer(buffer, searched):
-                if self._read_head(bytes(buffer[: found.start()])):
-                    return bytes(buffer[found.end() :])
-            searched = max(0, len(buffer) - _LONGEST_START)
-            if len(buffer) > _LONGEST_HEAD:
+            for begin in _START.finditer(buffer, searched):
+                if self._read_head(bytes(buffer[: begin.start()])):
+                    return bytes(buffer[begin.end() :])
+            searched = max(0, len(buffer) - _MAX_START_BYTES)
+            if len(buffer) > _MAX_HEAD_BYTES:
                 break
         if not buffer.strip():
             raise TraceError(f"{self.path} is empty")
         raise TraceError(f"{self.path} is no trace of torch.profiler: it has no traceEvents")
 
     def _read_head(self, head: bytes) -> bool:
-        """Take down the fields before the events; False where this is not what stands before them."""
+        """Read the fields before the events. Returns False if the text is not all that is before them."""
         try:
             fields = msgspec.json.decode(head + b'"traceEvents":[]}')
         except _DECODE_ERRORS:
@@ -180,11 +181,12 @@ class EventStream:
         return True
 
     def _finish(self, rest: bytes, source: Iterator[bytes], ended: bool) -> None:
+        """Read the fields after the events, and complete ``problems``."""
         if ended:
             text = bytearray(rest)
             for piece in source:
                 text += piece
-                if len(text) > _LONGEST_HEAD:
+                if len(text) > _MAX_HEAD_BYTES:
                     break
             rest = bytes(text)
             tail = _tail(rest)
@@ -192,16 +194,18 @@ class EventStream:
                 self.head.update(tail)
             elif rest.strip():
                 self.problems.append("what stands after the events is not valid JSON, and is left out")
-            elif not self._bare:
+            elif not self._is_bare_array:
                 self.problems.append("the file is cut off after its events: what would follow them is missing")
         elif not any("cut off" in problem for problem in self.problems):
             self.problems.append("the file is cut off: it ends before its events do")
-        if self._repairs:
-            self.problems.append(f"{self._repairs} events were not valid JSON and were repaired ({self._why})")
-        if self._lost:
-            self.problems.append(f"{self._lost} events could not be read and are left out ({self._why})")
+        if self._num_repaired:
+            self.problems.append(
+                f"{self._num_repaired} events were not valid JSON and were repaired ({self._first_error})"
+            )
+        if self._num_lost:
+            self.problems.append(f"{self._num_lost} events could not be read and are left out ({self._first_error})")
 
-    # -- events. Each gives what follows what it decoded, and whether the array of events ended there.
+    # -- events. Each method also returns the text after what it decoded, and whether the array of events ended there.
 
     def _decode(self, buffer: bytearray, end: int) -> tuple[list[Event], bytes, bool]:
         """The events of the buffer before ``end``, where the next one begins."""
@@ -209,40 +213,45 @@ class EventStream:
         try:
             return self._decode_before(buffer, comma), bytes(buffer[end:]), False
         except _DECODE_ERRORS:
-            found = self._decode_to_end(buffer)
-            return (*found, True) if found is not None else self._one_by_one(bytes(buffer[1:]), cut_off=False)
+            last = self._decode_to_end(buffer)
+            return (*last, True) if last is not None else self._one_by_one(bytes(buffer[1:]), cut_off=False)
 
     def _decode_rest(self, buffer: bytearray) -> tuple[list[Event], bytes, bool]:
         """The last events of the file."""
-        found = self._decode_to_end(buffer)
-        return (*found, True) if found is not None else self._one_by_one(bytes(buffer[1:]), cut_off=True)
+        last = self._decode_to_end(buffer)
+        return (*last, True) if last is not None else self._one_by_one(bytes(buffer[1:]), cut_off=True)
 
     def _decode_to_end(self, buffer: bytearray) -> tuple[list[Event], bytes] | None:
-        """The events up to the end of the array, and what follows it; None where it does not end here."""
+        """The events up to the end of the array, and the text after it; None if the array does not end here."""
         if buffer[1:].lstrip()[:1] == b"]":
             return [], bytes(buffer[1:].lstrip()[1:])
-        for number, found in enumerate(_END.finditer(buffer)):
-            if number == _MOST_ENDS:
+        for number, end in enumerate(_END.finditer(buffer)):
+            if number == _MAX_ENDS:
                 break
             try:
-                return self._decode_before(buffer, found.start(1)), bytes(buffer[found.end(1) :])
+                return self._decode_before(buffer, end.start(1)), bytes(buffer[end.end(1) :])
             except _DECODE_ERRORS:
                 continue
         return None
 
     def _decode_before(self, buffer: bytearray, place: int) -> list[Event]:
-        """The buffer up to ``place``, as an array that ends there."""
-        was, buffer[place] = buffer[place], ord("]")
+        """The events of the buffer before ``place``, which is made the end of the array while it is decoded."""
+        byte, buffer[place] = buffer[place], ord("]")
         try:
             events: list[Event] = self._decode_all(memoryview(buffer)[: place + 1])
         finally:
-            buffer[place] = was
+            buffer[place] = byte
         return events
 
     def _one_by_one(self, body: bytes, cut_off: bool) -> tuple[list[Event], bytes, bool]:
-        """Events found by their braces, in pieces that are no array of whole events, or hold what is not valid."""
+        """The events of a text that is not an array of whole, valid events. They are found by their braces.
+
+        Args:
+            body: the text.
+            cut_off: whether the file ends with it.
+        """
         events: list[Event] = []
-        place, hopeless = 0, False
+        place, all_invalid = 0, False
         while True:
             begin, end, ended = _next_object(body, place)
             if ended:
@@ -252,45 +261,46 @@ class EventStream:
                 events.append(event)
                 place = end
                 continue
-            if begin < 0:  # nothing more begins here
+            if begin < 0:  # no event begins in the rest of the text
                 return events, b"", False
-            if end < 0 and not cut_off and len(body) - begin < _ENOUGH_BYTES:
-                return events, body[begin:], False  # may go on in the next piece
-            after = -1 if hopeless else self._next_whole(body, begin)
+            if end < 0 and not cut_off and len(body) - begin < _MAX_INCOMPLETE_BYTES:
+                return events, body[begin:], False  # it may continue in the next piece
+            after = -1 if all_invalid else self._next_valid(body, begin)
             if after < 0:
-                hopeless = True  # nor will there be one further on
-                if end < 0:  # the event in which the file ends
+                all_invalid = True  # no valid event follows, so searching again would be in vain
+                if end < 0:  # the file ends within this event
                     return events, b"" if cut_off else body[begin:], False
                 after = end
-            self._lost += 1
+            self._num_lost += 1
             place = after
 
-    def _next_whole(self, body: bytes, begin: int) -> int:
-        """Where, after an event that cannot be read, the next one begins that can; -1 if nowhere."""
-        for found in _BETWEEN.finditer(body, begin + 1):
-            start, end, _ = _next_object(body, found.end())
+    def _next_valid(self, body: bytes, begin: int) -> int:
+        """Where the next valid event begins after the invalid one at ``begin``; -1 if there is none."""
+        for gap in _BETWEEN.finditer(body, begin + 1):
+            start, end, _ = _next_object(body, gap.end())
             try:
                 if end > 0 and self._decode_one(body[start:end]).ph is not None:
-                    return found.end()
+                    return gap.end()
             except _DECODE_ERRORS:
                 continue
         return -1
 
     def _read_one(self, text: bytes) -> Event | None:
+        """One event, repaired if necessary; None if that is impossible."""
         text = text.rstrip().removesuffix(b",")
         try:
             event: Event = self._decode_one(text)
         except _DECODE_ERRORS as error:
-            mended = self._repaired(text)
-            self._repairs += mended is not None
-            self._why = self._why or str(error)
-            return mended
+            repaired = self._repaired(text)
+            self._num_repaired += repaired is not None
+            self._first_error = self._first_error or str(error)
+            return repaired
         return event
 
-    def _repaired(self, part: bytes) -> Event | None:
-        """An event that is not valid JSON, or not of the form that it should be, mended; None where it cannot be."""
+    def _repaired(self, text: bytes) -> Event | None:
+        """An event from text that is not valid JSON, or has fields of wrong types; None if it cannot be repaired."""
         try:
-            fields = msgspec.json.decode(_mended(part))
+            fields = msgspec.json.decode(_valid_json(text))
             if not isinstance(fields, dict):
                 return None
             if not isinstance(fields.get("args"), dict):
@@ -308,7 +318,7 @@ class EventStream:
 
 
 def _tail(text: bytes) -> dict[str, Any] | None:
-    """The fields that follow the array of events; None where that is not what this is."""
+    """The fields after the array of events; None if the text is something else."""
     try:
         fields = msgspec.json.decode(b"{" + text.strip().removeprefix(b","))
     except _DECODE_ERRORS:
@@ -320,29 +330,29 @@ _STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]"]', re.DOTALL)
 
 
 def _next_object(body: bytes, place: int) -> tuple[int, int, bool]:
-    """Begin and end of the next event, -1 for what is not in ``body``; or the end of the array, and True."""
+    """Begin and end of the next event, -1 each if it is not in ``body``; or -1, the end of the array, and True."""
     depth, begin = 0, -1
-    for found in _STRUCTURE.finditer(body, place):
-        token = found.group()
+    for matched in _STRUCTURE.finditer(body, place):
+        token = matched.group()
         if token in (b"{", b"["):
             if not depth:
-                begin = found.start()
+                begin = matched.start()
             depth += 1
         elif token in (b"}", b"]"):
             if not depth:
                 if token == b"]":
-                    return -1, found.end(), True
+                    return -1, matched.end(), True
                 continue
             depth -= 1
             if not depth:
-                return begin, found.end(), False
-        elif token == b'"':  # of a text that does not end
+                return begin, matched.end(), False
+        elif token == b'"':  # begins a string that does not end
             break
     return begin, -1, False
 
 
 def _last_boundary(buffer: bytearray) -> int:
-    """Where the last event of the buffer begins, after a comma that follows another's end; 0 if nowhere."""
+    """Where the last event of the buffer seems to begin: after ``},``; 0 if nowhere."""
     place = len(buffer)
     while (place := buffer.rfind(b"{", 0, place)) > 0:
         gap = buffer[max(0, place - 64) : place].rstrip()
@@ -352,12 +362,12 @@ def _last_boundary(buffer: bytearray) -> int:
 
 
 def _depth_one(head: bytes) -> bool:
-    """Whether a beginning that is no valid JSON leaves open just one brace: ours, of the document."""
+    """Whether a text that is not valid JSON leaves exactly one brace open: that of the document."""
     bare = re.sub(rb'"(?:[^"\\]|\\.)*"', b"", head, flags=re.DOTALL)
     return bare.count(b"{") - bare.count(b"}") == 1 and bare.count(b"[") == bare.count(b"]")
 
 
-# Texts, which are kept; and what is no number that could be used.
+# Strings, which are kept, and numbers that JSON does not allow or nothing can use, which become null.
 _TOKENS = re.compile(
     r'"(?:[^"\\]|\\.)*"|[-+]?\b(?:NaN|nan|Infinity|inf)\b|-?\d[\d.]*[eE][-+]?\d{4,}|-?\d{400,}', re.DOTALL
 )
@@ -366,12 +376,12 @@ _DECIMAL_COMMA = re.compile(r"(:\s*-?\d+),(\d+)(?=\s*[,}])")
 _CONTROL = re.compile(r"[\x00-\x1f]")
 
 
-def _mended(part: bytes) -> bytes:
-    """Text that is no JSON, as near to it as it can be read."""
-    text = _CONTROL.sub(" ", part.decode(errors="replace"))
+def _valid_json(text: bytes) -> bytes:
+    """The text with the faults removed that real traces have; it may still be invalid."""
+    printable = _CONTROL.sub(" ", text.decode(errors="replace"))
 
-    def mend(token: re.Match[str]) -> str:
-        found = token.group()
-        return _BAD_ESCAPE.sub(r"\\\\", found) if found.startswith('"') else "null"
+    def repair(match: re.Match[str]) -> str:
+        token = match.group()
+        return _BAD_ESCAPE.sub(r"\\\\", token) if token.startswith('"') else "null"
 
-    return _DECIMAL_COMMA.sub(r"\1.\2", _TOKENS.sub(mend, text)).encode()
+    return _DECIMAL_COMMA.sub(r"\1.\2", _TOKENS.sub(repair, printable)).encode()

@@ -7,11 +7,9 @@ import pytest
 
 from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.results.catalogue import FIGURES
-from overlap_callbacks.analysis.results.estimate import Estimate, Spread
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import CollectiveTime, KernelTime, ProfiledBlock, RankWindow, TimedBlock
-from tests.samples import window_report
 
 OV, SEQ = Mode.OVERLAPPED, Mode.SEQUENTIAL
 
@@ -487,36 +485,3 @@ def test_kernels_are_means_over_the_ranks_those_that_lose_most_first():
         KernelTime("norm", False, overlapped_calls=1, sequential_calls=1, overlapped_ms=4.5, sequential_ms=1.5),
     )
     assert [kernel.lost_ms for kernel in found] == [5, 3]
-
-
-# -- on the wire
-
-
-def test_a_report_survives_json():
-    rows = (CollectiveTime("allreduce_", "dp (1)", 8, "nccl", 3, 300, 300, None),)
-    kernel = KernelTime("gemm", False, 4, 4, 30, 28)
-    found = report_of(
-        full_window(0, collectives=rows, kernels=(kernel,), problems=("hot",)), full_window(1), world_size=3
-    )
-    assert isinstance(found.spread["compute_slowdown"], Spread)
-    assert isinstance(found.compute_slowdown, Estimate)
-    assert msgspec.json.decode(msgspec.json.encode(found), type=OverlapReport) == found
-
-
-def test_a_rank_s_window_survives_json():
-    window = full_window()
-    assert msgspec.json.decode(msgspec.json.encode(window), type=RankWindow) == window
-
-
-def test_bus_bandwidth_is_that_of_nccl_tests_in_sequential_steps():
-    rows = (
-        CollectiveTime("allreduce_", "world", 4, "nccl", 2, 4_000_000, 4_000_000, 2.0),
-        CollectiveTime("_allgather_base_", "dp", 4, "nccl", 1, 1_000_000, 4_000_000, 1.0),
-        CollectiveTime("barrier", "world", 4, "nccl", 1, 0, 0, 1.0),
-        CollectiveTime("broadcast_", "world", 4, "nccl", 1, 8, 8, None),
-    )
-    metrics = window_report(collectives=rows).metrics()
-    # 4 MB times 2 (n - 1) / n in 2 ms, and 4 MB times (n - 1) / n in 1 ms.
-    assert metrics["comm/allreduce_busbw_gb_s"] == pytest.approx(4e6 * 1.5 / 2e-3 / 1e9)
-    assert metrics["comm/allgather_base_busbw_gb_s"] == pytest.approx(4e6 * 0.75 / 1e-3 / 1e9)
-    assert not any(key.endswith("busbw_gb_s") and ("barrier" in key or "broadcast" in key) for key in metrics)

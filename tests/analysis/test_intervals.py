@@ -145,7 +145,7 @@ def test_thinning_by_hand():
 
 @pytest.mark.parametrize("most", [0, -1])
 def test_thinning_to_nothing_is_refused(most):
-    with pytest.raises(ValueError, match="most must be at least 1"):
+    with pytest.raises(ValueError, match="max_intervals must be at least 1"):
         intervals([(0, 1)]).thinned(most)
 
 

@@ -9,64 +9,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from click.testing import CliRunner
 
-from overlap_callbacks.cli.main import main
-from overlap_callbacks.traces import Trace, TraceError, analyze, read_trace
-from overlap_callbacks.traces.figures import Analysis, TraceFigures
+from overlap_callbacks.traces import TraceError, analyze, read_trace
+from overlap_callbacks.traces.figures import Analysis
 from overlap_callbacks.traces.files import PIECE_BYTES
 from tests import kineto
 from tests.kineto import Nanoseconds
-
-MS = 1_000_000
-
-
-def gemm(start: float, end: float, correlation: int = 0, **options: Any) -> kineto.Event:
-    return kineto.kernel(kineto.GEMM, round(start * MS), round(end * MS), correlation, **options)
-
-
-def all_reduce(start: float, end: float, correlation: int = 0, **options: Any) -> kineto.Event:
-    return kineto.kernel(kineto.ALL_REDUCE, round(start * MS), round(end * MS), correlation, stream=20, **options)
-
-
-def figures_of(folder: Path, events: list[kineto.Event], **options: Any) -> TraceFigures:
-    (found,) = analyze([read_trace(kineto.write(folder / "trace.json", events, **options))]).traces
-    return found
-
-
-def said(problems: tuple[str, ...], *words: str) -> bool:
-    return any(all(word in problem for word in words) for problem in problems)
-
-
-def overlap(*arguments: str) -> Any:
-    result = CliRunner().invoke(main, list(arguments), env={"COLUMNS": "200"})
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
-
-
-def error_of(*arguments: str) -> str:
-    """The one line with which a command refuses."""
-    result = overlap(*arguments)
-    assert result.exit_code == 1
-    assert result.output.startswith("Error: ")
-    assert result.output.count("\n") == 1
-    return str(result.output)
-
+from tests.traces.events import MS, all_reduce, error_of, figures_of, gemm, overlap, said, short_trace
 
 # -- files that end too early, or are damaged
-
-
-def short_trace(**args: Any) -> list[kineto.Event]:
-    return [
-        kineto.step(1, 0, 9 * MS),
-        kineto.launch(10, 1),
-        gemm(1, 3, 1),
-        kineto.launch(20, 2),
-        all_reduce(2, 4, 2, **args),
-        kineto.launch(30, 3),
-        gemm(5, 6, 3, grid=(2, 1, 1)),
-    ]
 
 
 @pytest.mark.parametrize("args", [{}, {"objects": [{"a": 1}, {"b": "}]"}]}], ids=["flat", "nested"])
@@ -484,115 +435,3 @@ def test_memory_is_bounded_by_the_pieces_whatever_the_size_of_the_file(tmp_path:
     small, large = peak(10), peak(20)
     assert large < 1.2 * small
     assert large < 16 * PIECE_BYTES
-
-
-# -- names
-
-NAMES = {
-    "long": "void kernel<" + "x" * 10_000 + ">",
-    "control characters": "gemm\x00\x1b[31m\x07\r\n\tred\x1b[0m",
-    "HTML": "<script>alert('x')</script><b>gemm</b>",
-    "markup": "[red]gemm[/red]",
-    "markup that closes nothing": "[/red]gemm[/]",
-    "right to left": "gemm \u202e\u2066 kernel",
-    "emoji": ":smile: gemm",
-    "empty": "",
-    "commas": 'a,b;"c"\td',
-}
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_name_of_any_kind_is_shown_as_it_is_or_made_harmless(tmp_path: Path, name: str) -> None:
-    odd = NAMES[name]
-    events = [kineto.kernel(odd, 0, MS, 0), gemm(2, 9), all_reduce(3, 5)]
-    overlapped = str(kineto.write(tmp_path / "a.json", events))
-    sequential = str(kineto.write(tmp_path / "b.json", [*events[1:2], all_reduce(10, 12)]))
-    for command in (["analyze", overlapped], ["compare", overlapped, sequential], ["compare", sequential, overlapped]):
-        for options in ([], ["--json"]):
-            result = overlap(*command, *options)
-            assert result.exit_code == 0
-            assert not set(result.output) & set(map(chr, range(32))) - {"\n"}
-            assert "\u202e" not in result.output
-            assert len(result.output) < 60_000
-    output = overlap("compare", overlapped, sequential).output
-    if name in ("HTML", "markup", "markup that closes nothing", "emoji"):
-        assert odd in output
-    unmatched = json.loads(overlap("compare", overlapped, sequential, "--json").output)["unmatched"]
-    assert [row["overlapped_calls"] for row in unmatched] == [1]
-    assert len(unmatched[0]["name"]) <= 1_000
-
-
-def test_long_names_that_differ_at_their_end_only_are_two_kernels(tmp_path: Path) -> None:
-    events = [kineto.kernel("void kernel<" + "x" * 10_000 + end, 0, MS, 0) for end in ("a>", "b>")]
-    assert len(read_trace(kineto.write(tmp_path / "trace.json", events)).kernels.names) == 2
-
-
-@pytest.mark.parametrize("name", ["[red]x.json", "[link=x]y.json", ":smile:.json", "a b,c.json"])
-def test_a_file_name_of_any_kind_is_shown_as_it_is(tmp_path: Path, name: str) -> None:
-    path = str(kineto.write(tmp_path / name, [gemm(0, 2), all_reduce(1, 3)]))
-    assert name in overlap("analyze", path).output
-    assert name in overlap("compare", path, path).output
-
-
-# -- several files, steps and devices
-
-
-def ranked(folder: Path, name: str, rank: int, world_size: int) -> Trace:
-    return read_trace(kineto.write(folder / name, short_trace(), **kineto.job(rank, world_size)))
-
-
-def test_ranks_of_different_jobs_are_not_compared_and_each_has_its_own_figures(tmp_path: Path) -> None:
-    found = analyze([ranked(tmp_path, "a.json", 0, 2), ranked(tmp_path, "b.json", 1, 4)])
-    assert said(found.problems, "different jobs")
-    assert found.skew == ()
-    assert [trace.total.compute_ms for trace in found.traces] == [3, 3]
-    assert overlap("analyze", str(tmp_path / "a.json"), str(tmp_path / "b.json")).exit_code == 0
-
-
-def test_one_rank_given_twice_is_not_compared_with_itself(tmp_path: Path) -> None:
-    found = analyze([ranked(tmp_path, "a.json", 1, 2), ranked(tmp_path, "b.json", 1, 2)])
-    assert said(found.problems, "rank 1 is given twice")
-    assert found.skew == ()
-
-
-def test_a_cpu_job_and_a_job_of_devices_are_different_jobs(tmp_path: Path) -> None:
-    on_host = kineto.write(
-        tmp_path / "b.json", [kineto.host_range("aten::mm", 0, MS, cat="cpu_op")], **kineto.job(1, 2)
-    )
-    found = analyze([ranked(tmp_path, "a.json", 0, 2), read_trace(on_host)])
-    assert said(found.problems, "different jobs")
-    assert found.skew == ()
-
-
-def test_steps_that_overlap_end_where_the_next_begins(tmp_path: Path) -> None:
-    events = [kineto.step(1, 0, 30 * MS), kineto.step(2, 10 * MS, 20 * MS), kineto.step(2, 12 * MS, 40 * MS)]
-    for i, time in enumerate((1, 9, 11, 19)):
-        events += [kineto.launch(time * MS, i + 1), gemm(50 + 2 * i, 51 + 2 * i, i + 1)]
-    found = figures_of(tmp_path, events)
-    assert {step.step: step.compute_ms for step in found.steps} == {1: 2, 2: 2}
-    assert said(found.problems, "some steps overlap")
-
-
-def test_each_device_of_a_file_has_figures_of_its_own_kernels_only(tmp_path: Path) -> None:
-    events = [
-        gemm(0, 4, 1, device=0), all_reduce(2, 6, 2, device=0, **{"Collective name": "allreduce", "Group size": 2}),
-        gemm(0, 4, 3, device=1), all_reduce(3, 8, 4, device=1, **{"Collective name": "allreduce", "Group size": 4}),
-        gemm(5, 7, 5, device=6),
-    ]  # fmt: skip
-    devices = [{"id": 0, "name": "A"}, {"id": 1, "name": "[b]B"}]
-    path = kineto.write(tmp_path / "trace.json", events, deviceProperties=devices)
-    found = analyze([read_trace(path)]).traces
-    assert [(trace.device, trace.device_name) for trace in found] == [(0, "A"), (1, "[b]B"), (6, "")]
-    assert [trace.total.compute_ms for trace in found] == [4, 4, 2]
-    assert [trace.total.hidden_comm_ms for trace in found] == [2, 1, 0]
-    assert [[row.group_size for row in trace.collectives] for trace in found] == [[2], [4], []]
-    assert all(said(trace.problems, "3 devices") for trace in found)
-    assert "[b]B" in overlap("analyze", str(path)).output
-    assert "3 devices" in error_of("compare", str(path), str(path))
-
-
-def test_a_step_in_which_nothing_was_launched_is_named(tmp_path: Path) -> None:
-    events = [kineto.step(1, 0, MS), kineto.step(2, 2 * MS, 3 * MS), kineto.launch(10, 7), gemm(4, 5, 7)]
-    found = figures_of(tmp_path, events)
-    assert [step.step for step in found.steps] == [1]
-    assert said(found.problems, "steps 2")

@@ -1,16 +1,16 @@
-"""Which kernels lose time beside which: a loss in kernel time, shared out over what ran beside each kernel.
+"""Attributes the time that each kernel loses to the kernels that ran beside it.
 
-Each overlapped kernel is compared with the same kernel of a sequential step, which ran alone. What it took longer is
-shared among the kinds of kernels that ran beside it, in proportion to how long each did. What no company explains, and
-what only one of the modes has, stand in rows of their own. So the losses of the compute kernels add up to
-T_comp,ov - T_comp,iso of equation 4, and those of the collectives to their own difference.
+Each overlapped kernel is compared with the same kernel of a sequential step, which ran alone. Its loss is divided among
+the kinds of kernels that ran beside it, in proportion to the time that each did. Losses of kernels that ran beside
+nothing, and kernels that only one of the modes has, get rows of their own. So the losses of the compute kernels add up
+to T_comp,ov - T_comp,iso of equation 4, and the losses of the collectives to their own difference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -20,20 +20,23 @@ from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
 from overlap_callbacks.analysis.results.window import PairTime
 
-# Beside nothing, and nothing to compare with.
+# What a kernel ran beside, if it ran alone; and if there is no kernel to compare it with.
 ALONE = "(nothing)"
 UNMATCHED = "(not matched)"
+
+# One number per call, or the same number for all.
+_Amount = Union[float, npt.NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
 class Calls:
-    """Calls in columns: on a device a row of ``KernelTable`` each, on CPU the pieces of one operator together.
+    """Calls in columns. On a device, a call is a row of a ``KernelTable``; on CPU, all pieces of one operator call.
 
     Attributes:
-        kernels: of which these are calls.
-        row: first row of each; shape (n,).
-        call: index into these calls of each row of ``kernels``; shape (len(kernels),).
-        duration_ns: its own time; shape (n,).
+        kernels: the table.
+        row: first row of each call; shape (n,).
+        call: index of the call that each row of ``kernels`` belongs to; shape (len(kernels),).
+        duration_ns: own time of each call; shape (n,).
     """
 
     kernels: KernelTable
@@ -43,6 +46,7 @@ class Calls:
 
     @classmethod
     def of(cls, kernels: KernelTable) -> Calls:
+        """The calls of a table."""
         _, row, call = np.unique(kernels.call, return_index=True, return_inverse=True)
         duration = np.bincount(call, weights=kernels.intervals.durations_ns, minlength=len(row)).astype(np.int64)
         return cls(kernels, row.astype(np.int64), call.astype(np.int64), duration)
@@ -52,25 +56,27 @@ class Calls:
 
     @property
     def step(self) -> Indices:
+        """Index of the step of each call; shape (n,)."""
         return self.kernels.step[self.row]
 
     @property
     def kind(self) -> npt.NDArray[np.uint8]:
+        """``Kind`` of each call; shape (n,)."""
         return self.kernels.kind[self.row]
 
     def covered_ns(self, by: Intervals) -> Indices:
-        """How much of each call's own time ``by`` covers; shape (n,)."""
+        """How much of each call's own time ``by`` covers, in nanoseconds; shape (n,)."""
         covered = self.kernels.intervals.covered_ns(by)
         return np.bincount(self.call, weights=covered, minlength=len(self)).astype(np.int64)
 
 
 @dataclass(frozen=True)
 class Match:
-    """Overlapped calls and the same calls of sequential steps.
+    """Which calls match the same calls elsewhere.
 
     Attributes:
-        alone_ns: mean time of the same call in the sequential steps, NaN for a call that matches none; shape (calls,).
-        used: whether a sequential call served as a partner; shape (calls of the sequential profile,).
+        alone_ns: mean time of the matching calls, NaN for a call without a match; shape (calls,).
+        used: whether each partner matches a call; shape (partners,).
     """
 
     alone_ns: npt.NDArray[np.float64]
@@ -78,14 +84,20 @@ class Match:
 
 
 class Level(NamedTuple):
-    """What counts as the same call: always the name, and what else is true here."""
+    """What counts as the same call: always the name, and everything that is true here.
+
+    Attributes:
+        launch_shape: the same grid and block.
+        in_turn: the same turn, i.e. both are the k-th of their kind in their steps.
+        equally_many: both steps have the same number of calls of the kind.
+    """
 
     launch_shape: bool
-    in_turn: bool  # the k-th of its kind in its step
-    equally_many: bool  # in both steps
+    in_turn: bool
+    equally_many: bool
 
 
-# The second, since some grids vary with the data; the third pairs what there is of both, and leaves the rest alone.
+# The second level is there since some grids vary with the data. The third pairs as many calls as both sides have.
 IN_TURN = (Level(True, True, True), Level(False, True, True))
 IN_ORDER = (*IN_TURN, Level(True, True, False))
 SAME_LAUNCH = (Level(True, False, False),)
@@ -98,37 +110,37 @@ def match(
     others: npt.NDArray[np.bool_],
     levels: tuple[Level, ...] = IN_ORDER,
 ) -> Match:
-    """Find for each call the same call elsewhere; where several steps have it, their mean.
+    """Find the same call elsewhere for each call; if several steps have it, their mean counts.
 
     Args:
         calls: the calls to be matched.
-        wanted: which of them count; shape (calls,).
-        partners: the calls to look among: ``calls`` itself, or those of another profile.
-        others: which of them count; shape (partners,).
-        levels: what counts as the same, in order of preference.
+        wanted: which of them are matched; shape (calls,).
+        partners: the calls to match with: ``calls`` itself, or those of another profile.
+        others: which of the partners may match; shape (partners,).
+        levels: what counts as the same call, in order of preference.
     """
-    alone = np.full(len(calls), np.nan)
+    alone_ns = np.full(len(calls), np.nan)
     used = np.zeros(len(partners), dtype=bool)
-    todo, there = np.flatnonzero(wanted), np.flatnonzero(others)
-    both = _Labels(calls, partners)
+    unmatched, candidates = np.flatnonzero(wanted), np.flatnonzero(others)
+    labels = _Labels(calls, partners)
     for level in levels:
-        if not len(todo) or not len(there):
+        if not len(unmatched) or not len(candidates):
             break
-        mine, theirs = both.keys(todo, there, level)
+        mine, theirs = labels.keys(unmatched, candidates, level)
         size = int(max(mine.max(), theirs.max())) + 1
         count = np.bincount(theirs, minlength=size)
-        total = np.bincount(theirs, weights=partners.duration_ns[there], minlength=size)
-        found = count[mine] > 0
-        alone[todo[found]] = (total / np.maximum(count, 1))[mine[found]]
-        hit = np.zeros(size, dtype=bool)
-        hit[mine[found]] = True
-        used[there[hit[theirs]]] = True
-        todo = todo[~found]
-    return Match(alone, used)
+        total_ns = np.bincount(theirs, weights=partners.duration_ns[candidates], minlength=size)
+        matched = count[mine] > 0
+        alone_ns[unmatched[matched]] = (total_ns / np.maximum(count, 1))[mine[matched]]
+        is_key_matched = np.zeros(size, dtype=bool)
+        is_key_matched[mine[matched]] = True
+        used[candidates[is_key_matched[theirs]]] = True
+        unmatched = unmatched[~matched]
+    return Match(alone_ns, used)
 
 
 class _Labels:
-    """Common numbers for the names and launch shapes of two profiles, which may be one."""
+    """Common numbers for the names and launch shapes of two profiles, which may be the same one."""
 
     def __init__(self, calls: Calls, partners: Calls) -> None:
         self.sides = (calls, partners)
@@ -137,23 +149,23 @@ class _Labels:
         self._collectives = _common(calls.kernels.collectives, partners.kernels.collectives)
         self._num_kinds = len({*calls.kernels.collectives, *partners.kernels.collectives}) + 1
 
-    def keys(self, todo: Indices, there: Indices, level: Level) -> tuple[Indices, Indices]:
-        """A number for each call of both sides, equal for what is the same."""
+    def keys(self, calls: Indices, partners: Indices, level: Level) -> tuple[Indices, Indices]:
+        """A number for each of the given calls and partners, equal for those that are the same call."""
         sides = []
-        for side, rows in enumerate((todo, there)):
+        for side, rows in enumerate((calls, partners)):
             label, shape = self._kinds(side, level)
-            nothing = np.zeros(len(rows), dtype=np.int64)
-            # Turns are counted among all calls of the step, matched before or not.
-            turn, of = self._turns(side, label, shape) if level.in_turn else (nothing, nothing)
+            zeros = np.zeros(len(rows), dtype=np.int64)
+            # Turns are counted among all calls of the step, whether they were matched before or not.
+            turn, of = self._turns(side, label, shape) if level.in_turn else (zeros, zeros)
             if level.in_turn:
-                turn, of = turn[rows], of[rows] if level.equally_many else nothing
+                turn, of = turn[rows], of[rows] if level.equally_many else zeros
             sides.append((label[rows], shape[rows], turn, of))
         keys = _numbered([np.concatenate(parts) for parts in zip(*sides, strict=True)])
-        return keys[: len(todo)], keys[len(todo) :]
+        return keys[: len(calls)], keys[len(calls) :]
 
     def _kinds(self, side: int, level: Level) -> tuple[Indices, Indices]:
         calls = self.sides[side]
-        # One kernel of NCCL may serve several kinds of collectives: they are not the same call.
+        # One NCCL kernel may implement several kinds of collectives; those are not the same call.
         kinds = np.append(self._collectives[side], -1)[calls.kernels.collective[calls.row]]
         label = self._names[side][calls.kernels.name[calls.row]] * self._num_kinds + kinds + 1
         if not level.launch_shape:
@@ -161,7 +173,7 @@ class _Labels:
         return label, self._shapes[side][calls.kernels.shape[calls.row]]
 
     def _turns(self, side: int, label: Indices, shape: Indices) -> tuple[Indices, Indices]:
-        """Of each call, which of its kind it is in its step, and of how many."""
+        """Each call's turn among the calls of its kind in its step, and how many of them there are; shape (n,) each."""
         calls = self.sides[side]
         group = _numbered([calls.step, label, shape])
         order = np.lexsort((calls.kernels.intervals.start_ns[calls.row], group))
@@ -177,16 +189,17 @@ class _Labels:
 
 
 def _numbered(columns: list[Indices]) -> Indices:
-    """A number for each row of the columns, the same for equal rows."""
+    """A number for each row of the columns; equal rows get the same number."""
     numbers = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
         _, codes = np.unique(column, return_inverse=True)
-        # The product stays far below the largest integer: both factors are at most the number of rows.
+        # The product does not overflow: both factors are at most the number of rows.
         _, numbers = np.unique(numbers * (int(codes.max(initial=0)) + 1) + codes, return_inverse=True)
     return numbers.astype(np.int64)
 
 
 def _common(mine: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[Indices, Indices]:
+    """Numbers for the texts of both sides; equal texts get the same number."""
     codes: dict[str, int] = {}
     return tuple(  # type: ignore[return-value]
         np.array([codes.setdefault(text, len(codes)) for text in texts], dtype=np.int64) for texts in (mine, theirs)
@@ -195,12 +208,12 @@ def _common(mine: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[Indices, In
 
 @dataclass(frozen=True)
 class Side:
-    """The calls of one mode that count.
+    """The calls of one mode.
 
     Attributes:
-        calls: of a profile.
-        wanted: which of them count; shape (calls,).
-        num_steps: steps that those are from.
+        calls: all calls of a profile.
+        wanted: which of them are of the mode; shape (calls,).
+        num_steps: number of the mode's steps.
     """
 
     calls: Calls
@@ -209,12 +222,12 @@ class Side:
 
 
 def pair_times(overlapped: Side, sequential: Side, alone_ns: npt.NDArray[np.float64]) -> tuple[PairTime, ...]:
-    """Time and loss of each family beside each kind of collective, and of each collective beside each family.
+    """Time and loss of each family beside each kind of collective, and of each kind of collective beside each family.
 
     Args:
-        overlapped: the calls that share the device.
-        sequential: the calls that they were matched with.
-        alone_ns: what ``match`` found: the time of the same call alone, NaN where it has none; shape (calls,).
+        overlapped: the calls of overlapped steps.
+        sequential: the calls of sequential steps.
+        alone_ns: time of the same call in sequential steps, NaN if it has no match, see ``match``; shape (calls,).
 
     Returns:
         The pairs, per step, those that lose most time first.
@@ -234,7 +247,7 @@ def _pairs(
     label, labels = labels_of(calls.kernels)
     rows = np.flatnonzero(overlapped.wanted & (calls.kind == victims))
     group = label[calls.row[rows]]
-    own, alone = calls.duration_ns[rows].astype(float), alone_ns[rows]
+    own, alone = calls.duration_ns[rows].astype(float), alone_ns[rows]  # ns
     matched = np.isfinite(alone)
     kinds = np.unique(label[calls.kernels.kind == partners]).tolist()
     beside = np.zeros((len(rows), len(kinds)))
@@ -244,11 +257,11 @@ def _pairs(
     total = beside.sum(axis=1)
     share = beside / np.where(total > 0, total, 1.0)[:, None]
 
-    def per_step(picked: npt.NDArray[np.bool_], amount: Any) -> npt.NDArray[np.float64]:
+    def per_step(picked: npt.NDArray[np.bool_], amount: _Amount) -> npt.NDArray[np.float64]:
         weights = np.broadcast_to(amount, len(rows))[picked]
         return np.bincount(group[picked], weights=weights, minlength=len(labels)) / num_steps
 
-    def of(partner: str, picked: npt.NDArray[np.bool_], weight: Any, beside_ns: Any) -> Iterator[PairTime]:
+    def of(partner: str, picked: npt.NDArray[np.bool_], weight: _Amount, beside_ns: _Amount) -> Iterator[PairTime]:
         counts = per_step(picked, 1.0)
         for number in np.flatnonzero(counts).tolist():
             yield PairTime(
@@ -265,32 +278,34 @@ def _pairs(
         yield from of(labels[kind], matched & (beside[:, column] > 0), share[:, column], beside[:, column])
     yield from of(ALONE, matched & (total == 0), 1.0, 0.0)
 
-    # What has no partner on either side stands beside each other, so that all rows add up to the difference in time.
-    time = dict(zip(labels, (per_step(~matched, own) / 1e6).tolist(), strict=True))
-    count = dict(zip(labels, per_step(~matched, 1.0).tolist(), strict=True))
-    cover = dict(zip(labels, (per_step(~matched, total) / 1e6).tolist(), strict=True))
-    paired = dict(zip(labels, (per_step(matched, np.where(matched, alone, 0.0)) / 1e6).tolist(), strict=True))
-    in_all = _time_by_label(sequential, victims)
-    for name in dict.fromkeys((*labels, *in_all)):
-        rest = in_all.get(name, 0.0) - paired.get(name, 0.0)
-        if count.get(name) or abs(rest) > _NOTHING_MS:
+    # Calls without a match get one row per label, so that all rows add up to the difference in time.
+    def by_label(picked: npt.NDArray[np.bool_], amount: _Amount, unit: float = 1e6) -> dict[str, float]:
+        return dict(zip(labels, (per_step(picked, amount) / unit).tolist(), strict=True))
+
+    time_ms, beside_ms = by_label(~matched, own), by_label(~matched, total)
+    count = by_label(~matched, 1.0, unit=1.0)
+    matched_alone_ms = by_label(matched, np.where(matched, alone, 0.0))
+    all_alone_ms = _time_by_label(sequential, victims)
+    for name in dict.fromkeys((*labels, *all_alone_ms)):
+        unmatched_alone_ms = all_alone_ms.get(name, 0.0) - matched_alone_ms.get(name, 0.0)
+        if count.get(name) or abs(unmatched_alone_ms) > _ROUNDING_MS:
             yield PairTime(
                 victim=name,
                 communication=victims is Kind.COMMUNICATION,
                 beside=UNMATCHED,
                 calls=count.get(name, 0.0),
-                beside_ms=cover.get(name, 0.0),
-                time_ms=time.get(name, 0.0),
-                alone_ms=rest,
+                beside_ms=beside_ms.get(name, 0.0),
+                time_ms=time_ms.get(name, 0.0),
+                alone_ms=unmatched_alone_ms,
             )
 
 
-# Less than a nanosecond: what is left of sums of floating point.
-_NOTHING_MS = 1e-6
+# One nanosecond; smaller differences of sums are rounding errors.
+_ROUNDING_MS = 1e-6
 
 
 def _time_by_label(side: Side, kind: Kind) -> dict[str, float]:
-    """Time per step of each family, or kind of collective, ms."""
+    """Time per step of each family, or of each kind of collective, in milliseconds."""
     label, labels = labels_of(side.calls.kernels)
     rows = np.flatnonzero(side.wanted & (side.calls.kind == kind))
     time_ns = np.bincount(label[side.calls.row[rows]], weights=side.calls.duration_ns[rows], minlength=len(labels))
@@ -298,20 +313,26 @@ def _time_by_label(side: Side, kind: Kind) -> dict[str, float]:
 
 
 def labels_of(kernels: KernelTable) -> tuple[Indices, tuple[str, ...]]:
-    """The kind of collective, or the family, of each row."""
+    """The label of each row, an index into the labels that come with it: its kind of collective, or its family."""
     codes: dict[str, int] = {}
     by_name = np.array(
         [codes.setdefault(name_rules.family_of(name), len(codes)) for name in kernels.names], dtype=np.int64
     )
     by_collective = np.array([codes.setdefault(name, len(codes)) for name in kernels.collectives], dtype=np.int64)
-    found = by_name[kernels.name] if len(by_name) else np.empty(0, dtype=np.int64)
+    label = by_name[kernels.name] if len(by_name) else np.empty(0, dtype=np.int64)
     communicates = kernels.collective >= 0
-    found[communicates] = by_collective[kernels.collective[communicates]]
-    return found, tuple(codes)
+    label[communicates] = by_collective[kernels.collective[communicates]]
+    return label, tuple(codes)
 
 
 def pair_times_of(kernels: KernelTable, overlapped: Indices, sequential: Indices) -> tuple[PairTime, ...]:
-    """What kernels lose beside each other in the overlapped steps, against the same in the sequential ones."""
+    """``pair_times`` of the steps of one profile.
+
+    Args:
+        kernels: the whole profile.
+        overlapped: indices of the overlapped profiled steps.
+        sequential: indices of the sequential profiled steps.
+    """
     if not len(overlapped) or not len(sequential):
         return ()
     calls = Calls.of(kernels)

@@ -1,9 +1,9 @@
-"""Which dimension of parallelism each communication kernel of a profile serves, and what each dimension costs.
+"""Assigns each communication kernel of a profile to a dimension of parallelism, and computes what each dimension costs.
 
-A profile does not tell a kernel's process group; the gate, which saw every collective being issued, does. Kernels and
-collectives of a step are matched in order; then each lane (a stream of the device, or a thread of Gloo's: both serve
-one group) goes with the majority of its kernels, since two groups' collectives may start in another order than they
-were issued in.
+A profile does not tell the process group of a kernel. The gate does: it saw every collective when it was issued. The
+kernels and the collectives of a step are matched in order. Then each lane is assigned to the dimension of most of its
+kernels, since collectives of two groups may start in another order than they were issued in. A lane is a stream of the
+device or a thread of Gloo; each serves one group.
 """
 
 from __future__ import annotations
@@ -24,29 +24,35 @@ _SEND_RECV = "send_recv"
 
 
 class IssuedCollective(Protocol):
-    """What is asked of a collective as the gate saw it."""
+    """What this module needs of a collective as the gate saw it."""
 
     @property
-    def operator(self) -> str: ...
+    def operator(self) -> str:
+        """The ``c10d`` operator."""
+        ...
 
     @property
-    def bytes_in(self) -> int: ...
+    def bytes_in(self) -> int:
+        """Bytes of the tensors that it reads."""
+        ...
 
     @property
-    def dimension(self) -> str: ...
+    def dimension(self) -> str:
+        """Dimension of parallelism that its group serves."""
+        ...
 
 
 def dimensions_of_rows(
     kernels: KernelTable, issued: Mapping[int, Sequence[IssuedCollective]]
 ) -> tuple[Indices, tuple[str, ...]]:
-    """The dimension of each row: an index into the names that come with it, -1 for what does not communicate.
+    """The dimension of each row: an index into the names that come with it, -1 for rows that do not communicate.
 
     Args:
-        kernels: of the whole profile.
-        issued: the collectives of each step, by its index, in the order of issue.
+        kernels: the whole profile.
+        issued: the collectives of each step, by its index, in the order in which they were issued.
     """
     labels: dict[str, int] = {}
-    found = np.full(len(kernels), -1, dtype=np.int64)
+    dimension = np.full(len(kernels), -1, dtype=np.int64)
     votes: dict[int, Counter[int]] = defaultdict(Counter)
     point_to_point = np.zeros(len(kernels), dtype=bool)
     communicates = np.flatnonzero(kernels.kind == Kind.COMMUNICATION)
@@ -54,23 +60,27 @@ def dimensions_of_rows(
     for step, collectives in issued.items():
         rows = by_start[kernels.step[by_start] == step]
         kinds = [kernels.collectives[kernels.collective[row]] for row in rows.tolist()]
-        for row, kind, dimension in zip(rows.tolist(), kinds, _in_order(kinds, collectives), strict=True):
-            found[row] = labels.setdefault(dimension, len(labels))
+        for row, kind, name in zip(rows.tolist(), kinds, _in_order(kinds, collectives), strict=True):
+            dimension[row] = labels.setdefault(name, len(labels))
             if kind == _SEND_RECV:
-                point_to_point[row] = True  # issued on one thread, whatever the group
+                point_to_point[row] = True  # all groups share one thread for these, so lanes tell nothing
             else:
-                votes[int(kernels.lane[row])][int(found[row])] += 1
+                votes[int(kernels.lane[row])][int(dimension[row])] += 1
     for row in communicates.tolist():
-        ballot = votes.get(int(kernels.lane[row]))
-        if ballot and not point_to_point[row]:
-            found[row] = ballot.most_common(1)[0][0]
-        elif found[row] < 0:
-            found[row] = labels.setdefault(UNKNOWN, len(labels))
-    return found, tuple(labels)
+        votes_of_lane = votes.get(int(kernels.lane[row]))
+        if votes_of_lane and not point_to_point[row]:
+            dimension[row] = votes_of_lane.most_common(1)[0][0]
+        elif dimension[row] < 0:
+            dimension[row] = labels.setdefault(UNKNOWN, len(labels))
+    return dimension, tuple(labels)
 
 
 def _in_order(kinds: Sequence[str], collectives: Sequence[IssuedCollective]) -> list[str]:
-    """The dimension of each kernel: of the collectives as they were issued, those of its own kind first."""
+    """The dimension of each kernel of a step, in order of their starts.
+
+    If there are as many kernels as collectives, the k-th kernel is the k-th collective. Else it is the next collective
+    of its own kind.
+    """
     real = [c for c in collectives if "barrier" not in c.operator]
     if len(real) == len(kinds):
         return [c.dimension for c in real]
@@ -88,37 +98,36 @@ def dimension_times(
     sequential: Sequence[int],
     recorded: Sequence[IssuedCollective],
 ) -> tuple[DimensionTime, ...]:
-    """What each dimension's communication takes, per step.
+    """The communication of each dimension, per step, those with the most time first.
 
     Args:
-        kernels: of the whole profile.
-        dimension: of each row, as ``dimensions_of_rows`` found it.
-        labels: the dimensions' names.
+        kernels: the whole profile.
+        dimension: dimension of each row, from ``dimensions_of_rows``; shape (n,).
+        labels: names of the dimensions, from ``dimensions_of_rows``.
         overlapped: indices of the overlapped profiled steps.
-        sequential: indices of the sequential ones.
+        sequential: indices of the sequential profiled steps.
         recorded: the collectives of the recorded step.
     """
     compute = kernels.of(Kind.COMPUTE).union()
-    steps = [np.isin(kernels.step, some) for some in (overlapped, sequential)]
-    sizes: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    in_overlapped, in_sequential = np.isin(kernels.step, overlapped), np.isin(kernels.step, sequential)
+    messages = Counter(collective.dimension for collective in recorded)
+    bytes_in: Counter[str] = Counter()
     for collective in recorded:
-        size = sizes[collective.dimension]
-        size[0] += 1
-        size[1] += collective.bytes_in
+        bytes_in[collective.dimension] += collective.bytes_in
 
-    def per_step_ms(time_ns: int, some: Sequence[int]) -> float:
-        return time_ns / max(len(some), 1) / 1e6
+    def per_step_ms(time_ns: int, steps: Sequence[int]) -> float:
+        return time_ns / max(len(steps), 1) / 1e6
 
     times = []
-    for name in dict.fromkeys((*labels, *sizes)):
-        rows = dimension == (labels.index(name) if name in labels else -2)
-        ov, seq = (kernels.intervals[rows & inside] for inside in steps)
+    for name in dict.fromkeys((*labels, *messages)):
+        rows = dimension == (labels.index(name) if name in labels else -2)  # -2 is in no row
+        ov, seq = kernels.intervals[rows & in_overlapped], kernels.intervals[rows & in_sequential]
         busy: Intervals = ov.union()
         times.append(
             DimensionTime(
                 dimension=name,
-                messages=sizes[name][0],
-                bytes_in=sizes[name][1],
+                messages=messages[name],
+                bytes_in=bytes_in[name],
                 comm_ms=per_step_ms(busy.sum_ns, overlapped),
                 exposed_ms=per_step_ms(busy.sum_ns - int(busy.covered_ns(compute).sum()), overlapped),
                 kernels_ms=per_step_ms(ov.sum_ns, overlapped),

@@ -12,7 +12,6 @@ import re
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -65,7 +64,7 @@ class KernelTable:
     def __len__(self) -> int:
         return len(self.intervals)
 
-    def __getitem__(self, rows: npt.NDArray[Any]) -> KernelTable:
+    def __getitem__(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> KernelTable:
         """A table of the selected rows."""
         return KernelTable(
             self.intervals[rows], self.kind[rows], self.name[rows], self.step[rows], self.call[rows], self.names,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -88,7 +87,7 @@ class KernelSums:
         span = Intervals(np.array([start]), np.array([end]))
         return end - start - int(span.covered_ns(self._any).sum())
 
-    def of_rows(self, rows: npt.NDArray[Any]) -> KernelFigures:
+    def of_rows(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> KernelFigures:
         """Times of the selected rows: a boolean mask, or indices."""
         part = self._kernels[rows]
         compute, comm = part.of(Kind.COMPUTE), part.of(Kind.COMMUNICATION)

@@ -1,1 +1,1 @@
-"""From readings of a power sensor to watts, joules and clocks for each mode."""
+"""Power, energy and clocks per mode, computed from the readings of a power source."""

@@ -1,11 +1,11 @@
-"""What the slowdown of the compute kernels is due to: a lower clock, or contention for the chip.
+"""Attributes the slowdown of the compute kernels to a cause: a lower clock, or contention for the chip.
 
-A kernel cannot lose more to the clock than the ratio of the clocks: one that only computes loses just that, one that
-waits for memory less. So ``clock_seq / clock_ov - 1`` is the most that the clock explains; what remains beyond it,
-multiplicatively, is the least that contention does.
+A kernel cannot lose more to the clock than the ratio of the clocks. A kernel that only computes loses exactly that; one
+that waits for memory loses less. So ``clock_seq / clock_ov - 1`` is the maximum that the clock explains. What remains,
+multiplicatively, is the minimum that contention explains.
 
-The thresholds below are judgements, not published figures. They are cautious: where two causes are near each other, the
-verdict is "undecided", and the evidence stands beside it.
+The thresholds below are judgements, not published figures. They are cautious: if two causes are close to each other,
+the verdict is "undecided", and the evidence is given with it.
 """
 
 from __future__ import annotations
@@ -23,48 +23,57 @@ MEMORY_BANDWIDTH = "memory bandwidth"
 SM_CONTENTION = "SM contention"
 UNDECIDED = "undecided"
 
-# Below, there is nothing to explain: a window's slowdown is known to a percent or two at best.
+# A smaller slowdown needs no explanation: a window's slowdown is known to a percent or two at best.
 MIN_SLOWDOWN = 0.02
-# The clock is the cause where it explains most of the slowdown, contention where it explains little; between, neither.
+# Share of the slowdown that the clock must explain to be the cause, and below which contention is. In between, neither.
 CLOCK_SHARE = 0.6
 CONTENTION_SHARE = 0.4
-# A reason counts where it was in force for a tenth of the overlapped time: a single reading in a block of ten.
+# A reason counts if it was in force for a tenth of the overlapped time: one reading in a block of ten.
 MIN_REASON_FRACTION = 0.1
-# Kernels reach some nine tenths of the memory's bandwidth at best, and a step has parts that need little of it: a mean
-# of six tenths over overlapped steps says that it was used up for much of the time.
+# Kernels reach about nine tenths of the memory's bandwidth at best, and parts of a step need little of it. A mean of
+# six tenths over overlapped steps means that it was exhausted for much of the time.
 DRAM_BUSY = 0.6
-# Where the mean is below four tenths, memory is not what kernels wait for.
+# If the mean is below four tenths, kernels do not wait for memory.
 DRAM_FREE = 0.4
-# SMs are counted as busy when a warp is on them: nine tenths and more say that communication had to take some from
-# computation.
+# An SM counts as busy if a warp is on it. At nine tenths and more, communication had to take SMs from computation.
 SM_BUSY = 0.9
 
 
-class Use(Protocol):
-    """What is asked of a mode's figures, be they of one device (``ModePower``) or of several (``JobModePower``)."""
+class ModeFigures(Protocol):
+    """The figures of a mode that are needed here, of one device (``ModePower``) or of several (``JobModePower``)."""
 
     @property
-    def sm_clock_mhz(self) -> float | None: ...
+    def sm_clock_mhz(self) -> float | None:
+        """Mean clock of the SMs."""
+        ...
 
     @property
-    def reasons(self) -> dict[str, float] | None: ...
+    def reasons(self) -> dict[str, float] | None:
+        """Fraction of time for each reason for the clock."""
+        ...
 
     @property
-    def parts(self) -> UnitUtilisation | None: ...
+    def parts(self) -> UnitUtilisation | None:
+        """How busy the parts of the device were."""
+        ...
 
-    def cause_fraction(self, cause: Cause) -> float | None: ...
+    def cause_fraction(self, cause: Cause) -> float | None:
+        """Fraction of time in which the clock was throttled for a cause."""
+        ...
 
 
-def attribute(slowdown: float | None, overlapped: Use | None, sequential: Use | None) -> SlowdownCause | None:
-    """Say what a slowdown is due to; None where the slowdown or the figures of a mode were not measured.
+def attribute(
+    slowdown: float | None, overlapped: ModeFigures | None, sequential: ModeFigures | None
+) -> SlowdownCause | None:
+    """The cause of a slowdown; None if the slowdown or the figures of a mode were not measured.
 
     Args:
-        slowdown: of the compute kernels (eq. 1), as a fraction.
+        slowdown: of the compute kernels (equation 1), as a fraction.
         overlapped: clocks, reasons and use of the device's parts in overlapped steps.
         sequential: the same in sequential steps.
 
     Raises:
-        ValueError: ``slowdown`` is -1 or less: no kernel takes less than no time.
+        ValueError: ``slowdown`` is -1 or less, which would mean that kernels take no time.
     """
     if slowdown is None or overlapped is None or sequential is None:
         return None
@@ -72,13 +81,13 @@ def attribute(slowdown: float | None, overlapped: Use | None, sequential: Use | 
         raise ValueError(f"slowdown must be a fraction above -1, got {slowdown!r}")
     from_clock = _from_clock(overlapped.sm_clock_mhz, sequential.sm_clock_mhz)
     if slowdown < MIN_SLOWDOWN:
-        words = f"compute kernels take {slowdown:+.1%} in overlapped steps, within {MIN_SLOWDOWN:.0%} of none"
-        return SlowdownCause(NO_SLOWDOWN, (words,), slowdown, from_clock)
+        small = f"compute kernels take {slowdown:+.1%} in overlapped steps, within {MIN_SLOWDOWN:.0%} of none"
+        return SlowdownCause(NO_SLOWDOWN, (small,), slowdown, from_clock)
     evidence = [f"compute kernels take {slowdown:.1%} longer in overlapped steps"]
     if from_clock is None:
         verdict, more = _contention_of(overlapped, sequential)
         evidence.append("the SM clock is not known in both modes, so a lower clock is not ruled out")
-        # Without clocks, only what needs none: memory that is used up holds kernels back at any clock.
+        # Without clocks, only one cause can be told: exhausted memory bandwidth slows kernels down at any clock.
         verdict = verdict if verdict == MEMORY_BANDWIDTH else UNDECIDED
         return SlowdownCause(verdict, (*evidence, *more), slowdown)
     contention = (1 + slowdown) / (1 + from_clock) - 1
@@ -110,11 +119,11 @@ _BY_CAUSE = (
 )
 
 
-def _cause_of_clock(overlapped: Use, sequential: Use) -> tuple[str, list[str]]:
-    """Why the clock was lower: the cause that was in force for more time than in sequential steps, by the most."""
+def _cause_of_clock(overlapped: ModeFigures, sequential: ModeFigures) -> tuple[str, list[str]]:
+    """Why the clock was lower: the cause whose share of time grew most from sequential to overlapped steps."""
     if overlapped.reasons is None:
         return UNDECIDED, ["the clock was lower, but the device gave no reasons for its clock in these steps"]
-    found: list[tuple[float, float, str]] = []
+    candidates: list[tuple[float, float, str]] = []
     evidence = []
     for cause, verdict in _BY_CAUSE:
         fraction = overlapped.cause_fraction(cause) or 0.0
@@ -124,16 +133,16 @@ def _cause_of_clock(overlapped: Use, sequential: Use) -> tuple[str, list[str]]:
                 f"throttled by {cause.value} for {fraction:.0%} of overlapped and {before:.0%} of sequential time"
             )
         if fraction >= MIN_REASON_FRACTION:
-            # A cap that is always in force still lowers the clock further under more load: the increase ranks the
-            # causes, it is not required.
-            found.append((fraction - before, fraction, verdict))
-    if not found:
+            # The increase only ranks the causes, it is not required: a cap that is always in force still lowers the
+            # clock further under more load.
+            candidates.append((fraction - before, fraction, verdict))
+    if not candidates:
         return UNDECIDED, [*evidence, "the clock was lower, and the device names no cause for it"]
-    return max(found)[2], evidence
+    return max(candidates)[2], evidence
 
 
-def _contention_of(overlapped: Use, sequential: Use) -> tuple[str, list[str]]:
-    """What kernels contend for: memory bandwidth or SMs, by the counters of the device's parts."""
+def _contention_of(overlapped: ModeFigures, sequential: ModeFigures) -> tuple[str, list[str]]:
+    """What kernels contend for, memory bandwidth or SMs, by the counters of the device's parts."""
     parts, before = overlapped.parts, sequential.parts
     if parts is None or parts.dram is None:
         return UNDECIDED, ["what kernels contend for is not known: the device has no counters of its parts"]

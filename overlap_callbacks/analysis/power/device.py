@@ -1,11 +1,11 @@
-"""Watts, joules and clocks of each mode."""
+"""Power, energy and clocks per mode of one device in one window."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,23 +18,24 @@ from overlap_callbacks.analysis.results.power import REASONS, DevicePower, ModeP
 COUNTER = "counter"
 HELD_SAMPLES = "held samples"
 
-# A counter that differs from the readings by more than this is not believed: some stand still, some count in another
-# unit. In between they differ for good reasons too (a sensor that looks only part of the time).
-_BELIEVABLE = (0.1, 10.0)
-_WORTH_SAYING = 0.25
+# Energy by the counter over energy by the readings of power. Outside these bounds the counter is not used: some
+# counters stand still, some count in another unit.
+_PLAUSIBLE_RATIO = (0.1, 10.0)
+# A larger difference is reported. It has good reasons too: some sensors measure only part of the time.
+_MAX_SILENT_DIFFERENCE = 0.25
 
 
 def power_figures(
     source: SourceInfo, readings: Readings, segments: Sequence[Segment], *, interval_s: float, late: int = 0
 ) -> DevicePower:
-    """The figures of each mode.
+    """The power figures of each mode.
 
     Args:
-        source: of the readings.
-        readings: in the order of time.
+        source: the source of the readings.
+        readings: all readings, in order of time.
         segments: stretches of time in one mode, in any order; they must not overlap.
         interval_s: time between readings.
-        late: ticks that the sampler left out.
+        late: number of ticks that the sampler skipped.
     """
     by_mode: dict[Mode, list[Segment]] = defaultdict(list)
     for segment in segments:
@@ -47,14 +48,14 @@ def power_figures(
     if late:
         several = f"{late} readings of power came late and were left out"
         problems.append("1 reading of power came late and was left out" if late == 1 else several)
-    window = _within(readings, segments)
+    rows = _within(readings, segments)
     return DevicePower(
         source=source,
         interval_s=interval_s,
         min_block_s=min_block_s,
         modes=tuple(modes),
-        limit_w=_least(readings.limit_w[window]),
-        max_temperature_c=_most(readings.temperature_c[window]),
+        limit_w=_min(readings.limit_w[rows]),
+        max_temperature_c=_max(readings.temperature_c[rows]),
         late=late,
         problems=tuple(problems),
     )
@@ -63,7 +64,7 @@ def power_figures(
 def _measure(
     mode: Mode, segments: Sequence[Segment], readings: Readings, source: SourceInfo, min_block_s: float
 ) -> ModePower:
-    """All figures of a mode but energy from the counter, which depends on the other modes."""
+    """All figures of a mode except the energy by the counter, which depends on the other modes."""
     held = [hold(readings, segment, readings.power_w, readings.since_ns) for segment in segments]
     measured = [(segment, part) for segment, part in zip(segments, held, strict=True) if len(part)]
     clocks = ModePower(
@@ -102,56 +103,70 @@ def _with_energy(
     readings: Readings,
     source: SourceInfo,
 ) -> tuple[list[ModePower], list[str]]:
-    """The modes with their energy, by one method for all of them: two methods would differ by more than the modes do.
+    """The modes with their energy, and problems in words.
 
-    The counter is the method where it tells of every mode and can be believed.
+    All modes use one method, since two methods differ by more than the modes do. The counter is used if it gives the
+    energy of every mode and is plausible.
     """
     counted = [_counted(segments, readings, source) for _, segments in by_mode]
     problems: list[str] = []
-    by_counter = bool(counted) and all(found is not None for found in counted)
-    for mode, found in zip(modes, counted, strict=True):
+    by_counter = bool(counted) and all(energy is not None for energy in counted)
+    for mode, energy in zip(modes, counted, strict=True):
         sampled_j = mode.sampled_energy_per_step_j
-        if found is None or not sampled_j:
+        if energy is None or not sampled_j:
             continue
-        ratio = found[0] / found[1] / sampled_j
-        if not _BELIEVABLE[0] <= ratio <= _BELIEVABLE[1]:
+        ratio = energy.per_step_j / sampled_j
+        if not _PLAUSIBLE_RATIO[0] <= ratio <= _PLAUSIBLE_RATIO[1]:
             by_counter = False
             problems.append(
                 f"the energy counter is not used: in {mode.mode.value} steps it gave {ratio:.2g} times the energy "
                 "that the readings of power do"
             )
-        elif abs(ratio - 1) > _WORTH_SAYING:
+        elif abs(ratio - 1) > _MAX_SILENT_DIFFERENCE:
             problems.append(
                 f"in {mode.mode.value} steps the energy counter gave {ratio:.2f} times the energy that the readings of "
                 "power do: the power sensor looks at part of the time only, or the counter lags"
             )
-    done = []
-    for mode, found in zip(modes, counted, strict=True):
-        if by_counter and found is not None:
-            energy_j, steps, method = found[0] / found[1], found[1], COUNTER
+    with_energy = []
+    for mode, energy in zip(modes, counted, strict=True):
+        if by_counter and energy is not None:
+            per_step_j, num_steps, method = energy.per_step_j, energy.num_steps, COUNTER
         elif mode.sampled_energy_per_step_j is not None:
-            energy_j, steps, method = mode.sampled_energy_per_step_j, mode.num_steps, HELD_SAMPLES
+            per_step_j, num_steps, method = mode.sampled_energy_per_step_j, mode.num_steps, HELD_SAMPLES
         else:
-            done.append(mode)
+            with_energy.append(mode)
             continue
-        done.append(msgspec.structs.replace(mode, energy_per_step_j=energy_j, energy_steps=steps, energy_method=method))
-    return done, problems
+        with_energy.append(
+            msgspec.structs.replace(mode, energy_per_step_j=per_step_j, energy_steps=num_steps, energy_method=method)
+        )
+    return with_energy, problems
 
 
-def _counted(segments: Sequence[Segment], readings: Readings, source: SourceInfo) -> tuple[float, int] | None:
-    """Energy of a mode by the counter, and the steps it was used in; None where no segment is long enough for it."""
+class _CountedEnergy(NamedTuple):
+    """Energy of a mode by the counter, and the number of steps that used it."""
+
+    energy_j: float
+    num_steps: int
+
+    @property
+    def per_step_j(self) -> float:
+        return self.energy_j / self.num_steps
+
+
+def _counted(segments: Sequence[Segment], readings: Readings, source: SourceInfo) -> _CountedEnergy | None:
+    """Energy of a mode by the counter; None if no segment is long enough for it."""
     if source.energy_lag_s is None:
         return None
-    energy_j, steps = 0.0, 0
+    energy_j, num_steps = 0.0, 0
     for segment in segments:
-        found = counter_energy_j(readings, segment, source.energy_lag_s)
-        if found is not None:
-            energy_j += found
-            steps += segment.num_steps
-    return (energy_j, steps) if steps else None
+        of_segment_j = counter_energy_j(readings, segment, source.energy_lag_s)
+        if of_segment_j is not None:
+            energy_j += of_segment_j
+            num_steps += segment.num_steps
+    return _CountedEnergy(energy_j, num_steps) if num_steps else None
 
 
-# -- clocks, reasons, parts: these are of the moment of the reading
+# -- clocks, reasons, parts: these are momentary, unlike power
 
 
 def _mean_now(readings: Readings, segments: Sequence[Segment], values: Floats) -> float | None:
@@ -190,7 +205,7 @@ def _throttled(readings: Readings, segments: Sequence[Segment]) -> float:
 
 
 def _parts_use(readings: Readings, segments: Sequence[Segment]) -> UnitUtilisation | None:
-    """Means over the intervals that lie within a segment, by their lengths."""
+    """Means over the intervals that lie within a segment, weighted by their lengths."""
     names = [field for field in UnitUtilisation.__struct_fields__ if field != "measured_s"]
     totals: dict[str, float] = defaultdict(float)
     seconds: dict[str, float] = defaultdict(float)
@@ -207,35 +222,36 @@ def _parts_use(readings: Readings, segments: Sequence[Segment]) -> UnitUtilisati
                 seconds[name] += length_s
     if not measured_s:
         return None
-    means: dict[str, Any] = {name: totals[name] / seconds[name] if seconds[name] else None for name in names}
+    means: dict[str, float | None] = {name: totals[name] / seconds[name] if seconds[name] else None for name in names}
     return UnitUtilisation(measured_s=measured_s, **means)
 
 
 def _percentile(values: Floats, seconds: Floats, fraction: float) -> float:
-    """The least value that is not exceeded for ``fraction`` of the time."""
+    """The smallest value that is not exceeded for ``fraction`` of the time."""
     order = np.argsort(values)
     reached = np.cumsum(seconds[order])
-    # Sums of many lengths are off in the last digits; that must not reach for the next value.
+    # Sums of many lengths have rounding errors; those must not select the next value.
     index = int(np.searchsorted(reached, fraction * reached[-1] * (1 - 1e-12)))
     return float(values[order[min(index, len(values) - 1)]])
 
 
-# -- words
+# -- problems, in words
 
 
 def _without_reasons(modes: Sequence[ModePower], readings: Readings) -> list[str]:
-    """What to say of modes in which no block is as long as the time of which the device's reasons speak."""
-    told = np.flatnonzero([reasons is not None for reasons in readings.reasons])
-    silent = [mode.mode.value for mode in modes if mode.reasons is None]
-    if not silent or len(told) < 2:
+    """A problem, if the blocks of a mode are shorter than the time that the device's reasons cover."""
+    with_reasons = np.flatnonzero([reasons is not None for reasons in readings.reasons])
+    without = [mode.mode.value for mode in modes if mode.reasons is None]
+    if not without or len(with_reasons) < 2:
         return []
-    of_s = float(np.median(readings.time_ns[told] - readings.reasons_since_ns[told])) / 1e9
-    every_s = float(np.median(np.diff(readings.time_ns[told]))) / 1e9
-    if not of_s:  # they are of the moment: no block is too short for them, the calls failed
+    covered_ns = readings.time_ns[with_reasons] - readings.reasons_since_ns[with_reasons]
+    covered_s = float(np.median(covered_ns)) / 1e9
+    every_s = float(np.median(np.diff(readings.time_ns[with_reasons]))) / 1e9
+    if not covered_s:  # momentary reasons: no block is too short for them, so the calls failed
         return []
     return [
-        f"why the clock was held back in {' and '.join(silent)} steps is not known: the device tells it of "
-        f"{of_s:.2g} s at a time, and a block needs {of_s + every_s:.2g} s for that (min_block_seconds)"
+        f"why the clock was held back in {' and '.join(without)} steps is not known: the device tells it of "
+        f"{covered_s:.2g} s at a time, and a block needs {covered_s + every_s:.2g} s for that (min_block_seconds)"
     ]
 
 
@@ -253,14 +269,14 @@ def _why_missing(segments: Sequence[Segment], readings: Readings, min_block_s: f
 
 
 def steps_needed(step_s: float, min_block_s: float) -> int:
-    """Steps that a block must have to last ``min_block_s``.
+    """Number of steps that a block needs to last ``min_block_s``.
 
     Args:
         step_s: time of a step.
-        min_block_s: of ``SourceInfo.min_block_s``.
+        min_block_s: minimum length of a block, see ``SourceInfo.min_block_s``.
 
     Raises:
-        ValueError: a step takes no time.
+        ValueError: ``step_s`` is not positive.
     """
     if not step_s > 0:
         raise ValueError(f"step_s must be positive, got {step_s!r}")
@@ -276,9 +292,9 @@ def _within(readings: Readings, segments: Sequence[Segment]) -> slice:
     return slice(int(low), int(high))
 
 
-def _least(values: Floats) -> float | None:
+def _min(values: Floats) -> float | None:
     return float(np.nanmin(values)) if len(values) and not np.isnan(values).all() else None
 
 
-def _most(values: Floats) -> float | None:
+def _max(values: Floats) -> float | None:
     return float(np.nanmax(values)) if len(values) and not np.isnan(values).all() else None

@@ -1,4 +1,4 @@
-"""Power over ranks, no device counted twice."""
+"""Pools the power of all ranks' devices; a device that several ranks share counts once."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ from overlap_callbacks.analysis.results.power import (
 
 
 def pool(by_rank: Mapping[int, Sequence[DevicePower]], *, whole: bool = True) -> JobPower:
-    """Figures over ranks. Of ranks that share a device, the lowest with power figures speaks for it.
+    """Power over all ranks. If ranks share a device, the figures of the lowest rank that has power figures count.
 
     Args:
-        by_rank: figures of each rank's devices, of one node or of many; none for a rank without a source.
-        whole: whether these are the devices of all ranks of the job: else there are no sums.
+        by_rank: power of each rank's devices; empty for a rank without a source.
+        whole: whether these are the devices of all ranks of the job. If not, there are no sums.
     """
-    having = {rank: found for rank, found in sorted(by_rank.items()) if found}
-    every = [figures for found in having.values() for figures in found]
+    with_power = {rank: of_rank for rank, of_rank in sorted(by_rank.items()) if of_rank}
+    all_power = [power for of_rank in with_power.values() for power in of_rank]
     devices: dict[str, DevicePower] = {}
-    for figures in every:
-        known = devices.get(figures.source.device_id)
-        if known is None or (not _measured(known) and _measured(figures)):
-            devices[figures.source.device_id] = figures
+    for power in all_power:
+        known = devices.get(power.source.device_id)
+        if known is None or (not _measured(known) and _measured(power)):
+            devices[power.source.device_id] = power
     modes = []
     for mode in Mode:
-        of_mode = [found for figures in devices.values() if (found := figures.of(mode)) is not None]
+        of_mode = [in_mode for power in devices.values() if (in_mode := power.of(mode)) is not None]
         if of_mode:
             modes.append(_pool_mode(mode, of_mode, all_devices=len(devices) if whole else None))
-    problems = dict.fromkeys(problem for figures in every for problem in (*figures.problems, *_missing(figures)))
+    problems = dict.fromkeys(problem for power in all_power for problem in (*power.problems, *_missing(power)))
     return JobPower(
         num_devices=len(devices),
-        ranks=tuple(having),
+        ranks=tuple(with_power),
         without=tuple(rank for rank in sorted(by_rank) if not by_rank[rank]),
         modes=tuple(modes),
         problems=tuple(problems),
-        source=every[0].source if every else None,
+        source=all_power[0].source if all_power else None,
     )
 
 
-def _missing(figures: DevicePower) -> list[str]:
-    return [f"power of {m.mode.value} steps was not measured: {m.missing}" for m in figures.modes if m.missing]
+def _missing(power: DevicePower) -> list[str]:
+    return [f"power of {m.mode.value} steps was not measured: {m.missing}" for m in power.modes if m.missing]
 
 
-def _measured(figures: DevicePower) -> bool:
-    return any(mode.avg_w is not None for mode in figures.modes)
+def _measured(power: DevicePower) -> bool:
+    return any(mode.avg_w is not None for mode in power.modes)
 
 
 def _pool_mode(mode: Mode, devices: list[ModePower], all_devices: int | None) -> JobModePower:
     def column(value: Callable[[ModePower], float | None]) -> list[float]:
-        return [found for device in devices if (found := value(device)) is not None]
+        return [known for device in devices if (known := value(device)) is not None]
 
     def total(values: list[float]) -> float | None:
         return sum(values) if values and len(values) == all_devices else None
@@ -82,17 +82,21 @@ def _pool_mode(mode: Mode, devices: list[ModePower], all_devices: int | None) ->
     )
 
 
-def _mean_reasons(found: Sequence[dict[str, float]]) -> dict[str, float] | None:
-    words = sorted({word for reasons in found for word in reasons})
-    return {word: sum(reasons.get(word, 0.0) for reasons in found) / len(found) for word in words} if found else None
+def _mean_reasons(devices: Sequence[dict[str, float]]) -> dict[str, float] | None:
+    """Mean over devices of the fraction of time for each reason."""
+    if not devices:
+        return None
+    words = sorted({word for reasons in devices for word in reasons})
+    return {word: sum(reasons.get(word, 0.0) for reasons in devices) / len(devices) for word in words}
 
 
-def _mean_parts(found: Sequence[UnitUtilisation]) -> UnitUtilisation | None:
-    if not found:
+def _mean_parts(devices: Sequence[UnitUtilisation]) -> UnitUtilisation | None:
+    """Means over the devices that have each counter."""
+    if not devices:
         return None
     names = [name for name in UnitUtilisation.__struct_fields__ if name != "measured_s"]
-    means = {name: _mean([v for parts in found if (v := getattr(parts, name)) is not None]) for name in names}
-    return UnitUtilisation(measured_s=sum(parts.measured_s for parts in found), **means)
+    means = {name: _mean([v for parts in devices if (v := getattr(parts, name)) is not None]) for name in names}
+    return UnitUtilisation(measured_s=sum(parts.measured_s for parts in devices), **means)
 
 
 def _mean(values: list[float]) -> float | None:

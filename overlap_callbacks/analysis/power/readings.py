@@ -1,4 +1,4 @@
-"""Readings in columns."""
+"""What a power source reads at one time (``Reading``), and many readings in columns (``Readings``)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Times = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Readings:
-    """Readings of one source, in the order of time.
+    """Readings of one source, in order of time. The fields are those of ``Reading``.
 
     Attributes:
-        time_ns: shape (n,), on ``time.perf_counter_ns``.
-        since_ns: start of the time of which ``power_w`` speaks.
-        power_w, energy_j, sm_clock_mhz, memory_clock_mhz, temperature_c, limit_w: shape (n,), NaN where the reading has
-            none.
-        reasons: of each reading.
-        reasons_since_ns: start of the time of which ``reasons`` speaks.
-        utilisation: of each reading.
+        time_ns: time of each reading, as of ``time.perf_counter_ns``; shape (n,).
+        since_ns: start of the time that each ``power_w`` covers; shape (n,).
+        power_w, energy_j, sm_clock_mhz, memory_clock_mhz, temperature_c, limit_w: NaN where a reading has no value;
+            shape (n,) each.
+        reasons: one entry per reading.
+        reasons_since_ns: start of the time that each ``reasons`` covers; shape (n,).
+        utilisation: one entry per reading.
     """
 
     time_ns: Times
@@ -69,15 +69,15 @@ class Readings:
 
 
 class Utilisation(msgspec.Struct, frozen=True):
-    """How busy the parts of a device were in the interval that ends with a reading; None where it cannot tell.
+    """How busy the parts of a device were in the interval that ends with a reading; None for what it cannot tell.
 
     Attributes:
-        since_ns: start of the interval, on ``time.perf_counter_ns``.
+        since_ns: start of the interval, as of ``time.perf_counter_ns``.
         sm: fraction of the SMs that were busy.
-        sm_occupancy: fraction of the warps that were active, of the most there can be.
+        sm_occupancy: active warps as a fraction of the maximum number of warps.
         tensor: fraction of time in which the tensor cores worked.
-        dram: fraction of the memory's bandwidth.
-        nvlink_rx_gb_s, nvlink_tx_gb_s: traffic on all links, GB/s.
+        dram: used fraction of the memory's bandwidth.
+        nvlink_rx_gb_s, nvlink_tx_gb_s: traffic on all links, in GB/s.
     """
 
     since_ns: int
@@ -90,22 +90,23 @@ class Utilisation(msgspec.Struct, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What a device said at one time; None for what it cannot tell.
+    """What a device told at one time; None for what it cannot tell.
 
-    One is made at every tick; a frozen dataclass of so many fields takes several times as long to make.
+    One is made at every tick. A frozen dataclass with this many fields takes several times as long to make.
 
     Attributes:
-        time_ns: the middle of the read, on ``time.perf_counter_ns``.
-        averaging_s: ``power_w`` speaks of the time from so long before ``time_ns`` to it.
+        time_ns: middle of the read, as of ``time.perf_counter_ns``.
+        averaging_s: length of the time before ``time_ns`` that ``power_w`` covers.
         power_w: power.
-        energy_j: energy since the source was made, from the device's counter, with its wraps taken out. None also
-            where the counter was reset since the last reading: what was used in between is not known.
+        energy_j: energy since the source was made, from the device's counter, with its wraps removed. None also if the
+            counter was reset since the last reading: the energy used meanwhile is unknown.
         sm_clock_mhz, memory_clock_mhz: clocks.
-        temperature_c: of the chip.
-        limit_w: the power limit in force.
-        reasons: why the clock is what it is, keys of ``REASONS``; empty where nothing holds it back.
-        utilisation: of the device's parts, where it has such counters.
-        reasons_since_ns: ``reasons`` speak of the time from then to ``time_ns``; None where they are of that moment.
+        temperature_c: temperature of the chip.
+        limit_w: power limit in force.
+        reasons: why the clock is what it is, keys of ``REASONS``; empty if nothing limits the clock.
+        utilisation: how busy the device's parts were, if it has such counters.
+        reasons_since_ns: start of the time that ``reasons`` cover, which ends at ``time_ns``; None if they are
+            momentary.
     """
 
     time_ns: int

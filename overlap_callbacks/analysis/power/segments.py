@@ -1,9 +1,9 @@
-"""Stretches of time in one mode, and what the readings say of each.
+"""Assigns readings to segments, i.e. to stretches of time in one mode.
 
-Readings are held, not interpolated. A reading speaks of the time from its ``since_ns`` to its ``time_ns``, and is held
-from there until the time of which the next one speaks begins; the first and the last of a segment reach to its edges. A
-reading belongs to a segment only if all the time of which it speaks lies within: what averages over two modes says
-nothing of either.
+Readings are held, not interpolated. A reading covers the time from its ``since_ns`` to its ``time_ns``; its value is
+held from there until the time that the next reading covers. The first and the last reading of a segment are extended to
+the segment's edges. A reading belongs to a segment only if all the time that it covers lies within the segment: an
+average over two modes is the value of neither.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ class Segment:
     """A stretch of time in one mode: the counted steps of a block.
 
     Attributes:
-        start_ns, end_ns: on ``time.perf_counter_ns``, when the device began the first step and had done the last.
-        arm: the side of the comparison on which it counts.
-        num_steps: steps that it holds.
+        start_ns, end_ns: when the device began the first step and finished the last one, as of
+            ``time.perf_counter_ns``.
+        arm: the side of the comparison on which the segment counts.
+        num_steps: number of steps in it.
 
     Raises:
-        ValueError: it ends before it starts, or holds no step.
+        ValueError: the segment ends before it starts, or has no step.
     """
 
     start_ns: int
@@ -43,16 +44,17 @@ class Segment:
 
     @property
     def duration_s(self) -> float:
+        """Length, in seconds."""
         return (self.end_ns - self.start_ns) / 1e9
 
 
 @dataclass(frozen=True)
 class HeldReadings:
-    """Readings that belong to a segment, and for how long each is held.
+    """The readings that belong to a segment, and for how long each of them is held.
 
     Attributes:
-        rows: of the readings; shape (n,).
-        seconds: shape (n,); they add up to the segment's duration, unless there is no reading at all.
+        rows: indices of the readings; shape (n,).
+        seconds: time for which each is held; shape (n,). The sum is the segment's duration, unless there is no reading.
     """
 
     rows: npt.NDArray[np.intp]
@@ -63,13 +65,13 @@ class HeldReadings:
 
 
 def hold(readings: Readings, segment: Segment, values: Floats, since_ns: Times) -> HeldReadings:
-    """The readings of a segment that have a value, and how long each is held.
+    """The readings of a segment that have a value, and for how long each of them is held.
 
     Args:
-        readings: in the order of time.
-        segment: the stretch of time.
-        values: the column that is asked for; NaN where a reading has none.
-        since_ns: start of the time of which each value speaks.
+        readings: all readings, in order of time.
+        segment: the segment.
+        values: a column of the readings; NaN where a reading has no value; shape (len(readings),).
+        since_ns: start of the time that each value covers; shape (len(readings),).
     """
     low, high = np.searchsorted(readings.time_ns, (segment.start_ns, segment.end_ns), side="left")
     high += np.count_nonzero(readings.time_ns[high:] == segment.end_ns)  # a reading at the very end belongs to it
@@ -77,29 +79,29 @@ def hold(readings: Readings, segment: Segment, values: Floats, since_ns: Times) 
     rows = rows[(since_ns[rows] >= segment.start_ns) & ~np.isnan(values[rows])]
     if not len(rows):
         return HeldReadings(rows, np.empty(0))
-    # From one reading to the next: the next one's own time is its own, however far it reaches back.
+    # A value is held until the time that the next reading covers, however far back that reaches.
     changes = np.maximum(readings.time_ns[rows[:-1]], since_ns[rows[1:]])
     edges = np.concatenate(([segment.start_ns], changes, [segment.end_ns]))
     lengths_ns = np.diff(edges)
-    spoke = lengths_ns > 0  # a momentary reading at the very end is of the next segment, if of any
-    return HeldReadings(rows[spoke], lengths_ns[spoke] / 1e9)
+    is_held = lengths_ns > 0  # a momentary reading at the very end belongs to the next segment, if to any
+    return HeldReadings(rows[is_held], lengths_ns[is_held] / 1e9)
 
 
-# The counter is renewed at times of its own, so a difference of two reads is off by up to one such period at each end:
-# over ten of them by a tenth at most, and that evens out over the blocks of a mode.
-_COUNTER_PERIODS = 10
+# The counter is refreshed at times of its own, so a difference of two reads is wrong by up to one period at each end.
+# Over ten periods that is a tenth at most, and it averages out over the blocks of a mode.
+_MIN_COUNTER_PERIODS = 10
 
 
 def counter_energy_j(readings: Readings, segment: Segment, lag_s: float) -> float | None:
-    """Energy of a segment by the device's counter; None where its reads do not span enough of it.
+    """Energy of a segment in joules, by the device's counter; None if the reads span too little of the segment.
 
-    Only reads within the segment count, from the first whose value cannot be from before it, and their difference is
+    Only reads within the segment count, from the first one whose value cannot be from before it. Their difference is
     scaled to the segment's length. Interpolating between the reads on both sides of an edge would mix in the power of
     the other mode.
 
     Args:
-        readings: in the order of time.
-        segment: the stretch of time.
+        readings: all readings, in order of time.
+        segment: the segment.
         lag_s: how much older than the read the counter's value may be.
     """
     low, high = np.searchsorted(
@@ -108,7 +110,7 @@ def counter_energy_j(readings: Readings, segment: Segment, lag_s: float) -> floa
     if high - low < 2 or np.isnan(readings.energy_j[low:high]).any():  # NaN: the counter was reset
         return None
     span_s = (readings.time_ns[high - 1] - readings.time_ns[low]) / 1e9
-    if span_s < max(segment.duration_s / 2, _COUNTER_PERIODS * lag_s):
+    if span_s < max(segment.duration_s / 2, _MIN_COUNTER_PERIODS * lag_s):
         return None
     used_j = readings.energy_j[high - 1] - readings.energy_j[low]
     return float(used_j * (segment.duration_s / span_s))

@@ -1,4 +1,4 @@
-"""Power against time in one window, thinned for a page."""
+"""The trace of power against time in one window, thinned to what a page can draw."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from overlap_callbacks.analysis.power.readings import Floats, Readings
 from overlap_callbacks.analysis.power.segments import Segment
 from overlap_callbacks.analysis.results.power import PowerTrace, TraceSegment
 
-# Thousandths of a millisecond and of a watt are far below what any sensor tells, and keep a record short.
+# Thousandths of a millisecond and of a watt are more precise than any sensor, and keep a record short.
 _DIGITS = 3
 
 
@@ -28,12 +28,13 @@ def power_trace(
     """The trace of a window; None without readings of power.
 
     Args:
-        readings: in the order of time.
-        segments: stretches in one mode, which set the bounds of the trace.
+        readings: all readings, in order of time.
+        segments: stretches of time in one mode, which bound the trace; without any, the readings bound it.
         averaging_s: of the source.
         tdp_w: of the source.
-        communication: when it was in flight, as (start, end) on ``time.perf_counter_ns``.
-        max_points: most points that are kept. Of each stretch of time the lowest and the highest stay: peaks do.
+        communication: when communication was in flight, as (start, end) in nanoseconds of ``time.perf_counter_ns``.
+        max_points: maximum number of points. The lowest and the highest point of each stretch of time are kept, so that
+            peaks stay.
 
     Raises:
         TypeError: ``max_points`` is not a whole number.
@@ -48,9 +49,9 @@ def power_trace(
         start_ns = int(readings.time_ns[rows[0]])
     if not len(rows):
         return None
-    kept_of_rows = thin(readings.power_w[rows], max_points)
-    kept = rows[kept_of_rows]
-    clocks, limits = held(readings.sm_clock_mhz[rows])[kept_of_rows], readings.limit_w[rows]
+    points = thin(readings.power_w[rows], max_points)
+    kept = rows[points]
+    clocks, limits = fill_forward(readings.sm_clock_mhz[rows])[points], readings.limit_w[rows]
     return PowerTrace(
         start_ns=start_ns,
         time_ms=_rounded((readings.time_ns[kept] - start_ns) / 1e6),
@@ -72,8 +73,8 @@ def power_trace(
     )
 
 
-def held(values: Floats) -> Floats:
-    """``values``, shape (n,), with the last known one where one is missing (NaN), and the first known one before it."""
+def fill_forward(values: Floats) -> Floats:
+    """Replace each NaN by the last value before it, or by the first value if there is none before it; shape (n,)."""
     known = np.flatnonzero(~np.isnan(values))
     if not len(known):
         return values
@@ -82,10 +83,10 @@ def held(values: Floats) -> Floats:
 
 
 def thin(values: Floats, max_points: int) -> npt.NDArray[np.intp]:
-    """Indices of at most ``max_points`` values: the first and the last, and the extremes of each stretch between."""
+    """Indices of at most ``max_points`` values: the first, the last, and the extremes of each stretch in between."""
     if len(values) <= max_points:
         return np.arange(len(values))
-    # The ends take two places, each stretch two.
+    # The two ends take two points, and each stretch takes two.
     edges = np.linspace(0, len(values), (max_points - 2) // 2 + 1).astype(np.intp)
     kept = {0, len(values) - 1}
     for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):

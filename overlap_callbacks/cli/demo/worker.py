@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
+from multiprocessing.queues import Queue
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from overlap_callbacks.cli.demo.text import GeneratedText
 Progress = Callable[[int, float], None]
 
 
-def run_rank(rank: int, config: DemoConfig, port: int, queue: Any) -> None:
+def run_rank(rank: int, config: DemoConfig, port: int, queue: Queue[tuple[int, float]] | None) -> None:
     """Train as rank ``rank`` of ``config.processes``.
 
     Args:

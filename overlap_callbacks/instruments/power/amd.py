@@ -272,7 +272,7 @@ class AmdSource(PowerSource):
     # -- the rest
 
     def _read_reasons(self) -> tuple[frozenset[str] | None, int | None]:
-        """What throttled the device for over half of the time since the previous read, and the start of that time."""
+        """What throttled the device for more than half of the time since the previous read, and when that was."""
         now = self._optional(self._read_counts, name="amdsmi_get_gpu_metrics_info")
         if now is None:
             return None, None

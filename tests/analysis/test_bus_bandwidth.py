@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import pytest
+
+from overlap_callbacks.analysis.results.window import CollectiveTime
+from tests.samples import window_report
+
+
+def test_bus_bandwidth_is_that_of_nccl_tests_in_sequential_steps():
+    rows = (
+        CollectiveTime("allreduce_", "world", 4, "nccl", 2, 4_000_000, 4_000_000, 2.0),
+        CollectiveTime("_allgather_base_", "dp", 4, "nccl", 1, 1_000_000, 4_000_000, 1.0),
+        CollectiveTime("barrier", "world", 4, "nccl", 1, 0, 0, 1.0),
+        CollectiveTime("broadcast_", "world", 4, "nccl", 1, 8, 8, None),
+    )
+    metrics = window_report(collectives=rows).metrics()
+    # 4 MB times 2 (n - 1) / n in 2 ms, and 4 MB times (n - 1) / n in 1 ms.
+    assert metrics["comm/allreduce_busbw_gb_s"] == pytest.approx(4e6 * 1.5 / 2e-3 / 1e9)
+    assert metrics["comm/allgather_base_busbw_gb_s"] == pytest.approx(4e6 * 0.75 / 1e-3 / 1e9)
+    assert not any(key.endswith("busbw_gb_s") and ("barrier" in key or "broadcast" in key) for key in metrics)
