@@ -269,7 +269,9 @@ def main() -> None:
     except ImportError:
         zeus_version = None
     source = make_source()
-    driver = "FAKE drivers: their own work is not in these times" if fake else f"the driver of {source.device_name}"
+    driver = (
+        "FAKE drivers: their own work is not in these times" if fake else f"the driver of {source.info.device_name}"
+    )
     zeus_words = f"zeus {zeus_version}" if zeus_version else "zeus is not installed: its rows are left out"
     print(f"overlap-callbacks {__version__}, torch {torch.__version__}, Python {platform.python_version()}, ", end="")
     print(f"{os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}; {driver}; {zeus_words}")
@@ -307,7 +309,7 @@ def main() -> None:
         environment = {
             "date": time.strftime("%Y-%m-%d"), "torch": str(torch.__version__), "python": platform.python_version(),
             "cores": os.cpu_count(), "version": __version__, "zeus": zeus_version,
-            "device": "fake driver" if fake else source.device_name,
+            "device": "fake driver" if fake else source.info.device_name,
         }  # fmt: skip
         options.json.write_text(json.dumps({"environment": environment, "figures": figures}, indent=2) + "\n")
 

@@ -1,4 +1,4 @@
-"""Docstrings as the site shows them: an entry that describes several names at once becomes one of each."""
+"""Docstrings for the site: an entry that describes several names becomes one entry for each name."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _SHARED = re.compile(r"^( +)(\*{0,2}\w+(?:, \*{0,2}\w+)+): (.*)$")
 
 
 class SharedEntries(Extension):
-    """Griffe would take ``low, high: the bounds`` for one name, ``low,``, of the type ``high``."""
+    """Splits shared entries. Griffe reads ``low, high: the bounds`` as one name ``low,`` of type ``high``."""
 
     def on_object(self, *, obj: Any, **_: Any) -> None:
-        """Rewrite the docstring of anything that has one, before it is parsed."""
+        """Rewrite each docstring before it is parsed."""
         if obj.docstring is not None and not obj.is_alias:
             obj.docstring.value = split_entries(obj.docstring.value)
 
 
 def split_entries(text: str) -> str:
-    """The text with each shared entry repeated under every one of its names."""
+    """The text with each shared entry repeated under each of its names."""
     lines = text.split("\n")
     done: list[str] = []
     in_section = False
@@ -33,15 +33,15 @@ def split_entries(text: str) -> str:
             in_section = True
         elif line and not line.startswith(" "):
             in_section = False
-        found = _SHARED.match(line) if in_section else None
-        if found is None:
+        shared = _SHARED.match(line) if in_section else None
+        if shared is None:
             done.append(line)
             continue
-        indent, names, said = found.groups()
+        indent, names, description = shared.groups()
         more: list[str] = []
         while at < len(lines) and lines[at].startswith(f"{indent} "):
             more.append(lines[at])
             at += 1
         for name in names.split(", "):
-            done += [f"{indent}{name}: {said}", *more]
+            done += [f"{indent}{name}: {description}", *more]
     return "\n".join(done)

@@ -1,6 +1,6 @@
-"""What the site takes from the code, so that it cannot go stale: metrics, examples, the changelog, the API's sources.
+"""Builds parts of the site from the code, so that they cannot go stale: metrics, examples, the changelog, the API.
 
-MkDocs calls these functions by their names.
+MkDocs calls the ``on_*`` functions by their names.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # the checkout that the pages stand in, whatever else is installed
+sys.path.insert(0, str(ROOT))  # the checkout of these pages, even if another version is installed
 
-# What a page asks for a table with: ``<!-- table: figures -->``.
+# A page asks for a table with ``<!-- table: figures -->``.
 _TABLE = re.compile(r"^<!-- table: ([a-z ]+) -->$", re.MULTILINE)
-# Links that serve whoever reads the pages in the repository, and what they become in the site.
+# Links to scripts, for readers of the repository. In the site they become links to the page of examples.
 _EXAMPLE = re.compile(r"\]\((?:\.\./)+examples/(\w+)\.py\)")
 
 _staged: list[Path] = []
@@ -29,7 +29,7 @@ _staged: list[Path] = []
 
 @event_priority(100)  # before mkdocstrings looks at its own
 def on_config(config: Any) -> Any:
-    """Show mkdocstrings the package as it is installed: with the adapters in it."""
+    """Show mkdocstrings the package as it is installed, with the adapters in it."""
     if not _staged:
         folder = Path(tempfile.mkdtemp(prefix="overlap-callbacks-docs-"))
         package = folder / "overlap_callbacks"
@@ -43,7 +43,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages that are other files of the repository."""
+    """Add the pages that are made from other files of the repository."""
     changelog = "---\nhide:\n  - navigation\n---\n\n" + (ROOT / "CHANGELOG.md").read_text()
     files.append(File.generated(config, "changelog.md", content=changelog))
     files.append(File.generated(config, "examples.md", content=examples()))
@@ -51,12 +51,12 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Fill in tables, and say unit and meaning under each metric's heading."""
-    markdown = _TABLE.sub(lambda found: TABLES[found[1]](), markdown)
+    """Fill in tables, and add unit and meaning under each metric's heading."""
+    markdown = _TABLE.sub(lambda match: TABLES[match[1]](), markdown)
     if page.file.src_path == "metrics.md":
         markdown = under_headings(markdown)
     depth = page.file.src_path.count("/")
-    return _EXAMPLE.sub(lambda found: f"]({'../' * depth}examples.md#{found[1]})", markdown)
+    return _EXAMPLE.sub(lambda match: f"]({'../' * depth}examples.md#{match[1]})", markdown)
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
@@ -65,13 +65,13 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
 
 
 def on_post_build(config: Any) -> None:
-    """The index of the search as a script too: pages on a disk may not fetch files."""
+    """Write the search index as a script too: pages opened from a disk may not fetch files."""
     folder = Path(config.site_dir) / "search"
     (folder / "search_index.js").write_text(f"var __index = {(folder / 'search_index.json').read_text()}")
 
 
 def on_shutdown() -> None:
-    """Remove what was put aside."""
+    """Remove the staged package."""
     while _staged:
         shutil.rmtree(_staged.pop())
 
@@ -87,7 +87,7 @@ def figure_metrics() -> list[tuple[str, str, str]]:
 
 
 def power_metrics() -> list[tuple[str, str, str]]:
-    """Those of power and of the device; ``<mode>`` stands for both modes."""
+    """Key, unit and meaning of the metrics of power and the device; ``<mode>`` stands for both modes."""
     from overlap_callbacks.analysis.results.catalogue import POWER_METRICS, power_meanings, power_units
 
     found = [(f"{m.section}/<mode>_{m.name}", m.unit, m.meaning) for m in POWER_METRICS]
@@ -103,19 +103,19 @@ def power_metrics() -> list[tuple[str, str, str]]:
 
 
 def described() -> dict[str, tuple[str, str]]:
-    """Unit and meaning by key, as the code has them."""
+    """Unit and meaning by key."""
     return {key: (unit, meaning) for key, unit, meaning in (*figure_metrics(), *power_metrics())}
 
 
 def under_headings(markdown: str) -> str:
-    """The text with unit and meaning under each heading that is a metric's key."""
+    """Add unit and meaning under each heading that is a metric's key."""
     known = described()
 
-    def with_meaning(found: re.Match[str]) -> str:
-        if found[1] not in known:
-            return found[0]
-        unit, meaning = known[found[1]]
-        return f"{found[0]}\n\n*{_cell(meaning)}; in {_UNIT_WORDS.get(unit, unit)}*{{ .meaning }}\n"
+    def with_meaning(heading: re.Match[str]) -> str:
+        if heading[1] not in known:
+            return heading[0]
+        unit, meaning = known[heading[1]]
+        return f"{heading[0]}\n\n*{_cell(meaning)}; in {_UNIT_WORDS.get(unit, unit)}*{{ .meaning }}\n"
 
     return re.sub(r"^### `([^`]+)`$", with_meaning, markdown, flags=re.MULTILINE)
 
@@ -143,10 +143,10 @@ TABLES = {
 
 
 def examples() -> str:
-    """All scripts of ``examples/``, each under a heading of its own."""
-    parts = ["# Examples\n\nWhole scripts, as they stand in `examples/`. Each runs in its tests.\n"]
+    """The page of all scripts in ``examples/``, each under its own heading."""
+    parts = ["# Examples\n\nThe scripts of `examples/`. Tests run each of them.\n"]
     for script in sorted((ROOT / "examples").glob("*.py")):
         source = script.read_text()
-        said = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0].replace("``", "`")
-        parts.append(f"## {script.name} {{ #{script.stem} }}\n\n{said}\n\n```python\n{source}```\n")
+        summary = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0].replace("``", "`")
+        parts.append(f"## {script.name} {{ #{script.stem} }}\n\n{summary}\n\n```python\n{source}```\n")
     return "\n".join(parts)

@@ -1,9 +1,9 @@
-"""DeepSpeed with ZeRO-2; the line with `attach` is all that the library needs.
+"""DeepSpeed with ZeRO-2. Only the line with `attach` is added for the library.
 
 torchrun --nproc-per-node 2 examples/deepspeed_zero2.py
 torchrun --nproc-per-node 8 examples/deepspeed_zero2.py --model gpt3-6.7b
 
-With fewer GPUs than processes, put ``DS_ACCELERATOR=cpu`` before it.
+If there are fewer GPUs than processes, set ``DS_ACCELERATOR=cpu``.
 """
 
 import logging
@@ -17,7 +17,7 @@ from models import LanguageModel, parse_arguments
 from overlap_callbacks.integrations.deepspeed import attach
 
 logging.basicConfig(level=logging.WARNING, format="%(message)s")
-logging.getLogger("overlap_callbacks").setLevel(logging.INFO)  # shows a line for each window
+logging.getLogger("overlap_callbacks").setLevel(logging.INFO)  # shows one line per window
 
 ON_GPU = get_accelerator().device_name() == "cuda"
 

@@ -1,9 +1,9 @@
-"""DeepSpeed with ZeRO-3; the line with `attach` is all that the library needs.
+"""DeepSpeed with ZeRO-3. Only the line with `attach` is added for the library.
 
 torchrun --nproc-per-node 2 examples/deepspeed_zero3.py
 torchrun --nproc-per-node 8 examples/deepspeed_zero3.py --model gpt3-13b --batch 1
 
-With fewer GPUs than processes, put ``DS_ACCELERATOR=cpu`` before it.
+If there are fewer GPUs than processes, set ``DS_ACCELERATOR=cpu``.
 """
 
 import logging
@@ -17,7 +17,7 @@ from models import LanguageModel, parse_arguments
 from overlap_callbacks.integrations.deepspeed import attach
 
 logging.basicConfig(level=logging.WARNING, format="%(message)s")
-logging.getLogger("overlap_callbacks").setLevel(logging.INFO)  # shows a line for each window
+logging.getLogger("overlap_callbacks").setLevel(logging.INFO)  # shows one line per window
 
 ON_GPU = get_accelerator().device_name() == "cuda"
 
@@ -38,7 +38,7 @@ def main() -> None:
     }
     if not ON_GPU:
         torch.set_num_threads(1)
-    with deepspeed.zero.Init(config_dict_or_path=config):  # the whole model is nowhere
+    with deepspeed.zero.Init(config_dict_or_path=config):  # no rank ever holds the whole model
         model = LanguageModel(args.model)
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
     torch.manual_seed(dist.get_rank())

@@ -1,4 +1,4 @@
-"""A training loop of one's own with FSDP2 (``fully_shard``); the line with `attach` is all that the library needs.
+"""Your own training loop with FSDP2 (``fully_shard``). Only the line with `attach` is added for the library.
 
 torchrun --nproc-per-node 2 examples/fsdp2.py
 torchrun --nproc-per-node 8 examples/fsdp2.py --model gpt3-13b --batch 1
@@ -14,7 +14,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from overlap_callbacks.integrations.pytorch import attach
 
-logging.basicConfig(level=logging.INFO, format="%(message)s")  # shows a line for each window
+logging.basicConfig(level=logging.INFO, format="%(message)s")  # shows one line per window
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
     torch.manual_seed(dist.get_rank())
     mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("dp",))
     precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if on_gpu else None)
-    with torch.device("meta"):  # the whole model is nowhere
+    with torch.device("meta"):  # no rank ever holds the whole model
         model = LanguageModel(args.model)
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=precision)

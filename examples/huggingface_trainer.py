@@ -1,8 +1,8 @@
-"""The Hugging Face Trainer on a language model with random weights; the callback is all that the library needs.
+"""The Hugging Face Trainer and a model with random weights. Only the callback is added for the library.
 
 torchrun --nproc-per-node 2 examples/huggingface_trainer.py
 
-Or, with the GPUs for it, one of the study's sizes, sharded: accelerate launch --use_fsdp --fsdp_version 2
+With enough GPUs, one of the study's sizes, sharded: accelerate launch --use_fsdp --fsdp_version 2
 --fsdp_transformer_layer_cls_to_wrap GPT2Block (LlamaDecoderLayer) examples/huggingface_trainer.py --model gpt3-1.3b
 """
 
@@ -16,11 +16,11 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Pretrain
 from overlap_callbacks.integrations.transformers import OverlapCallback
 
 logging.basicConfig(format="%(message)s")
-logging.getLogger("overlap_callbacks").setLevel(logging.INFO)  # shows a line for each window
+logging.getLogger("overlap_callbacks").setLevel(logging.INFO)  # shows one line per window
 
 
 def config_of(size: Size) -> PretrainedConfig:
-    """A model as Transformers names it."""
+    """The configuration of Transformers for this size."""
     common = {"vocab_size": size.vocabulary, "bos_token_id": 0, "eos_token_id": 0}
     if not size.llama_ffn:
         return GPT2Config(
@@ -61,7 +61,7 @@ def main() -> None:
         callbacks=[OverlapCallback(every_n_steps=100, max_overhead=None)],
     )
     trainer.train()
-    # Gloo's threads may abort a process that exits while they still let go of its last collective.
+    # Gloo's threads may abort a process that exits while they still release its last collective.
     trainer.accelerator.wait_for_everyone()
     trainer.accelerator.end_training()
 

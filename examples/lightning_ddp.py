@@ -1,10 +1,10 @@
-"""A Lightning trainer; the callback is all that the library needs.
+"""A Lightning trainer. Only the callback is added for the library.
 
 python examples/lightning_ddp.py
 python examples/lightning_ddp.py --model gpt3-1.3b
 
-It takes all GPUs where there are two or more, else two processes on the CPU. Every GPU holds the whole model, its
-gradients and the optimizer's two moments: 16 bytes a weight, and more.
+It uses all GPUs if there are two or more, else two processes on the CPU. Every GPU holds the whole model, its gradients
+and the optimizer's two moments: at least 16 bytes per weight.
 """
 
 import logging
@@ -17,7 +17,7 @@ from models import MODELS, LanguageModel, parse_arguments
 from overlap_callbacks.integrations.lightning import OverlapCallback
 
 logging.basicConfig(format="%(message)s")
-logging.getLogger("overlap_callbacks").setLevel(logging.INFO)  # shows a line for each window
+logging.getLogger("overlap_callbacks").setLevel(logging.INFO)  # shows one line per window
 
 
 class Module(pl.LightningModule):

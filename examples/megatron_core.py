@@ -1,11 +1,11 @@
-"""Megatron-core with tensor, pipeline and data parallelism; the line with `attach` is all that the library needs.
+"""Megatron-core with tensor, pipeline and data parallelism. Only the line with `attach` is added for the library.
 
 torchrun --nproc-per-node 2 examples/megatron_core.py --tp 1 --pp 2
 torchrun --nproc-per-node 8 examples/megatron_core.py --tp 2 --pp 2 --steps 100  # all three, one window
 torchrun --nproc-per-node 8 examples/megatron_core.py --model gpt3-6.7b --tp 4 --pp 2 --micro-batches 16
 
-Data parallelism takes the ranks that tensor and pipeline parallelism leave. Megatron-core is made for GPUs: without
-one ``pretend_cuda`` below puts the CPU in its place, which is good for a try and for nothing else.
+Data parallelism uses the ranks that tensor and pipeline parallelism leave. Megatron-core is made for GPUs.
+``pretend_cuda`` below lets it run on a CPU, for trying things out only.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from models import MODELS
 from overlap_callbacks.integrations.megatron import attach
 
 logging.basicConfig(level=logging.WARNING, format="%(message)s")
-logging.getLogger("overlap_callbacks").setLevel(logging.INFO)  # shows a line for each window
+logging.getLogger("overlap_callbacks").setLevel(logging.INFO)  # shows one line per window
 
 LLAMA2 = {
     "normalization": "RMSNorm",
@@ -147,7 +147,7 @@ def main() -> None:
 
 
 def pretend_cuda() -> None:
-    """Let Megatron-core, which asks for CUDA in a few places, have the CPU. Good for trying things out only."""
+    """Give Megatron-core the CPU where it asks for CUDA. For trying things out only."""
 
     def on_cpu(make):
         return lambda *args, **kwargs: make(*args, **{**kwargs, **({"device": "cpu"} if "device" in kwargs else {})})
@@ -156,7 +156,7 @@ def pretend_cuda() -> None:
     torch.cuda.current_device = lambda: torch.device("cpu")
     torch.cuda.synchronize = lambda *_: None
     torch.Tensor.cuda = lambda tensor, *_, **__: tensor
-    name_of = torch.Tensor.type  # the optimizer wants tensors of a type "torch.cuda...."
+    name_of = torch.Tensor.type  # the optimizer only takes tensors whose type is "torch.cuda...."
     torch.Tensor.type = lambda tensor, *args: name_of(tensor, *args) if args else "torch.cuda.FloatTensor"
     tensor_parallel.random.CudaRNGStatesTracker.fork = lambda *_: contextlib.nullcontext()
 

@@ -1,6 +1,6 @@
 """Language models for the examples, by name: ``tiny``, and the sizes of the study (arXiv 2507.03114).
 
-Plain PyTorch. Weights are drawn where a layer is made, so that a model may be made on the meta device, or in shards.
+Plain PyTorch. A layer draws its weights on its own device, so a model can be built on the meta device, or in shards.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class Size:
-    """What a model is made of.
+    """The dimensions of a model.
 
     Attributes:
         layers, width, heads: of the transformer.
-        vocabulary, sequence: different tokens, and tokens of a sample.
+        vocabulary: number of different tokens.
+        sequence: tokens per sample.
         llama_ffn: width of LLaMA's gated network; 0 for a GPT.
     """
 
@@ -42,10 +43,10 @@ MODELS = {
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The options of every example."""
+    """The options that the examples share."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", choices=MODELS, default="tiny")
-    parser.add_argument("--batch", type=int, default=4, help="samples of a rank in a micro-batch")
+    parser.add_argument("--batch", type=int, default=4, help="samples per rank and micro-batch")
     parser.add_argument("--steps", type=int, default=200)
     return parser.parse_args()
 
@@ -65,7 +66,7 @@ class LanguageModel(nn.Module):
             self.head.weight = self.tokens.weight
 
     def init_weights(self) -> None:
-        """Draw all weights anew, on the device on which they are."""
+        """Draw all weights again, on the device where they are now."""
         for module in self.modules():
             if hasattr(module, "reset_parameters"):
                 module.reset_parameters()
@@ -82,7 +83,7 @@ class LanguageModel(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a network, each with a norm before it."""
+    """Attention and a feed-forward network, each after a norm."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -90,17 +91,17 @@ class Block(nn.Module):
         self.norms = nn.ModuleList(norm(size) for _ in range(2))
         self.attention = Linear(width, 3 * width, bias=bias)
         self.attention_out = Linear(width, width, bias=bias)
-        self.up = Linear(width, 2 * size.llama_ffn or 4 * width, bias=bias)  # LLaMA's gate beside it
+        self.up = Linear(width, 2 * size.llama_ffn or 4 * width, bias=bias)  # for LLaMA, the gate too
         self.down = Linear(size.llama_ffn or 4 * width, width, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The next layer's input."""
+        """The next block's input, of the same shape as ``x``."""
         heads = self.attention(self.norms[0](x)).unflatten(-1, (3, self.size.heads, -1))
-        query, key, value = heads.permute(2, 0, 3, 1, 4)  # each (samples, heads, sequence, width of a head)
+        query, key, value = heads.permute(2, 0, 3, 1, 4)  # each (samples, heads, sequence, width per head)
         if self.size.llama_ffn:
             query, key = rotated(query), rotated(key)
-        found = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.attention_out(found.transpose(1, 2).flatten(2))
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.attention_out(attended.transpose(1, 2).flatten(2))
         up = self.up(self.norms[1](x))
         if self.size.llama_ffn:
             up, gate = up.chunk(2, dim=-1)
@@ -109,7 +110,7 @@ class Block(nn.Module):
 
 
 class Linear(nn.Linear):
-    """With the weights of a language model's beginning."""
+    """With the initial weights of a language model."""
 
     def reset_parameters(self) -> None:
         """Small random weights; biases of zero."""
@@ -119,7 +120,7 @@ class Linear(nn.Linear):
 
 
 class Embedding(nn.Embedding):
-    """With the weights of a language model's beginning."""
+    """With the initial weights of a language model."""
 
     def reset_parameters(self) -> None:
         """Small random weights."""
@@ -132,7 +133,7 @@ def norm(size: Size) -> nn.Module:
 
 
 def rotated(x: torch.Tensor) -> torch.Tensor:
-    """Rotary position embedding: pairs of a head's numbers, turned by an angle that grows with the position."""
+    """Rotary position embedding: rotates pairs of a head's numbers by an angle that grows with the position."""
     half = x.shape[-1] // 2
     frequencies = 10_000 ** -(torch.arange(half, device=x.device) / half)
     angles = torch.arange(x.shape[-2], device=x.device)[:, None] * frequencies

@@ -1,9 +1,9 @@
-"""A training loop of one's own with DDP; the lines with `overlap` are all that the library needs.
+"""Your own training loop with DDP. Only the lines with `overlap` are added for the library.
 
 torchrun --nproc-per-node 2 examples/pytorch_ddp.py
 torchrun --nproc-per-node 8 examples/pytorch_ddp.py --model gpt3-1.3b
 
-Every GPU holds the whole model, its gradients and the optimizer's two moments: 16 bytes a weight, and more.
+Every GPU holds the whole model, its gradients and the optimizer's two moments: at least 16 bytes per weight.
 """
 
 import logging
@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from overlap_callbacks.integrations.pytorch import attach
 
-logging.basicConfig(level=logging.INFO, format="%(message)s")  # shows a line for each window
+logging.basicConfig(level=logging.INFO, format="%(message)s")  # shows one line per window
 
 
 def main() -> None:
@@ -44,7 +44,7 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
             if step % 50 == 0:
-                with overlap.pause(), torch.no_grad():  # an evaluation is no part of a step
+                with overlap.pause(), torch.no_grad():  # an evaluation is not part of a step
                     loss_of(1)
 
     dist.barrier()

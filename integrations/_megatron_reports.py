@@ -1,4 +1,4 @@
-"""Reports on their way from rank 0 to the last rank, where Megatron-LM has its W&B run."""
+"""Sends reports from rank 0 to the last rank, where Megatron-LM has its W&B run."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from overlap_callbacks import OverlapMonitor, OverlapReport, Sink, WandbSink
 from overlap_callbacks.monitor.background.store import Job, StoreChannel
 from overlap_callbacks.sinks import RunInfo
 
-# Time between two looks for a report at the rank with the W&B run, and the longest that it waits for the last one.
-_LOOK_S = 1.0
+# The rank with the W&B run looks for reports at most this often.
+_LOOK_INTERVAL_S = 1.0
+# At the end it waits this long for the last report.
 LAST_REPORT_S = 30.0
 
 
 class Outbox(Sink):
-    """Passes reports on from rank 0, through the job's store, to the rank where Megatron-LM has its W&B run."""
+    """Rank 0's end: puts reports into the job's store."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
@@ -36,28 +37,31 @@ class Outbox(Sink):
 
     def _post(self, key: str, message: bytes) -> None:
         channel = _channel(self._prefix)
-        if channel.look("reader"):  # else the message would lie in the store for good
-            channel.post(key, message)
+        if channel.peek("reader"):  # without a reader the message would stay in the store forever
+            channel.publish(key, message)
 
 
 class Inbox:
-    """The other end. It looks for reports between steps, on the training thread: Megatron-LM logs there too."""
+    """The last rank's end: takes reports from the store, and logs them to Megatron-LM's W&B run.
+
+    It does so between steps, on the training thread, because Megatron-LM logs there too.
+    """
 
     def __init__(self, prefix: str, writer: Any, monitor: OverlapMonitor) -> None:
         self._channel = _channel(prefix)
-        self._channel.post("reader", b"-")
+        self._channel.publish("reader", b"-")
         self._sink = WandbSink(getattr(writer, "run", None))
         self._monitor = monitor
         self._taken = 0
-        self._expecting = False  # there has been a window
-        self._next_look = 0.0
+        self._expecting = False  # whether there has been a window
+        self._next_look_s = 0.0
 
     def look(self, wait_s: float | None = None) -> None:
-        """Log the reports that have come; with ``wait_s``, at the end, wait so long for the last one."""
+        """Log the reports that have arrived. At the end, ``wait_s`` is how long to wait for the last one."""
         if self._monitor.in_window:
             self._expecting = True
-        elif self._expecting and (wait_s is not None or time.monotonic() > self._next_look):
-            self._next_look = time.monotonic() + _LOOK_S
+        elif self._expecting and (wait_s is not None or time.monotonic() > self._next_look_s):
+            self._next_look_s = time.monotonic() + _LOOK_INTERVAL_S
             try:
                 self._take(wait_s)
             except Exception as error:
@@ -67,7 +71,7 @@ class Inbox:
     def _take(self, wait_s: float | None) -> None:
         if wait_s is not None:
             self._channel.await_message("end", wait_s, stop=lambda: False)
-        while (message := self._channel.look(str(self._taken))) is not None:
+        while (message := self._channel.peek(str(self._taken))) is not None:
             self._channel.delete(str(self._taken))
             run, report = msgspec.json.decode(message, type=tuple[RunInfo, OverlapReport])
             if self._taken == 0:

@@ -1,27 +1,34 @@
-"""How adapters make a monitor from the options of their one line."""
+"""What the adapters share: options, versions, replacing a framework's functions, logging on the training thread."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import logging
 import os
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from overlap_callbacks.monitor.monitor import OverlapMonitor
+import torch
+
+from overlap_callbacks.monitor import OverlapMonitor
 from overlap_callbacks.monitor.run_info import default_run_folder
 from overlap_callbacks.monitor.schedule import Schedule
-from overlap_callbacks.sinks import Sink
+from overlap_callbacks.sinks import FunctionSink, Sink
 
 logger = logging.getLogger("overlap_callbacks")
 
 _SCHEDULE_OPTIONS = frozenset(f.name for f in dataclasses.fields(Schedule) if f.init)
 _MONITOR_OPTIONS = frozenset(inspect.signature(OverlapMonitor).parameters) - {"framework"}
 
-# From the user's sinks, None where none were given, and the run's folder to the sinks of the monitor.
+# From the user's sinks (None where none were given) and the run's folder to the sinks of the monitor.
 MakeSinks = Callable[[list[Any] | None, Path], list[Sink]]
+
+
+# -- from the options of one line to a monitor
 
 
 def build_monitor(
@@ -34,32 +41,39 @@ def build_monitor(
 ) -> OverlapMonitor:
     """A monitor from the options of ``Schedule`` and ``OverlapMonitor`` taken together.
 
-    An option with a wrong value costs the measuring, not the job: unless ``strict`` is among the options, it is said
-    once and the monitor comes back switched off. So does whatever ``sinks`` or ``check`` raises.
+    A wrong value does not stop the job. Unless ``strict`` is set, it gives one warning and a monitor that is switched
+    off. The same holds for whatever ``sinks`` or ``check`` raises.
 
     Args:
         framework: name and version of the adapter's framework, for the record.
-        options: keyword arguments of either class; ``schedule`` excludes those of ``Schedule``.
-        root: folder below which the run's own lies by default.
-        sinks: makes the monitor's sinks; by default they are those of the options.
+        options: keyword arguments of either class. ``schedule`` excludes those of ``Schedule``.
+        root: the folder that holds the run's own folder by default.
+        sinks: makes the monitor's sinks. By default they are those of the options.
         check: raises where the framework cannot be measured.
 
     Raises:
-        TypeError: an option that does not exist, or ``schedule`` beside options of a schedule.
-        ValueError: (strict only) an option with a value that is not allowed.
+        TypeError: an option that does not exist; (strict only) a value of the wrong type, or ``schedule`` together with
+            options of ``Schedule``.
+        ValueError: (strict only) a value that is not allowed.
     """
     check_names(options)
     try:
         check()
         return _build(framework, options, root, sinks)
     except Exception as error:
-        if options.get("strict"):
-            raise
-        return switched_off(framework, error)
+        return switched_off(framework, error, strict=options.get("strict"))
 
 
-def switched_off(framework: str, error: Exception) -> OverlapMonitor:
-    """Say why nothing is measured, and give a monitor that does nothing."""
+def switched_off(framework: str, error: Exception, *, strict: Any = False) -> OverlapMonitor:
+    """Warn that nothing is measured, and why; give a monitor that does nothing.
+
+    Args:
+        framework: as in ``build_monitor``.
+        error: the reason.
+        strict: the user's option of that name, as given: raise ``error`` instead.
+    """
+    if strict:
+        raise error
     logger.warning("overlap-callbacks: measuring is switched off, training goes on: %s", error)
     monitor = OverlapMonitor(sinks=[], framework=framework)
     monitor.close()
@@ -67,7 +81,7 @@ def switched_off(framework: str, error: Exception) -> OverlapMonitor:
 
 
 def check_names(options: dict[str, Any]) -> None:
-    """Refuse names that are no option.
+    """Refuse names that are not options.
 
     Raises:
         TypeError: with the names that are.
@@ -78,19 +92,30 @@ def check_names(options: dict[str, Any]) -> None:
         raise TypeError(f"unknown options {unknown}; allowed are {allowed}")
 
 
+def is_native(sequential: str) -> bool:
+    """Whether the option ``sequential`` asks for the framework's own switches instead of the gate.
+
+    Raises:
+        ValueError: neither ``"gate"`` nor ``"native"``.
+    """
+    if sequential not in ("gate", "native"):
+        raise ValueError(f"sequential must be 'gate' or 'native', got {sequential!r} (a {type(sequential).__name__})")
+    return sequential == "native"
+
+
 def _build(
     framework: str, options: dict[str, Any], root: str | os.PathLike[str], make_sinks: MakeSinks | None
 ) -> OverlapMonitor:
-    of_schedule = {name: value for name, value in options.items() if name in _SCHEDULE_OPTIONS}
-    of_monitor = {name: value for name, value in options.items() if name in _MONITOR_OPTIONS}
-    if of_schedule:
-        if of_monitor.get("schedule") is not None:
-            raise TypeError(f"give either schedule or {sorted(of_schedule)}, not both")
-        of_monitor["schedule"] = Schedule(**of_schedule)
-    of_monitor["run_dir"] = folder = _folder(of_monitor.get("run_dir"), root)
+    schedule_options = {name: value for name, value in options.items() if name in _SCHEDULE_OPTIONS}
+    monitor_options = {name: value for name, value in options.items() if name in _MONITOR_OPTIONS}
+    if schedule_options:
+        if monitor_options.get("schedule") is not None:
+            raise TypeError(f"give either schedule or {sorted(schedule_options)}, not both")
+        monitor_options["schedule"] = Schedule(**schedule_options)
+    monitor_options["run_dir"] = folder = _folder(monitor_options.get("run_dir"), root)
     if make_sinks is not None:
-        of_monitor["sinks"] = make_sinks(_listed(of_monitor.get("sinks")), folder)
-    return OverlapMonitor(**of_monitor, framework=framework)
+        monitor_options["sinks"] = make_sinks(_as_list(monitor_options.get("sinks")), folder)
+    return OverlapMonitor(**monitor_options, framework=framework)
 
 
 def _folder(run_dir: Any, root: str | os.PathLike[str]) -> Path:
@@ -101,10 +126,126 @@ def _folder(run_dir: Any, root: str | os.PathLike[str]) -> Path:
     return Path(run_dir)
 
 
-def _listed(sinks: Any) -> list[Any] | None:
-    """What the user gave as sinks, in a list; what is in it is looked at by the monitor."""
+def _as_list(sinks: Any) -> list[Any] | None:
+    """The user's sinks as a list; the monitor checks the items."""
     if sinks is None or isinstance(sinks, (list, tuple)):
         return None if sinks is None else list(sinks)
     if not isinstance(sinks, Sink):
         raise TypeError(f"sinks must be a list of Sink objects, got {sinks!r} (a {type(sinks).__name__})")
     return [sinks]
+
+
+# -- versions. Adapters use names that other packages do not promise to keep, and look for them before they need them.
+# So a missing name costs the measuring and one message, which has the installed version and those that work.
+
+KNOWN_TO_WORK = {
+    "torch": "2.8.0 and 2.13.0",
+    "lightning": "2.4.0 and 2.6.6",
+    "transformers": "5.23.0",
+    "accelerate": "1.15.0",
+    "deepspeed": "0.17.0, 0.18.0 and 0.19.8",
+    "megatron-core": "0.14.0, 0.15.0 and 0.16.1",
+}
+
+
+def lacks(package: str, version: str, what: str) -> str:
+    """The message for something that a package does not have."""
+    return f"{package} {version} has no {what}, which is needed here; known to work: {KNOWN_TO_WORK[package]}"
+
+
+def torch_lacks(what: str) -> str:
+    """The same for torch."""
+    return lacks("torch", str(torch.__version__), what)
+
+
+def missing_of(holder: Any, *names: str) -> list[str]:
+    """Which of these names an object, a class or a module does not have, each with the holder's name before it."""
+    owner = getattr(holder, "__name__", type(holder).__name__).rpartition(".")[2]
+    return [f"{owner}.{name}" for name in names if not hasattr(holder, name)]
+
+
+def check_version(package: str, version: str, missing: list[str]) -> None:
+    """Refuse a version in which something is missing.
+
+    Raises:
+        RuntimeError: with the installed version, and those known to work.
+    """
+    if missing:
+        raise RuntimeError(lacks(package, version, " and no ".join(missing)))
+
+
+# -- a framework's objects, for as long as a monitor is attached
+
+
+def patch(holder: Any, name: str, value: Any) -> Callable[[], None]:
+    """Set an attribute of an object, a class or a module.
+
+    Returns:
+        Undoes it. It does nothing where somebody else has set the attribute since: what we set then stays inside what
+        they set, and does nothing any more.
+    """
+    before, was_there = vars(holder).get(name), name in vars(holder)
+    setattr(holder, name, value)
+
+    def undo() -> None:
+        if vars(holder).get(name) is not value:
+            return
+        if was_there:
+            setattr(holder, name, before)
+        else:
+            delattr(holder, name)
+
+    return undo
+
+
+def wrap(holder: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
+    """Replace a function or method by ``around(original, ...)``, by ``patch``; returns what undoes it."""
+    original = getattr(holder, name)
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return around(original, *args, **kwargs)
+
+    return patch(holder, name, wrapper)
+
+
+class Attachments:
+    """Which objects have a monitor: each takes one at a time.
+
+    Args:
+        kind: what they are, for the message.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._attached: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def check_free(self, target: Any) -> None:
+        """Refuse an object that has a monitor.
+
+        Raises:
+            ValueError: it has one.
+        """
+        if target in self._attached:
+            raise ValueError(f"{self._kind} is attached to already: close() that monitor first, or use it")
+
+    def add(self, target: Any, monitor: OverlapMonitor) -> None:
+        """Note that an object has this monitor, until the monitor is closed."""
+        self._attached.add(target)
+        monitor.call_on_close(lambda: self._attached.discard(target))
+
+
+# -- a framework's loggers, which may be used on the training thread only
+
+
+def flush_sinks(sinks: list[FunctionSink], monitor: OverlapMonitor) -> None:
+    """Write what waits in deferred sinks. Call it on the training thread, between steps.
+
+    A sink that fails is removed from the list, with one warning.
+    """
+    for sink in list(sinks):
+        try:
+            sink.flush()
+        except Exception as error:
+            sinks.remove(sink)
+            monitor.sink_failed(sink, error)

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch.distributed as dist
 
-from overlap_callbacks import OverlapMonitor, OverlapReport, Sink, WandbSink
+from overlap_callbacks import OverlapMonitor, Sink, WandbSink
 from overlap_callbacks.analysis.dimension_rules import dimension_of
-from overlap_callbacks.monitor.monitor import EXCEPTION_CLOSE_TIMEOUT_S
-from overlap_callbacks.sinks import JsonlSink
+from overlap_callbacks.monitor import EXCEPTION_CLOSE_TIMEOUT_S
+from overlap_callbacks.sinks import FunctionSink, JsonlSink
 
-from . import _versions
-from .base import build_monitor, check_names
+from .base import build_monitor, check_names, check_version, flush_sinks, missing_of
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 else:
     try:
-        # Both packages may be installed, and a Trainer takes only callbacks of its own.
+        # Both packages may be installed, and a Trainer only takes callbacks of its own package.
         if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
             import pytorch_lightning as pl
         else:
@@ -37,15 +35,15 @@ else:
 class OverlapCallback(pl.Callback):
     """Measures what overlap costs and saves, and logs it through the trainer's loggers.
 
-    A step is an optimizer step: it reaches from the first ``on_train_batch_start`` after a change of
-    ``trainer.global_step`` to the ``on_train_batch_end`` where it has changed again, so gradient accumulation and
-    manual optimization need nothing. Validation within a step is let through unseen.
+    A step is an optimizer step. It begins at the first ``on_train_batch_start`` after ``trainer.global_step`` has
+    changed, and ends at the ``on_train_batch_end`` where it has changed again. So gradient accumulation and manual
+    optimization need no setting. Validation within a step is not measured.
 
-    Reports go to the JSONL record and to every logger of the trainer; to a ``WandbLogger`` with tables.
+    Reports go to the JSONL record and to every logger of the trainer. A ``WandbLogger`` gets tables too.
 
     Args:
-        **options: keyword arguments of ``Schedule`` and ``OverlapMonitor``, e.g. ``every_n_steps=200``. ``sinks`` come
-            in addition to the trainer's loggers. ``run_dir`` defaults to a new folder under
+        **options: keyword arguments of ``Schedule`` and ``OverlapMonitor``, e.g. ``every_n_steps=200``. ``sinks``
+            replace the record, not the trainer's loggers. ``run_dir`` defaults to a new folder under
             ``<default_root_dir>/overlap_runs``.
 
     Raises:
@@ -56,7 +54,7 @@ class OverlapCallback(pl.Callback):
         check_names(options)
         self.monitor: OverlapMonitor | None = None
         self._options = options
-        self._loggers: list[_LoggerSink] = []
+        self._loggers: list[FunctionSink] = []
         self._step = 0
         self._global_step = 0
         self._resumed_step: int | None = None
@@ -67,7 +65,7 @@ class OverlapCallback(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._close()
         version = cast(Any, pl).__version__
-        # Not trainer.log_dir: reading it is a broadcast on the job's communicator.
+        # Not trainer.log_dir: reading that one broadcasts on the job's communicator.
         self.monitor = build_monitor(
             f"lightning {version}",
             self._options,
@@ -77,7 +75,8 @@ class OverlapCallback(pl.Callback):
         )
         if self.monitor.active:
             self.monitor.name_groups(_dimensions(trainer.strategy))
-        # With several optimizers global_step counts each, so steps are counted here, and kept in checkpoints.
+        # With several optimizers global_step counts every optimizer's steps. So steps are counted here, and the count
+        # is kept in checkpoints.
         self._step = trainer.global_step if self._resumed_step is None else self._resumed_step
         self._resumed_step = None
 
@@ -90,7 +89,7 @@ class OverlapCallback(pl.Callback):
         if self.monitor is not None and trainer.global_step != self._global_step:
             self.monitor.step_end(self._step)
             self._step += 1
-            self._flush_loggers(self.monitor)
+            flush_sinks(self._loggers, self.monitor)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self.monitor is not None and self.monitor.in_step:
@@ -100,7 +99,7 @@ class OverlapCallback(pl.Callback):
         self._pause.close()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # A step may go on in the next epoch (micro-batches left over); what lies between is no part of it.
+        # A step may continue in the next epoch (left-over micro-batches). What lies between is not part of the step.
         if self.monitor is not None and self.monitor.in_step:
             with self.monitor.pause():
                 pass
@@ -123,7 +122,7 @@ class OverlapCallback(pl.Callback):
         monitor, self.monitor = self.monitor, None
         if monitor is not None:
             monitor.close(timeout_s)
-            self._flush_loggers(monitor)
+            flush_sinks(self._loggers, monitor)  # the last reports came while the monitor closed
         self._loggers = []
 
     # -- checkpoints
@@ -143,52 +142,38 @@ class OverlapCallback(pl.Callback):
                 if type(logger).__name__ == "WandbLogger":
                     sinks.append(WandbSink(cast(Any, logger).experiment))
                 else:
-                    self._loggers.append(_LoggerSink(logger))
+                    self._loggers.append(LoggerSink(logger))
             sinks += self._loggers
         return sinks
 
-    def _flush_loggers(self, monitor: OverlapMonitor) -> None:
-        for sink in list(self._loggers):
-            try:
-                sink.flush()
-            except Exception as error:
-                self._loggers.remove(sink)
-                monitor.sink_failed(sink, error)
 
-
-def _check_version() -> None:
-    missing = _versions.missing_of(
-        pl.Trainer, "default_root_dir", "global_step", "is_global_zero", "loggers", "strategy"
-    )
-    hooks = [name for name in vars(OverlapCallback) if name.startswith(("on_", "teardown", "state_", "load_state_"))]
-    missing += _versions.missing_of(pl.Callback, *hooks)
-    missing += _versions.missing_of(pl.strategies, "ModelParallelStrategy")
-    _versions.check("lightning", cast(Any, pl).__version__, _versions.LIGHTNING, missing)
-
-
-def _dimensions(strategy: Any) -> dict[str, str]:
-    """What process groups serve that do not say so themselves, by their names."""
-    # DDP's is as a rule the default group, and DeepSpeed gives its groups no descriptions.
-    groups = [getattr(strategy.model, name, None) for name in ("process_group", "seq_data_parallel_group")]
-    known: dict[str, str] = {group.group_name: "data" for group in groups if isinstance(group, dist.ProcessGroup)}
-    if isinstance(strategy, pl.strategies.ModelParallelStrategy):
-        # A mesh dimension over all ranks has the default group.
-        mesh = strategy.device_mesh
-        known |= {mesh.get_group(name).group_name: dimension_of(name) for name in mesh.mesh_dim_names or ()}
-    return known
-
-
-class _LoggerSink(Sink):
+class LoggerSink(FunctionSink):
     """Passes reports on to a Lightning logger, on the training thread: loggers need not be thread-safe."""
 
     def __init__(self, logger: Any) -> None:
-        self._logger = logger
-        self._waiting: deque[OverlapReport] = deque(maxlen=100)
+        # Sinks are closed on another thread, so ``close`` writes nothing: the callback flushes after that.
+        super().__init__(
+            lambda metrics, step: logger.log_metrics(metrics, step=step),
+            deferred=True,
+            flush_on_close=False,
+            exact_keys=True,
+        )
 
-    def log(self, report: OverlapReport) -> None:
-        self._waiting.append(report)
 
-    def flush(self) -> None:
-        while self._waiting:
-            report = self._waiting.popleft()
-            self._logger.log_metrics(report.metrics(), step=report.first_step)
+def _check_version() -> None:
+    missing = missing_of(pl.Trainer, "default_root_dir", "global_step", "is_global_zero", "loggers", "strategy")
+    hooks = [name for name in vars(OverlapCallback) if name.startswith(("on_", "teardown", "state_", "load_state_"))]
+    missing += missing_of(pl.Callback, *hooks) + missing_of(pl.strategies, "ModelParallelStrategy")
+    check_version("lightning", cast(Any, pl).__version__, missing)
+
+
+def _dimensions(strategy: Any) -> dict[str, str]:
+    """The dimension of process groups that no description tells, by group name."""
+    # DDP mostly uses the default group, and DeepSpeed gives its groups no descriptions.
+    groups = [getattr(strategy.model, name, None) for name in ("process_group", "seq_data_parallel_group")]
+    known: dict[str, str] = {group.group_name: "data" for group in groups if isinstance(group, dist.ProcessGroup)}
+    if isinstance(strategy, pl.strategies.ModelParallelStrategy):
+        # A mesh dimension over all ranks uses the default group.
+        mesh = strategy.device_mesh
+        known |= {mesh.get_group(name).group_name: dimension_of(name) for name in mesh.mesh_dim_names or ()}
+    return known

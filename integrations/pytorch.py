@@ -1,8 +1,7 @@
-"""A training loop of one's own, with DDP or anything else that communicates through torch.distributed."""
+"""Your own training loop: ``attach(optimizer)``, with DDP, FSDP or whatever uses ``torch.distributed``."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,15 +16,13 @@ from overlap_callbacks import OverlapMonitor, _validation
 from overlap_callbacks.analysis.dimension_rules import UNKNOWN, WORLD, dimension_of
 from overlap_callbacks.gate.native import OverlapSwitch
 
-from . import _ddp, _fsdp
-from ._ddp import switchable
-from .base import build_monitor, switched_off
+from . import _pytorch_ddp, _pytorch_fsdp
+from ._pytorch_ddp import switchable
+from .base import Attachments, build_monitor, is_native, switched_off
 
 __all__ = ["attach", "switchable"]
 
-_FORMS = ("gate", "native")
-
-_attached: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+_attachments = Attachments("optimizer")
 
 
 def attach(
@@ -37,23 +34,22 @@ def attach(
     start_step: int = 0,
     **options: Any,
 ) -> OverlapMonitor:
-    """Measure the loop that steps ``optimizer``: a step reaches from one ``optimizer.step()`` to the next.
+    """Measure the loop that steps ``optimizer``: a step lasts from one ``optimizer.step()`` to the next.
 
-    Gradient accumulation needs nothing: its micro-batches lie between two optimizer steps. Put ``with
-    monitor.pause():`` around an evaluation within the loop, and ``monitor.close()`` (or ``with attach(...):``) around
-    the loop's end.
+    Gradient accumulation needs no setting: its micro-batches lie between two optimizer steps. Put evaluations within
+    the loop into ``with monitor.pause():``. Call ``monitor.close()`` after the loop, or use ``with attach(...):``.
 
-    What is wrong with a parameter's value, or comes at the wrong time, costs the measuring and not the job: it is said
-    once, and the monitor comes back switched off. With ``strict=True`` it is raised.
+    A wrong value, or a call at the wrong time, does not stop the job: it gives one warning and a monitor that is
+    switched off. With ``strict=True`` it raises.
 
     Args:
-        optimizer: the one that steps last, where there are several.
-        model: the model, or a list of them. Needed for ``sequential="native"``; otherwise it only helps to tell which
+        optimizer: if there are several, the one that steps last.
+        model: the model, or a list of them. Needed for ``sequential="native"``. Otherwise it only helps to tell which
             process groups serve data parallelism.
-        pipeline: the schedule of ``torch.distributed.pipelining``, where there is one: sequential steps then wait for
-            each batch of its sends and receives too, which are otherwise recorded and left alone.
-        sequential: what makes a step sequential: ``"gate"``, which takes every collective of whatever origin, or
-            ``"native"``, DDP's or FSDP's own parts, as a second and independent way.
+        pipeline: the schedule of ``torch.distributed.pipelining``, if there is one. Sequential steps then also wait for
+            each batch of its sends and receives. Without it these are recorded and not serialised.
+        sequential: what makes a step sequential. ``"gate"`` serialises every collective, whoever issues it.
+            ``"native"`` uses DDP's or FSDP's own parts instead, as a second and independent way.
         start_step: optimizer steps done before, when a job resumes.
         **options: keyword arguments of ``Schedule`` and ``OverlapMonitor``, e.g. ``every_n_steps=200``.
 
@@ -61,9 +57,9 @@ def attach(
         The monitor; its ``close()`` leaves optimizer, model and schedule as they were.
 
     Raises:
-        TypeError: not an optimizer, model or schedule, or an option that does not exist.
-        ValueError: (``strict=True`` only) a value is not allowed, a model or schedule cannot be made sequential in this
-            way, or the optimizer is attached to already.
+        TypeError: an argument that is not an optimizer, model or schedule, or an option that does not exist.
+        ValueError: (``strict=True`` only) a value is not allowed, the model or schedule cannot be made sequential in
+            this way, or the optimizer has a monitor already.
         RuntimeError: (``strict=True`` only) called before ``init_process_group``.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -75,25 +71,23 @@ def attach(
         )
     models = _as_list(model)
     if pipeline is not None:
-        from . import _pipelining
+        from . import _pytorch_pipelining as pipelining
 
-        _pipelining.check_type(pipeline)
+        pipelining.check_type(pipeline)
     framework = f"pytorch {torch.__version__}"
     monitor = build_monitor(framework, options)
     if not monitor.active:
         return monitor
     try:
         step = _validation.count("start_step", start_step, minimum=0)
-        _check_time(optimizer)
-        form = _native_form(sequential, models)
+        _check_ready(optimizer)
+        switch = _switch(models) if is_native(sequential) else None
         if pipeline is not None:
-            _pipelining.check_order(pipeline)
+            pipelining.check_order(pipeline)
     except (TypeError, ValueError, RuntimeError) as error:
-        if options.get("strict"):
-            raise
-        return switched_off(framework, error)
+        return switched_off(framework, error, strict=options.get("strict"))
 
-    # The step that is under way when we attach began before us, so the first one with a known start is the next.
+    # The current step began before we attached. The first step with a known begin is the next one.
     def after_step(*_: Any) -> None:
         nonlocal step
         if monitor.in_step:
@@ -102,53 +96,45 @@ def attach(
         monitor.step_begin(step)
 
     monitor.name_groups(_dimensions(optimizer, models, pipeline))
-    if form is not None:
-        monitor.use_native(form)
+    if switch is not None:
+        monitor.use_native(switch)
     if pipeline is not None:
-        monitor.call_on_close(_pipelining.wait_for_batches(monitor))
-    # Out of a compiled optimizer.step(): Dynamo would trace on into the monitor, and break the graph there.
-    # It costs no import: torch.optim loads Dynamo when an optimizer is made.
+        monitor.call_on_close(pipelining.wait_for_batches(monitor))
+    # If optimizer.step() is compiled, Dynamo would trace into the monitor and break the graph there. Disabling costs no
+    # import: torch.optim loads Dynamo when an optimizer is made.
     hook: Any = torch.compiler.disable(after_step)
     monitor.call_on_close(optimizer.register_step_post_hook(hook).remove)
-    _attached.add(optimizer)
-    monitor.call_on_close(lambda: _attached.discard(optimizer))
+    _attachments.add(optimizer, monitor)
     return monitor
 
 
 def _as_list(model: Any) -> list[nn.Module]:
     models = [] if model is None else list(model) if isinstance(model, (list, tuple)) else [model]
-    for found in models:
-        if not isinstance(found, nn.Module):
-            raise TypeError(
-                f"model must be a torch.nn.Module or a list of them, got {found!r} (a {type(found).__name__})"
-            )
+    for item in models:
+        if not isinstance(item, nn.Module):
+            given = f"{item!r} (a {type(item).__name__})"
+            raise TypeError(f"model must be a torch.nn.Module or a list of them, got {given}")
     return models
 
 
-def _check_time(optimizer: torch.optim.Optimizer) -> None:
+def _check_ready(optimizer: torch.optim.Optimizer) -> None:
     if not (dist.is_available() and dist.is_initialized()):
         raise RuntimeError("attach(optimizer) was called before torch.distributed.init_process_group: call it after")
-    if optimizer in _attached:
-        raise ValueError("optimizer is attached to already: close() that monitor first, or use it")
+    _attachments.check_free(optimizer)
 
 
-def _native_form(sequential: str, models: Sequence[nn.Module]) -> OverlapSwitch | None:
-    if sequential not in _FORMS:
-        allowed = " or ".join(map(repr, _FORMS))
-        raise ValueError(f"sequential must be {allowed}, got {sequential!r} (a {type(sequential).__name__})")
-    if sequential == "gate":
-        return None
+def _switch(models: Sequence[nn.Module]) -> OverlapSwitch:
+    """The switch for the DDP or FSDP modules of these models. Raises a ``ValueError`` if there is none that works."""
     if not models:
         raise ValueError("sequential='native' needs the model: attach(optimizer, model=model, sequential='native')")
     ddp = [m for m in _modules(models) if isinstance(m, DistributedDataParallel)]
     fsdp = [m for m in _modules(models) if isinstance(m, (FSDPModule, FullyShardedDataParallel))]
     if bool(ddp) == bool(fsdp):
-        found = "both" if ddp else "neither"
+        which = "both" if ddp else "neither"
         raise ValueError(
-            f"sequential='native' needs a model with DDP or FSDP in it, and this one has {found}: use 'gate'"
+            f"sequential='native' needs a model with DDP or FSDP in it, and this one has {which}: use 'gate'"
         )
-    form: OverlapSwitch = _ddp.DdpWaits(ddp) if ddp else _fsdp.FsdpStreams(fsdp)
-    return form
+    return _pytorch_ddp.DdpWaits(ddp) if ddp else _pytorch_fsdp.FsdpStreams(fsdp)
 
 
 def _modules(models: Sequence[nn.Module]) -> Iterator[nn.Module]:
@@ -157,7 +143,7 @@ def _modules(models: Sequence[nn.Module]) -> Iterator[nn.Module]:
 
 
 def _dimensions(optimizer: torch.optim.Optimizer, models: Sequence[nn.Module], pipeline: Any) -> dict[str, str]:
-    """What process groups serve that do not say so themselves: above all the default group, if it is all of a mesh."""
+    """Dimensions that descriptions do not tell; above all the default group's, which a mesh over all ranks uses."""
     known: dict[str, str] = {}
 
     def learn(group: dist.ProcessGroup, dimension: str) -> None:
@@ -168,11 +154,12 @@ def _dimensions(optimizer: torch.optim.Optimizer, models: Sequence[nn.Module], p
     for mesh in {parameter.device_mesh for parameter in parameters if isinstance(parameter, DTensor)}:
         for name in mesh.mesh_dim_names or ():
             learn(mesh.get_group(name), dimension_of(f"mesh_{name}"))
-    for group in (*_ddp.data_groups(_modules(models)), *_fsdp.data_groups(_modules(models))):
+    modules = list(_modules(models))
+    for group in (*_pytorch_ddp.data_groups(modules), *_pytorch_fsdp.data_groups(modules)):
         learn(group, "data")
     if pipeline is not None:
-        from . import _pipelining
+        from . import _pytorch_pipelining as pipelining
 
-        for group in _pipelining.groups_of(pipeline):
+        for group in pipelining.groups_of(pipeline):
             learn(group, "pipeline")
     return known

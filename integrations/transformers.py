@@ -12,10 +12,9 @@ from torch.distributed.tensor import DTensor
 
 from overlap_callbacks import OverlapMonitor
 from overlap_callbacks.analysis.dimension_rules import dimension_of
-from overlap_callbacks.monitor.monitor import EXCEPTION_CLOSE_TIMEOUT_S
+from overlap_callbacks.monitor import EXCEPTION_CLOSE_TIMEOUT_S
 
-from . import _versions
-from .base import build_monitor, check_names, switched_off
+from .base import build_monitor, check_names, check_version, lacks, missing_of, switched_off
 from .pytorch import attach
 
 try:
@@ -30,30 +29,28 @@ try:
     from accelerate.optimizer import AcceleratedOptimizer
     from accelerate.utils import DistributedType
 except ImportError as error:
-    raise ImportError(
-        _versions.lacks("accelerate", accelerate.__version__, f"{error.name} as here ({error})", _versions.ACCELERATE)
-    ) from error
+    raise ImportError(lacks("accelerate", accelerate.__version__, f"{error.name} as here ({error})")) from error
 
 
 class OverlapCallback(transformers.TrainerCallback):
     """Measures what overlap costs and saves in a ``transformers.Trainer``.
 
     A step is an optimizer step, from ``on_step_begin`` to ``on_step_end``: all its micro-batches, clipping included.
-    Loading its batches, logging, evaluating and saving lie between steps. It is numbered by ``state.global_step``, so a
-    resumed job goes on where it was.
+    Loading its batches, logging, evaluating and saving lie between steps. Steps are numbered by ``state.global_step``,
+    so a resumed job continues where it was.
 
-    Each ``train()`` has a monitor of its own. Reports go to the JSONL record and to the W&B run, if there is one (the
+    Each ``train()`` has its own monitor. Reports go to the JSONL record and to the W&B run, if there is one (the
     Trainer's or your own).
 
-    The Trainer does not tell its callbacks of an exception. Measuring ends with the next ``train()``, or with the
-    process; call ``close()`` where the process goes on with something else.
+    The Trainer does not report exceptions to its callbacks. After one, measuring ends with the next ``train()`` or with
+    the process. Call ``close()`` if the process does something else before that.
 
     Args:
         **options: keyword arguments of ``Schedule`` and ``OverlapMonitor``, e.g. ``every_n_steps=200``. ``run_dir``
             defaults to a new folder under ``<output_dir>/overlap_runs``.
 
     Attributes:
-        monitor: of the training under way; None outside.
+        monitor: of the current training; None outside.
 
     Raises:
         TypeError: an option that does not exist.
@@ -72,7 +69,7 @@ class OverlapCallback(transformers.TrainerCallback):
             framework, self._options, root=args.output_dir or "", check=lambda: _check_version(args, state, objects)
         )
         if self.monitor.active:
-            self.monitor.name_groups(_dimensions(objects["model"].parameters()) | _deepspeed_dimensions(args))
+            self.monitor.name_groups(dimensions_of(objects["model"].parameters()) | _deepspeed_dimensions(args))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._pause.close()
@@ -81,14 +78,14 @@ class OverlapCallback(transformers.TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.monitor is not None:
-            # Known with ``include_num_input_tokens_seen``; a mean, since batches differ in length.
+            # Known with ``include_num_input_tokens_seen``. A mean, because batches differ in length.
             if getattr(state, "num_input_tokens_seen", 0) and "tokens_per_step" not in self._options:
                 self.monitor.tokens_per_step = round(state.num_input_tokens_seen / (state.global_step or 1))
             self.monitor.step_end()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        # Where an iterable data set ends amid the micro-batches of a step, the step goes on in the next epoch. The
-        # evaluation and the checkpoint in between are no part of it.
+        # If an iterable data set ends between two micro-batches of a step, the step continues in the next epoch. The
+        # evaluation and the checkpoint in between are not part of it.
         if self.monitor is not None and self.monitor.in_step:
             self._pause.enter_context(self.monitor.pause())
 
@@ -96,7 +93,7 @@ class OverlapCallback(transformers.TrainerCallback):
         self._close()
 
     def close(self) -> None:
-        """End measuring after an exception came out of ``train()``. Safe to call at any time."""
+        """End measuring after ``train()`` raised an exception. Safe to call at any time."""
         if self.monitor is not None and self.monitor.in_step:
             self._pause.close()
             self.monitor.abort_step()
@@ -110,22 +107,22 @@ class OverlapCallback(transformers.TrainerCallback):
 
 
 def attach_accelerate(optimizer: AcceleratedOptimizer, **options: Any) -> OverlapMonitor:
-    """Measure an Accelerate loop, by the optimizer that ``accelerator.prepare`` gave.
+    """Measure an Accelerate loop, given the optimizer that ``accelerator.prepare`` returned.
 
-    A step reaches from one step of the torch optimizer to the next; within ``accelerator.accumulate`` Accelerate lets
-    only every n-th ``optimizer.step()`` through to it. All else is as in ``integrations.pytorch.attach``: put ``with
-    monitor.pause():`` around an evaluation, and ``monitor.close()`` (or ``with attach_accelerate(...):``) around the
-    loop's end.
+    A step lasts from one step of the torch optimizer to the next. Within ``accelerator.accumulate`` Accelerate passes
+    only every n-th ``optimizer.step()`` on to it. The rest is as in ``integrations.pytorch.attach``: put evaluations
+    into ``with monitor.pause():``, and call ``monitor.close()`` after the loop (or use ``with
+    attach_accelerate(...):``).
 
     Args:
-        optimizer: the one that steps last, where there are several.
+        optimizer: if there are several, the one that steps last.
         **options: those of ``integrations.pytorch.attach``, e.g. ``start_step`` or ``every_n_steps=200``.
 
     Returns:
-        The monitor; its ``close()`` takes the hook off the optimizer.
+        The monitor; its ``close()`` removes the hook from the optimizer.
 
     Raises:
-        TypeError: not a prepared optimizer, one that DeepSpeed steps, or an option that does not exist.
+        TypeError: not a prepared optimizer, an optimizer that DeepSpeed steps, or an option that does not exist.
         ValueError: (``strict=True`` only) an option's value is not allowed.
         RuntimeError: (``strict=True`` only) this Accelerate lacks something needed.
     """
@@ -135,13 +132,10 @@ def attach_accelerate(optimizer: AcceleratedOptimizer, **options: Any) -> Overla
             f"integrations.pytorch.attach takes a plain torch optimizer"
         )
     try:
-        missing = _versions.missing_of(optimizer, "optimizer")
-        _versions.check("accelerate", accelerate.__version__, _versions.ACCELERATE, missing)
+        check_version("accelerate", accelerate.__version__, missing_of(optimizer, "optimizer"))
     except RuntimeError as error:
-        if options.get("strict"):
-            raise
-        return switched_off(f"accelerate {accelerate.__version__}", error)
-    # Accelerate's wrapper is an optimizer by name only: it has no hooks.
+        return switched_off(f"accelerate {accelerate.__version__}", error, strict=options.get("strict"))
+    # Accelerate's wrapper is an optimizer by name only: it takes no hooks.
     inner = optimizer.optimizer
     if type(optimizer) is not AcceleratedOptimizer or not isinstance(inner, torch.optim.Optimizer):
         raise TypeError(
@@ -149,35 +143,35 @@ def attach_accelerate(optimizer: AcceleratedOptimizer, **options: Any) -> Overla
             f"that accelerator.prepare gave"
         )
     monitor: OverlapMonitor = attach(inner, **options)
-    monitor.name_groups(_dimensions(parameter for group in inner.param_groups for parameter in group["params"]))
+    monitor.name_groups(dimensions_of(parameter for group in inner.param_groups for parameter in group["params"]))
     return monitor
 
 
 def _check_version(args: Any, state: Any, objects: dict[str, Any]) -> None:
     hooks = [name for name in vars(OverlapCallback) if name.startswith("on_")]
-    missing = _versions.missing_of(transformers.TrainerCallback, *hooks)
-    missing += _versions.missing_of(args, "output_dir") + _versions.missing_of(state, "global_step")
+    missing = missing_of(transformers.TrainerCallback, *hooks)
+    missing += missing_of(args, "output_dir") + missing_of(state, "global_step")
     if "model" not in objects:
         missing.append("model among what its callbacks are given")
-    _versions.check("transformers", transformers.__version__, _versions.TRANSFORMERS, missing)
+    check_version("transformers", transformers.__version__, missing)
 
 
-def _dimensions(parameters: Iterable[torch.Tensor]) -> dict[str, str]:
-    """What the default group serves: DDP and FSDP have it, and any mesh dimension over all ranks."""
+def dimensions_of(parameters: Iterable[torch.Tensor]) -> dict[str, str]:
+    """The dimension of the default group: DDP and FSDP use it, and so does any mesh dimension over all ranks."""
     world = dist.group.WORLD if dist.is_initialized() else None
     if world is None:
         return {}
     meshes = {parameter.device_mesh for parameter in parameters if isinstance(parameter, DTensor)}
     named = [(mesh.get_group(name), dimension_of(name)) for mesh in meshes for name in mesh.mesh_dim_names or ()]
-    # Without a ParallelismConfig no mesh has names, and what all ranks have in common is the data they divide.
+    # Without a ParallelismConfig no mesh has names. All ranks then have one thing in common: they divide the data.
     return {str(group.group_name): dimension for group, dimension in named or [(world, "data")]}
 
 
 def _deepspeed_dimensions(args: Any) -> dict[str, str]:
-    """What DeepSpeed's groups serve, which it gives no descriptions; the engine itself is out of a callback's sight."""
+    """The dimension of DeepSpeed's groups, which have no descriptions. A callback cannot see the engine itself."""
     if getattr(args.distributed_state, "distributed_type", None) != DistributedType.DEEPSPEED:
         return {}
     from deepspeed.utils import groups
 
-    over_data = getattr(groups, "_get_sequence_data_parallel_group", None)
-    return {over_data().group_name: "data"} if over_data is not None else {}
+    get_data_group = getattr(groups, "_get_sequence_data_parallel_group", None)
+    return {get_data_group().group_name: "data"} if get_data_group is not None else {}

@@ -1,7 +1,7 @@
-"""One thread that does, in order, what must not be done on the training thread.
+"""Threads of our own, for work that must not be done on the training thread.
 
-It is a daemon with a bounded queue: a job never waits for it longer than it says, and the interpreter never waits for
-it at all (``concurrent.futures`` would join its threads at exit, without a timeout).
+Each is a daemon with a bounded queue. The job waits for it at most for a time that the job gives. The interpreter does
+not wait for it at all (``concurrent.futures`` would join its threads at exit, without a timeout).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _STOP = None
 
 
 class Worker:
-    """Runs tasks one after the other.
+    """Runs tasks one after the other, on one thread that starts with the first task.
 
     Args:
         name: of the thread.
-        on_error: called, on the worker's thread, with whatever a task raises.
-        capacity: tasks that may wait.
+        on_error: called with what a task raised, on the worker's thread.
+        capacity: maximum number of tasks that wait.
     """
 
     def __init__(self, name: str, on_error: Callable[[Exception], None], capacity: int = 1024) -> None:
@@ -36,7 +36,7 @@ class Worker:
         return self._thread is not None
 
     def submit(self, task: Callable[[], None]) -> bool:
-        """Have ``task`` run later; False where too many wait already, and it is dropped."""
+        """Run ``task`` later. Returns False, and drops it, if too many tasks wait already."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
@@ -47,7 +47,11 @@ class Worker:
         return True
 
     def close(self, timeout_s: float) -> bool:
-        """Finish what waits, then end the thread; False if that takes longer than ``timeout_s``: then call again."""
+        """Run the tasks that wait, then end the thread.
+
+        Returns:
+            False if that takes longer than ``timeout_s``. The thread goes on then, and ``close`` may be called again.
+        """
         if self._thread is None:
             return True
         deadline = time.monotonic() + timeout_s
@@ -71,19 +75,19 @@ class Worker:
                 task()
             except Exception as error:
                 self._on_error(error)
-            del task  # or the last task's samples would stay alive until the next
+            del task  # else the last task would keep its window alive until the next one comes
 
 
 class DetachedWorker:
-    """Does a sink's work on a thread of its own.
+    """Runs work on its own thread, with a bounded wait, so that a stalled backend cannot delay the caller.
 
     Args:
         name: of the thread.
-        patience_s: longest that the caller is kept waiting; once, not for each piece of work behind one that stalls.
-        capacity: pieces of work that may wait; more are dropped, and counted.
+        patience_s: maximum time ``do`` blocks. While earlier work is still stalled it does not block at all.
+        capacity: maximum number of pieces of work that wait; more are dropped and counted.
 
     Attributes:
-        dropped: pieces of work that found no place.
+        dropped: pieces of work that were dropped.
     """
 
     def __init__(self, name: str, *, patience_s: float, capacity: int = 1000) -> None:
@@ -95,10 +99,10 @@ class DetachedWorker:
         self.dropped = 0
 
     def do(self, work: Callable[[], None]) -> bool:
-        """Have ``work`` done; False where it has not been done yet.
+        """Run ``work``, and wait for it. Returns False if it is not done yet.
 
         Raises:
-            Exception: what it raised, or what earlier work raised after its caller had been let go.
+            Exception: what it raised, or what earlier work raised after its own call of ``do`` had returned.
         """
         self._raise_error()
         done = self._submit(work)
@@ -111,10 +115,10 @@ class DetachedWorker:
         return finished
 
     def close(self, last: Callable[[], None], timeout_s: float) -> bool:
-        """Have ``last`` done and end the thread; False, and the thread is left behind, if that takes too long.
+        """Run ``last``, then end the thread. Returns False, and leaves the thread behind, if that takes too long.
 
         Raises:
-            Exception: what any work raised whose caller has not been told.
+            Exception: what any work raised that no call has raised yet.
         """
         if not self._worker.started:
             last()  # and start no thread, which an interpreter that is ending would refuse

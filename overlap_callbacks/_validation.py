@@ -1,4 +1,4 @@
-"""Checks of what a user passes in: every message names the parameter, what was given and what is allowed."""
+"""Checks of what a user passes in. Every message names the parameter, what was given and what is allowed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 def count(name: str, value: Any, *, minimum: int) -> int:
     """Return ``value`` as an int of at least ``minimum``.
 
-    Booleans and floats are refused: ``repeats=True`` and ``repeats=2.0`` are slips, not counts. Integer types of other
-    libraries (``numpy.int64``) pass.
+    Booleans and floats are refused: ``repeats=True`` and ``repeats=2.0`` are mistakes, not counts. Integer types of
+    other libraries (``numpy.int64``) pass.
 
     Raises:
         TypeError: not a whole number.
@@ -63,7 +63,8 @@ def seconds(name: str, value: Any, *, zero: bool = False) -> float:
 
 
 def _real(name: str, value: Any, allowed: str) -> float:
-    # NumPy's numbers pass, as they are registered with numbers.Real; booleans are integers to Python, and slips here.
+    # NumPy's numbers pass, because they are registered with numbers.Real. Booleans are integers to Python, but mistakes
+    # here.
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be {allowed}, got {value!r} (a {type(value).__name__})")
     return float(value)

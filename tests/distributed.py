@@ -1,8 +1,11 @@
 """Runs a function on several real processes that are joined by a process group; for tests.
 
 A hang becomes a failure within ``timeout_s``, with every rank's stack; a rank that raises ends the others and shows its
-traceback. Ranks are forked from a server that has torch loaded already, since loading it takes some seconds; nothing
-else is shared with the pytest process, and environment variables set there do not reach them.
+traceback. Nothing is shared with the pytest process, and environment variables set there do not reach the ranks.
+
+Ranks are forked from a server that has torch and the library loaded already, because loading them takes seconds. A test
+module whose ranks need more names it in ``RANKS_LOAD = ("lightning.pytorch",)``: its ranks come from a server of their
+own, which has that loaded too.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import datetime
 import faulthandler
 import logging
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import pickle
 import signal
@@ -23,6 +27,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -33,6 +38,11 @@ _GRACE_S = 2.0
 # Longest that a rank that is done waits for the others, so that its sockets stay open as long as they are in use.
 _FAREWELL_S = 60.0
 _POLL_S = 0.005
+# torch._dynamo: optimizers and DDP load it when they are first used. scipy.special: intervals need it.
+_LOADED = (
+    "torch", "torch._dynamo", "torch.distributed.fsdp", "torch.profiler", "scipy.special",
+    "overlap_callbacks.monitor.monitor", "overlap_callbacks.sinks", "overlap_callbacks.report.record", __name__,
+)  # fmt: skip
 
 
 class RanksFailedError(AssertionError):
@@ -139,27 +149,41 @@ def _run(
 ) -> list[Outcome]:
     # The store is served from here: its port is free for sure, and it outlives any rank.
     store = dist.TCPStore(_HOST, 0, is_master=True, wait_for_workers=False)
-    context = _server()
+    start = _starter(function)
+    context = multiprocessing.get_context("forkserver")
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         job = _RankJob(function, args, world_size, store.port, backend, folder, mortal)
         processes = [context.Process(target=_rank_main, args=(job, rank), daemon=True) for rank in range(world_size)]
         try:
             for process in processes:
-                process.start()
+                start(process)
             hung = _await_ranks(processes, job, timeout_s)
         finally:
             _kill(processes)
         return [_outcome(job, rank, process, rank in hung) for rank, process in enumerate(processes)]
 
 
-def _server() -> Any:
-    """The server from which ranks are forked, with torch and the library loaded, and no threads."""
+_servers: dict[tuple[str, ...], Any] = {}
+
+
+def _starter(function: Callable[..., Any]) -> Callable[[Any], None]:
+    """Starts a rank from the server that has loaded what the function's module asks for."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
-    context = multiprocessing.get_context("forkserver")
-    # torch._dynamo: optimizers and DDP load it when they are first used.
-    context.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.fsdp", "overlap_callbacks", __name__])
-    return context
+    preload = tuple(getattr(sys.modules[function.__module__], "RANKS_LOAD", ()))
+    if preload not in _servers:
+        server = multiprocessing.forkserver.ForkServer()
+        server.set_forkserver_preload([*_LOADED, *preload])
+        _servers[preload] = server
+
+    def start(process: Any) -> None:
+        # multiprocessing knows one server; each set of modules needs its own.
+        with mock.patch.object(
+            multiprocessing.forkserver, "connect_to_new_process", _servers[preload].connect_to_new_process
+        ):
+            process.start()
+
+    return start
 
 
 def _await_ranks(processes: list[Any], job: _RankJob, timeout_s: float) -> set[int]:

@@ -94,4 +94,4 @@ def test_an_example_trains_on_two_processes_without_a_gpu(tmp_path: Path, name: 
     )
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
     # The first window would have opened later.
-    assert "nothing was measured: the first window opens at step 20" in ran.stdout + ran.stderr
+    assert "nothing was measured: the first window starts at step 20" in ran.stdout + ran.stderr

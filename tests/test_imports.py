@@ -33,6 +33,15 @@ def test_importing_the_core_imports_no_framework_no_sink_and_no_vendor_library()
     assert not loaded_by("import overlap_callbacks, overlap_callbacks.cli.main").intersection(FORBIDDEN)
 
 
+def test_the_help_of_every_command_is_printed_without_any_heavy_library() -> None:
+    commands = [[], ["analyze"], ["compare"], ["demo"], ["report"], ["show"], ["workspace"]]
+    run = "".join(f"main({[*command, '--help']!r}, standalone_mode=False)\n" for command in commands)
+    loaded = loaded_by(f"from overlap_callbacks.cli.main import main\n{run}")
+    assert not loaded.intersection(FORBIDDEN)
+    assert not loaded.intersection({"torch", "numpy", "scipy", "msgspec", "rich", "jinja2"})
+    assert "overlap_callbacks" in loaded
+
+
 def test_importing_the_core_does_not_import_the_adapters() -> None:
     code = "import overlap_callbacks, sys; print('overlap_callbacks.integrations' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

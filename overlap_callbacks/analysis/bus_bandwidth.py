@@ -1,10 +1,11 @@
-"""Bandwidth of collectives, as nccl-tests define it."""
+"""Bus bandwidth of collectives, as nccl-tests define it, so that figures compare with theirs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-# NCCL's tests: what a collective sends over each rank's link, in parts of its size, on n ranks.
+# What a collective sends over each rank's link, as a multiple of its size, on n ranks.
+# Source: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
 _BUS_FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
@@ -19,7 +20,12 @@ _BUS_FACTORS: dict[str, Callable[[int], float]] = {
 
 
 def bus_factor(kind: str, size: int | None) -> float | None:
-    """Bus bandwidth / algorithm bandwidth (nccl-tests, doc/PERFORMANCE.md); None where it is not known."""
+    """Bus bandwidth over algorithm bandwidth of a collective; None if it is unknown.
+
+    Args:
+        kind: kind of collective, e.g. ``all_reduce``.
+        size: number of ranks of its group; None if unknown.
+    """
     factor = _BUS_FACTORS.get(kind)
     if factor is None or size is None or size < 1:
         return None

@@ -1,8 +1,8 @@
-"""Which dimension of parallelism a process group serves: data, tensor, pipeline, context, expert, ...
+"""Rules that tell which dimension of parallelism a process group serves: data, tensor, pipeline, context, expert, ...
 
-DeviceMesh and Megatron-core describe their groups, and these rules read the description. An adapter or a user who knows
-better says so with ``OverlapMonitor.name_groups``. The rules are searched from top to bottom; the first match decides.
-Add yours with ``overlap_callbacks.dimensions.rules.insert``.
+DeviceMesh and Megatron-core describe their groups, and these rules read the description. An adapter or a user can
+override them with ``OverlapMonitor.name_groups``. The rules are searched from top to bottom; the first match decides.
+Add rules with ``overlap_callbacks.dimensions.rules.insert``.
 """
 
 from __future__ import annotations
@@ -12,10 +12,7 @@ import re
 from overlap_callbacks.analysis.name_rules import Rule
 
 WORLD = "world"
-
-
 UNKNOWN = "other"
-
 
 rules: list[Rule] = [
     Rule("embedding", r"(?i)embedding"),
@@ -34,7 +31,7 @@ rules: list[Rule] = [
 
 
 def dimension_of(description: str) -> str:
-    """The dimension that a description tells; ``other`` where it tells none."""
+    """The dimension of a group with this description, e.g. ``data``; ``other`` if no rule matches."""
     for label, pattern in rules:
         if re.search(pattern, description):
             return label

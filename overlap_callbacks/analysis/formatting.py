@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from overlap_callbacks.analysis.printable import printable
 from overlap_callbacks.analysis.results.catalogue import Figure
 from overlap_callbacks.analysis.results.estimate import Estimate
 
@@ -135,21 +136,6 @@ def name_ranks(ranks: Sequence[int]) -> str:
 
 
 # -- text that is not ours
-
-
-def printable(text: str, keep: str = "") -> str:
-    """Text without the characters that could steer a screen, each replaced by a mark.
-
-    These are all that Unicode does not call printable: control characters, marks that turn the direction of writing,
-    surrogates, and spaces other than the plain one.
-
-    Args:
-        text: any text.
-        keep: unprintable characters that may stay.
-    """
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() or char in keep else "\ufffd" for char in text)
 
 
 def shortened(text: str, max_length: int = MAX_TEXT) -> str:

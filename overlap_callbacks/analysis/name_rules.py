@@ -1,6 +1,6 @@
-"""What a kernel's name tells: whether it communicates, which collective it is, which family of compute it belongs to.
+"""Rules that classify a kernel by its name: whether it communicates, which collective it is, its family of compute.
 
-All three are tables of rules, searched from top to bottom; the first that matches decides. Extend them where your job
+Each is a table that is searched from top to bottom; the first rule that matches decides. Extend the tables if your job
 has kernels of its own: ``names.families.insert(0, Rule("attention", r"my_attention"))``.
 """
 
@@ -10,18 +10,18 @@ import hashlib
 import re
 from typing import NamedTuple
 
-from overlap_callbacks.analysis.formatting import printable
+from overlap_callbacks.analysis.printable import printable
 
 
 class Rule(NamedTuple):
-    """Names in which ``pattern`` (a regular expression) is found are of ``label``."""
+    """Names in which ``pattern``, a regular expression, is found get ``label``."""
 
     label: str
     pattern: str
 
 
-# Searched (not matched) in the kernel's name; extend with ``communication_patterns.append``. A name prefix would not
-# do: hipblaslt_* and the like are compute, and multimem_all_reduce_kernel is communication.
+# Patterns of communication kernels, searched anywhere in the name; extend with ``communication_patterns.append``. A
+# fixed prefix would not do: hipblaslt_* is compute, and multimem_all_reduce_kernel is communication.
 communication_patterns: list[str] = [
     r"^(void )?(nccl|rccl|ncclx|oneccl|hccl)",
     r"nccl(Dev)?Kernel",
@@ -35,7 +35,7 @@ communication_patterns: list[str] = [
     r"^(gloo|ucc|mpi):",
 ]
 
-# Kernel names, torch's ranges (nccl:all_reduce) and the metadata of traces (_allgather_base) alike.
+# For names of kernels, of torch's ranges (nccl:all_reduce) and in the metadata of traces (_allgather_base).
 collectives: list[Rule] = [
     Rule("reduce_scatter", r"(?i)reduce_?scatter"),
     Rule("all_reduce", r"(?i)all_?reduce|cross_device_reduce_|userbuffers_fp16_sum"),
@@ -49,7 +49,7 @@ collectives: list[Rule] = [
     Rule("barrier", r"(?i)barrier"),
 ]
 
-# Kernels of the device, and operators of torch on the host. Convolutions count as GEMM, which is how they are computed.
+# For kernels of the device and for torch operators on the host. Convolutions count as GEMM: they are computed as such.
 families: list[Rule] = [
     Rule("attention", r"(?i)flash|fmha|attention|attn|sdpa|paged_kv"),
     Rule("optimizer", r"(?i)multi_tensor_apply|fused_?(adam|sgd|lamb)|_?adamw?_|adagrad|_foreach_|lamb_"),
@@ -69,22 +69,22 @@ families: list[Rule] = [
 
 OTHER = "other"
 
-# Names are kept for tables and matching; whoever writes kernels of 10 kB of template arguments needs no more.
-LONGEST_NAME = 1000
+# Names are kept for tables and for matching. Some kernels have names of 10 kB of template arguments; those are cut.
+MAX_NAME_LENGTH = 1000
 
 
 def is_communication(name: str) -> bool:
-    """Whether a kernel (or, on CPU, an asynchronous range) of this name communicates."""
+    """Whether a kernel (on CPU, an asynchronous range) with this name communicates."""
     return any(re.search(pattern, name) for pattern in communication_patterns)
 
 
 def collective_of(name: str) -> str:
-    """The kind of collective, e.g. ``all_reduce``; ``other`` where the name does not tell."""
+    """The kind of collective, e.g. ``all_reduce``; ``other`` if no rule matches."""
     return _first(collectives, name)
 
 
 def family_of(name: str) -> str:
-    """The family of a compute kernel: ``gemm``, ...; ``other`` where no rule matches."""
+    """The family of a compute kernel, e.g. ``gemm``; ``other`` if no rule matches."""
     return _first(families, name)
 
 
@@ -95,13 +95,13 @@ def _first(rules: list[Rule], name: str) -> str:
     return OTHER
 
 
-def clean(name: str, longest: int = LONGEST_NAME) -> str:
-    """A name fit for tables: of bounded length, still distinct from others, and without control characters."""
-    if len(name) > longest:
-        name = f"{name[: longest - 13]}~{digest(name)[:12]}"
+def clean(name: str, max_length: int = MAX_NAME_LENGTH) -> str:
+    """A name for tables: of bounded length, still distinct from other names, and without control characters."""
+    if len(name) > max_length:
+        name = f"{name[: max_length - 13]}~{digest(name)[:12]}"
     return printable(name)
 
 
 def digest(name: str) -> str:
-    """A mark that tells the name from others where it cannot stand whole."""
+    """A hash that identifies the name where it cannot be shown whole."""
     return hashlib.sha256(name.encode(errors="replace")).hexdigest()

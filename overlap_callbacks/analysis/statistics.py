@@ -1,10 +1,11 @@
-"""Values with confidence intervals that hold.
+"""Estimates with 95 % confidence intervals, computed over blocks of steps rather than over single steps.
 
-Step times are autocorrelated (clocks, other tenants, the order of the data), so an interval over single steps claims
-too much: up to one window in four would cry wolf. The unit here is the block: each block gives one mean, of logarithms
-where the quantity is a ratio, and the interval is Welch's over the block means. Where a figure combines several
-quantities (equations 4 and 5), their block means are combined by the delta method, with Satterthwaite's degrees of
-freedom; for a difference of two means that is Welch's interval exactly.
+Step times are autocorrelated: clocks, other tenants and the order of the data change them for many steps at a time. An
+interval over single steps would be too narrow, and up to one window in four would report a difference that is not
+there. So the unit is the block: each block gives one mean, of logarithms if the quantity is a ratio, and the interval
+is Welch's over the block means. If a figure combines several quantities (equations 4 and 5), their block means are
+combined by the delta method, with Satterthwaite's degrees of freedom. For a difference of two means that is exactly
+Welch's interval.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,9 @@ from overlap_callbacks.analysis.results.estimate import Estimate
 
 CONFIDENCE = 0.95
 
-# Two groups of OSSO: with fewer blocks of a mode, their spread says too little for an interval.
+_Columns = TypeVar("_Columns", bound=tuple[float, ...])
+
+# Two groups of OSSO. The spread of fewer blocks of a mode is not known well enough for an interval.
 MIN_BLOCKS = 4
 
 
@@ -32,10 +35,28 @@ class Sample:
     Attributes:
         blocks: block means, shape (number of blocks, number of quantities).
         num_steps: counted steps in those blocks.
+        columns: the named tuple whose fields are the quantities; None if they have no names.
     """
 
     blocks: npt.NDArray[np.float64]
     num_steps: int
+    columns: Callable[..., Any] | None = None
+
+    @classmethod
+    def of_rows(cls, columns: type[_Columns], rows: Sequence[_Columns], num_steps: int) -> Sample:
+        """A sample of named quantities.
+
+        Args:
+            columns: the named tuple.
+            rows: the block means, one named tuple per block.
+            num_steps: counted steps in those blocks.
+        """
+        width = len(columns._fields)  # type: ignore[attr-defined]
+        return cls(np.array(rows, dtype=np.float64).reshape(-1, width), num_steps, columns)
+
+    def named(self, means: npt.NDArray[np.float64]) -> Any:
+        """Means of the quantities, shape (number of quantities,), under their names if they have any."""
+        return means if self.columns is None else self.columns(*means)
 
 
 def estimate(
@@ -47,20 +68,21 @@ def estimate(
     """Estimate a function of the means of independent samples.
 
     Args:
-        combine: takes one array of means, of shape (quantities,), for each sample, and gives the figure on the scale on
-            which its interval is symmetric: logarithms for ratios.
-        samples: independent of each other; the quantities within one may be correlated.
+        combine: takes the means of each sample (its named tuple, or an array of shape (quantities,)) and returns the
+            figure on the scale on which its interval is symmetric: logarithms for ratios.
+        samples: independent of each other; the quantities within one sample may be correlated.
         scale: increasing function from that scale to the figure's own, e.g. ``math.expm1``.
-        min_blocks: fewest blocks in each sample for an interval.
+        min_blocks: minimum number of blocks that each sample needs for an interval.
 
     Returns:
-        None where a sample is empty or the figure is undefined (not finite): a figure that was not measured is absent.
+        The estimate. None if a sample is empty or the figure is undefined (not finite): a figure that was not measured
+        is absent.
     """
     if any(not len(sample.blocks) for sample in samples):
         return None
     means = [sample.blocks.mean(axis=0) for sample in samples]
     with np.errstate(all="ignore"):
-        center = _finite(combine, means)
+        center = _combined(combine, samples, means)
     if center is None:
         return None
     num_steps = sum(sample.num_steps for sample in samples)
@@ -76,13 +98,13 @@ def estimate(
 
 
 def pool(windows: Sequence[Estimate], *, logs: bool = False) -> Estimate | None:
-    """One figure for a run: the mean of its windows' estimates; the unit of the interval is the window.
+    """One figure for a run: the mean of its windows' estimates. The unit of the interval is the window.
 
     A single window keeps its own interval.
 
     Args:
-        windows: an estimate of each.
-        logs: mean of logarithms, as within a window: for what is a time, whose interval must not reach below zero.
+        windows: the figure's estimate in each window.
+        logs: take the mean of logarithms, as within a window. For times, whose interval must not reach below zero.
     """
     if len(windows) == 1:
         return windows[0]
@@ -90,6 +112,12 @@ def pool(windows: Sequence[Estimate], *, logs: bool = False) -> Estimate | None:
     logs = logs and bool((values > 0).all())
     sample = Sample(np.log(values) if logs else values, num_steps=sum(window.num_steps for window in windows))
     return estimate(lambda means: float(means[0]), sample, min_blocks=2, scale=math.exp if logs else float)
+
+
+def _combined(
+    combine: Callable[..., float], samples: Sequence[Sample], means: Sequence[npt.NDArray[np.float64]]
+) -> float | None:
+    return _finite(combine, [sample.named(mean) for sample, mean in zip(samples, means, strict=True)])
 
 
 def _finite(function: Callable[..., float], arguments: Sequence[Any]) -> float | None:
@@ -103,16 +131,16 @@ def _finite(function: Callable[..., float], arguments: Sequence[Any]) -> float |
 def _half_width(
     combine: Callable[..., float], samples: Sequence[Sample], means: Sequence[npt.NDArray[np.float64]]
 ) -> float | None:
-    from scipy.special import stdtrit  # half a second to import: only where a window was measured
+    from scipy.special import stdtrit  # takes half a second to import, so only where a window was measured
 
     variance = 0.0
     spread = 0.0
     for position, sample in enumerate(samples):
         blocks = sample.blocks
-        gradient = _gradient(combine, means, position)
+        gradient = _gradient(combine, samples, means, position)
         if gradient is None:
             return None
-        used = gradient != 0  # a column that the figure does not use may be undefined
+        used = gradient != 0  # quantities that the figure does not use may be undefined
         covariance = np.atleast_2d(np.cov(blocks[:, used], rowvar=False, ddof=1)) if used.any() else np.zeros((0, 0))
         part = float(gradient[used] @ covariance @ gradient[used]) / len(blocks)
         variance += part
@@ -124,20 +152,23 @@ def _half_width(
 
 
 def _gradient(
-    combine: Callable[..., float], means: Sequence[npt.NDArray[np.float64]], position: int
+    combine: Callable[..., float],
+    samples: Sequence[Sample],
+    means: Sequence[npt.NDArray[np.float64]],
+    position: int,
 ) -> npt.NDArray[np.float64] | None:
-    """Central differences with respect to the means of one sample."""
+    """Central differences of the figure with respect to the means of one sample; None if one of them is undefined."""
     gradient = np.zeros(len(means[position]))
     for i, mean in enumerate(means[position]):
         if not math.isfinite(mean):
-            continue  # undefined, so the figure, which is defined, does not use it
+            continue  # this mean is undefined; the figure is defined, so it does not use it
         step = 1e-6 * max(abs(mean), 1e-3)
         sides = []
         for sign in (1, -1):
             moved = list(means)
             moved[position] = means[position].copy()
             moved[position][i] += sign * step
-            sides.append(_finite(combine, moved))
+            sides.append(_combined(combine, samples, moved))
         if sides[0] is None or sides[1] is None:
             return None
         gradient[i] = (sides[0] - sides[1]) / (2 * step)

@@ -1,4 +1,4 @@
-"""The command ``overlap``: one file for each of its commands."""
+"""The command ``overlap``: one module per command, loaded when the command is used."""
 
 from overlap_callbacks.cli.main import main
 

@@ -1,4 +1,4 @@
-"""Progress of what takes long, on a terminal: shown once it has taken two seconds, gone when it is done."""
+"""A progress bar on a terminal: it appears once the work has taken two seconds, and is gone when the work is done."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ PATIENCE_S = 2.0
 
 @contextlib.contextmanager
 def progress_of(what: str, console: Console, patience_s: float = PATIENCE_S) -> Iterator[Callable[[int, int], None]]:
-    """A function to call with how much is done, and of how much.
+    """A function to call with the amount that is done and the total amount.
 
     Args:
-        what: is being done, for people.
-        console: where to show it; where it is no terminal, nothing is shown.
-        patience_s: how long it may take before it is shown.
+        what: what is being done, for people.
+        console: where to show the bar. If it is not a terminal, nothing is shown.
+        patience_s: how long the work may take before the bar is shown.
     """
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=console, transient=True)
@@ -27,7 +27,7 @@ def progress_of(what: str, console: Console, patience_s: float = PATIENCE_S) -> 
     began = time.monotonic()
     shown = False
 
-    def tell(done: int, total: int) -> None:
+    def update(done: int, total: int) -> None:
         nonlocal shown
         bar.update(task, completed=done, total=total)
         if not shown and console.is_terminal and time.monotonic() - began >= patience_s:
@@ -35,7 +35,7 @@ def progress_of(what: str, console: Console, patience_s: float = PATIENCE_S) -> 
             bar.start()
 
     try:
-        yield tell
+        yield update
     finally:
         if shown:
             bar.stop()

@@ -1,7 +1,7 @@
 """What one collective is: its operator's calling convention, its group, its record.
 
-The calling conventions are read from the operators' own schemas, so that an operator that a later torch adds is
-handled without a change here.
+The calling conventions are read from the operators' own schemas, so an operator that a later torch
+adds needs no change here.
 """
 
 from __future__ import annotations
@@ -88,24 +88,24 @@ def _spec(name: str, operator: Any, arguments: list[str]) -> OperatorSpec:
     )
 
 
-def _sizes_of(name: str, operator: Any, tensors: list[str]) -> Callable[[tuple[Any, ...]], Sizes]:
-    """How to size a call: made once for each operator, because it runs for every collective."""
-    outputs = [i for i, tensor in enumerate(tensors) if not tensor.startswith("input")]
-    inputs = [i for i, tensor in enumerate(tensors) if not tensor.startswith("output")]
+def _sizes_of(name: str, operator: Any, arguments: list[str]) -> Callable[[tuple[Any, ...]], Sizes]:
+    """A function that sizes a call. It is made once for each operator, because it runs for every collective."""
+    outputs = [i for i, argument in enumerate(arguments) if not argument.startswith("input")]
+    inputs = [i for i, argument in enumerate(arguments) if not argument.startswith("output")]
     if name in SENDS:
         outputs = []
     if name in RECEIVES:
         inputs = []
-    types = [str(operator._schema.arguments[i].type) for i in range(len(tensors))]
+    types = [str(operator._schema.arguments[i].type) for i in range(len(arguments))]
 
     def in_place_list(args: tuple[Any, ...]) -> Sizes:
-        found = args[0]
-        if len(found) == 1:
-            tensor = found[0]
+        tensors = args[0]
+        if len(tensors) == 1:
+            tensor = tensors[0]
             size = tensor.nbytes
             return size, size, tensor
-        size = sum([tensor.nbytes for tensor in found])
-        return size, size, found[0] if found else None
+        size = sum([tensor.nbytes for tensor in tensors])
+        return size, size, tensors[0] if tensors else None
 
     def out_and_in(args: tuple[Any, ...]) -> Sizes:
         return args[1].nbytes, args[0].nbytes, args[0]
@@ -113,7 +113,7 @@ def _sizes_of(name: str, operator: Any, tensors: list[str]) -> Callable[[tuple[A
     def anything(args: tuple[Any, ...]) -> Sizes:
         size_in = sum([num_bytes(args[i]) for i in inputs])
         size_out = sum([num_bytes(args[i]) for i in outputs])
-        return size_in, size_out, first_tensor(args[: len(tensors)])
+        return size_in, size_out, first_tensor(args[: len(arguments)])
 
     if types == ["List[Tensor]"] and inputs == outputs:
         return in_place_list
@@ -134,9 +134,9 @@ def first_tensor(value: Any) -> torch.Tensor | None:
     if isinstance(value, torch.Tensor):
         return value
     for item in value:
-        found = first_tensor(item)
-        if found is not None:
-            return found
+        tensor = first_tensor(item)
+        if tensor is not None:
+            return tensor
     return None
 
 
@@ -164,7 +164,7 @@ class Group:
 
         Args:
             group: to be described.
-            dimensions: of groups whose dimension is known, by the group's name.
+            dimensions: the dimension of groups for which it is known, by the group's name.
         """
         known = dimensions.get(group.group_name) if dimensions else None
         return cls(
@@ -197,8 +197,6 @@ class Collective:
         group: its process group.
         bytes_in, bytes_out: bytes of the tensors read and written on this rank.
         dtype: of its first tensor; None without tensors.
-        thread: identifier of the issuing thread.
-        own_thread: whether the training thread or one of autograd's threads issued it.
         coalesced: number of the coalescing block that it is a member of, from 1; 0 for none.
         peer: group rank of the other side of a send or receive; -1 for collectives and any-source receives.
         tag: tag of a send or receive, else 0.
@@ -212,8 +210,6 @@ class Collective:
     bytes_in: int
     bytes_out: int
     dtype: torch.dtype | None
-    thread: int
-    own_thread: bool
     coalesced: int
     peer: int
     tag: int
@@ -224,7 +220,7 @@ class Collective:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What must agree for two collectives to be the same one of two steps: operator and group."""
+        """Operator and group: equal for the same collective of two steps."""
         return (self.operator, self.group.name)
 
     @property

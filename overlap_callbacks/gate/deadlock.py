@@ -8,8 +8,8 @@ the union of their orders must have no cycle.
 A node of that union is one collective (the k-th of its group, the same on every member) or one message (the k-th send
 from one rank to another, and the receive that it matches). The edges say what cannot finish before what:
 
-- a collective follows whatever precedes it on its rank, and precedes whatever follows it; a member of a coalescing
-  block is waited for by nothing;
+- a collective follows whatever precedes it on its rank, and precedes whatever follows it; nothing waits for a member of
+  a coalescing block;
 - a message follows what precedes its send on the one rank and its receive on the other, and precedes what follows its
   receive (but not the rest of its coalescing block). Nothing waits for a send that is issued alone;
 - a batch that sequential steps wait for (``Gate.post``) starts as one, and everything after it follows all of its
@@ -67,7 +67,7 @@ class CollectiveSequence(msgspec.Struct, frozen=True):
     Attributes:
         items: in the order of issue.
         groups: the global ranks of each group, by its name.
-        incomplete: whether collectives are missing, for want of storage.
+        incomplete: whether collectives are missing, because the gate had no room for them.
         labels: names of the groups for people, where they have any.
     """
 
@@ -78,7 +78,7 @@ class CollectiveSequence(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, collectives: Iterable[Collective], rank: int, incomplete: bool = False) -> CollectiveSequence:
-        """The sequence of the collectives that the training and autograd threads of ``rank`` issued."""
+        """The sequence of the collectives that ``rank`` issued in a step."""
         items, groups, labels = [], {}, {}
         for collective in collectives:
             group = collective.group
@@ -111,21 +111,21 @@ class CollectiveSequence(msgspec.Struct, frozen=True):
 
     @property
     def batches(self) -> tuple[tuple[tuple[str, str, int], ...], ...]:
-        """What was posted, batch by batch: of each message its operator, its group's name, its peer's rank in that."""
-        found: list[list[tuple[str, str, int]]] = []
+        """What was posted, batch by batch: each message's operator, group name, and the peer's rank in the group."""
+        batches: list[list[tuple[str, str, int]]] = []
         for item in self.items:
             if not item.posted:
                 continue
-            while len(found) < item.posted:  # a batch without messages has a number too
-                found.append([])
+            while len(batches) < item.posted:  # a batch without messages has a number too
+                batches.append([])
             other = item.target if item.operator in SENDS else item.source
             ranks = self.groups[item.group]
-            found[item.posted - 1].append((item.operator, item.group, ranks.index(other) if other >= 0 else -1))
-        return tuple(map(tuple, found))
+            batches[item.posted - 1].append((item.operator, item.group, ranks.index(other) if other >= 0 else -1))
+        return tuple(map(tuple, batches))
 
     @property
     def single_group(self) -> str | None:
-        """The group's name, where all is collectives of one group: then its communicator enforces the order itself."""
+        """The name of the only group, if there are no sends or receives: its communicator then enforces the order."""
         if len(self.groups) == 1 and not any(item.operator in POINT_TO_POINT for item in self.items):
             return next(iter(self.groups))
         return None
@@ -133,7 +133,7 @@ class CollectiveSequence(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class CycleEdge:
-    """One leg of a cycle: ``rank`` issues ``first`` before ``second``."""
+    """One edge of a cycle: ``rank`` issues ``first`` before ``second``."""
 
     rank: int
     first: str
@@ -148,7 +148,7 @@ class Conflict:
     """A cycle in the union of the ranks' orders.
 
     Attributes:
-        steps: its legs; each ends where the next begins.
+        steps: the edges of the cycle, each of them on one rank; each ends where the next begins.
     """
 
     steps: tuple[CycleEdge, ...]
@@ -164,14 +164,14 @@ _Node = tuple[Any, ...]
 def find_conflict(sequences: Mapping[int, CollectiveSequence]) -> Conflict | None:
     """Search the union of the ranks' orders for a cycle that serialising would make a deadlock.
 
-    A cycle of messages that sequential steps do not wait for is none: whoever posts its receive before its send without
-    waiting (as pipelines do) makes one, and the job has just run through it.
+    A cycle of messages that sequential steps do not wait for does not count: whoever posts a receive before a send
+    without waiting (as pipelines do) makes one, and the job has just run through it.
 
     Args:
-        sequences: the sequence of each rank. Ranks may share one object: its edges are then added once.
+        sequences: the sequence of each rank. Ranks may share one object, whose edges are then added once.
 
     Returns:
-        The cycle, or None where the sequences can be serialised.
+        The cycle, or None if the sequences can be serialised.
     """
     union = PrecedenceGraph()
     seen: set[int] = set()
@@ -180,7 +180,7 @@ def find_conflict(sequences: Mapping[int, CollectiveSequence]) -> Conflict | Non
             seen.add(id(sequence))
             union.add(sequence, rank)
     cycle = union.cycle()
-    return None if cycle is None else Conflict(union.legs(cycle))
+    return None if cycle is None else Conflict(union.edges(cycle))
 
 
 class PrecedenceGraph:
@@ -190,19 +190,19 @@ class PrecedenceGraph:
         self.names: list[_Name] = []
         self.waited: list[bool] = []  # whether a sequential step waits for the node
         self.after: list[set[int]] = []
-        self.rank: dict[tuple[int, int], int] = {}  # which rank demands an edge, for the message
+        self.rank: dict[tuple[int, int], int] = {}  # the rank that an edge comes from, for the message
         self._numbers: dict[_Node, int] = {}
 
     def add(self, sequence: CollectiveSequence, rank: int) -> None:
         """Add one rank's edges."""
         counts: dict[_Node, int] = defaultdict(int)
-        frontier: list[int] = []  # what must be done before whatever follows
-        waiting: list[int] = []  # what the batch under way adds to that: its members start together
+        frontier: list[int] = []  # nodes that must finish before whatever follows
+        waiting: list[int] = []  # what the open batch adds to the frontier: its members start together
         batch = (0, 0)  # the numbers of the posted batch, or else of the coalescing block; zeros outside of both
         for item in sequence.items:
             if item.batch == (0, 0) or item.batch != batch:
                 if batch[0]:
-                    frontier = []  # whatever follows a batch that was waited for follows what it followed
+                    frontier = []  # what follows the batch waits for all of it, and so for what came before it
                 frontier, waiting = frontier + waiting, []
             batch = item.batch
             message = item.operator in POINT_TO_POINT
@@ -253,20 +253,20 @@ class PrecedenceGraph:
                     queue.append(following)
         raise AssertionError("a node of a strong component has a way back to itself")
 
-    def legs(self, cycle: list[int]) -> tuple[CycleEdge, ...]:
-        """The cycle's legs, consecutive edges of one rank put together."""
+    def edges(self, cycle: list[int]) -> tuple[CycleEdge, ...]:
+        """The cycle's edges, consecutive ones of one rank joined."""
         ranks = [self.rank[edge] for edge in itertools.pairwise([*cycle, cycle[0]])]
-        # Start where the rank changes, so that no leg is cut in two by the start of the list.
+        # Start where the rank changes, so that no joined edge is cut in two by the start of the list.
         turn = next((i for i, rank in enumerate(ranks) if rank != ranks[i - 1]), 0)
         ranks, nodes = ranks[turn:] + ranks[:turn], cycle[turn:] + cycle[: turn + 1]
-        legs: list[CycleEdge] = []
+        edges: list[CycleEdge] = []
         for rank, first, second in zip(ranks, nodes, nodes[1:], strict=False):
             names = (self.names[first].on(rank), self.names[second].on(rank))
-            if legs and legs[-1].rank == rank:
-                legs[-1] = CycleEdge(rank, legs[-1].first, names[1])
+            if edges and edges[-1].rank == rank:
+                edges[-1] = CycleEdge(rank, edges[-1].first, names[1])
             else:
-                legs.append(CycleEdge(rank, *names))
-        return tuple(legs)
+                edges.append(CycleEdge(rank, *names))
+        return tuple(edges)
 
     def _of_collective(self, item: Item, sequence: CollectiveSequence, counts: dict[_Node, int]) -> int:
         ranks, label = sequence.groups[item.group], sequence.labels.get(item.group, item.group)
@@ -302,7 +302,7 @@ class PrecedenceGraph:
 
 @dataclass(frozen=True)
 class _Name:
-    """What a node is called, by the rank that speaks of it: a message is sent on the one and received on the other."""
+    """What a node is called on each rank: a message is a send on one rank and a receive on another."""
 
     elsewhere: str
     at_source: str = ""

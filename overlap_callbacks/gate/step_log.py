@@ -2,11 +2,115 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from overlap_callbacks.gate.collectives import Collective
+from overlap_callbacks.gate.collectives import Collective, Group, OperatorSpec
 from overlap_callbacks.gate.deadlock import CollectiveSequence
+
+if TYPE_CHECKING:
+    import torch
+
+    from overlap_callbacks.gate.serialiser import Serialiser
+    from overlap_callbacks.instruments import clocks
+
+
+class CollectiveCall:
+    """One collective while its step runs; a ``Collective`` once the step has ended.
+
+    It has slots, and refers to the operator's spec instead of its name, because one is made for every collective of a
+    measured step, on the training thread. Its attributes are those of ``Collective``, and ``serialiser``: the one that
+    ordered what comes before the call, and is to order what comes after it; None where it is not serialised.
+    """
+
+    __slots__ = (
+        "bytes_in",
+        "bytes_out",
+        "coalesced",
+        "dtype",
+        "end",
+        "group",
+        "issued_ns",
+        "peer",
+        "posted",
+        "serialiser",
+        "spec",
+        "start",
+        "tag",
+    )
+
+    def __init__(
+        self,
+        spec: OperatorSpec,
+        group: Group,
+        bytes_in: int,
+        bytes_out: int,
+        dtype: torch.dtype | None,
+        coalesced: int,
+        peer: int,
+        tag: int,
+        issued_ns: int,
+        posted: int = 0,
+    ) -> None:
+        self.spec = spec
+        self.group = group
+        self.bytes_in = bytes_in
+        self.bytes_out = bytes_out
+        self.dtype = dtype
+        self.coalesced = coalesced
+        self.peer = peer
+        self.tag = tag
+        self.issued_ns = issued_ns
+        self.posted = posted
+        self.start: clocks.Mark | None = None
+        self.end: clocks.Mark | None = None
+        self.serialiser: Serialiser | None = None
+
+    def to_collective(self) -> Collective:
+        """What the log keeps of the call."""
+        return Collective(
+            self.spec.name,
+            self.group,
+            self.bytes_in,
+            self.bytes_out,
+            self.dtype,
+            self.coalesced,
+            self.peer,
+            self.tag,
+            self.issued_ns,
+            self.start,
+            self.end,
+            self.posted,
+        )
+
+
+class StepRecorder:
+    """Keeps the calls of one step after another, in storage that is held ready. Threads may share it.
+
+    Args:
+        capacity: calls of one step for which there is room.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._storage: list[CollectiveCall | None] = [None] * capacity
+        self._slots = itertools.count()  # next() is atomic under the GIL, so threads never share a slot
+
+    def append(self, call: CollectiveCall) -> None:
+        """Keep a call if there is room; count it in any case."""
+        slot = next(self._slots)
+        if slot < len(self._storage):
+            self._storage[slot] = call
+
+    def drain(self) -> tuple[tuple[Collective, ...], int]:
+        """The calls since the last ``drain``, in the order of issue, and how many found no room."""
+        used = next(self._slots)
+        self._slots = itertools.count()
+        kept = min(used, len(self._storage))
+        calls = self._storage[:kept]
+        self._storage[:kept] = [None] * kept
+        return tuple(call.to_collective() for call in calls if call is not None), used - kept
 
 
 @dataclass(frozen=True)
@@ -28,30 +132,29 @@ class Divergence:
 
 @dataclass(frozen=True)
 class StepLog:
-    """What the gate saw in one step.
+    """What the gate saw in one step: the collectives of the measured thread, and of autograd's threads for it.
 
     Attributes:
         collectives: in the order of issue.
         dropped: collectives that found the storage full, and are missing above.
         divergence: where the step left the checked sequence, and was no longer serialised; None if it did not.
         quiet: whether the step was watched and nothing was in flight at its end: its collectives were all complete,
-            and no thread but ours had issued any.
+            and nobody else had issued any.
+        foreign: names of the groups on which somebody else communicated during the step, as far as the groups tell:
+            another thread, or code that does not go through torch's dispatcher.
+        compiled: whether torch.compile compiled something in the step. Collectives may then be missing above, and the
+            step took longer than others do.
+        let_pass: collectives of a sequential step that stood where they should and could not be serialised, because
+            a CUDA graph was being captured or they were on another device than the step's compute.
     """
 
     collectives: tuple[Collective, ...]
     dropped: int
     divergence: Divergence | None
     quiet: bool = False
-
-    @property
-    def num_calls(self) -> int:
-        """Collectives of the step, whether there was room to keep them or not."""
-        return len(self.collectives) + self.dropped
-
-    @property
-    def own(self) -> list[Collective]:
-        """Those of the training thread and of autograd's threads."""
-        return [collective for collective in self.collectives if collective.own_thread]
+    foreign: tuple[str, ...] = ()
+    compiled: bool = False
+    let_pass: int = 0
 
 
 # Sends and receives that are posted together: of each its operator, its group's name, and the peer's rank in it.
@@ -77,3 +180,52 @@ class ExpectedSequence:
     def of(cls, sequence: CollectiveSequence) -> ExpectedSequence:
         """What a recorded step that passed the check tells of the steps to come."""
         return cls(sequence.keys, sequence.single_group, sequence.batches)
+
+
+class SequenceTracker:
+    """Follows a sequential step along the sequence that was checked.
+
+    Args:
+        expected: the checked sequence.
+
+    Attributes:
+        divergence: where the step left the sequence; from there on nothing is admitted.
+    """
+
+    def __init__(self, expected: ExpectedSequence) -> None:
+        self.divergence: Divergence | None = None
+        self._expected = expected
+        self._index = 0  # of the next collective
+
+    def admits(self, call: CollectiveCall) -> bool:
+        """Whether the next collective may be serialised: it stands where the order check saw it."""
+        index = self._index
+        self._index = index + 1
+        if self.divergence is not None:
+            return False
+        keys = self._expected.keys
+        expected = keys[index] if index < len(keys) else None
+        spec, group = call.spec, call.group
+        if expected is not None and spec.name == expected[0] and group.name == expected[1]:
+            return True
+        if self._expected.single_group == group.name and not spec.point_to_point:
+            return True
+        self.divergence = Divergence(index=index, expected=expected, found=call.to_collective())
+        return False
+
+    def admits_batch(self, number: int, calls: Sequence[CollectiveCall]) -> bool:
+        """Whether a batch is the one that the order check saw: waiting for another might never end.
+
+        Args:
+            number: of the batch in its step, from 0.
+            calls: its sends and receives, all of them posted.
+        """
+        if self.divergence is not None:
+            return False
+        batches = self._expected.batches
+        expected = batches[number] if number < len(batches) else None
+        if expected == tuple((call.spec.name, call.group.name, call.peer) for call in calls):
+            return True
+        if calls:
+            self.divergence = Divergence(self._index - 1, ("another batch", ""), calls[-1].to_collective())
+        return False

@@ -1,7 +1,7 @@
-"""Points in time on the device or the host, and the time between them.
+"""Marks in time on the device or the host, which are left without blocking and read later.
 
-A mark on a CUDA (or ROCm) stream is an event: recording it does not block, and it is read later, once the device has
-passed it. A mark on the host is ``time.perf_counter_ns``. Nothing here ever waits for the device.
+A mark on a CUDA (or ROCm) stream is an event: recording it does not block, and it is read once the device has passed
+it. A mark on the host is ``time.perf_counter_ns``. Nothing here ever waits for the device.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import math
 import threading
 import time
 from collections import deque
-from typing import Any, Union
+from dataclasses import dataclass
+from typing import Union
 
 import torch
 
@@ -24,44 +25,49 @@ def now() -> int:
 
 
 def stream_mark(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    """A mark on a stream: it lies where the device stands once all work enqueued so far is done."""
+    """A mark on a stream: the device passes it when all work that was enqueued before it is done."""
     event = torch.cuda.Event(enable_timing=True)
     event.record(stream)
     return event
 
 
 def is_ready(mark: Mark) -> bool:
-    """Whether the mark's time is known; asks the device, never waits for it."""
+    """Whether the device has passed the mark, so that its time is known. Does not block."""
     return isinstance(mark, int) or bool(mark.query())
 
 
-_of_thread = threading.local()
+_this_thread = threading.local()
 _THREAD_LOCAL_CAPTURE = 1  # cudaStreamCaptureModeThreadLocal, and hipStreamCaptureModeThreadLocal
 
 
 def leave_captures_alone() -> None:
-    """Let this thread ask for events while another captures a CUDA graph; for threads of our own, not for the job's.
+    """Allow this thread to query events while another thread captures a CUDA graph.
 
-    Unless a thread says so, a question of its to the device invalidates a graph that any other thread is capturing in
-    torch's default mode. NCCL's watchdog in torch does the same.
+    By default, querying an event from this thread invalidates a CUDA graph that another thread is capturing in torch's
+    default mode. Call this only on the library's own threads: it must not change how the job's threads capture. The
+    watchdog of NCCL in torch does the same.
     """
-    if getattr(_of_thread, "told", False) or threading.current_thread() is threading.main_thread():
+    if getattr(_this_thread, "leaves_captures_alone", False) or threading.current_thread() is threading.main_thread():
         return
-    _of_thread.told = True
+    _this_thread.leaves_captures_alone = True
     try:
         if torch.version.hip is not None:
             exchange = ctypes.CDLL("libamdhip64.so").hipThreadExchangeStreamCaptureMode
         else:
             major = str(torch.version.cuda).split(".")[0]
-            # Loaded by torch already: this finds it by its name.
+            # torch has loaded this library already: it is found by its name.
             exchange = ctypes.CDLL(f"libcudart.so.{major}").cudaThreadExchangeStreamCaptureMode
         exchange(ctypes.byref(ctypes.c_int(_THREAD_LOCAL_CAPTURE)))
     except (OSError, AttributeError):
-        return  # another build of torch: as before
+        return  # a build of torch without that library: the default stays
 
 
 def elapsed_ms(start: Mark, end: Mark) -> float:
-    """Time from ``start`` to ``end`` in milliseconds. Both must be ready, and of one kind."""
+    """Time from ``start`` to ``end`` in milliseconds. Both marks must be ready.
+
+    Raises:
+        TypeError: one mark is of the host, the other of a stream.
+    """
     if isinstance(start, int) and isinstance(end, int):
         return (end - start) / 1e6
     if isinstance(start, int) or isinstance(end, int):
@@ -70,55 +76,58 @@ def elapsed_ms(start: Mark, end: Mark) -> float:
     return milliseconds
 
 
-class HostTimes:
-    """When the device passed marks of its stream, on the host's clock: bounds from both sides.
+@dataclass
+class _Pending:
+    """A mark that the device had not passed yet when the host last looked, and that host time."""
 
-    An event knows no time of the host's, only the time since another event. But the device passes it after the host
-    recorded it, and after each look that found it not yet passed, and before the look that finds it passed. All marks
-    of a window share the one offset between the two clocks, so the narrowest bounds hold for all. Looks at times that
-    do not go in step with training (those of the power sampler's thread) narrow them to a few milliseconds.
+    mark: torch.cuda.Event
+    not_passed_ns: int
+
+
+class HostTimes:
+    """Bounds, on the host's clock, for when the device passed the marks of its stream.
+
+    An event has no host time, only a time since another event. But the device passes it after the host recorded it,
+    after each poll that found it pending, and before the poll that finds it passed. All marks of a window share one
+    offset between the two clocks, so the narrowest bounds hold for all of them. Polls that are not in step with
+    training, such as those of the power sampler's thread, narrow the bounds to a few milliseconds.
 
     Safe to use from several threads.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: deque[list[Any]] = deque()  # marks, and the latest time before which each was not passed
-        self._reference: Any = None
-        self._earliest_ns = -math.inf  # bounds of the reference's time
+        self._pending: deque[_Pending] = deque()
+        self._reference: torch.cuda.Event | None = None
+        self._earliest_ns = -math.inf  # bounds of the reference's host time
         self._latest_ns = math.inf
 
-    def recorded(self, mark: Any) -> None:
-        """A mark was left on the stream just now."""
+    def recorded(self, mark: torch.cuda.Event) -> None:
+        """Tell that a mark was left on the stream just now."""
         with self._lock:
-            self._waiting.append([mark, now()])
+            self._pending.append(_Pending(mark, now()))
 
-    def look(self) -> None:
-        """See which marks the device has passed; asks, never waits."""
+    def poll(self) -> None:
+        """Look which pending marks the device has passed. Does not block."""
         with self._lock:
-            while self._waiting:
-                waiting, asked_ns = self._waiting[0], now()
-                if not is_ready(waiting[0]):
-                    waiting[1] = asked_ns
+            while self._pending:
+                pending, asked_ns = self._pending[0], now()
+                if not is_ready(pending.mark):
+                    pending.not_passed_ns = asked_ns
                     return
                 seen_ns = now()
-                mark, not_before_ns = self._waiting.popleft()
+                self._pending.popleft()
                 if self._reference is None:
-                    self._reference = mark
-                since_ns = 1e6 * elapsed_ms(self._reference, mark)
-                self._earliest_ns = max(self._earliest_ns, not_before_ns - since_ns)
+                    self._reference = pending.mark
+                since_ns = 1e6 * elapsed_ms(self._reference, pending.mark)
+                self._earliest_ns = max(self._earliest_ns, pending.not_passed_ns - since_ns)
                 self._latest_ns = min(self._latest_ns, seen_ns - since_ns)
 
-    @property
-    def uncertainty_ns(self) -> float:
-        """Distance of the bounds."""
-        return self._latest_ns - self._earliest_ns
-
-    def bounds(self, mark: Any) -> tuple[int, int]:
+    def bounds(self, mark: torch.cuda.Event) -> tuple[int, int]:
         """Host times in nanoseconds, as of ``now()``, between which the device passed a mark that is ready.
 
         Raises:
-            ValueError: no mark has been looked at yet.
+            ValueError: no mark of the stream was seen to be passed yet.
         """
         if self._reference is None:
             raise ValueError("no mark of this stream was seen to be passed yet")
@@ -127,15 +136,15 @@ class HostTimes:
 
 
 class StepClock:
-    """Marks the bounds of steps: on the compute stream of a CUDA device, else on the host.
+    """Marks where steps begin and end: on the compute stream of a CUDA device, else on the host.
 
     Attributes:
-        compute_stream: the stream on which the training thread enqueued compute when the clock was made; None on CPU.
+        compute_stream: the current stream of the thread that made the clock; None on CPU.
     """
 
     def __init__(self) -> None:
-        # Only a process that already uses CUDA is timed on CUDA: asking for the current stream would otherwise create a
-        # context, some hundreds of MiB, in a job that trains on the CPU.
+        # Only a process that already uses CUDA is timed on CUDA. In a job that trains on the CPU, asking for the
+        # current stream would create a context, which takes some hundreds of MiB.
         on_cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
         self.compute_stream = torch.cuda.current_stream() if on_cuda else None
         self._host_times = HostTimes()
@@ -148,23 +157,23 @@ class StepClock:
         return torch.cuda.get_device_name(self.compute_stream.device)
 
     def mark(self) -> Mark:
-        """A mark at this point of the compute stream, or of host time."""
+        """Leave a mark at this point of the compute stream; on CPU, of host time."""
         if self.compute_stream is None:
             return now()
         mark = stream_mark(self.compute_stream)
         self._host_times.recorded(mark)
-        self._host_times.look()
+        self._host_times.poll()
         return mark
 
-    def look(self) -> None:
-        """See which marks the device has passed, to know their host times the better; from any thread."""
+    def poll(self) -> None:
+        """Poll pending marks to narrow their host-time bounds. Thread-safe, never blocks."""
         if self.compute_stream is not None:
             leave_captures_alone()
-            self._host_times.look()
+            self._host_times.poll()
 
     def host_bounds_ns(self, mark: Mark) -> tuple[int, int]:
-        """Host times, as of ``now()``, between which a mark that is ready was passed."""
+        """Host times in nanoseconds, as of ``now()``, between which a mark that is ready was passed."""
         if isinstance(mark, int):
             return mark, mark
-        self.look()
+        self.poll()
         return self._host_times.bounds(mark)

@@ -1,4 +1,4 @@
-"""A live profile: one session of ``torch.profiler``, and its events as columns of kernels."""
+"""Takes a live profile: one session of ``torch.profiler``, whose events become a table of kernels."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ _torch_profiler: Any = torch.autograd.profiler
 
 
 class Profile:
-    """One session of ``torch.profiler``, with the least that it needs.
+    """One session of ``torch.profiler``, with minimal settings.
 
-    Only device activity on an accelerator (no operators, shapes or stacks), only operators on CPU. Steps are found
-    again by the host time of their bounds, to which the profiler's clock is aligned.
+    On an accelerator it records only device activity (no operators, shapes or stacks); on CPU only operators. Steps are
+    identified by the host times of their bounds: the profiler's clock is aligned to the host's.
 
     Args:
-        on_cuda: profile the device; else the CPU.
+        on_cuda: whether to profile the device; else the CPU.
+
+    Attributes:
+        taken_over: whether another profiler started during the session and took torch's only session over.
     """
 
     def __init__(self, on_cuda: bool) -> None:
         activity = torch.profiler.ProfilerActivity.CUDA if on_cuda else torch.profiler.ProfilerActivity.CPU
-        # On CPU the profiler follows one thread unless told otherwise; the communication that escapes the gate is just
-        # that of other threads.
+        # By default the profiler follows one thread on CPU. Communication that escapes the gate is on other threads.
         config = torch._C._profiler._ExperimentalConfig(profile_all_threads=not on_cuda)
         self._profile: torch.profiler.profile | None = torch.profiler.profile(
             activities=[activity], experimental_config=config
@@ -46,25 +48,27 @@ class Profile:
 
     @staticmethod
     def available() -> bool:
-        """False while another profiler (the user's own, say) runs in this process."""
-        # The first knows sessions of this thread, whoever began them; the second those of all threads begun in Python.
+        """Whether no other profiler, such as one of the user's, runs in this process."""
+        # The first check knows all sessions of this thread; the second those of all threads, if begun in Python.
         return not (torch._C._autograd._profiler_enabled() or _torch_profiler._is_profiler_enabled)
 
     def start(self) -> None:
+        """Begin the session."""
         assert self._profile is not None
         self._profile.start()
         self._running = True
         self._watch()
 
     def begin_step(self) -> None:
+        """Mark the start of a step."""
         self._step_start = time.time_ns()
 
     def end_step(self, quiet: bool = False) -> None:
-        """The step that began last is to be found again; its index is the number of such steps before it.
+        """Mark the end of the step that began last. Its index is the number of steps that ended before it.
 
         Args:
-            quiet: every collective issued so far is complete. On the host, ranges that the profile ends later are cut
-                here: Gloo wakes those who wait for a collective before it ends the range, so where its thread loses
+            quiet: whether every collective that was issued so far is complete. Then ranges of the host that end later
+                are cut here. Gloo wakes those who wait for a collective before it ends the range; if its thread loses
                 its core in between, the range goes on for milliseconds in which nothing is communicated.
         """
         end_ns = time.time_ns()
@@ -73,7 +77,7 @@ class Profile:
             self._quiet_ns.append(end_ns)
 
     def stop(self) -> bool:
-        """End the session; False where another profiler started meanwhile and took torch's only session over."""
+        """End the session. Returns False if another profiler started meanwhile and took torch's only session over."""
         self._unwatch()
         if self._running and self._profile is not None:
             self._running = False
@@ -81,7 +85,7 @@ class Profile:
         return not self.taken_over
 
     def kernels(self) -> KernelTable:
-        """Read the events, once; may run on any thread, after ``stop``."""
+        """Read the events. May be called once, after ``stop``, on any thread."""
         assert self._profile is not None
         assert self._profile.profiler is not None
         results: Any = self._profile.profiler.kineto_results
@@ -89,8 +93,8 @@ class Profile:
         self._profile = None
         return read_events(events, self._bounds, self._thread, self._quiet_ns)
 
-    # A profiler of the user's that starts during ours (one with a schedule, say) silently takes the session over, and
-    # our stop would then end theirs. torch has no way to ask whose session it is, so their start is noticed on its way.
+    # If the user's own profiler (e.g. one with a schedule) starts during ours, it silently takes the session over, and
+    # our stop would then end theirs. torch cannot tell whose session it is, so the start of another one is intercepted.
     def _watch(self) -> None:
         self._enable = enable = _torch_profiler._enable_profiler
 
@@ -110,18 +114,18 @@ class Profile:
 def read_events(
     events: Iterable[Any], bounds: Sequence[tuple[int, int]], thread: int, quiet_ns: Sequence[int] = ()
 ) -> KernelTable:
-    """Turn Kineto's events into columns.
+    """Turn Kineto's events into a table of kernels.
 
     Args:
         events: ``kineto_results.events()``.
-        bounds: host start and end of each profiled step, ``time.time_ns``.
+        bounds: host start and end of each profiled step, as of ``time.time_ns``.
         thread: native identifier of the training thread, whose operators are the compute of a CPU job.
-        quiet_ns: host times, ascending, at which no collective was in flight; cuts the ranges of a CPU job.
+        quiet_ns: ascending host times at which no collective was in flight; ranges of a CPU job are cut there.
     """
     device, ranges, launches = KernelTableBuilder(), KernelTableBuilder(), {}
     starts: list[int] = []
     lengths: list[int] = []
-    operators: list[str] = []  # of the host: there are many, so they are taken down with the least that will do
+    operators: list[str] = []  # of the host: there are many of them, so only their names and times are kept
     for event in events:
         activity = _activity(event)
         if activity == "kernel":
@@ -156,7 +160,7 @@ _SHAPE = re.compile(r'"(?:grid|block)": *(\[[^\]]*\])')
 
 
 def _launch_shape(event: Any) -> str:
-    """Grid and block of a kernel, where this torch tells them (2.10, about)."""
+    """Grid and block of a kernel, if this torch tells them (about 2.10 and later)."""
     if not hasattr(event, "metadata_json"):
         return ""
     return " ".join(_SHAPE.findall(event.metadata_json()))
@@ -165,7 +169,7 @@ def _launch_shape(event: Any) -> str:
 def _activity(event: Any) -> str:
     if hasattr(event, "activity_type"):
         return str(event.activity_type())
-    # Before torch 2.10 (about), Kineto's events do not tell; the device and the name do.
+    # Before about torch 2.10, Kineto's events do not tell their activity; the device and the name do.
     if event.device_type() == torch._C._autograd.DeviceType.CPU:
         return "cuda_runtime" if re.match(r"(cuda|hip|cu)[A-Z]", event.name()) else "cpu_op"
     if event.is_user_annotation():

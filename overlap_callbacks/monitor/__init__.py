@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from overlap_callbacks.monitor.monitor import MisuseError, OverlapMonitor
+    from overlap_callbacks.monitor.monitor import EXCEPTION_CLOSE_TIMEOUT_S, MisuseError, OverlapMonitor
 
-__all__ = ["MisuseError", "OverlapMonitor"]
+__all__ = ["EXCEPTION_CLOSE_TIMEOUT_S", "MisuseError", "OverlapMonitor"]
 
 
 # On first use: the schedule is pure, and reading it needs no torch.

@@ -1,4 +1,4 @@
-"""What the library says to its user: each kind of thing once."""
+"""What the library says to its user, each kind of message once."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ logger = logging.getLogger("overlap_callbacks")
 
 
 class Notices:
-    """Messages through ``logging``: warnings from every rank, with its number; the rest from rank 0 alone."""
+    """Messages through ``logging``: warnings from every rank, with its number; everything else from rank 0 only."""
 
     def __init__(self) -> None:
-        self._said: set[str] = set()
+        self._given: set[str] = set()
 
-    def warn(self, kind: str, message: str, error: Exception | None = None) -> None:
-        """Warn, unless a warning of this kind was given before.
+    def warn_once(self, key: str, message: str, error: Exception | None = None) -> None:
+        """Warn, unless a message with this key was given before.
 
         Args:
-            kind: what it is about.
+            key: names the kind of message.
             message: for people.
-            error: whose traceback is to be shown.
+            error: whose traceback is shown.
         """
-        if kind not in self._said:
-            self._said.add(kind)
+        if key not in self._given:
+            self._given.add(key)
             rank = _rank()
             logger.warning("overlap-callbacks%s: %s", f" (rank {rank})" if rank else "", message, exc_info=error)
 
-    def tell_once(self, kind: str, message: str) -> None:
-        """Something that is no trouble, unless something of this kind was said before."""
-        if kind not in self._said:
-            self._said.add(kind)
-            self.tell(message)
+    def info_once(self, key: str, message: str) -> None:
+        """Inform, unless a message with this key was given before."""
+        if key not in self._given:
+            self._given.add(key)
+            self.info(message)
 
     @staticmethod
-    def tell(message: str) -> None:
-        """Something that is no trouble."""
+    def info(message: str) -> None:
+        """Say something that needs no action."""
         if not _rank():
             logger.info("overlap-callbacks: %s", message)
 
     @staticmethod
     def announce(message: str) -> None:
-        """The line at the end that a user looks for: seen even where Python's logging is left as it comes."""
+        """The final line. Printed to stderr if logging is not configured, so the user always sees it."""
         if _rank():
             return
         if logger.isEnabledFor(logging.INFO):

@@ -1,4 +1,4 @@
-"""What a record says of the run that it belongs to."""
+"""What is known of a run before its first window."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from overlap_callbacks.sinks import RunInfo
 
 
 def default_run_folder(prefix: str = "") -> Path:
-    """A folder of its own for each run, named by the time; it is not made yet.
+    """A new folder's path for a run, named by the time. The folder is not made yet.
 
-    The time alone is not enough: the jobs of an array start within a second, and so do two monitors of one process,
-    and a record holds one run. Nor is there a better place to tell them apart: nothing is written before something is
-    measured, and then the name has been handed to sinks and to the user. (``secrets`` leaves the seeds of the job's own
-    random numbers alone.)
+    The time alone is not enough: a record holds one run, and the jobs of an array start within one second, as do two
+    monitors of one process. The name cannot be made unique later: nothing is written before the first window, and by
+    then sinks and the user have the name. (``secrets`` does not touch the seeds of the job's own random numbers.)
 
     Args:
         prefix: what the name begins with.

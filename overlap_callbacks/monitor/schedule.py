@@ -1,11 +1,11 @@
 """Which mode and which instruments a step has.
 
 Everything here is a pure function of the step number and the configuration: no clock, no randomness, no communication.
-So every rank decides alike, and a job that resumes from a checkpoint goes on where it was.
+So every rank decides alike, and a job that resumes from a checkpoint continues where it was.
 
 A window opens every ``every_n_steps`` steps, and its steps are, in this order:
 
-1. one **recorded** step, overlapped: the collectives are written down, and the order check is made on them;
+1. one **recorded** step, overlapped: its collectives are written down for the order check;
 2. the **timed** blocks: ``blocks`` repeated ``repeats`` times, each of ``warmup_steps`` uncounted and
    ``steps_per_block`` counted steps. ``O`` is overlapped, ``S`` sequential. ``OSSO`` is balanced: drift that is linear
    in time cancels;
@@ -62,8 +62,8 @@ class Schedule:
 
     Attributes:
         every_n_steps: steps from the start of one window to the start of the next.
-        first_step: step at which the first window opens. Leave the first steps of a job out: allocators, autotuners and
-            DDP's buckets settle there.
+        first_step: step at which the first window opens. Leave out the first steps of a job, in which allocators,
+            autotuners and DDP's buckets settle.
         blocks: order of the blocks, of ``O`` (overlapped) and ``S`` (sequential), as many of one as of the other.
         repeats: how often ``blocks`` is repeated in the timed part. With fewer than 4 blocks of a mode in all there is
             no confidence interval.
@@ -71,9 +71,9 @@ class Schedule:
         warmup_steps: uncounted steps at the start of every block.
         profiled_steps: counted steps of each mode under the profiler, 0 for none; a multiple of the number of ``O`` in
             ``blocks``.
-        min_block_seconds: least time of a timed block's counted steps, for sensors that average over time: rank 0
-            works out the steps that takes, for each window anew, and tells the others with the order check's verdict.
-            A window still fits into ``every_n_steps``. 0 for blocks of ``steps_per_block``.
+        min_block_seconds: minimum duration of a timed block's counted steps, for power sensors that average over time.
+            Rank 0 converts it to steps for each window, and tells the others with the order check's ruling. A window
+            still fits into ``every_n_steps``. 0 for blocks of ``steps_per_block``.
         control: an A/A run: the ``S`` blocks run overlapped too, so that every difference reported is an error of
             measurement.
 
@@ -169,13 +169,13 @@ class Schedule:
         return 1 if self.blocks[0] == "S" else 1 + self.warmup_steps + self.steps_per_block
 
     def steps_that_take(self, block_s: float, step_s: float) -> int:
-        """Counted steps of a timed block that last ``block_s``, at least those of ``steps_per_block``.
+        """Counted steps of a timed block that last ``block_s``.
 
-        No more than fit into ``every_n_steps``.
+        At least ``steps_per_block``, and at most as many as ``every_n_steps`` leaves room for.
 
         Args:
             block_s: time in seconds.
-            step_s: time of a step; 0 or less where it is not known.
+            step_s: time of a step; 0 or less if it is not known.
         """
         wanted = self.steps_wanted(block_s, step_s)
         spare = (self.every_n_steps - self.window_steps) // self.timed_blocks
@@ -183,7 +183,7 @@ class Schedule:
 
     @staticmethod
     def steps_wanted(block_s: float, step_s: float) -> int:
-        """Steps that last ``block_s``, whether they fit or not; 0 where the time of a step is not known."""
+        """Steps that last ``block_s``, whether they fit or not; 0 if the time of a step is not known."""
         return math.ceil(block_s / step_s - 1e-9) if step_s > 0 else 0
 
     def stretched(self, steps_per_block: int) -> Schedule:

@@ -1,116 +1,168 @@
-"""What a monitor holds that must be let go when it ends: the gate, the order checks, the reporter.
-
-It knows nothing of the monitor, so as not to keep it alive.
-"""
+"""What lives while there is a job to measure, and how a monitor comes by it."""
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
+
+import torch.distributed as dist
 
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.native import SwitchState
 from overlap_callbacks.instruments.clocks import StepClock
 from overlap_callbacks.instruments.power.discovery import devices_to_read
-from overlap_callbacks.instruments.power.meter import PowerMeter, PowerOptions
-from overlap_callbacks.monitor.background.reporter import OrderChecker, Reporter
+from overlap_callbacks.instruments.power.meter import PowerMeter
+from overlap_callbacks.monitor.background.budget import WindowBudget
+from overlap_callbacks.monitor.background.order_check import OrderChecker
+from overlap_callbacks.monitor.background.reporter import Reporter
 from overlap_callbacks.monitor.background.store import Job, next_prefix
+from overlap_callbacks.monitor.config import MonitorConfig
+from overlap_callbacks.monitor.faults import FaultGuard
+from overlap_callbacks.monitor.notices import Notices
 from overlap_callbacks.monitor.run_info import run_info
-from overlap_callbacks.monitor.schedule import Schedule
-from overlap_callbacks.sinks import Sink
+from overlap_callbacks.monitor.step_runner import restore_overlap
 
 
+@dataclass(frozen=True, kw_only=True)
 class Session:
-    """The gate, at once; the rest once there is a job to measure."""
+    """The threads and instruments of one monitor in one job.
 
-    def __init__(self) -> None:
-        self.gate = Gate()
-        self.native = SwitchState(None)
-        self._order: OrderChecker | None = None
-        self._reporter: Reporter | None = None
-        self.meter: PowerMeter | None = None
+    Attributes:
+        job: the job of this rank.
+        order_checker: decides whether sequences may be serialised.
+        reporter: makes reports of closed windows.
+        budget: what rank 0 learnt from the windows so far; shared by the two above.
+        meter: of power; None if power is not measured.
+        group: the default process group at the time, held weakly.
+        pinned_checks: numbers the order checks of modes pinned by hand, alike on every rank.
+    """
 
-    def open(
-        self,
-        job: Job,
-        *,
-        schedule: Schedule,
-        sinks: Sequence[Sink],
-        framework: str,
-        max_overhead: float | None,
-        order_timeout_s: float,
-        report_timeout_s: float,
-        power: PowerOptions,
-        on_no_power: Callable[[str, bool], None],
-        on_error: Callable[[Exception], None],
-        on_sink_error: Callable[[Sink, Exception], None],
-    ) -> None:
-        """Take up what measuring needs; the callbacks, bound methods, are held weakly."""
+    job: Job
+    order_checker: OrderChecker
+    reporter: Reporter
+    budget: WindowBudget
+    meter: PowerMeter | None
+    group: Callable[[], dist.ProcessGroup | None]
+    pinned_checks: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+    @classmethod
+    def open(cls, job: Job, config: MonitorConfig, notices: Notices, faults: FaultGuard) -> Session:
+        """Take up what measuring needs. Called on the training thread, whose current device is the one to measure."""
         prefix = next_prefix()
-        if power.enabled:
-            # Asked here, because other threads have a current device of their own.
-            self.meter = PowerMeter(devices_to_read(power.per_node), power, tell=_weak(on_no_power))
-        device = StepClock().device  # of the training thread: other threads have a current device of their own
-        self._reporter = Reporter(
+        budget = WindowBudget(config.max_overhead)
+        # These two are read here because other threads have a current device of their own.
+        meter = _power_meter(config, notices) if config.power else None
+        device = StepClock().device
+        reporter = Reporter(
             job,
             prefix,
-            schedule=schedule,
-            sinks=sinks,
-            run=lambda: run_info(job, schedule, framework, device),
-            timeout_s=report_timeout_s,
-            max_overhead=max_overhead,
-            on_error=_weak(on_error),
-            on_sink_error=_weak(on_sink_error),
+            schedule=config.schedule,
+            sinks=config.sinks,
+            run=lambda: run_info(job, config.schedule, config.framework, device),
+            timeout_s=config.report_timeout_s,
+            budget=budget,
+            on_error=faults.report,
+            on_sink_error=faults.sink_failed,
         )
-        self._reporter.open()
-        self._order = OrderChecker(
-            job, prefix, timeout_s=order_timeout_s, veto=self._reporter.veto, on_error=_weak(on_error)
-        )
+        checker = OrderChecker(job, prefix, timeout_s=config.order_timeout_s, budget=budget, on_error=faults.report)
+        reporter.open()
+        group: Any = weakref.ref(dist.group.WORLD)
+        return cls(job=job, order_checker=checker, reporter=reporter, budget=budget, meter=meter, group=group)
 
-    @property
-    def order(self) -> OrderChecker:
-        assert self._order is not None
-        return self._order
-
-    @property
-    def reporter(self) -> Reporter:
-        assert self._reporter is not None
-        return self._reporter
-
-    def stop(self) -> None:
-        """Back to overlapped, at once."""
-        self.gate.stop()
-        self.restore()
-
-    def restore(self) -> None:
-        """Put a framework's own switches back."""
-        with contextlib.suppress(Exception):  # a form that cannot go back has said so where it went forth
-            self.native.set(sequential=False)
-
-    def close(self, timeout_s: float, restore: bool = True) -> None:
-        """Let go of everything; reports that are on their way have ``timeout_s``."""
-        self.gate.close()
-        if restore:
-            self.restore()
-        if self._order is not None:
-            self._order.close(1.0)
-        if self._reporter is not None:
-            self._reporter.close(timeout_s)
+    def close(self, timeout_s: float) -> None:
+        """End all threads; reports that are on their way have ``timeout_s``."""
+        self.order_checker.close(1.0)
+        self.reporter.close(timeout_s)
         if self.meter is not None:
             self.meter.close()
-        self.meter = None
-        self._order = self._reporter = None
 
 
-def _weak(method: Callable[..., None]) -> Callable[..., None]:
-    """A callback that does not keep its object alive."""
-    reference = weakref.WeakMethod(method)
+def _power_meter(config: MonitorConfig, notices: Notices) -> PowerMeter:
+    def tell(why: str, serious: bool) -> None:
+        # Called on a thread of the meter's own. Most CPUs show their counters to root only: that is no trouble.
+        say = notices.warn_once if serious else notices.info_once
+        say("power", f"{why}; the rest is measured")
 
-    def call(*args: Any) -> None:
-        found = reference()
-        if found is not None:
-            found(*args)
+    options = config.power_options
+    return PowerMeter(devices_to_read(options.per_node), options, tell=tell)
 
-    return call
+
+class SessionSlot:
+    """The place of a monitor's session: opened when the first window needs it, closed once.
+
+    It knows nothing of the monitor, so that it can outlive it: it is closed when the monitor is collected.
+
+    Args:
+        config: the options.
+        gate: of the monitor.
+        switch: a framework's own switch, if an adapter has one.
+        notices: says why there is nothing to measure.
+        faults: gets the errors of the session's threads.
+    """
+
+    def __init__(
+        self, config: MonitorConfig, gate: Gate, switch: SwitchState, notices: Notices, faults: FaultGuard
+    ) -> None:
+        self._config = config
+        self._gate = gate
+        self._switch = switch
+        self._notices = notices
+        self._faults = faults
+        self._session: Session | None = None
+
+    def acquire(self) -> Session | None:
+        """The session, with the gate registered; opened on first use.
+
+        Returns:
+            None if there is no job to measure. The user has been told why, and measuring may be switched off for good.
+
+        Raises:
+            RuntimeError: in strict mode, another monitor of this process is measuring.
+        """
+        if self._session is None:
+            self._session = self._open()
+        elif self._session.group() is not dist.group.WORLD:
+            self._faults.switch_off(
+                "group", "the process group was replaced, and measuring is switched off: make a new monitor"
+            )
+            return None
+        if self._session is not None:
+            self._gate.register()
+        return self._session
+
+    def _open(self) -> Session | None:
+        job = Job.current()
+        if job is None:
+            self._notices.warn_once(
+                "job", "torch.distributed has no process group: there is no communication to measure yet"
+            )
+            return None
+        if job.world_size == 1:
+            self._faults.switch_off(
+                "alone", "the job has one rank: there is nothing to overlap, and nothing is measured"
+            )
+            return None
+        if self._gate.taken:
+            why = "another OverlapMonitor of this process is measuring, and only one can: close() it first"
+            if self._config.strict:
+                raise RuntimeError(why)
+            self._faults.switch_off("second", f"{why}; this one is switched off, training goes on")
+            return None
+        return Session.open(job, self._config, self._notices, self._faults)
+
+    def close(self, timeout_s: float, restore: bool = True) -> None:
+        """Close the session and the gate.
+
+        Args:
+            timeout_s: maximum time for the reports that are on their way.
+            restore: switch a framework's overlap on again; False if that must wait for the step's end.
+        """
+        session, self._session = self._session, None
+        self._gate.close()
+        if restore:
+            restore_overlap(self._switch)
+        if session is not None:
+            session.close(timeout_s)

@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from overlap_callbacks.analysis import name_rules
-from overlap_callbacks.analysis.formatting import PLAIN, printable, short_kernel_name, shortened
+from overlap_callbacks.analysis.formatting import PLAIN, short_kernel_name, shortened
+from overlap_callbacks.analysis.printable import printable
 from overlap_callbacks.analysis.results.catalogue import SUMMARY, Figure
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import OverlapReport

@@ -1,4 +1,4 @@
-"""What was found in traces as tables for the terminal, and as CSV."""
+"""Tables for the terminal, and CSV, of an analysis or a comparison of traces."""
 
 from __future__ import annotations
 
@@ -30,38 +30,40 @@ from overlap_callbacks.traces.figures import (
     UnmatchedKernel,
 )
 
-# Longest tables that are shown whole; CSV and JSON hold everything.
-_MOST_STEPS = 12
-_MOST_ROWS = 12
-_MOST_TRACES = 8
-_MOST_RANKS = 64
+# Longer tables are cut; CSV and JSON hold everything.
+_MAX_STEPS = 12
+_MAX_ROWS = 12
+_MAX_TRACES = 8
+_MAX_RANKS = 64
+# Waiting times that are shown per collective, those of the ranks that waited most.
+_MAX_WAITING = 8
+# Kinds of collectives that have a column in the table of families.
+_MAX_KINDS = 4
 
 # Kernels of a trace may be short: microseconds are shown.
 _number = functools.partial(PLAIN.number, decimals=3)
 
-ANALYSIS_CSV = ("steps", "collectives", "families", "estimates", "skew")
-
 
 def analysis_tables(analysis: Analysis) -> RenderableType:
-    """An analysis, for people."""
+    """The tables of an analysis, for people."""
     parts: list[RenderableType] = []
     if len(analysis.traces) > 1:
         parts += [_rank_table(analysis), Text()]
-    for trace in analysis.traces[:_MOST_TRACES]:
+    for trace in analysis.traces[:_MAX_TRACES]:
         parts += [Text(_title(trace), style="bold"), _step_table(trace)]
         if trace.collectives:
             parts.append(_collective_table(trace))
         if trace.families:
             parts.append(_family_table(trace))
         parts += [_estimate_line(trace), *notes(trace.problems), Text()]
-    parts += _more(len(analysis.traces), _MOST_TRACES, "files and devices")
+    parts += _more(len(analysis.traces), _MAX_TRACES, "files and devices")
     if analysis.skew:
         parts.append(_skew_table(analysis.skew))
     return Group(*parts, *notes(analysis.problems))
 
 
 def comparison_tables(comparison: Comparison) -> RenderableType:
-    """A comparison, for people."""
+    """The tables of a comparison, for people."""
     figures = Table(title=Text(_compared(comparison)), title_justify="left")
     figures.add_column("")
     figures.add_column("per step", justify="right")
@@ -84,12 +86,12 @@ def comparison_tables(comparison: Comparison) -> RenderableType:
         calls = sum(row.overlapped_calls + row.sequential_calls for row in comparison.unmatched)
         title = f"Kernels without a partner in the other file: {calls} calls, over all steps"
         table = _table(title, "kernel", "overlapped", "sequential")
-        for row in comparison.unmatched[:_MOST_ROWS]:
+        for row in comparison.unmatched[:_MAX_ROWS]:
             sides = ((row.overlapped_calls, row.overlapped_ms), (row.sequential_calls, row.sequential_ms))
             table.add_row(
                 kernel_name(row.name), *(f"{count} ({_number(ms)} ms)" if count else "" for count, ms in sides)
             )
-        parts += [table, *_more(len(comparison.unmatched), _MOST_ROWS, "kernels")]
+        parts += [table, *_more(len(comparison.unmatched), _MAX_ROWS, "kernels")]
     return Group(*parts, *notes(comparison.problems))
 
 
@@ -125,8 +127,8 @@ def _rows_of(trace: TraceFigures, table: str) -> Iterator[dict[str, Any]]:
     if table == "estimates":
         if trace.estimate is not None:
             yield {"family": "all", **_fields(trace.estimate)}
-            for family, found in trace.estimate.families.items():
-                yield {"family": family, **_fields(found)}
+            for family, estimate in trace.estimate.families.items():
+                yield {"family": family, **_fields(estimate)}
         return
     items: Iterable[Any] = (trace.total, *trace.steps) if table == "steps" else getattr(trace, table)
     for item in items:
@@ -197,7 +199,7 @@ def _title(trace: TraceFigures) -> str:
 
 
 def _rank_table(analysis: Analysis) -> Table:
-    """The files' totals side by side."""
+    """The totals of the files, one row per rank."""
     columns = ("compute", "comm", "hidden", "exposed", "overlap\nratio", "waiting")
     table = _table("Ranks side by side, ms per file", "rank", *columns, first_width=4)
     waiting: dict[tuple[int | None, int], float] = {}
@@ -205,7 +207,7 @@ def _rank_table(analysis: Analysis) -> Table:
         for rank in row.ranks:
             waiting[rank.rank, rank.device] = waiting.get((rank.rank, rank.device), 0.0) + rank.waiting_ms
     several = len({trace.file for trace in analysis.traces}) < len(analysis.traces)
-    for trace in analysis.traces[:_MOST_RANKS]:
+    for trace in analysis.traces[:_MAX_RANKS]:
         total = trace.total
         name = Path(trace.file).name if trace.rank is None else str(trace.rank)
         waited = waiting.get((trace.rank, trace.device))
@@ -215,15 +217,15 @@ def _rank_table(analysis: Analysis) -> Table:
             "-" if total.overlap_ratio is None else f"{total.overlap_ratio:.2%}",
             "" if waited is None else _number(waited),
         )
-    if len(analysis.traces) > _MOST_RANKS:
-        table.add_row(f"... {len(analysis.traces) - _MOST_RANKS} more", style="dim")
+    if len(analysis.traces) > _MAX_RANKS:
+        table.add_row(f"... {len(analysis.traces) - _MAX_RANKS} more", style="dim")
     return table
 
 
 def _step_table(trace: TraceFigures) -> Table:
     columns = ("length", "compute", "comm", "hidden", "exposed", "overlap\nratio", "comm\nhidden")
     table = _table("Kernel times by step, ms", "step", *columns, first_width=4)
-    shown = trace.steps if len(trace.steps) <= _MOST_STEPS else trace.steps[: _MOST_STEPS - 1]
+    shown = trace.steps if len(trace.steps) <= _MAX_STEPS else trace.steps[: _MAX_STEPS - 1]
     for step in shown:
         table.add_row(str(step.step), *_step_cells(step))
     if len(shown) < len(trace.steps):
@@ -245,7 +247,7 @@ def _step_cells(step: StepFigures) -> tuple[str, ...]:
 def _collective_table(trace: TraceFigures) -> Table:
     table = _table("Collectives", "collective", "ranks", "count", "MB", "ms", "hidden", "alg\nGB/s", "bus\nGB/s")
     table.columns[0].no_wrap = False
-    for row in trace.collectives[:_MOST_ROWS]:
+    for row in trace.collectives[:_MAX_ROWS]:
         group = row.description or row.group
         bandwidths = (row.algorithm_bandwidth_gb_s, row.bus_bandwidth_gb_s)
         table.add_row(
@@ -257,13 +259,13 @@ def _collective_table(trace: TraceFigures) -> Table:
             _number(row.hidden_ms),
             *("?" if bandwidth is None else f"{bandwidth:.2f}" for bandwidth in bandwidths),
         )
-    if len(trace.collectives) > _MOST_ROWS:
-        table.add_row(f"... {len(trace.collectives) - _MOST_ROWS} more", style="dim")
+    if len(trace.collectives) > _MAX_ROWS:
+        table.add_row(f"... {len(trace.collectives) - _MAX_ROWS} more", style="dim")
     return table
 
 
 def _family_table(trace: TraceFigures) -> Table:
-    kinds = list(dict.fromkeys(kind for family in trace.families for kind in family.beside))[:4]
+    kinds = list(dict.fromkeys(kind for family in trace.families for kind in family.beside))[:_MAX_KINDS]
     estimates = trace.estimate.families if trace.estimate is not None else {}
     columns = [f"beside\n{kind}" for kind in kinds] + (["estimated\nslowdown"] if estimates else [])
     table = _table("Compute by family, ms", "family", "calls", "ms", *columns)
@@ -271,37 +273,37 @@ def _family_table(trace: TraceFigures) -> Table:
         beside = (family.beside.get(kind) for kind in kinds)
         cells = ["" if ms is None else _number(ms) for ms in beside]
         if estimates:
-            found = estimates.get(family.family)
-            cells.append("" if found is None else f"{change(found.slowdown)} ({found.calls_beside})")
+            estimate = estimates.get(family.family)
+            cells.append("" if estimate is None else f"{change(estimate.slowdown)} ({estimate.calls_beside})")
         table.add_row(name_cell(family.family), str(family.calls), _number(family.time_ms), *cells)
     return table
 
 
 def _estimate_line(trace: TraceFigures) -> Text:
-    found = trace.estimate
-    if found is None:
+    estimate = trace.estimate
+    if estimate is None:
         return Text("Slowdown: no estimate, since no kernel is found both beside communication and alone.", style="dim")
-    in_all = found.calls_beside + found.calls_left_out
+    all_calls = estimate.calls_beside + estimate.calls_left_out
     return Text(
-        f"Slowdown, an estimate from this file alone: {change(found.slowdown)}. It rests on {found.method}: "
-        f"{found.calls_beside} of {in_all} calls beside communication ({_number(found.time_beside_ms)} ms), against "
-        f"{found.calls_alone} calls alone. It shows an association; `overlap compare` with a sequential trace, or the "
-        "live monitor, measures the cause."
+        f"Slowdown, an estimate from this file alone: {change(estimate.slowdown)}. It rests on {estimate.method}: "
+        f"{estimate.calls_beside} of {all_calls} calls beside communication ({_number(estimate.time_beside_ms)} ms), "
+        f"against {estimate.calls_alone} calls alone. It shows an association; `overlap compare` with a sequential "
+        "trace, or the live monitor, measures the cause."
     )
 
 
 def _skew_table(rows: Sequence[CollectiveSkew]) -> Table:
     table = _table("Collectives over the ranks, ms", "collective", "count", "transfer", "waiting, by rank")
     table.columns[-1].no_wrap = False
-    for row in rows[:_MOST_ROWS]:
+    for row in rows[:_MAX_ROWS]:
         several = len({rank.rank for rank in row.ranks}) < len(row.ranks)
-        longest = sorted(row.ranks, key=lambda rank: -rank.waiting_ms)[:8]
+        longest = sorted(row.ranks, key=lambda rank: -rank.waiting_ms)[:_MAX_WAITING]
         names = (f"{rank.rank}.{rank.device}" if several else str(rank.rank) for rank in longest)
         waiting = ", ".join(f"{name}: {_number(rank.waiting_ms)}" for name, rank in zip(names, longest, strict=True))
         name = row.collective if not row.group else f"{row.collective}, {row.group}"
         table.add_row(Text(name, overflow="fold"), str(row.count), _number(row.transfer_ms), waiting)
-    if len(rows) > _MOST_ROWS:
-        table.add_row(f"... {len(rows) - _MOST_ROWS} more", style="dim")
+    if len(rows) > _MAX_ROWS:
+        table.add_row(f"... {len(rows) - _MAX_ROWS} more", style="dim")
     return table
 
 
@@ -314,12 +316,12 @@ def _compared(comparison: Comparison) -> str:
 
 def _kernel_table(comparison: Comparison) -> Table:
     table = _table("Kernels that lose most, per step", "kernel", "slowdown", "lost", "overlapped", "sequential")
-    for kernel in comparison.kernels[:_MOST_ROWS]:
+    for kernel in comparison.kernels[:_MAX_ROWS]:
         slowdown = change(kernel.slowdown)
         times = (kernel.lost_ms, kernel.overlapped_ms, kernel.sequential_ms)
         table.add_row(kernel_name(kernel.name), slowdown, *(f"{_number(ms)} ms" for ms in times))
-    if len(comparison.kernels) > _MOST_ROWS:
-        table.add_row(f"... {len(comparison.kernels) - _MOST_ROWS} more", style="dim")
+    if len(comparison.kernels) > _MAX_ROWS:
+        table.add_row(f"... {len(comparison.kernels) - _MAX_ROWS} more", style="dim")
     return table
 
 
@@ -328,5 +330,5 @@ def _more(count: int, shown: int, what: str) -> list[RenderableType]:
 
 
 def notes(problems: Sequence[str]) -> list[RenderableType]:
-    """Problems, for people."""
+    """Problems as notes, for people."""
     return [Text(f"Note: {problem}", style="yellow") for problem in problems]

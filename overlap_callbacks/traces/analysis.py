@@ -12,8 +12,9 @@ import numpy.typing as npt
 from overlap_callbacks._version import __version__
 from overlap_callbacks.analysis.bus_bandwidth import bus_factor
 from overlap_callbacks.analysis.kernels.attribution import IN_TURN, SAME_LAUNCH, Calls, Level, labels_of, match
-from overlap_callbacks.analysis.kernels.table import Indices, KernelFigures, KernelSums, Kind
+from overlap_callbacks.analysis.kernels.table import Indices, Kind
 from overlap_callbacks.analysis.kernels.timeline import step_timeline
+from overlap_callbacks.analysis.kernels.times import KernelFigures, KernelSums
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.traces.figures import (
     Analysis,

@@ -1,15 +1,18 @@
-"""Two traces of one job, one of each mode: equations 1 to 5, kernel by kernel."""
+"""Compares two traces of one job, one of each mode: equations 1 to 5, and losses kernel by kernel."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks._version import __version__
+from overlap_callbacks.analysis.equations import ideal_step_ms, overlap_ratio, sequential_step_ms, slowdown
 from overlap_callbacks.analysis.kernels.attribution import Calls, Match, Side, match, pair_times
-from overlap_callbacks.analysis.kernels.table import KernelSums, Kind
+from overlap_callbacks.analysis.kernels.table import Kind
+from overlap_callbacks.analysis.kernels.times import KernelSums
 from overlap_callbacks.analysis.results.catalogue import residual_limit
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import KernelTime
@@ -17,14 +20,18 @@ from overlap_callbacks.traces.analysis import span_ms, trace_figures
 from overlap_callbacks.traces.figures import Comparison, UnmatchedKernel
 from overlap_callbacks.traces.kineto import Trace
 
-# Below this share of matched compute time two files are not taken for one job.
-_LEAST_MATCHED = 0.8
+# If less than this share of the compute time has a match, the two files are not of one job.
+_MIN_MATCHED_FRACTION = 0.8
 
 
 def compare(overlapped: Trace, sequential: Trace) -> Comparison:
-    """Compare a trace of the job as it is with one of the same rank in which nothing overlaps.
+    """Compare a trace of the job as it runs with a trace of the same rank in which nothing overlaps.
 
-    Steps are compared as means over all steps that have kernels. A file without steps is one step.
+    The means over all steps that have kernels are compared. A file without steps counts as one step.
+
+    Args:
+        overlapped: trace of the job as it runs.
+        sequential: trace of the same rank of the same job, without overlap.
 
     Raises:
         ValueError: a trace holds no compute kernels, or kernels of several devices.
@@ -40,7 +47,7 @@ def compare(overlapped: Trace, sequential: Trace) -> Comparison:
     forward = match(ov.calls, ov.wanted, seq.calls, seq.wanted)
     backward = match(seq.calls, seq.wanted, ov.calls, ov.wanted)
     matched = min(ov.matched_fraction(forward), seq.matched_fraction(backward))
-    figures = _figures(ov.means, seq.means)
+    figures = _figures(ov.mean_step, seq.mean_step)
     faults = list(_faults(ov, seq, figures.get("residual_overlap"), matched))
     return Comparison(
         library_version=__version__,
@@ -57,8 +64,21 @@ def compare(overlapped: Trace, sequential: Trace) -> Comparison:
     )
 
 
+@dataclass(frozen=True)
+class _MeanStep:
+    """Means over the steps of one file, in milliseconds."""
+
+    wall_ms: float
+    compute_ms: float
+    compute_busy_ms: float
+    comm_ms: float
+    comm_kernels_ms: float
+    hidden_comm_ms: float
+    covered_compute_ms: float
+
+
 class _Side:
-    """One file: its calls, those that count, and its mean step."""
+    """One file: its calls, which of them count, and its mean step."""
 
     def __init__(self, trace: Trace) -> None:
         kernels = trace.kernels
@@ -66,76 +86,83 @@ class _Side:
         steps = sums.steps
         if steps:
             inside = np.isin(kernels.step, steps)
-            wall = float(np.mean([trace.steps[i].wall_ms for i in steps]))
+            wall_ms = float(np.mean([trace.steps[i].wall_ms for i in steps]))
         else:
-            inside, wall = np.ones(len(kernels), dtype=bool), span_ms(trace) or 0.0
+            inside, wall_ms = np.ones(len(kernels), dtype=bool), span_ms(trace) or 0.0
         self.num_steps = max(len(steps), 1)
         self.calls = Calls.of(kernels)
         self.wanted: npt.NDArray[np.bool_] = inside[self.calls.row]
         self.side = Side(self.calls, self.wanted, self.num_steps)
         self.has_steps = bool(steps)
         self.on_host = trace.on_host
-        found = sums.of_rows(np.flatnonzero(inside))
-        per_step = 1e-6 / self.num_steps
-        self.means = {
-            "wall": wall,
-            "compute": found.compute_ns * per_step,
-            "compute_busy": found.compute_busy_ns * per_step,
-            "comm": found.comm_busy_ns * per_step,
-            "comm_kernels": found.comm_ns * per_step,
-            "hidden": found.hidden_comm_ns * per_step,
-            "covered": found.covered_compute_ns * per_step,
-        }
+        total = sums.of_rows(np.flatnonzero(inside))
+        ms_per_step = 1e-6 / self.num_steps
+        self.mean_step = _MeanStep(
+            wall_ms=wall_ms,
+            compute_ms=total.compute_ns * ms_per_step,
+            compute_busy_ms=total.compute_busy_ns * ms_per_step,
+            comm_ms=total.comm_busy_ns * ms_per_step,
+            comm_kernels_ms=total.comm_ns * ms_per_step,
+            hidden_comm_ms=total.hidden_comm_ns * ms_per_step,
+            covered_compute_ms=total.covered_compute_ns * ms_per_step,
+        )
 
-    def matched_fraction(self, found: Match) -> float:
-        """Share of its compute time whose calls the other file has too."""
+    def matched_fraction(self, matches: Match) -> float:
+        """The share of its compute time whose calls the other file has too."""
         compute = self.wanted & (self.calls.kind == Kind.COMPUTE)
-        in_all = int(self.calls.duration_ns[compute].sum())
-        return int(self.calls.duration_ns[compute & np.isfinite(found.alone_ns)].sum()) / in_all if in_all else 0.0
+        total_ns = int(self.calls.duration_ns[compute].sum())
+        matched_ns = int(self.calls.duration_ns[compute & np.isfinite(matches.alone_ns)].sum())
+        return matched_ns / total_ns if total_ns else 0.0
 
 
 def _faults(ov: _Side, seq: _Side, residual: float | None, matched: float) -> Iterator[str]:
-    """What makes the comparison worthless."""
+    """What makes the comparison invalid, in words."""
     limit = residual_limit("cpu" if ov.on_host else "")
     if residual is not None and residual > limit:
         yield f"the sequential file is not sequential: its overlap ratio is {residual:.3f}, above {limit}"
     if ov.has_steps != seq.has_steps:
         yield "only one of the files has ProfilerStep ranges: a step cannot be compared with a whole file"
-    elif matched < _LEAST_MATCHED:
+    elif matched < _MIN_MATCHED_FRACTION:
         yield (
             f"only {matched:.0%} of the compute time of one file has a partner in the other: the two do not look like "
             "traces of one job, or hold different numbers of steps"
         )
 
 
-def _figures(ov: dict[str, float], seq: dict[str, float]) -> dict[str, float]:
-    """Per step; equations 1 to 5 and what follows from them, those that are defined."""
-    ideal = ov["wall"] - (ov["compute"] - seq["compute"])
-    model = ideal + ov["hidden"]
-    found: dict[str, float | None] = {
-        "compute_slowdown": _change(ov["compute"], seq["compute"]),
-        "overlap_ratio": _share(ov["covered"], ov["compute"]) if ov["comm"] else None,
-        "e2e_overlapped_ms": ov["wall"],
-        "e2e_ideal_ms": ideal,
-        "e2e_sequential_model_ms": model,
-        "e2e_sequential_ms": seq["wall"],
-        "speedup_vs_sequential": _change(seq["wall"], ov["wall"]),
-        "gap_to_ideal": _change(ov["wall"], ideal),
-        "sequential_model_error": _change(model, seq["wall"]),
-        "compute_ms": ov["compute"],
-        "compute_isolated_ms": seq["compute"],
-        "compute_busy_ms": ov["compute_busy"],
-        "compute_busy_isolated_ms": seq["compute_busy"],
-        "comm_ms": ov["comm"],
-        "comm_isolated_ms": seq["comm"],
-        "hidden_comm_ms": ov["hidden"],
-        "exposed_comm_ms": ov["comm"] - ov["hidden"],
-        "hidden_comm_fraction": _share(ov["hidden"], ov["comm"]),
-        "comm_slowdown": _change(ov["comm_kernels"], seq["comm_kernels"]),
-        "comm_ratio": _share(ov["comm"], ov["wall"]),
-        "residual_overlap": _share(seq["covered"], seq["compute"]) if seq["comm"] else None,
+def _figures(ov: _MeanStep, seq: _MeanStep) -> dict[str, float]:
+    """The figures that are defined, per step, by the names of the live report."""
+    ideal_ms = ideal_step_ms(ov.wall_ms, ov.compute_ms, seq.compute_ms)
+    model_ms = sequential_step_ms(ideal_ms, ov.hidden_comm_ms)
+    figures: dict[str, float | None] = {
+        "compute_slowdown": _change(ov.compute_ms, seq.compute_ms),
+        "overlap_ratio": _overlap_ratio(ov),
+        "e2e_overlapped_ms": ov.wall_ms,
+        "e2e_ideal_ms": ideal_ms,
+        "e2e_sequential_model_ms": model_ms,
+        "e2e_sequential_ms": seq.wall_ms,
+        "speedup_vs_sequential": _change(seq.wall_ms, ov.wall_ms),
+        "gap_to_ideal": _change(ov.wall_ms, ideal_ms),
+        "sequential_model_error": _change(model_ms, seq.wall_ms),
+        "compute_ms": ov.compute_ms,
+        "compute_isolated_ms": seq.compute_ms,
+        "compute_busy_ms": ov.compute_busy_ms,
+        "compute_busy_isolated_ms": seq.compute_busy_ms,
+        "comm_ms": ov.comm_ms,
+        "comm_isolated_ms": seq.comm_ms,
+        "hidden_comm_ms": ov.hidden_comm_ms,
+        "exposed_comm_ms": ov.comm_ms - ov.hidden_comm_ms,
+        "hidden_comm_fraction": _share(ov.hidden_comm_ms, ov.comm_ms),
+        "comm_slowdown": _change(ov.comm_kernels_ms, seq.comm_kernels_ms),
+        "comm_ratio": _share(ov.comm_ms, ov.wall_ms),
+        "residual_overlap": _overlap_ratio(seq),
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in figures.items() if value is not None}
+
+
+def _overlap_ratio(step: _MeanStep) -> float | None:
+    if step.comm_ms and step.compute_ms > 0:
+        return overlap_ratio(step.covered_compute_ms, step.compute_ms)
+    return None
 
 
 def _share(part: float, whole: float) -> float | None:
@@ -143,18 +170,19 @@ def _share(part: float, whole: float) -> float | None:
 
 
 def _change(value: float, base: float) -> float | None:
-    return value / base - 1 if base > 0 and value > 0 else None
+    return slowdown(value, base) if base > 0 and value > 0 else None
 
 
-def _kernel_times(side: _Side, found: Match) -> tuple[KernelTime, ...]:
+def _kernel_times(side: _Side, matches: Match) -> tuple[KernelTime, ...]:
+    """The matched kernels per step, those that lose most time first."""
     calls = side.calls
-    rows = np.flatnonzero(np.isfinite(found.alone_ns))
+    rows = np.flatnonzero(np.isfinite(matches.alone_ns))
     kernels = calls.kernels
     size = len(kernels.names)
     name = kernels.name[calls.row[rows]]
     count = np.bincount(name, minlength=size) / side.num_steps
     overlapped = np.bincount(name, weights=calls.duration_ns[rows], minlength=size) / side.num_steps / 1e6
-    alone = np.bincount(name, weights=found.alone_ns[rows], minlength=size) / side.num_steps / 1e6
+    alone = np.bincount(name, weights=matches.alone_ns[rows], minlength=size) / side.num_steps / 1e6
     communicates = np.zeros(size, dtype=bool)
     communicates[name] = calls.kind[rows] == Kind.COMMUNICATION
     copies = np.zeros(size, dtype=bool)
@@ -173,37 +201,52 @@ def _kernel_times(side: _Side, found: Match) -> tuple[KernelTime, ...]:
     )
 
 
+@dataclass
+class _Unmatched:
+    """Calls of one kernel of one file that the other file lacks, and their time."""
+
+    calls: int = 0
+    time_ms: float = 0.0
+
+
 def _unmatched(ov: _Side, forward: Match, seq: _Side, backward: Match) -> tuple[UnmatchedKernel, ...]:
-    """Kernels without a partner in the other file, by name."""
-    totals: dict[str, list[float]] = {}
-    for column, side, found in ((0, ov, forward), (1, seq, backward)):
-        alone = side.wanted & ~np.isfinite(found.alone_ns) & (side.calls.kind != Kind.COPY)
-        for row in np.flatnonzero(alone).tolist():
-            name = side.calls.kernels.names[side.calls.kernels.name[side.calls.row[row]]]
-            entry = totals.setdefault(name, [0, 0, 0.0, 0.0])
-            entry[column] += 1
-            entry[2 + column] += int(side.calls.duration_ns[row]) / 1e6
-    return tuple(
-        UnmatchedKernel(
-            name=name,
-            overlapped_calls=int(entry[0]),
-            sequential_calls=int(entry[1]),
-            overlapped_ms=entry[2],
-            sequential_ms=entry[3],
+    """Kernels without a partner in the other file, those with the most time first."""
+    overlapped, sequential = _unmatched_by_name(ov, forward), _unmatched_by_name(seq, backward)
+    kernels = []
+    for name in dict.fromkeys((*overlapped, *sequential)):
+        in_ov, in_seq = overlapped.get(name, _Unmatched()), sequential.get(name, _Unmatched())
+        kernels.append(
+            UnmatchedKernel(
+                name=name,
+                overlapped_calls=in_ov.calls,
+                sequential_calls=in_seq.calls,
+                overlapped_ms=in_ov.time_ms,
+                sequential_ms=in_seq.time_ms,
+            )
         )
-        for name, entry in sorted(totals.items(), key=lambda item: -max(item[1][2:]))
-    )
+    return tuple(sorted(kernels, key=lambda kernel: -max(kernel.overlapped_ms, kernel.sequential_ms)))
+
+
+def _unmatched_by_name(side: _Side, matches: Match) -> dict[str, _Unmatched]:
+    totals: dict[str, _Unmatched] = {}
+    unmatched = side.wanted & ~np.isfinite(matches.alone_ns) & (side.calls.kind != Kind.COPY)
+    for row in np.flatnonzero(unmatched).tolist():
+        name = side.calls.kernels.names[side.calls.kernels.name[side.calls.row[row]]]
+        total = totals.setdefault(name, _Unmatched())
+        total.calls += 1
+        total.time_ms += int(side.calls.duration_ns[row]) / 1e6
+    return totals
 
 
 def _problems(overlapped: Trace, sequential: Trace) -> Sequence[str]:
-    found = [f"overlapped: {problem}" for problem in overlapped.problems]
-    found += [f"sequential: {problem}" for problem in sequential.problems]
+    problems = [f"overlapped: {problem}" for problem in overlapped.problems]
+    problems += [f"sequential: {problem}" for problem in sequential.problems]
     if overlapped.path.resolve() == sequential.path.resolve():
-        found.append("the same file was given twice")
+        problems.append("the same file was given twice")
     if overlapped.rank != sequential.rank:
-        found.append(f"the files are of different ranks: {overlapped.rank} and {sequential.rank}")
+        problems.append(f"the files are of different ranks: {overlapped.rank} and {sequential.rank}")
     if overlapped.world_size != sequential.world_size:
-        found.append(
+        problems.append(
             f"the files are of different jobs: world sizes {overlapped.world_size} and {sequential.world_size}"
         )
-    return found
+    return problems

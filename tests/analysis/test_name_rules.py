@@ -208,3 +208,103 @@ def test_long_names_that_differ_anywhere_stay_different() -> None:
 def test_control_characters_and_lone_surrogates_are_replaced() -> None:
     assert clean("a\x00b\x1b[31m\n\t\u202ec\ud800") == "a\ufffdb\ufffd[31m\ufffd\ufffd\ufffdc\ufffd"
     assert clean("\ud800" * 2_000).isprintable()
+
+
+# -- communication
+
+COMMUNICATION = [
+    "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+    "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+    "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)",
+    "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)",
+    "ncclKernel_Broadcast_RING_LL_Sum_int8_t(ncclDevComm*, unsigned long, ncclWork*)",
+    "ncclSymkDevKernel_AllReduce_RSxLDMC_AGxSTMC_sum_bf16(ncclSymkDevWorkArgs4K)",
+    "ncclSymDevKernel_AllGather_LL(ncclSymDevArgs)",
+    "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)",  # RCCL keeps NCCL's names
+    "rcclGenericKernel<1, false>",
+    "void mscclpp::allreduce7<float>(float*, float*)",
+    "mscclKernel_Sum_float_LL_false(ncclDevComm*, mscclAlgo*, mscclWork*)",
+    "nvshmemi_proxy_rma_entrypoint_blocking(nvshmemi_proxy_rma_args)",
+    "c10d::nvshmem_extension::allToAllV(void*, void*, long*, unsigned long, int)",
+    "void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*, unsigned long)",
+    "void (anonymous namespace)::multimem_one_shot_all_reduce_kernel<float, 16>(float*)",
+    "void (anonymous namespace)::multimem_all_gather_kernel<16>(char*)",
+    "void (anonymous namespace)::one_shot_all_reduce_kernel<float, 16, 8>(float**)",
+    "void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<c10::BFloat16, 16, 2>(c10::BFloat16**)",
+    "void deep_ep::intranode::dispatch<8, 768>(int4*, float*)",
+    "void deep_ep::internode_ll::combine<false, 7168>(void*)",
+    "userbuffers_fp16_sum_inplace_gpu_rr_blocked<8>(int, int)",
+    "kuserbuffers_pushsend(int*, int*, int4*, int4*, int)",
+    "gloo:all_reduce",
+    "gloo:barrier",
+    "ucc:alltoall",
+    "mpi:all_reduce",
+    "nccl:all_gather",
+]
+
+COMPUTE = [
+    "hipblaslt_gemm",
+    "Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x256x64_MI16x16x1",
+    "ampere_sgemm_128x64_nn",
+    "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_cublas",
+    "nvjet_tst_64x8_64x16_2x4_h_bz_TNT",
+    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >",
+    "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float>, unsigned int> >",
+    "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::TensorListMetadata<1> >",
+    "void at::native::(anonymous namespace)::CatArrayBatchedCopy_aligned16_contig<at::native::OpaqueType<4u>, 128>",
+    "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128, 128, 4> >",
+    "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_128x128_64x3_tn_align8>",
+    "_ZN19cutlass_cudnn_train6KernelINS_4conv6kernel23ImplicitGemmConvolutionE",
+    "triton_poi_fused_add_mul_0",
+    "triton_red_fused_native_layer_norm_3",
+    "void cublasLt::splitKreduce_kernel<32, 16, int, float, float>(cublasLt::cublasSplitKParams<float>)",
+    "void cub::DeviceReduceByKeyKernel<cub::Policy, int*, int*>",
+    "void at::native::_scatter_gather_elementwise_kernel<128, 4>",
+    "aten::all",
+    "ProfilerStep#3",
+]
+
+
+@pytest.mark.parametrize("name", COMMUNICATION)
+def test_communication_is_known_by_its_name(name):
+    assert is_communication(name)
+
+
+@pytest.mark.parametrize("name", COMPUTE)
+def test_compute_is_not_taken_for_communication(name):
+    assert not is_communication(name)
+
+
+# Seen in profiles: torch's own (its barrier and signals are asynchronous tensor parallelism's waiting), NVSHMEM's
+# barrier, HybridEP (Megatron), MORI (Megatron on AMD), and the custom all-reduces of vLLM, SGLang, TensorRT-LLM and
+# FlashInfer, which run inside reinforcement learning jobs.
+@pytest.mark.parametrize(
+    "name",
+    [
+        "void c10d::symmetric_memory::barrier_kernel(unsigned int**, int, int, int, unsigned long)",
+        "c10d::symmetric_memory::put_signal_kernel(unsigned int**, int, int, int, int, unsigned long)",
+        "c10d::symmetric_memory::wait_signal_kernel(unsigned int**, int, int, int, int, unsigned long)",
+        "void c10d::intra_node_comm::oneShotAllReduceKernel<4u, true>(c10::BFloat16*, unsigned long)",
+        "void c10d::intra_node_comm::twoShotAllReduceKernel<8u>(c10::BFloat16*, unsigned long)",
+        "void barrier_on_stream_kernel_threadgroup<(threadgroup_t)1>(int, int)",
+        "void hybrid_ep::device_sync_kernel<8>(unsigned int*)",
+        "void hybrid_ep::dispatch_kernel<unsigned char>(hybrid_ep::dispatch_kernel_param_t<unsigned char>)",
+        "void hybrid_ep::combine_kernel<8>(hybrid_ep::combine_kernel_param_t)",
+        "EpDispatchIntraNodeKernel_bf16",
+        "EpCombineIntraNodeKernel_bf16_nop2p",
+        "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(vllm::RankData*, vllm::RankSignals)",
+        "void sglang::cross_device_reduce_2stage<__half, 8>(sglang::RankData*, sglang::RankSignals)",
+        "void tensorrt_llm::kernels::oneShotAllReduceKernel<__half, 8, true, false>(AllReduceParams)",
+        "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<__nv_bfloat16, 2>(void)",
+    ],
+)
+def test_less_known_communication_is_known_too(name):
+    assert is_communication(name)
+
+
+def test_a_user_adds_a_pattern_for_what_is_not_known(monkeypatch):
+    monkeypatch.setattr(name_rules, "communication_patterns", list(name_rules.communication_patterns))
+    assert not is_communication("my_ring_kernel<4>")
+    name_rules.communication_patterns.append(r"^my_ring")
+    assert is_communication("my_ring_kernel<4>")
+    assert not is_communication("their_my_ring")

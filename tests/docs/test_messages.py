@@ -24,10 +24,12 @@ ENTRIES = re.findall(r"^\| `([^`]+)` \|", _TEXT, re.MULTILINE)
 # Calls whose text a user sees.
 _SAYS = frozenset(
     {
-        "warn", "warning", "tell", "tell_once", "note", "skip_step", "NoPower", "Verdict", "_misused", "_abandon",
-        "_miss_profile", "_give_up", "_tell",
+        "Break", "NoPower", "Ruling", "_give_up", "_miss_profile", "_note", "_tell", "abandon", "announce", "info",
+        "info_once", "misuse", "note", "skip_step", "switch_off", "warn_once", "warning",
     }
 )  # fmt: skip
+# Variables and attributes that hold such a text on its way.
+_REASONS = frozenset({"_reason", "message", "reason", "why"})
 # Raised for whoever works on the library, or passed on with a text that is looked for elsewhere.
 _NOT_SHOWN = (
     "a mark of the host and a mark of a stream have no common clock",
@@ -41,6 +43,7 @@ _NOT_SHOWN = (
     f"{HOLE}; measuring is switched off, training goes on",
     f"{HOLE}, which was cut short",
     f"{HOLE}; the rest is measured",
+    f"the record is in {HOLE}: overlap show {HOLE}",
     f"{HOLE}; this one is switched off, training goes on",
     f"overlap-callbacks{HOLE}: {HOLE}",
     f"nvmlDeviceGetFieldValues: {HOLE}",
@@ -82,9 +85,9 @@ def said() -> Iterator[tuple[str, str]]:
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
                 texts = [text_of(argument) for argument in node.exc.args[:1]]
             elif isinstance(node, ast.Call) and (_name(node.func) in _SAYS or _appends_note(node)):
-                texts = [text_of(argument) for argument in node.args]
-            elif isinstance(node, ast.Yield) and node.value is not None and file.name == "skew.py":
-                texts = [text_of(node.value)]
+                texts = [text_of(argument) for argument in [*node.args, *(k.value for k in node.keywords)]]
+            elif _keeps_reason(node) or (_yields(node) and file.name == "skew.py"):
+                texts = [text_of(node.value)]  # type: ignore[attr-defined]
             for found in texts:
                 text = (found or "").removeprefix("overlap-callbacks: ")
                 # Not a kind ("late"), nor a text that only passes another on.
@@ -95,6 +98,14 @@ def said() -> Iterator[tuple[str, str]]:
 def _appends_note(node: ast.Call) -> bool:
     function = node.func
     return isinstance(function, ast.Attribute) and function.attr == "append" and _name(function.value) in _NOTES
+
+
+def _keeps_reason(node: ast.AST) -> bool:
+    return isinstance(node, ast.Assign) and any(_name(target) in _REASONS for target in node.targets)
+
+
+def _yields(node: ast.AST) -> bool:
+    return isinstance(node, ast.Yield) and node.value is not None
 
 
 def _name(node: ast.AST) -> str:

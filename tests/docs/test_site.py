@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
+import msgspec
 import pytest
 
 from tests.browser import until
+from tests.docs.conftest import DOCS
 
 Open = Callable[..., Any]
 
@@ -19,8 +22,6 @@ def pages(site: Path) -> list[str]:
 
 
 def test_every_text_is_a_page(site: Path) -> None:
-    from tests.docs.conftest import DOCS
-
     built = pages(site)
     for text in DOCS.rglob("*.md"):
         assert str(text.relative_to(DOCS).with_suffix(".html")) in built
@@ -89,12 +90,52 @@ def test_no_entry_of_the_api_is_of_several_names(site: Path) -> None:
         assert not re.search(r"<code>\*{0,2}\w+,</code>", (site / name).read_text()), name
 
 
+def in_the_api(site: Path) -> set[str]:
+    text = "".join((site / name).read_text() for name in pages(site) if name.startswith("api/"))
+    return set(re.findall(r'id="(overlap_callbacks\.[\w.]+)"', text))
+
+
+def test_every_struct_of_a_report_is_in_the_api(site: Path) -> None:
+    from overlap_callbacks import OverlapReport
+    from overlap_callbacks.sinks import RunInfo
+
+    names = {struct.__name__ for struct in structs_in(OverlapReport) | structs_in(RunInfo)}
+    assert {"Estimate", "RankWindow", "DevicePower", "JobPower"} <= names
+    assert names - {name.rpartition(".")[2] for name in in_the_api(site)} == set()
+
+
+def structs_in(kind: Any, seen: frozenset[type] = frozenset()) -> frozenset[type]:
+    """The msgspec structs that a type holds, at any depth."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        if kind in seen:
+            return seen
+        inner: tuple[Any, ...] = tuple(get_type_hints(kind).values())
+        seen |= {kind}
+    else:
+        inner = get_args(kind)
+    for part in inner:
+        seen |= structs_in(part, seen)
+    return seen
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "api").glob("*.md")), ids=lambda page: page.stem)
+def test_every_name_that_an_api_page_lists_exists(page: Path) -> None:
+    for path, options in re.findall(r"^::: ([\w.]+)\n((?: +.*\n|\n)*)", page.read_text() + "\n", re.MULTILINE):
+        parent, _, name = path.rpartition(".")
+        try:
+            entry: Any = importlib.import_module(path)
+        except ImportError:
+            entry = getattr(pytest.importorskip(parent, exc_type=ImportError), name)
+        for members in re.findall(r"members: \[(.*)\]", options):
+            for member in filter(None, members.split(", ")):
+                assert hasattr(entry, member), f"{path} has no {member}"
+
+
 def test_what_is_public_is_in_the_api(site: Path) -> None:
     import overlap_callbacks
     from overlap_callbacks import traces
     from overlap_callbacks.sinks import __all__ as sinks
 
-    text = "".join((site / name).read_text() for name in pages(site) if name.startswith("api/"))
-    known = set(re.findall(r'id="(overlap_callbacks\.[\w.]+)"', text))
+    known = in_the_api(site)
     for name in {*overlap_callbacks.__all__, *traces.__all__, *sinks} - {"__version__", "FIGURES"}:
         assert any(found.endswith(f".{name}") for found in known), name

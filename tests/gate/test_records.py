@@ -19,6 +19,7 @@ import torch.distributed._functional_collectives as functional
 import torch.distributed.nn.functional as differentiable
 
 from overlap_callbacks.gate.deadlock import CollectiveSequence
+from overlap_callbacks.gate.dispatcher import OWN_KEY
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.step_log import ExpectedSequence, StepLog
 from tests.distributed import captured_log, run_ranks
@@ -28,6 +29,7 @@ from tests.monitor.jobs import (
     c10d_operators,
     digest_without_library,
     kept_logs,
+    kernels_are_registered,
     new_monitor,
     run_steps,
     tiny_schedule,
@@ -408,11 +410,11 @@ class Observed:
     seen: list[Seen]
     serialised: list[bool]
     groups: set[tuple[tuple[int, ...], str]]
-    own: set[bool]
     peers: list[tuple[int, int]]
     coalesced: list[bool]
     complete: bool
     quiet: bool
+    foreign: tuple[str, ...]
 
 
 def plain(value: Any) -> Any:
@@ -439,11 +441,11 @@ def observed(result: Any, log: StepLog) -> Observed:
         seen=[(c.operator, c.bytes_in, c.bytes_out, str(c.dtype)) for c in found],
         serialised=[c.start is not None and c.end is not None and c.start <= c.end for c in found],
         groups={(c.group.ranks, c.group.backend) for c in found},
-        own={c.own_thread for c in found},
         peers=[(c.peer, c.tag) for c in found],
         coalesced=[c.coalesced for c in found],
         complete=log.dropped == 0 and log.divergence is None,
         quiet=log.quiet,
+        foreign=log.foreign,
     )
 
 
@@ -460,7 +462,7 @@ def observe_all_cases(rank: int) -> dict[tuple[str, str], Observed]:
             sequential = mode != "watched"
             result, log = observe(gate, lambda case=case: case.use(rank), sequential, keys, watch=True)
             found[name, mode] = observed(result, log)
-    assert gate.errors == 0, repr(gate.last_error)
+    assert gate.last_error is None, repr(gate.last_error)
     gate.close()
     return found
 
@@ -494,6 +496,12 @@ def test_once_its_result_is_there_nothing_is_in_flight_as_far_as_a_watched_step_
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_a_step_in_which_nobody_else_communicates_names_no_group(cases_on_ranks, name):
+    for found in cases_on_ranks:
+        assert {case.foreign for (of_case, _), case in found.items() if of_case == name} == {()}
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_only_collectives_with_work_of_their_own_are_serialised_and_only_in_sequential_mode(cases_on_ranks, name):
     for found in cases_on_ranks:
         expected = name not in POINT_TO_POINT_CASES | WITHOUT_WORK
@@ -501,10 +509,10 @@ def test_only_collectives_with_work_of_their_own_are_serialised_and_only_in_sequ
         assert found[name, "sequential"].serialised == [expected] * len(found[name, "sequential"].seen)
 
 
-def test_every_collective_of_the_default_group_carries_its_ranks_backend_and_thread(cases_on_ranks):
+def test_every_collective_of_the_default_group_carries_its_ranks_and_backend(cases_on_ranks):
     for found in cases_on_ranks:
         for case in found.values():
-            assert (case.groups, case.own) == ({((0, 1), "gloo")}, {True})
+            assert case.groups == {((0, 1), "gloo")}
 
 
 def test_a_send_and_a_receive_carry_peer_and_tag(cases_on_ranks):
@@ -647,7 +655,7 @@ def fill_the_storage(rank: int) -> dict[str, Any]:
         keys = [("allreduce_", dist.group.WORLD.group_name)] * 5
         result, log = observe(gate, lambda: [all_reduce(rank) for _ in range(5)], sequential, keys)
         found[f"{sequential}"] = (result, len(log.collectives), log.dropped)
-        order = CollectiveSequence.of(log.own, rank, incomplete=log.dropped > 0)
+        order = CollectiveSequence.of(log.collectives, rank, incomplete=log.dropped > 0)
     _, log = observe(gate, lambda: all_reduce(rank))
     found["after"] = (len(log.collectives), log.dropped)
     found["incomplete"] = order.incomplete
@@ -664,8 +672,7 @@ def test_a_full_storage_says_how_many_collectives_are_missing_and_changes_no_res
 
 def train_with_a_small_storage(rank: int) -> dict[str, Any]:
     training, sink = Training(rank), KeptReports()
-    monitor = new_monitor(sink, schedule=tiny_schedule(every_n_steps=10))
-    monitor._parts.gate = Gate(capacity=1)
+    monitor = new_monitor(sink, Gate(capacity=1), schedule=tiny_schedule(every_n_steps=10))
     with captured_log(level=20) as lines, kept_logs() as logs:
         run_steps(training, monitor, 20)
         monitor.close()
@@ -739,27 +746,23 @@ def schema(name: str) -> str:
 
 
 def gated_operators() -> set[str]:
-    return {name for name in c10d_operators() if torch._C._dispatch_has_kernel_for_dispatch_key(name, "BackendSelect")}
+    return {name for name in c10d_operators() if torch._C._dispatch_has_kernel_for_dispatch_key(name, OWN_KEY)}
 
 
-def test_the_gate_registers_exactly_the_operators_that_take_a_process_group():
-    assert gated_operators() == set()
-    gate = Gate()
-    gate.register()
-    try:
-        assert gated_operators() == with_a_process_group()
-        assert len(gated_operators()) >= 20
-    finally:
-        gate.close()
-    assert gated_operators() == set()
-
-
-def test_registering_twice_and_closing_twice_does_no_harm():
+def operators_before_and_after_registering(rank: int) -> tuple[set[str], set[str], set[str], bool]:
+    before = gated_operators()
     gate = Gate()
     with contextlib.closing(gate):
         gate.register()
         gate.register()
-        assert gate.registered
+        registered = gated_operators()
     gate.close()
-    assert not gate.registered
-    assert gated_operators() == set()
+    return before, registered, with_a_process_group(), kernels_are_registered()
+
+
+def test_the_gate_registers_exactly_the_operators_that_take_a_process_group_once_and_for_good():
+    ((before, registered, expected, still),) = run_ranks(operators_before_and_after_registering, 1)
+    assert before == set()
+    assert registered == expected
+    assert len(registered) >= 20
+    assert still

@@ -74,13 +74,13 @@ def compare_with_nvidia_smi(source: PowerSource) -> None:
     theirs: list[float] = []
     for _ in range(20):
         first = source.sample().power_w
-        theirs.append(nvidia_smi_w(source.device_id))
+        theirs.append(nvidia_smi_w(source.info.device_id))
         second = source.sample().power_w
         assert first is not None
         assert second is not None
         ours.append((first + second) / 2)
         time.sleep(0.1)
-    print(f"\n{source.power_kind}: {statistics.mean(ours):.1f} W, nvidia-smi {statistics.mean(theirs):.1f} W")
+    print(f"\n{source.info.power_kind}: {statistics.mean(ours):.1f} W, nvidia-smi {statistics.mean(theirs):.1f} W")
     assert statistics.mean(ours) == pytest.approx(statistics.mean(theirs), rel=0.05)
 
 
@@ -105,7 +105,7 @@ def test_power_under_load_agrees_with_nvidia_smi(source: PowerSource) -> None:
 
 
 def test_energy_from_readings_agrees_with_the_counter(source: PowerSource) -> None:
-    if not source.has_energy:
+    if not source.info.has_energy:
         pytest.skip("the device has no energy counter")
     sampler = Sampler(source)
     with Gemms():
@@ -128,12 +128,12 @@ def test_energy_from_readings_agrees_with_the_counter(source: PowerSource) -> No
 
 def test_which_power_there_is_is_named(source: PowerSource) -> None:
     print(f"\n{source.info}")
-    assert source.power_kind in (
+    assert source.info.power_kind in (
         "instantaneous",
         "1 s average",
         "average, over a time that AMD does not publish",
     )
-    assert source.tdp_w is None or source.tdp_w > 50
+    assert source.info.tdp_w is None or source.info.tdp_w > 50
 
 
 def test_a_busy_gpu_is_seen_to_be_busy(source: PowerSource) -> None:
@@ -183,7 +183,7 @@ def test_a_device_is_found_whatever_is_visible_and_in_whatever_order(source: Pow
     code = (
         "import torch; torch.cuda.init()\n"
         "from overlap_callbacks.instruments.power.discovery import *\n"
-        "print(find_source(identify(0)).device_id)"
+        "print(find_source(identify(0)).info.device_id)"
     )
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": visible}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
@@ -196,4 +196,4 @@ def find_device_id(index: int) -> str:
     found = find_source(identify(index), utilisation=False)
     assert not isinstance(found, NoPower), found.reason
     found.close()
-    return found.device_id
+    return found.info.device_id

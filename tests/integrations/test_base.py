@@ -7,10 +7,23 @@ from typing import Any
 
 import pytest
 
-from overlap_callbacks import JsonlSink, OverlapReport, Sink
-from overlap_callbacks.integrations.base import build_monitor
+from overlap_callbacks import JsonlSink, OverlapMonitor, OverlapReport, Sink
+from overlap_callbacks.integrations.base import (
+    KNOWN_TO_WORK,
+    Attachments,
+    build_monitor,
+    check_version,
+    flush_sinks,
+    is_native,
+    missing_of,
+    patch,
+    switched_off,
+    wrap,
+)
 from overlap_callbacks.monitor.run_info import default_run_folder
+from overlap_callbacks.sinks import FunctionSink
 from tests.distributed import captured_log
+from tests.report.runs import window
 
 
 class Keep(Sink):
@@ -78,3 +91,124 @@ def test_runs_that_begin_in_one_second_have_a_folder_each(monkeypatch: pytest.Mo
     stamp = time.strftime("%Y%m%d-%H%M%S")
     assert all(folder.name.startswith(f"{stamp}-") for folder in folders)
     assert default_run_folder("demo-").name.startswith(f"demo-{stamp}-")
+
+
+def test_an_error_of_an_adapter_is_one_warning_and_raised_if_strict() -> None:
+    error = RuntimeError("no process group")
+    with captured_log() as lines:
+        assert not switched_off("pytorch", error).active
+    assert lines == ["overlap-callbacks: measuring is switched off, training goes on: no process group"]
+    with captured_log() as lines, pytest.raises(RuntimeError) as raised:
+        switched_off("pytorch", error, strict=True)
+    assert raised.value is error
+    assert lines == []
+
+
+def test_sequential_is_gate_or_native_and_nothing_else() -> None:
+    assert not is_native("gate")
+    assert is_native("native")
+    with pytest.raises(ValueError, match=r"sequential must be 'gate' or 'native', got None \(a NoneType\)"):
+        is_native(None)  # type: ignore[arg-type]
+
+
+def test_a_version_that_lacks_something_is_refused_with_those_that_work() -> None:
+    missing = missing_of(Keep(), "log", "flush", "drop")
+    assert missing == ["Keep.flush", "Keep.drop"]
+    check_version("deepspeed", "0.1", [])
+    with pytest.raises(RuntimeError) as raised:
+        check_version("deepspeed", "0.1", missing)
+    known = KNOWN_TO_WORK["deepspeed"]
+    assert str(raised.value) == (
+        f"deepspeed 0.1 has no Keep.flush and no Keep.drop, which is needed here; known to work: {known}"
+    )
+
+
+# -- replacing a framework's functions
+
+
+class Framework:
+    def step(self, number: int, *, scale: int = 1) -> int:
+        """Train."""
+        return number * scale
+
+
+def plus_one(step: Any, *args: Any, **kwargs: Any) -> int:
+    return int(step(*args, **kwargs)) + 1
+
+
+def test_a_wrapped_method_passes_arguments_on_and_is_put_back_on_an_object() -> None:
+    framework, other = Framework(), Framework()
+    undo = wrap(framework, "step", plus_one)
+    assert framework.step(3, scale=2) == 7
+    assert other.step(3) == 3
+    assert framework.step.__doc__ == "Train."
+    undo()
+    assert vars(framework) == {}  # it is the class's method again, not a copy of it
+
+
+def test_a_wrapped_method_of_a_class_gets_its_object_and_is_put_back() -> None:
+    before = dict(vars(Framework))
+    undo = wrap(Framework, "step", plus_one)
+    assert Framework().step(3, scale=2) == 7
+    undo()
+    assert dict(vars(Framework)) == before
+
+
+def test_an_attribute_of_the_objects_own_is_put_back_even_if_it_was_none() -> None:
+    framework: Any = Framework()
+    framework.hook = None
+    undo = patch(framework, "hook", plus_one)
+    assert framework.hook is plus_one
+    undo()
+    assert vars(framework) == {"hook": None}
+
+
+def test_what_somebody_else_has_replaced_since_is_left_alone() -> None:
+    framework: Any = Framework()
+    undo = wrap(framework, "step", plus_one)
+    undo_outer = wrap(framework, "step", plus_one)
+    outer = framework.step
+    undo()
+    assert framework.step is outer
+    assert framework.step(3) == 5
+    undo_outer()
+    undo()
+    assert vars(framework) == {}
+
+
+def test_an_object_takes_one_monitor_at_a_time() -> None:
+    attachments = Attachments("optimizer")
+    target, other = Framework(), Framework()
+    monitor = OverlapMonitor(sinks=[])
+    attachments.check_free(target)
+    attachments.add(target, monitor)
+    attachments.check_free(other)
+    with pytest.raises(ValueError, match="optimizer is attached to already: close"):
+        attachments.check_free(target)
+    monitor.close()
+    attachments.check_free(target)
+
+
+# -- loggers
+
+
+def test_a_deferred_sink_that_fails_is_written_no_more_and_the_others_go_on() -> None:
+    written: list[int] = []
+
+    def refuse(metrics: dict[str, float], step: int) -> None:
+        raise OSError("no space left")
+
+    broken = FunctionSink(refuse, deferred=True)
+    kept = FunctionSink(lambda metrics, step: written.append(step), deferred=True)
+    sinks = [broken, kept]
+    monitor = OverlapMonitor(sinks=[])
+    with captured_log() as lines:
+        for number in (0, 1):
+            for sink in (broken, kept):
+                sink.log(window(number))
+            flush_sinks(sinks, monitor)
+    assert sinks == [kept]
+    assert written == [20, 520]
+    (line,) = lines
+    assert "failed and is not used again, the rest goes on: no space left" in line
+    monitor.close()

@@ -16,7 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 
 from benchmarks import native
 from overlap_callbacks import Mode
-from overlap_callbacks.integrations import _ddp
+from overlap_callbacks.integrations import _pytorch_ddp
 from overlap_callbacks.integrations.pytorch import switchable
 from overlap_callbacks.report import record
 from tests.distributed import run_ranks
@@ -82,7 +82,7 @@ def _count_waits(rank: int, make: Callable[..., Job]) -> list[tuple[bool, int]]:
     training = Training(rank, make)
     found = []
     waits = 0
-    wait = _ddp.WaitingGroup.allreduce
+    wait = _pytorch_ddp.WaitingGroup.allreduce
 
     def counted(group: Any, *args: Any) -> Any:
         nonlocal waits
@@ -91,7 +91,7 @@ def _count_waits(rank: int, make: Callable[..., Job]) -> list[tuple[bool, int]]:
         waits += 1
         return work
 
-    _ddp.WaitingGroup.allreduce = counted  # type: ignore[method-assign]
+    _pytorch_ddp.WaitingGroup.allreduce = counted  # type: ignore[method-assign]
     with training.attach(sequential="native", every_n_steps=1000, **TOGGLING) as monitor:
         for _ in range(NUM_STEPS):
             sequential, waits = monitor.mode is Mode.SEQUENTIAL, 0

@@ -78,7 +78,7 @@ def train(rank: int, job: str, way: str) -> dict[str, Any]:
         "modes": modes,
         "switches": switches,
         "applied": applied,
-        "recorded": Counter((c.operator, c.group.dimension, c.bytes_in, c.bytes_out) for c in logs[0].own)
+        "recorded": Counter((c.operator, c.group.dimension, c.bytes_in, c.bytes_out) for c in logs[0].collectives)
         if logs
         else None,
         "serialised": sum(c.start is not None for log in logs for c in log.collectives),
@@ -505,6 +505,7 @@ def _refuse(rank: int) -> None:
     from torch import nn
 
     from overlap_callbacks.integrations import deepspeed as adapter
+    from overlap_callbacks.integrations.base import KNOWN_TO_WORK
     from tests.integrations import deepspeed_jobs as jobs
 
     jobs.set_up(rank)
@@ -540,7 +541,8 @@ def _refuse(rank: int) -> None:
     # A version without something that is needed.
     method = adapter.DeepSpeedEngine.was_step_applied
     del adapter.DeepSpeedEngine.was_step_applied
-    refuses(RuntimeError, f"has no engine.was_step_applied; {adapter.KNOWN_TO_WORK}", engine)
+    known = f"which is needed here; known to work: {KNOWN_TO_WORK['deepspeed']}"
+    refuses(RuntimeError, f"has no DeepSpeedEngine.was_step_applied, {known}", engine)
     adapter.DeepSpeedEngine.was_step_applied = method
 
     def refuses_native(words: str, *args: Any, **options: Any) -> None:
@@ -556,9 +558,9 @@ def _refuse(rank: int) -> None:
     refuses_native("not known to be safe to flip with offloading", 2, zero={"offload_optimizer": {"device": "cpu"}})
     fp32_gradients = {"grad_accum_dtype": "fp32"}
     refuses_native("overlap_comm of a BF16_Optimizer is not known", 1, dtype="bf16", data_types=fp32_gradients)
-    attribute, adapter._PREFETCH = adapter._PREFETCH, "_moved"
-    refuses_native(f"keeps ZeRO-3's prefetch bucket size elsewhere; {adapter.KNOWN_TO_WORK}", 3)
-    adapter._PREFETCH = attribute
+    attribute, adapter.PREFETCH_ATTRIBUTE = adapter.PREFETCH_ATTRIBUTE, "_moved"
+    refuses_native(f"has no prefetch bucket size of ZeRO-3 under the known name, {known}", 3)
+    adapter.PREFETCH_ATTRIBUTE = attribute
     refuses_native("does not overlap the communication of pipelines", 0, micro_batches=2, stages=2)
 
     dist.destroy_process_group()
@@ -585,17 +587,16 @@ def _flip_streams(rank: int) -> None:
     def streams() -> tuple[Any, Any, Any]:
         return getattr(coordinator, attribute), engine.optimizer.reduce_and_partition_stream, switch_of(engine)
 
-    form = adapter._native_form(engine, "native")
-    assert form is not None
-    assert form.name == "stage3_prefetch_bucket_size and streams"
-    form.disable()
+    switches = adapter.native_switches(engine)
+    assert switches.name == "stage3_prefetch_bucket_size and streams"
+    switches.disable()
     assert streams() == (main, main, 0)
-    form.restore()
+    switches.restore()
     assert streams() == ("gather", "reduce", LAYER)
-    form.restore()
+    switches.restore()
     engine.optimizer.reduce_and_partition_stream = "another"
     with pytest.raises(RuntimeError, match="reduce_and_partition_stream was 'reduce' when the monitor was attached"):
-        form.disable()
+        switches.disable()
     assert streams() == ("gather", "another", LAYER)
 
 

@@ -77,7 +77,7 @@ def _train_in_four_ways(rank: int, folder: str, accumulate: int) -> dict[str, An
         for step in range(NUM_TOGGLING_STEPS if way == "toggling" else NUM_STEPS):
             loop.backward()
             if monitor is not None:
-                assert monitor._last_step == (step or -1)  # no step is known until the first has ended
+                assert monitor.last_step == (step or -1)  # no step is known until the first has ended
                 modes.append(monitor.mode)
             loop.step()
             if step == NUM_STEPS - 1:

@@ -215,12 +215,12 @@ def _name_a_mesh(rank: int) -> list[dict[str, str]]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, distribute_tensor
 
-    from overlap_callbacks.integrations.transformers import _dimensions
+    from overlap_callbacks.integrations.transformers import dimensions_of
 
     found = []
     for names in (("tp",), ("cp",), None):
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=names)
-        found.append(_dimensions([torch.ones(2), distribute_tensor(torch.ones(2), mesh, [Replicate()])]))
+        found.append(dimensions_of([torch.ones(2), distribute_tensor(torch.ones(2), mesh, [Replicate()])]))
     return found
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from overlap_callbacks import Mode
-from overlap_callbacks.gate.gate import CompletedWork
+from overlap_callbacks.gate.serialiser import CompletedWork
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.integrations.megatron import attach, hook_pretrain
 from overlap_callbacks.report import record
@@ -256,8 +256,8 @@ def test_the_messages_recorded_are_those_that_megatron_sends(
 ) -> None:
     rank = trained(name)[0]
     logs = rank["toggled"]["messages"] + rank["forced"]["messages"]
-    # The recorded step and eight sequential ones; forced, all but the one that had begun before.
-    assert len(logs) == 1 + 8 + NUM_STEPS - 1
+    # The window's recorded step and its 16 timed ones. Forced: all steps but the one that had begun before.
+    assert len(logs) == 1 + 16 + NUM_STEPS - 1
     for log in logs:
         counts: Counter[str] = Counter()
         for (operator, _, _), (messages, _, _) in log.items():

@@ -86,7 +86,7 @@ def _compile_the_step(rank: int, attached: bool) -> tuple[list[str], list[float]
         step()
     steps = 0
     if monitor is not None:
-        steps = monitor._last_step
+        steps = monitor.last_step
         monitor.close()
     return sorted(torch._dynamo.utils.counters["graph_break"]), weight.tolist(), steps
 

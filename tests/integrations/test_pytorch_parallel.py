@@ -14,8 +14,8 @@ from torch.distributed.pipelining import ScheduleInterleaved1F1B, schedules
 
 from overlap_callbacks import Mode
 from overlap_callbacks.gate.collectives import POINT_TO_POINT
-from overlap_callbacks.gate.gate import CompletedWork
-from overlap_callbacks.integrations import _pipelining
+from overlap_callbacks.gate.serialiser import CompletedWork
+from overlap_callbacks.integrations import _pytorch_pipelining as pipelining
 from overlap_callbacks.integrations.pytorch import attach
 from overlap_callbacks.report import record
 from tests.distributed import captured_log, run_ranks
@@ -213,11 +213,11 @@ def test_two_hundred_steps_of_changing_modes_do_not_hang(make: Callable[..., Job
 
 def test_messages_that_come_to_an_end_one_after_the_other_are_told_from_those_that_do_not() -> None:
     there, back = ("forward", 1, 0), ("backward", 0, 0)
-    assert _pipelining.comes_to_an_end([[there, back], [there, back]])
-    assert not _pipelining.comes_to_an_end([[there, back], [back, there]])
-    assert not _pipelining.comes_to_an_end([[there], []])
+    assert pipelining.all_finish([[there, back], [there, back]])
+    assert not pipelining.all_finish([[there, back], [back, there]])
+    assert not pipelining.all_finish([[there], []])
     # Three ranks in a ring, each of which sends before it receives.
-    assert not _pipelining.comes_to_an_end([["a", "c"], ["b", "a"], ["c", "b"]])  # type: ignore[list-item]
+    assert not pipelining.all_finish([["a", "c"], ["b", "a"], ["c", "b"]])  # type: ignore[list-item]
 
 
 def _orders(rank: int) -> list[str]:
@@ -225,7 +225,7 @@ def _orders(rank: int) -> list[str]:
     for defer in (False, True):
         pipeline = jobs.pipelined(rank, ScheduleInterleaved1F1B, stages_per_rank=2, defer_pp_recv=defer).pipeline
         try:
-            _pipelining.check_order(pipeline)
+            pipelining.check_order(pipeline)
             found.append("")
         except ValueError as error:
             found.append(str(error))
@@ -288,7 +288,7 @@ def test_of_two_monitors_the_last_to_close_puts_torchs_own_batches_back(first_cl
             result = issue()
             return result, works_of(result)
 
-    restores = [_pipelining.wait_for_batches(Monitor(name)) for name in ("a", "b")]  # type: ignore[arg-type]
+    restores = [pipelining.wait_for_batches(Monitor(name)) for name in ("a", "b")]  # type: ignore[arg-type]
     assert schedules._batch_p2p([]) == []
     assert sorted(posted) == ["a", "b"]
     restores[first_closed]()
@@ -297,7 +297,7 @@ def test_of_two_monitors_the_last_to_close_puts_torchs_own_batches_back(first_cl
     assert posted == [["b"], ["a"]][first_closed]
     restores[1 - first_closed]()
     assert schedules._batch_p2p is own
-    _pipelining.wait_for_batches(Monitor("c"))()  # type: ignore[arg-type]
+    pipelining.wait_for_batches(Monitor("c"))()  # type: ignore[arg-type]
     assert schedules._batch_p2p is own
 
 

@@ -125,7 +125,7 @@ def watch(callback: Any, force: Mode | None = None) -> Any:
 
         def on_step_begin(self, *_: Any, **__: Any) -> None:
             monitor = callback.monitor
-            self.calls.append(monitor._last_step)
+            self.calls.append(monitor.last_step)
             self.modes.append(monitor.mode)
 
         def on_substep_end(self, *_: Any, **__: Any) -> None:
@@ -444,7 +444,7 @@ def _accelerate_in_four_ways(rank: int, folder: str, accumulate: int) -> dict[st
             with accelerator.accumulate(model):
                 accelerator.backward(model(batch).square().mean())
                 if monitor is not None:
-                    steps.append(monitor._last_step)
+                    steps.append(monitor.last_step)
                     modes.append(monitor.mode)
                 optimizer.step()
                 optimizer.zero_grad()

@@ -14,12 +14,13 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import schedules
 
-from overlap_callbacks.integrations import _fsdp, _versions
+from overlap_callbacks.integrations import _pytorch_fsdp as fsdp_switch
+from overlap_callbacks.integrations.base import KNOWN_TO_WORK, lacks
 from overlap_callbacks.integrations.pytorch import attach
 from tests.distributed import captured_log, run_ranks
 from tests.integrations import parallel_jobs as jobs
 
-KNOWN = f"which is needed here; known to work: {_versions.TORCH}"
+KNOWN = f"which is needed here; known to work: {KNOWN_TO_WORK['torch']}"
 
 
 @contextlib.contextmanager
@@ -77,9 +78,9 @@ def _other_torches(rank: int) -> dict[str, str]:
     training = jobs.Training(rank, jobs.fsdp2)
     modules = [module for model in training.job.models for module in model.modules() if isinstance(module, FSDPModule)]
     training.step()
-    context = _fsdp._fsdp2_state(modules[0])._comm_ctx
-    streams = {name: getattr(context, name) for name in _fsdp._FSDP2}
-    form = _fsdp.FsdpStreams(modules)  # type: ignore[arg-type]
+    context = fsdp_switch.fsdp2_state(modules[0])._comm_ctx
+    streams = {name: getattr(context, name) for name in fsdp_switch.FSDP2_STREAMS}
+    form = fsdp_switch.FsdpStreams(modules)  # type: ignore[arg-type]
     with without(context, "reduce_scatter_stream"), pytest.raises(RuntimeError) as raised:
         form.disable()
     said["reduce_scatter_stream"] = str(raised.value)
@@ -116,7 +117,7 @@ def test_another_lightning(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, holde
         return callback.monitor
 
     said = refused(RuntimeError, start)
-    assert said == _versions.lacks("lightning", pl.__version__, f"{holder}.{name}", _versions.LIGHTNING)
+    assert said == lacks("lightning", pl.__version__, f"{holder}.{name}")
 
 
 def test_another_transformers(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
@@ -132,7 +133,7 @@ def test_another_transformers(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) ->
         return callback.monitor
 
     def told(what: str) -> str:
-        return _versions.lacks("transformers", transformers.__version__, what, _versions.TRANSFORMERS)
+        return lacks("transformers", transformers.__version__, what)
 
     assert refused(RuntimeError, lambda **o: begin(SimpleNamespace(), **o)) == told("SimpleNamespace.global_step")
     assert refused(RuntimeError, lambda **o: begin(model={}, **o)) == told("model among what its callbacks are given")
@@ -147,10 +148,7 @@ def test_another_accelerate(monkeypatch: pytest.MonkeyPatch) -> None:
 
     optimizer = AcceleratedOptimizer.__new__(AcceleratedOptimizer)  # with nothing in it
     said = refused(RuntimeError, lambda **options: attach_accelerate(optimizer, **options))
-    lacks = _versions.lacks(
-        "accelerate", accelerate.__version__, "AcceleratedOptimizer.optimizer", _versions.ACCELERATE
-    )
-    assert said == lacks
+    assert said == lacks("accelerate", accelerate.__version__, "AcceleratedOptimizer.optimizer")
 
 
 def test_an_accelerate_without_its_optimizer_is_told_from_one_that_is_not_there(

@@ -14,8 +14,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from overlap_callbacks import OverlapMonitor, OverlapReport, Schedule, Sink
-from overlap_callbacks.gate.gate import Gate, _kernels
+from overlap_callbacks.gate.dispatcher import OWN_KEY, dispatcher
+from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.step_log import StepLog
+from overlap_callbacks.monitor.config import MonitorConfig
 
 # One recorded step and the blocks O S S O of one step each.
 TINY_WINDOW_STEPS = 5
@@ -51,10 +53,10 @@ class KeptReports(Sink):
         ]
 
 
-def new_monitor(sink: Sink | None = None, **options: Any) -> OverlapMonitor:
+def new_monitor(sink: Sink | None = None, gate: Gate | None = None, **options: Any) -> OverlapMonitor:
     """A monitor that measures every window, whatever its cost."""
     options = {"schedule": tiny_schedule(), "max_overhead": None, **options}
-    return OverlapMonitor(sinks=[] if sink is None else [sink], **options)
+    return OverlapMonitor.from_config(MonitorConfig(sinks=[] if sink is None else [sink], **options), gate)
 
 
 class Training:
@@ -130,11 +132,25 @@ def kept_logs() -> Iterator[list[StepLog]]:
 
 def is_pass_through() -> bool:
     """Whether the gate's kernels, if there are any, do nothing."""
-    return _kernels.active is None
+    return dispatcher.observer is None
 
 
 def dispatch_table() -> str:
-    return "".join(torch._C._dispatch_dump(name) for name in c10d_operators())
+    """How collectives of this thread are dispatched: the same as without the library where the gate is in no way.
+
+    The gate's kernels at the key of its own stay registered for good. They count only while the thread includes the
+    key.
+    """
+    key = torch._C._parse_dispatch_key(OWN_KEY)
+    if torch._C._dispatch_tls_is_dispatch_key_included(key):
+        return f"through {OWN_KEY}"
+    lines = [line for name in c10d_operators() for line in torch._C._dispatch_dump(name).splitlines(keepends=True)]
+    return "".join(line for line in lines if not line.startswith(OWN_KEY))
+
+
+def kernels_are_registered() -> bool:
+    """Whether the gate's kernels are in the dispatcher, in anybody's way or not."""
+    return dispatcher.installed
 
 
 def c10d_operators() -> list[str]:

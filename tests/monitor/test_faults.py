@@ -14,8 +14,7 @@ import torch
 
 from overlap_callbacks import Mode, OverlapMonitor
 from overlap_callbacks.analysis.results.run import FILE_NAME
-from overlap_callbacks.monitor.background.reporter import OrderChecker
-from overlap_callbacks.monitor.background.store import Ruling
+from overlap_callbacks.monitor.background.order_check import Decision, OrderChecker, Ruling
 from overlap_callbacks.report.record import read
 from tests.distributed import captured_log, die, run_mortal_ranks, run_ranks
 from tests.monitor.jobs import (
@@ -123,12 +122,16 @@ class InjectedError(Exception):
 # Where something of ours goes wrong, on all ranks that get there.
 PARTS = (
     "instruments.clocks.StepClock.mark",
-    "monitor.background.reporter.Reporter.block",
-    "monitor.background.reporter.Reporter.window",
-    "monitor.background.reporter.check_order",
+    "monitor.background.measurement.segments_of",
+    "monitor.background.order_check.check_order",
+    "monitor.background.order_check.find_conflict",
+    "monitor.background.reporter.Reporter.submit_block",
+    "monitor.background.reporter.Reporter.submit_window",
     "monitor.background.reporter.aggregate_windows",
-    "gate.gate.Gate._keeps_to_checked",
-    "gate.gate.Gate._wait_on_host",
+    "monitor.background.reporter.measure",
+    "monitor.background.reporter.measure_block",
+    "gate.step_log.SequenceTracker.admits",
+    "gate.serialiser.HostSerialiser.after",
     "gate.gate.Gate.begin_step",
     "gate.gate.Gate.end_step",
     "gate.gate.Gate.register",
@@ -137,17 +140,18 @@ PARTS = (
     "instruments.profiler.Profile.end_step",
     "instruments.profiler.Profile.kernels",
     "instruments.profiler.Profile.start",
-    "monitor.monitor.Window.__init__",
-    "monitor.monitor.Window.begin_step",
-    "monitor.monitor.Window.end_step",
-    "monitor.monitor.Window.measure",
     "gate.deadlock.CollectiveSequence.encode",
     "gate.deadlock.CollectiveSequence.of",
     "monitor.background.store.StoreChannel.__init__",
     "monitor.background.store.StoreChannel.gather",
-    "monitor.background.store.StoreChannel.post",
-    "monitor.background.store.find_conflict",
+    "monitor.background.store.StoreChannel.publish",
+    "monitor.clearance.Clearance.request",
     "monitor.schedule.Schedule.plan",
+    "monitor.session.Session.open",
+    "monitor.window.Window.__init__",
+    "monitor.window.Window.begin_step",
+    "monitor.window.Window.close",
+    "monitor.window.Window.end_step",
 )
 NUM_STEPS = 25
 
@@ -211,12 +215,12 @@ def train_with_each_error(rank: int, strict: bool) -> tuple[str, dict[str, dict[
 
 @pytest.fixture(scope="module")
 def errors_in_production() -> list[Any]:
-    return run_ranks(train_with_each_error, 2, False, timeout_s=90)
+    return run_ranks(train_with_each_error, 2, False, timeout_s=150)
 
 
 @pytest.fixture(scope="module")
 def errors_when_strict() -> list[Any]:
-    return run_ranks(train_with_each_error, 2, True, timeout_s=90)
+    return run_ranks(train_with_each_error, 2, True, timeout_s=150)
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -242,17 +246,17 @@ def test_when_strict_an_error_of_ours_is_raised(errors_when_strict, part):
     assert first[part]["raised"] == [part]
 
 
-# Window.measure runs on the reporting thread, and there is no step after the last window's to notice what it raised.
+# ``measure`` runs on the reporting thread, and there is no step after the last window's to notice what it raised.
 LAST_WINDOW_STEPS = 2 + 9
 
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_error_in_the_report_of_the_last_window_is_not_lost(strict):
-    first, _ = run_ranks(train_with_an_error, 2, "monitor.monitor.Window.measure", strict, LAST_WINDOW_STEPS)
-    assert first["raised"] == (["monitor.monitor.Window.measure"] if strict else [])
+    first, _ = run_ranks(train_with_an_error, 2, "monitor.background.reporter.measure", strict, LAST_WINDOW_STEPS)
+    assert first["raised"] == (["monitor.background.reporter.measure"] if strict else [])
     if not strict:
         (line,) = first["lines"]
-        assert "monitor.monitor.Window.measure" in line
+        assert "monitor.background.reporter.measure" in line
 
 
 # -- an error on one rank only
@@ -260,21 +264,21 @@ def test_an_error_in_the_report_of_the_last_window_is_not_lost(strict):
 
 @contextlib.contextmanager
 def noted_patience() -> Iterator[list[tuple[float, bool]]]:
-    """How long the training thread was ready to wait for each verdict, and whether it was in vain."""
+    """How long the training thread was ready to wait for each ruling, and whether it was in vain."""
     noted: list[tuple[float, bool]] = []
-    verdict = OrderChecker.verdict
+    await_ruling = OrderChecker.await_ruling
 
     def noting(checks: OrderChecker) -> Ruling:
         patience_s = checks.patience_s
-        found = verdict(checks)
-        noted.append((patience_s, found.late))
-        return found
+        ruling = await_ruling(checks)
+        noted.append((patience_s, ruling.decision is Decision.LATE))
+        return ruling
 
-    OrderChecker.verdict = noting
+    OrderChecker.await_ruling = noting
     try:
         yield noted
     finally:
-        OrderChecker.verdict = verdict
+        OrderChecker.await_ruling = await_ruling
 
 
 def train_with_an_error_on_one_rank(rank: int, broken_rank: int) -> dict[str, Any]:
@@ -284,7 +288,7 @@ def train_with_an_error_on_one_rank(rank: int, broken_rank: int) -> dict[str, An
     training, expected = Training(rank), digest_without_library(rank, 60)
     with captured_log() as lines, noted_patience() as patience:
         run_steps(training, monitor, 10)
-        with failing("window.Window.begin_step") if rank == broken_rank else contextlib.nullcontext():
+        with failing("monitor.window.Window.begin_step") if rank == broken_rank else contextlib.nullcontext():
             run_steps(training, monitor, 50)
         monitor.close()
     return {

@@ -21,6 +21,7 @@ from tests.monitor.jobs import (
     digest_without_library,
     dispatch_table,
     kept_logs,
+    kernels_are_registered,
     new_monitor,
     own_threads,
     run_steps,
@@ -87,7 +88,7 @@ def test_whole_numbers_of_other_libraries_are_step_numbers_too(number, warnings_
 
 
 def begin_without_end(monitor: OverlapMonitor) -> None:
-    monitor.step_begin(monitor._last_step + 1)
+    monitor.step_begin(monitor.last_step + 1)
 
 
 def end_without_begin(monitor: OverlapMonitor) -> None:
@@ -95,19 +96,19 @@ def end_without_begin(monitor: OverlapMonitor) -> None:
 
 
 def end_another_step(monitor: OverlapMonitor) -> None:
-    monitor.step_begin(monitor._last_step + 1)
-    monitor.step_end(monitor._last_step + 1)
+    monitor.step_begin(monitor.last_step + 1)
+    monitor.step_end(monitor.last_step + 1)
 
 
 def go_back(monitor: OverlapMonitor) -> None:
-    last = max(monitor._last_step, 10)
+    last = max(monitor.last_step, 10)
     for number in (last + 1, last - 5):
         monitor.step_begin(number)
         monitor.step_end()
 
 
 def repeat_a_number(monitor: OverlapMonitor) -> None:
-    number = monitor._last_step + 1
+    number = monitor.last_step + 1
     for _ in range(2):
         monitor.step_begin(number)
         monitor.step_end()
@@ -229,7 +230,7 @@ def train_alone(rank: int, strict: bool) -> dict[str, Any]:
     training = Training(rank)
     with captured_log() as lines:
         run_steps(training, monitor, 20)
-        touched, threads = dispatch_table() != untouched, own_threads()
+        touched, threads = kernels_are_registered() or dispatch_table() != untouched, own_threads()
         monitor.close()
     return {"lines": lines, "did": (touched, threads), "same": training.digest() == digest_without_library(rank, 20)}
 

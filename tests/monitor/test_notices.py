@@ -13,8 +13,8 @@ def test_a_kind_of_warning_is_given_once_and_by_rank(monkeypatch: pytest.MonkeyP
     with captured_log() as lines:
         notices = Notices()
         for _ in range(2):
-            notices.warn("late", "a rank was late")
-        notices.warn("other", "something else")
+            notices.warn_once("late", "a rank was late")
+        notices.warn_once("other", "something else")
     assert lines == ["overlap-callbacks (rank 3): a rank was late", "overlap-callbacks (rank 3): something else"]
 
 
@@ -22,7 +22,7 @@ def test_what_is_no_trouble_is_said_by_rank_0_alone(monkeypatch: pytest.MonkeyPa
     for rank, expected in (("0", 2), ("1", 0)):
         monkeypatch.setenv("RANK", rank)
         with captured_log(logging.INFO) as lines:
-            Notices().tell("done")
+            Notices().info("done")
             Notices().announce("the record is here")
         assert len(lines) == expected
 

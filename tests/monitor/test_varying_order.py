@@ -13,8 +13,10 @@ import torch.distributed as dist
 from overlap_callbacks import Mode, OverlapMonitor, Schedule
 from overlap_callbacks.gate.deadlock import CollectiveSequence, Item
 from overlap_callbacks.gate.gate import Gate
-from overlap_callbacks.monitor.background.reporter import OrderChecker
-from overlap_callbacks.monitor.background.store import Job, Ruling
+from overlap_callbacks.monitor.background.budget import WindowBudget
+from overlap_callbacks.monitor.background.order_check import Decision, OrderChecker, Ruling
+from overlap_callbacks.monitor.background.store import Job
+from overlap_callbacks.monitor.config import MonitorConfig
 from tests.distributed import captured_log, run_ranks
 from tests.monitor.jobs import KeptReports
 
@@ -34,8 +36,8 @@ def _reduce_on(*groups: dist.ProcessGroup) -> list[float]:
 def _vary(rank: int) -> dict[str, Any]:
     first, second = (dist.new_group([0, 1], timeout=datetime.timedelta(seconds=30)) for _ in range(2))
     sink = KeptReports()
-    monitor = OverlapMonitor(SCHEDULE, [sink], max_overhead=None)
-    monitor._parts.gate = Gate(patience_s=0.5)
+    config = MonitorConfig(schedule=SCHEDULE, sinks=[sink], max_overhead=None)
+    monitor = OverlapMonitor.from_config(config, Gate(patience_s=0.5))
     results = []
     with captured_log() as lines:
         for step in range(40):
@@ -65,21 +67,23 @@ def test_a_check_that_is_late_does_not_answer_for_the_next(monkeypatch: pytest.M
     def check_order(channel: Any, key: str, *_: Any, **__: Any) -> Ruling:
         if key == "first":
             release.wait(10)
-            return Ruling(True)
-        return Ruling(False, "a cycle", conflict=True)
+            return Ruling(Decision.GRANTED)
+        return Ruling(Decision.CONFLICT, "a cycle")
 
-    monkeypatch.setattr("overlap_callbacks.monitor.background.reporter.check_order", check_order)
-    monkeypatch.setattr("overlap_callbacks.monitor.background.reporter.Channel", lambda *_: None)
+    monkeypatch.setattr("overlap_callbacks.monitor.background.order_check.check_order", check_order)
+    monkeypatch.setattr("overlap_callbacks.monitor.background.order_check.StoreChannel", lambda *_: None)
     errors: list[Exception] = []
-    checks = OrderChecker(Job(1, 2, "gloo"), "prefix", timeout_s=0.05, veto=lambda _: None, on_error=errors.append)
+    checks = OrderChecker(
+        Job(1, 2, "gloo"), "prefix", timeout_s=0.05, budget=WindowBudget(None), on_error=errors.append
+    )
     order = CollectiveSequence(items=(Item("allreduce_", "0"),), groups={"0": (0, 1)})
     checks.start("first", order, 0)
-    assert checks.verdict().late
+    assert checks.await_ruling().decision is Decision.LATE
     checks.start("second", order, 1)
-    assert not checks.verdict().serialise  # the first is still under way
+    assert checks.await_ruling().decision is not Decision.GRANTED  # the first is still under way
     release.set()
     checks.close(5.0)
-    assert checks.verdict().conflict
+    assert checks.await_ruling().decision is Decision.CONFLICT
     assert not errors
 
 

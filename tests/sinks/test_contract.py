@@ -42,19 +42,19 @@ def prometheus_sink(folder: Path) -> Sink:
 
 def lightning_sink(folder: Path) -> Sink:
     loggers = pytest.importorskip("lightning.pytorch.loggers")
-    from overlap_callbacks.integrations.lightning import _LoggerSink
+    from overlap_callbacks.integrations.lightning import LoggerSink
 
-    return _LoggerSink(loggers.CSVLogger(folder))
+    return LoggerSink(loggers.CSVLogger(folder))
 
 
 def deepspeed_sink(folder: Path) -> Sink:
     pytest.importorskip("deepspeed")
     from types import SimpleNamespace
 
-    from overlap_callbacks.integrations.deepspeed import _EventsSink
+    from overlap_callbacks.integrations.deepspeed import EventsSink
 
     monitor = SimpleNamespace(csv_monitor=None, tb_monitor=None)
-    return _EventsSink(SimpleNamespace(monitor=monitor, global_samples=0))  # type: ignore[arg-type]
+    return EventsSink(SimpleNamespace(monitor=monitor, global_samples=0))  # type: ignore[arg-type]
 
 
 MAKERS: dict[str, Callable[[Path], Sink]] = {

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from overlap_callbacks.report.terminal_traces import ANALYSIS_CSV, analysis_csv, analysis_tables, comparison_tables
+from overlap_callbacks.cli.analyze import TABLES
+from overlap_callbacks.report.terminal_traces import analysis_csv, analysis_tables, comparison_tables
 from overlap_callbacks.traces import TraceError, analyze, compare, read_trace
 from overlap_callbacks.traces.figures import Analysis
 from tests import kineto
@@ -131,7 +132,7 @@ def answer(path: Path, content: bytes) -> bool:
     check(found)
     check(analyze([trace, trace]))
     Console(file=io.StringIO(), width=100).print(analysis_tables(found))
-    for table in ANALYSIS_CSV:
+    for table in TABLES:
         analysis_csv(found, table)
     try:
         compared = compare(trace, trace)

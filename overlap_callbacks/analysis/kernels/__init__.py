@@ -1,1 +1,1 @@
-"""Kernels in columns, and what follows from them: times, attribution, dimensions of parallelism."""
+"""Kernels of a profile, and what is computed from them: times, losses, dimensions of parallelism, timelines."""

@@ -1,8 +1,8 @@
-"""Kernels in columns, and their times step by step: of a live profile and of a trace file alike.
+"""The table of kernels that both a live profile and a trace file are turned into, one column per property.
 
-On an accelerator a kernel is a kernel of the device. On a machine without one, "compute kernels" are torch operators of
-the training thread, each with its self time, and communication is the ranges of Gloo's own threads: a real measurement
-of how the two contend for the CPU.
+On an accelerator, the kernels are those of the device. On a machine without one, the compute kernels are the torch
+operators of the training thread, each with its self time, and communication is the time ranges of Gloo's own threads.
+That is a real measurement: the two contend for the CPU.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ import numpy.typing as npt
 
 from overlap_callbacks.analysis import name_rules
 from overlap_callbacks.analysis.intervals import Intervals, self_segments
-from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.window import KernelTime, ProfiledBlock
 
 Indices = npt.NDArray[np.int64]
 
@@ -36,20 +34,20 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class KernelTable:
-    """Kernels in columns, one row each; on CPU one row for each piece of an operator's self time.
+    """Kernels in columns, one row per kernel; on CPU, one row per piece of an operator's self time.
 
     Attributes:
-        intervals: when they ran; n rows.
-        kind: ``Kind`` of each; shape (n,).
+        intervals: when each row ran, in nanoseconds; n rows.
+        kind: ``Kind`` of each row; shape (n,).
         name: index into ``names``; shape (n,).
-        step: index of the profiled step in which they were launched, -1 outside all; shape (n,).
-        call: which rows are pieces of one call: the same number; shape (n,).
+        step: index of the profiled step that launched the row, -1 outside all steps; shape (n,).
+        call: number of the call; rows with the same number are pieces of one call; shape (n,).
         names: the distinct names.
-        shape: index into ``shapes``, the grid and block that a kernel was launched with; shape (n,).
-        shapes: the distinct launch shapes, as text; empty where unknown.
-        collective: index into ``collectives``, -1 for what does not communicate; shape (n,).
-        collectives: kinds of collectives, e.g. ``all_reduce``.
-        lane: stream of the device, or thread of the host, on which it ran; shape (n,).
+        shape: index into ``shapes``, the grid and block that the kernel was launched with; shape (n,).
+        shapes: the distinct launch shapes, as text; empty if unknown.
+        collective: index into ``collectives``, -1 for rows that do not communicate; shape (n,).
+        collectives: the kinds of collectives, e.g. ``all_reduce``.
+        lane: device stream or host thread on which the row ran; shape (n,).
     """
 
     intervals: Intervals
@@ -68,19 +66,19 @@ class KernelTable:
         return len(self.intervals)
 
     def __getitem__(self, rows: npt.NDArray[Any]) -> KernelTable:
-        """Some of the rows."""
+        """A table of the selected rows."""
         return KernelTable(
             self.intervals[rows], self.kind[rows], self.name[rows], self.step[rows], self.call[rows], self.names,
             self.shape[rows], self.shapes, self.collective[rows], self.collectives, self.lane[rows],
         )  # fmt: skip
 
     def of(self, kind: Kind) -> Intervals:
-        """Intervals of one kind, in all steps."""
+        """The intervals of one kind, in all steps and outside them."""
         return self.intervals[self.kind == kind]
 
 
 class StringTable:
-    """Texts as numbers: each distinct text has one, in the order in which they come."""
+    """Numbers the distinct texts, in the order in which they first appear."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
@@ -93,26 +91,26 @@ class StringTable:
         return tuple(self.numbers)
 
     def renamed(self, change: Callable[[str], str]) -> tuple[StringTable, Indices]:
-        """The codes of the changed texts, and the new number of each old one."""
-        found = StringTable()
-        return found, np.array([found[change(text)] for text in self.numbers], dtype=np.int64)
+        """A table of the changed texts, and for each old number the new one; shape (distinct texts,)."""
+        changed = StringTable()
+        return changed, np.array([changed[change(text)] for text in self.numbers], dtype=np.int64)
 
 
 _UINT64 = 2**64 - 1
 
 
 class KernelTableBuilder:
-    """Columns that grow, for a reader of events.
+    """Growing columns that a reader of events appends to.
 
     Attributes:
-        start, end: nanoseconds.
-        kind: ``Kind`` of each.
-        name: number in ``names`` of each.
+        start, end: bounds of each row, in nanoseconds.
+        kind: ``Kind`` of each row.
+        name: number of each row's name in ``names``.
         correlation: number that a kernel shares with its launch.
-        shape: number in ``shapes`` of the launch shape of each.
-        collective: number in ``collectives`` of the kind of collective, where metadata tells it; else that of the empty
-            text, and the name decides.
-        lane: stream or thread of each.
+        shape: number of each row's launch shape in ``shapes``.
+        collective: number of each row's kind of collective in ``collectives``. It is the number of the empty text if
+            there is no metadata; then the kernel's name decides.
+        lane: stream or thread of each row.
     """
 
     def __init__(self) -> None:
@@ -126,7 +124,13 @@ class KernelTableBuilder:
 
     @classmethod
     def of_host(cls, start: Sequence[int], end: Sequence[int], texts: Sequence[str]) -> KernelTableBuilder:
-        """Rows that are nothing but ranges of time with a name."""
+        """Rows that have only a time range and a name.
+
+        Args:
+            start: start of each row, in nanoseconds.
+            end: end of each row, in nanoseconds.
+            texts: name of each row.
+        """
         rows, count = cls(), len(texts)
         codes = rows.names
         rows.start, rows.end = array("q", start), array("q", end)
@@ -134,13 +138,13 @@ class KernelTableBuilder:
         rows.kind, rows.correlation = array("b", bytes(count)), array("Q", bytes(8 * count))
         rows.shape, rows.collective, rows.lane = (array("q", bytes(8 * count)) for _ in range(3))
         if count:
-            rows.shapes[""], rows.collectives[""]
+            rows.shapes[""], rows.collectives[""]  # the number 0, which all rows have
         return rows
 
     def add(
         self, start: int, end: int, kind: int, name: str, correlation: int = 0, shape: str = "", lane: int = 0
     ) -> None:
-        """A row; ``collective`` is left to the name."""
+        """Append a row without metadata; the kernel's name decides which collective it is."""
         self.start.append(start)
         self.end.append(end)
         self.label(kind, name, correlation, shape, lane=lane)
@@ -148,11 +152,11 @@ class KernelTableBuilder:
     def label(
         self, kind: int, name: str, correlation: int = 0, shape: str = "", collective: str = "", lane: int = 0
     ) -> None:
-        """All of a row but its times."""
+        """Append everything of a row except its times."""
         self.kind.append(kind)
         self.correlation.append(correlation & _UINT64)
         self.lane.append(lane)
-        # As ``Codes`` would do it; here it counts.
+        # The body of ``StringTable.__getitem__``, inlined: this runs for every event of a file.
         numbers = self.names.numbers
         self.name.append(numbers.setdefault(name, len(numbers)))
         numbers = self.shapes.numbers
@@ -161,7 +165,7 @@ class KernelTableBuilder:
         self.collective.append(numbers.setdefault(collective, len(numbers)))
 
     def clean_names(self) -> None:
-        """Make all names fit for tables."""
+        """Clean all names for use in tables, see ``name_rules.clean``."""
         self.names, number = self.names.renamed(name_rules.clean)
         self.name = array("q", number[np.array(self.name, dtype=np.int64)].tobytes() if len(self) else b"")
 
@@ -173,12 +177,17 @@ class KernelTableBuilder:
         return Intervals(np.array(self.start, dtype=np.int64), np.array(self.end, dtype=np.int64))
 
 
-# Torch operators that are no computation although their name says aten.
+# Torch operators that do not compute although their names begin with aten.
 _NO_COMPUTE = re.compile(r"wait_tensor|^aten::(record_stream|is_pinned)")
 
 
 def step_of(times_ns: Indices, bounds: Sequence[tuple[int, int]]) -> Indices:
-    """Index of the step that each time lies in, -1 outside all. ``bounds`` ascend and do not overlap."""
+    """Index of the step that each time lies in, -1 outside all steps.
+
+    Args:
+        times_ns: shape (n,).
+        bounds: start and end of each step, in nanoseconds, ascending and without overlap.
+    """
     if not bounds:
         return np.full(len(times_ns), -1, dtype=np.int64)
     begins, ends = np.array(bounds, dtype=np.int64).T
@@ -190,24 +199,26 @@ def step_of(times_ns: Indices, bounds: Sequence[tuple[int, int]]) -> Indices:
 def device_kernels(
     rows: KernelTableBuilder, launched_ns: Indices | None, bounds: Sequence[tuple[int, int]]
 ) -> KernelTable:
-    """Kernels of an accelerator.
+    """The table of an accelerator's kernels.
 
-    A kernel belongs to the step that launched it: the device lags behind the host by up to a step, and kernels of the
-    step before profiling began, whose launches are not in the profile, still run when it does.
+    A kernel belongs to the step that launched it. The device lags behind the host by up to a step, so kernels of the
+    step before profiling began still run when it begins; their launches are not in the profile.
 
     Args:
-        rows: kernels, copies and fills.
-        launched_ns: when the host launched each, -1 where that is not known; shape (n,). None where the profile holds
-            no launches at all: the kernels' own starts must do then.
-        bounds: host start and end of each step.
+        rows: kernels, memory copies and fills.
+        launched_ns: when the host launched each row, -1 if unknown; shape (n,). None if the profile holds no launches
+            at all; then the kernels' own starts decide.
+        bounds: host start and end of each step, in nanoseconds.
     """
     name, distinct = np.array(rows.name, dtype=np.int64), rows.names.texts
     kind = np.array(rows.kind, dtype=np.uint8)
     kind[(kind == Kind.COMPUTE) & communicates(rows)] = Kind.COMMUNICATION
     if launched_ns is None:
         launched_ns = np.array(rows.start, dtype=np.int64)
-    told = np.array(rows.collective, dtype=np.int64)
-    collective, collectives = _collectives(name, distinct, kind == Kind.COMMUNICATION, told, rows.collectives.texts)
+    by_metadata = np.array(rows.collective, dtype=np.int64)
+    collective, collectives = _collectives(
+        name, distinct, kind == Kind.COMMUNICATION, by_metadata, rows.collectives.texts
+    )
     return KernelTable(
         rows.intervals, kind, name, step_of(launched_ns, bounds), np.arange(len(name)), distinct,
         np.array(rows.shape, dtype=np.int64), rows.shapes.texts or ("",), collective, collectives,
@@ -216,7 +227,7 @@ def device_kernels(
 
 
 def communicates(rows: KernelTableBuilder) -> npt.NDArray[np.bool_]:
-    """Whether each row's name is that of communication; shape (n,)."""
+    """Whether each row communicates, by its name; shape (n,)."""
     by_name = np.array([name_rules.is_communication(text) for text in rows.names.texts], dtype=bool)
     return by_name[np.array(rows.name, dtype=np.int64)] if len(rows) else np.empty(0, dtype=bool)
 
@@ -227,13 +238,14 @@ def host_kernels(
     bounds: Sequence[tuple[int, int]],
     quiet_ns: Sequence[int] = (),
 ) -> KernelTable:
-    """Operators of the training thread as compute, asynchronous ranges of communication libraries beside them.
+    """The table of a CPU job: operators of the training thread compute, communication libraries' ranges communicate.
 
     Args:
         host: all calls of the training thread.
-        ranges: asynchronous ranges, of communication or not.
-        bounds: start and end of each step.
-        quiet_ns: ascending times at which no collective was in flight: ranges that go on after one end there.
+        ranges: asynchronous ranges, of communication or of anything else.
+        bounds: start and end of each step, in nanoseconds.
+        quiet_ns: ascending times at which no collective was in flight. A range that reaches beyond such a time is cut
+            there.
     """
     calls = host.intervals
     pieces, owner = self_segments(calls)
@@ -241,199 +253,58 @@ def host_kernels(
     computes = np.array([name.startswith("aten::") and not _NO_COMPUTE.search(name) for name in call_names], dtype=bool)
     wanted = computes[called[owner]] if len(owner) else np.empty(0, dtype=bool)
     pieces, owner = pieces[wanted], owner[wanted]
-    # The step is that of the call's start, so that all its pieces go together.
+    # The call's start decides the step, so that all pieces of a call are in the same step.
     step = step_of(calls.start_ns, bounds)[owner]
 
-    sends = communicates(ranges)
-    sent, sent_name = _cut(ranges.intervals[sends], quiet_ns), np.array(ranges.name, dtype=np.int64)[sends]
+    is_comm = communicates(ranges)
+    comm, comm_name = _cut(ranges.intervals[is_comm], quiet_ns), np.array(ranges.name, dtype=np.int64)[is_comm]
 
-    name = np.concatenate((called[owner], sent_name + len(call_names)))
-    kind = np.repeat(np.array((Kind.COMPUTE, Kind.COMMUNICATION), dtype=np.uint8), (len(owner), len(sent)))
+    name = np.concatenate((called[owner], comm_name + len(call_names)))
+    kind = np.repeat(np.array((Kind.COMPUTE, Kind.COMMUNICATION), dtype=np.uint8), (len(owner), len(comm)))
     distinct = (*call_names, *ranges.names.texts)
-    untold = np.zeros(len(name), dtype=np.int64)
-    collective, collectives = _collectives(name, distinct, kind == Kind.COMMUNICATION, untold, ("",))
+    without_metadata = np.zeros(len(name), dtype=np.int64)
+    collective, collectives = _collectives(name, distinct, kind == Kind.COMMUNICATION, without_metadata, ("",))
     return KernelTable(
-        Intervals(np.concatenate((pieces.start_ns, sent.start_ns)), np.concatenate((pieces.end_ns, sent.end_ns))),
-        kind,
-        name,
-        np.concatenate((step, step_of(sent.start_ns, bounds))),
-        np.concatenate((owner, len(calls) + np.arange(len(sent)))),
-        distinct,
-        np.zeros(len(name), dtype=np.int64),
-        ("",),
-        collective,
-        collectives,
-        np.concatenate((np.zeros(len(owner), dtype=np.int64), np.array(ranges.lane, dtype=np.int64)[sends])),
+        intervals=Intervals(
+            np.concatenate((pieces.start_ns, comm.start_ns)), np.concatenate((pieces.end_ns, comm.end_ns))
+        ),
+        kind=kind,
+        name=name,
+        step=np.concatenate((step, step_of(comm.start_ns, bounds))),
+        call=np.concatenate((owner, len(calls) + np.arange(len(comm)))),
+        names=distinct,
+        shape=np.zeros(len(name), dtype=np.int64),
+        shapes=("",),
+        collective=collective,
+        collectives=collectives,
+        lane=np.concatenate((np.zeros(len(owner), dtype=np.int64), np.array(ranges.lane, dtype=np.int64)[is_comm])),
     )
 
 
 def _collectives(
-    name: Indices, distinct: Sequence[str], communicates: npt.NDArray[np.bool_], told: Indices, kinds: Sequence[str]
+    name: Indices,
+    distinct: Sequence[str],
+    communicates: npt.NDArray[np.bool_],
+    by_metadata: Indices,
+    kinds: Sequence[str],
 ) -> tuple[Indices, tuple[str, ...]]:
-    """The kind of collective of each row: as told (an index into ``kinds``), else by its name; -1 for the rest."""
+    """The kind of collective of each row, -1 for rows that do not communicate, and the distinct kinds.
+
+    Metadata decides (``by_metadata`` is an index into ``kinds``); where ``kinds`` has an empty text, the name does.
+    """
     codes = StringTable()
-    found = np.full(len(name), -1, dtype=np.int64)
+    collective = np.full(len(name), -1, dtype=np.int64)
     rows = np.flatnonzero(communicates)
-    pairs, inverse = np.unique(np.stack((name[rows], told[rows])), axis=1, return_inverse=True)
+    pairs, inverse = np.unique(np.stack((name[rows], by_metadata[rows])), axis=1, return_inverse=True)
     labels = [kinds[kind] or name_rules.collective_of(distinct[number]) for number, kind in pairs.T.tolist()]
     if len(rows):
-        found[rows] = np.array([codes[label] for label in labels], dtype=np.int64)[inverse.reshape(-1)]
-    return found, codes.texts
+        collective[rows] = np.array([codes[label] for label in labels], dtype=np.int64)[inverse.reshape(-1)]
+    return collective, codes.texts
 
 
 def _cut(ranges: Intervals, quiet_ns: Sequence[int]) -> Intervals:
-    """The ranges, each ended at the first quiet time after its start."""
+    """The ranges, each cut at the first quiet time after its start."""
     never = np.iinfo(np.int64).max
     quiet = np.append(np.asarray(quiet_ns, dtype=np.int64), never)
     next_quiet = quiet[np.searchsorted(quiet, ranges.start_ns, side="left")]
     return Intervals(ranges.start_ns, np.minimum(ranges.end_ns, next_quiet))
-
-
-@dataclass(frozen=True)
-class KernelFigures:
-    """Times of some kernels, in nanoseconds.
-
-    Attributes:
-        compute_ns: sum of the compute kernels' times (the study's T_comp).
-        compute_busy_ns: length of the union of their intervals.
-        comm_ns, comm_busy_ns: the same of the communication kernels.
-        hidden_comm_ns: the part of ``comm_busy_ns`` in which compute ran too.
-        covered_compute_ns: the part of ``compute_ns`` in which communication was in flight.
-        covered_compute_busy_ns: the part of ``compute_busy_ns`` in which it was.
-        copy_ns: sum of the device's memory copies and fills.
-        p2p_busy_ns: the part of ``comm_busy_ns`` in which sends and receives are in flight.
-        idle_ns: time from the first of these kernels to the end of the last in which none ran and nothing was in
-            flight: of one stage of a pipeline, its bubble.
-        num_kernels: compute and communication kernels (calls, on CPU).
-    """
-
-    compute_ns: int
-    compute_busy_ns: int
-    comm_ns: int
-    comm_busy_ns: int
-    hidden_comm_ns: int
-    covered_compute_ns: int
-    covered_compute_busy_ns: int
-    copy_ns: int
-    p2p_busy_ns: int
-    idle_ns: int
-    num_kernels: int
-
-
-class KernelSums:
-    """Figures of parts of a profile.
-
-    Cover is taken against the whole of it: communication that begins in one step may run beside the compute of the
-    next.
-    """
-
-    def __init__(self, kernels: KernelTable) -> None:
-        self._kernels = kernels
-        self._compute, self._comm = (kernels.of(kind).union() for kind in (Kind.COMPUTE, Kind.COMMUNICATION))
-        start = np.concatenate((self._compute.start_ns, self._comm.start_ns))
-        self._any = Intervals(start, np.concatenate((self._compute.end_ns, self._comm.end_ns))).union()
-        self._send_recv = kernels.collectives.index("send_recv") if "send_recv" in kernels.collectives else -2
-        self._by_step = np.argsort(kernels.step, kind="stable")
-        self._steps = kernels.step[self._by_step]
-
-    @property
-    def steps(self) -> list[int]:
-        """Indices of the steps that have kernels, ascending."""
-        return [step for step in np.unique(self._steps).tolist() if step >= 0]
-
-    def of_steps(self, steps: Sequence[int]) -> KernelFigures:
-        """Figures of some steps together, by their indices."""
-        bounds = np.searchsorted(self._steps, [(step, step + 1) for step in steps]).reshape(-1, 2)
-        return self.of_rows(np.concatenate([self._by_step[first:last] for first, last in bounds.tolist()]))
-
-    def _idle_ns(self, compute: Intervals, comm: Intervals) -> int:
-        if not len(compute) and not len(comm):
-            return 0
-        start = min(int(part.start_ns[0]) for part in (compute, comm) if len(part))
-        end = max(int(part.end_ns[-1]) for part in (compute, comm) if len(part))
-        span = Intervals(np.array([start]), np.array([end]))
-        return end - start - int(span.covered_ns(self._any).sum())
-
-    def of_rows(self, rows: npt.NDArray[Any]) -> KernelFigures:
-        """Figures of some rows."""
-        part = self._kernels[rows]
-        compute, comm = part.of(Kind.COMPUTE), part.of(Kind.COMMUNICATION)
-        busy, compute_busy = comm.union(), compute.union()
-        p2p = part.intervals[part.collective == self._send_recv]
-        return KernelFigures(
-            compute_ns=compute.sum_ns,
-            compute_busy_ns=compute_busy.sum_ns,
-            comm_ns=comm.sum_ns,
-            comm_busy_ns=busy.sum_ns,
-            hidden_comm_ns=int(busy.covered_ns(self._compute).sum()),
-            covered_compute_ns=int(compute.covered_ns(self._comm).sum()),
-            covered_compute_busy_ns=int(compute_busy.covered_ns(self._comm).sum()),
-            copy_ns=part.of(Kind.COPY).sum_ns,
-            p2p_busy_ns=p2p.busy_ns,
-            idle_ns=self._idle_ns(compute_busy, busy),
-            num_kernels=len(np.unique(part.call[(part.kind == Kind.COMPUTE) | (part.kind == Kind.COMMUNICATION)])),
-        )
-
-
-def profiled_block(arm: Mode, block: int, sums: KernelSums, steps: Sequence[int]) -> ProfiledBlock:
-    """Kernel times of the profiled steps ``steps`` (indices), as means per step."""
-    num_steps = len(steps)
-    figures = sums.of_steps(steps)
-
-    def per_step_ms(time_ns: int) -> float:
-        return time_ns / num_steps / 1e6
-
-    return ProfiledBlock(
-        arm=arm,
-        block=block,
-        num_steps=num_steps,
-        compute_ms=per_step_ms(figures.compute_ns),
-        compute_busy_ms=per_step_ms(figures.compute_busy_ns),
-        comm_ms=per_step_ms(figures.comm_ns),
-        comm_busy_ms=per_step_ms(figures.comm_busy_ns),
-        hidden_comm_ms=per_step_ms(figures.hidden_comm_ns),
-        covered_compute_ms=per_step_ms(figures.covered_compute_ns),
-        copy_ms=per_step_ms(figures.copy_ns),
-        p2p_ms=per_step_ms(figures.p2p_busy_ns),
-        idle_ms=per_step_ms(sum(sums.of_steps([step]).idle_ns for step in steps)),
-    )
-
-
-def kernel_times(kernels: KernelTable, overlapped: Indices, sequential: Indices, most: int) -> tuple[KernelTime, ...]:
-    """Time and calls of each kernel in both modes, per step; the ``most`` kernels with the most time.
-
-    Args:
-        kernels: of the whole profile.
-        overlapped: indices of the overlapped profiled steps.
-        sequential: indices of the sequential ones.
-        most: rows to keep.
-    """
-    size = len(kernels.names)
-    durations = kernels.intervals.durations_ns
-    counts = np.zeros(len(kernels), dtype=np.int64)
-    counts[np.unique(kernels.call, return_index=True)[1]] = 1  # of several pieces of a call, the first counts
-
-    def totals(steps: Indices) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        rows = np.isin(kernels.step, steps)
-        calls = np.bincount(kernels.name[rows], weights=counts[rows], minlength=size)
-        time_ns = np.bincount(kernels.name[rows], weights=durations[rows], minlength=size)
-        return calls / max(len(steps), 1), time_ns / max(len(steps), 1) / 1e6
-
-    calls_ov, ms_ov = totals(overlapped)
-    calls_seq, ms_seq = totals(sequential)
-    kind = np.full(size, Kind.OTHER)
-    kind[kernels.name] = kernels.kind
-    ran = calls_ov + calls_seq > 0
-    wanted = np.flatnonzero(((kind == Kind.COMPUTE) | (kind == Kind.COMMUNICATION)) & ran)
-    wanted = wanted[np.argsort(-(ms_ov + ms_seq)[wanted], kind="stable")][:most]
-    return tuple(
-        KernelTime(
-            name=kernels.names[i],
-            communication=bool(kind[i] == Kind.COMMUNICATION),
-            overlapped_calls=float(calls_ov[i]),
-            sequential_calls=float(calls_seq[i]),
-            overlapped_ms=float(ms_ov[i]),
-            sequential_ms=float(ms_seq[i]),
-        )
-        for i in wanted
-    )

@@ -1,4 +1,4 @@
-"""A step as a picture: when compute ran and communication was in flight, thinned to what a page can draw."""
+"""The timeline of one step: when compute ran and when communication was in flight, thinned to what a page can draw."""
 
 from __future__ import annotations
 
@@ -9,29 +9,31 @@ from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import StepTimeline
 
-# Intervals of each kind: more than a chart of a thousand pixels can tell apart would only cost.
+# Intervals of each kind. A chart that is a thousand pixels wide cannot show more.
 MAX_INTERVALS = 400
 
 
-def step_timeline(kernels: KernelTable, step: int, arm: Mode, most: int = MAX_INTERVALS) -> StepTimeline | None:
-    """Draw one step, from the first of its kernels to the last; None where it has none.
+def step_timeline(
+    kernels: KernelTable, step: int, arm: Mode, max_intervals: int = MAX_INTERVALS
+) -> StepTimeline | None:
+    """The timeline of one step, from its first kernel to its last; None if it has no kernels.
 
     Args:
-        kernels: of the whole profile; communication of other steps that is in flight meanwhile is drawn too.
+        kernels: the whole profile. Communication of other steps that is in flight during this one is shown too.
         step: index of the step.
-        arm: its mode.
-        most: intervals of each kind at most.
+        arm: the side of the comparison on which the step counts.
+        max_intervals: maximum number of intervals of each kind.
     """
-    drawn = (kernels.kind == Kind.COMPUTE) | (kernels.kind == Kind.COMMUNICATION)
-    own = kernels.intervals[drawn & (kernels.step == step)]
+    shown = (kernels.kind == Kind.COMPUTE) | (kernels.kind == Kind.COMMUNICATION)
+    own = kernels.intervals[shown & (kernels.step == step)]
     if not len(own):
         return None
     start, end = int(own.start_ns.min()), int(own.end_ns.max())
 
     def within(kind: Kind) -> tuple[tuple[tuple[float, float], ...], float]:
-        found = kernels.of(kind)
-        union = Intervals(np.clip(found.start_ns, start, end), np.clip(found.end_ns, start, end)).union()
-        thin = union.thinned(most)
+        intervals = kernels.of(kind)
+        union = Intervals(np.clip(intervals.start_ns, start, end), np.clip(intervals.end_ns, start, end)).union()
+        thin = union.thinned(max_intervals)
         pairs = zip((thin.start_ns - start).tolist(), (thin.end_ns - start).tolist(), strict=True)
         return tuple((a / 1e6, b / 1e6) for a, b in pairs), (thin.sum_ns - union.sum_ns) / 1e6
 

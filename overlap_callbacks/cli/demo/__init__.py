@@ -1,1 +1,1 @@
-"""The main job on one machine: a small GPT trained by several processes, measured."""
+"""The demo: several processes on one machine train a small GPT, and its overlap is measured."""

@@ -1,4 +1,4 @@
-"""What a demo run is made of."""
+"""Options of a demo run."""
 
 from __future__ import annotations
 
@@ -8,23 +8,27 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class DemoConfig:
-    """A demo run.
+    """Options of a demo run.
 
     Attributes:
         framework: ``pytorch`` or ``lightning``.
-        steps: optimizer steps.
-        layers, hidden, heads: of the model.
-        sequence, batch: tokens of a sequence, and sequences of a rank's batch.
-        bucket_mb: size of DDP's gradient buckets, MiB.
-        processes: ranks.
-        backend: ``gloo`` (CPU) or ``nccl`` (one GPU a rank).
+        steps: number of optimizer steps.
+        layers: number of the model's blocks.
+        hidden: width of the model.
+        heads: number of attention heads.
+        sequence: tokens of a sequence.
+        batch: sequences of a rank's batch.
+        bucket_mb: size of DDP's gradient buckets, in MiB.
+        processes: number of ranks.
+        backend: ``gloo`` (CPU) or ``nccl`` (one GPU per rank).
         run_dir: folder of the record.
-        every_n_steps: steps from window to window.
+        every_n_steps: steps from one window to the next.
         profiled_steps: profiled steps of each mode in a window.
-        control: an A/A run.
-        wandb: log to W&B too.
+        control: whether it is an A/A run: both arms overlapped.
+        wandb: whether to log to W&B too.
         measure: False trains without the library, for comparison.
-        strict: an error of the library's own ends the demo.
+        strict: whether an error of the library ends the demo.
+        first_step: where the first window opens. Before it, DDP builds its buckets, and allocators and caches fill.
     """
 
     framework: str = "pytorch"
@@ -44,6 +48,4 @@ class DemoConfig:
     wandb: bool = False
     measure: bool = True
     strict: bool = True
-
-    # Where the first window opens: DDP settles its buckets, and allocators and caches fill, before.
     first_step: int = 10

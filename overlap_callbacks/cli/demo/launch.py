@@ -1,4 +1,4 @@
-"""Starts the demo's ranks, shows their progress, and brings their errors to the terminal."""
+"""Starts the ranks of the demo, shows their progress, and reports their errors."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ from overlap_callbacks.cli.demo.worker import run_rank
 
 def launch(config: DemoConfig, console: Console) -> None:
     """Run the demo to its end.
+
+    Args:
+        config: options of the run.
+        console: where the progress bar is shown.
 
     Raises:
         torch.multiprocessing.ProcessRaisedException: a rank failed; its traceback is in the message.

@@ -1,4 +1,4 @@
-"""A small GPT: embeddings, pre-norm blocks of causal attention and MLP, a tied output layer."""
+"""The model of the demo, a small GPT: embeddings, pre-norm blocks of causal attention and MLP, a tied output layer."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class GPT(nn.Module):
     """Next-token prediction over bytes.
 
     Args:
-        layers: blocks.
+        layers: number of blocks.
         hidden: width; a multiple of ``heads``.
-        heads: attention heads.
-        sequence: longest sequence, in tokens.
+        heads: number of attention heads.
+        sequence: maximum length of a sequence, in tokens.
     """
 
     def __init__(self, layers: int, hidden: int, heads: int, sequence: int) -> None:

@@ -1,4 +1,4 @@
-"""Text made on the spot: sentences of a tiny grammar, as bytes."""
+"""The training data of the demo: random sentences of a tiny grammar, as bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class GeneratedText(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
     """Endless batches of tokens and next tokens, each of shape (batch, sequence).
 
     Args:
-        seed: of the text; give each rank its own.
+        seed: seed of the text; give each rank its own.
         batch: sequences of a batch.
         sequence: tokens of a sequence.
     """

@@ -1,4 +1,4 @@
-"""One rank of the demo: trains the GPT with PyTorch DDP or with Lightning, measured by one added line."""
+"""One rank of the demo: trains the GPT with PyTorch DDP or Lightning; one added line measures it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ Progress = Callable[[int, float], None]
 
 
 def run_rank(rank: int, config: DemoConfig, port: int, queue: Any) -> None:
-    """Train as rank ``rank`` of ``config.processes``; rank 0 puts (step, loss) on ``queue``."""
+    """Train as rank ``rank`` of ``config.processes``.
+
+    Args:
+        rank: the rank.
+        config: options of the run.
+        port: TCP port of rank 0 on this machine.
+        queue: rank 0 puts (step, loss) on it; None for no progress.
+    """
     os.environ.update(
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
@@ -53,7 +60,7 @@ def _options(config: DemoConfig) -> dict[str, Any]:
         "control": config.control,
         "sinks": sinks,
         "strict": config.strict,
-        "max_overhead": None,  # the demo is there to measure
+        "max_overhead": None,  # measuring is all that the demo is for
     }
 
 
@@ -66,7 +73,7 @@ def _text(rank: int, config: DemoConfig) -> GeneratedText:
 
 
 def train_pytorch(rank: int, config: DemoConfig, progress: Progress) -> None:
-    """A loop of one's own with DistributedDataParallel."""
+    """Train in a plain PyTorch loop with DistributedDataParallel."""
     from overlap_callbacks.integrations.pytorch import attach
 
     device = torch.device("cuda", rank) if config.backend == "nccl" else torch.device("cpu")
@@ -83,14 +90,14 @@ def train_pytorch(rank: int, config: DemoConfig, progress: Progress) -> None:
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            # Reading the loss waits for the device, so it is read rarely.
+            # Reading the loss blocks until the device is done, so it is read rarely.
             progress(step + 1, loss.item() if step % 50 == 0 or step + 1 == config.steps else float("nan"))
     dist.barrier()
     dist.destroy_process_group()
 
 
 def train_lightning(rank: int, config: DemoConfig, progress: Progress) -> None:
-    """The same with a Lightning trainer."""
+    """Train the same model with a Lightning trainer."""
     import logging
     import warnings
 

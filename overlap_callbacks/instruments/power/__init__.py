@@ -1,6 +1,60 @@
-"""Power, energy and clocks of the device that trains.
+"""Reads power, energy and clocks of the device that trains. Never changes a limit, a clock or a mode of a device.
 
-``find`` makes a source for a device (``nvml``, ``amd`` or ``rapl``), ``sampler`` reads it on a thread of its own,
-``figures`` turns readings into watts and joules for each mode, ``trace`` into a curve, and ``verdict`` says what a
-slowdown is due to. Nothing here ever changes a limit, a clock or a mode of a device.
+Entry points:
+
+- ``discovery.find_source`` gives the source of a device: ``nvml.NvmlSource``, ``amd.AmdSource`` or ``rapl.RaplSource``,
+  or the reason why there is none.
+- ``sampler.Sampler`` reads one source or several at regular times, on a thread of its own.
+- ``meter.PowerMeter`` is what the monitor uses: it starts the sampler when a window opens, and makes the window's
+  figures. ``overlap_callbacks.analysis.power`` computes them.
+
+To read the device of this process for ten seconds::
+
+    from overlap_callbacks.instruments.power.discovery import NoPower, find_source, identify
+    from overlap_callbacks.instruments.power.sampler import Sampler
+
+    source = find_source(identify())
+    if isinstance(source, NoPower):
+        raise SystemExit(source.reason)
+    sampler = Sampler(source)
+    sampler.start()
+    time.sleep(10)
+    sampler.stop()
+    print(sampler.readings().power_w)  # watts, shape (n,)
+    sampler.close()
+
+This package exports what a source of your own needs: subclass ``PowerSource``, describe it in a ``SourceInfo``, and
+return a ``Reading`` from ``sample``. Importing the package loads neither torch nor a vendor's library.
+
+Errors that a source raises:
+
+- ``PowerUnavailableError``, in its constructor: the device has no power to read; the message says what would help.
+- ``PowerError``, in ``sample``: one read failed. The sampler tries again three times.
+- ``DeviceLostError``, in ``sample``: the device is gone. The sampler gives the source up at once.
 """
+
+from overlap_callbacks.analysis.power.readings import Reading, Utilisation
+from overlap_callbacks.analysis.results.power import REASONS, SourceInfo
+from overlap_callbacks.instruments.power.source import (
+    AVERAGE_1_S,
+    INSTANTANEOUS,
+    MEAN_BETWEEN_READS,
+    DeviceLostError,
+    PowerError,
+    PowerSource,
+    PowerUnavailableError,
+)
+
+__all__ = [
+    "AVERAGE_1_S",
+    "INSTANTANEOUS",
+    "MEAN_BETWEEN_READS",
+    "REASONS",
+    "DeviceLostError",
+    "PowerError",
+    "PowerSource",
+    "PowerUnavailableError",
+    "Reading",
+    "SourceInfo",
+    "Utilisation",
+]

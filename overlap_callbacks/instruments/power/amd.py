@@ -1,8 +1,8 @@
-"""AMD GPUs, through AMD SMI (``amdsmi``).
+"""The power source of AMD GPUs, through AMD SMI (``amdsmi``).
 
-The Python package binds every function of its library when it is imported, and reads structures whose layout differs
-from version to version: so whatever goes wrong there ends in one message that says what is missing, and a figure that
-cannot be true is no figure.
+The Python package binds every function of its library when it is imported, and it reads structures whose layout differs
+from version to version. So whatever goes wrong there ends in one message that says what is missing, and a value that
+cannot be true is treated as missing.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from overlap_callbacks.instruments.power.source import (
     PowerError,
     PowerSource,
     PowerUnavailableError,
+    SlowValues,
+    gpu_reading,
     host_clock,
     sane_w,
 )
@@ -35,21 +37,21 @@ _INSTALL = (
     "pip install /opt/rocm/share/amd_smi, or pip install 'overlap-callbacks[amd]'"
 )
 
-# AMD does not publish over what time its figures are taken. The firmware's table, from which they come, is renewed
-# every few milliseconds; one sampling interval is allowed for it. The average is taken to be over 1 s, to be safe.
+# AMD does not publish the averaging time of its figures. They come from a table that the firmware refreshes every few
+# milliseconds; one sampling interval is allowed for that. The average is assumed to be over 1 s, to be safe.
 _INSTANT_S = 0.02
 _AVERAGE_S = 1.0
 _ENERGY_LAG_S = 0.02
 
-# The firmware renews the counts of throttled time about so often: a count may be so old when it is read.
+# The firmware refreshes the counters of throttled time about this often, so a value may be this old.
 _THROTTLE_LAG_NS = 100_000_000
-# They are asked for as often; a little sooner, or a tick that is early by a hair would miss its turn.
+# How often they are read: a little sooner, since a tick may come slightly early.
 _THROTTLE_INTERVAL_S = 0.09
 
 _NOT_SUPPORTED = (2, 3, 34, 39, 40)  # not supported, not implemented, driver not loaded, no (or more) data
 _NO_SUCH_DEVICE = (20, 31, 51, 52)  # its files in /sys are gone
 
-# Counts of time for which the device was held back, in the table of metrics, and the word for each.
+# Columns of the table of metrics that count the time for which the device was throttled, and the reason of each.
 _RESIDENCIES = (
     ("ppt_residency_acc", "package_power_limit"),
     ("socket_thm_residency_acc", "socket_thermal"),
@@ -68,14 +70,14 @@ class AmdSmiLibrary:
         notes: what a reader of the figures must know.
 
     Raises:
-        PowerUnavailableError: the package or its library is missing, they do not fit together, or there is no driver.
+        PowerUnavailableError: the package, its library or the driver is missing, or their versions do not match.
     """
 
     def __init__(self) -> None:
-        said = io.StringIO()
+        printed = io.StringIO()
         try:
             # Without its library the package prints to stdout and raises KeyError; with an older one AttributeError.
-            with contextlib.redirect_stdout(said):
+            with contextlib.redirect_stdout(printed):
                 import amdsmi
         except ModuleNotFoundError as error:
             raise PowerUnavailableError(f"no power of AMD GPUs: amdsmi is missing; {_INSTALL}") from error
@@ -84,9 +86,9 @@ class AmdSmiLibrary:
                 f"no power of AMD GPUs: libamd_smi.so is older than the Python package amdsmi ({error}); {_INSTALL}"
             ) from error
         except Exception as error:
-            what = " ".join(said.getvalue().split()) or f"{type(error).__name__}: {error}"
+            why = " ".join(printed.getvalue().split()) or f"{type(error).__name__}: {error}"
             raise PowerUnavailableError(
-                f"no power of AMD GPUs: the library of amdsmi, libamd_smi.so, does not load ({what}); {_INSTALL}"
+                f"no power of AMD GPUs: the library of amdsmi, libamd_smi.so, does not load ({why}); {_INSTALL}"
             ) from error
         self.smi = amdsmi
         try:
@@ -97,7 +99,7 @@ class AmdSmiLibrary:
         self.notes = self._compare_versions()
 
     def device(self, pci_bus_id: str) -> Any:
-        """The handle of the device at a PCI address such as ``0000:c1:00.0``. Handles are not in HIP's order.
+        """The handle of the device at a PCI address, e.g. ``0000:c1:00.0``. Handles are not in HIP's order.
 
         Raises:
             PowerUnavailableError: AMD SMI knows no such device.
@@ -116,11 +118,11 @@ class AmdSmiLibrary:
                 self.smi.amdsmi_shut_down()
 
     def _compare_versions(self) -> tuple[str, ...]:
-        """Say so where the package and the library differ: the layout of structures changes with the major version."""
+        """A note if package and library differ in their major version: the layout of structures changes with it."""
         package = str(getattr(self.smi, "__version__", ""))
         try:
             version = self.smi.amdsmi_get_lib_version()
-        except Exception:  # an old package trips over a missing build string
+        except Exception:  # an old package fails if the build string is missing
             return ()
         library = f"{version['major']}.{version['minor']}.{version['release']}"
         major = package.split(".", maxsplit=1)[0]
@@ -135,9 +137,9 @@ class AmdSmiLibrary:
 class AmdSource(PowerSource):
     """Reads one AMD GPU.
 
-    A tick reads power, energy and the clock. The counts of throttled time are read ten times a second, and say of what
-    time they speak; memory clock, limit and temperature once a second. ``amdsmi_get_violation_status`` is not used: it
-    sleeps for 100 ms within the call.
+    A tick reads power, energy and the clock. The counters of throttled time are read ten times a second; the reading
+    tells which time they cover. Memory clock, limit and temperature are read once a second.
+    ``amdsmi_get_violation_status`` is not used: it sleeps for 100 ms.
 
     Args:
         pci_bus_id: address of the device.
@@ -183,37 +185,36 @@ class AmdSource(PowerSource):
             self._library.close()
             raise
         self._averaging_s = averaging_s
-        self._slow = CachedRead(lambda: (self._clock("MEM"), self._read_temperature_c(), self._cap_w("power_cap")))
+        self._slow = CachedRead(self._read_slow_values)
         self._reasons = CachedRead(self._read_reasons, _THROTTLE_INTERVAL_S)
 
     def sample(self) -> Reading:
-        read = self._tick.read(self._clock_ns) if self._tick is not None else None
+        values = self._tick.read(self._clock_ns) if self._tick is not None else None
         power_w: float | None
-        if read is not None:
-            begin_ns, end_ns, power_w, count, resolution_uj, clock = read
+        if values is not None:
+            begin_ns, end_ns, power_w, count, resolution_uj, clock_mhz = values
             power_w, energy_j = float(power_w), self._energy_of(count, resolution_uj)
-            sm_clock_mhz = _sane_mhz(clock)
-        else:  # asked again, in the way that tells what is wrong
-            begin_ns, known = self._clock_ns(), len(self._unsupported)
+            sm_clock_mhz = _sane_mhz(clock_mhz)
+        else:  # read again, through the functions that tell what is wrong
+            begin_ns, num_unsupported = self._clock_ns(), len(self._unsupported)
             power_w = self._read_power_w()
             energy_j = self._read_energy()
             end_ns = self._clock_ns()
             if power_w is None:
                 raise PowerError(f"AMD SMI gave no power for {self._name}")
             sm_clock_mhz = self._clock("GFX")
-            if len(self._unsupported) > known:  # no use in asking for all of it again
+            if len(self._unsupported) > num_unsupported:  # the fast way, which reads everything, would fail again
                 self._tick = None
-        memory_clock_mhz, temperature_c, limit_w = self._slow.at(begin_ns)
-        reasons, reasons_since_ns = self._reasons.anew(begin_ns) or (None, None)
-        return Reading(
-            time_ns=(begin_ns + end_ns) // 2,
+        slow = self._slow.at(begin_ns)
+        reasons, reasons_since_ns = self._reasons.if_expired(begin_ns) or (None, None)
+        return gpu_reading(
+            begin_ns,
+            end_ns,
+            slow,
             averaging_s=self._averaging_s,
             power_w=power_w,
             energy_j=energy_j,
             sm_clock_mhz=sm_clock_mhz,
-            memory_clock_mhz=memory_clock_mhz,
-            temperature_c=temperature_c,
-            limit_w=limit_w,
             reasons=reasons,
             reasons_since_ns=reasons_since_ns,
         )
@@ -224,14 +225,14 @@ class AmdSource(PowerSource):
     # -- power and energy
 
     def _find_power(self) -> tuple[str, str, float]:
-        """Which figure of power the device has: its key, kind, averaging interval."""
+        """How the device's power is read: its key, kind, averaging interval."""
         power = self._optional(self._smi.amdsmi_get_power_info) or {}
         for key, kind, averaging_s in (
             ("current_socket_power", INSTANTANEOUS, _INSTANT_S),
             ("socket_power", INSTANTANEOUS, _INSTANT_S),
             ("average_socket_power", "average, over a time that AMD does not publish", _AVERAGE_S),
         ):
-            # A field that the device lacks is "N/A", all ones, or zero: no device draws nothing.
+            # A field that the device lacks is "N/A", all ones, or zero, which no device draws.
             if sane_w(power.get(key)):
                 return key, kind, averaging_s
         if self._is_mi200():
@@ -249,11 +250,11 @@ class AmdSource(PowerSource):
         count = self._optional(self._smi.amdsmi_get_energy_count)
         if count is None:
             return None
-        # Older releases called it power.
+        # Older releases call the counter "power".
         return self._energy_of(count.get("energy_accumulator", count.get("power")), count.get("counter_resolution"))
 
     def _energy_of(self, value: Any, resolution_uj: Any) -> float | None:
-        # A counter that stands at zero or at all ones is none.
+        # A counter at zero or at all ones does not exist.
         if not isinstance(value, int) or not 0 < value < 2**64 - 1 or not resolution_uj:
             return None
         if self._counter is None:
@@ -271,28 +272,28 @@ class AmdSource(PowerSource):
     # -- the rest
 
     def _read_reasons(self) -> tuple[frozenset[str] | None, int | None]:
-        """What held the device back for more than half of the time since it was asked before, and since when."""
+        """What throttled the device for over half of the time since the previous read, and the start of that time."""
         now = self._optional(self._read_counts, name="amdsmi_get_gpu_metrics_info")
         if now is None:
             return None, None
         if not now.get("accumulation_counter"):
-            status = now.get("throttle_status")  # before MI300: bits that differ from chip to chip, of the moment
+            status = now.get("throttle_status")  # before MI300: momentary bits, which differ from chip to chip
             return (frozenset({"throttled"} if status else ()) if status is not None else None), None
         before, since_ns = self._residencies, self._residencies_ns - _THROTTLE_LAG_NS
         elapsed = now["accumulation_counter"] - before.get("accumulation_counter", 0)
-        if before and not elapsed:  # the same table again
+        if before and not elapsed:  # the table was not refreshed
             return None, None
         self._residencies, self._residencies_ns = now, self._clock_ns()
-        if not before or elapsed < 0:  # nothing to compare with, or counted anew
+        if not before or elapsed < 0:  # nothing to compare with, or the counters were reset
             return None, None
-        found = {word for name, word in _RESIDENCIES if 2 * (now.get(name, 0) - before.get(name, 0)) > elapsed}
-        return frozenset(found), since_ns
+        reasons = {word for name, word in _RESIDENCIES if 2 * (now.get(name, 0) - before.get(name, 0)) > elapsed}
+        return frozenset(reasons), since_ns
 
     def _read_counts(self, device: Any) -> dict[str, int]:
-        """The columns that are wanted of the device's table of metrics, those that it has.
+        """The columns of ``_COLUMNS`` that the device's table of metrics has.
 
-        ``amdsmi_get_gpu_metrics_info`` makes a dictionary of all of them, which takes many times as long as the read
-        itself: so the package's own structure is filled here, where it has one.
+        ``amdsmi_get_gpu_metrics_info`` makes a dictionary of all columns, which takes many times as long as the read
+        itself. So the package's structure is filled here directly, if the package has it.
         """
         try:
             wrapper = self._smi.amdsmi_interface.amdsmi_wrapper
@@ -304,8 +305,11 @@ class AmdSource(PowerSource):
         if code:
             raise self._smi.AmdSmiLibraryException(code)
         columns = [(name, getattr(type(table), name)) for name in _COLUMNS if hasattr(table, name)]
-        found = {name: (getattr(table, name), 2 ** (8 * column.size) - 1) for name, column in columns}
-        return {name: value for name, (value, absent) in found.items() if value != absent}
+        values = {name: (getattr(table, name), 2 ** (8 * column.size) - 1) for name, column in columns}
+        return {name: value for name, (value, absent) in values.items() if value != absent}
+
+    def _read_slow_values(self) -> SlowValues:
+        return SlowValues(self._clock("MEM"), self._read_temperature_c(), self._cap_w("power_cap"))
 
     def _clock(self, kind: str) -> float | None:
         clock = self._optional(self._smi.amdsmi_get_clock_info, self._smi.AmdSmiClkType[kind])
@@ -321,7 +325,7 @@ class AmdSource(PowerSource):
         for kind in ("HOTSPOT", "EDGE"):
             value = self._optional(self._smi.amdsmi_get_temp_metric, kinds[kind], metrics.CURRENT)
             if isinstance(value, int) and value > 0:
-                return value / 1000 if value > 1000 else float(value)  # some releases give thousandths
+                return value / 1000 if value > 1000 else float(value)  # some releases give thousandths of a degree
         return None
 
     def _read_name(self) -> str:
@@ -331,17 +335,20 @@ class AmdSource(PowerSource):
 
     def _identify(self, pci_bus_id: str) -> str:
         uuid = self._optional(self._smi.amdsmi_get_gpu_device_uuid)
-        # An address is the device's own on one node only.
+        # A PCI address identifies a device within its node only.
         return str(uuid) if uuid and str(uuid) != "N/A" else f"{socket.gethostname()}/{pci_bus_id}"
 
     def _optional(self, function: Callable[..., Any], *arguments: Any, name: str = "") -> Any:
-        """What a call for this device gives; None where the device or the driver has no such thing.
+        """The result of a call for this device; None if the device or the driver does not support it.
 
-        ``name`` is what an error calls it, if not by its own name.
+        Args:
+            function: of the package; gets the device and ``arguments``.
+            arguments: further arguments.
+            name: what errors call the function; empty for its own name.
 
         Raises:
             DeviceLostError: the device is gone.
-            PowerError: another fault.
+            PowerError: any other error.
         """
         if self._unsupported and (function, *arguments) in self._unsupported:
             return None
@@ -355,7 +362,7 @@ class AmdSource(PowerSource):
             if code in _NO_SUCH_DEVICE:
                 raise DeviceLostError(f"the GPU is gone: {_words(error)}") from error
             raise PowerError(f"{name or function.__name__}: {_words(error)}") from error
-        except Exception as error:  # what the package makes of values that it did not expect
+        except Exception as error:  # the package itself fails on values that it does not expect
             raise PowerError(f"{name or function.__name__}: {type(error).__name__}: {error}") from error
 
 
@@ -364,9 +371,9 @@ def _sane_mhz(value: Any) -> float | None:
 
 
 def _generation(major: int) -> int:
-    """The major version of ROCm to which a version of AMD SMI belongs.
+    """The major version of ROCm that a major version of AMD SMI belongs to.
 
-    The library counts 24.x and 25.x in ROCm 6 and 26.x in ROCm 7; Python packages count so too, or as ROCm does.
+    The library has versions 24.x and 25.x in ROCm 6 and 26.x in ROCm 7. Python packages use those numbers, or ROCm's.
     """
     if major < 23:
         return major

@@ -1,31 +1,50 @@
-"""The library calls of one tick of an AMD GPU, with their arguments made once.
+"""The fast way to read an AMD GPU: the library calls of one tick, with arguments that are made once.
 
-As ``nvml_tick``, and for its reason: the package checks its arguments and makes a dictionary of all that a call gives,
-which costs more than the call. Here its own structure stays and is filled again. Whatever is not as expected is left to
-``AmdSource``, which asks again through the package's functions.
+As in ``nvml_fast``: the package checks its arguments and makes a dictionary of everything that a call returns, which
+costs more than the call. Here the package's structures are reused. If anything is unexpected, ``AmdSource`` reads again
+through the package's own functions.
 """
 
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Any, NamedTuple
 
 from overlap_callbacks.instruments.power.source import MAX_SANE_W, Clock
 
-# Releases of the package differ in what they make of the library's units. Two reads at once differ by less.
+# Releases of the package convert the library's units differently. Two reads in a row differ by less than these factors.
 _AGREE = (0.5, 2.0)
 
 
+class AmdValues(NamedTuple):
+    """The values of one tick, in AMD SMI's units.
+
+    Attributes:
+        begin_ns, end_ns: when the read of power and energy began and ended.
+        power_w: power.
+        energy_count: the energy counter.
+        resolution_uj: microjoules per count.
+        clock_mhz: clock of the compute units.
+    """
+
+    begin_ns: int
+    end_ns: int
+    power_w: int
+    energy_count: int
+    resolution_uj: float
+    clock_mhz: int
+
+
 class AmdTick:
-    """Power, the count of the energy counter, and the clock of the compute units.
+    """Reads power, the energy counter, and the clock of the compute units.
 
     Args:
         smi: the ``amdsmi`` module, initialised.
         device: handle of the device.
-        power_key: which figure of power.
+        power_key: name of the field that holds the power.
 
     Raises:
-        AttributeError: the package is another than those that this is for, or its functions take other arguments.
+        AttributeError: the package lacks what this needs, or its functions take other arguments.
     """
 
     def __init__(self, smi: Any, device: Any, power_key: str) -> None:
@@ -34,7 +53,7 @@ class AmdTick:
         self._get_clock = wrapper.amdsmi_get_clock_info
         functions = self._get_power, self._get_energy, self._get_clock
         if [len(function.argtypes) for function in functions] != [2, 4, 3]:
-            raise AttributeError  # seen by ``of`` alone
+            raise AttributeError  # only ``of`` sees it
         self._device = device
         self._key = power_key
         self._power, self._clock = wrapper.amdsmi_power_info_t(), wrapper.amdsmi_clk_info_t()
@@ -45,27 +64,29 @@ class AmdTick:
 
     @classmethod
     def of(cls, smi: Any, device: Any, power_key: str, power_w: float) -> AmdTick | None:
-        """None where it is otherwise; ``power_w`` is what the package's own function gave just now."""
+        """A tick of the device; None if the package does not allow the fast way, or the fast way gives another power.
+
+        Args:
+            smi: as for the class.
+            device: as for the class.
+            power_key: as for the class.
+            power_w: the power that the package's own function returned just now.
+        """
         try:
             tick = cls(smi, device, power_key)
-            read = tick.read(lambda: 0)
-        except Exception:  # whatever another package raises: there is the long way
+            values = tick.read(lambda: 0)
+        except Exception:  # another version of the package may raise anything; the slow way remains
             return None
-        return tick if read is not None and _AGREE[0] * power_w <= read[2] <= _AGREE[1] * power_w else None
+        return tick if values is not None and _AGREE[0] * power_w <= values.power_w <= _AGREE[1] * power_w else None
 
-    def read(self, clock_ns: Clock) -> tuple[int, int, int, int, float, int] | None:
-        """Read the device now.
-
-        Returns:
-            When the read of power and energy began and ended, power in W, the energy counter's count, how many uJ one
-            count is, and the clock in MHz; None where any of it did not go well.
-        """
+    def read(self, clock_ns: Clock) -> AmdValues | None:
+        """Read the device now; None if any part of the read failed."""
         begin_ns = clock_ns()
         failed = self._get_power(self._device, self._power_at) or self._get_energy(self._device, *self._energy_at)
         end_ns = clock_ns()
         if failed or self._get_clock(self._device, self._kind, self._clock_at):
             return None
         power_w = getattr(self._power, self._key)
-        if power_w > MAX_SANE_W:  # all ones, in however many bits: the device lacks it
+        if power_w > MAX_SANE_W:  # all ones, in any number of bits, means that the device lacks the value
             return None
-        return begin_ns, end_ns, power_w, self._count.value, self._resolution_uj.value, self._clock.clk
+        return AmdValues(begin_ns, end_ns, power_w, self._count.value, self._resolution_uj.value, self._clock.clk)

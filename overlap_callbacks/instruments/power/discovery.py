@@ -1,8 +1,8 @@
-"""From the device that trains to the source of its power.
+"""Identifies the devices that train, and finds the power source of each.
 
-A device is found by what it is, its UUID or its PCI address, never by its number: the number that torch uses depends on
-``CUDA_VISIBLE_DEVICES`` and its relatives, and counts in another order than NVML and AMD SMI do. torch knows the device
-behind its number, whatever those variables say, so nothing here reads them.
+A device is found by its UUID or PCI address, never by its number. The number that torch uses depends on
+``CUDA_VISIBLE_DEVICES`` and similar variables, and NVML and AMD SMI count in another order. torch knows which device
+has which number, whatever those variables hold, so nothing here reads them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ NVIDIA, AMD, CPU = "nvidia", "amd", "cpu"
 
 @dataclass(frozen=True)
 class DeviceIdentity:
-    """What a device is.
+    """Identifies a device.
 
     Attributes:
         vendor: ``nvidia``, ``amd`` or ``cpu``.
-        uuid: with or without a prefix; empty where it is not known.
-        pci_bus_id: such as ``0000:3b:00.0``; empty where it is not known.
-        name: as torch calls it.
+        uuid: with or without a prefix; empty if unknown.
+        pci_bus_id: e.g. ``0000:3b:00.0``; empty if unknown.
+        name: the name that torch gives it.
     """
 
     vendor: str
@@ -38,20 +38,22 @@ class DeviceIdentity:
 
 @dataclass(frozen=True)
 class NoPower:
-    """There is no source; training and all else go on.
+    """There is no power source for a device. Training and all other measurements go on.
 
     Attributes:
-        reason: why not, in one line.
+        reason: why there is none, in one line.
     """
 
     reason: str
 
 
 def identify(device: Any = None) -> DeviceIdentity:
-    """What a torch device is. Never creates a CUDA context: a process that uses no CUDA is taken to train on the CPU.
+    """The identity of a torch device.
+
+    Never creates a CUDA context: a process that does not use CUDA is assumed to train on the CPU.
 
     Args:
-        device: a CUDA ``torch.device`` or its index; None for the current one.
+        device: a CUDA ``torch.device`` or its index; None for the current device.
     """
     import torch
 
@@ -62,10 +64,10 @@ def identify(device: Any = None) -> DeviceIdentity:
 
 
 def from_properties(properties: Any, *, hip: bool) -> DeviceIdentity:
-    """What a device is, by what torch says of it.
+    """The identity of a device, from what torch knows about it.
 
     Args:
-        properties: of ``torch.cuda.get_device_properties``.
+        properties: result of ``torch.cuda.get_device_properties``; which fields it has depends on torch's version.
         hip: whether torch was built for ROCm.
     """
     bus = getattr(properties, "pci_bus_id", None)
@@ -82,13 +84,15 @@ def from_properties(properties: Any, *, hip: bool) -> DeviceIdentity:
 
 
 def devices_to_read(per_node: bool) -> list[DeviceIdentity]:
-    """The devices whose power this process reads: its own, or, of one process of a node, all that the node's ranks use.
+    """The devices whose power this process reads.
 
-    A node's ranks are those of one launcher (``torchrun`` and its like set ``LOCAL_RANK`` and ``LOCAL_WORLD_SIZE``),
-    and use the first devices that each of them sees. A process that sees fewer reads its own.
+    By default that is the process's own device. With ``per_node``, the first rank of a node reads all devices that the
+    node's ranks use, and the others read none. A node's ranks are those of one launcher: ``torchrun`` and similar ones
+    set ``LOCAL_RANK`` and ``LOCAL_WORLD_SIZE``. They use the first devices that each of them sees. A process that sees
+    fewer devices than that reads its own.
 
     Args:
-        per_node: read for the whole node, in its first rank.
+        per_node: whether the first rank of a node reads for the whole node.
     """
     own = identify()
     rank, size = os.environ.get("LOCAL_RANK", ""), os.environ.get("LOCAL_WORLD_SIZE", "")
@@ -106,13 +110,13 @@ def devices_to_read(per_node: bool) -> list[DeviceIdentity]:
 def find_source(
     identity: DeviceIdentity, *, utilisation: bool = True, powercap: Path = POWERCAP
 ) -> PowerSource | NoPower:
-    """The source of a device's power.
+    """The power source of a device, or the reason why there is none.
 
-    The CPU's counters do not stand in for those of a GPU: they would be another device's.
+    The CPU's counters never replace those of a GPU: they would tell the power of another device.
 
     Args:
         identity: of the device.
-        utilisation: read how busy the parts of the device are too, where it can tell.
+        utilisation: whether to read how busy the parts of the device are too, if it can tell.
         powercap: folder of the CPU's energy counters.
     """
     try:
@@ -128,6 +132,6 @@ def find_source(
             return RaplSource(powercap)
     except PowerUnavailableError as error:
         return NoPower(str(error))
-    except Exception as error:  # a vendor's package may raise anything: power is not worth a job
+    except Exception as error:  # a vendor's package may raise anything, and power is not worth losing a job
         return NoPower(f"no power: {type(error).__name__}: {error}")
     return NoPower(f"no power: nothing is known of devices by {identity.vendor!r}")

@@ -1,8 +1,8 @@
-"""From a device's energy counter, which wraps and is reset, to joules that only grow."""
+"""Turns a device's energy counter, which wraps and may be reset, into joules that only grow."""
 
 from __future__ import annotations
 
-# Counters are not all as wide as the type that the library returns: this width is tried where none is stated.
+# Some counters are narrower than the type that the library returns. If no width is stated, this one is tried.
 _NARROW = 2**32
 
 
@@ -11,20 +11,20 @@ class EnergyCounter:
 
     Args:
         tick_j: joules per count.
-        counts: after how many counts the counter is back at zero; None where the device does not say.
+        counts: number of counts after which the counter wraps to zero; None if the device does not tell.
     """
 
     def __init__(self, tick_j: float, counts: int | None = None) -> None:
         self._tick_j = tick_j
         self._counts = counts
         self._last: int | None = None
-        self._total = 0  # in counts: whole numbers add up without error, for years
+        self._total = 0  # in counts: whole numbers add up without rounding errors
 
     def read(self, value: int) -> float | None:
-        """Joules since the first read; None where the counter went back without having wrapped.
+        """Joules since the first read; None if the counter went back without having wrapped.
 
-        Then it was reset (a driver that was loaded again), or is at fault (some run backwards), and what was used since
-        the last read is not known.
+        Then it was reset (e.g. the driver was reloaded) or is faulty (some run backwards), so the energy used since the
+        last read is unknown.
         """
         last, self._last = self._last, value
         if last is None:
@@ -40,6 +40,6 @@ class EnergyCounter:
 
 
 def _width(last: int, value: int) -> int | None:
-    """The width at which a counter of unknown width wrapped: it stood close below, and now stands close above zero."""
+    """The width at which a counter of unknown width wrapped: it was close to that width, and is now close to zero."""
     margin = _NARROW // 16
     return _NARROW if _NARROW - margin <= last < _NARROW and value < margin else None

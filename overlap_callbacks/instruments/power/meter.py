@@ -1,7 +1,7 @@
-"""Power of the devices that this process reads while a window is open: what the monitor drives.
+"""Measures the power of devices while a window is open; this is what the monitor uses.
 
-Finding a source loads a vendor's library, and stopping a sampler waits for a read to come back. Both happen on a thread
-of the meter's own, so that nothing here makes the training thread wait.
+Finding a source loads a vendor's library, and stopping a sampler waits until a read returns. Both happen on a thread of
+the meter's own, so that nothing here blocks the training thread.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ Find = Callable[[DeviceIdentity], "PowerSource | NoPower"]
 
 @dataclass(frozen=True)
 class PowerOptions:
-    """What a user may choose.
+    """The options of power measurement that a user may choose.
 
     Attributes:
         enabled: whether power is measured.
-        interval_s: time between readings; None for the source's own.
-        idle_interval_s: time between readings between windows; None for none there.
-        per_node: one process of each node reads all of its devices, on one thread; else each reads its own.
+        interval_s: time between readings; None for the source's own default.
+        idle_interval_s: time between readings outside windows; None for no readings there.
+        per_node: whether one process of each node reads all of its devices, on one thread. Else each reads its own.
 
     Raises:
-        TypeError: an interval is no number.
-        ValueError: an interval is too short, or the idle one is the shorter.
+        TypeError: an interval is not a number.
+        ValueError: an interval is too short, or ``idle_interval_s`` is shorter than ``interval_s``.
     """
 
     enabled: bool = True
@@ -55,7 +55,12 @@ class PowerOptions:
 
 @dataclass(frozen=True)
 class MeasuredPower:
-    """Power of one window on one rank; empty where there is no source."""
+    """Power of one window on one rank; empty if there is no source.
+
+    Attributes:
+        figures: one entry per device that this process reads.
+        trace: power against time, of the first device.
+    """
 
     figures: tuple[DevicePower, ...] = ()
     trace: PowerTrace | None = None
@@ -65,11 +70,11 @@ class PowerMeter:
     """Reads the power of devices during windows.
 
     Args:
-        identities: of the devices; none where another process reads them.
-        options: the user's choice.
-        tell: gets the one line that says why there is no power, or no more, and whether one would expect some; called
-            on a thread of the meter's own.
-        find: makes a source; by default ``find_source``.
+        identities: the devices; empty if another process reads them.
+        options: what the user chose.
+        tell: called on a thread of the meter's own with one line that says why there is no power, or no more of it, and
+            with whether the user would expect power on this device.
+        find: makes a source; None for ``find_source``.
     """
 
     def __init__(
@@ -91,22 +96,22 @@ class PowerMeter:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether another process reads the device of this one."""
+        """Whether another process reads this process's device."""
         return not self._identities
 
     def begin(self, on_tick: Callable[[], None] = lambda: None) -> None:
-        """A window opens.
+        """Tell that a window opens.
 
         Args:
-            on_tick: called on the sampler's thread at each of its ticks.
+            on_tick: called on the sampler's thread at each tick.
         """
         if not self._given_up:
             self._on_tick = on_tick
             self._worker.submit(self._begin)
 
     def end(self) -> None:
-        """It is closed."""
-        self._on_tick = lambda: None  # keeps no window alive
+        """Tell that the window is closed."""
+        self._on_tick = lambda: None  # must not keep the window alive
         if not self._given_up:
             self._worker.submit(self._end)
 
@@ -118,13 +123,13 @@ class PowerMeter:
         shown: Sequence[Segment] = (),
         communication: Sequence[tuple[int, int]] = (),
     ) -> MeasuredPower:
-        """The figures of a window that is closed.
+        """The power of a window that is closed.
 
         Args:
             segments: the blocks that count.
-            since_ns: when the window opened.
-            shown: all stretches in one mode, for the trace.
-            communication: when communication was known to be in flight, for the trace.
+            since_ns: when the window opened, as of ``time.perf_counter_ns``.
+            shown: all stretches of time in one mode, for the trace; empty for ``segments``.
+            communication: when communication was in flight, as (start, end) in nanoseconds, for the trace.
         """
         sampler = self._sampler
         if sampler is None or not segments:
@@ -147,12 +152,12 @@ class PowerMeter:
         return MeasuredPower(figures, trace)
 
     def _late_of(self, sampler: Sampler) -> int:
-        """Readings that came late since this was asked last."""
+        """Number of ticks that were skipped since the last call."""
         before, self._late = self._late, sampler.late
         return self._late - before
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """Stop reading and let go of the device."""
+        """Stop reading and release the devices; waits at most ``timeout_s``."""
         self._given_up = True
         if self._worker.started:
             self._worker.submit(self._close)
@@ -168,8 +173,8 @@ class PowerMeter:
                 if isinstance(source, NoPower):
                     self._given_up = True
                     self._tell(source.reason, identity.vendor != CPU)
-                    for found in sources:
-                        found.close()
+                    for opened in sources:
+                        opened.close()
                     return
                 sources.append(source)
             self._sampler = Sampler(

@@ -1,8 +1,9 @@
-"""NVIDIA GPUs, through NVML (``nvidia-ml-py``).
+"""The power source of NVIDIA GPUs, through NVML (``nvidia-ml-py``).
 
-Power is the field that NVML calls instantaneous where the driver has it, else the field for the 1 s average, else
-``nvmlDeviceGetPowerUsage``, whose meaning depends on the chip. What a device does not support, the user may not read or
-the driver fails at is absent in the readings: only a read without power is a failure, and a device that is gone.
+Power is the field that NVML calls instantaneous if the driver has it, else the field for the 1 s average, else
+``nvmlDeviceGetPowerUsage``, whose meaning depends on the chip. A value that the device does not support, that the user
+may not read or that the driver fails to read is absent in the readings. Only two things are errors: a read without
+power, and a device that is gone.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from overlap_callbacks.instruments.power.source import (
     PowerError,
     PowerSource,
     PowerUnavailableError,
+    SlowValues,
+    gpu_reading,
     host_clock,
     sane_w,
 )
@@ -36,8 +39,8 @@ _FIELD_AVERAGE = 185
 _FIELD_INSTANT = 186
 _SCOPE_GPU = 0
 
-# The sensor behind "instantaneous" power is refreshed about every 100 ms on A100 and H100 (arXiv 2312.02741): a value
-# may be so old. The energy counter is refreshed every 10 to 100 ms, by device.
+# The sensor behind "instantaneous" power is refreshed about every 100 ms on A100 and H100 (arXiv 2312.02741), so a
+# value may be that old. The energy counter is refreshed every 10 to 100 ms, depending on the device.
 _INSTANT_S = 0.1
 _ENERGY_LAG_S = 0.1
 _AVERAGE_S = 1.0
@@ -48,8 +51,8 @@ _GPU_IS_LOST = 15
 _VERSION_MISMATCH = 25  # the package knows another layout of the argument than the driver does
 _ARCHITECTURE_AMPERE = 7
 
-# The answers that a call gives once and for all; other errors may pass.
-_FOR_GOOD = (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND, _VERSION_MISMATCH)
+# Errors after which a call need not be made again; other errors may pass.
+_PERMANENT = (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND, _VERSION_MISMATCH)
 
 _LOST = "the GPU is lost: it fell off the bus, or its driver gave it up"
 
@@ -68,7 +71,7 @@ _REASONS = (
 
 
 class NvmlLibrary:
-    """NVML, initialised: finds devices, by what they are and never by their number.
+    """NVML, initialised. Finds devices by UUID or PCI address, never by their number.
 
     Raises:
         PowerUnavailableError: the Python package, the driver's library or the driver is missing.
@@ -94,11 +97,11 @@ class NvmlLibrary:
         """The handle of a device.
 
         Args:
-            uuid: with or without its prefix ``GPU-`` or ``MIG-``; empty where it is not known.
-            pci_bus_id: such as ``00000000:3B:00.0``; empty where it is not known.
+            uuid: with or without its prefix ``GPU-`` or ``MIG-``; empty if unknown.
+            pci_bus_id: e.g. ``00000000:3B:00.0``; empty if unknown.
 
         Raises:
-            PowerUnavailableError: it is a MIG instance, or NVML knows no such device.
+            PowerUnavailableError: the device is a MIG instance, or NVML knows no such device.
         """
         nvml = self.pynvml
         bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
@@ -142,12 +145,13 @@ class NvmlLibrary:
 class NvmlSource(PowerSource):
     """Reads one NVIDIA GPU.
 
-    A tick is three driver calls: one for power and energy together, one for the SM clock, one for its reasons. Memory
-    clock, limit and temperature are read once a second. Processes are never asked for: that call takes milliseconds.
+    A tick makes three driver calls: one for power and energy together, one for the SM clock, one for the reasons for
+    that clock. Memory clock, limit and temperature are read once a second. The processes on the device are never read:
+    that call takes milliseconds.
 
     Args:
         uuid, pci_bus_id: of the device; see ``NvmlLibrary.device``.
-        utilisation: read the GPM counters too, where the device has them (Hopper and newer).
+        utilisation: whether to read the GPM counters too, if the device has them (Hopper and newer).
         clock_ns: the clock of the readings.
 
     Raises:
@@ -175,43 +179,41 @@ class NvmlSource(PowerSource):
         except Exception:
             self._library.close()
             raise
-        # Every one of these counts milliwatts or millijoules.
+        # NVML counts energy in millijoules on every device.
         self._counter = EnergyCounter(tick_j=1e-3)
         self._averaging_s = averaging_s
         wanted = (self._power_field, FIELD_ENERGY if self._energy_is_field else None)
         self._tick_fields = [(field, _SCOPE_GPU) for field in wanted if field is not None]
-        self._slow = CachedRead(self._read_what_is_slow)
-        self._words: dict[int, frozenset[str]] = {}
+        self._slow = CachedRead(self._read_slow_values)
+        self._reasons_by_bits: dict[int, frozenset[str]] = {}
         self._tick: NvmlTick | None = None
         if self._power_field is not None and self._energy_is_field:
             self._tick = NvmlTick.of(self._nvml, self._device, self._power_field)
 
     def sample(self) -> Reading:
-        read = self._tick.read(self._clock_ns) if self._tick is not None else None
+        values = self._tick.read(self._clock_ns) if self._tick is not None else None
         reasons: frozenset[str] | None
-        if read is not None and 0 <= read[2] <= MAX_SANE_W * 1e3:
-            begin_ns, end_ns, power_mw, energy_mj, sm_clock_mhz, bits = read
+        if values is not None and 0 <= values.power_mw <= MAX_SANE_W * 1e3:
+            begin_ns, end_ns, power_mw, energy_mj, sm_clock_mhz, bits = values
             power_w = power_mw / 1e3
             energy_j = self._counter.read(energy_mj)
-            reasons = self._words[bits] if bits in self._words else self._reasons_of(bits)
-        else:  # asked again, in the way that tells what is wrong
-            begin_ns, known = self._clock_ns(), len(self._unsupported)
+            reasons = self._reasons_by_bits[bits] if bits in self._reasons_by_bits else self._reasons_of(bits)
+        else:  # read again, through the functions that tell what is wrong
+            begin_ns, num_unsupported = self._clock_ns(), len(self._unsupported)
             power_w, energy_j = self._read_power_and_energy()
             end_ns = self._clock_ns()
             sm_clock_mhz = self._optional(self._nvml.nvmlDeviceGetClockInfo, CLOCK_SM)
             reasons = self._read_reasons()
-            if len(self._unsupported) > known:  # no use in asking for all of it again
+            if len(self._unsupported) > num_unsupported:  # the fast way, which reads everything, would fail again
                 self._tick = None
-        memory_clock_mhz, temperature_c, limit_w = self._slow.at(begin_ns)
-        return Reading(
-            time_ns=(begin_ns + end_ns) // 2,
+        return gpu_reading(
+            begin_ns,
+            end_ns,
+            self._slow.at(begin_ns),
             averaging_s=self._averaging_s,
             power_w=power_w,
             energy_j=energy_j,
             sm_clock_mhz=sm_clock_mhz,
-            memory_clock_mhz=memory_clock_mhz,
-            temperature_c=temperature_c,
-            limit_w=limit_w,
             reasons=reasons,
             utilisation=self._gpm.read(end_ns) if self._gpm is not None else None,
         )
@@ -225,7 +227,7 @@ class NvmlSource(PowerSource):
     # -- power and energy
 
     def _find_power(self) -> tuple[int | None, str, float]:
-        """Which figure of power the device has: field (None for the call of its own), kind, averaging interval."""
+        """How power is read: its field (None for ``nvmlDeviceGetPowerUsage``), its kind, its averaging interval."""
         for field, kind, averaging_s in (
             (_FIELD_INSTANT, INSTANTANEOUS, _INSTANT_S),
             (_FIELD_AVERAGE, AVERAGE_1_S, _AVERAGE_S),
@@ -238,7 +240,7 @@ class NvmlSource(PowerSource):
         return None, kind, averaging_s
 
     def _usage_is_average(self) -> bool:
-        """Whether ``nvmlDeviceGetPowerUsage`` averages over 1 s: from Ampere on, but not on GA100 (nvml.h)."""
+        """Whether ``nvmlDeviceGetPowerUsage`` is an average over 1 s: from Ampere on, except on GA100 (nvml.h)."""
         architecture = self._optional(self._nvml.nvmlDeviceGetArchitecture)
         if architecture is not None and architecture < _ARCHITECTURE_AMPERE:
             return False
@@ -247,7 +249,7 @@ class NvmlSource(PowerSource):
         return pci is None or architecture != _ARCHITECTURE_AMPERE or pci.pciDeviceId >> 24 != 0x20
 
     def _read_power_and_energy(self) -> tuple[float, float | None]:
-        """Watts and joules, in one call where the driver has fields."""
+        """Watts and joules, in one call if the driver has fields for them."""
         if self._power_field is not None:
             values = self._fields(self._tick_fields)
             power_mw = values.get(self._power_field)
@@ -264,7 +266,10 @@ class NvmlSource(PowerSource):
         return power_w, self._counter.read(energy_mj) if energy_mj is not None else None
 
     def _fields(self, fields: list[tuple[int, int]]) -> dict[int, int]:
-        """The values of those fields, each with its scope, that the device has.
+        """The values of the fields that the device has, by field.
+
+        Args:
+            fields: each with its scope.
 
         Raises:
             DeviceLostError: the device is gone.
@@ -276,17 +281,17 @@ class NvmlSource(PowerSource):
         except self._nvml.NVMLError as error:
             self._raise_if_lost(error)
             raise PowerError(f"{call.__name__}: {error}") from error
-        found: dict[int, int] = {}
+        values: dict[int, int] = {}
         for item in items:
             if item.nvmlReturn == _GPU_IS_LOST:
                 raise DeviceLostError(_LOST)
             name = VALUE_NAMES.get(item.valueType)
             if item.nvmlReturn == 0 and name is not None:
-                found[item.fieldId] = getattr(item.value, name)
-        return found
+                values[item.fieldId] = getattr(item.value, name)
+        return values
 
     def _optional_fields(self, fields: list[tuple[int, int]]) -> dict[int, int]:
-        """As ``_fields``, with nothing found where the call fails."""
+        """As ``_fields``, but empty if the call fails."""
         try:
             return self._fields(fields)
         except DeviceLostError:
@@ -319,13 +324,12 @@ class NvmlSource(PowerSource):
         limit_mw = self._optional(self._nvml.nvmlDeviceGetEnforcedPowerLimit)
         return sane_w(limit_mw / 1e3) if limit_mw is not None else None
 
-    def _read_what_is_slow(self) -> tuple[float | None, float | None, float | None]:
-        """The memory's clock, the temperature, the limit."""
-        memory_clock = self._optional(self._nvml.nvmlDeviceGetClockInfo, self._nvml.NVML_CLOCK_MEM)
-        return memory_clock, self._read_temperature_c(), self._enforced_limit_w()
+    def _read_slow_values(self) -> SlowValues:
+        memory_clock_mhz = self._optional(self._nvml.nvmlDeviceGetClockInfo, self._nvml.NVML_CLOCK_MEM)
+        return SlowValues(memory_clock_mhz, self._read_temperature_c(), self._enforced_limit_w())
 
     def _read_temperature_c(self) -> float | None:
-        # The call without V is deprecated and goes with CUDA 14; drivers before 12.8's have no other.
+        # The call without V is deprecated and will be removed with CUDA 14; drivers before CUDA 12.8 have no other.
         nvml = self._nvml
         for name in ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"):
             function = getattr(nvml, name, None)
@@ -342,11 +346,11 @@ class NvmlSource(PowerSource):
         return self._reasons_of(bits) if bits is not None else None
 
     def _reasons_of(self, bits: int) -> frozenset[str]:
-        found = self._words[bits] = frozenset(word for bit, word in _REASONS if bits & bit)
-        return found
+        reasons = self._reasons_by_bits[bits] = frozenset(word for bit, word in _REASONS if bits & bit)
+        return reasons
 
     def _optional(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What a call for this device gives; None where it fails, for now or, by its answer, for good.
+        """The result of a call for this device; None if it fails. After a permanent error it is not made again.
 
         Raises:
             DeviceLostError: the device is gone.
@@ -357,7 +361,7 @@ class NvmlSource(PowerSource):
             return function(self._device, *arguments)
         except self._nvml.NVMLError as error:
             self._raise_if_lost(error)
-            if error.value in _FOR_GOOD:
+            if error.value in _PERMANENT:
                 self._unsupported.add((function, *arguments))
             return None
 

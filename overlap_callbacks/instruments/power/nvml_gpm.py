@@ -1,7 +1,7 @@
-"""GPU performance monitoring (GPM): how busy the parts of a Hopper or newer GPU are.
+"""Reads how busy the parts of an NVIDIA GPU are, by GPU performance monitoring (GPM) of Hopper and newer.
 
-A figure of GPM is the difference between two samples of the device's counters. Samples are buffers of the driver's, and
-not thread-safe: they are made, read and freed by the thread that reads the source.
+A GPM figure is the difference between two samples of the device's counters. Samples are buffers of the driver and not
+thread-safe: the thread that reads the source makes, reads and frees them.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 
 from overlap_callbacks.analysis.power.readings import Utilisation
 
-# NVML wants some 100 ms between two samples of a pair. A little less, or every other tick at 100 ms would be too soon.
+# NVML needs some 100 ms between two samples. The limit is a little less: at 100 ms, every other tick would be too soon.
 _MIN_GAP_NS = 90_000_000
 
-# Id of each metric, the name it has here, and the factor from NVML's unit: percent, and MiB/s.
+# Number of each metric, the name of its field in ``Utilisation``, and the factor from NVML's unit (percent, or MiB/s).
 _PERCENT = 0.01
 _MIB_TO_GB = 2**20 / 1e9
 _METRICS = (
@@ -28,7 +28,7 @@ _METRICS = (
 
 
 class GpmMeter:
-    """Two samples in turn.
+    """Alternates between two samples of the counters.
 
     Args:
         nvml: the ``pynvml`` module, initialised.
@@ -45,7 +45,7 @@ class GpmMeter:
         self._query.version = nvml.NVML_GPM_METRICS_GET_VERSION
         self._query.numMetrics = len(_METRICS)
         # Views of the query: they follow what the driver writes.
-        self._items = [(item, *words) for item, (_, *words) in zip(self._query.metrics, _METRICS, strict=False)]
+        self._items = [(item, *rest) for item, (_, *rest) in zip(self._query.metrics, _METRICS, strict=False)]
         for (item, _, _), (metric, _, _) in zip(self._items, _METRICS, strict=True):
             item.metricId = metric
         self._samples: list[Any] = []
@@ -55,7 +55,7 @@ class GpmMeter:
 
     @classmethod
     def of(cls, nvml: Any, device: Any) -> GpmMeter | None:
-        """A meter of the device; None where the device or the driver has no GPM."""
+        """A meter of the device; None if the device or the driver has no GPM."""
         try:
             if not nvml.nvmlGpmQueryDeviceSupport(device).isSupportedDevice:
                 return None
@@ -64,12 +64,12 @@ class GpmMeter:
             return None
 
     def read(self, now_ns: int) -> Utilisation | None:
-        """How busy the device was since the call before; None in the first call, and in one that comes too soon.
+        """How busy the device was since the previous call; None for the first call, and if it is too soon.
 
-        A fault of GPM costs its figures only: power is read all the same.
+        If GPM fails, only its figures are missing: power is still read.
 
         Args:
-            now_ns: the time now.
+            now_ns: the current time, as of ``time.perf_counter_ns``.
         """
         if self._last_ns is not None and now_ns - self._last_ns < _MIN_GAP_NS:
             return None
@@ -77,7 +77,7 @@ class GpmMeter:
         try:
             nvml.nvmlGpmSampleGet(self._device, self._spare)
         except nvml.NVMLError:
-            self._last_ns = None  # the next figure starts afresh
+            self._last_ns = None  # the next sample has no predecessor
             return None
         since_ns, self._last_ns = self._last_ns, now_ns
         self._last, self._spare = self._spare, self._last
@@ -89,8 +89,8 @@ class GpmMeter:
             nvml.nvmlGpmMetricsGet(query)
         except nvml.NVMLError:
             return None
-        found = {name: item.value * factor for item, name, factor in self._items if item.nvmlReturn == 0}
-        return Utilisation(since_ns=since_ns, **found)
+        values = {name: item.value * factor for item, name, factor in self._items if item.nvmlReturn == 0}
+        return Utilisation(since_ns=since_ns, **values)
 
     def close(self) -> None:
         """Free the samples."""

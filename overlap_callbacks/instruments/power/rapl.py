@@ -1,6 +1,6 @@
-"""CPU packages, through the energy counters of Linux in ``/sys/class/powercap`` (RAPL: Intel, and AMD from Zen on).
+"""The power source of CPUs, through Linux's energy counters in ``/sys/class/powercap`` (RAPL: Intel, AMD from Zen on).
 
-Only whole packages are counted, and on request their memory: ``psys`` and the cores overlap them.
+Only whole packages are counted, and their memory on request. The zones ``psys`` and ``core`` overlap with packages.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from overlap_callbacks.instruments.power.source import (
 
 POWERCAP = Path("/sys/class/powercap")
 
-# The counters are renewed about every millisecond.
+# The counters are refreshed about every millisecond.
 _ENERGY_LAG_S = 0.001
 
 
 @dataclass
 class _Zone:
-    """One counter: ``energy_uj`` of a folder, and how it wraps."""
+    """One energy counter: the file ``energy_uj`` of a folder."""
 
     name: str
     energy: Path
@@ -42,13 +42,13 @@ class _Zone:
 
 
 class RaplSource(PowerSource):
-    """Reads all CPU packages of this machine, as one device.
+    """Reads all CPU packages of this machine as one device.
 
-    Power is the mean since the reading before, from the counters; the first reading has none.
+    Power is the mean since the previous reading, from the counters; the first reading has none.
 
     Args:
         root: the folder of the zones.
-        dram: count the memory's own zones too, where there are any.
+        dram: whether to count the memory's own zones too, if there are any.
         clock_ns: the clock of the readings.
 
     Raises:
@@ -101,7 +101,7 @@ class RaplSource(PowerSource):
         )
 
     def close(self) -> None:
-        """There is nothing to let go."""
+        """There is nothing to release."""
 
     def _read_limit_w(self) -> float | None:
         return _sum_w(self._limits, "constraint_0_power_limit_uw")
@@ -110,8 +110,11 @@ class RaplSource(PowerSource):
 def _find_zones(root: Path, dram: bool) -> list[_Zone]:
     """The counters to add up.
 
-    Zones are ``intel-rapl:N`` (on AMD too), their parts ``intel-rapl:N:M``. The same packages show a second time under
-    ``intel-rapl-mmio``, which is left alone.
+    Zones are called ``intel-rapl:N`` (on AMD too), their parts ``intel-rapl:N:M``. The packages appear a second time
+    under ``intel-rapl-mmio``, which is ignored.
+
+    Raises:
+        PowerUnavailableError: there are no packages, or their counters may not be read.
     """
     folders = sorted(root.glob("intel-rapl:*")) if root.is_dir() else []
     zones: list[_Zone] = []
@@ -130,7 +133,7 @@ def _find_zones(root: Path, dram: bool) -> list[_Zone]:
             continue
         span_uj = _read(folder / "max_energy_range_uj")
         zones.append(_Zone(name, energy, EnergyCounter(tick_j=1e-6, counts=int(span_uj) if span_uj else None)))
-    if denied:  # part of the packages would pass for all of them
+    if denied:  # the power of some packages would be taken for that of all
         raise PowerUnavailableError(
             f"no power of the CPU: {denied[0]} may be read by root only; to allow it: "
             f"sudo chmod a+r {root}/intel-rapl:*/energy_uj (until the next start of the machine)"
@@ -144,7 +147,12 @@ def _find_zones(root: Path, dram: bool) -> list[_Zone]:
 
 
 def _sum_w(folders: list[Path], name: str) -> float | None:
-    """The sum over packages of a limit in microwatts; None where one has none."""
+    """The sum of a limit over packages, in watts; None if a package lacks it.
+
+    Args:
+        folders: of the packages.
+        name: of the file that holds the limit, in microwatts.
+    """
     values = [_read(folder / name) for folder in folders]
     if not values or not all(value is not None and value.isdecimal() for value in values):
         return None

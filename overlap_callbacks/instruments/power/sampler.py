@@ -1,4 +1,4 @@
-"""One thread that reads a source, or several, at regular times, and keeps the latest readings."""
+"""Reads one power source or several at regular times, on one thread, and keeps the latest readings."""
 
 from __future__ import annotations
 
@@ -17,36 +17,35 @@ _CAPACITY = 20_000
 
 MIN_INTERVAL_S = 0.001
 
-# Waits after one failed read after another, in seconds; once they are used up, the source is given up.
+# Waits after consecutive failed reads, in seconds. If the read after the last wait fails too, the source is given up.
 _BACK_OFF_S = (0.1, 0.5, 2.0)
 
 
 class Sampler:
     """Reads a source between ``start`` and ``stop``.
 
-    Ticks lie on a grid from the start on, so that they do not drift. Where a read is slow, or the thread gets no CPU,
-    the ticks that have passed by then are left out and counted: they do not pile up. A source that fails is asked again
-    after some time, thrice; then, or at once where the device is lost, it is given up for good.
+    Ticks lie on a fixed grid, so that they do not drift. If a read is slow or the thread gets no CPU, the ticks that
+    pass meanwhile are skipped and counted; they do not pile up. A read that fails is retried three times, after longer
+    and longer waits. Then the source is given up for good; if the device is lost, it is given up at once.
 
     Args:
-        source: what to read, or several to read at the same ticks. They belong to the sampler's thread from ``start``
-            to ``stop``, and are given up together.
-        interval_s: time between readings, at least 1 ms; None for the source's own.
-        idle_interval_s: after ``rest``, go on at this slower rate; None to pause.
-        capacity: readings that are kept; the oldest make room.
-        on_give_up: called once, on the sampler's thread, with what to tell the user.
-        on_tick: called on that thread before each reading.
+        source: what to read, or several sources to read at the same ticks. They belong to the sampler's thread from
+            ``start`` to ``stop``, and are given up together.
+        interval_s: time between readings, at least 1 ms; None for the source's own default.
+        idle_interval_s: time between readings after ``rest``; None to pause there.
+        capacity: number of readings that are kept per source; the oldest are dropped.
+        on_give_up: called once, on the sampler's thread, with a message for the user.
+        on_tick: called on the sampler's thread before each reading.
         clock_ns: the clock of the ticks.
 
     Attributes:
-        late: ticks left out, since a reading came more than one interval late.
-        failures: reads that failed.
+        late: number of ticks that were skipped because a reading came more than one interval late.
         given_up: why the source was given up; empty as long as it is not.
-        cpu_s: CPU time that the sampler's thread took; known once it has stopped.
+        cpu_s: CPU time that the sampler's thread took, in seconds; known once it has stopped.
 
     Raises:
         TypeError: an interval is not a number, or ``capacity`` is not a whole number.
-        ValueError: one is out of range.
+        ValueError: an interval or ``capacity`` is out of range.
     """
 
     def __init__(
@@ -61,15 +60,14 @@ class Sampler:
         clock_ns: Clock = host_clock,
     ) -> None:
         self.sources = (source,) if isinstance(source, PowerSource) else tuple(source)
-        own_s = self.sources[0].default_interval_s
-        self.interval_s = _interval("interval_s", own_s if interval_s is None else interval_s)
+        default_s = self.sources[0].info.default_interval_s
+        self.interval_s = _interval("interval_s", default_s if interval_s is None else interval_s)
         self.idle_interval_s = None if idle_interval_s is None else _interval("idle_interval_s", idle_interval_s)
         if self.idle_interval_s is not None and self.idle_interval_s < self.interval_s:
             raise ValueError(
                 f"idle_interval_s must be at least interval_s ({self.interval_s:g}), got {self.idle_interval_s:g}"
             )
         self.late = 0
-        self.failures = 0
         self.given_up = ""
         self.cpu_s = 0.0
         self._on_give_up = on_give_up
@@ -79,22 +77,22 @@ class Sampler:
         self._kept: list[deque[Reading]] = [deque(maxlen=capacity) for _ in self.sources]
         self._thread: threading.Thread | None = None
         self._stop = _Stop()
-        # Waiting for a lock with a time limit is one system call; a Condition's wait costs tens of microseconds a tick.
+        # Acquiring a lock with a timeout is one system call; a Condition's wait costs tens of microseconds per tick.
         self._sleep = threading.Lock()
         self._sleep.acquire()
         self._pace_s = self.interval_s
 
     @property
     def running(self) -> bool:
-        """Whether the thread reads."""
+        """Whether the sampler's thread is alive."""
         return self._thread is not None and self._thread.is_alive()
 
     def start(self) -> bool:
-        """Read at the full rate from now on. False where the source was given up or still hangs in an earlier read."""
+        """Read at the full rate from now on. Returns False if the source was given up, or hangs in an earlier read."""
         if self.given_up:
             return False
         if self._thread is not None and self._thread.is_alive():
-            if self._stop.asked:  # stopped, but its read has not come back: two threads must not share a source
+            if self._stop.requested:  # its read has not returned yet, and two threads must not share a source
                 return False
             self._set_pace(self.interval_s)
             return True
@@ -107,18 +105,18 @@ class Sampler:
         return True
 
     def rest(self, timeout_s: float = 1.0) -> None:
-        """Between windows: the idle rate, or none."""
+        """Read at the idle rate from now on, or pause if there is none."""
         if self.idle_interval_s is None:
             self.stop(timeout_s)
         elif self.running:
             self._set_pace(self.idle_interval_s)
 
     def stop(self, timeout_s: float = 1.0) -> bool:
-        """End the thread; False where a read takes longer than ``timeout_s``. Readings are kept."""
+        """End the thread. Returns False if a read takes longer than ``timeout_s``. Readings are kept."""
         thread = self._thread
         if thread is None:
             return True
-        self._stop.asked = True
+        self._stop.requested = True
         self._wake()
         if thread is not threading.current_thread():
             thread.join(timeout_s)
@@ -128,7 +126,7 @@ class Sampler:
         return True
 
     def close(self, timeout_s: float = 1.0) -> bool:
-        """Stop, and let go of the source; False where a read hangs: then the source stays open, as it is in use."""
+        """Stop, and close the sources. Returns False if a read hangs; then they stay open, since they are in use."""
         if not self.stop(timeout_s):
             return False
         for source in self.sources:
@@ -136,13 +134,13 @@ class Sampler:
         return True
 
     def readings(self, since_ns: int | None = None, source: int = 0) -> Readings:
-        """What was read, oldest first.
+        """The readings, oldest first.
 
         Args:
-            since_ns: leave out what was read before.
-            source: of which one, where there are several.
+            since_ns: leave out readings before this time, as of ``time.perf_counter_ns``.
+            source: index of the source.
         """
-        kept = self._kept[source].copy()  # one step, as the append is on the sampler's thread: no lock is needed
+        kept = self._kept[source].copy()  # atomic, as the append on the sampler's thread is: no lock is needed
         return Readings.of([r for r in kept if since_ns is None or r.time_ns >= since_ns])
 
     # -- on the sampler's thread
@@ -152,46 +150,45 @@ class Sampler:
         self._wake()
 
     def _wake(self) -> None:
-        """End the wait that is under way, or the next one."""
-        with contextlib.suppress(RuntimeError):  # it is awake already
+        """End the current wait, or the next one."""
+        with contextlib.suppress(RuntimeError):  # it was woken already
             self._sleep.release()
 
     def _run(self, stop: _Stop) -> None:
         try:
             self._read_at_every_tick(stop)
-        except Exception as error:  # of the sampler itself
+        except Exception as error:  # a fault of the sampler itself
             self._give_up(f"power is no longer measured: {type(error).__name__}: {error}")
         finally:
             self.cpu_s += time.thread_time()
 
     def _read_at_every_tick(self, stop: _Stop) -> None:
-        # All that a tick touches has gone cold since the one before: so few calls, and names that are looked up once.
+        # CPU caches are cold at every tick: make few calls and bind attributes to locals.
         clock_ns, woken, on_tick = self._clock_ns, self._sleep.acquire, self._on_tick
         reads = [(source.sample, kept.append) for source, kept in zip(self.sources, self._kept, strict=True)]
         failed = 0
-        while not stop.asked:
+        while not stop.requested:
             pace_s = self._pace_s  # each rate has a grid of its own, which begins now
             pace_ns, due_ns = round(pace_s * 1e9), clock_ns()
             while True:
                 left_ns = due_ns - clock_ns()
                 if woken(True, left_ns * 1e-9 if left_ns > 0 else 0):
-                    break  # to end, or to go at another pace
+                    break  # woken to stop, or to read at another rate
                 if on_tick is not None:
                     on_tick()
                 try:
                     for sample, keep in reads:
                         reading = sample()
-                        if stop.asked:  # during the read: whoever stopped has taken what there was
+                        if stop.requested:  # during the read: the caller of ``stop`` already has the readings
                             return
                         keep(reading)
-                except Exception as error:  # whatever a vendor's package may raise
-                    self.failures += 1
+                except Exception as error:  # a vendor's package may raise anything
                     if isinstance(error, DeviceLostError) or failed == len(_BACK_OFF_S):
                         self._give_up(f"power is no longer measured: {error}")
                         return
                     self._back_off(_BACK_OFF_S[failed], stop)
                     failed += 1
-                    if stop.asked or self._pace_s != pace_s:
+                    if stop.requested or self._pace_s != pace_s:
                         break
                     due_ns += pace_ns * max(-(-(clock_ns() - due_ns) // pace_ns), 1)
                     continue
@@ -199,30 +196,30 @@ class Sampler:
                 due_ns += pace_ns
                 behind_ns = clock_ns() - due_ns
                 if behind_ns > 0:
-                    passed = -(-behind_ns // pace_ns)  # ticks, the one that is due now among them
+                    passed = -(-behind_ns // pace_ns)  # ticks that passed, including the one that is due now
                     self.late += passed
                     due_ns += passed * pace_ns
 
     def _back_off(self, wait_s: float, stop: _Stop) -> None:
-        """Wait, however often another pace is set meanwhile."""
+        """Wait the whole time, even if the rate is changed meanwhile; a stop ends the wait."""
         end_ns = time.monotonic_ns() + round(wait_s * 1e9)
-        while not stop.asked and (left_ns := end_ns - time.monotonic_ns()) > 0:
+        while not stop.requested and (left_ns := end_ns - time.monotonic_ns()) > 0:
             self._sleep.acquire(timeout=left_ns / 1e9)
 
     def _give_up(self, message: str) -> None:
         self.given_up = message
         if self._on_give_up is not None:
-            with contextlib.suppress(Exception):  # there is nobody here to tell
+            with contextlib.suppress(Exception):  # nobody on this thread could handle it
                 self._on_give_up(message)
 
 
 class _Stop:
-    """Whether a thread was asked to stop: an attribute is read at every tick at less cost than an Event is asked."""
+    """Whether a thread was requested to stop. Reading an attribute at every tick is cheaper than asking an Event."""
 
-    __slots__ = ("asked",)
+    __slots__ = ("requested",)
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
 
 
 def _interval(name: str, value: float) -> float:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from overlap_callbacks.analysis import name_rules
-from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.power import PowerTrace
+from overlap_callbacks.analysis.results.report import OverlapReport
 
 _MAX_CELL_LENGTH = 500
 

@@ -16,7 +16,7 @@ C, M = Kind.COMPUTE, Kind.COMMUNICATION
 
 def issued(operator: str, dimension: str, num_bytes: int = 8) -> Collective:
     group = Group(dimension, "", (0, 1), "gloo", dimension)
-    return Collective(operator, group, num_bytes, num_bytes, None, 0, True, 0, -1, 0, 0)
+    return Collective(operator, group, num_bytes, num_bytes, None, 0, -1, 0, 0)
 
 
 def on_lanes(rows: list[tuple[str, Kind, int, float, float]], lanes: list[int]) -> KernelTable:

@@ -38,9 +38,13 @@ def test_a_reading_says_what_the_script_says(amdsmi: Driver) -> None:
     assert reading.energy_j == pytest.approx(200 * 10 + 500 * 2, abs=3e-5)  # the counter counts 15.25 uJ
     assert (reading.sm_clock_mhz, reading.memory_clock_mhz) == (2100, 1300)
     assert (reading.temperature_c, reading.limit_w) == (61, 750)
-    assert (source.name, source.device_name, source.power_kind) == ("amdsmi", "AMD Instinct Fake", "instantaneous")
-    assert source.device_id == "000abcff-74a1-1000-80e5-000000000000"
-    assert (source.tdp_w, source.has_energy, source.default_interval_s) == (750, True, 0.02)
+    assert (source.info.name, source.info.device_name, source.info.power_kind) == (
+        "amdsmi",
+        "AMD Instinct Fake",
+        "instantaneous",
+    )
+    assert source.info.device_id == "000abcff-74a1-1000-80e5-000000000000"
+    assert (source.info.tdp_w, source.info.has_energy, source.info.default_interval_s) == (750, True, 0.02)
     assert source.info.notes == ()
     source.close()
     source.close()
@@ -62,7 +66,7 @@ def test_which_power_it_is_is_named_and_what_cannot_be_true_is_missing(amdsmi, n
     amdsmi.power((0, 321))
     amdsmi.set(**numbers)
     source = source_of(amdsmi)
-    assert (source.power_kind, source.averaging_s) == (kind, averaging_s)
+    assert (source.info.power_kind, source.info.averaging_s) == (kind, averaging_s)
     assert source.sample().power_w == 321
 
 
@@ -88,7 +92,7 @@ def test_the_die_of_an_mi250_without_a_sensor_is_refused_and_the_other_is_marked
 def test_a_counter_that_stands_at_zero_is_none(amdsmi: Driver) -> None:
     amdsmi.set(counter_offset=-1)
     source = source_of(amdsmi)
-    assert not source.has_energy
+    assert not source.info.has_energy
     assert source.sample().energy_j is None
 
 
@@ -362,7 +366,7 @@ def test_a_device_that_amd_smi_does_not_know_is_refused(amdsmi: Driver) -> None:
 
 def test_without_a_uuid_the_address_is_made_unique_by_the_host(amdsmi: Driver) -> None:
     amdsmi.set(uuid_rc=NOT_SUPPORTED)
-    assert source_of(amdsmi, 1).device_id == f"{os.uname().nodename}/0000:21:00.0"
+    assert source_of(amdsmi, 1).info.device_id == f"{os.uname().nodename}/0000:21:00.0"
 
 
 # -- what goes wrong at the start

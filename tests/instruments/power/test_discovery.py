@@ -89,6 +89,17 @@ def test_importing_a_part_imports_no_vendors_package_and_no_torch(module) -> Non
     assert done.stdout.strip() == ""
 
 
+def test_what_a_source_of_your_own_needs_is_exported_without_torch_or_a_vendor_s_library() -> None:
+    code = (
+        "import sys\n"
+        "from overlap_callbacks.instruments.power import *\n"
+        "assert issubclass(DeviceLostError, PowerError) and PowerSource and Reading and SourceInfo and Utilisation\n"
+        "print(*sorted({'torch', 'pynvml', 'amdsmi'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
 # -- whose devices a process reads
 
 

@@ -35,9 +35,13 @@ def test_a_reading_says_what_the_script_says(nvml: Driver) -> None:
     assert (reading.sm_clock_mhz, reading.memory_clock_mhz) == (1755, 3201)
     assert (reading.temperature_c, reading.limit_w) == (55, 650)
     assert reading.reasons == {"sw_power_cap", "hw_thermal_slowdown"}
-    assert (source.name, source.device_name, source.device_id) == ("nvml", "NVIDIA Fake 0", f"GPU-{UUIDS[0]}")
-    assert (source.power_kind, source.has_energy) == ("instantaneous", True)
-    assert (source.tdp_w, source.limit_w, source.default_interval_s) == (700, 650, 0.1)
+    assert (source.info.name, source.info.device_name, source.info.device_id) == (
+        "nvml",
+        "NVIDIA Fake 0",
+        f"GPU-{UUIDS[0]}",
+    )
+    assert (source.info.power_kind, source.info.has_energy) == ("instantaneous", True)
+    assert (source.info.tdp_w, source.info.limit_w, source.info.default_interval_s) == (700, 650, 0.1)
     source.close()
     assert nvml.open == 0
 
@@ -64,7 +68,7 @@ def test_which_power_it_is_is_named(nvml: Driver, numbers, kind, averaging_s, po
     nvml.power((0, 100), (10, 300))
     nvml.set(**numbers)
     source = source_of(nvml)
-    assert (source.power_kind, source.averaging_s) == (kind, averaging_s)
+    assert (source.info.power_kind, source.info.averaging_s) == (kind, averaging_s)
     nvml.at(10.25)  # a quarter of the last second at 300 W
     reading = source.sample()
     assert (reading.power_w, reading.averaging_s) == (power_w, averaging_s)
@@ -78,7 +82,7 @@ def test_a_driver_without_the_newer_functions_still_gives_all_there_is(old_nvml:
     source.sample()
     old_nvml.at(11.5)
     reading = source.sample()
-    assert source.power_kind == "1 s average"
+    assert source.info.power_kind == "1 s average"
     assert reading.power_w == 300
     assert reading.energy_j == 100 * 10 + 300 * 1.5
     assert reading.reasons == {"sw_power_cap"}
@@ -108,7 +112,7 @@ def test_what_a_device_does_not_support_is_absent_and_the_rest_is_there(nvml: Dr
     others = {"energy_j", "sm_clock_mhz", "reasons", "limit_w", "temperature_c", "utilisation"} - {field}
     assert all(getattr(reading, other) is not None for other in others)
     if field == "energy_j":
-        assert not source.has_energy
+        assert not source.info.has_energy
 
 
 @pytest.mark.parametrize("code", [NO_PERMISSION, VERSION_MISMATCH, UNKNOWN])
@@ -162,7 +166,7 @@ def test_energy_comes_from_its_own_call_where_only_its_field_is_missing(nvml: Dr
     source.sample()
     nvml.at(2.0)
     assert source.sample().energy_j == 200
-    assert source.has_energy
+    assert source.info.has_energy
 
 
 def test_a_device_without_a_power_sensor_is_refused(nvml: Driver) -> None:
@@ -399,7 +403,7 @@ def test_torchs_device_is_found_whatever_the_order_and_whatever_is_visible(nvml:
     for device in shown:
         source = find_source(from_properties(properties_of(device), hip=False))
         assert not isinstance(source, NoPower)
-        assert source.device_id == f"GPU-{UUIDS[device]}"
+        assert source.info.device_id == f"GPU-{UUIDS[device]}"
         assert source.sample().power_w == 100 + device
         source.close()
     # By torch's number it would have been another device, for at least one of them: the case is worth testing.
@@ -408,14 +412,14 @@ def test_torchs_device_is_found_whatever_the_order_and_whatever_is_visible(nvml:
 
 @pytest.mark.parametrize("uuid", [UUIDS[1], f"GPU-{UUIDS[1]}"])
 def test_a_uuid_with_or_without_its_prefix(nvml: Driver, uuid) -> None:
-    assert NvmlSource(uuid).device_id == f"GPU-{UUIDS[1]}"
+    assert NvmlSource(uuid).info.device_id == f"GPU-{UUIDS[1]}"
 
 
 def test_the_pci_address_serves_where_the_uuid_does_not(nvml: Driver) -> None:
     identity = from_properties(properties_of(1, uuid="00000000-0000-0000-0000-000000000000"), hip=False)
     source = find_source(identity)
     assert not isinstance(source, NoPower)
-    assert source.device_id == f"GPU-{UUIDS[1]}"
+    assert source.info.device_id == f"GPU-{UUIDS[1]}"
 
 
 def test_a_device_that_nvml_does_not_know_is_refused_with_those_it_knows(nvml: Driver) -> None:
@@ -441,7 +445,7 @@ def test_two_ranks_on_one_gpu_have_one_device_id(nvml: Driver) -> None:
     assert not isinstance(first, NoPower)
     assert not isinstance(second, NoPower)
     assert not isinstance(other, NoPower)
-    assert first.device_id == second.device_id != other.device_id
+    assert first.info.device_id == second.info.device_id != other.info.device_id
     first.close()
     assert second.sample().power_w == 100  # closing one leaves the other
     second.close()

@@ -67,9 +67,9 @@ def test_packages_are_added_up_and_nothing_else_is(machine: Machine) -> None:
     assert reading.power_w == 100
     assert reading.averaging_s == 0.5  # it speaks of the time since the reading before
     assert reading.limit_w == 410
-    assert (source.tdp_w, source.power_kind, source.averaging_s) == (540, "mean between reads", None)
-    assert source.device_id == f"{socket.gethostname()}/cpu"
-    assert source.device_name == "CPU: package-0, package-1"
+    assert (source.info.tdp_w, source.info.power_kind, source.info.averaging_s) == (540, "mean between reads", None)
+    assert source.info.device_id == f"{socket.gethostname()}/cpu"
+    assert source.info.device_name == "CPU: package-0, package-1"
 
 
 def test_memory_is_counted_on_request(machine: Machine) -> None:

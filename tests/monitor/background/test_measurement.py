@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.gate.gate import Gate
-from overlap_callbacks.gate.native import SwitchState
-from overlap_callbacks.monitor.schedule import Part, Plan, Schedule
-from overlap_callbacks.monitor.window import MeasuredStep, Window
+from overlap_callbacks.gate.step_log import StepLog
+from overlap_callbacks.instruments.clocks import StepClock
+from overlap_callbacks.monitor.background.measurement import segments_of
+from overlap_callbacks.monitor.schedule import Part, Plan
+from overlap_callbacks.monitor.window import MeasuredStep
 
 MS = 1_000_000
 
@@ -18,29 +19,29 @@ def steps_of(gaps_ms: list[float], step_ms: float = 100.0, uncounted: tuple[int,
         now += round(gap_ms * MS)
         plan = Plan(0, number, Part.TIMED, 0, Mode.OVERLAPPED, Mode.OVERLAPPED, True, False)
         end = now + round(step_ms * MS)
-        steps.append(MeasuredStep(plan, now, end, None, -1, number not in uncounted))
+        log = StepLog((), 0, None)
+        steps.append(MeasuredStep(plan=plan, start=now, end=end, log=log, counted=number not in uncounted))
         now = end
     return steps
 
 
-def segments_of(steps: list[MeasuredStep]) -> list[tuple[float, float, int]]:
-    window = Window(0, 0, Gate(), SwitchState(None), Schedule())
-    found = window._segments(steps, counted_only=True)
-    return [(segment.start_ns / MS, segment.end_ns / MS, segment.num_steps) for segment in found]
+def segments_in_ms(steps: list[MeasuredStep]) -> list[tuple[float, float, int]]:
+    segments = segments_of(steps, StepClock(), counted_only=True)
+    return [(segment.start_ns / MS, segment.end_ns / MS, segment.num_steps) for segment in segments]
 
 
 def test_a_block_is_one_stretch_with_what_loading_its_batches_takes() -> None:
-    assert segments_of(steps_of([0, 20, 22, 19])) == [(0, 461, 4)]
+    assert segments_in_ms(steps_of([0, 20, 22, 19])) == [(0, 461, 4)]
 
 
 def test_an_evaluation_between_two_steps_cuts_the_block_in_two() -> None:
-    assert segments_of(steps_of([0, 1, 3000, 1])) == [(0, 201, 2), (3201, 3402, 2)]
+    assert segments_in_ms(steps_of([0, 1, 3000, 1])) == [(0, 201, 2), (3201, 3402, 2)]
 
 
 def test_a_step_that_does_not_count_cuts_it_too() -> None:
-    assert segments_of(steps_of([0, 0, 0, 0], uncounted=(1,))) == [(0, 100, 1), (200, 400, 2)]
+    assert segments_in_ms(steps_of([0, 0, 0, 0], uncounted=(1,))) == [(0, 100, 1), (200, 400, 2)]
 
 
 def test_a_single_step_is_a_stretch() -> None:
-    assert segments_of(steps_of([0])) == [(0, 100, 1)]
-    assert segments_of([]) == []
+    assert segments_in_ms(steps_of([0])) == [(0, 100, 1)]
+    assert segments_in_ms([]) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import nn
 from overlap_callbacks import JsonlSink, OverlapMonitor, OverlapReport, Schedule
 from overlap_callbacks.report import record
 from overlap_callbacks.sinks import Sink
-from tests.distributed import run_ranks
+from tests.distributed import captured_log, run_ranks
 
 # 1 + 8 x 2 = 17 steps, one window right after the other.
 SCHEDULE = Schedule(every_n_steps=17, first_step=0, repeats=2, steps_per_block=1, profiled_steps=0)
@@ -27,7 +28,7 @@ class Waiting(Sink):
         self.reports.append(report)
 
 
-def _train(rank: int, folder: str, steps: int, max_overhead: float | None) -> list[int]:
+def _train(rank: int, folder: str, steps: int, max_overhead: float | None) -> dict[str, Any]:
     model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64))
     waiting = Waiting()
     sinks: list[Any] = [JsonlSink(folder), waiting]
@@ -39,14 +40,15 @@ def _train(rank: int, folder: str, steps: int, max_overhead: float | None) -> li
         while rank == 0 and step == 16 and not waiting.reports:
             pass
         torch.distributed.barrier()
-    monitor.close()
-    return [report.window for report in waiting.reports]
+    with captured_log(logging.INFO) as lines:
+        monitor.close()
+    return {"windows": [report.window for report in waiting.reports], "lines": lines}
 
 
 def test_a_window_left_out_for_its_cost_leaves_nothing_in_the_record(tmp_path: Path) -> None:
     # Sequential steps cost far more than a millionth, so after the first window all are left out.
-    (windows, _) = run_ranks(_train, 2, str(tmp_path), 2 * 17, 1e-6)
-    assert windows == [0]
+    first, _ = run_ranks(_train, 2, str(tmp_path), 2 * 17, 1e-6)
+    assert first["windows"] == [0]
     found = record.read(tmp_path)
     assert [window.window for window in found.windows] == [0]
     assert found.windows[0].measurement_overhead is not None
@@ -55,8 +57,11 @@ def test_a_window_left_out_for_its_cost_leaves_nothing_in_the_record(tmp_path: P
 
 
 def test_without_a_budget_every_window_is_measured(tmp_path: Path) -> None:
-    (windows, _) = run_ranks(_train, 2, str(tmp_path), 2 * 17, None)
-    assert windows == [0, 1]
+    first, second = run_ranks(_train, 2, str(tmp_path), 2 * 17, None)
+    assert first["windows"] == [0, 1]
+    # The line names the folder of the sink, which is not the monitor's run_dir here.
+    assert first["lines"][-1] == f"overlap-callbacks: the record is in {tmp_path}: overlap show {tmp_path}"
+    assert second["lines"] == []
     assert all(window.complete for window in record.read(tmp_path).windows)
 
 

@@ -13,8 +13,7 @@ import msgspec
 import pytest
 
 from overlap_callbacks import JsonlSink, WandbSink
-from overlap_callbacks.analysis.results.catalogue import FIGURES
-from overlap_callbacks.analysis.results.catalogue import power_meanings
+from overlap_callbacks.analysis.results.catalogue import FIGURES, power_meanings
 from overlap_callbacks.analysis.results.window import DimensionTime, KernelTime
 from overlap_callbacks.sinks.metric_keys import fit, fit_key
 from overlap_callbacks.sinks.wandb import cards

@@ -1,4 +1,4 @@
-"""Megatron-core's own switches, as a native form."""
+"""Megatron-core's own switches, which make a step sequential without the gate."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 from overlap_callbacks.gate.native import OverlapSwitch
 
-# The settings under which the switches were seen to leave every bit of the weights as it is. With tensor, context or
-# expert parallelism there is besides communication that no switch reaches.
+# With these settings the switches were seen to leave every bit of the weights as it is. Tensor, context and expert
+# parallelism also have communication that no switch reaches.
 _PROVEN: dict[str, Any] = {
     "tensor_model_parallel_size": 1,
     "context_parallel_size": 1,
@@ -25,17 +25,26 @@ _PROVEN: dict[str, Any] = {
 
 
 class Switches(OverlapSwitch):
-    """Megatron's own switches, between steps; only those that the job was built with."""
+    """Those of Megatron's switches that the job was built with.
 
-    def __init__(self, core: Any, chunks: list[Any], by_hand: bool) -> None:
-        if not all(isinstance(chunk, core.ddp) for chunk in chunks):
+    Args:
+        ddp: Megatron-core's ``DistributedDataParallel``.
+        chunks: the model's chunks.
+        by_hand: whether the user marks the steps.
+
+    Raises:
+        ValueError: the switches are not known to be safe for this job, or do not reach all of its communication.
+    """
+
+    def __init__(self, ddp: type[Any], chunks: list[Any], by_hand: bool) -> None:
+        if not all(isinstance(chunk, ddp) for chunk in chunks):
             raise ValueError("sequential='native' needs model chunks in Megatron-core's DistributedDataParallel")
         configs = list({id(c): c for chunk in chunks for c in (chunk.ddp_config, chunk.config)}.values())
-        found = {(name, getattr(holder, name, None)) for holder in (*chunks, *configs) for name in _PROVEN}
-        odd = sorted(f"{name}={value!r}" for name, value in found if value not in (None, _PROVEN[name]))
-        if odd:
+        settings = {(name, getattr(holder, name, None)) for holder in (*chunks, *configs) for name in _PROVEN}
+        unproven = ", ".join(sorted(f"{name}={x!r}" for name, x in settings if x not in (None, _PROVEN[name])))
+        if unproven:
             raise ValueError(
-                f"sequential='native' is not known to be safe, or to reach all communication, with {', '.join(odd)}: "
+                f"sequential='native' is not known to be safe, or to reach all communication, with {unproven}: "
                 f"use sequential='gate'"
             )
         names = ("overlap_grad_reduce", "overlap_p2p_comm")
@@ -53,12 +62,12 @@ class Switches(OverlapSwitch):
         self._undo: list[tuple[Any, str, Any]] = []
 
     def disable(self) -> None:
-        for config, name in self._flags:  # all, before the first is turned: half of them would reduce twice
+        for config, name in self._flags:  # all, before one is set: with half of them off, gradients are reduced twice
             if getattr(config, name) is not True:
                 raise RuntimeError(f"{name} was switched off by somebody else: it is left alone")
         for config, name in self._flags:
             self._set(config, name, False)
-        # With these set, pipeline stages start the reductions and gathers themselves: reductions would be done twice.
+        # If these are set, pipeline stages start reductions and gathers themselves: gradients would be reduced twice.
         for config in self._configs:
             for name in ("grad_sync_func", "param_sync_func"):
                 if getattr(config, name, None) is not None:
@@ -75,10 +84,10 @@ class Switches(OverlapSwitch):
             setattr(*self._undo.pop())
 
     def gather_parameters(self) -> None:
-        """At a sequential step's begin: gather all parameters now, so that the hooks before the layers find them.
+        """Gather all parameters when a sequential step begins, so that the layers' hooks find them gathered.
 
-        The flag and the hooks stay as they are, because Megatron-LM takes the hooks off and on itself.
+        The flag and the hooks stay as they are, because Megatron-LM itself removes the hooks and adds them again.
         """
         for chunk in self._gathering:
-            if chunk.remove_forward_pre_hook_handles:  # it has them off in its first step
+            if chunk.remove_forward_pre_hook_handles:  # empty in Megatron-LM's first step
                 chunk.start_param_sync(force_sync=True)

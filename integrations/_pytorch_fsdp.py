@@ -1,11 +1,11 @@
-"""FSDP without overlap, by its own parts: its communication streams are the compute stream for the step.
+"""FSDP without overlap, by its own parts: it communicates on the compute stream.
 
-Both FSDPs overlap because they issue their collectives and copies on streams of their own. With the compute stream in
-the place of each, the device runs all of them in the order of issue. The streams are attributes of FSDP's state, read
-anew at each use, and so can be exchanged between steps and put back.
+Both FSDPs overlap because they issue their collectives and copies on separate streams. If each of these is the compute
+stream, the device runs everything in the order of issue. The streams are attributes of FSDP's state. FSDP reads them at
+every use, so they can be replaced between steps and put back.
 
-On a machine without an accelerator streams are placeholders and Gloo's collectives block: there this form changes
-nothing, and there is nothing to change.
+On a machine without an accelerator, streams are placeholders and Gloo's collectives block. There is nothing to change
+then, and this switch changes nothing.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from overlap_callbacks.gate.native import OverlapSwitch
 
-from ._versions import missing_of, torch_lacks
+from .base import missing_of, torch_lacks
 
-_FSDP1 = ("_unshard_stream", "_pre_unshard_stream", "_post_backward_stream", "_all_reduce_stream")
-_FSDP2 = ("all_gather_copy_in_stream", "all_gather_stream", "reduce_scatter_stream", "all_reduce_stream")
+# Attributes that hold communication streams.
+FSDP1_STREAMS = ("_unshard_stream", "_pre_unshard_stream", "_post_backward_stream", "_all_reduce_stream")
+FSDP2_STREAMS = ("all_gather_copy_in_stream", "all_gather_stream", "reduce_scatter_stream", "all_reduce_stream")
 
 
 class FsdpStreams(OverlapSwitch):
-    """The compute stream in place of FSDP's communication streams.
+    """Replaces FSDP's communication streams by the compute stream.
 
     Args:
-        modules: FSDP1's or FSDP2's, all of them.
+        modules: all FSDP1 or FSDP2 modules of the job.
 
     Raises:
         ValueError: some of their communication does not run on these streams; with the reason.
@@ -49,13 +50,13 @@ class FsdpStreams(OverlapSwitch):
         self._replaced: list[tuple[Any, str, Any]] = []  # holder, attribute, FSDP's own stream
 
     def disable(self) -> None:
-        for holder, handle, names in list(_holders(self._modules)):  # all looked at before one is changed
+        for holder, handle, names in list(_holders(self._modules)):  # a list: all are checked before one is changed
             compute = handle.current_stream()
             for name in names:
                 own = getattr(holder, name)
                 self._replaced.append((holder, name, own))
                 if own != compute:
-                    compute.wait_stream(own)  # nothing that FSDP left on its stream is overtaken
+                    compute.wait_stream(own)  # the step must not overtake what FSDP left on its stream
                 setattr(holder, name, compute)
                 if getattr(holder, name) != compute:
                     raise RuntimeError(f"FSDP's {name} could not be exchanged")
@@ -73,23 +74,23 @@ class FsdpStreams(OverlapSwitch):
 
 
 def _holders(modules: Iterable[nn.Module]) -> Iterator[tuple[Any, Any, tuple[str, ...]]]:
-    """What holds the streams, with its device's torch module and the attributes' names; each holder once."""
+    """Each object that holds streams, once, with its device's torch module and the attributes' names."""
     holders = {}
     for module in modules:
         if isinstance(module, FullyShardedDataParallel):
-            holders[id(module)] = (module, "_device_handle", _FSDP1)
+            holders[id(module)] = (module, "_device_handle", FSDP1_STREAMS)
         else:
-            context = _fsdp2_state(module)._comm_ctx
-            holders[id(context)] = (context, "device_handle", _FSDP2)
+            context = fsdp2_state(module)._comm_ctx
+            holders[id(context)] = (context, "device_handle", FSDP2_STREAMS)
     for holder, handle, names in holders.values():
-        if any(hasattr(holder, name) for name in names):  # made when the model first runs
+        if any(hasattr(holder, name) for name in names):  # FSDP creates them when the model first runs
             missing = missing_of(holder, handle, *names)
             if missing:
                 raise RuntimeError(torch_lacks(" and no ".join(missing)))
             yield holder, getattr(holder, handle), names
 
 
-def _fsdp2_state(module: Any) -> Any:
+def fsdp2_state(module: Any) -> Any:
     missing = missing_of(type(module), "_get_fsdp_state")
     state = None if missing else module._get_fsdp_state()
     missing = missing or missing_of(state, "_comm_ctx")
@@ -106,20 +107,21 @@ def _fsdp2_state(module: Any) -> Any:
 def _param_groups(modules: Iterable[nn.Module]) -> Iterator[Any]:
     for module in modules:
         if isinstance(module, FSDPModule):
-            state = _fsdp2_state(module)
-            several = getattr(state, "_fsdp_param_groups", None)  # torch 2.12; one before
-            yield from several if several is not None else filter(None, [state._fsdp_param_group])
+            state = fsdp2_state(module)
+            groups = getattr(state, "_fsdp_param_groups", None)  # since torch 2.12; before, there was one group
+            yield from groups if groups is not None else filter(None, [state._fsdp_param_group])
 
 
 def data_groups(modules: Iterable[nn.Module]) -> list[dist.ProcessGroup]:
     """The groups over which FSDP shards and replicates."""
     modules = list(modules)
-    found = []
+    candidates = []
     for module in modules:
         if isinstance(module, FullyShardedDataParallel):
-            found += [getattr(module, "process_group", None), getattr(module, "_inter_node_pg", None)]
-    with contextlib.suppress(ValueError):  # of a torch that keeps them elsewhere: then their roles are not known
+            candidates += [getattr(module, "process_group", None), getattr(module, "_inter_node_pg", None)]
+    with contextlib.suppress(ValueError):  # a torch that keeps them elsewhere: their dimension stays unknown
         for group in _param_groups(modules):
             mesh_info = getattr(group, "mesh_info", None)
-            found += [getattr(mesh_info, name, None) for name in ("shard_process_group", "replicate_process_group")]
-    return [group for group in found if group is not None]
+            names = ("shard_process_group", "replicate_process_group")
+            candidates += [getattr(mesh_info, name, None) for name in names]
+    return [group for group in candidates if group is not None]

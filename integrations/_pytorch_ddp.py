@@ -1,12 +1,12 @@
-"""DDP without overlap, by DDP's own parts: each bucket is waited for before the backward pass goes on.
+"""DDP without overlap, by DDP's own parts: the backward pass waits for each bucket where DDP issues it.
 
-Two places allow it, and both can be left as they were found:
+There are two cases, and in both everything can be put back:
 
-- without a communication hook the reducer calls ``allreduce`` of its process group, and that group can be exchanged
-  between steps. In sequential steps it has one that passes the call on and waits; buckets, operands and division stay
-  the reducer's own;
-- with a communication hook the reducer holds the hook itself and cannot be given another, so the hook has to be
-  registered through ``switchable``.
+- Without a communication hook the reducer calls ``allreduce`` of its process group, and that group can be replaced
+  between steps. In sequential steps the reducer has a group that passes the call on and waits. Buckets, operands and
+  division stay the reducer's own.
+- With a communication hook the reducer holds the hook itself, and the hook cannot be replaced. So the user has to
+  register it through ``switchable``.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from torch.nn.parallel import DistributedDataParallel
 
 from overlap_callbacks.gate.native import OverlapSwitch
 
-from ._versions import missing_of, torch_lacks
+from .base import missing_of, torch_lacks
 
 # hook(state, bucket), as DDP calls it.
 Hook = Callable[[Any, Any], "torch.futures.Future[torch.Tensor]"]
 
 
 def switchable(hook: Hook) -> Hook:
-    """Make a communication hook one that can wait, for ``attach(..., sequential="native")``.
+    """A communication hook that can wait, for ``attach(..., sequential="native")``.
 
     Register the result: ``model.register_comm_hook(state, switchable(fp16_compress_hook))``. It does what ``hook``
-    does, and in sequential steps waits for the bucket's future before it returns.
+    does. In sequential steps it also waits for the bucket's future before it returns.
 
     Args:
         hook: as for ``DistributedDataParallel.register_comm_hook``.
 
     Raises:
-        TypeError: not callable.
+        TypeError: ``hook`` is not callable.
     """
     if not callable(hook):
         raise TypeError(f"hook must be callable, got {hook!r} (a {type(hook).__name__})")
 
-    @functools.wraps(hook)  # DDP looks at a hook's name and signature
+    @functools.wraps(hook)  # DDP reads a hook's name and signature
     def waiting(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         future = hook(state, bucket)
         if switch.sequential:
@@ -51,12 +51,12 @@ def switchable(hook: Hook) -> Hook:
             switch.waited += 1
         return future
 
-    waiting.overlap_switch = switch = _Switch()  # type: ignore[attr-defined]
+    waiting.overlap_switch = switch = _HookSwitch()  # type: ignore[attr-defined]
     return waiting
 
 
-class _Switch:
-    """Whether a hook waits, and how many buckets it has waited for."""
+class _HookSwitch:
+    """Whether a hook waits, and for how many buckets it has waited."""
 
     def __init__(self) -> None:
         self.sequential = False
@@ -64,7 +64,7 @@ class _Switch:
 
 
 class WaitingGroup(dist.ProcessGroup):
-    """Stands before a process group: what the reducer calls is passed on, and all-reduces are waited for."""
+    """Passes the reducer's calls on to another process group, and waits for all-reduces."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__(group.rank(), group.size())  # type: ignore[call-arg]
@@ -78,20 +78,20 @@ class WaitingGroup(dist.ProcessGroup):
         return work
 
     def broadcast(self, tensors: Any, options: Any = None) -> Any:  # type: ignore[override]
-        return self._group.broadcast(tensors, options)  # of the buckets' new order, after the first backward
+        return self._group.broadcast(tensors, options)  # the buckets' new order, after the first backward pass
 
     def getBackendName(self) -> str:  # noqa: N802 (torch's name)
         return str(self._group.name())
 
 
 class DdpWaits(OverlapSwitch):
-    """Every bucket of these models is waited for where it is issued.
+    """Waits for every bucket of these models where it is issued.
 
     Args:
-        models: that DDP was built of.
+        models: all DDP modules of the job.
 
     Raises:
-        ValueError: a model's reduction cannot be made to wait and put back; with the reason.
+        ValueError: a model's reduction cannot be made to wait, or cannot be put back; with the reason.
     """
 
     name = "ddp_bucket_wait"
@@ -100,10 +100,10 @@ class DdpWaits(OverlapSwitch):
         self._models = models
         self._hooks = [switch for model in models if (switch := _switch_of(model)) is not None]
         self._groups: list[WaitingGroup] = []
-        self._unseen = False  # a sequential step in which no bucket was waited for
+        self._had_no_effect = False  # there was a sequential step that waited for no bucket
 
     def disable(self) -> None:
-        if self._unseen:
+        if self._had_no_effect:
             raise RuntimeError(
                 "no bucket of the DDP models was waited for in a sequential step: the switch does not take"
             )
@@ -124,14 +124,14 @@ class DdpWaits(OverlapSwitch):
         for switch in self._hooks:
             switch.sequential = False
         self._groups = []
-        self._unseen = switched and not waited
+        self._had_no_effect = switched and not waited
 
 
-def _switch_of(model: DistributedDataParallel) -> _Switch | None:
-    """The switch of a model's hook; None where DDP reduces by itself."""
+def _switch_of(model: DistributedDataParallel) -> _HookSwitch | None:
+    """The switch of a model's hook; None if the model has no hook."""
     missing = missing_of(cast(Any, dist).Reducer, "_update_process_group")
     missing += missing_of(model, "_comm_hooks", "_use_python_reducer", "process_group")
-    if getattr(model, "logger", None) is not None:  # its Python reducer goes without
+    if getattr(model, "logger", None) is not None:  # DDP with the Python reducer has none
         missing += missing_of(model.logger, "_get_ddp_logging_data")
     if missing:
         raise ValueError(

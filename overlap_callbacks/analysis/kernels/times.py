@@ -1,0 +1,182 @@
+"""Times of the kernels of a profile: compute, communication, and how much of each runs beside the other.
+
+Compute and communication time are the terms of the equations in ``overlap_callbacks.analysis.equations``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from overlap_callbacks.analysis.intervals import Intervals
+from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.window import KernelTime, ProfiledBlock
+
+
+@dataclass(frozen=True)
+class KernelFigures:
+    """Times of a set of kernels, in nanoseconds.
+
+    Attributes:
+        compute_ns: sum of the compute kernels' times (T_comp of the equations).
+        compute_busy_ns: length of the union of their intervals.
+        comm_ns: sum of the communication kernels' times.
+        comm_busy_ns: length of the union of their intervals.
+        hidden_comm_ns: the part of ``comm_busy_ns`` during which compute ran too.
+        covered_compute_ns: the part of ``compute_ns`` during which communication was in flight.
+        covered_compute_busy_ns: the part of ``compute_busy_ns`` during which communication was in flight.
+        copy_ns: sum of the device's memory copies and fills.
+        p2p_busy_ns: the part of ``comm_busy_ns`` during which sends and receives were in flight.
+        idle_ns: time between the first kernel's start and the last one's end during which nothing ran and nothing was
+            in flight. For a stage of a pipeline, that is its bubble.
+        num_kernels: compute and communication kernels; on CPU, calls.
+    """
+
+    compute_ns: int
+    compute_busy_ns: int
+    comm_ns: int
+    comm_busy_ns: int
+    hidden_comm_ns: int
+    covered_compute_ns: int
+    covered_compute_busy_ns: int
+    copy_ns: int
+    p2p_busy_ns: int
+    idle_ns: int
+    num_kernels: int
+
+
+class KernelSums:
+    """Computes the times of any steps or rows of a profile.
+
+    Overlap is computed against the whole profile: communication that begins in one step may run beside the compute of
+    the next.
+
+    Args:
+        kernels: the whole profile.
+    """
+
+    def __init__(self, kernels: KernelTable) -> None:
+        self._kernels = kernels
+        self._compute, self._comm = (kernels.of(kind).union() for kind in (Kind.COMPUTE, Kind.COMMUNICATION))
+        start = np.concatenate((self._compute.start_ns, self._comm.start_ns))
+        self._any = Intervals(start, np.concatenate((self._compute.end_ns, self._comm.end_ns))).union()
+        # -2 is in no row: -1 marks the rows that do not communicate.
+        self._send_recv = kernels.collectives.index("send_recv") if "send_recv" in kernels.collectives else -2
+        self._by_step = np.argsort(kernels.step, kind="stable")
+        self._steps = kernels.step[self._by_step]
+
+    @property
+    def steps(self) -> list[int]:
+        """Indices of the steps that have kernels, ascending."""
+        return [step for step in np.unique(self._steps).tolist() if step >= 0]
+
+    def of_steps(self, steps: Sequence[int]) -> KernelFigures:
+        """Times of several steps together, by their indices."""
+        bounds = np.searchsorted(self._steps, [(step, step + 1) for step in steps]).reshape(-1, 2)
+        return self.of_rows(np.concatenate([self._by_step[first:last] for first, last in bounds.tolist()]))
+
+    def _idle_ns(self, compute: Intervals, comm: Intervals) -> int:
+        if not len(compute) and not len(comm):
+            return 0
+        start = min(int(part.start_ns[0]) for part in (compute, comm) if len(part))
+        end = max(int(part.end_ns[-1]) for part in (compute, comm) if len(part))
+        span = Intervals(np.array([start]), np.array([end]))
+        return end - start - int(span.covered_ns(self._any).sum())
+
+    def of_rows(self, rows: npt.NDArray[Any]) -> KernelFigures:
+        """Times of the selected rows: a boolean mask, or indices."""
+        part = self._kernels[rows]
+        compute, comm = part.of(Kind.COMPUTE), part.of(Kind.COMMUNICATION)
+        comm_busy, compute_busy = comm.union(), compute.union()
+        p2p = part.intervals[part.collective == self._send_recv]
+        return KernelFigures(
+            compute_ns=compute.sum_ns,
+            compute_busy_ns=compute_busy.sum_ns,
+            comm_ns=comm.sum_ns,
+            comm_busy_ns=comm_busy.sum_ns,
+            hidden_comm_ns=int(comm_busy.covered_ns(self._compute).sum()),
+            covered_compute_ns=int(compute.covered_ns(self._comm).sum()),
+            covered_compute_busy_ns=int(compute_busy.covered_ns(self._comm).sum()),
+            copy_ns=part.of(Kind.COPY).sum_ns,
+            p2p_busy_ns=p2p.busy_ns,
+            idle_ns=self._idle_ns(compute_busy, comm_busy),
+            num_kernels=len(np.unique(part.call[(part.kind == Kind.COMPUTE) | (part.kind == Kind.COMMUNICATION)])),
+        )
+
+
+def profiled_block(arm: Mode, block: int, sums: KernelSums, steps: Sequence[int]) -> ProfiledBlock:
+    """Kernel times of one profiled block, as means per step.
+
+    Args:
+        arm: the side of the comparison on which the block counts.
+        block: number of the block in its window.
+        sums: of the whole profile.
+        steps: indices of the block's profiled steps.
+    """
+    num_steps = len(steps)
+    figures = sums.of_steps(steps)
+
+    def per_step_ms(time_ns: int) -> float:
+        return time_ns / num_steps / 1e6
+
+    return ProfiledBlock(
+        arm=arm,
+        block=block,
+        num_steps=num_steps,
+        compute_ms=per_step_ms(figures.compute_ns),
+        compute_busy_ms=per_step_ms(figures.compute_busy_ns),
+        comm_ms=per_step_ms(figures.comm_ns),
+        comm_busy_ms=per_step_ms(figures.comm_busy_ns),
+        hidden_comm_ms=per_step_ms(figures.hidden_comm_ns),
+        covered_compute_ms=per_step_ms(figures.covered_compute_ns),
+        copy_ms=per_step_ms(figures.copy_ns),
+        p2p_ms=per_step_ms(figures.p2p_busy_ns),
+        idle_ms=per_step_ms(sum(sums.of_steps([step]).idle_ns for step in steps)),
+    )
+
+
+def kernel_times(
+    kernels: KernelTable, overlapped: Indices, sequential: Indices, max_kernels: int
+) -> tuple[KernelTime, ...]:
+    """Time and calls per step of each kernel in both modes, those with the most time first.
+
+    Args:
+        kernels: the whole profile.
+        overlapped: indices of the overlapped profiled steps.
+        sequential: indices of the sequential profiled steps.
+        max_kernels: number of kernels that are kept.
+    """
+    size = len(kernels.names)
+    durations = kernels.intervals.durations_ns
+    counts = np.zeros(len(kernels), dtype=np.int64)
+    counts[np.unique(kernels.call, return_index=True)[1]] = 1  # a call that has several pieces counts once
+
+    def totals(steps: Indices) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        rows = np.isin(kernels.step, steps)
+        calls = np.bincount(kernels.name[rows], weights=counts[rows], minlength=size)
+        time_ns = np.bincount(kernels.name[rows], weights=durations[rows], minlength=size)
+        return calls / max(len(steps), 1), time_ns / max(len(steps), 1) / 1e6
+
+    calls_ov, ms_ov = totals(overlapped)
+    calls_seq, ms_seq = totals(sequential)
+    kind = np.full(size, Kind.OTHER)
+    kind[kernels.name] = kernels.kind
+    ran = calls_ov + calls_seq > 0
+    wanted = np.flatnonzero(((kind == Kind.COMPUTE) | (kind == Kind.COMMUNICATION)) & ran)
+    wanted = wanted[np.argsort(-(ms_ov + ms_seq)[wanted], kind="stable")][:max_kernels]
+    return tuple(
+        KernelTime(
+            name=kernels.names[i],
+            communication=bool(kind[i] == Kind.COMMUNICATION),
+            overlapped_calls=float(calls_ov[i]),
+            sequential_calls=float(calls_seq[i]),
+            overlapped_ms=float(ms_ov[i]),
+            sequential_ms=float(ms_seq[i]),
+        )
+        for i in wanted
+    )

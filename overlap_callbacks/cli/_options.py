@@ -1,0 +1,60 @@
+"""Options that several commands of ``overlap`` share, and what they do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+rule_option = click.option(
+    "--rule", "rules", multiple=True, metavar="FAMILY=REGEX",
+    help="Kernels whose name holds REGEX are of FAMILY; before the rules built in. May be repeated.",
+)  # fmt: skip
+communication_option = click.option(
+    "--communication", "patterns", multiple=True, metavar="REGEX",
+    help="Kernels whose name holds REGEX communicate, beside those built in. May be repeated.",
+)  # fmt: skip
+output_option = click.option(
+    "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write everything to this file too, as JSON."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+
+
+def csv_option(tables: Sequence[str]) -> Callable[[_Function], _Function]:
+    """The option ``--csv`` of a command that has these tables."""
+    return click.option("--csv", type=click.Choice(list(tables)), help="Print a table as CSV.")
+
+
+def add_rules(rules: tuple[str, ...], patterns: tuple[str, ...]) -> None:
+    """Put the user's rules before those that are built in, for this process.
+
+    Args:
+        rules: texts of the form FAMILY=REGEX.
+        patterns: regular expressions of names that communicate.
+
+    Raises:
+        click.BadParameter: a text is not of that form, or is not a regular expression.
+    """
+    from overlap_callbacks.analysis import name_rules
+
+    for pattern in patterns:
+        _check_pattern(pattern, "--communication")
+        name_rules.communication_patterns.append(pattern)
+    for position, text in enumerate(rules):
+        family, equals, pattern = text.partition("=")
+        _check_pattern(pattern, "--rule")
+        if not (family and equals and pattern):
+            raise click.BadParameter(f"{text!r} must be of the form FAMILY=REGEX", param_hint="--rule")
+        name_rules.families.insert(position, name_rules.Rule(family, pattern))
+
+
+def _check_pattern(pattern: str, option: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise click.BadParameter(f"{pattern!r} is no regular expression: {error}", param_hint=option) from None

@@ -1,0 +1,148 @@
+"""Reading a run or a trace for a command, and printing results as tables, CSV or JSON."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from overlap_callbacks.report.record import Record
+
+# Nothing heavy is imported at the top: every command's help needs this module.
+
+_Read = TypeVar("_Read")
+_Result = TypeVar("_Result")
+
+
+def read_with_progress(path: Path, read: Callable[[Path, Callable[[int, int], None]], _Read]) -> _Read:
+    """Read a file of any size, with a progress bar if it takes long."""
+    from rich.console import Console
+
+    from overlap_callbacks.cli.progress import progress_of
+
+    with progress_of(f"reading {path.name}", Console(stderr=True)) as progress:
+        return read(path, progress)
+
+
+def print_result(
+    result: _Result,
+    as_json: bool,
+    output: Path | None,
+    csv: str | None,
+    tables: Callable[[_Result], RenderableType],
+    problems: Sequence[str],
+) -> None:
+    """Print a result in the form that the user asked for.
+
+    Args:
+        result: of a command.
+        as_json: print it as JSON.
+        output: a file that gets everything as JSON; None for none.
+        csv: the table to print, as CSV; None if the user did not ask for CSV.
+        tables: makes the tables for people.
+        problems: printed to stderr beside a CSV; the other forms hold them.
+
+    Raises:
+        click.UsageError: both JSON and CSV were asked for.
+        click.ClickException: the output file cannot be written.
+    """
+    import msgspec
+
+    if csv is not None and as_json:
+        raise click.UsageError("give either --json or --csv")
+    if output is not None:
+        try:
+            output.write_bytes(msgspec.json.encode(result) + b"\n")
+        except OSError as error:
+            raise click.ClickException(f"--output {output} cannot be written: {error.strerror}") from None
+    if csv is not None:
+        click.echo(csv, nl=False)
+        for problem in problems:
+            click.echo(f"Note: {problem}", err=True)
+    elif as_json:
+        print_json(result)
+    else:
+        print_tables(tables(result))
+
+
+def newest_run(path: Path) -> Path:
+    """The newest run of a folder of runs, which is announced on stderr; any other path as it is."""
+    from overlap_callbacks.analysis.results.run import FILE_NAME
+    from overlap_callbacks.report import record
+
+    if not path.is_dir() or (path / FILE_NAME).exists():
+        return path
+    runs = record.runs_in(path)
+    if not runs:
+        return path
+    if len(runs) > 1:
+        older = ", ".join(run.name for run in reversed(runs[-6:-1])) + (", ..." if len(runs) > 6 else "")
+        line = f"{path} holds {len(runs)} runs; this is the newest, {runs[-1].name}. Older: {older}"
+    else:
+        line = f"{path} holds one run, {runs[-1].name}"
+    click.echo(one_line(line), err=True)
+    return runs[-1]
+
+
+def read_record(run: Path) -> Record:
+    """Read the record of a run.
+
+    Raises:
+        click.ClickException: there is no record, or it cannot be read.
+    """
+    from overlap_callbacks.report import record
+
+    try:
+        return read_with_progress(run, record.read)
+    except record.RecordError as error:
+        raise click.ClickException(one_line(str(error))) from None
+
+
+def print_record(run: Path, as_json: bool, everything: bool = False) -> None:
+    """Print the results of a run; ``everything`` adds the long tables."""
+    from overlap_callbacks.report import terminal
+
+    record = read_record(run)
+    if as_json:
+        print_json(terminal.as_json(record))
+    else:
+        print_tables(terminal.tables(record, everything))
+
+
+def one_line(text: str) -> str:
+    """A text on one line, of bounded length, without control characters."""
+    from overlap_callbacks.report import terminal
+
+    return terminal.one_line(text, 2000)
+
+
+def print_json(content: Any) -> None:
+    """Print anything that msgspec encodes, indented."""
+    import msgspec
+
+    click.echo(msgspec.json.format(msgspec.json.encode(content), indent=2))  # as bytes: UTF-8 whatever the terminal
+
+
+def print_tables(tables: RenderableType) -> None:
+    """Print tables, cleaned of what could steer the terminal."""
+    from rich.console import Console
+
+    from overlap_callbacks.report.terminal import SanitizedRenderable
+
+    Console().print(SanitizedRenderable(tables))
+
+
+def require(module: str, extra: str) -> None:
+    """Check that an optional package is installed.
+
+    Raises:
+        click.ClickException: it is not; the message names the extra to install.
+    """
+    if importlib.util.find_spec(module) is None:
+        raise click.ClickException(f"{module} is not installed: pip install 'overlap-callbacks[{extra}]'")

@@ -1,0 +1,52 @@
+"""``overlap analyze``: figures of overlap from trace files of one rank or of several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from overlap_callbacks.cli._options import (
+    add_rules,
+    communication_option,
+    csv_option,
+    json_option,
+    output_option,
+    rule_option,
+)
+from overlap_callbacks.cli._output import print_result, read_with_progress
+
+# Tables of an analysis that can be printed as CSV.
+TABLES = ("steps", "collectives", "families", "estimates", "skew")
+
+
+@click.command("analyze")
+@click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE...")
+@json_option
+@csv_option(TABLES)
+@output_option
+@rule_option
+@communication_option
+def command(
+    traces: tuple[Path, ...],
+    as_json: bool,
+    csv: str | None,
+    output: Path | None,
+    rules: tuple[str, ...],
+    patterns: tuple[str, ...],
+) -> None:
+    """Overlap in traces of torch.profiler: one, or those of several ranks of a job side by side.
+
+    TRACE is a .json or .json.gz file with kernels of NVIDIA or AMD devices, or of a CPU job.
+    """
+    from overlap_callbacks.report import terminal_traces
+    from overlap_callbacks.traces import TraceError, analyze, read_trace
+
+    add_rules(rules, patterns)
+    try:
+        result = analyze([read_with_progress(trace, read_trace) for trace in traces])
+    except TraceError as error:
+        raise click.ClickException(str(error)) from None
+    problems = [*dict.fromkeys(problem for trace in result.traces for problem in trace.problems), *result.problems]
+    table = terminal_traces.analysis_csv(result, csv) if csv else None
+    print_result(result, as_json, output, table, terminal_traces.analysis_tables, problems)

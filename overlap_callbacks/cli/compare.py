@@ -1,0 +1,50 @@
+"""``overlap compare``: equations 1 to 5 from an overlapped and a sequential trace of one job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from overlap_callbacks.cli._options import (
+    add_rules,
+    communication_option,
+    csv_option,
+    json_option,
+    output_option,
+    rule_option,
+)
+from overlap_callbacks.cli._output import print_result, read_with_progress
+
+# Tables of a comparison that can be printed as CSV.
+TABLES = ("figures", "kernels", "pairs", "unmatched")
+
+
+@click.command("compare")
+@click.argument("overlapped", type=click.Path(path_type=Path))
+@click.argument("sequential", type=click.Path(path_type=Path))
+@json_option
+@csv_option(TABLES)
+@output_option
+@rule_option
+@communication_option
+def command(
+    overlapped: Path,
+    sequential: Path,
+    as_json: bool,
+    csv: str | None,
+    output: Path | None,
+    rules: tuple[str, ...],
+    patterns: tuple[str, ...],
+) -> None:
+    """Equations 1 to 5 from two traces of one rank of one job: OVERLAPPED as it is, SEQUENTIAL without overlap."""
+    from overlap_callbacks.report import terminal_traces
+    from overlap_callbacks.traces import TraceError, compare, read_trace
+
+    add_rules(rules, patterns)
+    try:
+        result = compare(read_with_progress(overlapped, read_trace), read_with_progress(sequential, read_trace))
+    except (TraceError, ValueError) as error:
+        raise click.ClickException(str(error)) from None
+    table = terminal_traces.comparison_csv(result, csv) if csv else None
+    print_result(result, as_json, output, table, terminal_traces.comparison_tables, result.problems)

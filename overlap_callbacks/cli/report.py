@@ -1,0 +1,38 @@
+"""``overlap report``: makes one HTML page of one run or of several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from overlap_callbacks.cli._output import newest_run, one_line, print_json, read_record, require
+
+
+@click.command("report")
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), default="report.html", show_default=True,
+    help="The page; an older one is replaced.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON too.")
+def command(runs: tuple[Path, ...], output: Path, as_json: bool) -> None:
+    """Make a page of RUN, a run folder or its overlap.jsonl; several are compared. Of a folder of runs, of the newest.
+
+    The page is one HTML file that needs nothing else: it opens from a disk, without a network, and prints.
+    """
+    require("jinja2", "report")
+    from rich.console import Console
+
+    from overlap_callbacks.report import terminal, write_page
+
+    console = Console(stderr=True)
+    records = [read_record(newest_run(run)) for run in runs]
+    try:
+        with console.status("making the page"):
+            size = write_page(records, output)
+    except OSError as error:
+        raise click.ClickException(f"--output {output} cannot be written: {error.strerror}") from None
+    if as_json:
+        print_json({"page": str(output), "bytes": size, "runs": [terminal.as_json(record) for record in records]})
+    console.print(one_line(f"The page is {output} ({size / 1e6:.1f} MB)"), highlight=False, markup=False)

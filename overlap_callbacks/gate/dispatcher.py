@@ -1,0 +1,314 @@
+"""The gate's kernels in torch's dispatcher, and which threads they see.
+
+All of torch's collectives pass through the dispatcher operators ``c10d::*``. The gate has a Python kernel for each of
+them. The kernels are registered once in a process, and are never removed: removing a kernel while another thread is
+about to enter it can crash the process.
+
+**Where the kernels stand.** They stand at a dispatch key that no tensor has (``TESTING_ONLY_GenericMode``). Dispatch
+looks at such a key only on a thread that has put it into its own thread-local include set, and the measured thread does
+so only within the steps of a window. So between windows the gate costs nothing. Measured on a CPU with torch 2.13 and
+the backend ``fake``, which does nothing: an all-reduce takes 2.80 us without the kernels, 2.82 us with the kernels
+registered and the key off, and 9.3 us with the key on. Switching the key on and off takes 0.67 us a step.
+
+**Which threads they see.** The measured thread, and the threads of autograd that work for it: the autograd engine hands
+the thread-local state of the thread that called ``backward`` on to the threads that run it, and restores theirs after
+each task. Python threads of the user's are not seen. They are never serialised either: the place of their collectives
+in the order differs from rank to rank, and serialising them could deadlock.
+
+**torch.compile.** Compiled code checks at each call that the dispatch keys are those under which it was compiled. The
+key of ours would fail that check, and have every compiled frame compiled once more when a window opens: minutes of a
+live job, perhaps other kernels with other rounding, and one of the few recompilations that a frame is allowed. So once
+torch.compile has compiled anything in the process, the kernels are registered at ``BackendSelect`` as well, and the
+key stays off. There they are in the way of every thread's collectives at all times, and let pass those of threads that
+do not carry a mark of ours in another piece of thread-local state, which autograd hands on as well. This costs some
+6 us a collective, in and between windows. The same form serves where a torch lacks what the first one needs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any, Protocol
+
+import torch
+
+from overlap_callbacks.gate.collectives import OperatorSpec, operator_specs
+from overlap_callbacks.gate.compilation import CompileWatch
+from overlap_callbacks.gate.step_log import CollectiveCall
+
+logger = logging.getLogger("overlap_callbacks")
+
+OWN_KEY = "TESTING_ONLY_GenericMode"
+_BACKEND_SELECT = "BackendSelect"
+_MARK = "overlap_callbacks"  # of measured threads, in torch's thread-local Python objects
+
+
+_IN_THE_WAY = "from here on the gate is in the way of every collective, for some microseconds each"
+
+
+class CollectiveObserver(Protocol):
+    """What the kernels call in a measured step, on whichever thread issues a collective. Neither method may raise."""
+
+    def before_call(self, spec: OperatorSpec, args: tuple[Any, ...]) -> CollectiveCall | None:
+        """A collective is about to be issued; returns a call if ``after_call`` is wanted for it."""
+
+    def after_call(self, call: CollectiveCall, result: Any) -> None:
+        """The collective was issued, and its operator returned ``result``."""
+
+
+class _Placement:
+    """Kernels at one dispatch key, and the thread-local state that tells a measured thread.
+
+    Attributes:
+        key: name of the dispatch key.
+    """
+
+    key = ""
+
+    def __init__(self) -> None:
+        self._libraries: list[torch.library.Library] = []  # kernels live as long as their library
+
+    @property
+    def installed(self) -> bool:
+        return bool(self._libraries)
+
+    def install(self, dispatcher: Dispatcher) -> None:
+        """Register the kernels. Between steps, on the main thread."""
+        library = torch.library.Library("c10d", "IMPL")
+        for spec in operator_specs():
+            library.impl(spec.name, self.kernel(spec, dispatcher), self.key, with_keyset=True)
+        self._libraries.append(library)
+
+    def kernel(self, spec: OperatorSpec, dispatcher: Dispatcher) -> Callable[..., Any]:
+        raise NotImplementedError
+
+    def enter(self) -> None:
+        """Make the calling thread a measured one."""
+        raise NotImplementedError
+
+    def leave(self) -> None:
+        """Make the calling thread an ordinary one; safe where it is one already."""
+        raise NotImplementedError
+
+    def _below(self) -> Any:
+        """The dispatch keys below this one, at which a call goes on."""
+        return torch._C._dispatch_keyset_full_after(self.key)
+
+
+class _AtOwnKey(_Placement):
+    """Kernels at a key that only measured threads include: no other thread's dispatch looks at them."""
+
+    key = OWN_KEY
+
+    def install(self, dispatcher: Dispatcher) -> None:
+        own: Any = torch._C._parse_dispatch_key(self.key)
+        include = torch._C._dispatch_tls_set_dispatch_key_included
+        is_included = torch._C._dispatch_tls_is_dispatch_key_included
+        # A key without a kernel is an error for every operator that meets it: all but ours fall through.
+        others = torch.library.Library("_", "IMPL")
+        others.fallback(torch.library.fallthrough_kernel, self.key)
+        self._key, self._include, self._is_included = own, include, is_included
+        super().install(dispatcher)
+        self._libraries.append(others)
+
+    def enter(self) -> None:
+        self._include(self._key, True)
+
+    def leave(self) -> None:
+        if self._is_included(self._key):
+            self._include(self._key, False)
+
+    def kernel(self, spec: OperatorSpec, dispatcher: Dispatcher) -> Callable[..., Any]:
+        redispatch, below, placement = spec.redispatch, self._below(), self
+
+        def kernel(keyset: Any, *args: Any) -> Any:
+            observer = dispatcher.observer
+            if observer is None or dispatcher.placement is not placement or dispatcher.is_stale():
+                # The step ended on another thread, which could not switch the key off here.
+                placement.leave()
+                dispatcher.forget_thread()
+                return redispatch(keyset & below, *args)
+            call = observer.before_call(spec, args)
+            result = redispatch(keyset & below, *args)
+            if call is not None:
+                observer.after_call(call, result)
+            return result
+
+        _leave_out_of_dynamo(kernel)
+        return kernel
+
+
+class _AtBackendSelect(_Placement):
+    """Kernels in every thread's way, which let pass the threads without a mark."""
+
+    key = _BACKEND_SELECT
+
+    def enter(self) -> None:
+        torch._C._stash_obj_in_tls(_MARK, True)
+
+    def leave(self) -> None:
+        if torch._C._is_key_in_tls(_MARK):
+            torch._C._remove_obj_from_tls(_MARK)
+
+    def kernel(self, spec: OperatorSpec, dispatcher: Dispatcher) -> Callable[..., Any]:
+        redispatch, below, is_marked = spec.redispatch, self._below(), torch._C._is_key_in_tls
+
+        def kernel(keyset: Any, *args: Any) -> Any:
+            observer = dispatcher.observer
+            if observer is None or not is_marked(_MARK) or dispatcher.is_stale():
+                return redispatch(keyset & below, *args)
+            call = observer.before_call(spec, args)
+            result = redispatch(keyset & below, *args)
+            if call is not None:
+                observer.after_call(call, result)
+            return result
+
+        _leave_out_of_dynamo(kernel)
+        return kernel
+
+
+class Dispatcher:
+    """The kernels of this process, who uses them, and on which thread. There is one, as there is one torch dispatcher.
+
+    Attributes:
+        observer: who is told of the collectives of measured threads; None makes the kernels a pass-through at once.
+        placement: where the kernels in use stand; None before ``install``.
+    """
+
+    def __init__(self) -> None:
+        self.observer: CollectiveObserver | None = None
+        self.placement: _Placement | None = None
+        self._owner: object | None = None
+        self._own_key = _AtOwnKey()
+        self._backend_select = _AtBackendSelect()
+        self._compile_watch = CompileWatch(self._on_compile)
+        self._thread = 0  # the measured one; 0 where it is an ordinary one again
+        # Threads that began a step which ended elsewhere. They are ordinary again as soon as they can see to it.
+        self._stale: set[int] = set()
+
+    # -- who uses the kernels
+
+    def is_free_for(self, owner: object) -> bool:
+        """Whether nobody but ``owner`` uses the kernels."""
+        return self._owner is None or self._owner is owner
+
+    def acquire(self, owner: object) -> None:
+        """Keep the kernels for ``owner``.
+
+        Raises:
+            RuntimeError: somebody else uses them.
+        """
+        if not self.is_free_for(owner):
+            raise RuntimeError("another OverlapMonitor of this process uses the collective gate: close() it first")
+        self._owner = owner
+
+    def release(self, owner: object) -> None:
+        """Let others use the kernels, which stay registered. Does nothing where ``owner`` does not have them."""
+        if self._owner is owner:
+            self._owner = None
+            self.observer = None
+
+    # -- registration
+
+    @property
+    def installed(self) -> bool:
+        return self.placement is not None
+
+    def install(self) -> None:
+        """Register the kernels where they cost least. Between steps, on the main thread; safe to call again.
+
+        Registering beside other threads' collectives is sound, removing is not: see the module's docstring.
+        """
+        self._compile_watch.start()
+        if self.placement is None:
+            # DataLoader workers and others that are forked within a step measure nothing.
+            os.register_at_fork(after_in_child=self._leave_after_fork)
+            try:
+                self._own_key.install(self)
+                self.placement = self._own_key
+            except (AttributeError, RuntimeError) as error:
+                self._use_backend_select(f"this torch has no dispatch key for the gate alone ({error}); {_IN_THE_WAY}")
+        if self.placement is self._own_key and self._compile_watch.has_compiled:
+            self._use_backend_select(
+                f"torch.compile is in use, and would recompile for a dispatch key of the gate; {_IN_THE_WAY}"
+            )
+
+    def _use_backend_select(self, why: str) -> None:
+        self._backend_select.install(self)
+        self.placement = self._backend_select
+        logger.info("overlap-callbacks: %s", why)
+
+    # -- a step
+
+    @property
+    def num_compilations(self) -> int:
+        """How often torch.compile has compiled something so far, as far as seen."""
+        return self._compile_watch.count
+
+    def switch_on(self, observer: CollectiveObserver) -> None:
+        """Tell ``observer`` of the collectives of the calling thread, and of autograd's for it; after ``install``."""
+        thread = get_ident()
+        if self._thread not in (0, thread):
+            self._stale.add(self._thread)
+        self._stale.discard(thread)
+        self._thread = thread
+        self.observer = observer
+        assert self.placement is not None
+        self.placement.enter()
+
+    def switch_off(self, observer: CollectiveObserver) -> None:
+        """Let all collectives pass, at once, from any thread. Does nothing while somebody else observes.
+
+        A thread's local state can only be changed by the thread itself. Where another thread calls this, the measured
+        one becomes an ordinary thread when it calls this too, or when it next enters the kernels.
+        """
+        if self.observer is None or self.observer is observer:
+            self.observer = None
+            self._leave_thread()
+
+    def is_on(self, observer: CollectiveObserver) -> bool:
+        """Whether ``observer`` is told of collectives now."""
+        return self.observer is observer
+
+    def is_stale(self) -> bool:
+        """Whether the calling thread began a step that was ended elsewhere, and belongs to no step of now."""
+        return bool(self._stale) and get_ident() in self._stale
+
+    def forget_thread(self) -> None:
+        """The calling thread is an ordinary one again."""
+        thread = get_ident()
+        self._stale.discard(thread)
+        if self._thread == thread:
+            self._thread = 0
+
+    def _leave_thread(self) -> None:
+        for placement in (self._own_key, self._backend_select):
+            if placement.installed:
+                placement.leave()
+        self.forget_thread()
+
+    def _leave_after_fork(self) -> None:
+        self._owner = self.observer = None
+        self._leave_thread()
+
+    def _on_compile(self) -> None:
+        """torch.compile is about to compile, on this thread.
+
+        What it compiles is checked against the dispatch keys of this moment whenever it is called, windows or not. So
+        the key is switched off for the rest of the step, which does not count anyway.
+        """
+        if self.placement is self._own_key:
+            self._own_key.leave()
+
+
+def _leave_out_of_dynamo(kernel: Callable[..., Any]) -> None:
+    """Have ``torch.compile`` run the kernel as it is: it would trace into it, where a compiled forward communicates."""
+    frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    if hasattr(frames, "set_code_exec_strategy"):  # torch 2.8
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(kernel.__code__, frames._FrameExecStrategy(skip, skip))
+
+
+dispatcher = Dispatcher()

@@ -1,0 +1,322 @@
+"""From the marks of a closed window to the figures of one rank.
+
+Runs on the reporting thread, steps or seconds after the window: device times are read once the device has passed the
+marks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from overlap_callbacks.analysis.aggregate import MAX_KERNELS
+from overlap_callbacks.analysis.kernels.attribution import pair_times_of
+from overlap_callbacks.analysis.kernels.by_dimension import dimension_times, dimensions_of_rows
+from overlap_callbacks.analysis.kernels.table import KernelTable
+from overlap_callbacks.analysis.kernels.timeline import step_timeline
+from overlap_callbacks.analysis.kernels.times import KernelSums, kernel_times, profiled_block
+from overlap_callbacks.analysis.power.segments import Segment
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.window import (
+    CollectiveTime,
+    DimensionTime,
+    KernelTime,
+    PairTime,
+    ProfiledBlock,
+    RankWindow,
+    StepTimeline,
+    TimedBlock,
+)
+from overlap_callbacks.gate.step_log import StepLog
+from overlap_callbacks.instruments import clocks
+from overlap_callbacks.instruments.power.meter import MeasuredPower
+from overlap_callbacks.monitor.schedule import Part
+from overlap_callbacks.monitor.window import ClosedWindow, FinishedBlock, MeasuredStep
+
+# Intervals of communication that a power trace keeps of each step: power sensors resolve no more than some of them.
+_MAX_INTERVALS_IN_TRACE = 60
+# A step is left out if its number of collectives differs from the usual one by more than this share.
+_MAX_DEVIATION = 0.25
+# Maximum time that we wait for the device to pass a mark.
+_READY_TIMEOUT_S = 60.0
+
+
+def measure(window: ClosedWindow, rank: int, backend: str) -> RankWindow:
+    """All figures of a window on this rank. Waits for the device to pass the window's last mark, for a bounded time.
+
+    Args:
+        window: closed. Its profile can be read once, so a window can be measured once.
+        rank: of this process. Rank 0 adds the timelines of two steps and a trace of power.
+        backend: of the default process group.
+    """
+    clocks.leave_captures_alone()
+    return _Measurement(window).result(rank, backend)
+
+
+def measure_block(block: FinishedBlock) -> TimedBlock | None:
+    """The step times of one timed block; None if none of its steps counted."""
+    clocks.leave_captures_alone()
+    return _timed_block(block.block, block.arm, [step for step in block.steps if _await_mark(step.end)])
+
+
+def _timed_block(block: int, arm: Mode, steps: Sequence[MeasuredStep]) -> TimedBlock | None:
+    times_ms = tuple(clocks.elapsed_ms(step.start, step.end) for step in steps)
+    return TimedBlock(arm, block, times_ms) if times_ms else None
+
+
+def _await_mark(mark: clocks.Mark) -> bool:
+    """Wait for the device to pass a mark; False if it takes too long."""
+    deadline = time.monotonic() + _READY_TIMEOUT_S
+    while not clocks.is_ready(mark):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def odd_steps(steps: Sequence[MeasuredStep]) -> set[int]:
+    """Indices of the counted steps that issued far more or fewer collectives than the median step.
+
+    Such a step says nothing of the others: one, say, that ran all micro-batches twice, because a loss scaler skipped
+    an update in between. A few collectives that a job's logging adds make no difference.
+    """
+    numbers = {index: len(step.log.collectives) for index, step in enumerate(steps) if step.counted}
+    if not numbers:
+        return set()
+    usual = float(np.median(list(numbers.values())))
+    return {index for index, number in numbers.items() if abs(number - usual) > _MAX_DEVIATION * usual}
+
+
+@dataclass(frozen=True)
+class _ProfileFigures:
+    """What the profiled part of a window gives; empty if there was no profile."""
+
+    blocks: tuple[ProfiledBlock, ...] = ()
+    kernels: tuple[KernelTime, ...] = ()
+    pairs: tuple[PairTime, ...] = ()
+    dimensions: tuple[DimensionTime, ...] = ()
+    pictures: tuple[StepTimeline, ...] = ()
+    communication: tuple[tuple[int, int], ...] = ()  # when it was in flight, on the host's clock in nanoseconds
+
+
+class _Measurement:
+    """The measuring of one window: its steps, and the problems found on the way."""
+
+    def __init__(self, window: ClosedWindow) -> None:
+        self._window = window
+        self._problems = list(window.problems)
+        odd = odd_steps(window.steps)
+        if odd:
+            self._note("steps that issued far more or fewer collectives than most of their window were left out")
+        self._steps = [
+            replace(step, counted=False) if index in odd else step for index, step in enumerate(window.steps)
+        ]
+
+    def result(self, rank: int, backend: str) -> RankWindow:
+        window = self._window
+        profile = self._profile_figures(with_pictures=rank == 0)
+        timed = self._timed_blocks()
+        power = self._power(profile.communication)
+        collectives = self._collectives()
+        return RankWindow(
+            rank=rank,
+            window=window.number,
+            first_step=window.first_step,
+            num_steps=len(self._steps),
+            complete=window.complete,
+            backend=backend,
+            device=window.clock.device,
+            wall_ms=window.wall_ms,
+            timed=timed,
+            profiled=profile.blocks,
+            kernels=profile.kernels,
+            pairs=profile.pairs,
+            dimensions=profile.dimensions,
+            pictures=profile.pictures,
+            collectives=collectives,
+            power=power.figures,
+            power_trace=power.trace if rank == 0 else None,
+            power_elsewhere=window.meter is not None and window.meter.elsewhere,
+            problems=tuple(self._problems),
+        )
+
+    def _note(self, problem: str) -> None:
+        if problem not in self._problems:
+            self._problems.append(problem)
+
+    def _is_passed(self, mark: clocks.Mark) -> bool:
+        """Whether the device has passed a mark; waits for it, and notes if that takes too long."""
+        passed = _await_mark(mark)
+        if not passed:
+            self._note(f"the device did not finish a step within {_READY_TIMEOUT_S:g} s: its time is missing")
+        return passed
+
+    def _of(self, part: Part) -> list[MeasuredStep]:
+        return [step for step in self._steps if step.plan.part is part]
+
+    def _timed_blocks(self) -> tuple[TimedBlock, ...]:
+        by_block: dict[tuple[int, Mode], list[MeasuredStep]] = defaultdict(list)
+        for step in self._of(Part.TIMED):
+            if step.counted and self._is_passed(step.end):
+                by_block[step.plan.block, step.plan.arm].append(step)
+        blocks = [_timed_block(number, arm, steps) for (number, arm), steps in by_block.items()]
+        return tuple(block for block in blocks if block is not None)
+
+    # -- the profile
+
+    def _profile_figures(self, with_pictures: bool) -> _ProfileFigures:
+        if self._window.profile is None:
+            return _ProfileFigures()
+        kernels: KernelTable = self._window.profile.kernels()
+        by_block: dict[tuple[int, Mode], list[int]] = defaultdict(list)
+        by_arm: dict[Mode, list[int]] = {Mode.OVERLAPPED: [], Mode.SEQUENTIAL: []}
+        for step in self._steps:
+            if step.counted and step.profile_index >= 0:
+                by_block[step.plan.block, step.plan.arm].append(step.profile_index)
+                by_arm[step.plan.arm].append(step.profile_index)
+        if not by_block:
+            return _ProfileFigures()
+        sums = KernelSums(kernels)
+        blocks = tuple(
+            profiled_block(arm, block, sums, indices)
+            for (block, arm), indices in sorted(by_block.items(), key=lambda item: item[0][0])
+        )
+        overlapped, sequential = (np.array(by_arm[mode], dtype=np.int64) for mode in by_arm)
+        drawn = [(indices[0], arm) for arm, indices in by_arm.items() if indices and with_pictures]
+        return _ProfileFigures(
+            blocks=blocks,
+            kernels=kernel_times(kernels, overlapped, sequential, max_kernels=MAX_KERNELS),
+            pairs=pair_times_of(kernels, overlapped, sequential),
+            dimensions=self._dimensions(kernels, by_arm),
+            pictures=tuple(picture for step in drawn if (picture := step_timeline(kernels, *step)) is not None),
+            communication=self._communication(kernels) if with_pictures and self._window.meter is not None else (),
+        )
+
+    def _communication(self, kernels: KernelTable) -> tuple[tuple[int, int], ...]:
+        """When communication was in flight in the profiled steps, on the host's clock."""
+        intervals_ns: list[tuple[int, int]] = []
+        for step in self._steps:
+            if step.profile_index < 0:
+                continue
+            picture = step_timeline(kernels, step.profile_index, step.plan.arm, max_intervals=_MAX_INTERVALS_IN_TRACE)
+            if picture is not None and self._is_passed(step.end):
+                start_ns = sum(self._window.clock.host_bounds_ns(step.start)) // 2
+                intervals_ns += [
+                    (start_ns + round(1e6 * a), start_ns + round(1e6 * b)) for a, b in picture.communication
+                ]
+        return tuple(intervals_ns)
+
+    def _dimensions(self, kernels: KernelTable, by_arm: dict[Mode, list[int]]) -> tuple[DimensionTime, ...]:
+        issued = {s.profile_index: s.log.collectives for s in self._steps if s.profile_index >= 0}
+        recorded = self._recorded()
+        if recorded is None or not issued:
+            return ()
+        overlapped, sequential = by_arm.values()
+        rows = dimensions_of_rows(kernels, issued)
+        return dimension_times(kernels, *rows, overlapped, sequential, recorded.collectives)
+
+    # -- power
+
+    def _power(self, communication: Sequence[tuple[int, int]]) -> MeasuredPower:
+        meter = self._window.meter
+        if meter is None or not all(self._is_passed(step.end) for step in self._steps):
+            return MeasuredPower()
+        timed = self._of(Part.TIMED)
+        segments = segments_of(timed, self._window.clock, counted_only=True)
+        if not segments and any(step.counted for step in timed):
+            self._note("power is missing: when the device began and ended its steps is not known well enough")
+        shown = segments_of([s for s in self._steps if s.plan.part is not Part.RECORDED], self._window.clock)
+        return meter.measure(segments, since_ns=self._window.opened_ns, shown=shown, communication=communication)
+
+    # -- collectives
+
+    def _recorded(self) -> StepLog | None:
+        return next((step.log for step in self._of(Part.RECORDED)), None)
+
+    def _collectives(self) -> tuple[CollectiveTime, ...]:
+        """Counts and bytes of the recorded step, isolated times of the sequential timed steps."""
+        recorded = self._recorded()
+        if recorded is None:
+            return ()
+        timed = [step.log for step in self._of(Part.TIMED) if step.counted]
+        isolated_ms: dict[tuple[str, str], float] = defaultdict(float)
+        for log in timed:
+            for collective in log.collectives:
+                start, end = collective.start, collective.end
+                if start is not None and end is not None and self._is_passed(end):
+                    isolated_ms[collective.key] += clocks.elapsed_ms(start, end) / len(timed)
+        totals: dict[tuple[str, str], list[int]] = {}  # messages, bytes in, bytes out
+        groups = {}
+        for collective in recorded.collectives:
+            total = totals.setdefault(collective.key, [0, 0, 0])
+            total[0] += 1
+            total[1] += collective.bytes_in
+            total[2] += collective.bytes_out
+            groups[collective.key] = collective.group
+        return tuple(
+            CollectiveTime(
+                operator=key[0],
+                group=groups[key].label,
+                group_size=len(groups[key].ranks),
+                dimension=groups[key].dimension,
+                backend=groups[key].backend,
+                messages=messages,
+                bytes_in=bytes_in,
+                bytes_out=bytes_out,
+                isolated_ms=isolated_ms.get(key),
+            )
+            for key, (messages, bytes_in, bytes_out) in totals.items()
+        )
+
+
+def segments_of(steps: Sequence[MeasuredStep], clock: clocks.StepClock, counted_only: bool = False) -> list[Segment]:
+    """Intervals of time in one mode: one for each block, or several if something else ran between two of its steps.
+
+    The device's times are known between bounds only, so each interval is as short as the bounds allow.
+
+    Args:
+        steps: in order, all passed by the device.
+        clock: which made their marks.
+        counted_only: leave out steps that do not count.
+    """
+    segments: list[Segment] = []
+    max_gap_ms = _max_gap_ms(steps)
+
+    def block_of(step: MeasuredStep) -> tuple[Part, int, Mode, bool]:
+        return step.plan.part, step.plan.block, step.plan.arm, step.counted or not counted_only
+
+    for (_, _, arm, counts), run in itertools.groupby(steps, block_of):
+        for stretch in _cut_at_gaps(list(run), max_gap_ms) if counts else ():
+            _, start_ns = clock.host_bounds_ns(stretch[0].start)
+            end_ns, _ = clock.host_bounds_ns(stretch[-1].end)
+            if end_ns > start_ns:
+                segments.append(Segment(start_ns, end_ns, arm, len(stretch)))
+    return segments
+
+
+def _gap_ms(before: MeasuredStep, after: MeasuredStep) -> float:
+    return clocks.elapsed_ms(before.end, after.start)
+
+
+def _max_gap_ms(steps: Sequence[MeasuredStep]) -> float:
+    """Maximum time between two steps that still belongs to them: loading a batch does, an evaluation does not."""
+    if len(steps) < 2:
+        return 0.0
+    typical_ms = float(np.median([_gap_ms(before, after) for before, after in itertools.pairwise(steps)]))
+    step_ms = float(np.median([clocks.elapsed_ms(step.start, step.end) for step in steps]))
+    return typical_ms + max(5.0, 0.1 * step_ms)
+
+
+def _cut_at_gaps(steps: list[MeasuredStep], max_gap_ms: float) -> list[list[MeasuredStep]]:
+    """The steps of a block, cut where something else took time between two of them."""
+    stretches = [[steps[0]]]
+    for before, after in itertools.pairwise(steps):
+        if _gap_ms(before, after) > max_gap_ms:
+            stretches.append([])
+        stretches[-1].append(after)
+    return stretches

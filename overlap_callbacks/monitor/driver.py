@@ -1,0 +1,207 @@
+"""Everything behind ``OverlapMonitor``: which runner has the steps, how they are numbered, and how it all ends."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, ParamSpec
+
+from overlap_callbacks import _validation
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.gate.gate import Gate
+from overlap_callbacks.gate.native import SwitchState
+from overlap_callbacks.monitor.config import MonitorConfig
+from overlap_callbacks.monitor.faults import FaultGuard
+from overlap_callbacks.monitor.notices import Notices
+from overlap_callbacks.monitor.pinned import PinnedRunner
+from overlap_callbacks.monitor.session import SessionSlot
+from overlap_callbacks.monitor.step_numbers import breaks_before
+from overlap_callbacks.monitor.step_runner import Stopped
+from overlap_callbacks.monitor.window_runner import WindowRunner
+
+P = ParamSpec("P")
+
+
+class StepDriver:
+    """Hands each step to the runner whose turn it is.
+
+    One of three is at work:
+
+    - ``WindowRunner``: steps run by the schedule, and windows open. ``pin(mode)`` leads to ``PinnedRunner``.
+    - ``PinnedRunner``: the user pinned a mode. ``pin(None)`` leads back, and so does a mode that is not granted.
+    - ``Stopped``: nothing is measured any more. ``stop`` and errors of our own lead there, and nothing leads back.
+
+    Args:
+        config: the options of the monitor.
+        gate: not registered.
+
+    Attributes:
+        last_step: number of the step that began last; -1 before the first.
+        next_step: the first step that a runner must be asked about.
+        open: whether a step has begun and not ended.
+        in_runner_step: whether the runner has something to do at the open step's end.
+        on_close: called once, at the end: adapters take off their hooks.
+    """
+
+    def __init__(self, config: MonitorConfig, gate: Gate) -> None:
+        self.gate = gate
+        self.switch = SwitchState(None)
+        self.notices = Notices()
+        self.faults = FaultGuard(
+            self.notices, gate, strict=config.strict, stop=self.stop, fail=self._fail, wake=self._wake
+        )
+        self.slot = SessionSlot(config, gate, self.switch, self.notices, self.faults)
+        self.windows = WindowRunner(config, self.slot, gate, self.switch, self.notices, self.faults)
+        self.runner: WindowRunner | PinnedRunner | Stopped = self.windows
+        self.last_step = -1
+        self.open = False
+        self.on_close: list[Callable[[], None]] = []
+        # Copies of the runner's attributes, for steps in which it has nothing to do.
+        self.next_step = self.runner.next_step
+        self.in_runner_step = self.runner.in_step
+        self._unnumbered = False  # the open step was begun with something that is no number
+        self._closing = False  # closed within a step, at whose end the hooks come off
+
+    @property
+    def active(self) -> bool:
+        """Whether anything may be measured yet."""
+        return not isinstance(self.runner, Stopped)
+
+    @property
+    def pinned_mode(self) -> Mode | None:
+        """The mode that is pinned by hand; None if none is."""
+        return self.runner.mode if isinstance(self.runner, PinnedRunner) else None
+
+    def guarded(self, action: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Do a piece of our own work; see ``FaultGuard.run``."""
+        try:
+            self.faults.run(action, *args, **kwargs)
+        finally:
+            self.in_runner_step = self.runner.in_step
+            self.next_step = self.runner.next_step
+            if self.faults.pending and self.active:
+                self.next_step = 0  # an error came in meanwhile, and its wake-up must not be lost
+
+    # -- steps. What follows is called through ``guarded``.
+
+    def begin(self, step: Any, nested: bool) -> None:
+        """A step begins.
+
+        Args:
+            step: whatever the user gave as its number.
+            nested: whether the step before it has not ended.
+        """
+        self._unnumbered = False
+        if isinstance(self.runner, Stopped) and type(step) is int:
+            self.last_step = step
+            self.runner.begin(step)
+            self._take_off_hooks_if_closing()
+            return
+        try:
+            number = _validation.count("step", step, minimum=0)
+        except (TypeError, ValueError) as error:
+            self._unnumbered = True
+            self.faults.misuse("step", str(error))
+            return
+        previous, self.last_step = self.last_step, number
+        if not self.active:
+            return
+        self.faults.raise_reported()
+        self._check_continuity(number, previous, nested)
+        self.runner.begin(number)
+        if self.runner.finished:
+            self._give_to_windows()
+
+    def _check_continuity(self, number: int, previous: int, nested: bool) -> None:
+        for gap in breaks_before(number, previous, nested=nested, in_window=self.runner.in_window):
+            self.runner.abandon(gap.reason)
+            if gap.rewind:
+                self.windows.rewind()
+            if gap.misuse:
+                self.faults.misuse(gap.key, gap.message)
+            else:
+                self.notices.warn_once(gap.key, gap.message)
+
+    def end(self, step: Any) -> None:
+        """The open step ends.
+
+        Args:
+            step: what the user gave as its number; None if nothing.
+        """
+        if not self.open:
+            shown = "" if step is None else step
+            self.faults.misuse("end", f"step_end({shown}) came without a step_begin: call step_begin first")
+            return
+        if step is not None and step != self.last_step and not self._unnumbered:
+            self.faults.misuse(
+                "number", f"step_end({step}) came after step_begin({self.last_step}): numbers must agree"
+            )
+        self.open = False
+        if self.runner.in_step:
+            self.runner.end()
+            self._take_off_hooks_if_closing()
+
+    def abort(self) -> None:
+        """The open step is given up, because of an exception in it."""
+        if self.open:
+            self.guarded(self.runner.abandon, "an exception in the user's step")
+        self.open = self.in_runner_step = False
+
+    def pin(self, mode: Mode | None) -> None:
+        """Run all steps from the next one on in ``mode``; None goes back to the schedule."""
+        if self.runner is not self.windows or self.runner.in_window:
+            self.runner.abandon("a mode was pinned by hand", within_step=self.open)
+        if mode is None:
+            self._give_to_windows()
+        else:
+            self.runner = PinnedRunner(mode, self.slot, self.gate, self.switch, self.notices, self.faults)
+
+    def _give_to_windows(self) -> None:
+        self.runner = self.windows
+        self.windows.next_step = 0  # its own step numbers are old
+
+    # -- the end
+
+    def close(self) -> bool:
+        """Stop, and report what the open window has measured so far.
+
+        Returns:
+            Whether a framework's own switches are back. They are not within a step that they make sequential, if they
+            can only be turned between steps; then they and the adapter's hooks follow at the step's end.
+        """
+        if self.runner.in_window:
+            self.guarded(self.runner.abandon, "the monitor was closed", within_step=self.open)
+        self.stop()
+        self._closing = self.open and self.switch.must_wait
+        if not self._closing:
+            self._take_off_hooks()
+        return not self._closing
+
+    def _take_off_hooks_if_closing(self) -> None:
+        if self._closing:
+            self._take_off_hooks()
+
+    def _take_off_hooks(self) -> None:
+        self._closing = False
+        while self.on_close:
+            self.guarded(self.on_close.pop())
+
+    # -- called by the fault guard too
+
+    def stop(self) -> None:
+        """Switch measuring off, for good."""
+        self.runner = Stopped(self.gate, self.switch, within_step=self.open)
+        self.in_runner_step = self.runner.in_step
+        self.next_step = self.runner.next_step
+
+    def _fail(self) -> None:
+        """Switch measuring off after an error of our own: nothing that is open can be trusted."""
+        with contextlib.suppress(Exception):
+            self.runner.discard()
+        self.stop()
+        with contextlib.suppress(Exception):
+            self.gate.close()
+
+    def _wake(self) -> None:
+        """On any thread: have the next step ask for errors of our threads."""
+        self.next_step = 0

@@ -1,0 +1,125 @@
+"""No error of ours reaches the job, unless the user asked for it with ``strict``."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, ParamSpec
+
+from overlap_callbacks.gate.gate import Gate
+from overlap_callbacks.monitor.notices import Notices
+from overlap_callbacks.sinks import Sink
+
+P = ParamSpec("P")
+
+
+class MisuseError(ValueError):
+    """A call out of order (``step_end`` without ``step_begin``, say) or an invalid step number.
+
+    Raised in strict mode only.
+    """
+
+
+class FaultGuard:
+    """Runs our own work on the training thread, and decides what becomes of its errors.
+
+    In production the first error warns once and switches measuring off; in strict mode it is raised as well. Errors on
+    threads of our own are kept until the training thread asks for them at its next step. Whatever our threads report
+    after the first error is dropped: reports that were still queued fail in the same way.
+
+    Args:
+        notices: says what went wrong.
+        gate: let through at once where something goes wrong, before anything else is done.
+        strict: raise errors.
+        stop: switches measuring off, between steps or within one.
+        fail: switches measuring off after an error of ours, when nothing that is open can be trusted.
+        wake: has the next ``step_begin`` ask for errors of our threads.
+
+    ``stop``, ``fail`` and ``wake`` are methods of the monitor, and are held weakly: our threads hold this object, and
+    must not keep a monitor alive that its user has dropped.
+    """
+
+    def __init__(
+        self,
+        notices: Notices,
+        gate: Gate,
+        *,
+        strict: bool,
+        stop: Callable[[], None],
+        fail: Callable[[], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self.strict = strict
+        self._notices = notices
+        self._gate = gate
+        self._stop = weakref.WeakMethod(stop)
+        self._fail = weakref.WeakMethod(fail)
+        self._wake = weakref.WeakMethod(wake)
+        self._reported: Exception | None = None
+        self._failed = False
+
+    # -- on the training thread
+
+    def run(self, action: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call ``action``. What it raises does not reach the job, except in strict mode."""
+        try:
+            action(*args, **kwargs)
+        except MisuseError:
+            raise  # only raised in strict mode
+        except Exception as error:
+            self._gate.stop()  # from here on the job's collectives pass as if we were not there
+            self._failed = True
+            if not self.strict:
+                self._notices.warn_once(
+                    "failed", f"an internal error switched measuring off, training goes on: {error!r}", error
+                )
+            _call(self._fail)
+            if self.strict:
+                raise
+
+    def misuse(self, key: str, message: str) -> None:
+        """The user's calls do not fit together: warn once, or raise in strict mode.
+
+        Raises:
+            MisuseError: in strict mode.
+        """
+        if self.strict:
+            raise MisuseError(message)
+        self._notices.warn_once(key, message)
+
+    def switch_off(self, key: str, message: str) -> None:
+        """Nothing can be measured any more: warn once, and switch measuring off."""
+        self._notices.warn_once(key, message)
+        _call(self._stop)
+
+    @property
+    def pending(self) -> bool:
+        """Whether a thread of ours has reported an error that was not raised yet."""
+        return self._reported is not None
+
+    def raise_reported(self) -> None:
+        """Raise what a thread of ours reported, if anything; for an action that ``run`` calls."""
+        error, self._reported = self._reported, None
+        if error is not None and not self._failed:
+            raise error
+
+    # -- on any thread
+
+    def report(self, error: Exception) -> None:
+        """Keep an error of a thread of ours for the training thread's next step, and let collectives through now."""
+        self._gate.stop()
+        self._reported = error
+        _call(self._wake)
+
+    def sink_failed(self, sink: Sink, error: Exception) -> None:
+        """A sink failed and is not used again: warn once; in strict mode the next step raises the error."""
+        name = type(sink).__name__
+        self._notices.warn_once(f"sink {name}", f"{name} failed and is not used again, the rest goes on: {error}")
+        if self.strict:
+            self.report(error)
+
+
+def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
+    bound = method()
+    if bound is not None:
+        bound()

@@ -1,0 +1,311 @@
+"""Opens, drives and closes the scheduled windows."""
+
+from __future__ import annotations
+
+import enum
+
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.gate.gate import Gate
+from overlap_callbacks.gate.native import SwitchState
+from overlap_callbacks.monitor.background.order_check import Decision, Ruling
+from overlap_callbacks.monitor.clearance import Clearance
+from overlap_callbacks.monitor.config import MonitorConfig
+from overlap_callbacks.monitor.faults import FaultGuard
+from overlap_callbacks.monitor.notices import Notices
+from overlap_callbacks.monitor.schedule import Part, Plan, Schedule
+from overlap_callbacks.monitor.session import Session, SessionSlot
+from overlap_callbacks.monitor.step_runner import StepRunner, check_gate_health
+from overlap_callbacks.monitor.window import FinishedBlock, MeasuredStep, Window
+
+
+class Phase(enum.Enum):
+    """Where the runner stands. Whatever cuts a window short (``abandon``) leads from any phase to ``IDLE``."""
+
+    # No window is open.
+    # -> RECORDING at the first step of a window, if there is a job to measure.
+    IDLE = enum.auto()
+
+    # The window's first step runs: overlapped, its collectives are written down.
+    # -> WAITING_FOR_RULING at its end: what was recorded went to the order check.
+    # -> MEASURING at its end, if no step of the window needs a ruling (an A/A control with blocks of fixed length).
+    # -> IDLE at its end, if it trained nothing: it is not like the steps to come.
+    RECORDING = enum.auto()
+
+    # The order check runs on its thread, and overlapped steps go on meanwhile.
+    # -> MEASURING before the first step that needs the ruling, if it is granted.
+    # -> IDLE before that step, if it is not.
+    WAITING_FOR_RULING = enum.auto()
+
+    # All steps run by their plans.
+    # -> IDLE at the end of the window's last step.
+    MEASURING = enum.auto()
+
+
+class _OpenWindow:
+    """A window under way, with what its steps need. Its phase is the runner's.
+
+    Attributes:
+        marks: the window.
+        session: in which it was opened.
+        schedule: of this window; its blocks may become longer than those of the monitor's schedule.
+        clearance: to serialise what its first step recorded.
+        ended_blocks: timed blocks that have ended and are not in the record yet.
+    """
+
+    def __init__(self, marks: Window, session: Session, schedule: Schedule) -> None:
+        self.marks = marks
+        self.session = session
+        self.schedule = schedule
+        self.clearance = Clearance(session.order_checker, session.job.rank)
+        self.ended_blocks: list[tuple[int, Mode]] = []
+
+
+class WindowRunner(StepRunner):
+    """Runs the steps of windows by the schedule's plans; see ``Phase`` for the way of a window.
+
+    Args:
+        config: the options of the monitor.
+        slot: gives the session.
+        gate: of the monitor.
+        switch: a framework's own switch, if an adapter has one.
+        notices: says what became of windows.
+        faults: switches measuring off where it cannot go on.
+
+    Attributes:
+        tokens_per_step: that one step of the whole job trains on; None if not known.
+        num_opened: windows opened so far.
+    """
+
+    def __init__(
+        self,
+        config: MonitorConfig,
+        slot: SessionSlot,
+        gate: Gate,
+        switch: SwitchState,
+        notices: Notices,
+        faults: FaultGuard,
+    ) -> None:
+        super().__init__(gate, switch)
+        self.tokens_per_step = config.tokens_per_step
+        self.num_opened = 0
+        self._schedule = config.schedule
+        self._slot = slot
+        self._notices = notices
+        self._faults = faults
+        self._phase = Phase.IDLE
+        self._window: _OpenWindow | None = None  # None if and only if the phase is IDLE
+        self._step = -1
+        self._rewinds = 0
+
+    @property
+    def in_window(self) -> bool:
+        return self._window is not None
+
+    def rewind(self) -> None:
+        """The step number went back: windows may come again under the same number."""
+        self._rewinds += 1
+        self.next_step = 0
+
+    # -- a step
+
+    def begin(self, step: int) -> None:
+        self._step = step
+        if self._window is None:
+            # A window that was cut short within a step may have left the switch for this place, between two steps.
+            self._switch.set(sequential=False)
+        plan = self._schedule_in_force.plan(step)
+        if plan is not None and plan.offset == 0:
+            self._open(plan)
+        if plan is None or self._window is None:
+            self._skip_until(self._schedule.next_window_step(step + 1))
+            return
+        self.next_step = 0  # every step of a window
+        if self._phase is not Phase.MEASURING and self._needs_ruling(plan):
+            self._act_on(self._window.clearance.ruling(), self._window)
+            if self._window is None:
+                return
+            plan = self._replan(plan, self._window)
+        self.in_step = True
+        self._window.marks.begin_step(plan, self._window.clearance.sequence)
+
+    def end(self) -> None:
+        assert self._window is not None
+        self.in_step = False
+        step = self._window.marks.end_step()
+        stuck = check_gate_health(self._gate)
+        if stuck is not None:
+            self.abandon(stuck)
+            self._faults.switch_off("stuck", f"{stuck}; measuring is switched off, training goes on")
+            return
+        if step.plan.part is Part.RECORDED:
+            self._end_recorded_step(step, self._window)
+        elif step.plan.part is Part.TIMED:
+            self._end_timed_step(step, self._window)
+        if step.plan.last:
+            self._switch.set(sequential=False)
+            self._close(complete=True)
+
+    def _end_recorded_step(self, step: MeasuredStep, window: _OpenWindow) -> None:
+        if step.skipped:
+            self._notices.info(f"window left out: its first step was skipped, {step.skipped}")
+            self._close(complete=False, report=False)
+        elif step.log.compiled:
+            # Collectives may be missing in what was recorded: neither a check nor a figure can rest on it.
+            self._notices.info("window left out: torch.compile compiled in its first step")
+            self._close(complete=False, report=False)
+        elif self._schedule.control and not self._schedule.min_block_seconds:
+            self._phase = Phase.MEASURING
+        else:
+            window.clearance.request(
+                self._key(window.marks),
+                step.log,
+                window=window.marks.number,
+                steps_per_block=self._decide_length(window) if window.session.job.rank == 0 else 0,
+            )
+            self._phase = Phase.WAITING_FOR_RULING
+
+    def _end_timed_step(self, step: MeasuredStep, window: _OpenWindow) -> None:
+        if self._ends_block(step.plan):
+            window.ended_blocks.append((step.plan.block, step.plan.arm))
+        # A window that waits for its ruling may be left out, and then nothing of it may stand in the record.
+        if self._phase is Phase.MEASURING:
+            marks = window.marks
+            for block, arm in window.ended_blocks:
+                window.session.reporter.submit_block(
+                    FinishedBlock(
+                        window=marks.number,
+                        first_step=marks.first_step,
+                        block=block,
+                        arm=arm,
+                        steps=marks.steps_of(block),
+                    )
+                )
+            window.ended_blocks.clear()
+
+    def skip(self, reason: str) -> None:
+        if self.in_step and self._window is not None:
+            self._window.marks.skip_step(reason)
+
+    def pause(self) -> None:
+        if self.in_step and self._window is not None:
+            self._window.marks.pause()
+
+    def resume(self) -> None:
+        if self._window is not None:
+            self._window.marks.resume()
+
+    # -- the ruling
+
+    def _needs_ruling(self, plan: Plan) -> bool:
+        """Whether the step cannot begin without the ruling; the same on every rank."""
+        return plan.mode is Mode.SEQUENTIAL or self._depends_on_length(plan)
+
+    def _depends_on_length(self, plan: Plan | None) -> bool:
+        """Whether this is the first step of its window that depends on how many steps blocks have."""
+        return plan is not None and self._schedule.min_block_seconds > 0 and plan.offset == self._schedule.decided_by
+
+    def _decide_length(self, window: _OpenWindow) -> int:
+        """Rank 0: the counted steps that blocks of ``min_block_seconds`` have.
+
+        By the step time of the last window; in the first window by that of its recorded step, on the host.
+        """
+        step_s = window.session.budget.step_s or window.marks.age_s
+        block_s = self._schedule.min_block_seconds
+        steps, wanted = self._schedule.steps_that_take(block_s, step_s), self._schedule.steps_wanted(block_s, step_s)
+        if steps < wanted:
+            window.marks.note(
+                f"blocks of min_block_seconds={block_s:g} would need {wanted} steps; every_n_steps="
+                f"{self._schedule.every_n_steps} leaves room for {steps}"
+            )
+        return steps
+
+    def _act_on(self, ruling: Ruling, window: _OpenWindow) -> None:
+        """Go on as the ruling says: measure, or close the window."""
+        match ruling.decision:
+            case Decision.GRANTED:
+                self._phase = Phase.MEASURING
+                if ruling.steps_per_block:
+                    window.schedule = self._schedule.stretched(ruling.steps_per_block)
+            case Decision.CONFLICT:
+                # Every later window would show the same conflict: there is nothing more to measure.
+                self.abandon(ruling.reason)
+                self._faults.switch_off(
+                    "conflict", f"sequential mode is refused, and measuring is switched off: {ruling.reason}"
+                )
+            case Decision.SKIPPED:
+                self._notices.info(f"window left out: {ruling.reason}")
+                self._close(complete=False, report=False)
+            case Decision.LATE:
+                self._notices.warn_once("late", f"a window has no sequential steps: {ruling.reason}")
+                self.abandon(ruling.reason)
+            case Decision.FAILED:
+                self.abandon(ruling.reason)
+
+    def _replan(self, plan: Plan, window: _OpenWindow) -> Plan:
+        """The step's plan now that the length of blocks is known; block 0 may have ended with the step before."""
+        replanned = window.schedule.plan(self._step)
+        assert replanned is not None  # blocks only become longer
+        if self._depends_on_length(plan) and replanned.part is Part.TIMED and replanned.block != 0:
+            window.ended_blocks.append((0, Mode.OVERLAPPED))
+        return replanned
+
+    def _ends_block(self, plan: Plan) -> bool:
+        following = self._schedule_in_force.plan(self._step + 1)
+        if self._depends_on_length(following):
+            return False  # the block may go on
+        return following is None or following.block != plan.block or following.part is not plan.part
+
+    # -- windows
+
+    @property
+    def _schedule_in_force(self) -> Schedule:
+        return self._schedule if self._window is None else self._window.schedule
+
+    def _open(self, plan: Plan) -> None:
+        session = self._slot.acquire()
+        if session is None:
+            return
+        self.num_opened += 1
+        marks = Window(plan.window, self._step, self._gate, self._switch, session.meter)
+        self._window = _OpenWindow(marks, session, self._schedule)
+        self._phase = Phase.RECORDING
+
+    def _close(self, complete: bool, report: bool = True) -> None:
+        window, self._window = self._window, None
+        self._phase = Phase.IDLE
+        self.in_step = False
+        self._skip_until(self._schedule.next_window_step(self._step + 1))
+        if window is None:
+            return
+        closed = window.marks.close(complete)
+        if closed.missing_profile:
+            self._notices.warn_once("profiler", f"{closed.missing_profile}; the rest is measured")
+        if report:
+            window.session.reporter.submit_window(closed, self._key(window.marks), self.tokens_per_step)
+
+    def abandon(self, reason: str, *, within_step: bool = False) -> None:
+        """End the window early; what was measured so far is reported as incomplete.
+
+        Args:
+            reason: why, in words.
+            within_step: the step goes on, so that a framework's own switch must stay until its end.
+        """
+        super().abandon(reason, within_step=within_step)
+        if self._window is not None:
+            self._notices.info(f"window {self._window.marks.number} was cut short: {reason}")
+            self._window.marks.note(f"cut short: {reason}")
+            self._close(complete=False)
+
+    def discard(self) -> None:
+        window, self._window = self._window, None
+        self._phase = Phase.IDLE
+        if window is not None:
+            window.marks.close(complete=False)
+
+    def _skip_until(self, step: int) -> None:
+        """Have nothing to do before ``step``."""
+        self.next_step = step
+
+    def _key(self, window: Window) -> str:
+        """Names a window in the store: once, even where step numbers go back and windows come again."""
+        return f"{self._rewinds}/window{window.number}/{window.first_step}"

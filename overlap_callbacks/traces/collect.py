@@ -1,0 +1,285 @@
+"""Collects from the events of a trace file what is needed of them: kernels, launches, steps, operators.
+
+A file with kernels of a device is read for those, their launches and torch's annotations (``DeviceEvents``). A file
+without is read for the operators and ranges of the host (``HostEvents``).
+"""
+
+from __future__ import annotations
+
+from array import array
+from decimal import Decimal, InvalidOperation
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from overlap_callbacks.analysis import name_rules
+from overlap_callbacks.analysis.kernels.table import Indices, KernelTableBuilder, Kind
+from overlap_callbacks.traces.metadata import CollectiveInfo, KernelMetadata
+from overlap_callbacks.traces.stream import Args, Event
+
+# Kineto's categories, of today and of 2021.
+_KERNEL, _COPY, _LAUNCH, _NOTE, _OPERATOR = range(5)
+_CATEGORIES = {
+    "kernel": _KERNEL, "Kernel": _KERNEL,
+    "gpu_memcpy": _COPY, "gpu_memset": _COPY, "Memcpy": _COPY, "Memset": _COPY,
+    "cuda_runtime": _LAUNCH, "cuda_driver": _LAUNCH, "hip_runtime": _LAUNCH, "Runtime": _LAUNCH,
+    "user_annotation": _NOTE,
+    "cpu_op": _OPERATOR, "Operator": _OPERATOR,
+}  # fmt: skip
+
+# Times outside these bounds are of no clock, nor are durations beyond the maximum; their differences would overflow.
+MIN_TIME_NS, MAX_TIME_NS, MAX_DURATION_NS = -(2**61), 2**62, 2**61
+# From here on, neighbouring floating-point numbers of microseconds are too far apart to tell nanoseconds.
+_MAX_EXACT_US = 2**43
+_UINT64 = 2**64 - 1
+_NO_ARGS = Args()
+
+
+class EventTimes:
+    """Starts and durations as they are in the file, converted to whole nanoseconds at the end.
+
+    A floating-point number holds microseconds precisely enough for nanoseconds only up to 2**43 us. Files with greater
+    times are read again, and their numbers are taken as text.
+
+    Args:
+        exact: the numbers are taken as text.
+
+    Attributes:
+        unread: number of events whose times cannot be read.
+    """
+
+    def __init__(self, exact: bool) -> None:
+        self._exact = exact
+        self._start: array[Any] = array("q" if exact else "d")
+        self._duration: array[Any] = array("q" if exact else "d")
+        self.unread = 0
+
+    def add(self, event: Event) -> bool:
+        """Keep an event's times. If it has none that can be read, count it and return False."""
+        try:
+            if not self._exact:
+                self._start.append(event.ts)
+                try:
+                    self._duration.append(event.dur)
+                except TypeError:
+                    self._start.pop()
+                    raise
+                return True
+        except (TypeError, OverflowError):
+            pass
+        start, duration = _nanoseconds(event.ts), _nanoseconds(event.dur)
+        if start is None or duration is None:
+            self.unread += 1
+            return False
+        self._start.append(start if self._exact else start / 1000)
+        self._duration.append(duration if self._exact else duration / 1000)
+        return True
+
+    @property
+    def inexact(self) -> bool:
+        """Whether nanoseconds were lost, so that the file must be read again as text."""
+        start = np.frombuffer(self._start, dtype=np.float64) if not self._exact else np.empty(0)
+        return bool(((np.abs(start) >= _MAX_EXACT_US) & (start != np.floor(start))).any())
+
+    def bounds(self) -> tuple[Indices, Indices, npt.NDArray[np.bool_], int]:
+        """All times in whole nanoseconds.
+
+        Returns:
+            Start and end of each event, shape (n,) each; which events have impossible times, shape (n,); and how many
+            durations were negative.
+        """
+        if self._exact:
+            start, duration = (np.array(times, dtype=np.int64) for times in (self._start, self._duration))
+            impossible = np.abs(duration) >= MAX_DURATION_NS
+        else:
+            microseconds = [np.array(times, dtype=np.float64) for times in (self._start, self._duration)]
+            start_us, duration_us = microseconds
+            # (NaN fails every comparison.)
+            possible = (start_us > MIN_TIME_NS / 1000) & (start_us < MAX_TIME_NS / 1000)
+            impossible = ~(possible & (np.abs(duration_us) < MAX_DURATION_NS / 1000))
+            start, duration = (_from_microseconds(np.where(impossible, 0.0, times)) for times in microseconds)
+        negative = duration < 0
+        return start, start + np.where(negative, 0, duration), impossible, int(negative.sum())
+
+
+def _from_microseconds(times: npt.NDArray[np.float64]) -> Indices:
+    whole = np.floor(times)
+    return whole.astype(np.int64) * 1000 + np.rint((times - whole) * 1000).astype(np.int64)
+
+
+class Note(NamedTuple):
+    """A range of the host that describes what was launched in it: a step, or a collective (``nccl:...``)."""
+
+    name: str
+    thread: int | str
+    start_ns: int
+    end_ns: int
+    args: Args | None
+
+
+class EventCollector:
+    """Collects the events of one kind of file, one piece of the file at a time.
+
+    Attributes:
+        rows: the kernels, or on a CPU the operators.
+        times: start and duration of each row.
+        notes: ranges of the host that describe what was launched in them.
+    """
+
+    def __init__(self) -> None:
+        self.rows = KernelTableBuilder()
+        self.notes: list[Note] = []
+
+    def begin(self, exact: bool) -> None:
+        """Prepare for a file's events; ``exact`` if their times come as text."""
+        self.times = EventTimes(exact)
+
+    def collect(self, events: list[Event]) -> None:
+        """Keep what is needed of the events of one piece."""
+        raise NotImplementedError
+
+    def note(self, event: Event, name: str) -> None:
+        """Keep a range of the host, if its times can be read."""
+        start, duration = _nanoseconds(event.ts), _nanoseconds(event.dur)
+        if start is not None and duration is not None:
+            self.notes.append(Note(name, _hashable(event.tid), start, start + max(duration, 0), event.args))
+
+    @property
+    def inexact(self) -> bool:
+        """Whether nanoseconds were lost, so that the file must be read again as text."""
+        return self.times.inexact
+
+
+class DeviceEvents(EventCollector):
+    """The kernels of a device, the calls that launched them, steps, and torch's annotations of collectives.
+
+    Attributes:
+        devices: number of each row's device.
+        known: what each communication kernel's own metadata tells, by row.
+        launch_correlation: number that each launch shares with its kernel.
+        launch_thread: thread of each launch, as it is in the file.
+        launch_times: when each launch was made.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.devices = array("q")
+        self.known: dict[int, CollectiveInfo] = {}
+        self.launch_correlation = array("Q")
+        self.launch_thread: list[Any] = []
+        self._metadata = KernelMetadata()
+        self._shapes: dict[tuple[bytes, bytes], str] = {}
+
+    def begin(self, exact: bool) -> None:
+        super().begin(exact)
+        self.launch_times = EventTimes(exact)
+
+    def collect(self, events: list[Event]) -> None:
+        category_of = _CATEGORIES.get
+        add_time, add_correlation = self.launch_times.add, self.launch_correlation.append
+        for event in events:
+            category = category_of(event.cat)  # type: ignore[arg-type]
+            if category is None or event.ph != "X":
+                continue
+            if category == _OPERATOR:  # most events are operators, and none is needed here
+                continue
+            if category == _LAUNCH:
+                args = event.args
+                number = args.correlation if args is not None else None
+                if type(number) is int and number and add_time(event):
+                    add_correlation(number & _UINT64)
+                    self.launch_thread.append(event.tid)
+            elif category == _NOTE:
+                name = event.name
+                if name is not None and name.startswith(("ProfilerStep#", "nccl:")):
+                    self.note(event, name)
+            else:
+                self._kernel(event, category)
+
+    def _kernel(self, event: Event, category: int) -> None:
+        if not self.times.add(event):
+            return
+        args = event.args or _NO_ARGS
+        collective = ""
+        if args.collective is not None:
+            info = self.known[len(self.rows)] = self._metadata.read(args)
+            collective = info.kind
+        launched_as = bytes(args.grid), bytes(args.block)
+        shape = self._shapes.get(launched_as)
+        if shape is None:
+            text = name_rules.clean(b" ".join(launched_as).decode(errors="replace").strip())
+            shape = self._shapes[launched_as] = text
+        device = args.device
+        if type(device) is not int:
+            device = event.pid if type(event.pid) is int else 0
+        self.devices.append(device if 0 <= device < 2**31 else 0)
+        number = args.correlation if type(args.correlation) is int else 0
+        kind = Kind.COMPUTE if category == _KERNEL else Kind.COPY
+        self.rows.label(kind, _short(event.name), number, shape, collective)
+
+
+class HostEvents(EventCollector):
+    """The operators of all host threads, and the ranges of communication libraries that run on the host.
+
+    Attributes:
+        threads: thread of each row.
+        ranges: ranges of communication libraries.
+        range_times: start and duration of each range.
+        enqueued: number of NCCL's collectives. Of those the host sees only that it enqueued them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: list[Any] = []
+        self.ranges = KernelTableBuilder()
+        self.enqueued = 0
+
+    def begin(self, exact: bool) -> None:
+        super().begin(exact)
+        self.range_times = EventTimes(exact)
+
+    def collect(self, events: list[Event]) -> None:
+        for event in events:
+            category, name = _CATEGORIES.get(event.cat), event.name  # type: ignore[arg-type]
+            if category not in (_NOTE, _OPERATOR) or event.ph != "X" or name is None:
+                continue
+            if name.startswith("ProfilerStep#"):
+                self.note(event, name)
+            elif category == _OPERATOR:
+                if self.times.add(event):
+                    self.rows.label(Kind.COMPUTE, _short(name))
+                    self.threads.append(_hashable(event.tid))
+            elif name.startswith("nccl:"):
+                self.enqueued += 1
+            elif name_rules.is_communication(name) and self.range_times.add(event):
+                self.ranges.label(Kind.COMMUNICATION, _short(name))
+
+    @property
+    def inexact(self) -> bool:
+        return super().inexact or self.range_times.inexact
+
+
+def _nanoseconds(time: Any) -> int | None:
+    """Microseconds, as a number or as text, exactly converted to whole nanoseconds; None if that is impossible."""
+    if isinstance(time, bool) or time is None:
+        return None
+    if isinstance(time, msgspec.Raw):
+        time = bytes(time).decode(errors="replace")
+    try:
+        value = time * 1000 if isinstance(time, int) else round(Decimal(str(time).strip('" ')) * 1000)
+    except (ValueError, InvalidOperation, OverflowError):
+        return None
+    return value if MIN_TIME_NS < value < MAX_TIME_NS else None
+
+
+def _short(name: str | None) -> str:
+    """The name, cut if it is too long to keep by the million. ``clean_names`` does the rest later, once per name."""
+    if name is None:
+        return ""
+    return name if len(name) <= name_rules.MAX_NAME_LENGTH else name_rules.clean(name)
+
+
+def _hashable(value: Any) -> int | str:
+    return value if isinstance(value, (int, str)) else str(value)

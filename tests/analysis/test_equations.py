@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from overlap_callbacks.analysis import equations
+
+# One step by hand: 100 ms, of which 66 ms are compute (60 ms alone) and 30 ms communication, 20 ms of it hidden behind
+# 22 ms of compute.
+
+
+def test_equation_1_is_the_slowdown_of_the_compute_kernels() -> None:
+    assert equations.slowdown(66.0, 60.0) == pytest.approx(0.1)
+    assert equations.slowdown(60.0, 60.0) == 0
+
+
+def test_equation_1_is_the_same_on_the_scale_of_logarithms() -> None:
+    assert math.expm1(equations.log_slowdown(math.log(66.0), math.log(60.0))) == pytest.approx(0.1)
+
+
+def test_equation_2_is_the_share_of_compute_beside_communication() -> None:
+    assert equations.overlap_ratio(22.0, 66.0) == pytest.approx(1 / 3)
+
+
+def test_equations_4_and_5_take_the_slowdown_out_and_add_what_was_hidden() -> None:
+    ideal_ms = equations.ideal_step_ms(100.0, 66.0, 60.0)
+    assert ideal_ms == 94
+    assert equations.sequential_step_ms(ideal_ms, 20.0) == 114

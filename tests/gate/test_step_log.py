@@ -1,0 +1,131 @@
+"""What is kept of a step, and how it is held against the sequence that was checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+import pytest
+
+from overlap_callbacks.gate.collectives import Collective, Group, OperatorSpec
+from overlap_callbacks.gate.deadlock import CollectiveSequence, Item
+from overlap_callbacks.gate.step_log import CollectiveCall, ExpectedSequence, SequenceTracker, StepRecorder
+
+GROUPS = {name: Group(name, "", (0, 1), "gloo") for name in ("a", "b")}
+
+
+def call(operator: str = "allreduce_", group: str = "a", peer: int = -1) -> CollectiveCall:
+    spec = OperatorSpec(
+        name=operator,
+        redispatch=lambda *_: None,
+        group=1,
+        sizes=lambda _: (4, 4, None),
+        returns_work=True,
+        point_to_point=operator in ("send", "recv_"),
+        host_blocking=False,
+        peer=-1,
+        tag=-1,
+    )
+    return CollectiveCall(spec, GROUPS[group], 4, 8, None, 0, peer, 0, 17)
+
+
+# -- recording
+
+
+def test_a_call_becomes_a_collective_with_all_that_is_known_of_it() -> None:
+    issued = CollectiveCall(call("send").spec, GROUPS["b"], 4, 8, None, 2, 1, 5, 17, 3)
+    issued.start, issued.end = 20, 30
+    expected = {
+        "operator": "send",
+        "group": GROUPS["b"],
+        "bytes_in": 4,
+        "bytes_out": 8,
+        "dtype": None,
+        "coalesced": 2,
+        "peer": 1,
+        "tag": 5,
+        "issued_ns": 17,
+        "start": 20,
+        "end": 30,
+        "posted": 3,
+    }
+    collective = issued.to_collective()
+    assert {field.name: getattr(collective, field.name) for field in dataclasses.fields(Collective)} == expected
+
+
+def test_a_recorder_gives_the_calls_of_each_step_once_and_counts_those_without_room() -> None:
+    recorder = StepRecorder(capacity=2)
+    for operator in ("barrier", "broadcast_", "allreduce_"):
+        recorder.append(call(operator))
+    collectives, dropped = recorder.drain()
+    assert ([c.operator for c in collectives], dropped) == (["barrier", "broadcast_"], 1)
+    assert recorder.drain() == ((), 0)
+    recorder.append(call("gather_"))
+    collectives, dropped = recorder.drain()
+    assert ([c.operator for c in collectives], dropped) == (["gather_"], 0)
+
+
+def test_threads_that_record_at_once_lose_no_call() -> None:
+    recorder, threads = StepRecorder(capacity=10_000), []
+    for _ in range(4):
+        threads.append(threading.Thread(target=lambda: [recorder.append(call()) for _ in range(2_000)]))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    collectives, dropped = recorder.drain()
+    assert (len(collectives), dropped) == (8_000, 0)
+
+
+# -- the checked sequence
+
+
+def test_calls_are_admitted_as_long_as_they_keep_to_the_sequence_and_never_after_they_left_it() -> None:
+    tracker = SequenceTracker(ExpectedSequence([("allreduce_", "a"), ("barrier", "b"), ("allreduce_", "a")]))
+    assert tracker.admits(call("allreduce_", "a"))
+    assert tracker.divergence is None
+    assert not tracker.admits(call("broadcast_", "b"))
+    assert not tracker.admits(call("allreduce_", "a"))  # at its place again, but too late
+    assert str(tracker.divergence) == (
+        "collective 1 of the step was broadcast_ on group 'b', where the checked sequence has barrier on 'b'"
+    )
+
+
+def test_a_call_beyond_the_end_of_the_sequence_is_not_admitted() -> None:
+    tracker = SequenceTracker(ExpectedSequence())
+    assert not tracker.admits(call())
+    assert "no further collective" in str(tracker.divergence)
+
+
+@pytest.mark.parametrize(
+    ("operator", "group", "admitted"), [("barrier", "a", True), ("barrier", "b", False), ("send", "a", False)]
+)
+def test_within_the_one_group_of_a_sequence_other_collectives_are_harmless(operator, group, admitted) -> None:
+    tracker = SequenceTracker(ExpectedSequence([("allreduce_", "a")], single_group="a"))
+    assert tracker.admits(call(operator, group)) is admitted
+
+
+def test_only_the_batch_that_was_checked_at_its_place_is_admitted() -> None:
+    exchange = (("send", "a", 1), ("recv_", "a", 1))
+    tracker = SequenceTracker(ExpectedSequence(batches=[exchange]))
+    assert tracker.admits_batch(0, [call("send", peer=1), call("recv_", peer=1)])
+    assert not tracker.admits_batch(1, [call("send", peer=1), call("recv_", peer=1)])
+    assert "another batch" in str(tracker.divergence)
+    assert not tracker.admits_batch(0, [call("send", peer=1), call("recv_", peer=1)])
+
+
+def test_an_empty_batch_that_was_not_checked_is_not_admitted_and_not_a_departure() -> None:
+    tracker = SequenceTracker(ExpectedSequence())
+    assert not tracker.admits_batch(0, [])
+    assert tracker.divergence is None
+
+
+def test_what_is_expected_is_what_the_checked_sequence_holds() -> None:
+    groups = {"a": (0, 1)}
+    send = Item("send", "a", source=0, target=1, posted=1)
+    assert ExpectedSequence.of(CollectiveSequence((Item("barrier", "a"),), groups)) == ExpectedSequence(
+        (("barrier", "a"),), "a", ()
+    )
+    assert ExpectedSequence.of(CollectiveSequence((send,), groups)) == ExpectedSequence(
+        (("send", "a"),), None, ((("send", "a", 1),),)
+    )

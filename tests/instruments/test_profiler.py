@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import torch
+
+from overlap_callbacks.analysis.kernels.table import Kind
+from overlap_callbacks.instruments.profiler import Profile
+
+
+def test_the_real_profiler_finds_operators_in_the_step_that_ran_them():
+    a = torch.ones(16, 16)
+    profile = Profile(on_cuda=False)
+    profile.start()
+    profile.begin_step()
+    a @ a
+    profile.end_step()
+    torch.sigmoid(a)  # between the steps
+    profile.begin_step()
+    torch.cos(a)
+    elsewhere = threading.Thread(target=torch.sin, args=(a,))
+    elsewhere.start()
+    elsewhere.join()
+    profile.end_step()
+    profile.stop()
+    found = profile.kernels()
+
+    step_of = {found.names[name]: step for name, step in zip(found.name, found.step.tolist(), strict=True)}
+    assert step_of["aten::mm"] == 0
+    assert step_of["aten::sigmoid"] == -1
+    assert step_of["aten::cos"] == 1
+    assert "aten::sin" not in step_of
+    assert set(found.kind.tolist()) == {Kind.COMPUTE}
+    calls = {found.names[name]: found.call[found.name == name] for name in found.name}
+    assert [len(np.unique(calls[name])) for name in ("aten::mm", "aten::cos")] == [1, 1]
+
+
+def test_the_profiler_s_clock_agrees_with_the_host_s():
+    # Steps are found again by ``time.time_ns``: were the clocks apart, kernels would land in the wrong step.
+    profile = Profile(on_cuda=False)
+    profile.start()
+    bounds = []
+    for name in ("first", "second"):
+        profile.begin_step()
+        before = time.time_ns()
+        with torch.profiler.record_function(name):
+            time.sleep(0.002)
+        bounds.append((before, time.time_ns()))
+        profile.end_step()
+    profile.stop()
+    events = {event.name(): event for event in profile._profile.profiler.kineto_results.events()}
+    # Kineto converts its clock by a measured rate; a tenth of the marker's length is ample for that.
+    slack_ns = 200_000
+    for name, (before, after) in zip(("first", "second"), bounds, strict=True):
+        assert before - slack_ns <= events[name].start_ns() <= events[name].end_ns() <= after + slack_ns
+        assert events[name].duration_ns() >= 2_000_000 - slack_ns
+    for (low, high), (before, after) in zip(profile._bounds, bounds, strict=True):
+        assert low <= before <= after <= high
+
+
+def test_only_one_profiler_runs_at_a_time_and_that_can_be_asked():
+    assert Profile.available()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        assert not Profile.available()
+    profile = Profile(on_cuda=False)
+    profile.start()
+    assert not Profile.available()
+    profile.stop()
+    assert Profile.available()
+
+
+def test_a_profiler_of_the_user_s_that_starts_during_ours_keeps_its_session():
+    enable = torch.autograd.profiler._enable_profiler
+    ours = Profile(on_cuda=False)
+    ours.start()
+    theirs = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    theirs.start()
+    assert ours.stop() is False
+    assert not Profile.available()  # theirs runs on
+    torch.cos(torch.ones(4))
+    theirs.stop()
+    assert "aten::cos" in {event.name for event in theirs.events()}
+    assert torch.autograd.profiler._enable_profiler is enable  # torch is as it was
+
+
+def test_stopping_twice_or_without_a_start_is_harmless():
+    Profile(on_cuda=False).stop()
+    profile = Profile(on_cuda=False)
+    profile.start()
+    assert profile.stop() is True
+    assert profile.stop() is True
+    assert len(profile.kernels().intervals) == 0

@@ -1,0 +1,64 @@
+"""The options of a monitor are checked once, in one place."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlap_callbacks import JsonlSink, OverlapMonitor, WandbSink
+from overlap_callbacks.monitor.config import MonitorConfig
+
+BAD = {
+    "schedule": ({"every_n_steps": 5}, TypeError),
+    "sinks": ("jsonl", TypeError),
+    "strict": (1, TypeError),
+    "max_overhead": (0, ValueError),
+    "order_timeout_s": (0, ValueError),
+    "report_timeout_s": ("10", TypeError),
+    "power": (None, TypeError),
+    "power_interval_s": (1e-4, ValueError),
+    "power_idle_interval_s": (True, TypeError),
+    "power_per_node": ("yes", TypeError),
+    "tokens_per_step": (0, ValueError),
+}
+
+
+@pytest.mark.parametrize("option", BAD)
+@pytest.mark.parametrize("make", [MonitorConfig, OverlapMonitor])
+def test_a_wrong_value_is_refused_with_its_name_and_what_was_given(make: Any, option: str) -> None:
+    value, error = BAD[option]
+    with pytest.raises(error, match=option) as raised:
+        make(**{option: value})
+    assert repr(value) in str(raised.value)
+
+
+def test_the_constructor_of_a_monitor_has_the_options_of_its_config_and_their_defaults() -> None:
+    parameters = inspect.signature(OverlapMonitor).parameters
+    fields = {field.name: field for field in dataclasses.fields(MonitorConfig)}
+    assert list(parameters) == list(fields)
+    # What a config makes for itself is None in the constructor.
+    for name in parameters.keys() - {"schedule", "sinks", "run_dir"}:
+        assert parameters[name].default == fields[name].default
+
+
+def test_checked_values_are_kept_and_an_option_cannot_be_changed_later() -> None:
+    sink = JsonlSink("folder")
+    config = MonitorConfig(sinks=sink, run_dir="folder", max_overhead=1, order_timeout_s=3)
+    assert config.sinks == [sink]
+    assert config.run_dir == Path("folder")
+    assert (type(config.max_overhead), type(config.order_timeout_s)) == (float, float)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.strict = True  # type: ignore[misc]
+
+
+def test_without_sinks_a_monitor_keeps_a_record_in_its_folder_and_follows_the_active_wandb_run(tmp_path: Path) -> None:
+    monitor = OverlapMonitor(run_dir=tmp_path)
+    record, wandb = monitor.config.sinks
+    assert isinstance(record, JsonlSink)
+    assert record.path.parent == monitor.run_dir == tmp_path
+    assert isinstance(wandb, WandbSink)
+    monitor.close()
