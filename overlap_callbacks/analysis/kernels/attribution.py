@@ -18,11 +18,10 @@ import numpy.typing as npt
 from overlap_callbacks.analysis import name_rules
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
-from overlap_callbacks.analysis.results.window import PairTime
+from overlap_callbacks.analysis.results.window import UNMATCHED, PairTime
 
 # Beside nothing, and nothing to compare with.
 ALONE = "(nothing)"
-UNMATCHED = "(not matched)"
 
 
 @dataclass(frozen=True)
