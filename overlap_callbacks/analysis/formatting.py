@@ -1,4 +1,4 @@
-"""A figure as text, once: its unit, its sign, its interval; and text of a record made safe for a screen.
+"""A figure as text, once: its unit, its sign, its interval; and text of a record for the page.
 
 ``PLAIN`` writes for terminals, logs and W&B, ``PAGE`` for the HTML page. They differ in characters and in the number of
 digits, in nothing else.
@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from overlap_callbacks.analysis.printable import printable
 from overlap_callbacks.analysis.results.catalogue import Figure
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.safe_text import printable
 
 # Names longer than this are cut: the record holds them whole, and a page must stay a page.
 MAX_TEXT = 300

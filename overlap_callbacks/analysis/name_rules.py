@@ -6,11 +6,8 @@ has kernels of its own: ``names.families.insert(0, Rule("attention", r"my_attent
 
 from __future__ import annotations
 
-import hashlib
 import re
 from typing import NamedTuple
-
-from overlap_callbacks.analysis.printable import printable
 
 
 class Rule(NamedTuple):
@@ -69,9 +66,6 @@ families: list[Rule] = [
 
 OTHER = "other"
 
-# Names are kept for tables and for matching. Some kernels have names of 10 kB of template arguments; those are cut.
-MAX_NAME_LENGTH = 1000
-
 
 def is_communication(name: str) -> bool:
     """Whether a kernel (on CPU, an asynchronous range) with this name communicates."""
@@ -93,15 +87,3 @@ def _first(rules: list[Rule], name: str) -> str:
         if re.search(pattern, name):
             return label
     return OTHER
-
-
-def clean(name: str, max_length: int = MAX_NAME_LENGTH) -> str:
-    """A name for tables: of bounded length, still distinct from other names, and without control characters."""
-    if len(name) > max_length:
-        name = f"{name[: max_length - 13]}~{digest(name)[:12]}"
-    return printable(name)
-
-
-def digest(name: str) -> str:
-    """A hash that identifies the name where it cannot be shown whole."""
-    return hashlib.sha256(name.encode(errors="replace")).hexdigest()

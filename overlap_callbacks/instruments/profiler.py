@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.autograd.profiler
 
-from overlap_callbacks.analysis import name_rules
+from overlap_callbacks.analysis import safe_text
 from overlap_callbacks.analysis.kernels.table import KernelTable, KernelTableBuilder, Kind, device_kernels, host_kernels
 
 _torch_profiler: Any = torch.autograd.profiler
@@ -153,7 +153,7 @@ def read_events(
 def _add(rows: KernelTableBuilder, event: Any, kind: Kind, correlation: int = 0, shape: str = "") -> None:
     start = event.start_ns()
     end = start + event.duration_ns()
-    rows.add(start, end, kind, name_rules.clean(event.name()), correlation, shape, event.device_resource_id())
+    rows.add(start, end, kind, safe_text.clean(event.name()), correlation, shape, event.device_resource_id())
 
 
 _SHAPE = re.compile(r'"(?:grid|block)": *(\[[^\]]*\])')

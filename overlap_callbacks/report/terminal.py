@@ -10,14 +10,14 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from overlap_callbacks.analysis import name_rules
+from overlap_callbacks.analysis import safe_text
 from overlap_callbacks.analysis.formatting import PLAIN, short_kernel_name, shortened
-from overlap_callbacks.analysis.printable import printable
 from overlap_callbacks.analysis.results.catalogue import SUMMARY, Figure
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import PairTime
 from overlap_callbacks.analysis.run_summary import CONTROL, COUNTS, CUT_SHORT, NO_CONTROL, NOT_VALID
+from overlap_callbacks.analysis.safe_text import printable
 from overlap_callbacks.analysis.verdict import run_verdict
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.terminal_power import power_parts
@@ -114,7 +114,7 @@ def _head(record: Record) -> str:
 
 def one_line(text: str, max_length: int = 300) -> str:
     """Text of a record as a line of its own: no name may look like a line of ours, or fill the terminal."""
-    return shortened(name_rules.clean(text), max_length)
+    return shortened(safe_text.clean(text), max_length)
 
 
 def row_label(figure: Figure) -> str:

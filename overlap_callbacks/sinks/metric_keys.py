@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import NamedTuple
 
-from overlap_callbacks.analysis.name_rules import digest
 from overlap_callbacks.analysis.results.catalogue import FIGURES, MEASUREMENT_OVERHEAD, power_units
+from overlap_callbacks.analysis.safe_text import digest
 
 # What is appended to a figure's key for a value that is not the figure itself.
 BOUNDS = ("ci_low", "ci_high", "rank_low", "rank_high")

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from overlap_callbacks.analysis import name_rules
+from overlap_callbacks.analysis import safe_text
 from overlap_callbacks.analysis.results.catalogue import FIGURES, power_meanings
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
@@ -158,7 +158,7 @@ def _meaning(key: str, metric: Gauge) -> str:
 
 
 def _label_value(value: str) -> str:
-    return name_rules.clean(value, MAX_LABEL_LENGTH)
+    return safe_text.clean(value, MAX_LABEL_LENGTH)
 
 
 def _checked(labels: Mapping[str, str]) -> dict[str, str]:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from overlap_callbacks.analysis import name_rules
+from overlap_callbacks.analysis import safe_text
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.sinks.base import Sink
@@ -40,7 +40,7 @@ class TensorBoardSink(Sink):
             *run.schedule.items(),
         )
         # In Markdown, four spaces make a line code, so that no character has a meaning of its own.
-        lines = (f"    {name}: {name_rules.clean(str(value))}" for name, value in rows)
+        lines = (f"    {name}: {safe_text.clean(str(value))}" for name, value in rows)
         self._events().add_text("overlap/run", "\n".join(lines))
         self._events().flush()
 
@@ -49,7 +49,7 @@ class TensorBoardSink(Sink):
         for key, value in fit(report.metrics()).items():
             events.add_scalar(key, value, report.first_step)
         if report.problems:
-            lines = (f"    {name_rules.clean(problem)}" for problem in report.problems)
+            lines = (f"    {safe_text.clean(problem)}" for problem in report.problems)
             events.add_text("overlap/notes", "\n".join(lines), report.first_step)
         events.flush()
 

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from overlap_callbacks.analysis import name_rules
+from overlap_callbacks.analysis import name_rules, safe_text
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTableBuilder, Kind
 from overlap_callbacks.traces.metadata import CollectiveInfo, KernelMetadata
 from overlap_callbacks.traces.stream import Args, Event
@@ -209,7 +209,7 @@ class DeviceEvents(EventCollector):
         launched_as = bytes(args.grid), bytes(args.block)
         shape = self._shapes.get(launched_as)
         if shape is None:
-            text = name_rules.clean(b" ".join(launched_as).decode(errors="replace").strip())
+            text = safe_text.clean(b" ".join(launched_as).decode(errors="replace").strip())
             shape = self._shapes[launched_as] = text
         device = args.device
         if type(device) is not int:
@@ -278,7 +278,7 @@ def _short(name: str | None) -> str:
     """The name, cut if it is too long to keep by the million. ``clean_names`` does the rest later, once per name."""
     if name is None:
         return ""
-    return name if len(name) <= name_rules.MAX_NAME_LENGTH else name_rules.clean(name)
+    return name if len(name) <= safe_text.MAX_NAME_LENGTH else safe_text.clean(name)
 
 
 def _hashable(value: Any) -> int | str:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from overlap_callbacks.analysis import name_rules
+from overlap_callbacks.analysis import name_rules, safe_text
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.table import (
     Indices,
@@ -356,5 +356,5 @@ def _device_names(head: dict[str, Any]) -> dict[int, str]:
     names = {}
     for device in devices if isinstance(devices, list) else []:
         if isinstance(device, dict) and isinstance(device.get("id"), int):
-            names[device["id"]] = name_rules.clean(str(device.get("name", "")))
+            names[device["id"]] = safe_text.clean(str(device.get("name", "")))
     return names

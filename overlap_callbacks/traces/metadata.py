@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from overlap_callbacks.analysis import name_rules
+from overlap_callbacks.analysis import name_rules, safe_text
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTableBuilder, communicates
 from overlap_callbacks.traces.stream import Args
 
@@ -69,7 +69,7 @@ class KernelMetadata:
         )  # fmt: skip
         found = self._known.get(key)
         if found is None:
-            name, dtype, group, description, ranks, _ = (name_rules.clean(str(text)) for text in key)
+            name, dtype, group, description, ranks, _ = (safe_text.clean(str(text)) for text in key)
             info = CollectiveInfo(name_rules.collective_of(name), group, description, ranks, size)
             found = self._known[key] = (info, _width(dtype))
         info, width = found
@@ -94,8 +94,8 @@ def with_groups(found: dict[int, CollectiveInfo], info: Any) -> dict[int, Collec
             ranks, size = group.get("ranks"), group.get("pg_size")
             cut_off = not known.ranks or "..." in known.ranks
             known = known._replace(  # noqa: PLW2901
-                description=known.description or name_rules.clean(str(group.get("pg_desc", ""))),
-                ranks=name_rules.clean(str(ranks)) if cut_off and isinstance(ranks, list) else known.ranks,
+                description=known.description or safe_text.clean(str(group.get("pg_desc", ""))),
+                ranks=safe_text.clean(str(ranks)) if cut_off and isinstance(ranks, list) else known.ranks,
                 size=size if known.size is None and type(size) is int and size > 0 else known.size,
             )
         filled[row] = known

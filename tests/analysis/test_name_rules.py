@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_callbacks.analysis import name_rules
-from overlap_callbacks.analysis.name_rules import OTHER, Rule, clean, collective_of, family_of, is_communication
+from overlap_callbacks.analysis.name_rules import OTHER, Rule, collective_of, family_of, is_communication
+from overlap_callbacks.analysis.safe_text import clean
 
 FAMILIES = {
     "gemm": [

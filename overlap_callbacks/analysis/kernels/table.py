@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from overlap_callbacks.analysis import name_rules
+from overlap_callbacks.analysis import name_rules, safe_text
 from overlap_callbacks.analysis.intervals import Intervals, self_segments
 
 Indices = npt.NDArray[np.int64]
@@ -165,8 +165,8 @@ class KernelTableBuilder:
         self.collective.append(numbers.setdefault(collective, len(numbers)))
 
     def clean_names(self) -> None:
-        """Clean all names for use in tables, see ``name_rules.clean``."""
-        self.names, number = self.names.renamed(name_rules.clean)
+        """Clean all names for use in tables, see ``safe_text.clean``."""
+        self.names, number = self.names.renamed(safe_text.clean)
         self.name = array("q", number[np.array(self.name, dtype=np.int64)].tobytes() if len(self) else b"")
 
     def __len__(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 
-from overlap_callbacks.analysis import name_rules
+from overlap_callbacks.analysis import safe_text
 from overlap_callbacks.analysis.formatting import PLAIN
 from overlap_callbacks.analysis.results.catalogue import STEP_TIMES, Figure, compares, figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -169,7 +169,7 @@ def _rows(figures: Mapping[str, Estimate]) -> str:
 
 
 def _text(text: str) -> str:
-    return html.escape(name_rules.clean(text)[:_MAX_TEXT_LENGTH])
+    return html.escape(safe_text.clean(text)[:_MAX_TEXT_LENGTH])
 
 
 def _page(title: str, body: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from overlap_callbacks.analysis import name_rules
+from overlap_callbacks.analysis import safe_text
 from overlap_callbacks.analysis.results.power import PowerTrace
 from overlap_callbacks.analysis.results.report import OverlapReport
 
@@ -60,7 +60,7 @@ def _field(column: str) -> str:
 
 
 def _cell(value: Any) -> Any:
-    return name_rules.clean(value)[:_MAX_CELL_LENGTH] if isinstance(value, str) else value
+    return safe_text.clean(value)[:_MAX_CELL_LENGTH] if isinstance(value, str) else value
 
 
 def _trace_rows(trace: PowerTrace) -> list[list[Any]]:

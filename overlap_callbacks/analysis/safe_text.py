@@ -1,0 +1,35 @@
+"""Text that is not ours (names of kernels, groups, files) made safe to show: printable, and of bounded length."""
+
+from __future__ import annotations
+
+import hashlib
+
+# Names are kept for tables and for matching. Some kernels have names of 10 kB of template arguments; those are cut.
+MAX_NAME_LENGTH = 1000
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Text without the characters that could steer a screen, each replaced by a mark.
+
+    These are all that Unicode does not call printable: control characters, marks that turn the direction of writing,
+    surrogates, and spaces other than the plain one.
+
+    Args:
+        text: any text.
+        keep: unprintable characters that may stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in keep else "\ufffd" for char in text)
+
+
+def clean(name: str, max_length: int = MAX_NAME_LENGTH) -> str:
+    """A name for tables: of bounded length, still distinct from other names, and without control characters."""
+    if len(name) > max_length:
+        name = f"{name[: max_length - 13]}~{digest(name)[:12]}"
+    return printable(name)
+
+
+def digest(name: str) -> str:
+    """A hash that identifies the name where it cannot be shown whole."""
+    return hashlib.sha256(name.encode(errors="replace")).hexdigest()
