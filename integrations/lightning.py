@@ -151,10 +151,11 @@ class LoggerSink(FunctionSink):
     """Passes reports on to a Lightning logger, on the training thread: loggers need not be thread-safe."""
 
     def __init__(self, logger: Any) -> None:
+        # Sinks are closed on another thread, so ``close`` writes nothing: the callback flushes after that.
         super().__init__(
             lambda metrics, step: logger.log_metrics(metrics, step=step),
             deferred=True,
-            flush_on_close=False,  # sinks are closed on another thread; the callback flushes after that
+            flush_on_close=False,
             exact_keys=True,
         )
 

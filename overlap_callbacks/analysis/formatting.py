@@ -1,4 +1,4 @@
-"""A figure as text, once: its unit, its sign, its interval; and text of a record made safe for a screen.
+"""A figure as text, once: its unit, its sign, its interval; and text of a record for the page.
 
 ``PLAIN`` writes for terminals, logs and W&B, ``PAGE`` for the HTML page. They differ in characters and in the number of
 digits, in nothing else.

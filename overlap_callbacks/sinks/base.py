@@ -12,9 +12,9 @@ from overlap_callbacks.analysis.results.window import TimedBlock
 class Sink:
     """Takes reports somewhere. If it raises, the job goes on: the sink is dropped with one message.
 
-    Its methods are called on rank 0 alone, one at a time, and never on the training thread. They may block: neither
-    training nor the record waits for them (``sinks/fan_out.py``). Optional packages are imported when they are needed,
-    never at the top of a module.
+    Its methods are called on rank 0 alone, one at a time, and never on the training thread. They may block: training
+    never waits for them, and the record for two seconds at most (``sinks/fan_out.py``). Optional packages are imported
+    when they are needed, never at the top of a module.
     """
 
     # Longest time in seconds that ``close`` may take; None for what the end of the job leaves.

@@ -17,7 +17,7 @@ FLAGS = frozenset({"overlap/valid", "overlap/complete", "overlap/control"})
 COUNTS = frozenset({"overlap/ranks_heard"})
 
 _BY_SUFFIX = (("_ms", "ms"), ("_bytes", "bytes"), ("_messages", "messages"), ("_comm_slowdown", "fraction"))
-_MAX_NAME_LENGTH = 100
+_MAX_KEY_PART_LENGTH = 100
 
 # Sections whose keys hold a name of the job's, and how such keys end.
 NAMED_SECTIONS = {"comm": "collective", "dimension": "dimension"}
@@ -105,7 +105,7 @@ def fit_key(key: str) -> str:
 def fit_name(name: str) -> str:
     """A part of a key: letters, digits and underscores. A long one is cut, and ends with a digest."""
     fitted = re.sub(r"[^A-Za-z0-9_]", "_", name)
-    return fitted if len(fitted) <= _MAX_NAME_LENGTH else f"{fitted[: _MAX_NAME_LENGTH - 9]}_{digest(name)[:8]}"
+    return fitted if len(fitted) <= _MAX_KEY_PART_LENGTH else f"{fitted[: _MAX_KEY_PART_LENGTH - 9]}_{digest(name)[:8]}"
 
 
 def _join(section: str, name: str) -> str:

@@ -75,16 +75,6 @@ def test_so_many_windows_wait_and_the_oldest_are_dropped() -> None:
     assert [step for _, step in written] == list(range(3, 103))
 
 
-def test_after_a_stop_nothing_is_written() -> None:
-    written: Written = []
-    sink = FunctionSink(lambda metrics, step: written.append((metrics, step)), deferred=True)
-    sink.log(window(0))
-    sink.stop()
-    sink.log(window(1))
-    sink.close()
-    assert written == []
-
-
 def test_what_cannot_be_called_is_refused() -> None:
     with pytest.raises(TypeError, match="write must be a function of the metrics and the step, got 3"):
         FunctionSink(3)  # type: ignore[arg-type]

@@ -1,1 +1,1 @@
-"""Plain data, as it travels between ranks, stands in the record and is shown."""
+"""Plain data, as it is sent between ranks, written to the record and shown."""

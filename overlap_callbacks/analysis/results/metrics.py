@@ -34,7 +34,7 @@ def figure_metrics(figures: Mapping[str, Estimate], *, valid: bool) -> dict[str,
 
 
 def spread_metrics(spreads: Mapping[str, Spread], *, valid: bool) -> dict[str, float]:
-    """The lowest and the highest rank of each figure, with the same exception."""
+    """The lowest and the highest rank of each figure; of an invalid window, with the same exception."""
     flat: dict[str, float] = {}
     for name, spread in spreads.items():
         if not valid and compares(name):

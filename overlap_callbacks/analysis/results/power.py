@@ -1,4 +1,4 @@
-"""Power as it was measured: plain data, as it travels between ranks and stands in the record."""
+"""Measured power: plain data, as it is sent between ranks and written to the record."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Cause(enum.Enum):
     UNNAMED = "a reason that the driver does not name"
 
 
-# Every reason that a reading may carry, and the cause for which it throttles; None where it does not. NVML's come
-# first. ``sw_power_cap`` is the normal state of a busy device near its limit: it is throttling all the same, and no
-# fault. ``hw_slowdown`` halves the clock or worse, for heat, the power brake or a current peak: NVML says for which,
-# if at all, by the two other bits of the hardware.
+# Every reason that a reading may carry, and the cause for which it throttles; None where it does not throttle. NVML's
+# reasons come first. ``sw_power_cap`` is the normal state of a busy device near its limit: it is throttling, but no
+# fault. ``hw_slowdown`` halves the clock or worse, for heat, the power brake or a current peak. The two other ``hw_``
+# reasons say which of these it is, if NVML knows.
 REASONS: dict[str, Cause | None] = {
     "gpu_idle": None,
     "application_clocks": None,
@@ -49,11 +49,11 @@ class SourceInfo(msgspec.Struct, frozen=True):
         device_name: as its maker calls it.
         device_id: the same on every rank that uses the device, and on no other device of any node.
         power_kind: ``instantaneous``, ``1 s average``, ``mean between reads``, ...
-        averaging_s: length of the time before a reading of which its power speaks, the sensor's own delay included;
-            None where that is the time since the reading before.
+        averaging_s: a reading is the mean power over this time before it, the sensor's own delay included; None where
+            it is the mean since the previous reading.
         energy_lag_s: how much older than the read the energy counter's value may be; None without a counter.
-        default_interval_s: time between readings, unless the user says otherwise.
-        tdp_w: the limit that the device has by default.
+        default_interval_s: time between readings, unless the user chooses another.
+        tdp_w: the device's default limit.
         limit_w: the limit in force when the source was made.
         notes: what a reader of the figures must know.
     """
@@ -74,22 +74,22 @@ class SourceInfo(msgspec.Struct, frozen=True):
         return self.energy_lag_s is not None
 
     def min_block_s(self, interval_s: float) -> float:
-        """Length that a block must have, so that it holds at least one reading that speaks of it alone.
+        """Minimum length of a block that holds at least one reading of this block alone.
 
-        One averaging interval must pass before a reading counts; up to one sampling interval passes until the next
-        tick, and one more allows for a late one.
+        One averaging interval must pass before a reading counts. Up to one sampling interval passes until the next
+        tick, and one more allows for a late tick.
         """
         averaging_s = self.averaging_s if self.averaging_s is not None else interval_s
         return averaging_s + 2 * interval_s
 
 
 class UnitUtilisation(msgspec.Struct, frozen=True):
-    """How busy the parts of the device were, as means over a mode's time; None where it cannot tell.
+    """How busy the units of the device were, as means over a mode's time; None where the device does not say.
 
     Attributes:
         sm, sm_occupancy, tensor, dram: fractions.
         nvlink_rx_gb_s, nvlink_tx_gb_s: GB/s.
-        measured_s: time of which this speaks.
+        measured_s: time over which these are means.
     """
 
     sm: float | None
@@ -110,15 +110,15 @@ class ModePower(msgspec.Struct, frozen=True):
         num_readings: readings that they rest on.
         measured_s: time that they rest on.
         avg_w, peak_w, p99_w: mean, highest and 99th percentile of power, by time.
-        avg_tdp_fraction, peak_tdp_fraction: mean and highest power, of the limit that the device has by default.
+        avg_tdp_fraction, peak_tdp_fraction: mean and highest power over the device's default limit.
         energy_per_step_j: energy of a step.
         energy_method: ``counter`` or ``held samples``; the same for all modes. Empty without a figure.
         sampled_energy_per_step_j: energy of a step from held samples, whatever the method: a check of the counter.
         energy_steps: steps that ``energy_per_step_j`` rests on.
         sm_clock_mhz, memory_clock_mhz: means over time.
-        throttle_fraction: fraction of time in which the clock was held back, for whatever cause.
+        throttle_fraction: fraction of time in which the clock was held back, for any cause.
         reasons: fraction of time for each reason that occurred, throttling or not.
-        parts: how busy the parts of the device were.
+        parts: how busy the units of the device were.
         missing: why there is no power figure, and what would help; empty where there is one.
     """
 
@@ -167,7 +167,7 @@ class DevicePower(msgspec.Struct, frozen=True):
         modes: the modes that occurred.
         limit_w: lowest power limit that was in force; None where the device does not say.
         max_temperature_c: highest temperature.
-        late: ticks that were left out, since a reading came too late.
+        late: ticks that were skipped because a reading came too late.
         problems: what makes figures doubtful or missing, in words.
     """
 
@@ -188,7 +188,7 @@ class DevicePower(msgspec.Struct, frozen=True):
 class JobModePower(msgspec.Struct, frozen=True):
     """Power of one mode over several devices.
 
-    A sum is there only where every device of the job has the figure: a sum over some would pass for one over all.
+    There is a sum only if every device of the job has the figure: a sum over some would be taken for one over all.
 
     Attributes:
         mode: the mode.
@@ -201,12 +201,12 @@ class JobModePower(msgspec.Struct, frozen=True):
         energy_method: of the energies; ``mixed`` where devices differ.
         avg_tdp_fraction: mean over devices.
         sm_clock_mhz: mean over devices.
-        min_sm_clock_mhz: of the slowest device: in step with the others, all wait for it.
+        min_sm_clock_mhz: of the slowest device, for which all others wait.
         throttle_fraction: mean over devices.
         max_throttle_fraction: of the device that was throttled most.
-        peak_tdp_fraction: highest power of any one device, of the limit that it has by default.
+        peak_tdp_fraction: highest power of any one device over its default limit.
         reasons: mean over devices of the fraction of time for each reason.
-        parts: means over devices of how busy their parts were.
+        parts: means over devices of how busy their units were.
     """
 
     mode: Mode
@@ -239,7 +239,7 @@ class JobPower(msgspec.Struct, frozen=True):
         ranks: ranks whose devices these are.
         without: ranks that have no source of power.
         modes: figures of each mode.
-        problems: of the ranks, each once, and why figures of a mode are missing.
+        problems: those of the ranks, each once, and why figures of a mode are missing.
         source: where the figures of the lowest rank come from.
     """
 
@@ -259,13 +259,13 @@ class SlowdownCause(msgspec.Struct, frozen=True):
     """What a slowdown is due to.
 
     Attributes:
-        verdict: one of the words of this module.
-        evidence: what it rests on, in words with figures.
+        verdict: the cause, in a few words (``analysis/power/cause.py``).
+        evidence: what the verdict rests on, in words with figures.
         slowdown: of the compute kernels, as a fraction.
         from_clock: the most of it that the lower clock explains, as a fraction of the sequential time; None where the
-            clocks are not known. Negative where the clock was higher in overlapped steps.
+            clocks are not known. Negative if the clock was higher in overlapped steps.
         contention: the least that remains, as a fraction: (1 + slowdown) = (1 + from_clock) * (1 + contention).
-        clock_share: share of the slowdown that goes with the clock, by logarithms; between 0 and 1.
+        clock_share: share of the slowdown that the clock explains, by logarithms; between 0 and 1.
     """
 
     verdict: str
@@ -297,13 +297,13 @@ class PowerTrace(msgspec.Struct, frozen=True):
         time_ms: of the points, from the start of the trace, ascending.
         power_w: power at each.
         sm_clock_mhz: the clock at each, the last known where a reading has none; empty where the device never tells.
-        averaging_s: length of the time before a point of which its power speaks; None where that is the time since the
-            reading before.
+        averaging_s: a point is the mean power over this time before it; None where it is the mean since the previous
+            reading.
         tdp_w, limit_w: the default limit, and the lowest in force.
         segments: stretches in one mode.
-        num_readings: readings that there were before thinning.
+        num_readings: number of readings before thinning.
         communication: when communication was in flight, as (start, end) in milliseconds from the start of the trace;
-            known of the profiled steps alone.
+            known for the profiled steps alone.
     """
 
     start_ns: int

@@ -27,7 +27,7 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         window, first_step, num_steps: which window.
         complete: False where it was cut short.
-        control: an A/A run: both sides overlapped.
+        control: whether it was an A/A run, with both sides overlapped.
         world_size: ranks of the job.
         ranks: the ranks that the report speaks for.
         backend, device: of the lowest rank heard.
@@ -37,14 +37,14 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
         wall_ms: host time of the window, the longest over ranks.
         spread: by figure, over the ranks.
         kernels: means over ranks, those that lose most time first.
-        pairs: kernel families beside collectives and the other way round, means over ranks, the dearest first.
+        pairs: kernel families beside collectives and vice versa, means over ranks, the most expensive first.
         dimensions: communication by dimension of parallelism, means over the ranks that have it.
         pictures: a profiled step of each mode, of rank 0.
         collectives: of the lowest rank heard.
         power: over the devices of the ranks heard; None where no rank reads any.
         power_trace: power against time, of rank 0's device.
         power_verdict: what the compute slowdown is due to, as far as clocks and the device's counters tell.
-        tokens_per_step: that one step of the job trains on; None where not known.
+        tokens_per_step: tokens of one step of the whole job; None where not known.
         samples: what each rank measured.
     """
 

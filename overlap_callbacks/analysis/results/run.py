@@ -10,18 +10,18 @@ SCHEMA_VERSION = 1
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known before the first window: enough to read the rest without this library.
+    """What is known before the first window: enough to read the rest of a record without this library.
 
     Attributes:
         schema_version: of the record's layout.
-        library_version, torch_version, python_version: of the software.
+        library_version, torch_version, python_version: versions of the software.
         started_at: wall clock, ISO 8601 with time zone.
         hostname: of rank 0's machine.
         framework: the adapter in use, with its framework's version.
         world_size: ranks of the job.
         backend: of the default process group.
-        device: that rank 0 trains on.
-        schedule: configuration of the schedule.
+        device: name of the device that rank 0 trains on.
+        schedule: the options of the schedule.
         units: unit of each figure, by name.
         meanings: meaning of each figure, by name.
     """

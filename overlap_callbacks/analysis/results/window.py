@@ -1,4 +1,4 @@
-"""What one rank measured in one window: plain data, as it travels between ranks and stands in the record."""
+"""What one rank measured in one window: plain data, as it is sent between ranks and written to the record."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import msgspec
 
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import DevicePower, PowerTrace
+
+# In ``PairTime.beside``: the kernel has no partner in the other mode.
+UNMATCHED = "(not matched)"
 
 
 class TimedBlock(msgspec.Struct, frozen=True):
@@ -85,16 +88,16 @@ class KernelTime(msgspec.Struct, frozen=True):
 
 
 class PairTime(msgspec.Struct, frozen=True):
-    """Kernels of one kind beside kernels of another, per step: what the company costs them.
+    """How much one kind of kernels slows down while another kind runs concurrently, per step.
 
-    A kernel that ran beside several kinds counts towards each by the share of time that it had of each, so losses add
-    up over the rows.
+    A kernel that ran beside several kinds counts towards each of them, by the share of its time. So losses add up over
+    the rows.
 
     Attributes:
         victim: family of compute kernels (``gemm``, ...), or kind of collective.
         communication: whether the victims are the collectives.
-        beside: what ran beside them: a kind of collective, or a family; ``(nothing)`` for kernels that ran alone in
-            overlapped steps too, ``(not matched)`` for those of either mode of which the other has not the like.
+        beside: what ran beside them: a kind of collective, or a family. ``(nothing)`` for kernels that ran alone in
+            overlapped steps too; ``(not matched)`` for kernels without a partner in the other mode.
         calls: victims per step that ran beside it at all.
         beside_ms: time per step for which they did.
         time_ms: the victims' own time per step, by share.
@@ -111,13 +114,13 @@ class PairTime(msgspec.Struct, frozen=True):
 
     @property
     def lost_ms(self) -> float:
-        """Milliseconds per step that the company costs."""
+        """Milliseconds per step that the victims lose."""
         return self.time_ms - self.alone_ms
 
     @property
     def slowdown(self) -> float | None:
-        """How much longer the victims took than alone, as a fraction; None where they are not the same kernels."""
-        return self.time_ms / self.alone_ms - 1 if self.alone_ms > 0 and self.beside != "(not matched)" else None
+        """How much longer the victims took than alone, as a fraction; None without the same kernels in both modes."""
+        return self.time_ms / self.alone_ms - 1 if self.alone_ms > 0 and self.beside != UNMATCHED else None
 
 
 class CollectiveTime(msgspec.Struct, frozen=True):
@@ -125,13 +128,13 @@ class CollectiveTime(msgspec.Struct, frozen=True):
 
     Attributes:
         operator: the ``c10d`` operator.
-        group: the group's name, its description before it where it has one.
+        group: the group's name, after its description if it has one.
         group_size: its ranks.
         backend: e.g. ``nccl``.
         messages: collectives per step.
         bytes_in, bytes_out: bytes per step, of the tensors read and written on a rank.
         isolated_ms: time per step in sequential mode, from issue to end; None where it was not serialised.
-        dimension: of parallelism that the group serves.
+        dimension: dimension of parallelism that the group serves.
     """
 
     operator: str
@@ -174,10 +177,10 @@ class DimensionTime(msgspec.Struct, frozen=True):
 
 
 class StepTimeline(msgspec.Struct, frozen=True):
-    """When compute ran and communication was in flight in one profiled step: what a page or a chart shades.
+    """When compute ran and communication was in flight in one profiled step, for charts.
 
-    Times are in milliseconds from the step's start. Intervals are disjoint, ascending, and thinned to a bounded number
-    by closing the smallest gaps between them.
+    Times are in milliseconds from the step's start. Intervals are disjoint and ascending. Their number is bounded: the
+    smallest gaps between them are closed.
 
     Attributes:
         arm: mode of the step.
@@ -195,7 +198,7 @@ class StepTimeline(msgspec.Struct, frozen=True):
 
 
 class RankWindow(msgspec.Struct, frozen=True):
-    """All that one rank measured in one window.
+    """Everything that one rank measured in one window.
 
     Attributes:
         rank: global rank.
@@ -208,14 +211,14 @@ class RankWindow(msgspec.Struct, frozen=True):
         wall_ms: host time from the window's first step to its last, instruments included.
         timed, profiled: its blocks.
         kernels: the kernels with the most time.
-        pairs: what each family of kernels loses beside each kind of collective, and the other way round.
+        pairs: what each family of kernels loses beside each kind of collective, and vice versa.
         dimensions: communication by dimension of parallelism.
         pictures: a profiled step of each mode; of rank 0 only.
         collectives: the collectives of the recorded step.
-        power: of the devices that this rank reads; empty where there is nothing to read.
+        power: of the devices that this rank reads; empty if it reads none.
         power_trace: power against time, of rank 0 only.
         power_elsewhere: whether another rank of the node reads this one's device.
-        problems: what made parts of the window uncounted or missing, in words.
+        problems: why parts of the window do not count or are missing, in words.
     """
 
     rank: int

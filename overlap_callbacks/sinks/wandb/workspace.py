@@ -1,6 +1,6 @@
 """The W&B workspace "Overlap cost": a saved view of a project that answers the questions in order.
 
-What it shows is told here in plain data (``SECTIONS``), which can be printed; ``build`` makes a workspace of it with
+Its content is plain data (``SECTIONS``), which can be printed. ``build`` makes a workspace of it with
 ``wandb-workspaces``, and ``save`` sends it. Charts have the library's own axis, ``overlap/step``.
 """
 
@@ -178,11 +178,11 @@ class WorkspaceError(RuntimeError):
 
 def keys(sections: Sequence[Section] = SECTIONS) -> list[str]:
     """Every key that the workspace shows, once."""
-    found: dict[str, None] = {}
+    shown: dict[str, None] = {}
     for section in sections:
         for panel in section.panels:
-            found.update(dict.fromkeys(panel.keys if isinstance(panel, (Lines, Bars)) else (panel.key,)))
-    return list(found)
+            shown.update(dict.fromkeys(panel.keys if isinstance(panel, (Lines, Bars)) else (panel.key,)))
+    return list(shown)
 
 
 def outline(name: str, sections: Sequence[Section] = SECTIONS) -> str:
@@ -238,7 +238,7 @@ def build(entity: str, project: str, name: str = DEFAULT_NAME) -> Any:
             name=section.name,
             panels=[_panel(wr, panel) for panel in section.panels],
             is_open=section.open,
-            # What does not fit is on further pages of the section: all of it is to be seen at once.
+            # As many rows as it needs: W&B would put the rest on further pages of the section.
             layout_settings=ws.SectionLayoutSettings(
                 columns=section.columns, rows=-(-len(section.panels) // section.columns)
             ),
@@ -253,10 +253,10 @@ def build(entity: str, project: str, name: str = DEFAULT_NAME) -> Any:
 
 
 def spec(workspace: Any) -> dict[str, Any]:
-    """What is sent to W&B."""
+    """The content that is sent to W&B."""
     model = workspace._to_model()  # wandb-workspaces has no public way
-    found: dict[str, Any] = json.loads(model.spec.model_dump_json(by_alias=True, exclude_none=True))
-    return found
+    content: dict[str, Any] = json.loads(model.spec.model_dump_json(by_alias=True, exclude_none=True))
+    return content
 
 
 def save(workspace: Any) -> str:
@@ -270,7 +270,7 @@ def save(workspace: Any) -> str:
     """
     import wandb
 
-    if not logged_in(wandb):  # it would ask for a key on the terminal, and wait
+    if not logged_in(wandb):  # it would ask for a key on the terminal, and block
         raise WorkspaceError("nobody is logged in to W&B: run `wandb login`, or set WANDB_API_KEY")
     try:
         workspace.save()
