@@ -241,12 +241,11 @@ class Attachments:
 def flush_sinks(sinks: list[FunctionSink], monitor: OverlapMonitor) -> None:
     """Write what waits in deferred sinks. Call it on the training thread, between steps.
 
-    A sink that fails is stopped and removed from the list, with one warning.
+    A sink that fails is removed from the list, with one warning.
     """
     for sink in list(sinks):
         try:
             sink.flush()
         except Exception as error:
             sinks.remove(sink)
-            sink.stop()
             monitor.sink_failed(sink, error)
