@@ -36,11 +36,17 @@ from overlap_callbacks.gate.foreign import SequenceNumbers
 from overlap_callbacks.gate.serialiser import (
     CompletedWork,
     HostSerialiser,
-    Serialiser,
     StreamSerialiser,
     is_complete,
 )
-from overlap_callbacks.gate.step_log import CollectiveCall, ExpectedSequence, SequenceTracker, StepLog, StepRecorder
+from overlap_callbacks.gate.step_log import (
+    CollectiveCall,
+    ExpectedSequence,
+    SequenceTracker,
+    Serialiser,
+    StepLog,
+    StepRecorder,
+)
 
 T = TypeVar("T")
 

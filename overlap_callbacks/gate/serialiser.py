@@ -7,7 +7,7 @@ import functools
 import logging
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,29 +16,6 @@ from overlap_callbacks.gate.step_log import CollectiveCall
 from overlap_callbacks.instruments import clocks
 
 logger = logging.getLogger("overlap_callbacks")
-
-
-class Serialiser(Protocol):
-    """Puts one collective between two waits.
-
-    Attributes:
-        completes: whether a collective is complete once ``after`` has returned True.
-    """
-
-    completes: bool
-
-    def before(self, call: CollectiveCall, tensor: torch.Tensor | None) -> bool:
-        """Order what came before the call; False if it cannot be serialised, and is left as it is."""
-
-    def after(self, call: CollectiveCall, work: dist.Work | None) -> bool:
-        """Order what comes after the call; False if the collective did not finish in time."""
-
-    def before_batch(self) -> Callable[[], None] | None:
-        """Order what came before a batch of sends and receives; None if it cannot be serialised.
-
-        Returns:
-            What to call once all works of the batch were waited for.
-        """
 
 
 class StreamSerialiser:

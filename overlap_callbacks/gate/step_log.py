@@ -3,18 +3,41 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from overlap_callbacks.gate.collectives import Collective, Group, OperatorSpec
 from overlap_callbacks.gate.deadlock import CollectiveSequence
 
 if TYPE_CHECKING:
     import torch
+    import torch.distributed as dist
 
-    from overlap_callbacks.gate.serialiser import Serialiser
     from overlap_callbacks.instruments import clocks
+
+
+class Serialiser(Protocol):
+    """Puts one collective between two waits.
+
+    Attributes:
+        completes: whether a collective is complete once ``after`` has returned True.
+    """
+
+    completes: bool
+
+    def before(self, call: CollectiveCall, tensor: torch.Tensor | None) -> bool:
+        """Order what came before the call; False if it cannot be serialised, and is left as it is."""
+
+    def after(self, call: CollectiveCall, work: dist.Work | None) -> bool:
+        """Order what comes after the call; False if the collective did not finish in time."""
+
+    def before_batch(self) -> Callable[[], None] | None:
+        """Order what came before a batch of sends and receives; None if it cannot be serialised.
+
+        Returns:
+            What to call once all works of the batch were waited for.
+        """
 
 
 class CollectiveCall:
