@@ -143,7 +143,11 @@ class _AtOwnKey(_Placement):
 
         def kernel(keyset: Any, *args: Any) -> Any:
             observer = dispatcher.observer
-            if observer is None or dispatcher.placement is not placement or dispatcher.is_stale():
+            if (
+                observer is None
+                or dispatcher.placement is not placement
+                or (dispatcher.stale and dispatcher.is_stale())
+            ):
                 # The step ended on another thread, which could not switch the key off here.
                 placement.leave()
                 dispatcher.forget_thread()
@@ -175,7 +179,7 @@ class _AtBackendSelect(_Placement):
 
         def kernel(keyset: Any, *args: Any) -> Any:
             observer = dispatcher.observer
-            if observer is None or not is_marked(_MARK) or dispatcher.is_stale():
+            if observer is None or not is_marked(_MARK) or (dispatcher.stale and dispatcher.is_stale()):
                 return redispatch(keyset & below, *args)
             call = observer.before_call(spec, args)
             result = redispatch(keyset & below, *args)
@@ -204,7 +208,7 @@ class Dispatcher:
         self._compile_watch = CompileWatch(self._on_compile)
         self._thread = 0  # the measured one; 0 where it is an ordinary one again
         # Threads that began a step which ended elsewhere. They are ordinary again as soon as they can see to it.
-        self._stale: set[int] = set()
+        self.stale: set[int] = set()
 
     # -- who uses the kernels
 
@@ -269,8 +273,8 @@ class Dispatcher:
         """Tell ``observer`` of the collectives of the calling thread, and of autograd's for it; after ``install``."""
         thread = get_ident()
         if self._thread not in (0, thread):
-            self._stale.add(self._thread)
-        self._stale.discard(thread)
+            self.stale.add(self._thread)
+        self.stale.discard(thread)
         self._thread = thread
         self.observer = observer
         assert self.placement is not None
@@ -292,12 +296,12 @@ class Dispatcher:
 
     def is_stale(self) -> bool:
         """Whether the calling thread began a step that was ended elsewhere, and belongs to no step of now."""
-        return bool(self._stale) and get_ident() in self._stale
+        return get_ident() in self.stale
 
     def forget_thread(self) -> None:
         """The calling thread is an ordinary one again."""
         thread = get_ident()
-        self._stale.discard(thread)
+        self.stale.discard(thread)
         if self._thread == thread:
             self._thread = 0
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from overlap_callbacks.gate.collectives import Collective, Group, OperatorSpec
 from overlap_callbacks.gate.deadlock import CollectiveSequence
 
@@ -40,56 +42,28 @@ class Serialiser(Protocol):
         """
 
 
-class CollectiveCall:
+class CollectiveCall(msgspec.Struct, gc=False):
     """One collective while its step runs; a ``Collective`` once the step has ended.
 
-    It has slots, and refers to the operator's spec instead of its name, because one is made for every collective of a
-    measured step, on the training thread. Its attributes are those of ``Collective``, and ``serialiser``: the one that
-    ordered what comes before the call, and is to order what comes after it; None where it is not serialised.
+    One is made for every collective of a measured step, on the training thread. So it is a struct, which is made in a
+    third of the time of a class with slots, and it refers to the operator's spec instead of its name. Its fields are
+    those of ``Collective``, and ``serialiser``: the one that ordered what comes before the call, and is to order what
+    comes after it; None where it is not serialised.
     """
 
-    __slots__ = (
-        "bytes_in",
-        "bytes_out",
-        "coalesced",
-        "dtype",
-        "end",
-        "group",
-        "issued_ns",
-        "peer",
-        "posted",
-        "serialiser",
-        "spec",
-        "start",
-        "tag",
-    )
-
-    def __init__(
-        self,
-        spec: OperatorSpec,
-        group: Group,
-        bytes_in: int,
-        bytes_out: int,
-        dtype: torch.dtype | None,
-        coalesced: int,
-        peer: int,
-        tag: int,
-        issued_ns: int,
-        posted: int = 0,
-    ) -> None:
-        self.spec = spec
-        self.group = group
-        self.bytes_in = bytes_in
-        self.bytes_out = bytes_out
-        self.dtype = dtype
-        self.coalesced = coalesced
-        self.peer = peer
-        self.tag = tag
-        self.issued_ns = issued_ns
-        self.posted = posted
-        self.start: clocks.Mark | None = None
-        self.end: clocks.Mark | None = None
-        self.serialiser: Serialiser | None = None
+    spec: OperatorSpec
+    group: Group
+    bytes_in: int
+    bytes_out: int
+    dtype: torch.dtype | None
+    coalesced: int
+    peer: int
+    tag: int
+    issued_ns: int
+    posted: int = 0
+    start: clocks.Mark | None = None
+    end: clocks.Mark | None = None
+    serialiser: Serialiser | None = None
 
     def to_collective(self) -> Collective:
         """What the log keeps of the call."""
