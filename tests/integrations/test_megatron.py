@@ -310,7 +310,8 @@ def _toggle_long(rank: int, names: list[str]) -> dict[str, tuple[int, int]]:
     found = {}
     for name in names:
         setup = {**TWO_RANKS, **FOUR_RANKS}[name]
-        setup = dataclasses.replace(setup, micro_batches=min(2, setup.micro_batches))
+        layers = setup.layers if setup.pp > 1 else 2  # every kind of collective is in each layer
+        setup = dataclasses.replace(setup, micro_batches=min(2, setup.micro_batches), layers=layers)
         seen = _attached(setup, steps=205, repeats=100, every_n_steps=1000)
         found[name] = (seen["modes"].count(Mode.SEQUENTIAL), len(seen["left_out"]))
     return found

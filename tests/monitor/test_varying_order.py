@@ -36,7 +36,9 @@ def _reduce_on(*groups: dist.ProcessGroup) -> list[float]:
 def _vary(rank: int) -> dict[str, Any]:
     first, second = (dist.new_group([0, 1], timeout=datetime.timedelta(seconds=30)) for _ in range(2))
     sink = KeptReports()
-    config = MonitorConfig(schedule=SCHEDULE, sinks=[sink], max_overhead=None)
+    config = MonitorConfig(
+        schedule=SCHEDULE, sinks=[sink], max_overhead=None, order_timeout_s=1.0, report_timeout_s=2.0
+    )
     monitor = OverlapMonitor.from_config(config, Gate(patience_s=0.5))
     results = []
     with captured_log() as lines:
