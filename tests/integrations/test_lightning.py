@@ -19,6 +19,8 @@ from tests.monitor.jobs import is_pass_through
 
 pl = pytest.importorskip("lightning.pytorch")
 
+RANKS_LOAD = ("lightning.pytorch",)
+
 # A window of 1 + 8 x 2 + 4 x 2 = 25 steps.
 WINDOWS: dict[str, Any] = {
     "every_n_steps": 28,

@@ -17,6 +17,7 @@ from tests.integrations.test_lightning import Regression, Watch, batches, overla
 from tests.integrations.test_transformers import ONE_WINDOW, TOGGLING, anatomy, digest, expect_good, the_record
 from tests.monitor.jobs import dispatch_table
 
+RANKS_LOAD = ("lightning.pytorch",)
 NUM_STEPS = 20
 NUM_TOGGLING_STEPS = 200
 # Bytes of the two layers: 16 x 32 + 32 weights, and 32 x 2 + 2.

@@ -20,6 +20,7 @@ from tests.monitor.jobs import dispatch_table, is_pass_through
 # Loading it takes seconds, and only the ranks need it.
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is missing")
 
+RANKS_LOAD = ("transformers.trainer", "accelerate")
 NUM_STEPS = 20
 NUM_TOGGLING_STEPS = 200
 # From step 3 on DDP has rebuilt its buckets, which takes broadcasts, once.
