@@ -7,8 +7,9 @@ import functools
 import inspect
 import logging
 import os
+import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -235,17 +236,25 @@ class Attachments:
         monitor.call_on_close(lambda: self._attached.discard(target))
 
 
+def expect_dtensors(monitor: OverlapMonitor, parameters: Iterable[Any]) -> None:
+    """Prepare the monitor for collectives that operators on DTensors issue, if any of the parameters is one."""
+    tensor: Any = sys.modules.get("torch.distributed.tensor")  # without it there is no DTensor
+    if tensor is not None and any(isinstance(parameter, tensor.DTensor) for parameter in parameters):
+        monitor.expect_nested_collectives()
+
+
 # -- a framework's loggers, which may be used on the training thread only
 
 
 def flush_sinks(sinks: list[FunctionSink], monitor: OverlapMonitor) -> None:
     """Write what waits in deferred sinks. Call it on the training thread, between steps.
 
-    A sink that fails is removed from the list, with one warning.
+    A sink that fails is stopped and removed from the list, with one warning.
     """
     for sink in list(sinks):
         try:
             sink.flush()
         except Exception as error:
             sinks.remove(sink)
+            sink.stop()
             monitor.sink_failed(sink, error)

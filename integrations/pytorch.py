@@ -18,7 +18,7 @@ from overlap_callbacks.gate.native import OverlapSwitch
 
 from . import _pytorch_ddp, _pytorch_fsdp
 from ._pytorch_ddp import switchable
-from .base import Attachments, build_monitor, is_native, switched_off
+from .base import Attachments, build_monitor, expect_dtensors, is_native, switched_off
 
 __all__ = ["attach", "switchable"]
 
@@ -96,6 +96,7 @@ def attach(
         monitor.step_begin(step)
 
     monitor.name_groups(_dimensions(optimizer, models, pipeline))
+    expect_dtensors(monitor, (parameter for group in optimizer.param_groups for parameter in group["params"]))
     if switch is not None:
         monitor.use_native(switch)
     if pipeline is not None:

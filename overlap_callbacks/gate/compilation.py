@@ -41,8 +41,8 @@ class CompileWatch:
 
     @property
     def has_compiled(self) -> bool:
-        """Whether there may be compiled code in the process."""
-        return self._started > 0 or _compilations_by_torch() > 0
+        """Whether there may be compiled code in the process, or may be soon: something is wrapped to be compiled."""
+        return self._started > 0 or _compilations_by_torch() > 0 or _is_wrapped()
 
     def _note(self, _: Any) -> None:
         # Called by torch.compile: nothing may escape.
@@ -51,6 +51,14 @@ class CompileWatch:
             self._on_start()
         except Exception:
             logger.debug("the start of a compilation could not be heeded", exc_info=True)
+
+
+def _is_wrapped() -> bool:
+    """Whether torch.compile was called on anything, although that did not run yet."""
+    frames: Any = sys.modules.get("torch._dynamo.eval_frame")
+    backends: Any = getattr(frames, "cached_backends", None)
+    # Optimizers disable compiling for some functions, which leaves a None there.
+    return bool(backends) and any(backend is not None for backend in tuple(backends.values()))
 
 
 def _compilations_by_torch() -> int:

@@ -68,6 +68,7 @@ class CollectiveSequence(msgspec.Struct, frozen=True):
         items: in the order of issue.
         groups: the global ranks of each group, by its name.
         incomplete: whether collectives are missing, because the gate had no room for them.
+        compiled: whether torch.compile compiled in the step, so that collectives may be missing.
         labels: names of the groups for people, where they have any.
     """
 
@@ -75,9 +76,12 @@ class CollectiveSequence(msgspec.Struct, frozen=True):
     groups: dict[str, tuple[int, ...]]
     incomplete: bool = False
     labels: dict[str, str] = {}
+    compiled: bool = False
 
     @classmethod
-    def of(cls, collectives: Iterable[Collective], rank: int, incomplete: bool = False) -> CollectiveSequence:
+    def of(
+        cls, collectives: Iterable[Collective], rank: int, incomplete: bool = False, compiled: bool = False
+    ) -> CollectiveSequence:
         """The sequence of the collectives that ``rank`` issued in a step."""
         items, groups, labels = [], {}, {}
         for collective in collectives:
@@ -91,7 +95,7 @@ class CollectiveSequence(msgspec.Struct, frozen=True):
                 source, target = (rank, peer) if collective.operator in SENDS else (peer, rank)
             numbers = (collective.coalesced, source, target, collective.tag, collective.posted)
             items.append(Item(collective.operator, group.name, *numbers))
-        return cls(items=tuple(items), groups=groups, incomplete=incomplete, labels=labels)
+        return cls(items=tuple(items), groups=groups, incomplete=incomplete, labels=labels, compiled=compiled)
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self)

@@ -15,6 +15,10 @@ the thread-local state of the thread that called ``backward`` on to the threads 
 each task. Python threads of the user's are not seen. They are never serialised either: the place of their collectives
 in the order differs from rank to rank, and serialising them could deadlock.
 
+**Operators that communicate.** An operator on a DTensor issues collectives itself, to redistribute what it is given:
+the norm of gradients in FSDP2's clipping, say. It does so within ``__torch_dispatch__``, where torch excludes all keys
+above Python's, and so ours. Jobs with DTensors have the kernels at ``BackendSelect``, as below.
+
 **torch.compile.** Compiled code checks at each call that the dispatch keys are those under which it was compiled. The
 key of ours would fail that check, and have every compiled frame compiled once more when a window opens: minutes of a
 live job, perhaps other kernels with other rounding, and one of the few recompilations that a frame is allowed. So once
@@ -238,10 +242,13 @@ class Dispatcher:
     def installed(self) -> bool:
         return self.placement is not None
 
-    def install(self) -> None:
+    def install(self, *, nested: bool = False) -> None:
         """Register the kernels where they cost least. Between steps, on the main thread; safe to call again.
 
         Registering beside other threads' collectives is sound, removing is not: see the module's docstring.
+
+        Args:
+            nested: whether operators of the job issue collectives themselves, as those on DTensors do.
         """
         self._compile_watch.start()
         if self.placement is None:
@@ -255,6 +262,12 @@ class Dispatcher:
         if self.placement is self._own_key and self._compile_watch.has_compiled:
             self._use_backend_select(
                 f"torch.compile is in use, and would recompile for a dispatch key of the gate; {_IN_THE_WAY}"
+            )
+
+        if self.placement is self._own_key and nested:
+            self._use_backend_select(
+                f"collectives are issued where a dispatch key of the gate is not seen (by operators on DTensors, or on "
+                f"another thread); {_IN_THE_WAY}"
             )
 
     def _use_backend_select(self, why: str) -> None:
@@ -319,9 +332,11 @@ class Dispatcher:
         """torch.compile is about to compile, on this thread.
 
         What it compiles is checked against the dispatch keys of this moment whenever it is called, windows or not. So
-        the key is switched off for the rest of the step, which does not count anyway.
+        the key is switched off for the rest of the step, which does not count anyway. Not so within a backward pass:
+        autograd puts the key back for the next node, and what was compiled without it would be compiled again for each
+        node. There the code is compiled with the key, and once more without it in a later step.
         """
-        if self.placement is self._own_key:
+        if self.placement is self._own_key and torch._C._current_graph_task_id() == -1:
             self._own_key.leave()
 
 

@@ -70,6 +70,8 @@ class Gate:
         stuck: the serialised collective that did not finish in time; None if there is none.
         last_error: an error of the gate's own; None if there was none.
         dimensions: the dimension of parallelism of groups that were named by hand, by the group's name.
+        nested: whether operators of the job issue collectives themselves, as those on DTensors do. The gate finds out
+            in the first window; where it is known, set it before.
 
     Raises:
         RuntimeError: (from ``register``) another gate of this process is in use.
@@ -80,6 +82,7 @@ class Gate:
         self.last_error: Exception | None = None
         self.patience_s = patience_s
         self.dimensions: dict[str, str] = {}
+        self.nested = False
         self._recorder = StepRecorder(capacity)
         self._groups: dict[dist.ProcessGroup, Group] = {}
         self._on_host = HostSerialiser(patience_s)
@@ -108,7 +111,7 @@ class Gate:
     def register(self) -> None:
         """Have the kernels in the dispatcher, for this gate. Until a step begins they are in nobody's way."""
         dispatcher.acquire(self)
-        dispatcher.install()
+        dispatcher.install(nested=self.nested)
 
     @property
     def taken(self) -> bool:
@@ -167,7 +170,14 @@ class Gate:
             compute_stream: the stream that is serialised with CUDA collectives.
             watch: hold on to the collectives' works until the step ends, to tell whether they are complete then. They
                 keep their tensors alive as long, which does not matter on the host.
+
+        Raises:
+            RuntimeError: the step begins within a backward pass or in inference mode. Both restore the thread's local
+                state when they end, so the gate would see nothing after that.
         """
+        if torch._C._current_graph_task_id() != -1 or torch.is_inference_mode_enabled():
+            where = "in inference mode" if torch.is_inference_mode_enabled() else "within a backward pass"
+            raise RuntimeError(f"a step began {where}, where it cannot be measured: begin steps outside")
         dispatcher.install()  # torch.compile may have come into use since the step before
         self._reset_step(expected or ExpectedSequence())
         self._on_stream = None if compute_stream is None else StreamSerialiser(compute_stream)
@@ -188,6 +198,7 @@ class Gate:
         # What passed unseen is not somebody else's.
         if self._numbers is not None and not (self._unseen or dropped or compiled):
             foreign = self._numbers.foreign_groups(collectives, self.dimensions)
+            self.nested = self.nested or bool(foreign)  # from the next window on
             quiet = self._watching and self._numbers.complete and not foreign and self._is_quiet(len(collectives))
         log = StepLog(
             collectives, dropped, self._tracker.divergence, quiet, foreign, compiled=compiled, let_pass=self._let_pass

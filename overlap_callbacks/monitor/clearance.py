@@ -33,7 +33,10 @@ class Clearance:
             window: number of the window; None for a mode pinned by hand.
             steps_per_block: on rank 0, what it decided on the window's length.
         """
-        self._requested = CollectiveSequence.of(log.collectives, self._rank, incomplete=log.dropped > 0)
+        # A rank whose step compiled asks all the same: the others wait for it, and all must decide alike.
+        self._requested = CollectiveSequence.of(
+            log.collectives, self._rank, incomplete=log.dropped > 0, compiled=log.compiled
+        )
         self._checker.start(key, self._requested, window, steps_per_block)
 
     def ruling(self) -> Ruling:

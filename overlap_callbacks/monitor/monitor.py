@@ -265,6 +265,13 @@ class OverlapMonitor:
         """
         self._driver.gate.dimensions.update(dimensions)
 
+    def expect_nested_collectives(self) -> None:
+        """Say that operators issue collectives themselves, as those on DTensors do. Call it before the first window.
+
+        The gate then stands where it sees them too, which costs some microseconds a collective between windows.
+        """
+        self._driver.gate.nested = True
+
     def use_native(self, form: OverlapSwitch) -> None:
         """Run sequential steps by a framework's own switches instead of the gate. Call it before the first step.
 

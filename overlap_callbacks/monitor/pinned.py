@@ -60,9 +60,9 @@ class PinnedRunner(StepRunner):
         clearance = self._clearance
         if clearance is not None and clearance.sequence is None:
             self._act_on(clearance.ruling())
-            if clearance.sequence is None:
+            if self._clearance is not None and clearance.sequence is None:
                 return
-        self._begin_step(clearance)
+        self._begin_step(self._clearance)
 
     def _begin_step(self, clearance: Clearance | None) -> None:
         """Start a step: sequential if there is a clearance, else overlapped and recorded."""
@@ -85,10 +85,12 @@ class PinnedRunner(StepRunner):
         if stuck is not None:
             self.abandon(stuck)
             self._faults.switch_off("stuck", f"{stuck}; measuring is switched off, training goes on")
-        elif self._skipped or log.compiled:
+        elif self._skipped:
             return  # such a step is not like the others: the next one is recorded, if need be
         elif self._clearance is None:
             self._request(log)
+        elif log.compiled:
+            return  # its collectives may be missing, which says nothing of the others
         elif log.divergence is not None:
             self._notices.info(f"a step was not sequential throughout: {log.divergence}")
             self._clearance = None  # record and check again
@@ -108,7 +110,9 @@ class PinnedRunner(StepRunner):
                 self._faults.switch_off(
                     "conflict", f"sequential mode is refused, and measuring is switched off: {ruling.reason}"
                 )
-            case Decision.SKIPPED | Decision.LATE | Decision.FAILED:
+            case Decision.SKIPPED:
+                self._clearance = None  # record and check again
+            case Decision.LATE | Decision.FAILED:
                 self._switch.set(sequential=False)
                 self._notices.warn_once("pinned", f"the mode stays overlapped: {ruling.reason}")
                 self.finished = True

@@ -203,8 +203,8 @@ class Window:
             return False
         for group in log.foreign if self._plan is not None and self._plan.counted else ():
             self.note(
-                f"another thread communicated on group {group!r} during measured steps; its collectives are neither "
-                f"recorded nor serialised"
+                f"collectives on group {group!r} passed the gate unseen during measured steps (another thread's, or "
+                f"those of an operator itself); they are neither recorded nor serialised"
             )
         return True
 

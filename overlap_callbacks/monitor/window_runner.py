@@ -149,10 +149,6 @@ class WindowRunner(StepRunner):
         if step.skipped:
             self._notices.info(f"window left out: its first step was skipped, {step.skipped}")
             self._close(complete=False, report=False)
-        elif step.log.compiled:
-            # Collectives may be missing in what was recorded: neither a check nor a figure can rest on it.
-            self._notices.info("window left out: torch.compile compiled in its first step")
-            self._close(complete=False, report=False)
         elif self._schedule.control and not self._schedule.min_block_seconds:
             self._phase = Phase.MEASURING
         else:

@@ -44,10 +44,13 @@ class FunctionSink(Sink):
         self._deferred = deferred
         self._flush_on_close = flush_on_close
         self._exact_keys = exact_keys
+        self._stopped = False
         # Safe between two threads: one appends, the other takes from the left.
         self._waiting: deque[tuple[dict[str, float], int]] = deque(maxlen=_MAX_WAITING)
 
     def log(self, report: OverlapReport) -> None:
+        if self._stopped:
+            return
         metrics = report.metrics()
         self._waiting.append((metrics if self._exact_keys else fit(metrics), report.first_step))
         if not self._deferred:
@@ -57,6 +60,11 @@ class FunctionSink(Sink):
         """Write what waits."""
         while self._waiting:
             self._write(*self._waiting.popleft())
+
+    def stop(self) -> None:
+        """Drop what waits, and write nothing from now on: for whoever calls ``flush()`` and sees it fail."""
+        self._stopped = True
+        self._waiting.clear()
 
     def close(self) -> None:
         if self._flush_on_close:

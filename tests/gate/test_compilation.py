@@ -144,6 +144,69 @@ def test_a_job_that_does_not_compile_is_not_flagged_though_torch_compile_is_load
     assert run_ranks(train_without_compiling, 2) == [(False, True)] * 2
 
 
+def compile_within_a_backward(rank: int, measured: bool) -> tuple[int, int]:
+    """Twelve nodes of one backward call what is wrapped and compiled there for the first time."""
+    compilations = 0
+    compiled: Any = None
+
+    def backend(graph: Any, _: Any) -> Any:
+        nonlocal compilations
+        compilations += 1
+        return graph.forward
+
+    class Node(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            nonlocal compiled
+            compiled = compiled or torch.compile(lambda x: x * 2 + 1, backend=backend, fullgraph=True)
+            return compiled(gradient)
+
+    def step() -> None:
+        y = torch.ones(4, requires_grad=True)
+        for _ in range(12):
+            y = Node.apply(y)
+        y.sum().backward()
+
+    if not measured:
+        step()
+        return compilations, compilations
+    gate = Gate()
+    gate.register()
+    assert dispatcher.placement is dispatcher._own_key
+    step_of(gate, step)
+    within = compilations
+    for _ in range(3):
+        step_of(gate, step)
+        step()
+    gate.close()
+    return within, compilations
+
+
+def test_what_a_backward_compiles_is_compiled_as_often_as_without_the_gate_and_once_more_at_most_later():
+    ((without, _),) = run_ranks(compile_within_a_backward, 1, False)
+    ((within, in_all),) = run_ranks(compile_within_a_backward, 1, True)
+    assert within == without
+    assert in_all <= 2 * without
+
+
+def wrap_without_calling(rank: int) -> bool:
+    compiled = torch.compile(lambda x: x + 1)
+    gate = Gate()
+    gate.register()
+    at_own_key = dispatcher.placement is dispatcher._own_key
+    gate.close()
+    del compiled
+    return at_own_key
+
+
+def test_where_something_is_wrapped_to_be_compiled_the_gate_stays_off_its_own_key():
+    assert run_ranks(wrap_without_calling, 1) == [False]
+
+
 # -- in windows
 
 
@@ -196,8 +259,8 @@ def test_a_window_whose_recorded_step_compiled_is_left_out_and_the_log_says_so()
 
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    for name in ("torch._dynamo.callback", "torch._dynamo.utils", "torch._dynamo.convert_frame"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name in ("callback", "utils", "convert_frame", "eval_frame"):
+        monkeypatch.delitem(sys.modules, f"torch._dynamo.{name}", raising=False)
     return monkeypatch
 
 

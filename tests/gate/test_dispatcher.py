@@ -414,3 +414,31 @@ def test_ten_thousand_toggles_at_backend_select_do_no_harm_to_a_thread_that_comm
     for found in run_ranks(toggle_at_backend_select, 2):
         assert found["errors"] == (None, "", [])
         assert found["rounds"] > 100
+
+
+# -- where a step may begin
+
+
+def begin_where_it_cannot_be_measured(rank: int) -> list[str]:
+    gate, messages = Gate(), []
+    gate.register()
+
+    def begin(_: torch.Tensor) -> None:
+        try:
+            gate.begin_step(sequential=False)
+        except RuntimeError as error:
+            messages.append(str(error))
+
+    weight = torch.ones(2, requires_grad=True)
+    weight.register_hook(begin)
+    weight.sum().backward()
+    with torch.inference_mode():
+        begin(weight)
+    gate.close()
+    return messages
+
+
+def test_a_step_that_begins_where_thread_local_state_is_restored_is_refused():
+    ((in_backward, in_inference),) = run_ranks(begin_where_it_cannot_be_measured, 1)
+    assert in_backward == "a step began within a backward pass, where it cannot be measured: begin steps outside"
+    assert in_inference == "a step began in inference mode, where it cannot be measured: begin steps outside"

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.gate.deadlock import CollectiveSequence
 from overlap_callbacks.gate.native import SwitchState
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.monitor.background.budget import WindowBudget
@@ -48,9 +49,11 @@ class FakeChecker:
     def __init__(self, rulings: Sequence[Ruling]) -> None:
         self.rulings = list(rulings)
         self.keys: list[str] = []
+        self.sequences: list[CollectiveSequence] = []
 
-    def start(self, key: str, *_: Any) -> None:
+    def start(self, key: str, sequence: CollectiveSequence, *_: Any) -> None:
         self.keys.append(key)
+        self.sequences.append(sequence)
 
     def await_ruling(self) -> Ruling:
         return self.rulings.pop(0)

@@ -243,7 +243,8 @@ class _Measurement:
         recorded = self._recorded()
         if recorded is None:
             return ()
-        timed = [step.log for step in self._of(Part.TIMED) if step.counted]
+        # All steps are recorded, and only those of sequential mode are serialised, hence timed.
+        timed = [s.log for s in self._of(Part.TIMED) if s.counted and s.plan.mode is Mode.SEQUENTIAL]
         isolated_ms: dict[tuple[str, str], float] = defaultdict(float)
         for log in timed:
             for collective in log.collectives:

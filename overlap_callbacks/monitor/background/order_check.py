@@ -29,7 +29,7 @@ class Decision(enum.Enum):
 
     GRANTED = "granted"  # the recorded sequences may be serialised
     CONFLICT = "conflict"  # serialising them would deadlock, and every later check would find the same
-    SKIPPED = "skipped"  # rank 0 leaves this window out, because of its cost
+    SKIPPED = "skipped"  # this window is left out, because of its cost or because its first step compiled
     LATE = "late"  # a rank was not heard in time
     FAILED = "failed"  # there could be no check, for another reason
 
@@ -200,6 +200,8 @@ def decide(channel: StoreChannel, key: str, timeout_s: float, stop: Callable[[],
             return Ruling(Decision.FAILED, "a rank that posted the order of its collectives is gone")
         channel.delete_once(name)
         sequences[digest] = CollectiveSequence.decode(message)
+    if any(sequence.compiled for sequence in sequences.values()):
+        return Ruling(Decision.SKIPPED, "torch.compile compiled in its first step")
     for rank, digest in sorted(digests.items()):
         if sequences[digest].incomplete:
             return Ruling(

@@ -1,13 +1,14 @@
-"""Stretches of time in one mode, for power: what lies between two steps is no part of them where it is long."""
+"""A closed window becomes figures: stretches of time for power, and the times of collectives alone."""
 
 from __future__ import annotations
 
 from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.gate.collectives import Collective, Group
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments.clocks import StepClock
-from overlap_callbacks.monitor.background.measurement import segments_of
+from overlap_callbacks.monitor.background.measurement import measure, segments_of
 from overlap_callbacks.monitor.schedule import Part, Plan
-from overlap_callbacks.monitor.window import MeasuredStep
+from overlap_callbacks.monitor.window import ClosedWindow, MeasuredStep
 
 MS = 1_000_000
 
@@ -45,3 +46,43 @@ def test_a_step_that_does_not_count_cuts_it_too() -> None:
 def test_a_single_step_is_a_stretch() -> None:
     assert segments_in_ms(steps_of([0])) == [(0, 100, 1)]
     assert segments_in_ms([]) == []
+
+
+# -- collectives
+
+
+def test_a_collectives_time_alone_is_that_of_the_sequential_steps_per_step() -> None:
+    group = Group("0", "", (0, 1), "gloo")
+
+    def step(number: int, part: Part, arm: Mode, alone_ms: float | None) -> MeasuredStep:
+        end = None if alone_ms is None else round(alone_ms * MS)
+        start = None if end is None else 0
+        collective = Collective("allreduce_", group, 4, 4, None, 0, -1, 0, 0, start, end)
+        plan = Plan(0, number, part, 0, arm, arm, part is Part.TIMED, False)
+        return MeasuredStep(
+            plan=plan, start=0, end=MS, log=StepLog((collective, collective), 0, None), counted=plan.counted
+        )
+
+    overlapped, sequential = Mode.OVERLAPPED, Mode.SEQUENTIAL
+    window = ClosedWindow(
+        number=0,
+        first_step=0,
+        steps=(
+            step(0, Part.RECORDED, overlapped, None),
+            step(1, Part.TIMED, overlapped, None),
+            step(2, Part.TIMED, sequential, 10.0),
+            step(3, Part.TIMED, sequential, 30.0),
+            step(4, Part.TIMED, overlapped, None),
+        ),
+        complete=True,
+        problems=(),
+        opened_ns=0,
+        wall_ms=5.0,
+        clock=StepClock(),
+        meter=None,
+        profile=None,
+        missing_profile="",
+    )
+    (row,) = measure(window, rank=0, backend="gloo").collectives
+    assert (row.messages, row.bytes_in) == (2, 8)
+    assert row.isolated_ms == 40.0  # two collectives a step, of 10 ms each in one step and of 30 ms in the other
