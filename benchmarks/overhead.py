@@ -169,7 +169,7 @@ def gate_on_null_backend(rounds: int) -> dict[str, Any]:
         remove(placement)
         return found
 
-    own, shared = dispatcher._own_key, dispatcher._backend_select
+    own, shared = dispatcher.own_key, dispatcher.backend_select
     arms: dict[str, Callable[[], float]] = {
         "absent": absent,
         "between_windows": lambda: with_gate(own, recording=False),
@@ -229,7 +229,7 @@ def memory_kib(steps: int) -> tuple[float, float]:
     measure(steps)
     grown = resident_kib() - start
     gate.close()
-    remove(dispatcher._own_key)
+    remove(dispatcher.own_key)
     return held, grown
 
 
@@ -258,7 +258,7 @@ def gloo_all_reduce(rank: int, rounds: int) -> dict[str, float]:
     for i in range(rounds):
         for arm in orders[i % len(orders)]:
             if arm == "with":
-                install(dispatcher._own_key)
+                install(dispatcher.own_key)
             dist.barrier()
             for j in range(25):
                 start = time.perf_counter_ns()
@@ -266,7 +266,7 @@ def gloo_all_reduce(rank: int, rounds: int) -> dict[str, float]:
                 if j >= 5:  # in a job the gate is registered once: what comes right after that is not counted
                     times[arm].append(time.perf_counter_ns() - start)
             if arm == "with":
-                remove(dispatcher._own_key)
+                remove(dispatcher.own_key)
     found = {arm: median_us(times[arm]) for arm in ("with", "without")} | _ratio(times, 20)
     noise = _ratio({**times, "with": times["again"]}, 20)
     return found | {f"noise_{key}": value for key, value in noise.items()}
@@ -295,7 +295,7 @@ def ddp_steps(rank: int, rounds: int) -> dict[str, float]:
     for i in range(rounds + 1):
         for arm in orders[i % len(orders)]:
             if arm == "with":
-                install(dispatcher._own_key)
+                install(dispatcher.own_key)
             for j in range(4):
                 tokens, targets = next(batches)
                 start, cpu_start = time.perf_counter_ns(), time.process_time_ns()
@@ -311,7 +311,7 @@ def ddp_steps(rank: int, rounds: int) -> dict[str, float]:
                     cpu[arm].append(time.process_time_ns() - cpu_start)
                 step += 1
             if arm == "with":
-                remove(dispatcher._own_key)
+                remove(dispatcher.own_key)
     monitor.close()
     found = {arm: median_us(times[arm]) for arm in ("with", "without")} | _ratio(times, 3)
     for name, other in (

@@ -15,13 +15,14 @@ the thread-local state of the thread that called ``backward`` on to the threads 
 each task. Python threads of the user's are not seen. They are never serialised either: the place of their collectives
 in the order differs from rank to rank, and serialising them could deadlock.
 
-**torch.compile.** Compiled code checks at each call that the dispatch keys are those under which it was compiled. The
-key of ours would fail that check, and have every compiled frame compiled once more when a window opens: minutes of a
-live job, perhaps other kernels with other rounding, and one of the few recompilations that a frame is allowed. So once
-torch.compile has compiled anything in the process, the kernels are registered at ``BackendSelect`` as well, and the
-key stays off. There they are in the way of every thread's collectives at all times, and let pass those of threads that
-do not carry a mark of ours in another piece of thread-local state, which autograd hands on as well. This costs some
-6 us a collective, in and between windows. The same form serves where a torch lacks what the first one needs.
+**torch.compile.** Compiled code checks at each call that the dispatch keys are those under which it was compiled. Our
+key would fail that check, and every compiled frame would be compiled once more when a window opens: minutes of a live
+job, perhaps other kernels with other rounding, and one of the few recompilations that a frame is allowed. So once
+torch.compile has compiled anything in the process, the kernels are registered at ``BackendSelect`` as well, and our key
+stays off. At ``BackendSelect`` the kernels see every thread's collectives at all times. They record only those of
+threads that carry a mark in another piece of thread-local state, which autograd hands on as well, and pass the others
+on. This costs some 6 us a collective, in and between windows. The same form is used where a torch lacks what the first
+one needs.
 """
 
 from __future__ import annotations
@@ -43,8 +44,6 @@ logger = logging.getLogger("overlap_callbacks")
 OWN_KEY = "TESTING_ONLY_GenericMode"
 _BACKEND_SELECT = "BackendSelect"
 _MARK = "overlap_callbacks"  # of measured threads, in torch's thread-local Python objects
-
-
 _IN_THE_WAY = "from here on the gate is in the way of every collective, for some microseconds each"
 
 
@@ -59,7 +58,7 @@ class CollectiveObserver(Protocol):
 
 
 class _Placement:
-    """Kernels at one dispatch key, and the thread-local state that tells a measured thread.
+    """Kernels at one dispatch key, and the thread-local state that marks a measured thread.
 
     Attributes:
         key: name of the dispatch key.
@@ -124,7 +123,11 @@ class _AtOwnKey(_Placement):
         later_ones.append(self._key)
 
     def _try_out(self) -> None:
-        """See that operators work with the key on: a torch in which they do not must never meet it in a step."""
+        """Check that operators work with the key on. If they do not, the key must not be used in a step.
+
+        Raises:
+            RuntimeError: they do not.
+        """
         self.enter()
         try:
             torch.ones(1).add(1)
@@ -163,7 +166,7 @@ class _AtOwnKey(_Placement):
 
 
 class _AtBackendSelect(_Placement):
-    """Kernels in every thread's way, which let pass the threads without a mark."""
+    """Kernels that see every thread's collectives, and pass on those of threads without a mark."""
 
     key = _BACKEND_SELECT
 
@@ -195,19 +198,21 @@ class Dispatcher:
     """The kernels of this process, who uses them, and on which thread. There is one, as there is one torch dispatcher.
 
     Attributes:
-        observer: who is told of the collectives of measured threads; None makes the kernels a pass-through at once.
+        observer: called for each collective of a measured thread; None makes the kernels a pass-through at once.
         placement: where the kernels in use stand; None before ``install``.
+        own_key, backend_select: the two places where they may stand.
+        stale: threads that began a step which ended on another thread. Each becomes ordinary when it next enters the
+            kernels.
     """
 
     def __init__(self) -> None:
         self.observer: CollectiveObserver | None = None
         self.placement: _Placement | None = None
         self._owner: object | None = None
-        self._own_key = _AtOwnKey()
-        self._backend_select = _AtBackendSelect()
+        self.own_key = _AtOwnKey()
+        self.backend_select = _AtBackendSelect()
         self._compile_watch = CompileWatch(self._on_compile)
-        self._thread = 0  # the measured one; 0 where it is an ordinary one again
-        # Threads that began a step which ended elsewhere. They are ordinary again as soon as they can see to it.
+        self._thread = 0  # the measured one; 0 if there is none
         self.stale: set[int] = set()
 
     # -- who uses the kernels
@@ -227,7 +232,7 @@ class Dispatcher:
         self._owner = owner
 
     def release(self, owner: object) -> None:
-        """Let others use the kernels, which stay registered. Does nothing where ``owner`` does not have them."""
+        """Let others use the kernels, which stay registered. Does nothing if ``owner`` does not have them."""
         if self._owner is owner:
             self._owner = None
             self.observer = None
@@ -248,18 +253,23 @@ class Dispatcher:
             # DataLoader workers and others that are forked within a step measure nothing.
             os.register_at_fork(after_in_child=self._leave_after_fork)
             try:
-                self._own_key.install(self)
-                self.placement = self._own_key
+                self.own_key.install(self)
+                self.placement = self.own_key
             except (AttributeError, RuntimeError) as error:
-                self._use_backend_select(f"this torch has no dispatch key for the gate alone ({error}); {_IN_THE_WAY}")
-        if self.placement is self._own_key and self._compile_watch.has_compiled:
-            self._use_backend_select(
+                self.use_backend_select(f"this torch has no dispatch key for the gate alone ({error}); {_IN_THE_WAY}")
+        if self.placement is self.own_key and self._compile_watch.has_compiled:
+            self.use_backend_select(
                 f"torch.compile is in use, and would recompile for a dispatch key of the gate; {_IN_THE_WAY}"
             )
 
-    def _use_backend_select(self, why: str) -> None:
-        self._backend_select.install(self)
-        self.placement = self._backend_select
+    def use_backend_select(self, why: str) -> None:
+        """Go on at ``BackendSelect``.
+
+        Args:
+            why: for the log.
+        """
+        self.backend_select.install(self)
+        self.placement = self.backend_select
         logger.info("overlap-callbacks: %s", why)
 
     # -- a step
@@ -270,7 +280,7 @@ class Dispatcher:
         return self._compile_watch.count
 
     def switch_on(self, observer: CollectiveObserver) -> None:
-        """Tell ``observer`` of the collectives of the calling thread, and of autograd's for it; after ``install``."""
+        """Call ``observer`` for collectives of this thread, and of autograd for it; after ``install``."""
         thread = get_ident()
         if self._thread not in (0, thread):
             self.stale.add(self._thread)
@@ -291,11 +301,11 @@ class Dispatcher:
             self._leave_thread()
 
     def is_on(self, observer: CollectiveObserver) -> bool:
-        """Whether ``observer`` is told of collectives now."""
+        """Whether ``observer`` is called for collectives now."""
         return self.observer is observer
 
     def is_stale(self) -> bool:
-        """Whether the calling thread began a step that was ended elsewhere, and belongs to no step of now."""
+        """Whether the calling thread began a step that another thread ended, and is in no step now."""
         return get_ident() in self.stale
 
     def forget_thread(self) -> None:
@@ -306,7 +316,7 @@ class Dispatcher:
             self._thread = 0
 
     def _leave_thread(self) -> None:
-        for placement in (self._own_key, self._backend_select):
+        for placement in (self.own_key, self.backend_select):
             if placement.installed:
                 placement.leave()
         self.forget_thread()
@@ -318,15 +328,15 @@ class Dispatcher:
     def _on_compile(self) -> None:
         """torch.compile is about to compile, on this thread.
 
-        What it compiles is checked against the dispatch keys of this moment whenever it is called, windows or not. So
-        the key is switched off for the rest of the step, which does not count anyway.
+        Whenever the compiled code is called, in a window or not, it compares the dispatch keys with those of now. So
+        our key is switched off for the rest of the step, which does not count anyway.
         """
-        if self.placement is self._own_key:
-            self._own_key.leave()
+        if self.placement is self.own_key:
+            self.own_key.leave()
 
 
 def _leave_out_of_dynamo(kernel: Callable[..., Any]) -> None:
-    """Have ``torch.compile`` run the kernel as it is: it would trace into it, where a compiled forward communicates."""
+    """Have ``torch.compile`` run the kernel as it is. It would trace into it if a compiled forward communicates."""
     frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
     if hasattr(frames, "set_code_exec_strategy"):  # torch 2.8
         skip = frames._FrameAction.SKIP

@@ -59,7 +59,7 @@ class StepDriver:
         # Copies of the runner's attributes, for steps in which it has nothing to do.
         self.next_step = self.runner.next_step
         self.in_runner_step = self.runner.in_step
-        self._unnumbered = False  # the open step was begun with something that is no number
+        self._unnumbered = False  # the open step was begun with something that is not a number
         self._closing = False  # closed within a step, at whose end the hooks come off
 
     @property

@@ -271,7 +271,7 @@ class OverlapMonitor:
         The order check is made all the same, and the collectives are recorded, but not serialised.
         """
         if not isinstance(form, OverlapSwitch):
-            raise TypeError(f"form must be a OverlapSwitch, got {form!r} (a {type(form).__name__})")
+            raise TypeError(f"form must be an OverlapSwitch, got {form!r} (a {type(form).__name__})")
         self._driver.switch.form = form
 
     def post(self, issue: Callable[[], T], works_of: Callable[[T], Sequence[Any]]) -> tuple[T, list[Any]]:
@@ -289,7 +289,7 @@ class OverlapMonitor:
     # -- end
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Report what was measured, take the gate out of the dispatcher, close the sinks. Safe to call twice.
+        """Report what was measured, release the gate for other monitors, close the sinks. Safe to call twice.
 
         Call it before ``torch.distributed.destroy_process_group()``, on all ranks. Within a step that a framework's own
         switches make sequential, and that can only be turned between steps, they and the adapter's hooks stay until

@@ -1,4 +1,4 @@
-"""A window's marks: what the training thread leaves behind of each measured step.
+"""A window's marks: what the training thread records of each measured step.
 
 Everything here runs on the training thread and only records. ``close`` turns the open window into a ``ClosedWindow``,
 from which ``background/measurement.py`` computes figures on another thread.
@@ -152,7 +152,7 @@ class Window:
             self._start_profile()
         sequential = plan.mode is Mode.SEQUENTIAL
         self._switch.set(sequential)
-        # On the host a profile alone does not tell when a collective was complete: see ``Profile.end_step``.
+        # On the host a profile alone does not show when a collective was complete: see ``Profile.end_step``.
         watch = self._profile is not None and self._clock.compute_stream is None
         # Every step of a window is recorded: what the gate costs the host is then the same in both modes, and cancels.
         self._gate.begin_step(

@@ -82,8 +82,8 @@ def _await_mark(mark: clocks.Mark) -> bool:
 def odd_steps(steps: Sequence[MeasuredStep]) -> set[int]:
     """Indices of the counted steps that issued far more or fewer collectives than the median step.
 
-    Such a step says nothing of the others: one, say, that ran all micro-batches twice, because a loss scaler skipped
-    an update in between. A few collectives that a job's logging adds make no difference.
+    Such a step is not like the others: for example, it ran all micro-batches twice because a loss scaler skipped an
+    update in between. A few more collectives, as a job's logging adds them, make no difference.
     """
     numbers = {index: len(step.log.collectives) for index, step in enumerate(steps) if step.counted}
     if not numbers:
