@@ -2,7 +2,8 @@
 
 All of torch's collectives pass through the dispatcher operators ``c10d::*``. The gate has a Python kernel for each of
 them. The kernels are registered once in a process, and are never removed: removing a kernel while another thread is
-about to enter it can crash the process.
+about to enter it can crash the process. (Kernels at the Autograd keys would miss functional collectives, DTensor and
+inference mode.)
 
 **Where the kernels stand.** They stand at a dispatch key that no tensor has (``TESTING_ONLY_GenericMode``). Dispatch
 looks at such a key only on a thread that has put it into its own thread-local include set, and the measured thread does

@@ -175,14 +175,14 @@ class Window:
             self._profile.end_step(quiet=log.quiet)
             profile_index = self._num_profiled
             self._num_profiled += 1
-        unspoilt = self._is_unspoilt(log)
+        self._note_oddities(log)
         step = MeasuredStep(
             plan=self._plan,
             start=self._start,
             end=end,
             log=log,
             profile_index=profile_index,
-            counted=self._plan.counted and unspoilt,
+            counted=self._plan.counted and self._is_unspoilt(log),
             skipped=self._skipped,
         )
         self._steps.append(step)
@@ -190,23 +190,25 @@ class Window:
         return step
 
     def _is_unspoilt(self, log: StepLog) -> bool:
-        """Whether the step that just ended is like the others of its mode; has the report say why it is not."""
+        """Whether the step that just ended is like the others of its mode."""
+        skipped, stuck = bool(self._skipped), self._gate.stuck is not None
+        return not (skipped or log.compiled or log.divergence is not None or self._was_paused or stuck)
+
+    def _note_oddities(self, log: StepLog) -> None:
+        """Have the report say why the step that just ended does not count, or what else was odd about it."""
+        assert self._plan is not None
         if self._skipped:
-            return False
+            return
         if log.compiled:
             self.note("a step in which torch.compile compiled was left out")
-            return False
-        if log.divergence is not None:
+        elif log.divergence is not None:
             self.note(f"a sequential step was left out: {log.divergence}")
-            return False
-        if self._was_paused or self._gate.stuck is not None:
-            return False
-        for group in log.foreign if self._plan is not None and self._plan.counted else ():
-            self.note(
-                f"another thread communicated on group {group!r} during measured steps; its collectives are neither "
-                f"recorded nor serialised"
-            )
-        return True
+        elif self._plan.counted and self._is_unspoilt(log):
+            for group in log.foreign:
+                self.note(
+                    f"another thread communicated on group {group!r} during measured steps; its collectives are "
+                    f"neither recorded nor serialised"
+                )
 
     def skip_step(self, reason: str) -> None:
         """The open step trains nothing: it does not count."""
