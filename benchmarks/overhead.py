@@ -151,23 +151,23 @@ def gate_on_null_backend(rounds: int) -> dict[str, Any]:
         others = torch.library.Library("_", "IMPL")
         others.fallback(torch.library.fallthrough_kernel, OWN_KEY)
         torch._C._dispatch_tls_set_dispatch_key_included(key, True)
-        found = timed_ns(all_reduce, calls)
+        cost_ns = timed_ns(all_reduce, calls)
         torch._C._dispatch_tls_set_dispatch_key_included(key, False)
         library._destroy()
         others._destroy()
-        return found
+        return cost_ns
 
     def with_gate(placement: Any, recording: bool) -> float:
         gate = Gate()
         install(placement)
         if recording:
             gate.begin_step(sequential=False)
-        found = timed_ns(all_reduce, calls)
+        cost_ns = timed_ns(all_reduce, calls)
         if recording:
             gate.end_step()
         gate.close()
         remove(placement)
-        return found
+        return cost_ns
 
     own, shared = dispatcher.own_key, dispatcher.backend_select
     arms: dict[str, Callable[[], float]] = {
@@ -267,9 +267,9 @@ def gloo_all_reduce(rank: int, rounds: int) -> dict[str, float]:
                     times[arm].append(time.perf_counter_ns() - start)
             if arm == "with":
                 remove(dispatcher.own_key)
-    found = {arm: median_us(times[arm]) for arm in ("with", "without")} | _ratio(times, 20)
+    figures = {arm: median_us(times[arm]) for arm in ("with", "without")} | _ratio(times, 20)
     noise = _ratio({**times, "with": times["again"]}, 20)
-    return found | {f"noise_{key}": value for key, value in noise.items()}
+    return figures | {f"noise_{key}": value for key, value in noise.items()}
 
 
 def ddp_steps(rank: int, rounds: int) -> dict[str, float]:
@@ -313,14 +313,14 @@ def ddp_steps(rank: int, rounds: int) -> dict[str, float]:
             if arm == "with":
                 remove(dispatcher.own_key)
     monitor.close()
-    found = {arm: median_us(times[arm]) for arm in ("with", "without")} | _ratio(times, 3)
+    figures = {arm: median_us(times[arm]) for arm in ("with", "without")} | _ratio(times, 3)
     for name, other in (
         ("noise", {**times, "with": times["again"]}),
         ("cpu", cpu),
         ("cpu_noise", {**cpu, "with": cpu["again"]}),
     ):
-        found |= {f"{name}_{key}": value for key, value in _ratio(other, 3).items()}
-    return found
+        figures |= {f"{name}_{key}": value for key, value in _ratio(other, 3).items()}
+    return figures
 
 
 def _ratio(times: Mapping[str, Sequence[float]], block: int) -> dict[str, float]:
@@ -382,19 +382,19 @@ def main() -> None:
         ("1 MiB Gloo all-reduce, with / without", gloo_all_reduce, rounds(400)),
         ("DDP demo's median step, attached and idle / absent", ddp_steps, rounds(150)),
     ):
-        found = two_ranks(function, count)
-        interval = f"95 % interval {found['low']:.4f} to {found['high']:.4f}"
-        arms = f"{found['with']:.0f} / {found['without']:.0f} us"
-        show(name, f"{found['ratio']:.4f} ({interval}; {arms})", **found)
-        if "noise_ratio" in found:
+        measured = two_ranks(function, count)
+        interval = f"95 % interval {measured['low']:.4f} to {measured['high']:.4f}"
+        arms = f"{measured['with']:.0f} / {measured['without']:.0f} us"
+        show(name, f"{measured['ratio']:.4f} ({interval}; {arms})", **measured)
+        if "noise_ratio" in measured:
             for prefix, what in (
                 ("noise", "the machine's noise, absent / absent"),
                 ("cpu", "in CPU time, attached and idle / absent"),
                 ("cpu_noise", "in CPU time, absent / absent"),
             ):
-                if f"{prefix}_ratio" not in found:
+                if f"{prefix}_ratio" not in measured:
                     continue
-                ratio, low, high = (found[f"{prefix}_{key}"] for key in ("ratio", "low", "high"))
+                ratio, low, high = (measured[f"{prefix}_{key}"] for key in ("ratio", "low", "high"))
                 print(f"{'':<54} {what}: {ratio:.4f} ({low:.4f} to {high:.4f})")
     if arguments.json:
         environment = {"date": time.strftime("%Y-%m-%d"), "torch": str(torch.__version__), "device": "cpu",
