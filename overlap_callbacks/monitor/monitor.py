@@ -223,11 +223,11 @@ class OverlapMonitor:
     @property
     def tokens_per_step(self) -> int | None:
         """Tokens that one step of the whole job trains on; an adapter that knows the number may set it."""
-        return self._driver.windows.tokens_per_step
+        return self._driver.window_runner.tokens_per_step
 
     @tokens_per_step.setter
     def tokens_per_step(self, tokens: int | None) -> None:
-        self._driver.windows.tokens_per_step = tokens
+        self._driver.window_runner.tokens_per_step = tokens
 
     # -- a mode pinned by hand
 
@@ -299,7 +299,7 @@ class OverlapMonitor:
             timeout_s: maximum time for the reports on their way; by default as long as the ranks have to be heard.
         """
         driver = self._driver
-        was_active, num_windows = self.active, driver.windows.num_opened
+        was_active, num_windows = self.active, driver.window_runner.num_opened
         if was_active and not num_windows and driver.pinned_mode is None and self.last_step >= 0:
             driver.notices.announce(
                 f"nothing was measured: the first window starts at step {self.schedule.first_step}, but the steps seen "

@@ -159,7 +159,7 @@ def the_record(folder: str | Path) -> record.Record:
 
 
 def expect_good(window: Any, collectives: list[tuple[str, int, int, int]], dimension: str | None = "data") -> None:
-    """A whole window, in which sequential steps were sequential, with these messages and bytes in and out.
+    """A whole window with these messages and bytes in and out, which is not valid if its sequential steps overlap.
 
     All in one dimension, unless that is None.
     """
