@@ -35,8 +35,8 @@ def main() -> None:
             control=True, every_n_steps=82, steps=10 + 82 * arguments.windows, run_dir=Path(folder, "run")
         )
         launch(config, Console(stderr=True))
-        found = record.read(config.run_dir)
-    windows = [window for window in found.windows if window.complete]
+        run_record = record.read(config.run_dir)
+    windows = [window for window in run_record.windows if window.complete]
     hits = dict.fromkeys(FIGURES, 0)
     print(f"{'window':>6}  " + "  ".join(f"{name:^34}" for name in FIGURES))
     for window in windows:
@@ -50,7 +50,7 @@ def main() -> None:
         print(f"{window.window:>6}  " + "  ".join(cells))
     shares = {name: f"{count} of {len(windows)}" for name, count in hits.items()}
     print("intervals that contain zero: " + ", ".join(f"{name} {share}" for name, share in shares.items()))
-    pooled = {name: figure for name, figure in found.pooled().items() if name in FIGURES}
+    pooled = {name: figure for name, figure in run_record.pooled().items() if name in FIGURES}
     for name, figure in pooled.items():
         print(f"pooled over the run: {name} {figure.value:+.2%} [{figure.ci_low:+.2%}, {figure.ci_high:+.2%}]")
     if arguments.json:

@@ -52,18 +52,18 @@ def profiled(kernels: int, steps: int) -> Profile:
 def make_tables(profile: Profile, kernels: int, steps: int) -> tuple[float, float]:
     """What the reporting thread does with a profile; ms of CPU time to read it, and for the figures and tables."""
     begin = time.thread_time()
-    found: KernelTable = profile.kernels()
+    kernels_of_run: KernelTable = profile.kernels()
     read = time.thread_time()
-    assert len(found) == kernels * steps, len(found)
+    assert len(kernels_of_run) == kernels * steps, len(kernels_of_run)
     arms = [np.arange(arm, steps, 2) for arm in range(2)]
-    sums = KernelSums(found)
+    sums = KernelSums(kernels_of_run)
     for mode, arm in zip(MODES, arms, strict=True):
         for step in arm:
             profiled_block(mode, int(step), sums, [int(step)])
-    kernel_times(found, arms[0], arms[1], MAX_KERNELS)
-    pair_times_of(found, arms[0], arms[1])
+    kernel_times(kernels_of_run, arms[0], arms[1], MAX_KERNELS)
+    pair_times_of(kernels_of_run, arms[0], arms[1])
     for mode, arm in zip(MODES, arms, strict=True):
-        step_timeline(found, int(arm[0]), mode)
+        step_timeline(kernels_of_run, int(arm[0]), mode)
     return (read - begin) * 1e3, (time.thread_time() - read) * 1e3
 
 
@@ -74,9 +74,9 @@ def run_window(kernels: int, steps: int) -> dict[str, float]:
 
     def timed(profile: Profile) -> bool:
         start = time.thread_time()
-        found = stop(profile)
+        result = stop(profile)
         taken.append((time.thread_time() - start) * 1e3)
-        return found
+        return result
 
     Profile.stop = timed  # type: ignore[method-assign]
     try:
@@ -122,12 +122,12 @@ def main() -> None:
     results: dict[str, object] = {}
     for steps in (2, options.steps):
         runs = [run_window(options.kernels, steps) for _ in range(options.rounds)]
-        found = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
-        results[f"{steps} steps"] = found
+        medians = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+        results[f"{steps} steps"] = medians
         print(
-            f"{steps} steps of {options.kernels} kernels: training thread {found['training']:.1f} ms "
-            f"({found['training'] / steps:.1f} a step; goal: under 100 a step), reporting thread "
-            f"{found['read']:.0f} ms to read, {found['tables']:.0f} ms to figures and tables"
+            f"{steps} steps of {options.kernels} kernels: training thread {medians['training']:.1f} ms "
+            f"({medians['training'] / steps:.1f} a step; goal: under 100 a step), reporting thread "
+            f"{medians['read']:.0f} ms to read, {medians['tables']:.0f} ms to figures and tables"
         )
     lost = statistics.median(lost_by_training(options.kernels, options.steps) for _ in range(options.rounds))
     results["wall time that a loop of small operators loses meanwhile, ms"] = lost

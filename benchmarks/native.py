@@ -83,19 +83,19 @@ def compare(rank: int, rounds: int, width: int = 256) -> dict[str, dict[str, Int
 
 
 def _pooled(reports: list[OverlapReport], name: str) -> Interval:
-    found = pool([getattr(report, name) for report in reports])
-    assert found is not None
-    assert found.ci_low is not None
-    assert found.ci_high is not None
-    return Interval(found.value, found.ci_low, found.ci_high)
+    estimate = pool([getattr(report, name) for report in reports])
+    assert estimate is not None
+    assert estimate.ci_low is not None
+    assert estimate.ci_high is not None
+    return Interval(estimate.value, estimate.ci_low, estimate.ci_high)
 
 
 def _run_rank(rank: int, folder: str, rounds: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
-    found = compare(rank, rounds)
-    if found:
-        Path(folder, "found.json").write_text(json.dumps(found))
+    intervals = compare(rank, rounds)
+    if intervals:
+        Path(folder, "intervals.json").write_text(json.dumps(intervals))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -108,17 +108,19 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         mp.start_processes(_run_rank, args=(folder, arguments.rounds), nprocs=2, start_method="spawn")
-        found = json.loads(Path(folder, "found.json").read_text())
+        intervals = json.loads(Path(folder, "intervals.json").read_text())
     print(f"{'':24}" + "".join(f"{form:^28}" for form in FORMS))
     for name in FIGURES:
-        print(f"{name:24}" + "".join(f"{Interval(*found[form][name])!s:^28}" for form in FORMS))
-    gate, native = (Interval(*found[form]["e2e_sequential_ms"]) for form in FORMS)
+        print(f"{name:24}" + "".join(f"{Interval(*intervals[form][name])!s:^28}" for form in FORMS))
+    gate, native = (Interval(*intervals[form]["e2e_sequential_ms"]) for form in FORMS)
     agree = gate.low <= native.high and native.low <= gate.high
     print(f"the intervals of the sequential step time {'overlap' if agree else 'do not overlap'}")
     if arguments.json:
         environment = {"date": time.strftime("%Y-%m-%d"), "torch": str(torch.__version__), "device": "cpu",
                        "python": platform.python_version(), "rounds": arguments.rounds}  # fmt: skip
-        arguments.json.write_text(json.dumps({"environment": environment, "agree": agree, **found}, indent=2) + "\n")
+        arguments.json.write_text(
+            json.dumps({"environment": environment, "agree": agree, **intervals}, indent=2) + "\n"
+        )
 
 
 if __name__ == "__main__":

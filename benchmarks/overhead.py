@@ -151,25 +151,25 @@ def gate_on_null_backend(rounds: int) -> dict[str, Any]:
         others = torch.library.Library("_", "IMPL")
         others.fallback(torch.library.fallthrough_kernel, OWN_KEY)
         torch._C._dispatch_tls_set_dispatch_key_included(key, True)
-        found = timed_ns(all_reduce, calls)
+        cost_ns = timed_ns(all_reduce, calls)
         torch._C._dispatch_tls_set_dispatch_key_included(key, False)
         library._destroy()
         others._destroy()
-        return found
+        return cost_ns
 
     def with_gate(placement: Any, recording: bool) -> float:
         gate = Gate()
         install(placement)
         if recording:
             gate.begin_step(sequential=False)
-        found = timed_ns(all_reduce, calls)
+        cost_ns = timed_ns(all_reduce, calls)
         if recording:
             gate.end_step()
         gate.close()
         remove(placement)
-        return found
+        return cost_ns
 
-    own, shared = dispatcher._own_key, dispatcher._backend_select
+    own, shared = dispatcher.own_key, dispatcher.backend_select
     arms: dict[str, Callable[[], float]] = {
         "absent": absent,
         "between_windows": lambda: with_gate(own, recording=False),
@@ -229,7 +229,7 @@ def memory_kib(steps: int) -> tuple[float, float]:
     measure(steps)
     grown = resident_kib() - start
     gate.close()
-    remove(dispatcher._own_key)
+    remove(dispatcher.own_key)
     return held, grown
 
 
@@ -258,7 +258,7 @@ def gloo_all_reduce(rank: int, rounds: int) -> dict[str, float]:
     for i in range(rounds):
         for arm in orders[i % len(orders)]:
             if arm == "with":
-                install(dispatcher._own_key)
+                install(dispatcher.own_key)
             dist.barrier()
             for j in range(25):
                 start = time.perf_counter_ns()
@@ -266,10 +266,10 @@ def gloo_all_reduce(rank: int, rounds: int) -> dict[str, float]:
                 if j >= 5:  # in a job the gate is registered once: what comes right after that is not counted
                     times[arm].append(time.perf_counter_ns() - start)
             if arm == "with":
-                remove(dispatcher._own_key)
-    found = {arm: median_us(times[arm]) for arm in ("with", "without")} | _ratio(times, 20)
+                remove(dispatcher.own_key)
+    figures = {arm: median_us(times[arm]) for arm in ("with", "without")} | _ratio(times, 20)
     noise = _ratio({**times, "with": times["again"]}, 20)
-    return found | {f"noise_{key}": value for key, value in noise.items()}
+    return figures | {f"noise_{key}": value for key, value in noise.items()}
 
 
 def ddp_steps(rank: int, rounds: int) -> dict[str, float]:
@@ -295,7 +295,7 @@ def ddp_steps(rank: int, rounds: int) -> dict[str, float]:
     for i in range(rounds + 1):
         for arm in orders[i % len(orders)]:
             if arm == "with":
-                install(dispatcher._own_key)
+                install(dispatcher.own_key)
             for j in range(4):
                 tokens, targets = next(batches)
                 start, cpu_start = time.perf_counter_ns(), time.process_time_ns()
@@ -311,16 +311,16 @@ def ddp_steps(rank: int, rounds: int) -> dict[str, float]:
                     cpu[arm].append(time.process_time_ns() - cpu_start)
                 step += 1
             if arm == "with":
-                remove(dispatcher._own_key)
+                remove(dispatcher.own_key)
     monitor.close()
-    found = {arm: median_us(times[arm]) for arm in ("with", "without")} | _ratio(times, 3)
+    figures = {arm: median_us(times[arm]) for arm in ("with", "without")} | _ratio(times, 3)
     for name, other in (
         ("noise", {**times, "with": times["again"]}),
         ("cpu", cpu),
         ("cpu_noise", {**cpu, "with": cpu["again"]}),
     ):
-        found |= {f"{name}_{key}": value for key, value in _ratio(other, 3).items()}
-    return found
+        figures |= {f"{name}_{key}": value for key, value in _ratio(other, 3).items()}
+    return figures
 
 
 def _ratio(times: Mapping[str, Sequence[float]], block: int) -> dict[str, float]:
@@ -382,19 +382,19 @@ def main() -> None:
         ("1 MiB Gloo all-reduce, with / without", gloo_all_reduce, rounds(400)),
         ("DDP demo's median step, attached and idle / absent", ddp_steps, rounds(150)),
     ):
-        found = two_ranks(function, count)
-        interval = f"95 % interval {found['low']:.4f} to {found['high']:.4f}"
-        arms = f"{found['with']:.0f} / {found['without']:.0f} us"
-        show(name, f"{found['ratio']:.4f} ({interval}; {arms})", **found)
-        if "noise_ratio" in found:
+        measured = two_ranks(function, count)
+        interval = f"95 % interval {measured['low']:.4f} to {measured['high']:.4f}"
+        arms = f"{measured['with']:.0f} / {measured['without']:.0f} us"
+        show(name, f"{measured['ratio']:.4f} ({interval}; {arms})", **measured)
+        if "noise_ratio" in measured:
             for prefix, what in (
                 ("noise", "the machine's noise, absent / absent"),
                 ("cpu", "in CPU time, attached and idle / absent"),
                 ("cpu_noise", "in CPU time, absent / absent"),
             ):
-                if f"{prefix}_ratio" not in found:
+                if f"{prefix}_ratio" not in measured:
                     continue
-                ratio, low, high = (found[f"{prefix}_{key}"] for key in ("ratio", "low", "high"))
+                ratio, low, high = (measured[f"{prefix}_{key}"] for key in ("ratio", "low", "high"))
                 print(f"{'':<54} {what}: {ratio:.4f} ({low:.4f} to {high:.4f})")
     if arguments.json:
         environment = {"date": time.strftime("%Y-%m-%d"), "torch": str(torch.__version__), "device": "cpu",

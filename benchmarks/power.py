@@ -249,10 +249,10 @@ def shares(
             rows["zeus, a process of its own"] = functools.partial(zeus_share, interval_s, seconds, beside)
         for row, measure in rows.items():
             name = f"{row}, at {interval_s * 1e3:.0f} ms"
-            figures[f"{name}, {where}"] = found = measure()
-            goal = f"   goal: {GOALS[interval_s]}" if "late" in found else ""
-            late = f", {found['late']:.0f} ticks left out" if found.get("late") else ""
-            print(f"  {name:<38} {found['share']:.3%}{late}{goal}")
+            figures[f"{name}, {where}"] = cost = measure()
+            goal = f"   goal: {GOALS[interval_s]}" if "late" in cost else ""
+            late = f", {cost['late']:.0f} ticks left out" if cost.get("late") else ""
+            print(f"  {name:<38} {cost['share']:.3%}{late}{goal}")
     return figures
 
 
@@ -301,9 +301,9 @@ def main() -> None:
         zeus.close()
     print(f"step time alone: {np.median(times['alone']):.2f} ms; beside it, as a ratio to training alone:")
     for arm in list(arms)[1:]:
-        found = ratio_to(times["alone"], times[arm])
-        figures[f"step time, {arm}"] = found
-        print(f"  {arm:<20} {found['ratio']:.4f} (95 % interval {found['low']:.4f} to {found['high']:.4f})")
+        ratio = ratio_to(times["alone"], times[arm])
+        figures[f"step time, {arm}"] = ratio
+        print(f"  {arm:<20} {ratio['ratio']:.4f} (95 % interval {ratio['low']:.4f} to {ratio['high']:.4f})")
     source.close()
     if options.json:
         environment = {

@@ -52,8 +52,8 @@ _WORK = {
     ),
     HTA: (
         "from hta.trace_analysis import TraceAnalysis\nimport logging; logging.disable(logging.CRITICAL)",
-        "found = TraceAnalysis(trace_files={0: path})\n"
-        "found.get_comm_comp_overlap(visualize=False)\nfound.get_temporal_breakdown(visualize=False)",
+        "analysis = TraceAnalysis(trace_files={0: path})\n"
+        "analysis.get_comm_comp_overlap(visualize=False)\nanalysis.get_temporal_breakdown(visualize=False)",
     ),
     GZIP: (
         "import gzip",
@@ -85,12 +85,13 @@ def child(method: str, path: Path, python: str) -> dict[str, float]:
 
 
 def measure(path: Path, methods: list[str], rounds: int, hta_python: str) -> dict[str, dict[str, float]]:
-    found: dict[str, list[dict[str, float]]] = {method: [] for method in methods}
+    measured: dict[str, list[dict[str, float]]] = {method: [] for method in methods}
     for _ in range(rounds):
         for method in methods:
-            found[method].append(child(method, path, hta_python if method == HTA else sys.executable))
+            measured[method].append(child(method, path, hta_python if method == HTA else sys.executable))
     return {
-        method: {key: statistics.median(run[key] for run in runs) for key in runs[0]} for method, runs in found.items()
+        method: {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+        for method, runs in measured.items()
     }
 
 
@@ -102,24 +103,24 @@ def generated(folder: Path, events: int) -> Path:
     return kineto.write(path, kineto.training(steps, layers, slowdown=0.1), **kineto.job())
 
 
-def show(name: str, found: dict[str, dict[str, float]]) -> dict[str, float]:
-    ours = found[OURS]
+def show(name: str, measured: dict[str, dict[str, float]]) -> dict[str, float]:
+    ours = measured[OURS]
     print(f"\n{name}")
-    for method, figures in found.items():
+    for method, figures in measured.items():
         ratios = f"{figures['cpu_s'] / ours['cpu_s']:7.2f} {figures['wall_s'] / ours['wall_s']:7.2f}"
         times = f"CPU {figures['cpu_s']:7.2f} s  wall {figures['wall_s']:7.2f} s  peak {figures['peak_mb']:6.0f} MB"
         print(f"  {method:26} {times}   CPU, wall in ours: {ratios}")
     ratios = {
-        "ours / typed read, CPU": ours["cpu_s"] / found[TYPED]["cpu_s"],
-        "ours / read to dicts, CPU": ours["cpu_s"] / found[ANY]["cpu_s"],
-        "ours / gzip, CPU": ours["cpu_s"] / found[GZIP]["cpu_s"],
+        "ours / typed read, CPU": ours["cpu_s"] / measured[TYPED]["cpu_s"],
+        "ours / read to dicts, CPU": ours["cpu_s"] / measured[ANY]["cpu_s"],
+        "ours / gzip, CPU": ours["cpu_s"] / measured[GZIP]["cpu_s"],
     }
     bare = (ratios[key] for key in ("ours / typed read, CPU", "ours / read to dicts, CPU"))
     print("  ours / bare read through msgspec: typed {:.2f}, to dicts {:.2f}   goal: under 3".format(*bare))
-    if HTA in found:
-        ratios["HTA / ours, CPU"] = found[HTA]["cpu_s"] / ours["cpu_s"]
-        ratios["HTA / ours, wall"] = found[HTA]["wall_s"] / ours["wall_s"]
-        ratios["HTA / ours, peak memory"] = found[HTA]["peak_mb"] / ours["peak_mb"]
+    if HTA in measured:
+        ratios["HTA / ours, CPU"] = measured[HTA]["cpu_s"] / ours["cpu_s"]
+        ratios["HTA / ours, wall"] = measured[HTA]["wall_s"] / ours["wall_s"]
+        ratios["HTA / ours, peak memory"] = measured[HTA]["peak_mb"] / ours["peak_mb"]
         shown = (ratios[f"HTA / ours, {key}"] for key in ("CPU", "wall", "peak memory"))
         print(
             "  HTA / ours: CPU {:.1f}, wall {:.1f} (goal: at least 10), peak memory {:.1f} (at least 5)".format(*shown)
@@ -136,7 +137,7 @@ def scaling(folder: Path, events: int, rounds: int) -> dict[str, Any]:
     for _ in range(rounds):
         for position, path in enumerate(paths):
             runs[position].append(child(OURS, path, sys.executable)["cpu_s"])
-    times = [min(found) for found in runs]
+    times = [min(round_times) for round_times in runs]
     # Weighted by size, so that the line's distance counts as a fraction of each time.
     slope, start = np.polyfit(sizes, times, 1, w=1 / np.array(times))
     off = [time / (start + slope * size) - 1 for time, size in zip(times, sizes, strict=True)]
@@ -169,8 +170,8 @@ def main() -> None:
             print(f"{options.trace} is not there: only a generated trace is measured")
         files.append(generated(folder, options.events))
         for path in files:
-            found = measure(path, methods, options.rounds, options.hta)
-            results[path.name] = {"methods": found, "ratios": show(path.name, found)}
+            medians = measure(path, methods, options.rounds, options.hta)
+            results[path.name] = {"methods": medians, "ratios": show(path.name, medians)}
         results["scaling"] = scaling(folder, max(options.events // 8, 1000), options.rounds)
     if options.json:
         environment = {

@@ -90,16 +90,16 @@ def power_metrics() -> list[tuple[str, str, str]]:
     """Key, unit and meaning of the metrics of power and the device; ``<mode>`` stands for both modes."""
     from overlap_callbacks.analysis.results.catalogue import POWER_METRICS, power_meanings, power_units
 
-    found = [(f"{m.section}/<mode>_{m.name}", m.unit, m.meaning) for m in POWER_METRICS]
+    entries = [(f"{m.section}/<mode>_{m.name}", m.unit, m.meaning) for m in POWER_METRICS]
     unit, meaning = power_units(), power_meanings()
     by_mode = re.compile(r"/(overlapped|sequential)_")
-    known = {key for key, _, _ in found}
+    known = {key for key, _, _ in entries}
     for key in unit:
         general = by_mode.sub("/<mode>_", key)
         if general not in known:
             known.add(general)
-            found.append((general, unit[key], re.sub(r", (overlapped|sequential) steps$", "", meaning[key])))
-    return found
+            entries.append((general, unit[key], re.sub(r", (overlapped|sequential) steps$", "", meaning[key])))
+    return entries
 
 
 def described() -> dict[str, tuple[str, str]]:

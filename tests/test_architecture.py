@@ -310,6 +310,14 @@ def test_files_and_classes_are_short(house: House) -> None:
     assert not found, f"{found}\nSplit by what the parts are for; a file is one idea."
 
 
+def test_files_beside_the_package_are_short() -> None:
+    files = [file for folder in ("tests", "benchmarks", "docs", "examples") for file in (ROOT / folder).rglob("*.py")]
+    house = House({str(file.relative_to(ROOT).with_suffix("")).replace("/", "."): file.read_text() for file in files})
+    found = listed(too_long(house))
+    assert files
+    assert not found, f"{found}\nJobs that run in the ranks, cases and helpers can stand in a file beside the tests."
+
+
 # -- the rules themselves: each finds what it forbids
 
 

@@ -14,30 +14,30 @@ class CompileWatch:
     """Counts compilations, from the first moment at which torch.compile's own module is loaded.
 
     Args:
-        on_start: called when a compilation starts, on the thread that compiles. Where this torch does not tell of
-            that moment, it is not called, and compilations are counted afterwards.
+        on_start: called when a compilation starts, on the thread that compiles. If this torch has no callback for
+            that, it is not called, and compilations are counted afterwards.
     """
 
     def __init__(self, on_start: Callable[[], None]) -> None:
         self._on_start = on_start
         self._started = 0
-        self._told = False  # whether torch tells us of each start
+        self._subscribed = False  # whether torch calls us at each start
 
     def start(self) -> None:
-        """Ask torch to tell of compilations, if it has loaded what compiles. Cheap, and safe to call again."""
-        callbacks: Any = None if self._told else sys.modules.get("torch._dynamo.callback")
+        """Subscribe to torch's compilations, if it has loaded what compiles. Cheap, and safe to call again."""
+        callbacks: Any = None if self._subscribed else sys.modules.get("torch._dynamo.callback")
         if callbacks is None:
             return
         try:
             callbacks.on_compile_start(self._note)
-            self._told = True
+            self._subscribed = True
         except Exception:
-            logger.debug("this torch does not tell when torch.compile compiles", exc_info=True)
+            logger.debug("this torch has no callback for the start of a compilation", exc_info=True)
 
     @property
     def count(self) -> int:
         """Compilations so far. Only differences mean something."""
-        return self._started if self._told else _compilations_by_torch()
+        return self._started if self._subscribed else _compilations_by_torch()
 
     @property
     def has_compiled(self) -> bool:
@@ -50,7 +50,7 @@ class CompileWatch:
         try:
             self._on_start()
         except Exception:
-            logger.debug("the start of a compilation could not be heeded", exc_info=True)
+            logger.debug("the gate could not switch its key off for a compilation", exc_info=True)
 
 
 def _is_wrapped() -> bool:

@@ -2,7 +2,8 @@
 
 All of torch's collectives pass through the dispatcher operators ``c10d::*``. The gate has a Python kernel for each of
 them. The kernels are registered once in a process, and are never removed: removing a kernel while another thread is
-about to enter it can crash the process.
+about to enter it can crash the process. (Kernels at the Autograd keys would miss functional collectives, DTensor and
+inference mode.)
 
 **Where the kernels stand.** They stand at a dispatch key that no tensor has (``TESTING_ONLY_GenericMode``). Dispatch
 looks at such a key only on a thread that has put it into its own thread-local include set, and the measured thread does
@@ -19,13 +20,14 @@ in the order differs from rank to rank, and serialising them could deadlock.
 the norm of gradients in FSDP2's clipping, say. It does so within ``__torch_dispatch__``, where torch excludes all keys
 above Python's, and so ours. Jobs with DTensors have the kernels at ``BackendSelect``, as below.
 
-**torch.compile.** Compiled code checks at each call that the dispatch keys are those under which it was compiled. The
-key of ours would fail that check, and have every compiled frame compiled once more when a window opens: minutes of a
-live job, perhaps other kernels with other rounding, and one of the few recompilations that a frame is allowed. So once
-torch.compile has compiled anything in the process, the kernels are registered at ``BackendSelect`` as well, and the
-key stays off. There they are in the way of every thread's collectives at all times, and let pass those of threads that
-do not carry a mark of ours in another piece of thread-local state, which autograd hands on as well. This costs some
-6 us a collective, in and between windows. The same form serves where a torch lacks what the first one needs.
+**torch.compile.** Compiled code checks at each call that the dispatch keys are those under which it was compiled. Our
+key would fail that check, and every compiled frame would be compiled once more when a window opens: minutes of a live
+job, perhaps other kernels with other rounding, and one of the few recompilations that a frame is allowed. So once
+torch.compile has compiled anything in the process, the kernels are registered at ``BackendSelect`` as well, and our key
+stays off. At ``BackendSelect`` the kernels see every thread's collectives at all times. They record only those of
+threads that carry a mark in another piece of thread-local state, which autograd hands on as well, and pass the others
+on. This costs some 6 us a collective, in and between windows. The same form is used where a torch lacks what the first
+one needs.
 """
 
 from __future__ import annotations
@@ -47,8 +49,6 @@ logger = logging.getLogger("overlap_callbacks")
 OWN_KEY = "TESTING_ONLY_GenericMode"
 _BACKEND_SELECT = "BackendSelect"
 _MARK = "overlap_callbacks"  # of measured threads, in torch's thread-local Python objects
-
-
 _IN_THE_WAY = "from here on the gate is in the way of every collective, for some microseconds each"
 
 
@@ -63,7 +63,7 @@ class CollectiveObserver(Protocol):
 
 
 class _Placement:
-    """Kernels at one dispatch key, and the thread-local state that tells a measured thread.
+    """Kernels at one dispatch key, and the thread-local state that marks a measured thread.
 
     Attributes:
         key: name of the dispatch key.
@@ -128,7 +128,11 @@ class _AtOwnKey(_Placement):
         later_ones.append(self._key)
 
     def _try_out(self) -> None:
-        """See that operators work with the key on: a torch in which they do not must never meet it in a step."""
+        """Check that operators work with the key on. If they do not, the key must not be used in a step.
+
+        Raises:
+            RuntimeError: they do not.
+        """
         self.enter()
         try:
             torch.ones(1).add(1)
@@ -167,7 +171,7 @@ class _AtOwnKey(_Placement):
 
 
 class _AtBackendSelect(_Placement):
-    """Kernels in every thread's way, which let pass the threads without a mark."""
+    """Kernels that see every thread's collectives, and pass on those of threads without a mark."""
 
     key = _BACKEND_SELECT
 
@@ -199,19 +203,21 @@ class Dispatcher:
     """The kernels of this process, who uses them, and on which thread. There is one, as there is one torch dispatcher.
 
     Attributes:
-        observer: who is told of the collectives of measured threads; None makes the kernels a pass-through at once.
+        observer: called for each collective of a measured thread; None makes the kernels a pass-through at once.
         placement: where the kernels in use stand; None before ``install``.
+        own_key, backend_select: the two places where they may stand.
+        stale: threads that began a step which ended on another thread. Each becomes ordinary when it next enters the
+            kernels.
     """
 
     def __init__(self) -> None:
         self.observer: CollectiveObserver | None = None
         self.placement: _Placement | None = None
         self._owner: object | None = None
-        self._own_key = _AtOwnKey()
-        self._backend_select = _AtBackendSelect()
+        self.own_key = _AtOwnKey()
+        self.backend_select = _AtBackendSelect()
         self._compile_watch = CompileWatch(self._on_compile)
-        self._thread = 0  # the measured one; 0 where it is an ordinary one again
-        # Threads that began a step which ended elsewhere. They are ordinary again as soon as they can see to it.
+        self._thread = 0  # the measured one; 0 if there is none
         self.stale: set[int] = set()
 
     # -- who uses the kernels
@@ -231,7 +237,7 @@ class Dispatcher:
         self._owner = owner
 
     def release(self, owner: object) -> None:
-        """Let others use the kernels, which stay registered. Does nothing where ``owner`` does not have them."""
+        """Let others use the kernels, which stay registered. Does nothing if ``owner`` does not have them."""
         if self._owner is owner:
             self._owner = None
             self.observer = None
@@ -255,24 +261,29 @@ class Dispatcher:
             # DataLoader workers and others that are forked within a step measure nothing.
             os.register_at_fork(after_in_child=self._leave_after_fork)
             try:
-                self._own_key.install(self)
-                self.placement = self._own_key
+                self.own_key.install(self)
+                self.placement = self.own_key
             except (AttributeError, RuntimeError) as error:
-                self._use_backend_select(f"this torch has no dispatch key for the gate alone ({error}); {_IN_THE_WAY}")
-        if self.placement is self._own_key and self._compile_watch.has_compiled:
-            self._use_backend_select(
+                self.use_backend_select(f"this torch has no dispatch key for the gate alone ({error}); {_IN_THE_WAY}")
+        if self.placement is self.own_key and self._compile_watch.has_compiled:
+            self.use_backend_select(
                 f"torch.compile is in use, and would recompile for a dispatch key of the gate; {_IN_THE_WAY}"
             )
 
-        if self.placement is self._own_key and nested:
-            self._use_backend_select(
+        if self.placement is self.own_key and nested:
+            self.use_backend_select(
                 f"collectives are issued where a dispatch key of the gate is not seen (by operators on DTensors, or on "
                 f"another thread); {_IN_THE_WAY}"
             )
 
-    def _use_backend_select(self, why: str) -> None:
-        self._backend_select.install(self)
-        self.placement = self._backend_select
+    def use_backend_select(self, why: str) -> None:
+        """Go on at ``BackendSelect``.
+
+        Args:
+            why: for the log.
+        """
+        self.backend_select.install(self)
+        self.placement = self.backend_select
         logger.info("overlap-callbacks: %s", why)
 
     # -- a step
@@ -283,7 +294,7 @@ class Dispatcher:
         return self._compile_watch.count
 
     def switch_on(self, observer: CollectiveObserver) -> None:
-        """Tell ``observer`` of the collectives of the calling thread, and of autograd's for it; after ``install``."""
+        """Call ``observer`` for collectives of this thread, and of autograd for it; after ``install``."""
         thread = get_ident()
         if self._thread not in (0, thread):
             self.stale.add(self._thread)
@@ -304,11 +315,11 @@ class Dispatcher:
             self._leave_thread()
 
     def is_on(self, observer: CollectiveObserver) -> bool:
-        """Whether ``observer`` is told of collectives now."""
+        """Whether ``observer`` is called for collectives now."""
         return self.observer is observer
 
     def is_stale(self) -> bool:
-        """Whether the calling thread began a step that was ended elsewhere, and belongs to no step of now."""
+        """Whether the calling thread began a step that another thread ended, and is in no step now."""
         return get_ident() in self.stale
 
     def forget_thread(self) -> None:
@@ -319,7 +330,7 @@ class Dispatcher:
             self._thread = 0
 
     def _leave_thread(self) -> None:
-        for placement in (self._own_key, self._backend_select):
+        for placement in (self.own_key, self.backend_select):
             if placement.installed:
                 placement.leave()
         self.forget_thread()
@@ -331,17 +342,17 @@ class Dispatcher:
     def _on_compile(self) -> None:
         """torch.compile is about to compile, on this thread.
 
-        What it compiles is checked against the dispatch keys of this moment whenever it is called, windows or not. So
-        the key is switched off for the rest of the step, which does not count anyway. Not so within a backward pass:
+        Whenever the compiled code is called, in a window or not, it compares the dispatch keys with those of now. So
+        our key is switched off for the rest of the step, which does not count anyway. Not so within a backward pass:
         autograd puts the key back for the next node, and what was compiled without it would be compiled again for each
         node. There the code is compiled with the key, and once more without it in a later step.
         """
-        if self.placement is self._own_key and torch._C._current_graph_task_id() == -1:
-            self._own_key.leave()
+        if self.placement is self.own_key and torch._C._current_graph_task_id() == -1:
+            self.own_key.leave()
 
 
 def _leave_out_of_dynamo(kernel: Callable[..., Any]) -> None:
-    """Have ``torch.compile`` run the kernel as it is: it would trace into it, where a compiled forward communicates."""
+    """Have ``torch.compile`` run the kernel as it is. It would trace into it if a compiled forward communicates."""
     frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
     if hasattr(frames, "set_code_exec_strategy"):  # torch 2.8
         skip = frames._FrameAction.SKIP

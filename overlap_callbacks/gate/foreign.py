@@ -1,7 +1,7 @@
 """Whether somebody else communicated during a step: another thread, or code that the gate's kernels do not see.
 
-Each process group counts what it issues, whoever asks for it. Where the count went up by more than the gate saw, there
-was somebody else.
+Each process group counts what it issues, on any thread. If the count went up by more than the gate saw, somebody else
+communicated.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch.distributed.distributed_c10d as c10d
 
 from overlap_callbacks.gate.collectives import POINT_TO_POINT, Collective, Group
 
-# Operators that Gloo counts several times, some of them once for each tensor. Where one is among those seen, the count
-# of its group tells nothing.
+# Operators that Gloo counts several times, some of them once for each tensor. If the gate saw one of them, the count of
+# its group proves nothing.
 _COUNTED_SEVERAL_TIMES = frozenset({"monitored_barrier_", "reduce_scatter_", "reduce_scatter_tensor_coalesced_"})
 
 
@@ -24,11 +24,11 @@ class SequenceNumbers:
     """The counts of all process groups of this rank at the moment of construction.
 
     Attributes:
-        complete: whether every group tells its count; not all backends do.
+        complete: whether every group has a count; not all backends do.
     """
 
     def __init__(self) -> None:
-        groups = _groups()
+        groups = groups_of_rank()
         self.complete = groups is not None
         self._before: dict[dist.ProcessGroup, int] = {}
         for group in groups or ():
@@ -39,7 +39,7 @@ class SequenceNumbers:
                 self._before[group] = number
 
     def foreign_groups(self, seen: Iterable[Collective], dimensions: Mapping[str, str]) -> tuple[str, ...]:
-        """The groups that have issued more since then than ``seen``, by their names for people.
+        """The groups that have issued more since then than ``seen``, by their labels.
 
         Never names a group without cause. Where it is not known by how much the count goes up for a call (members of a
         coalescing block on NCCL, say), somebody else may pass unnoticed.
@@ -52,7 +52,7 @@ class SequenceNumbers:
         for collective in seen:
             by_group[collective.group.name].append(collective)
         foreign = []
-        alive = _groups() or ()
+        alive = groups_of_rank() or ()
         for group, before in self._before.items():
             if group not in alive:
                 continue  # destroyed meanwhile
@@ -77,7 +77,7 @@ def _most_counted(collective: Collective) -> int:
     return int(coalesced) + int(collective.operator not in POINT_TO_POINT)
 
 
-def _groups() -> tuple[dist.ProcessGroup, ...] | None:
+def groups_of_rank() -> tuple[dist.ProcessGroup, ...] | None:
     """The process groups that this rank is a member of; None if this torch keeps them elsewhere."""
     groups = getattr(c10d._world, "pg_map", None)
     return None if groups is None else tuple(groups)

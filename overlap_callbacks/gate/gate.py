@@ -1,7 +1,7 @@
 """The collective gate: one place in which to see, and to serialise, every collective of the training thread.
 
-The kernels of ``dispatcher.py`` tell the gate of each collective of a measured step, before and after it is issued. How
-they stand in torch's dispatcher, what that costs and which threads they see is said there.
+The kernels of ``dispatcher.py`` call the gate before and after each collective of a measured step. That module says
+where the kernels stand in torch's dispatcher, what they cost and which threads they see.
 
 The rules that keep it safe:
 
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _dispatch_mode = torch._C._get_dispatch_mode
-_unbox_group = dist.ProcessGroup.unbox
+unbox_group = dist.ProcessGroup.unbox
 
 
 class Gate:
@@ -109,7 +109,7 @@ class Gate:
     # -- life
 
     def register(self) -> None:
-        """Have the kernels in the dispatcher, for this gate. Until a step begins they are in nobody's way."""
+        """Register the kernels, for this gate alone. Until a step begins they let every collective pass."""
         dispatcher.acquire(self)
         dispatcher.install(nested=self.nested)
 
@@ -124,7 +124,7 @@ class Gate:
         return self._serialise
 
     def close(self) -> None:
-        """Let others have the kernels, and forget everything. Safe to call twice."""
+        """Release the kernels for other gates, and forget everything. Safe to call twice."""
         self.stop()
         dispatcher.release(self)
         self._groups.clear()
@@ -239,7 +239,7 @@ class Gate:
         return result, works if order_after is None else self._end_batch(works, order_after)
 
     def _begin_batch(self) -> Callable[[], None] | None:
-        """Order what came before the batch; what orders the rest, or None where nothing is serialised."""
+        """Order what came before the batch. Returns what orders the rest; None where nothing is serialised."""
         try:
             self._batches += 1
             self._posting = self._batches
@@ -269,12 +269,12 @@ class Gate:
     # -- a collective: called from the kernels, on whichever thread issues it. Nothing may escape.
 
     def before_call(self, spec: OperatorSpec, args: tuple[Any, ...]) -> CollectiveCall | None:
-        """Record a call, and order what comes before it; the call if something is to follow it."""
+        """Record a call, and order what comes before it. Returns the call if ``after_call`` is wanted for it."""
         try:
             issued_ns = perf_counter_ns()
             if _dispatch_mode(_FAKE) is not None:
                 return None  # torch.compile traces with fake tensors: nothing is communicated
-            process_group = _unbox_group(args[spec.group])
+            process_group = unbox_group(args[spec.group])
             group = self._groups.get(process_group)
             if group is None:
                 group = self._groups[process_group] = Group.of(process_group, self.dimensions)

@@ -1,4 +1,4 @@
-"""What the gate saw in one step, and what it was to expect."""
+"""What the gate saw in one step, and which sequence of collectives it may serialise."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ class ExpectedSequence:
 
     @classmethod
     def of(cls, sequence: CollectiveSequence) -> ExpectedSequence:
-        """What a recorded step that passed the check tells of the steps to come."""
+        """What the steps after a recorded step may serialise, once its sequence has passed the check."""
         return cls(sequence.keys, sequence.single_group, sequence.batches)
 
 

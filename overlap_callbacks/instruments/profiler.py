@@ -29,17 +29,19 @@ class Profile:
 
     Attributes:
         taken_over: whether another profiler started during the session and took torch's only session over.
+        session: torch's profiler; None once its events were read.
+        bounds: host start and end of each profiled step, as of ``time.time_ns``.
     """
 
     def __init__(self, on_cuda: bool) -> None:
         activity = torch.profiler.ProfilerActivity.CUDA if on_cuda else torch.profiler.ProfilerActivity.CPU
         # By default the profiler follows one thread on CPU. Communication that escapes the gate is on other threads.
         config = torch._C._profiler._ExperimentalConfig(profile_all_threads=not on_cuda)
-        self._profile: torch.profiler.profile | None = torch.profiler.profile(
+        self.session: torch.profiler.profile | None = torch.profiler.profile(
             activities=[activity], experimental_config=config
         )
         self._thread = threading.get_native_id()
-        self._bounds: list[tuple[int, int]] = []
+        self.bounds: list[tuple[int, int]] = []
         self._quiet_ns: list[int] = []
         self._step_start = 0
         self._running = False
@@ -54,8 +56,8 @@ class Profile:
 
     def start(self) -> None:
         """Begin the session."""
-        assert self._profile is not None
-        self._profile.start()
+        assert self.session is not None
+        self.session.start()
         self._running = True
         self._watch()
 
@@ -72,26 +74,26 @@ class Profile:
                 its core in between, the range goes on for milliseconds in which nothing is communicated.
         """
         end_ns = time.time_ns()
-        self._bounds.append((self._step_start, end_ns))
+        self.bounds.append((self._step_start, end_ns))
         if quiet:
             self._quiet_ns.append(end_ns)
 
     def stop(self) -> bool:
         """End the session. Returns False if another profiler started meanwhile and took torch's only session over."""
         self._unwatch()
-        if self._running and self._profile is not None:
+        if self._running and self.session is not None:
             self._running = False
-            self._profile.stop()
+            self.session.stop()
         return not self.taken_over
 
     def kernels(self) -> KernelTable:
         """Read the events. May be called once, after ``stop``, on any thread."""
-        assert self._profile is not None
-        assert self._profile.profiler is not None
-        results: Any = self._profile.profiler.kineto_results
+        assert self.session is not None
+        assert self.session.profiler is not None
+        results: Any = self.session.profiler.kineto_results
         events = results.events()
-        self._profile = None
-        return read_events(events, self._bounds, self._thread, self._quiet_ns)
+        self.session = None
+        return read_events(events, self.bounds, self._thread, self._quiet_ns)
 
     # If the user's own profiler (e.g. one with a schedule) starts during ours, it silently takes the session over, and
     # our stop would then end theirs. torch cannot tell whose session it is, so the start of another one is intercepted.

@@ -51,15 +51,15 @@ class StepDriver:
             self.notices, gate, strict=config.strict, stop=self.stop, fail=self._fail, wake=self._wake
         )
         self.slot = SessionSlot(config, gate, self.switch, self.notices, self.faults)
-        self.windows = WindowRunner(config, self.slot, gate, self.switch, self.notices, self.faults)
-        self.runner: WindowRunner | PinnedRunner | Stopped = self.windows
+        self.window_runner = WindowRunner(config, self.slot, gate, self.switch, self.notices, self.faults)
+        self.runner: WindowRunner | PinnedRunner | Stopped = self.window_runner
         self.last_step = -1
         self.open = False
         self.on_close: list[Callable[[], None]] = []
         # Copies of the runner's attributes, for steps in which it has nothing to do.
         self.next_step = self.runner.next_step
         self.in_runner_step = self.runner.in_step
-        self._unnumbered = False  # the open step was begun with something that is no number
+        self._unnumbered = False  # the open step was begun with something that is not a number
         self._closing = False  # closed within a step, at whose end the hooks come off
 
     @property
@@ -116,7 +116,7 @@ class StepDriver:
         for gap in breaks_before(number, previous, nested=nested, in_window=self.runner.in_window):
             self.runner.abandon(gap.reason)
             if gap.rewind:
-                self.windows.rewind()
+                self.window_runner.rewind()
             if gap.misuse:
                 self.faults.misuse(gap.key, gap.message)
             else:
@@ -149,7 +149,7 @@ class StepDriver:
 
     def pin(self, mode: Mode | None) -> None:
         """Run all steps from the next one on in ``mode``; None goes back to the schedule."""
-        if self.runner is not self.windows or self.runner.in_window:
+        if self.runner is not self.window_runner or self.runner.in_window:
             self.runner.abandon("a mode was pinned by hand", within_step=self.open)
         if mode is None:
             self._give_to_windows()
@@ -157,8 +157,8 @@ class StepDriver:
             self.runner = PinnedRunner(mode, self.slot, self.gate, self.switch, self.notices, self.faults)
 
     def _give_to_windows(self) -> None:
-        self.runner = self.windows
-        self.windows.next_step = 0  # its own step numbers are old
+        self.runner = self.window_runner
+        self.window_runner.next_step = 0  # its own step numbers are old
 
     # -- the end
 

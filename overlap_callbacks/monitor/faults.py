@@ -29,7 +29,7 @@ class FaultGuard:
 
     Args:
         notices: says what went wrong.
-        gate: let through at once where something goes wrong, before anything else is done.
+        gate: stopped at once if something goes wrong, before anything else is done.
         strict: raise errors.
         stop: switches measuring off, between steps or within one.
         fail: switches measuring off after an error of ours, when nothing that is open can be trusted.
@@ -67,7 +67,7 @@ class FaultGuard:
         except MisuseError:
             raise  # only raised in strict mode
         except Exception as error:
-            self._gate.stop()  # from here on the job's collectives pass as if we were not there
+            self._gate.stop()  # from here on the job's collectives pass as they are
             self._failed = True
             if not self.strict:
                 self._notices.warn_once(

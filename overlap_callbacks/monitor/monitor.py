@@ -223,11 +223,11 @@ class OverlapMonitor:
     @property
     def tokens_per_step(self) -> int | None:
         """Tokens that one step of the whole job trains on; an adapter that knows the number may set it."""
-        return self._driver.windows.tokens_per_step
+        return self._driver.window_runner.tokens_per_step
 
     @tokens_per_step.setter
     def tokens_per_step(self, tokens: int | None) -> None:
-        self._driver.windows.tokens_per_step = tokens
+        self._driver.window_runner.tokens_per_step = tokens
 
     # -- a mode pinned by hand
 
@@ -278,7 +278,7 @@ class OverlapMonitor:
         The order check is made all the same, and the collectives are recorded, but not serialised.
         """
         if not isinstance(form, OverlapSwitch):
-            raise TypeError(f"form must be a OverlapSwitch, got {form!r} (a {type(form).__name__})")
+            raise TypeError(f"form must be an OverlapSwitch, got {form!r} (a {type(form).__name__})")
         self._driver.switch.form = form
 
     def post(self, issue: Callable[[], T], works_of: Callable[[T], Sequence[Any]]) -> tuple[T, list[Any]]:
@@ -296,7 +296,7 @@ class OverlapMonitor:
     # -- end
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Report what was measured, take the gate out of the dispatcher, close the sinks. Safe to call twice.
+        """Report what was measured, release the gate for other monitors, close the sinks. Safe to call twice.
 
         Call it before ``torch.distributed.destroy_process_group()``, on all ranks. Within a step that a framework's own
         switches make sequential, and that can only be turned between steps, they and the adapter's hooks stay until
@@ -306,7 +306,7 @@ class OverlapMonitor:
             timeout_s: maximum time for the reports on their way; by default as long as the ranks have to be heard.
         """
         driver = self._driver
-        was_active, num_windows = self.active, driver.windows.num_opened
+        was_active, num_windows = self.active, driver.window_runner.num_opened
         if was_active and not num_windows and driver.pinned_mode is None and self.last_step >= 0:
             driver.notices.announce(
                 f"nothing was measured: the first window starts at step {self.schedule.first_step}, but the steps seen "

@@ -1,4 +1,4 @@
-"""What lives while there is a job to measure, and how a monitor comes by it."""
+"""The threads and instruments of one monitor in one job: opened for the first window, closed once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Session:
         job: the job of this rank.
         order_checker: decides whether sequences may be serialised.
         reporter: makes reports of closed windows.
-        budget: what rank 0 learnt from the windows so far; shared by the two above.
+        budget: what windows have cost so far, on rank 0; shared by the two above.
         meter: of power; None if power is not measured.
         group: the default process group at the time, held weakly.
         pinned_checks: numbers the order checks of modes pinned by hand, alike on every rank.
@@ -50,7 +50,7 @@ class Session:
 
     @classmethod
     def open(cls, job: Job, config: MonitorConfig, notices: Notices, faults: FaultGuard) -> Session:
-        """Take up what measuring needs. Called on the training thread, whose current device is the one to measure."""
+        """Start the threads and instruments. Called on the training thread, whose current device is measured."""
         prefix = next_prefix()
         budget = WindowBudget(config.max_overhead)
         # These two are read here because other threads have a current device of their own.
@@ -91,7 +91,7 @@ def _power_meter(config: MonitorConfig, notices: Notices) -> PowerMeter:
 
 
 class SessionSlot:
-    """The place of a monitor's session: opened when the first window needs it, closed once.
+    """Holds a monitor's session: opens it when the first window needs it, and closes it once.
 
     It knows nothing of the monitor, so that it can outlive it: it is closed when the monitor is collected.
 
@@ -117,7 +117,7 @@ class SessionSlot:
         """The session, with the gate registered; opened on first use.
 
         Returns:
-            None if there is no job to measure. The user has been told why, and measuring may be switched off for good.
+            None if there is no job to measure. A message says why, and measuring may be switched off for good.
 
         Raises:
             RuntimeError: in strict mode, another monitor of this process is measuring.

@@ -1,4 +1,4 @@
-"""Step numbers go up by one; what follows where they do not. Pure."""
+"""Checks that step numbers go up by one, and says what follows if they do not. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A window's marks: what the training thread leaves behind of each measured step.
+"""A window's marks: what the training thread records of each measured step.
 
 Everything here runs on the training thread and only records. ``close`` turns the open window into a ``ClosedWindow``,
 from which ``background/measurement.py`` computes figures on another thread.
@@ -152,7 +152,7 @@ class Window:
             self._start_profile()
         sequential = plan.mode is Mode.SEQUENTIAL
         self._switch.set(sequential)
-        # On the host a profile alone does not tell when a collective was complete: see ``Profile.end_step``.
+        # On the host a profile alone does not show when a collective was complete: see ``Profile.end_step``.
         watch = self._profile is not None and self._clock.compute_stream is None
         # Every step of a window is recorded: what the gate costs the host is then the same in both modes, and cancels.
         self._gate.begin_step(
@@ -175,14 +175,14 @@ class Window:
             self._profile.end_step(quiet=log.quiet)
             profile_index = self._num_profiled
             self._num_profiled += 1
-        unspoilt = self._is_unspoilt(log)
+        self._note_oddities(log)
         step = MeasuredStep(
             plan=self._plan,
             start=self._start,
             end=end,
             log=log,
             profile_index=profile_index,
-            counted=self._plan.counted and unspoilt,
+            counted=self._plan.counted and self._is_unspoilt(log),
             skipped=self._skipped,
         )
         self._steps.append(step)
@@ -190,23 +190,25 @@ class Window:
         return step
 
     def _is_unspoilt(self, log: StepLog) -> bool:
-        """Whether the step that just ended is like the others of its mode; has the report say why it is not."""
+        """Whether the step that just ended is like the others of its mode."""
+        skipped, stuck = bool(self._skipped), self._gate.stuck is not None
+        return not (skipped or log.compiled or log.divergence is not None or self._was_paused or stuck)
+
+    def _note_oddities(self, log: StepLog) -> None:
+        """Have the report say why the step that just ended does not count, or what else was odd about it."""
+        assert self._plan is not None
         if self._skipped:
-            return False
+            return
         if log.compiled:
             self.note("a step in which torch.compile compiled was left out")
-            return False
-        if log.divergence is not None:
+        elif log.divergence is not None:
             self.note(f"a sequential step was left out: {log.divergence}")
-            return False
-        if self._was_paused or self._gate.stuck is not None:
-            return False
-        for group in log.foreign if self._plan is not None and self._plan.counted else ():
-            self.note(
-                f"collectives on group {group!r} passed the gate unseen during measured steps (another thread's, or "
-                f"those of an operator itself); they are neither recorded nor serialised"
-            )
-        return True
+        elif self._plan.counted and self._is_unspoilt(log):
+            for group in log.foreign:
+                self.note(
+                    f"collectives on group {group!r} passed the gate unseen during measured steps (another thread's, "
+                    f"or those of an operator itself); they are neither recorded nor serialised"
+                )
 
     def skip_step(self, reason: str) -> None:
         """The open step trains nothing: it does not count."""

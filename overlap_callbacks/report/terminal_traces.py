@@ -214,7 +214,7 @@ def _rank_table(analysis: Analysis) -> Table:
         table.add_row(
             name_cell(f"{name}, device {trace.device}" if several else name),
             *(_number(ms) for ms in (total.compute_ms, total.comm_ms, total.hidden_comm_ms, total.exposed_comm_ms)),
-            "-" if total.overlap_ratio is None else f"{total.overlap_ratio:.2%}",
+            "-" if total.overlap_ratio is None else PLAIN.percent(total.overlap_ratio, decimals=2),
             "" if waited is None else _number(waited),
         )
     if len(analysis.traces) > _MAX_RANKS:
@@ -240,7 +240,7 @@ def _step_cells(step: StepFigures) -> tuple[str, ...]:
     ratios = (step.overlap_ratio, step.hidden_comm_fraction)
     return (
         *("" if ms is None else _number(ms) for ms in times),
-        *("-" if ratio is None else f"{ratio:.2%}" for ratio in ratios),
+        *("-" if ratio is None else PLAIN.percent(ratio, decimals=2) for ratio in ratios),
     )
 
 

@@ -17,7 +17,7 @@ class Sink:
     when they are needed, never at the top of a module.
     """
 
-    # Longest time in seconds that ``close`` may take; None for what the end of the job leaves.
+    # Maximum time in seconds that ``close`` may take; None for the time that is left when the job ends.
     close_timeout_s: float | None = None
 
     def open(self, run: RunInfo) -> None:

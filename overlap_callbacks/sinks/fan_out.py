@@ -46,7 +46,7 @@ class FanOut:
         return bool(self._sinks)
 
     def open(self, run: RunInfo) -> None:
-        """Tell every sink of the run, once, before anything else."""
+        """Open every sink for a run, once, before anything else."""
         record = next((path for sink in self._sinks if (path := sink.kept_record()) is not None), None)
 
         def open_one(sink: Sink) -> None:
@@ -60,7 +60,7 @@ class FanOut:
         """Have the record keep a timed block at once."""
         self._each(
             lambda sink: sink.block(window, first_step, block),
-            # A sink that stalls has room for a bounded number of calls, which are kept for its windows.
+            # The queue of a sink that stalls is bounded: its places are kept for windows.
             wanted=lambda sink: type(sink).block is not Sink.block,
         )
 
@@ -94,7 +94,7 @@ class FanOut:
             timeout_s = max(_SINK_PATIENCE_S, 0.5 * (deadline - time.monotonic()))
         closed = worker.close(sink.close, timeout_s)
         if worker.dropped:
-            logger.warning("overlap-callbacks: %d windows found no place before %s", worker.dropped, name)
+            logger.warning("overlap-callbacks: %s dropped %d windows: it stalled for too long", name, worker.dropped)
         if closed:
             return
         error = sink.close_timeout_error()

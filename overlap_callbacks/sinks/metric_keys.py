@@ -96,12 +96,6 @@ def fit(metrics: Mapping[str, float]) -> dict[str, float]:
     return fitted_metrics
 
 
-def fit_key(key: str) -> str:
-    """``section/name``, each of letters, digits and underscores; of bounded length."""
-    section, subject, rest = split(key)
-    return _join(section, fit_name(subject) + fit_name(rest))
-
-
 def fit_name(name: str) -> str:
     """A part of a key: letters, digits and underscores. A long one is cut, and ends with a digest."""
     fitted = re.sub(r"[^A-Za-z0-9_]", "_", name)

@@ -97,8 +97,8 @@ class FamilyFigures(msgspec.Struct, frozen=True, kw_only=True):
 class SlowdownEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """An estimate of the compute slowdown from one file alone: an association, not an experiment.
 
-    It compares calls of which communication covered at least nine tenths with calls of the same kernels of which it
-    covered at most one tenth.
+    It compares calls that ran beside communication for at least nine tenths of their time with calls of the same
+    kernels that did so for at most one tenth.
 
     Attributes:
         slowdown: weighted by time, as a fraction.

@@ -194,7 +194,7 @@ def _trace_of_host(path: Path, collected: HostEvents, stream: EventStream) -> Tr
     else:
         problems.append("no kernels of a device: operators of the training thread count as compute")
     if collected.enqueued:
-        problems.append("NCCL's collectives run on a device, of which the file holds no kernels: they are left out")
+        problems.append("the file has NCCL's collectives but no kernels of their device: they are left out")
     crossing = _crossing(host.intervals)
     if crossing:
         problems.append(

@@ -121,7 +121,7 @@ def compile_by_an_operator(rank: int, at_first: bool) -> tuple[bool, bool, bool]
         attend()
     gate = Gate()
     gate.register()
-    at_own_key = dispatcher.placement is dispatcher._own_key
+    at_own_key = dispatcher.placement is dispatcher.own_key
     flags = [step_of(gate, attend).compiled for _ in range(2)]
     gate.close()
     return at_own_key, *flags
@@ -137,7 +137,7 @@ def train_without_compiling(rank: int) -> tuple[bool, bool]:
     gate.register()
     log = step_of(gate, dist.barrier)
     gate.close()
-    return log.compiled, dispatcher.placement is dispatcher._own_key
+    return log.compiled, dispatcher.placement is dispatcher.own_key
 
 
 def test_a_job_that_does_not_compile_is_not_flagged_though_torch_compile_is_loaded():
@@ -176,7 +176,7 @@ def compile_within_a_backward(rank: int, measured: bool) -> tuple[int, int]:
         return compilations, compilations
     gate = Gate()
     gate.register()
-    assert dispatcher.placement is dispatcher._own_key
+    assert dispatcher.placement is dispatcher.own_key
     step_of(gate, step)
     within = compilations
     for _ in range(3):
@@ -197,7 +197,7 @@ def wrap_without_calling(rank: int) -> bool:
     compiled = torch.compile(lambda x: x + 1)
     gate = Gate()
     gate.register()
-    at_own_key = dispatcher.placement is dispatcher._own_key
+    at_own_key = dispatcher.placement is dispatcher.own_key
     gate.close()
     del compiled
     return at_own_key

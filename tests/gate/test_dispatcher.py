@@ -260,11 +260,11 @@ def use_torch_in_a_step(rank: int) -> list[bool]:
     within: list[torch.Tensor] = []
     for other in OTHERS:
         gate.begin_step(sequential=False)
-        dispatcher._own_key.enter()  # also after the first compilation
+        dispatcher.own_key.enter()  # also after the first compilation
         within.append(other())
         gate.end_step()
     gate.begin_step(sequential=False)
-    dispatcher._own_key.enter()
+    dispatcher.own_key.enter()
     new = use_a_new_operator()
     gate.end_step()
     gate.close()
@@ -401,7 +401,7 @@ def toggle_at_backend_select(rank: int) -> dict[str, Any]:
 
     chatter, gate = Chatter(rank), Gate()
     gate.register()
-    dispatcher._use_backend_select("a test")
+    dispatcher.use_backend_select("a test")
     for _ in range(10_000):
         gate.begin_step(sequential=True, expected=ExpectedSequence())
         gate.end_step()

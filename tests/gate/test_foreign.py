@@ -27,7 +27,7 @@ class CountingGroup:
 @pytest.fixture
 def groups(monkeypatch: pytest.MonkeyPatch) -> list[CountingGroup]:
     alive: list[CountingGroup] = []
-    monkeypatch.setattr(foreign, "_groups", lambda: tuple(alive))
+    monkeypatch.setattr(foreign, "groups_of_rank", lambda: tuple(alive))
     monkeypatch.setattr(Group, "of", lambda group, dimensions: group.described)
     return alive
 

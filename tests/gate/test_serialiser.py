@@ -202,7 +202,7 @@ def test_a_collective_that_cannot_be_serialised_is_counted_and_not_marked(
     tensor = SimpleNamespace(device=DEVICE, is_cuda=True, dtype=torch.float32)
     spec = new_call().spec
     spec = OperatorSpec(**{**vars(spec), "sizes": lambda _: (4, 4, tensor)})
-    monkeypatch.setattr("overlap_callbacks.gate.gate._unbox_group", lambda group: group)
+    monkeypatch.setattr("overlap_callbacks.gate.gate.unbox_group", lambda group: group)
     monkeypatch.setattr(Group, "of", lambda group, dimensions: GROUP)
     gate = Gate()
     gate.begin_step(sequential=True, expected=ExpectedSequence([("allreduce_", "0")]), compute_stream=cuda.compute)

@@ -413,7 +413,7 @@ def reduce_in_backward(rank: int, depth: int, at_backend_select: bool) -> dict[s
     gate = Gate()
     gate.register()
     if at_backend_select:
-        dispatcher._use_backend_select("a test")
+        dispatcher.use_backend_select("a test")
     leaf, threads = torch.ones(1, requires_grad=True), []
     gate.begin_step(sequential=True, expected=ExpectedSequence([("allreduce_", dist.group.WORLD.group_name)]))
     ReduceInBackward.apply(leaf, depth, threads).sum().backward()

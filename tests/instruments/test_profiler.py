@@ -50,13 +50,13 @@ def test_the_profiler_s_clock_agrees_with_the_host_s():
         bounds.append((before, time.time_ns()))
         profile.end_step()
     profile.stop()
-    events = {event.name(): event for event in profile._profile.profiler.kineto_results.events()}
+    events = {event.name(): event for event in profile.session.profiler.kineto_results.events()}
     # Kineto converts its clock by a measured rate; a tenth of the marker's length is ample for that.
     slack_ns = 200_000
     for name, (before, after) in zip(("first", "second"), bounds, strict=True):
         assert before - slack_ns <= events[name].start_ns() <= events[name].end_ns() <= after + slack_ns
         assert events[name].duration_ns() >= 2_000_000 - slack_ns
-    for (low, high), (before, after) in zip(profile._bounds, bounds, strict=True):
+    for (low, high), (before, after) in zip(profile.bounds, bounds, strict=True):
         assert low <= before <= after <= high
 
 

@@ -116,3 +116,11 @@ class Training:
 
 def _loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (output - target).float().square().mean()
+
+
+def switch_of(engine: Any) -> Any:
+    """The value of what the native form flips."""
+    if engine.zero_optimization_stage() == 3:
+        coordinator = engine.optimizer.parameter_offload.param_coordinator
+        return coordinator._PartitionedParameterCoordinator__prefetch_bucket_sz
+    return getattr(engine.optimizer, "overlap_comm", None)

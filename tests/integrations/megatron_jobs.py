@@ -5,10 +5,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from overlap_callbacks import Mode
+from overlap_callbacks.gate.serialiser import CompletedWork
+from overlap_callbacks.gate.step_log import StepLog
+from overlap_callbacks.integrations.megatron import attach
+from tests.monitor.jobs import KeptReports, kept_logs
 
 SEQUENCE, BATCH, VOCABULARY = 16, 2, 128
 
@@ -241,3 +248,92 @@ def job(setup: Setup) -> Any:
 
 def _one(functions: list[Any]) -> Any:
     return functions[0] if len(functions) == 1 else functions
+
+
+NUM_STEPS = 20
+# One recorded step, then the mode changes at every step: 17 steps from step 2 on.
+TOGGLING: dict[str, Any] = {"every_n_steps": 100, "first_step": 2, "blocks": "OS", "repeats": 8, "steps_per_block": 1}
+TOGGLING |= {"warmup_steps": 0, "profiled_steps": 0, "max_overhead": None, "strict": True}
+
+TWO_RANKS = {
+    "dp": Setup(),
+    "dp_distributed_optimizer": Setup(distributed_optimizer=True, overlap_param_gather=True),
+    "tp": Setup(tp=2),
+    "tp_sequence_parallel": Setup(tp=2, sequence_parallel=True),
+    "pp": Setup(pp=2, micro_batches=4),
+    "pp_interleaved": Setup(pp=2, chunks=2, micro_batches=4, overlap_p2p_comm=True),
+    "ep": Setup(ep=2, moe=True),
+}
+FOUR_RANKS = {
+    "tp_pp": Setup(tp=2, pp=2, micro_batches=2),
+    "tp_dp": Setup(tp=2, sequence_parallel=True, distributed_optimizer=True, overlap_param_gather=True),
+    "pp_interleaved_4_stages": Setup(pp=4, chunks=2, layers=8, micro_batches=8, overlap_p2p_comm=True),
+}
+
+
+def messages_of(log: StepLog) -> dict[tuple[str, str, int], tuple[int, int, int]]:
+    found: dict[tuple[str, str, int], tuple[int, int, int]] = {}
+    for c in log.collectives:
+        key = (c.operator, c.group.dimension, len(c.group.ranks))
+        messages, bytes_in, bytes_out = found.get(key, (0, 0, 0))
+        found[key] = (messages + 1, bytes_in + c.bytes_in, bytes_out + c.bytes_out)
+    return found
+
+
+def train_absent(setup: Setup, steps: int = NUM_STEPS) -> str:
+    with job(setup) as training:
+        for _ in range(steps):
+            training.step()
+        return training.digest()
+
+
+def train_attached(setup: Setup, force: bool = False, steps: int = NUM_STEPS, **options: Any) -> dict[str, Any]:
+    """Train with the library; what it did."""
+    sink, modes, waits = KeptReports(), [], Counter()
+    wait = CompletedWork.wait
+
+    def counted_wait(work: CompletedWork, timeout: Any = None) -> bool:
+        waits["done"] += 1
+        return wait(work, timeout)
+
+    with job(setup) as training, kept_logs() as logs:
+        CompletedWork.wait = counted_wait
+        monitor = attach(training.model, training.optimizer, sinks=[sink], **{**TOGGLING, **options})
+        if force:
+            monitor.force(Mode.SEQUENTIAL)
+        for _ in range(steps):
+            modes.append(monitor.mode)
+            training.step()
+        monitor.close()
+        CompletedWork.wait = wait
+        return {
+            "digest": training.digest(),
+            "modes": modes,
+            "reports": sink.facts(),
+            "dimensions": {(c.operator, c.dimension) for r in sink.reports for c in r.collectives},
+            "messages": [messages_of(log) for log in logs],
+            "left_out": [str(log.divergence) for log in logs if log.divergence is not None],
+            "waited_for": sum(c.start is not None for log in logs for c in log.collectives),
+            "done_works": waits["done"],
+        }
+
+
+NATIVE_TWO_RANKS = {
+    "dp": Setup(),
+    "dp_accumulating": Setup(micro_batches=3),
+    "dp_distributed_optimizer": Setup(distributed_optimizer=True, overlap_param_gather=True, align=True),
+    "pp_interleaved": TWO_RANKS["pp_interleaved"],
+}
+# Stages that reduce together: here the flag alone, without the function beside it, would reduce twice and say nothing.
+NATIVE_FOUR_RANKS = {
+    "pp_dp": Setup(pp=2, micro_batches=4, distributed_optimizer=True, overlap_param_gather=True, align=True),
+    "pp_interleaved_dp": Setup(
+        pp=2,
+        chunks=2,
+        micro_batches=4,
+        distributed_optimizer=True,
+        overlap_param_gather=True,
+        overlap_p2p_comm=True,
+        align=True,
+    ),
+}

@@ -13,7 +13,7 @@ from torch import nn
 from overlap_callbacks import Mode
 from overlap_callbacks.integrations.pytorch import attach
 from tests.distributed import run_ranks
-from tests.integrations.test_transformers import (
+from tests.integrations.huggingface_jobs import (
     NET_BYTES,
     NUM_STEPS,
     NUM_TOGGLING_STEPS,

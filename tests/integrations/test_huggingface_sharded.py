@@ -14,8 +14,8 @@ from torch import nn
 from overlap_callbacks import Mode
 from tests.distributed import run_ranks
 from tests.integrations import accelerate_shims
-from tests.integrations import test_transformers as jobs
-from tests.integrations.test_transformers import (
+from tests.integrations import huggingface_jobs as jobs
+from tests.integrations.huggingface_jobs import (
     GPT2_BYTES,
     NET_BYTES,
     NUM_STEPS,

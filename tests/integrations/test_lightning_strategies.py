@@ -13,8 +13,8 @@ from torch import nn
 
 from overlap_callbacks import Mode
 from tests.distributed import run_ranks
+from tests.integrations.huggingface_jobs import ONE_WINDOW, TOGGLING, anatomy, digest, expect_good, the_record
 from tests.integrations.test_lightning import Regression, Watch, batches, overlap_callback, pl
-from tests.integrations.test_transformers import ONE_WINDOW, TOGGLING, anatomy, digest, expect_good, the_record
 from tests.monitor.jobs import dispatch_table
 
 RANKS_LOAD = ("lightning.pytorch",)

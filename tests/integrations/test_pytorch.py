@@ -14,7 +14,9 @@ from overlap_callbacks import Mode
 from overlap_callbacks.integrations.pytorch import attach
 from overlap_callbacks.report import record
 from tests.distributed import captured_log, run_ranks
-from tests.monitor.jobs import KeptReports, tiny_schedule
+from tests.monitor.jobs import KeptReports, Training, digest_without_library, tiny_schedule
+
+TINY = {"repeats": 1, "steps_per_block": 1, "warmup_steps": 0, "profiled_steps": 0}
 
 
 def model_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -185,3 +187,56 @@ def test_a_step_that_a_loss_scaler_left_out_does_not_count_twice_over() -> None:
     # A step reaches from one optimizer step to the next, so two of them hold two batches each.
     assert len(blocks) == 14
     assert problems == ["steps that issued far more or fewer collectives than most of their window were left out"]
+
+
+def train_attached(rank: int, folder: str) -> dict[str, Any]:
+    training = Training(rank, micro_batches=3)
+    before = len(training.optimizer._optimizer_step_post_hooks)
+    monitor = attach(training.optimizer, run_dir=folder, max_overhead=None, every_n_steps=10, first_step=5, **TINY)
+    numbers, in_window = [], []
+    with captured_log() as lines:
+        for _ in range(30):
+            numbers.append(monitor.last_step)
+            in_window.append(monitor.in_window)
+            training.step()
+        hooks = len(training.optimizer._optimizer_step_post_hooks) - before
+        monitor.close()
+        hooks_left = len(training.optimizer._optimizer_step_post_hooks) - before
+        training.step()
+    return {
+        "lines": lines,
+        "numbers": numbers,
+        "in_window": [step for step, inside in enumerate(in_window) if inside],
+        "hooks": (hooks, hooks_left),
+        "last": monitor.last_step,
+        "same": training.digest() == digest_without_library(rank, 31, micro_batches=3),
+    }
+
+
+def test_attach_counts_optimizer_steps_whatever_their_micro_batches_and_takes_its_hook_off(tmp_path):
+    for found in run_ranks(train_attached, 2, str(tmp_path)):
+        assert found["lines"] == []
+        # The step that was under way when it was attached began unseen.
+        assert found["numbers"] == [-1, *range(1, 30)]
+        assert found["in_window"] == [*range(5, 10), *range(15, 20), *range(25, 30)]
+        assert found["hooks"] == (1, 0)
+        assert found["last"] == 30
+        assert found["same"]
+    run = record.read(tmp_path)
+    assert [(window.first_step, window.num_steps) for window in run.windows] == [(5, 5), (15, 5), (25, 5)]
+    assert run.runs[0].framework == f"pytorch {torch.__version__}"
+
+
+def resume_attached(rank: int) -> list[int]:
+    training = Training(rank)
+    monitor = attach(training.optimizer, sinks=[], start_step=40, every_n_steps=10, first_step=5, **TINY)
+    steps_in_windows = []
+    for _ in range(10):
+        steps_in_windows += [monitor.last_step] if monitor.in_window else []
+        training.step()
+    monitor.close()
+    return steps_in_windows
+
+
+def test_attach_goes_on_with_the_schedule_where_a_resumed_job_was():
+    assert run_ranks(resume_attached, 2) == [[*range(45, 50)]] * 2

@@ -405,62 +405,6 @@ def test_switched_off_by_the_environment_it_does_nothing_at_all(tmp_path, word):
     assert list(tmp_path.iterdir()) == []
 
 
-# -- attach
-
-
-def train_attached(rank: int, folder: str) -> dict[str, Any]:
-    training = Training(rank, micro_batches=3)
-    before = len(training.optimizer._optimizer_step_post_hooks)
-    monitor = attach(training.optimizer, run_dir=folder, max_overhead=None, every_n_steps=10, first_step=5, **TINY)
-    numbers, in_window = [], []
-    with captured_log() as lines:
-        for _ in range(30):
-            numbers.append(monitor.last_step)
-            in_window.append(monitor.in_window)
-            training.step()
-        hooks = len(training.optimizer._optimizer_step_post_hooks) - before
-        monitor.close()
-        hooks_left = len(training.optimizer._optimizer_step_post_hooks) - before
-        training.step()
-    return {
-        "lines": lines,
-        "numbers": numbers,
-        "in_window": [step for step, inside in enumerate(in_window) if inside],
-        "hooks": (hooks, hooks_left),
-        "last": monitor.last_step,
-        "same": training.digest() == digest_without_library(rank, 31, micro_batches=3),
-    }
-
-
-def test_attach_counts_optimizer_steps_whatever_their_micro_batches_and_takes_its_hook_off(tmp_path):
-    for found in run_ranks(train_attached, 2, str(tmp_path)):
-        assert found["lines"] == []
-        # The step that was under way when it was attached began unseen.
-        assert found["numbers"] == [-1, *range(1, 30)]
-        assert found["in_window"] == [*range(5, 10), *range(15, 20), *range(25, 30)]
-        assert found["hooks"] == (1, 0)
-        assert found["last"] == 30
-        assert found["same"]
-    record = read(tmp_path)
-    assert [(window.first_step, window.num_steps) for window in record.windows] == [(5, 5), (15, 5), (25, 5)]
-    assert record.runs[0].framework == f"pytorch {torch.__version__}"
-
-
-def resume_attached(rank: int) -> list[int]:
-    training = Training(rank)
-    monitor = attach(training.optimizer, sinks=[], start_step=40, every_n_steps=10, first_step=5, **TINY)
-    steps_in_windows = []
-    for _ in range(10):
-        steps_in_windows += [monitor.last_step] if monitor.in_window else []
-        training.step()
-    monitor.close()
-    return steps_in_windows
-
-
-def test_attach_goes_on_with_the_schedule_where_a_resumed_job_was():
-    assert run_ranks(resume_attached, 2) == [[*range(45, 50)]] * 2
-
-
 # -- a pause
 
 

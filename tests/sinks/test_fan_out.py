@@ -177,7 +177,7 @@ def test_windows_that_find_no_place_are_counted(
     sink.release.set()
     with caplog.at_level(logging.WARNING):
         sinks.close(5.0)
-    assert "3 windows found no place before Stalling" in caplog.text
+    assert "Stalling dropped 3 windows: it stalled for too long" in caplog.text
     assert sink.calls == ["open", "log 0", "log 1", "log 2", "close"]
 
 

@@ -90,7 +90,7 @@ class Utilisation(msgspec.Struct, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What a device told at one time; None for what it cannot tell.
+    """What was read from a device at one time; None for what it does not measure.
 
     One is made at every tick. A frozen dataclass with this many fields takes several times as long to make.
 

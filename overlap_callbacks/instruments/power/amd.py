@@ -145,21 +145,26 @@ class AmdSource(PowerSource):
         pci_bus_id: address of the device.
         clock_ns: the clock of the readings.
 
+    Attributes:
+        smi: the package ``amdsmi``.
+        device: handle of the device.
+        tick: the fast way to read it; None if the package does not allow that.
+
     Raises:
         PowerUnavailableError: as ``AmdSmiLibrary`` and ``AmdSmiLibrary.device``, or the device has no power of its own.
     """
 
     def __init__(self, pci_bus_id: str, *, clock_ns: Clock = host_clock) -> None:
         self._library = AmdSmiLibrary()
-        self._smi = self._library.smi
+        self.smi = self._library.smi
         self._clock_ns = clock_ns
         self._unsupported: set[tuple[Any, ...]] = set()
         self._counter: EnergyCounter | None = None
-        self._tick: AmdTick | None = None
+        self.tick: AmdTick | None = None
         self._residencies: dict[str, int] = {}
         self._residencies_ns = 0
         try:
-            self._device = self._library.device(pci_bus_id)
+            self.device = self._library.device(pci_bus_id)
             self._name = self._read_name()
             self._power_key, kind, averaging_s = self._find_power()
             notes = self._library.notes + self._check_chiplet()
@@ -177,7 +182,7 @@ class AmdSource(PowerSource):
             )
             power_w = self._read_power_w() if self.info.has_energy else None
             if power_w is not None:
-                self._tick = AmdTick.of(self._smi, self._device, self._power_key, power_w)
+                self.tick = AmdTick.of(self.smi, self.device, self._power_key, power_w)
         except PowerError as error:
             self._library.close()
             raise PowerUnavailableError(f"no power: {error}") from error
@@ -189,7 +194,7 @@ class AmdSource(PowerSource):
         self._reasons = CachedRead(self._read_reasons, _THROTTLE_INTERVAL_S)
 
     def sample(self) -> Reading:
-        values = self._tick.read(self._clock_ns) if self._tick is not None else None
+        values = self.tick.read(self._clock_ns) if self.tick is not None else None
         power_w: float | None
         if values is not None:
             begin_ns, end_ns, power_w, count, resolution_uj, clock_mhz = values
@@ -204,7 +209,7 @@ class AmdSource(PowerSource):
                 raise PowerError(f"AMD SMI gave no power for {self._name}")
             sm_clock_mhz = self._clock("GFX")
             if len(self._unsupported) > num_unsupported:  # the fast way, which reads everything, would fail again
-                self._tick = None
+                self.tick = None
         slow = self._slow.at(begin_ns)
         reasons, reasons_since_ns = self._reasons.if_expired(begin_ns) or (None, None)
         return gpu_reading(
@@ -226,7 +231,7 @@ class AmdSource(PowerSource):
 
     def _find_power(self) -> tuple[str, str, float]:
         """How the device's power is read: its key, kind, averaging interval."""
-        power = self._optional(self._smi.amdsmi_get_power_info) or {}
+        power = self._optional(self.smi.amdsmi_get_power_info) or {}
         for key, kind, averaging_s in (
             ("current_socket_power", INSTANTANEOUS, _INSTANT_S),
             ("socket_power", INSTANTANEOUS, _INSTANT_S),
@@ -243,11 +248,11 @@ class AmdSource(PowerSource):
         raise PowerUnavailableError(f"no power: {self._name} gives AMD SMI no power that can be true ({power})")
 
     def _read_power_w(self) -> float | None:
-        power = self._optional(self._smi.amdsmi_get_power_info)
+        power = self._optional(self.smi.amdsmi_get_power_info)
         return sane_w(power.get(self._power_key)) if power is not None else None
 
     def _read_energy(self) -> float | None:
-        count = self._optional(self._smi.amdsmi_get_energy_count)
+        count = self._optional(self.smi.amdsmi_get_energy_count)
         if count is None:
             return None
         # Older releases call the counter "power".
@@ -273,7 +278,7 @@ class AmdSource(PowerSource):
 
     def _read_reasons(self) -> tuple[frozenset[str] | None, int | None]:
         """What throttled the device for more than half of the time since the previous read, and when that was."""
-        now = self._optional(self._read_counts, name="amdsmi_get_gpu_metrics_info")
+        now = self._optional(self.read_counts, name="amdsmi_get_gpu_metrics_info")
         if now is None:
             return None, None
         if not now.get("accumulation_counter"):
@@ -289,21 +294,21 @@ class AmdSource(PowerSource):
         reasons = {word for name, word in _RESIDENCIES if 2 * (now.get(name, 0) - before.get(name, 0)) > elapsed}
         return frozenset(reasons), since_ns
 
-    def _read_counts(self, device: Any) -> dict[str, int]:
+    def read_counts(self, device: Any) -> dict[str, int]:
         """The columns of ``_COLUMNS`` that the device's table of metrics has.
 
         ``amdsmi_get_gpu_metrics_info`` makes a dictionary of all columns, which takes many times as long as the read
         itself. So the package's structure is filled here directly, if the package has it.
         """
         try:
-            wrapper = self._smi.amdsmi_interface.amdsmi_wrapper
+            wrapper = self.smi.amdsmi_interface.amdsmi_wrapper
             table = wrapper.amdsmi_gpu_metrics_t()
             code = wrapper.amdsmi_get_gpu_metrics_info(device, ctypes.byref(table))
         except (AttributeError, TypeError, ctypes.ArgumentError):
-            metrics = self._smi.amdsmi_get_gpu_metrics_info(device)
+            metrics = self.smi.amdsmi_get_gpu_metrics_info(device)
             return {name: int(metrics[name]) for name in _COLUMNS if isinstance(metrics.get(name), int)}
         if code:
-            raise self._smi.AmdSmiLibraryException(code)
+            raise self.smi.AmdSmiLibraryException(code)
         columns = [(name, getattr(type(table), name)) for name in _COLUMNS if hasattr(table, name)]
         values = {name: (getattr(table, name), 2 ** (8 * column.size) - 1) for name, column in columns}
         return {name: value for name, (value, absent) in values.items() if value != absent}
@@ -312,29 +317,29 @@ class AmdSource(PowerSource):
         return SlowValues(self._clock("MEM"), self._read_temperature_c(), self._cap_w("power_cap"))
 
     def _clock(self, kind: str) -> float | None:
-        clock = self._optional(self._smi.amdsmi_get_clock_info, self._smi.AmdSmiClkType[kind])
+        clock = self._optional(self.smi.amdsmi_get_clock_info, self.smi.AmdSmiClkType[kind])
         return _sane_mhz(clock.get("clk")) if clock is not None else None
 
     def _cap_w(self, key: str) -> float | None:
-        cap = self._optional(self._smi.amdsmi_get_power_cap_info)
+        cap = self._optional(self.smi.amdsmi_get_power_cap_info)
         value = cap.get(key) if cap is not None else None
         return (sane_w(value * 1e-6) or None) if isinstance(value, int) else None
 
     def _read_temperature_c(self) -> float | None:
-        kinds, metrics = self._smi.AmdSmiTemperatureType, self._smi.AmdSmiTemperatureMetric
+        kinds, metrics = self.smi.AmdSmiTemperatureType, self.smi.AmdSmiTemperatureMetric
         for kind in ("HOTSPOT", "EDGE"):
-            value = self._optional(self._smi.amdsmi_get_temp_metric, kinds[kind], metrics.CURRENT)
+            value = self._optional(self.smi.amdsmi_get_temp_metric, kinds[kind], metrics.CURRENT)
             if isinstance(value, int) and value > 0:
                 return value / 1000 if value > 1000 else float(value)  # some releases give thousandths of a degree
         return None
 
     def _read_name(self) -> str:
-        asic = self._optional(self._smi.amdsmi_get_gpu_asic_info)
+        asic = self._optional(self.smi.amdsmi_get_gpu_asic_info)
         name = asic.get("market_name") if asic is not None else None
         return str(name) if name and name != "N/A" else "AMD GPU"
 
     def _identify(self, pci_bus_id: str) -> str:
-        uuid = self._optional(self._smi.amdsmi_get_gpu_device_uuid)
+        uuid = self._optional(self.smi.amdsmi_get_gpu_device_uuid)
         # A PCI address identifies a device within its node only.
         return str(uuid) if uuid and str(uuid) != "N/A" else f"{socket.gethostname()}/{pci_bus_id}"
 
@@ -353,8 +358,8 @@ class AmdSource(PowerSource):
         if self._unsupported and (function, *arguments) in self._unsupported:
             return None
         try:
-            return function(self._device, *arguments)
-        except self._smi.AmdSmiLibraryException as error:
+            return function(self.device, *arguments)
+        except self.smi.AmdSmiLibraryException as error:
             code = error.get_error_code()
             if code in _NOT_SUPPORTED:
                 self._unsupported.add((function, *arguments))

@@ -154,6 +154,10 @@ class NvmlSource(PowerSource):
         utilisation: whether to read the GPM counters too, if the device has them (Hopper and newer).
         clock_ns: the clock of the readings.
 
+    Attributes:
+        device: handle of the device.
+        tick: the fast way to read it; None if the driver or the package does not allow that.
+
     Raises:
         PowerUnavailableError: as ``NvmlLibrary`` and ``NvmlLibrary.device``, or the device has no power sensor.
     """
@@ -167,12 +171,12 @@ class NvmlSource(PowerSource):
         self._unsupported: set[tuple[Any, ...]] = set()
         self._gpm: GpmMeter | None = None
         try:
-            self._device = self._library.device(uuid, pci_bus_id)
+            self.device = self._library.device(uuid, pci_bus_id)
             self._power_field, kind, averaging_s = self._find_power()
             self._energy_is_field = FIELD_ENERGY in self._optional_fields([(FIELD_ENERGY, _SCOPE_GPU)])
             self.info = self._describe(kind, averaging_s)
             if utilisation:
-                self._gpm = GpmMeter.of(self._nvml, self._device)
+                self._gpm = GpmMeter.of(self._nvml, self.device)
         except PowerError as error:  # a device that fails between two calls
             self._library.close()
             raise PowerUnavailableError(f"no power: {error}") from error
@@ -186,12 +190,12 @@ class NvmlSource(PowerSource):
         self._tick_fields = [(field, _SCOPE_GPU) for field in wanted if field is not None]
         self._slow = CachedRead(self._read_slow_values)
         self._reasons_by_bits: dict[int, frozenset[str]] = {}
-        self._tick: NvmlTick | None = None
+        self.tick: NvmlTick | None = None
         if self._power_field is not None and self._energy_is_field:
-            self._tick = NvmlTick.of(self._nvml, self._device, self._power_field)
+            self.tick = NvmlTick.of(self._nvml, self.device, self._power_field)
 
     def sample(self) -> Reading:
-        values = self._tick.read(self._clock_ns) if self._tick is not None else None
+        values = self.tick.read(self._clock_ns) if self.tick is not None else None
         reasons: frozenset[str] | None
         if values is not None and 0 <= values.power_mw <= MAX_SANE_W * 1e3:
             begin_ns, end_ns, power_mw, energy_mj, sm_clock_mhz, bits = values
@@ -205,7 +209,7 @@ class NvmlSource(PowerSource):
             sm_clock_mhz = self._optional(self._nvml.nvmlDeviceGetClockInfo, CLOCK_SM)
             reasons = self._read_reasons()
             if len(self._unsupported) > num_unsupported:  # the fast way, which reads everything, would fail again
-                self._tick = None
+                self.tick = None
         return gpu_reading(
             begin_ns,
             end_ns,
@@ -277,7 +281,7 @@ class NvmlSource(PowerSource):
         """
         call = self._nvml.nvmlDeviceGetFieldValues
         try:
-            items = call(self._device, fields)
+            items = call(self.device, fields)
         except self._nvml.NVMLError as error:
             self._raise_if_lost(error)
             raise PowerError(f"{call.__name__}: {error}") from error
@@ -358,7 +362,7 @@ class NvmlSource(PowerSource):
         if self._unsupported and (function, *arguments) in self._unsupported:
             return None
         try:
-            return function(self._device, *arguments)
+            return function(self.device, *arguments)
         except self._nvml.NVMLError as error:
             self._raise_if_lost(error)
             if error.value in _PERMANENT:

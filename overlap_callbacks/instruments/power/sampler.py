@@ -18,7 +18,7 @@ _CAPACITY = 20_000
 MIN_INTERVAL_S = 0.001
 
 # Waits after consecutive failed reads, in seconds. If the read after the last wait fails too, the source is given up.
-_BACK_OFF_S = (0.1, 0.5, 2.0)
+BACK_OFF_S = (0.1, 0.5, 2.0)
 
 
 class Sampler:
@@ -183,10 +183,10 @@ class Sampler:
                             return
                         keep(reading)
                 except Exception as error:  # a vendor's package may raise anything
-                    if isinstance(error, DeviceLostError) or failed == len(_BACK_OFF_S):
+                    if isinstance(error, DeviceLostError) or failed == len(BACK_OFF_S):
                         self._give_up(f"power is no longer measured: {error}")
                         return
-                    self._back_off(_BACK_OFF_S[failed], stop)
+                    self._back_off(BACK_OFF_S[failed], stop)
                     failed += 1
                     if stop.requested or self._pace_s != pace_s:
                         break

@@ -1,4 +1,4 @@
-"""What rank 0 learnt from the windows so far, and what follows from it for the next ones."""
+"""The budget of windows: rank 0 skips windows where earlier ones cost more than ``max_overhead`` allows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from overlap_callbacks.analysis.results.report import OverlapReport
 
 
 class WindowBudget:
-    """Skips windows where they cost more than ``max_overhead`` allows, and keeps the time of a step.
+    """Says which windows to skip because of their cost, and keeps the time of a step.
 
     Only rank 0 makes reports, so on other ranks the budget stays empty. Three threads use it: the reporting thread
     calls ``record``, the order check's thread ``reason_to_skip``, and the training thread reads ``step_s``.

@@ -82,8 +82,8 @@ def _await_mark(mark: clocks.Mark) -> bool:
 def odd_steps(steps: Sequence[MeasuredStep]) -> set[int]:
     """Indices of the counted steps that issued far more or fewer collectives than the median step.
 
-    Such a step says nothing of the others: one, say, that ran all micro-batches twice, because a loss scaler skipped
-    an update in between. A few collectives that a job's logging adds make no difference.
+    Such a step is not like the others: for example, it ran all micro-batches twice because a loss scaler skipped an
+    update in between. A few more collectives, as a job's logging adds them, make no difference.
     """
     numbers = {index: len(step.log.collectives) for index, step in enumerate(steps) if step.counted}
     if not numbers:
@@ -149,8 +149,8 @@ class _Measurement:
         if problem not in self._problems:
             self._problems.append(problem)
 
-    def _is_passed(self, mark: clocks.Mark) -> bool:
-        """Whether the device has passed a mark; waits for it, and notes if that takes too long."""
+    def _await_passed(self, mark: clocks.Mark) -> bool:
+        """Wait for the device to pass a mark. Returns False, and notes it, if that takes too long."""
         passed = _await_mark(mark)
         if not passed:
             self._note(f"the device did not finish a step within {_READY_TIMEOUT_S:g} s: its time is missing")
@@ -162,7 +162,7 @@ class _Measurement:
     def _timed_blocks(self) -> tuple[TimedBlock, ...]:
         by_block: dict[tuple[int, Mode], list[MeasuredStep]] = defaultdict(list)
         for step in self._of(Part.TIMED):
-            if step.counted and self._is_passed(step.end):
+            if step.counted and self._await_passed(step.end):
                 by_block[step.plan.block, step.plan.arm].append(step)
         blocks = [_timed_block(number, arm, steps) for (number, arm), steps in by_block.items()]
         return tuple(block for block in blocks if block is not None)
@@ -204,7 +204,7 @@ class _Measurement:
             if step.profile_index < 0:
                 continue
             picture = step_timeline(kernels, step.profile_index, step.plan.arm, max_intervals=_MAX_INTERVALS_IN_TRACE)
-            if picture is not None and self._is_passed(step.end):
+            if picture is not None and self._await_passed(step.end):
                 start_ns = sum(self._window.clock.host_bounds_ns(step.start)) // 2
                 intervals_ns += [
                     (start_ns + round(1e6 * a), start_ns + round(1e6 * b)) for a, b in picture.communication
@@ -224,7 +224,7 @@ class _Measurement:
 
     def _power(self, communication: Sequence[tuple[int, int]]) -> MeasuredPower:
         meter = self._window.meter
-        if meter is None or not all(self._is_passed(step.end) for step in self._steps):
+        if meter is None or not all(self._await_passed(step.end) for step in self._steps):
             return MeasuredPower()
         timed = self._of(Part.TIMED)
         segments = segments_of(timed, self._window.clock, counted_only=True)
@@ -249,7 +249,7 @@ class _Measurement:
         for log in timed:
             for collective in log.collectives:
                 start, end = collective.start, collective.end
-                if start is not None and end is not None and self._is_passed(end):
+                if start is not None and end is not None and self._await_passed(end):
                     isolated_ms[collective.key] += clocks.elapsed_ms(start, end) / len(timed)
         totals: dict[tuple[str, str], list[int]] = {}  # messages, bytes in, bytes out
         groups = {}

@@ -1,4 +1,4 @@
-"""What the ranks tell each other, through the job's key-value store.
+"""Messages between the ranks, through the job's key-value store.
 
 No collective of ours can hang the job, because there is none: a dead, late or disagreeing rank costs one missing row.
 All of this runs on threads of our own, with store clients of our own: a store client holds its lock while it waits, and

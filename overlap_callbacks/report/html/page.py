@@ -51,7 +51,7 @@ def page(records: Sequence[Record]) -> str:
     if not records:
         raise ValueError("records must hold at least one record, got none")
     views = [RunView(record) for record in records]
-    names = _names(records)
+    names = distinct_names(records)
     runs = [_run(f"run-{i}", name, view) for i, (name, view) in enumerate(zip(names, views, strict=True), 1)]
     compared = comparison(names, views) if len(runs) > 1 else None
     charts: list[Chart] = []
@@ -115,7 +115,7 @@ def script_json(content: Any) -> Markup:
     return Markup(text)
 
 
-def _names(records: Sequence[Record]) -> list[str]:
+def distinct_names(records: Sequence[Record]) -> list[str]:
     """What to call each run: its folder's name, with a number where two have the same."""
     names: list[str] = []
     for record in records:

@@ -22,16 +22,21 @@ _HEADLINES = ("avg_w", "energy_per_step_j", "sm_clock_mhz")
 _ModeReader = Callable[[JobModePower], "float | None"]
 
 
-def power_blocks(windows: Sequence[OverlapReport]) -> list[Block]:
-    """Everything of power: a table of the modes, what the slowdown is due to, the trace; or that there is none."""
+def power_blocks(counting: Sequence[OverlapReport], every: Sequence[OverlapReport]) -> list[Block]:
+    """Everything of power: a table of the modes, what the slowdown is due to, the trace; or that there is none.
+
+    Args:
+        counting: the windows that count.
+        every: all windows; looked at where none counts.
+    """
+    windows = counting or every
     if not any(window.power is not None for window in windows):
         return [Note("Power was not measured.")] if windows else []
-    valid = [window for window in windows if window.valid and window.complete]
-    blocks: list[Block] = [_table(valid) or Note("Power was read, but no valid window has figures of it.")]
-    cause = _cause(valid)
+    blocks: list[Block] = [_table(counting) or Note("Power was read, but no valid window has figures of it.")]
+    cause = _cause(counting)
     if cause is not None:
         blocks.append(cause)
-    traced = next((window for window in reversed(valid or windows) if window.power_trace is not None), None)
+    traced = next((window for window in reversed(windows) if window.power_trace is not None), None)
     if traced is not None and traced.power_trace is not None:
         blocks.append(trace_chart(traced, traced.power_trace))
     without = sorted({rank for window in windows if window.power for rank in window.power.without})
@@ -58,15 +63,14 @@ def _shown(value: Estimate, unit: str) -> str:
 
 
 def power_answer(windows: Sequence[OverlapReport]) -> str:
-    """Power and energy of overlapped steps against sequential ones, in words; empty where not measured."""
-    valid = [window for window in windows if window.valid and window.complete]
+    """Power and energy over windows that count, overlapped against sequential, in words; empty if not measured."""
     sentences = []
-    overlapped, sequential = (_mean(valid, mode, lambda m: m.mean_avg_w) for mode in Mode)
+    overlapped, sequential = (_mean(windows, mode, lambda m: m.mean_avg_w) for mode in Mode)
     if overlapped is not None and sequential is not None and sequential.value > 0:
         watts = [PAGE.quantity(side.value, "W") for side in (overlapped, sequential)]
         change = PAGE.percent(overlapped.value / sequential.value - 1, signed=True)
         sentences.append(f"A device draws {watts[0]} in overlapped steps, {watts[1]} in sequential ones ({change}).")
-    saving = _mean_of([energy_saving(window.power) for window in valid if window.power is not None])
+    saving = _mean_of([energy_saving(window.power) for window in windows if window.power is not None])
     if saving is not None:
         bounds = PAGE.interval(saving, "fraction", signed=True)
         shown = f" (95 % interval {bounds})" if bounds else ""

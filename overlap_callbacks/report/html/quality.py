@@ -168,7 +168,7 @@ def _percent_cell(value: float | None) -> Cell:
     return tables.EMPTY if value is None else Cell(PAGE.percent(value), value)
 
 
-# -- of what
+# -- the configuration
 
 
 _LABELS = {

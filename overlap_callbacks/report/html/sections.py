@@ -97,7 +97,7 @@ def cost(view: RunView) -> Section:
         blocks.append(Note(_why_no_kernels(view)))
     elif paired is None:
         blocks.append(Note("What ran beside what was not measured."))
-    blocks += power_blocks(view.valid_windows or view.windows)
+    blocks += power_blocks(view.valid_windows, view.windows)
     answer = f"{_cost_answer(view.figures)} {power_answer(view.valid_windows)}".strip()
     if view.control:
         answer = "Both sides ran overlapped, so what differs between them below is the error of measurement."

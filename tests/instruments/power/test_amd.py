@@ -247,10 +247,10 @@ def test_blocks_too_short_for_reasons_have_power_and_clock_and_a_note(amdsmi: Dr
 
 def test_a_package_without_the_structure_is_asked_for_its_dictionary(amdsmi: Driver) -> None:
     source = source_of(amdsmi)
-    plain = source._read_counts(source._device)
-    del source._smi.amdsmi_interface.amdsmi_wrapper.amdsmi_gpu_metrics_t  # its own function needs it too, so:
-    source._smi = SimpleNamespace(amdsmi_get_gpu_metrics_info=lambda device: {**plain, "throttle_status": "N/A"})
-    found = source._read_counts(source._device)
+    plain = source.read_counts(source.device)
+    del source.smi.amdsmi_interface.amdsmi_wrapper.amdsmi_gpu_metrics_t  # its own function needs it too, so:
+    source.smi = SimpleNamespace(amdsmi_get_gpu_metrics_info=lambda device: {**plain, "throttle_status": "N/A"})
+    found = source.read_counts(source.device)
     assert found == {name: value for name, value in plain.items() if name != "throttle_status"}
     assert found
 
@@ -270,8 +270,8 @@ def test_both_ways_of_a_tick_read_the_same(amdsmi: Driver, by_the_long_way, numb
     amdsmi.power((0, 200), (1, 500), (2, 350))
     amdsmi.set(counter=1, **numbers)
     short, long = source_of(amdsmi), by_the_long_way(amdsmi)
-    assert short._tick is not None
-    assert long._tick is None
+    assert short.tick is not None
+    assert long.tick is None
     for fiftieth in range(150):
         amdsmi.at(fiftieth / 50)
         assert short.sample() == long.sample()
@@ -296,15 +296,15 @@ def test_both_ways_of_a_tick_fail_alike_and_go_on(amdsmi: Driver, by_the_long_wa
 def test_a_package_that_has_it_otherwise_is_read_the_long_way(amdsmi: Driver) -> None:
     source = source_of(amdsmi)
     key, power_w = "current_socket_power", 200.0
-    wrapper = source._smi.amdsmi_interface.amdsmi_wrapper
-    assert AmdTick.of(source._smi, source._device, key, power_w) is not None
-    assert AmdTick.of(source._smi, source._device, "another_power", power_w) is None
-    assert AmdTick.of(source._smi, source._device, key, power_w * 1000) is None  # it makes other units of them
-    assert AmdTick.of(SimpleNamespace(), source._device, key, power_w) is None
-    assert AmdTick.of(source._smi, None, key, power_w) is None
-    assert AmdTick.of(source._smi, "not a handle", key, power_w) is None
+    wrapper = source.smi.amdsmi_interface.amdsmi_wrapper
+    assert AmdTick.of(source.smi, source.device, key, power_w) is not None
+    assert AmdTick.of(source.smi, source.device, "another_power", power_w) is None
+    assert AmdTick.of(source.smi, source.device, key, power_w * 1000) is None  # it makes other units of them
+    assert AmdTick.of(SimpleNamespace(), source.device, key, power_w) is None
+    assert AmdTick.of(source.smi, None, key, power_w) is None
+    assert AmdTick.of(source.smi, "not a handle", key, power_w) is None
     wrapper.amdsmi_get_power_info.argtypes = [*wrapper.amdsmi_get_power_info.argtypes, ctypes.c_uint32]
-    assert AmdTick.of(source._smi, source._device, key, power_w) is None
+    assert AmdTick.of(source.smi, source.device, key, power_w) is None
 
 
 def test_columns_that_the_device_lacks_are_all_ones_and_are_left_out(amdsmi: Driver) -> None:

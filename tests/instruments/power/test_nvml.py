@@ -248,21 +248,20 @@ def test_what_changes_slowly_is_read_once_a_second(nvml: Driver) -> None:
 
 
 @pytest.fixture
-def by_the_long_way(monkeypatch) -> Callable[[], NvmlSource]:
-    def make() -> NvmlSource:
+def by_the_long_way(monkeypatch) -> Callable[..., NvmlSource]:
+    def make(**options) -> NvmlSource:
         with monkeypatch.context() as patch:
             patch.setattr(NvmlTick, "of", classmethod(lambda cls, *_: None))
-            return NvmlSource(UUIDS[0], utilisation=False)
+            return NvmlSource(UUIDS[0], utilisation=False, **options)
 
     return make
 
 
 def test_both_ways_read_the_same(nvml: Driver, by_the_long_way) -> None:
     nvml.power((0, 100), (1, 333), (2, 250))
-    short, long = source_of(nvml, utilisation=False), by_the_long_way()
-    long._clock_ns = nvml.clock_ns
-    assert short._tick is not None
-    assert long._tick is None
+    short, long = source_of(nvml, utilisation=False), by_the_long_way(clock_ns=nvml.clock_ns)
+    assert short.tick is not None
+    assert long.tick is None
     for tenth in range(30):
         nvml.at(tenth / 10)
         nvml.set(reasons=(0, 0x1, 0x4 | 0x40)[tenth % 3], sm_mhz=1500 + tenth)
@@ -285,9 +284,9 @@ def test_both_ways_read_the_type_that_the_driver_names(nvml: Driver, by_the_long
 
 def test_a_package_that_has_it_otherwise_is_read_the_long_way(nvml: Driver) -> None:
     source = source_of(nvml)
-    assert NvmlTick.of(SimpleNamespace(), source._device, 186) is None
-    assert NvmlTick.of(SimpleNamespace(nvmlLib=object()), source._device, 186) is None
-    assert NvmlTick.of(SimpleNamespace(nvmlLib=ctypes.CDLL(None)), source._device, 186) is None
+    assert NvmlTick.of(SimpleNamespace(), source.device, 186) is None
+    assert NvmlTick.of(SimpleNamespace(nvmlLib=object()), source.device, 186) is None
+    assert NvmlTick.of(SimpleNamespace(nvmlLib=ctypes.CDLL(None)), source.device, 186) is None
 
 
 def test_a_fault_that_passes_is_told_by_the_long_way_and_the_short_one_goes_on(nvml: Driver) -> None:

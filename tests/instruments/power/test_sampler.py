@@ -181,7 +181,7 @@ def test_at_rest_without_an_idle_rate_it_stops() -> None:
 
 @pytest.fixture
 def soon(monkeypatch) -> None:
-    monkeypatch.setattr("overlap_callbacks.instruments.power.sampler._BACK_OFF_S", (0.01, 0.02, 0.03))
+    monkeypatch.setattr("overlap_callbacks.instruments.power.sampler.BACK_OFF_S", (0.01, 0.02, 0.03))
 
 
 def test_a_passing_fault_is_retried(soon) -> None:
@@ -237,7 +237,7 @@ def test_whoever_is_told_may_raise_without_harm(soon) -> None:
 
 
 def test_retries_wait_longer_and_longer(monkeypatch) -> None:
-    monkeypatch.setattr("overlap_callbacks.instruments.power.sampler._BACK_OFF_S", (0.05, 0.1, 0.2))
+    monkeypatch.setattr("overlap_callbacks.instruments.power.sampler.BACK_OFF_S", (0.05, 0.1, 0.2))
     times: list[float] = []
 
     def script(number: int) -> None:
@@ -251,7 +251,7 @@ def test_retries_wait_longer_and_longer(monkeypatch) -> None:
 
 
 def test_windows_that_come_and_go_do_not_hurry_a_retry(monkeypatch) -> None:
-    monkeypatch.setattr("overlap_callbacks.instruments.power.sampler._BACK_OFF_S", (0.2, 0.2, 0.2))
+    monkeypatch.setattr("overlap_callbacks.instruments.power.sampler.BACK_OFF_S", (0.2, 0.2, 0.2))
     times: list[float] = []
 
     def script(number: int) -> None:

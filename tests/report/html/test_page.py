@@ -16,7 +16,7 @@ from overlap_callbacks.analysis.formatting import DASH
 from overlap_callbacks.analysis.results.window import DimensionTime, TimedBlock
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.report import page, write_page
-from overlap_callbacks.report.html.page import _names, script_json
+from overlap_callbacks.report.html.page import distinct_names, script_json
 from overlap_callbacks.report.html.step_charts import both
 from overlap_callbacks.report.record import read
 from tests.report.runs import OSSO, OV, SEQ, many, run_info, window, write
@@ -319,7 +319,7 @@ def test_the_same_record_gives_the_same_page(tmp_path: Path) -> None:
 def test_runs_of_one_name_are_told_apart_in_any_order(tmp_path: Path) -> None:
     folders = [tmp_path / "a" / "x (2)", tmp_path / "b" / "x", tmp_path / "c" / "x", tmp_path / "d" / "x (2)"]
     records = [read(write(folder, window(0))) for folder in folders]
-    assert _names(records) == ["x (2)", "x", "x (3)", "x (2) (2)"]
+    assert distinct_names(records) == ["x (2)", "x", "x (3)", "x (2) (2)"]
 
 
 def test_a_link_keeps_leading_where_it_did_and_a_device_stays_one(tmp_path: Path) -> None:

@@ -1,0 +1,123 @@
+"""Megatron-core's own switches, against what Megatron has in flight in the steps of each mode."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from overlap_callbacks import Mode
+from overlap_callbacks.integrations.megatron import attach
+from tests.distributed import run_ranks
+from tests.integrations import megatron_shims
+from tests.integrations.megatron_jobs import (
+    NATIVE_FOUR_RANKS,
+    NATIVE_TWO_RANKS,
+    NUM_STEPS,
+    TOGGLING,
+    Setup,
+    job,
+    train_absent,
+    train_attached,
+)
+from tests.monitor.jobs import KeptReports, kept_logs
+
+# Loading it takes long, and only the ranks need it.
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="Megatron-core is not installed")
+
+
+class _Watch:
+    """What Megatron does in the steps of one mode: reductions and gathers left in flight, batches not waited for."""
+
+    def __init__(self) -> None:
+        self.seen: dict[Mode, Counter[str]] = {mode: Counter() for mode in Mode}
+        self.monitor: Any = None
+
+    def __enter__(self) -> _Watch:
+        from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketGroup as Buckets
+        from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+
+        reduce, gather, communicate = Buckets.start_grad_sync, Buckets.start_param_sync, P2PCommunicator._communicate
+
+        def start_grad_sync(buckets: Any, *args: Any, **kwargs: Any) -> None:
+            under_way = buckets.grad_reduce_handle is not None  # then the call does nothing
+            reduce(buckets, *args, **kwargs)
+            if not under_way:
+                self._note("reduction", buckets.grad_reduce_handle is not None)
+
+        def start_param_sync(buckets: Any, *args: Any, **kwargs: Any) -> None:
+            gather(buckets, *args, **kwargs)
+            self._note("gather", buckets.param_gather_handle is not None)
+
+        def _communicate(communicator: Any, **kwargs: Any) -> Any:
+            self._note("batch", not kwargs.get("wait_on_reqs", True))
+            return communicate(communicator, **kwargs)
+
+        Buckets.start_grad_sync, Buckets.start_param_sync = start_grad_sync, start_param_sync
+        P2PCommunicator._communicate = _communicate
+        self._before = [(Buckets, "start_grad_sync", reduce), (Buckets, "start_param_sync", gather)]
+        self._before.append((P2PCommunicator, "_communicate", communicate))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for owner, name, value in self._before:
+            setattr(owner, name, value)
+
+    def _note(self, what: str, in_flight: bool) -> None:
+        if self.monitor is not None and self.monitor.in_window:
+            self.seen[self.monitor.mode][f"{what} in flight" if in_flight else what] += 1
+
+
+def _train_natively(rank: int, names: list[str]) -> dict[str, Any]:
+    megatron_shims.install()
+    found = {}
+    for name in names:
+        setup = {**NATIVE_TWO_RANKS, **NATIVE_FOUR_RANKS}[name]
+        absent = train_absent(setup)
+        modes = []
+        with _Watch() as watch, job(setup) as training, kept_logs() as logs:
+            sink = KeptReports()
+            monitor = watch.monitor = attach(
+                training.model, training.optimizer, sequential="native", sinks=[sink], **TOGGLING
+            )
+            for _ in range(NUM_STEPS):
+                modes.append(monitor.mode)
+                training.step()
+            monitor.close()
+            watch.monitor = None
+            digest = training.digest()
+        forced = train_attached(setup, force=True, sequential="native")
+        found[name] = {
+            "digests": {absent, digest, forced["digest"]},
+            "modes": modes,
+            "forced_modes": forced["modes"],
+            "seen": watch.seen,
+            "gate_waited": sum(c.start is not None for log in logs for c in log.collectives) + forced["waited_for"],
+            "complete": [report["complete"] for report in sink.facts()],
+        }
+    return found
+
+
+@pytest.mark.parametrize(("setups", "size"), [(NATIVE_TWO_RANKS, 2), (NATIVE_FOUR_RANKS, 4)])
+def test_the_native_form_leaves_weights_bit_identical_and_nothing_in_flight(
+    setups: dict[str, Setup], size: int
+) -> None:
+    ranks = run_ranks(_train_natively, size, list(setups), timeout_s=200)
+    for name, setup in setups.items():
+        for found in (rank[name] for rank in ranks):
+            assert len(found["digests"]) == 1
+            assert found["modes"][3:19] == [Mode.OVERLAPPED, Mode.SEQUENTIAL] * 8
+            assert found["forced_modes"][3:] == [Mode.SEQUENTIAL] * (NUM_STEPS - 3)
+            assert found["gate_waited"] == 0
+
+            overlapped, sequential = found["seen"][Mode.OVERLAPPED], found["seen"][Mode.SEQUENTIAL]
+            assert not any("in flight" in what for what in sequential), name
+            # The recorded step is an overlapped one more.
+            assert overlapped["reduction in flight"] * 8 == sequential["reduction"] * 9
+            if setup.overlap_param_gather:
+                assert overlapped["gather in flight"] * 8 == sequential["gather"] * 9
+            if setup.overlap_p2p_comm:
+                assert overlapped["batch in flight"] > 0
+        assert all(rank[name]["complete"] == [True] for rank in ranks[:1])
