@@ -41,8 +41,11 @@ class CompileWatch:
 
     @property
     def has_compiled(self) -> bool:
-        """Whether there may be compiled code in the process, or may be soon: something is wrapped to be compiled."""
-        return self._started > 0 or _compilations_by_torch() > 0 or _is_wrapped()
+        """Whether there may be compiled code in the process.
+
+        That something is wrapped to be compiled says little: DeepSpeed wraps functions that most jobs never call.
+        """
+        return self._started > 0 or _compilations_by_torch() > 0
 
     def _note(self, _: Any) -> None:
         # Called by torch.compile: nothing may escape.
@@ -51,14 +54,6 @@ class CompileWatch:
             self._on_start()
         except Exception:
             logger.debug("the gate could not switch its key off for a compilation", exc_info=True)
-
-
-def _is_wrapped() -> bool:
-    """Whether torch.compile was called on anything, although that did not run yet."""
-    frames: Any = sys.modules.get("torch._dynamo.eval_frame")
-    backends: Any = getattr(frames, "cached_backends", None)
-    # Optimizers disable compiling for some functions, which leaves a None there.
-    return bool(backends) and any(backend is not None for backend in tuple(backends.values()))
 
 
 def _compilations_by_torch() -> int:
