@@ -136,16 +136,19 @@ def is_pass_through() -> bool:
 
 
 def dispatch_table() -> str:
-    """How collectives of this thread are dispatched: the same as without the library where the gate is in no way.
+    """How collectives of this thread are dispatched: the same as without the library where the gate changes nothing.
 
-    The gate's kernels at the key of its own stay registered for good. They count only while the thread includes the
-    key.
+    The gate's kernels stay registered for good. Those at the key of its own count only while the thread includes the
+    key. Those at ``BackendSelect``, where jobs with DTensors or torch.compile have them, count only while they do more
+    than pass collectives on.
     """
     key = torch._C._parse_dispatch_key(OWN_KEY)
     if torch._C._dispatch_tls_is_dispatch_key_included(key):
         return f"through {OWN_KEY}"
+    if not is_pass_through():
+        return "through the gate"
     lines = [line for name in c10d_operators() for line in torch._C._dispatch_dump(name).splitlines(keepends=True)]
-    return "".join(line for line in lines if not line.startswith(OWN_KEY))
+    return "".join(line for line in lines if not line.startswith((OWN_KEY, "BackendSelect")))
 
 
 def kernels_are_registered() -> bool:
