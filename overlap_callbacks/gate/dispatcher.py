@@ -47,8 +47,8 @@ from overlap_callbacks.gate.step_log import CollectiveCall
 logger = logging.getLogger("overlap_callbacks")
 
 OWN_KEY = "TESTING_ONLY_GenericMode"
-_BACKEND_SELECT = "BackendSelect"
-_MARK = "overlap_callbacks"  # of measured threads, in torch's thread-local Python objects
+BACKEND_SELECT = "BackendSelect"
+MARK = "overlap_callbacks"  # of measured threads, in torch's thread-local Python objects
 _IN_THE_WAY = "from here on the gate is in the way of every collective, for some microseconds each"
 
 
@@ -173,21 +173,21 @@ class _AtOwnKey(_Placement):
 class _AtBackendSelect(_Placement):
     """Kernels that see every thread's collectives, and pass on those of threads without a mark."""
 
-    key = _BACKEND_SELECT
+    key = BACKEND_SELECT
 
     def enter(self) -> None:
-        torch._C._stash_obj_in_tls(_MARK, True)
+        torch._C._stash_obj_in_tls(MARK, True)
 
     def leave(self) -> None:
-        if torch._C._is_key_in_tls(_MARK):
-            torch._C._remove_obj_from_tls(_MARK)
+        if torch._C._is_key_in_tls(MARK):
+            torch._C._remove_obj_from_tls(MARK)
 
     def kernel(self, spec: OperatorSpec, dispatcher: Dispatcher) -> Callable[..., Any]:
         redispatch, below, is_marked = spec.redispatch, self._below(), torch._C._is_key_in_tls
 
         def kernel(keyset: Any, *args: Any) -> Any:
             observer = dispatcher.observer
-            if observer is None or not is_marked(_MARK) or (dispatcher.stale and dispatcher.is_stale()):
+            if observer is None or not is_marked(MARK) or (dispatcher.stale and dispatcher.is_stale()):
                 return redispatch(keyset & below, *args)
             call = observer.before_call(spec, args)
             result = redispatch(keyset & below, *args)

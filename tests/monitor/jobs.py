@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from overlap_callbacks import OverlapMonitor, OverlapReport, Schedule, Sink
-from overlap_callbacks.gate.dispatcher import OWN_KEY, dispatcher
+from overlap_callbacks.gate.dispatcher import BACKEND_SELECT, MARK, OWN_KEY, dispatcher
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.monitor.config import MonitorConfig
@@ -135,6 +135,11 @@ def is_pass_through() -> bool:
     return dispatcher.observer is None
 
 
+def measures_this_thread() -> bool:
+    """Whether the gate's kernels at ``BackendSelect`` do more than pass this thread's collectives on."""
+    return dispatcher.placement is dispatcher.backend_select and not is_pass_through() and torch._C._is_key_in_tls(MARK)
+
+
 def dispatch_table() -> str:
     """How collectives of this thread are dispatched: the same as without the library where the gate changes nothing.
 
@@ -145,10 +150,10 @@ def dispatch_table() -> str:
     key = torch._C._parse_dispatch_key(OWN_KEY)
     if torch._C._dispatch_tls_is_dispatch_key_included(key):
         return f"through {OWN_KEY}"
-    if not is_pass_through():
-        return "through the gate"
+    if measures_this_thread():
+        return f"through {BACKEND_SELECT}"
     lines = [line for name in c10d_operators() for line in torch._C._dispatch_dump(name).splitlines(keepends=True)]
-    return "".join(line for line in lines if not line.startswith((OWN_KEY, "BackendSelect")))
+    return "".join(line for line in lines if not line.startswith((OWN_KEY, BACKEND_SELECT)))
 
 
 def kernels_are_registered() -> bool:
