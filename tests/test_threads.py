@@ -44,7 +44,7 @@ def test_behind_work_that_stalls_nobody_waits_twice() -> None:
     assert done == [*range(50), -1]
 
 
-def test_an_error_that_comes_late_is_told_at_the_next_call() -> None:
+def test_a_late_error_is_reported_at_the_next_call() -> None:
     aside, release = DetachedWorker("test", patience_s=0.01), threading.Event()
 
     def work() -> None:

@@ -129,7 +129,7 @@ def test_a_closed_worker_takes_tasks_again():
     assert seen == [1, 2]
 
 
-def test_a_finished_task_is_let_go_before_the_next_arrives():
+def test_a_finished_task_is_released_before_the_next_arrives():
     # A task holds a window's samples, which may be large.
     worker = Worker("tester", no_errors)
     collected = threading.Event()

@@ -62,7 +62,7 @@ def aggregate_windows(
     samples = tuple(sorted(windows, key=lambda window: window.rank))
     first = samples[0]
     figures = _figures(samples)
-    all_problems = [*problems, *_problems(samples)]
+    all_problems = [*problems, *_by_rank(samples, lambda sample: sample.problems)]
     if len(samples) < world_size:
         all_problems.append(f"{world_size - len(samples)} of {world_size} ranks were not heard")
     limit = residual_limit(first.device, first.backend)
@@ -70,6 +70,10 @@ def aggregate_windows(
     valid = escaped is None
     if escaped is not None:
         all_problems.append(escaped)
+    doubts = _by_rank(samples, lambda sample: sample.doubts)
+    if doubts:
+        valid = False
+        all_problems += doubts
     if len({sample.complete for sample in samples}) > 1:
         valid = False
         all_problems.append("some ranks ended the window early: their steps ran in other modes than the rest's")
@@ -124,11 +128,11 @@ def _power_verdict(power: JobPower | None, figures: dict[str, Estimate]) -> Slow
     return attribute(slowdown.value, power.of(Mode.OVERLAPPED), power.of(Mode.SEQUENTIAL))
 
 
-def _problems(samples: Sequence[RankWindow]) -> list[str]:
+def _by_rank(samples: Sequence[RankWindow], problems_of: Callable[[RankWindow], Sequence[str]]) -> list[str]:
     """The ranks' problems, each once, and the ranks that have it unless all do."""
     ranks_of: dict[str, list[int]] = {}
     for sample in samples:
-        for problem in dict.fromkeys(sample.problems):
+        for problem in dict.fromkeys(problems_of(sample)):
             ranks_of.setdefault(problem, []).append(sample.rank)
     return [
         problem if len(ranks) == len(samples) else f"{name_ranks(ranks)}: {problem}"

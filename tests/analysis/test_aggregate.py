@@ -342,7 +342,7 @@ def test_what_describes_the_window_is_of_the_lowest_rank_and_the_worst_of_all():
     assert (found.num_steps, found.wall_ms, found.complete) == (65, 8000.0, False)
 
 
-def test_problems_name_their_rank_where_there_are_several_and_are_told_once():
+def test_problems_name_their_rank_where_there_are_several_and_are_reported_once():
     assert report_of(rank_window(problems=("hot", "hot")), problems=["late"]).problems == ("late", "hot")
     found = report_of(rank_window(0, problems=("hot",)), rank_window(1, problems=("hot", "late")))
     assert found.problems == ("hot", "rank 1: late")

@@ -307,6 +307,6 @@ def test_a_torch_that_does_not_tell_of_a_start_is_asked_for_its_own_count(no_com
     assert (watch.count, watch.has_compiled) == (2, True)
 
 
-def test_where_it_cannot_be_told_whether_something_was_compiled_it_is_taken_to_be_so(no_compiler) -> None:
+def test_where_compilation_cannot_be_detected_it_is_assumed(no_compiler) -> None:
     no_compiler.setitem(sys.modules, "torch._dynamo.utils", ModuleType("utils"))
     assert CompileWatch(lambda: None).has_compiled

@@ -64,7 +64,7 @@ def test_the_number_of_a_collective_within_its_group_tells_it_from_the_others():
     assert "number 0 of group 'a'" not in str(found)
 
 
-def test_a_longer_way_round_is_told_as_one_leg_for_each_rank():
+def test_a_longer_cycle_is_reported_with_one_edge_for_each_rank():
     found = conflict_of([A, C, B], [B, A])
     assert sorted((step.rank, step.first[:9], step.second[:9]) for step in found.steps) == [
         (0, "allreduce", "reduce_sc"),
@@ -374,7 +374,7 @@ def test_a_step_of_many_collectives_on_many_ranks_is_checked():
     assert 6 in {step.rank for step in conflict_of(*sequences, groups=groups).steps}
 
 
-def test_the_batches_of_a_sequence_are_told_by_the_peers_ranks_in_their_groups():
+def test_batches_of_a_sequence_are_identified_by_the_peers_ranks_in_their_groups():
     items = (
         A,
         send(0, 1, posted=1),

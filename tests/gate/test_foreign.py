@@ -76,7 +76,9 @@ def test_a_group_that_came_or_went_in_the_step_is_not_asked(groups: list[Countin
     assert numbers.foreign_groups([], {}) == ()
 
 
-def test_where_a_backend_does_not_count_nothing_is_told_and_that_is_known(groups: list[CountingGroup]) -> None:
+def test_where_a_backend_does_not_count_no_group_is_reported_and_the_count_is_incomplete(
+    groups: list[CountingGroup],
+) -> None:
     group: Any = CountingGroup("fake")
     group.count = -1
     groups.append(group)

@@ -146,7 +146,7 @@ def toggle_beside_chatter(rank: int) -> dict[str, Any]:
     }
 
 
-def test_a_thread_that_communicates_all_the_time_beside_ten_thousand_toggles_comes_to_no_harm():
+def test_a_thread_that_communicates_all_the_time_is_not_disturbed_by_ten_thousand_toggles():
     found = run_ranks(toggle_beside_chatter, 2)
     for rank in found:
         assert rank["errors"] == (None, "", [])
@@ -209,7 +209,7 @@ def exchange(rank: int) -> None:
         dist.recv(torch.ones(1), 0)
 
 
-def test_what_a_thread_of_the_users_communicates_is_not_recorded_and_told_by_the_groups_own_count():
+def test_collectives_of_a_user_thread_are_not_recorded_and_the_groups_own_count_shows_them():
     for rank, found in enumerate(run_ranks(communicate_in_a_thread, 2)):
         assert found == [
             (["allreduce_"], []),
@@ -241,7 +241,7 @@ def train_in_a_thread(rank: int) -> dict[str, Any]:
     }
 
 
-def test_a_step_that_runs_in_a_python_thread_passes_unseen_is_told_and_gives_the_same_weights():
+def test_a_step_that_runs_in_a_python_thread_passes_unseen_is_reported_and_gives_the_same_weights():
     for found in run_ranks(train_in_a_thread, 2):
         assert found["lines"] == []
         assert found["same"]

@@ -235,7 +235,7 @@ def test_everything_is_as_before_after_close_even_in_the_middle_of_a_sequential_
     assert parts("state") == [[], []]
 
 
-def test_misuse_and_missing_packages_are_told_clearly(parts: Session) -> None:
+def test_misuse_and_missing_packages_give_clear_errors(parts: Session) -> None:
     parts("misuse")
 
 

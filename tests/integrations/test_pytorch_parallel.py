@@ -211,7 +211,7 @@ def test_two_hundred_steps_of_changing_modes_do_not_hang(make: Callable[..., Job
     assert run_ranks(_toggle, ranks, make, timeout_s=60) == [(True, 100, 100)] * ranks
 
 
-def test_messages_that_come_to_an_end_one_after_the_other_are_told_from_those_that_do_not() -> None:
+def test_messages_that_can_complete_one_after_the_other_are_distinguished_from_those_that_cannot() -> None:
     there, back = ("forward", 1, 0), ("backward", 0, 0)
     assert pipelining.all_finish([[there, back], [there, back]])
     assert not pipelining.all_finish([[there, back], [back, there]])

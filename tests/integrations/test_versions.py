@@ -88,7 +88,7 @@ def _other_torches(rank: int) -> dict[str, str]:
     return said
 
 
-def test_what_torch_does_not_promise_to_keep_is_looked_for_and_told_with_its_version() -> None:
+def test_private_parts_of_torch_are_looked_for_and_reported_with_the_version() -> None:
     found = f"torch {torch.__version__} has no "
     for said in run_ranks(_other_torches, 2, timeout_s=90):
         for name in ("_batch_p2p", "_PipelineSchedule", "SEND_F"):
@@ -151,7 +151,7 @@ def test_another_accelerate(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said == lacks("accelerate", accelerate.__version__, "AcceleratedOptimizer.optimizer")
 
 
-def test_an_accelerate_without_its_optimizer_is_told_from_one_that_is_not_there(
+def test_an_accelerate_without_its_optimizer_is_distinguished_from_a_missing_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import sys

@@ -126,7 +126,7 @@ def outlive_a_window(rank: int) -> tuple[bool, int]:
     return active, len(windows)
 
 
-def test_a_window_is_let_go_once_it_is_reported():
+def test_a_window_is_released_once_it_is_reported():
     assert run_ranks(outlive_a_window, 2) == [(True, 2), (True, 2)]
 
 
@@ -352,7 +352,7 @@ def train_with_two_monitors(rank: int) -> dict[str, Any]:
     }
 
 
-def test_a_second_monitor_at_the_same_time_is_told_so_and_the_first_one_goes_on():
+def test_a_second_monitor_at_the_same_time_is_refused_and_the_first_one_goes_on():
     found = run_ranks(train_with_two_monitors, 2)
     for rank in found:
         (line,) = rank["lines"]

@@ -30,7 +30,7 @@ def test_going_back_and_standing_still_are_misuse_in_a_window_or_not() -> None:
             assert (gap.misuse, gap.rewind) == (True, True)
 
 
-def test_a_step_within_a_step_is_told_first_and_its_window_is_over_then() -> None:
+def test_a_step_within_a_step_is_reported_first_and_then_its_window_ends() -> None:
     assert keys(8, 7, nested=True) == ["nested"]
     assert keys(12, 7, nested=True) == ["nested"]
     assert keys(7, 7, nested=True) == ["nested", "back"]

@@ -75,14 +75,14 @@ def used(sinks: FanOut, count: int = 2) -> None:
     sinks.close(5.0)
 
 
-def test_a_sink_is_told_of_the_record_then_of_the_run_and_of_each_window(tmp_path: Path) -> None:
+def test_a_sink_gets_the_record_then_the_run_then_each_window(tmp_path: Path) -> None:
     sink = Noting()
     used(FanOut([sink, JsonlSink(tmp_path)], no_errors))
     assert sink.calls == ["record overlap.jsonl", "open", "log 0", "log 1", "close"]
     assert len(read(tmp_path).windows) == 2
 
 
-def test_without_a_record_nothing_is_told_of_one() -> None:
+def test_without_a_record_sinks_get_none() -> None:
     sink = Noting()
     used(FanOut([sink], no_errors))
     assert sink.calls == ["open", "log 0", "log 1", "close"]

@@ -109,7 +109,7 @@ def test_label_values_are_escaped_short_and_few(tmp_path: Path) -> None:
     assert job_name.startswith(nasty.replace("\n", "\ufffd")[: MAX_LABEL_LENGTH - 13])
 
 
-def test_dimensions_with_names_much_alike_are_told_apart(tmp_path: Path) -> None:
+def test_dimensions_with_similar_names_are_distinguished(tmp_path: Path) -> None:
     alike = ["dp-cp", "dp.cp", "x" * 150 + "1", "x" * 150 + "2", "a\tb", "a\nb"]
     dimensions = tuple(DimensionTime(name, 1, 1, 1.0, 1.0, 1.0, 1.0) for name in alike)
     sink_with(tmp_path / "overlap.prom", msgspec.structs.replace(window(), dimensions=dimensions))

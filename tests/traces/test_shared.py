@@ -151,7 +151,7 @@ def test_metadata_of_the_a100_file_tells_kinds_bytes_and_the_group() -> None:
     assert {row.group_size for row in figures("ddp_a100_x2").collectives if row.group} == {2}
 
 
-def test_two_ranks_of_one_job_are_told_from_each_other_and_their_kinds_from_the_ranges() -> None:
+def test_two_ranks_of_one_job_are_distinguished_and_their_kinds_are_read_from_the_ranges() -> None:
     paths = [reference.shared_trace(f"job128_rank{rank}.json.gz") for rank in (0, 1)]
     found = analyze([read_trace(path) for path in paths])
     assert [(trace.rank, trace.world_size) for trace in found.traces] == [(0, 128), (1, 128)]

@@ -64,6 +64,7 @@ class KernelTime(msgspec.Struct, frozen=True):
         communication: whether it communicates.
         overlapped_calls, sequential_calls: calls per step.
         overlapped_ms, sequential_ms: time per step.
+        num_blocks: thread blocks of its largest launch; 0 if unknown, and on CPU.
     """
 
     name: str
@@ -72,6 +73,7 @@ class KernelTime(msgspec.Struct, frozen=True):
     sequential_calls: float
     overlapped_ms: float
     sequential_ms: float
+    num_blocks: int = 0
 
     @property
     def lost_ms(self) -> float:
@@ -219,6 +221,9 @@ class RankWindow(msgspec.Struct, frozen=True):
         power_trace: power against time, of rank 0 only.
         power_elsewhere: whether another rank of the node reads this one's device.
         problems: why parts of the window do not count or are missing, in words.
+        doubts: why its sequential steps, or its profile, cannot be trusted, in words. One is enough to make the window
+            invalid.
+        num_sms: SMs (of AMD, compute units) of the device; 0 if unknown, and on CPU.
     """
 
     rank: int
@@ -240,3 +245,5 @@ class RankWindow(msgspec.Struct, frozen=True):
     power_trace: PowerTrace | None = None
     power_elsewhere: bool = False
     problems: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
+    num_sms: int = 0

@@ -129,7 +129,7 @@ def test_annotations_and_operators_are_no_kernels_where_there_is_a_device():
     assert read(events, BOUNDS) == [("gemm", Kind.COMPUTE, 0, 120, 130, 1)]
 
 
-def test_events_of_an_older_torch_are_told_apart_by_device_and_name():
+def test_events_of_an_older_torch_are_distinguished_by_device_and_name():
     events = [
         old_event("cudaLaunchKernel", "CPU", 150, 155, correlation=1, resource=TRAINING_THREAD),
         old_event("hipExtLaunchKernel", "CPU", 160, 165, correlation=2, resource=TRAINING_THREAD),

@@ -128,7 +128,7 @@ def test_without_a_slowdown_there_is_nothing_to_explain(slowdown) -> None:
     assert (found.verdict, found.clock_share) == ("no slowdown", None)
 
 
-def test_without_clocks_only_used_up_memory_is_told() -> None:
+def test_without_clocks_only_used_up_memory_is_reported() -> None:
     busy = attribute(0.2, mode(None, None, parts(dram=0.8, sm=1.0)), mode(None))
     free = attribute(0.2, mode(None, None, parts(dram=0.1, sm=1.0)), mode(None))
     assert busy is not None

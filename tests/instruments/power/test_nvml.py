@@ -289,7 +289,7 @@ def test_a_package_that_has_it_otherwise_is_read_the_long_way(nvml: Driver) -> N
     assert NvmlTick.of(SimpleNamespace(nvmlLib=ctypes.CDLL(None)), source.device, 186) is None
 
 
-def test_a_fault_that_passes_is_told_by_the_long_way_and_the_short_one_goes_on(nvml: Driver) -> None:
+def test_a_temporary_fault_falls_back_to_the_slow_reading_and_the_fast_one_goes_on(nvml: Driver) -> None:
     source = source_of(nvml)
     nvml.set(reasons_rc=UNKNOWN)
     assert source.sample().reasons is None

@@ -220,7 +220,7 @@ def test_a_source_that_goes_on_failing_is_given_up_with_one_message(soon, error)
     assert source.closed == 1
 
 
-def test_whoever_is_told_may_raise_without_harm(soon) -> None:
+def test_a_listener_that_raises_does_no_harm(soon) -> None:
     def script(number: int) -> None:
         raise PowerError("busy")
 

@@ -108,7 +108,7 @@ def test_too_few_windows_to_tell_a_change(tmp_path: Path) -> None:
     assert "Too few windows to say: 3, and it takes 6 to tell a change from chance." in text
 
 
-def test_a_change_along_the_run_is_told_from_chance(tmp_path: Path) -> None:
+def test_a_change_along_the_run_is_distinguished_from_chance(tmp_path: Path) -> None:
     steady = text_of(made(tmp_path / "a", *[window(i, slowdown=0.14) for i in range(12)]))
     assert "No headline figure changed between the halves of the run" in steady
     slower = text_of(made(tmp_path / "b", *[window(i, slowdown=0.10 + 0.01 * i) for i in range(12)]))
@@ -316,7 +316,7 @@ def test_the_same_record_gives_the_same_page(tmp_path: Path) -> None:
     assert page([record]) == page([record])
 
 
-def test_runs_of_one_name_are_told_apart_in_any_order(tmp_path: Path) -> None:
+def test_runs_of_one_name_are_distinguished_in_any_order(tmp_path: Path) -> None:
     folders = [tmp_path / "a" / "x (2)", tmp_path / "b" / "x", tmp_path / "c" / "x", tmp_path / "d" / "x (2)"]
     records = [read(write(folder, window(0))) for folder in folders]
     assert distinct_names(records) == ["x (2)", "x", "x (3)", "x (2) (2)"]
