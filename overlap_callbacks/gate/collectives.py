@@ -40,6 +40,8 @@ class OperatorSpec:
         host_blocking: whether waiting for its ``Work`` blocks the host on CUDA too.
         peer: position of the peer's group rank; -1 without one.
         tag: position of the tag; -1 without one.
+        async_op: position of ``async_op``; -1 without one.
+        asynchronous: its value where a call leaves it out; without one, whether the operator returns a ``Work``.
     """
 
     name: str
@@ -51,6 +53,14 @@ class OperatorSpec:
     host_blocking: bool
     peer: int
     tag: int
+    async_op: int = -1
+    asynchronous: bool = True
+
+    def is_asynchronous(self, args: tuple[Any, ...]) -> bool:
+        """Whether a call with these arguments returns before the collective is ordered with the issuing stream."""
+        position = self.async_op
+        # The dispatcher leaves trailing arguments out where they have their default.
+        return bool(args[position]) if 0 <= position < len(args) else self.asynchronous
 
 
 @functools.cache
@@ -75,16 +85,21 @@ def _spec(name: str, operator: Any, arguments: list[str]) -> OperatorSpec:
     def position(*names: str) -> int:
         return next((arguments.index(n) for n in names if n in arguments), -1)
 
+    async_op = position("async_op", "asyncOp")
+    returns_work = any("Work" in str(value.type) for value in operator._schema.returns)
+    default = operator._schema.arguments[async_op].default_value if async_op >= 0 else returns_work
     return OperatorSpec(
         name=name,
         redispatch=operator._handle.redispatch_boxed,
         group=group,
         sizes=_sizes_of(name, operator, arguments[:group]),
-        returns_work=any("Work" in str(value.type) for value in operator._schema.returns),
+        returns_work=returns_work,
         point_to_point=name in POINT_TO_POINT,
         host_blocking="barrier" in name,
         peer=position("dst", "src"),
         tag=position("tag"),
+        async_op=async_op,
+        asynchronous=bool(default),
     )
 
 
@@ -203,6 +218,9 @@ class Collective:
         issued_ns: host time of issue, ``time.perf_counter_ns``.
         start, end: marks around the transfer in sequential mode; None where it was not serialised.
         posted: number of the batch in which an adapter posted it, from 1; 0 for none.
+        asynchronous: the operator's ``async_op``. NCCL runs a collective on a stream of its communicator if it is True,
+            and on the issuing stream otherwise. Sends and receives are always asynchronous.
+        on_device: whether its first tensor is on a CUDA or ROCm device.
     """
 
     operator: str
@@ -217,6 +235,18 @@ class Collective:
     start: clocks.Mark | None = None
     end: clocks.Mark | None = None
     posted: int = 0
+    asynchronous: bool = True
+    on_device: bool = False
+
+    @property
+    def group_size(self) -> int:
+        """Number of ranks of its group."""
+        return len(self.group.ranks)
+
+    @property
+    def point_to_point(self) -> bool:
+        """Whether it is a send or a receive."""
+        return self.operator in POINT_TO_POINT
 
     @property
     def key(self) -> tuple[str, str]:

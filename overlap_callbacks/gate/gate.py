@@ -43,7 +43,6 @@ from overlap_callbacks.gate.step_log import (
     CollectiveCall,
     ExpectedSequence,
     SequenceTracker,
-    Serialiser,
     StepLog,
     StepRecorder,
 )
@@ -291,6 +290,8 @@ class Gate:
                 args[spec.tag] if spec.tag >= 0 else 0,
                 issued_ns,
                 self._posting if spec.point_to_point else 0,
+                spec.is_asynchronous(args),
+                tensor is not None and tensor.is_cuda,
             )
             if call.posted:
                 self._posted.append(call)
@@ -300,7 +301,7 @@ class Gate:
                 return watched
             if spec.point_to_point or call.coalesced or not spec.returns_work:
                 return watched
-            serialiser = self._serialiser_for(tensor)
+            serialiser = self._on_stream if call.on_device else self._on_host
             if serialiser is None or not serialiser.before(call, tensor):
                 self._let_pass += 1
                 return None
@@ -315,9 +316,6 @@ class Gate:
             self._block = block
             self._blocks += 1
         return self._blocks
-
-    def _serialiser_for(self, tensor: torch.Tensor | None) -> Serialiser | None:
-        return self._on_stream if tensor is not None and tensor.is_cuda else self._on_host
 
     def after_call(self, call: CollectiveCall, result: Any) -> None:
         """Order what comes after a call."""

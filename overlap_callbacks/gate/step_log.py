@@ -61,6 +61,8 @@ class CollectiveCall(msgspec.Struct, gc=False):
     tag: int
     issued_ns: int
     posted: int = 0
+    asynchronous: bool = True
+    on_device: bool = False
     start: clocks.Mark | None = None
     end: clocks.Mark | None = None
     serialiser: Serialiser | None = None
@@ -80,6 +82,8 @@ class CollectiveCall(msgspec.Struct, gc=False):
             self.start,
             self.end,
             self.posted,
+            self.asynchronous,
+            self.on_device,
         )
 
 

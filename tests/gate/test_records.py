@@ -197,6 +197,32 @@ def test_collectives_are_recorded_in_the_order_of_issue_with_their_groups():
         assert found["issued"] == sorted(found["issued"])
 
 
+def issue_of_both_kinds(rank: int) -> list[tuple[str, bool, bool, int]]:
+    gate = Gate()
+    gate.register()
+    gate.begin_step(sequential=False)
+    dist.all_reduce(torch.ones(1))
+    dist.all_reduce(torch.ones(1), async_op=True).wait()
+    dist.reduce_scatter_tensor(torch.zeros(1), torch.ones(2))
+    dist.all_gather_into_tensor(torch.zeros(2), torch.ones(1), async_op=True).wait()
+    dist.send(torch.ones(1), 1) if rank == 0 else dist.recv(torch.ones(1), 0)
+    log = gate.end_step()
+    gate.close()
+    assert not any(c.on_device for c in log.collectives)  # Gloo, on the CPU
+    return [(c.operator, c.asynchronous, c.point_to_point, c.group_size) for c in log.collectives]
+
+
+def test_a_collective_says_whether_it_is_asynchronous_although_the_dispatcher_leaves_out_what_is_so_by_default():
+    for found, message in zip(run_ranks(issue_of_both_kinds, 2), ("send", "recv_"), strict=True):
+        assert found == [
+            ("allreduce_", False, False, 2),
+            ("allreduce_", True, False, 2),
+            ("_reduce_scatter_base_", False, False, 2),
+            ("_allgather_base_", True, False, 2),
+            (message, True, True, 2),
+        ]
+
+
 # -- what sequential means
 
 

@@ -33,7 +33,7 @@ def call(operator: str = "allreduce_", group: str = "a", peer: int = -1) -> Coll
 
 
 def test_a_call_becomes_a_collective_with_all_that_is_known_of_it() -> None:
-    issued = CollectiveCall(call("send").spec, GROUPS["b"], 4, 8, None, 2, 1, 5, 17, 3)
+    issued = CollectiveCall(call("send").spec, GROUPS["b"], 4, 8, None, 2, 1, 5, 17, 3, False, True)
     issued.start, issued.end = 20, 30
     expected = {
         "operator": "send",
@@ -48,6 +48,8 @@ def test_a_call_becomes_a_collective_with_all_that_is_known_of_it() -> None:
         "start": 20,
         "end": 30,
         "posted": 3,
+        "asynchronous": False,
+        "on_device": True,
     }
     collective = issued.to_collective()
     assert {field.name: getattr(collective, field.name) for field in dataclasses.fields(Collective)} == expected
