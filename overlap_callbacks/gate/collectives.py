@@ -22,6 +22,8 @@ RECEIVES = frozenset({"recv_", "recv_any_source_"})
 POINT_TO_POINT = SENDS | RECEIVES
 
 
+_NO_NAME = "unregistered"
+
 # What the gate needs of a call's tensors: bytes in, bytes out, and the first tensor (None without any).
 Sizes = tuple[int, int, "torch.Tensor | None"]
 
@@ -42,6 +44,7 @@ class OperatorSpec:
         tag: position of the tag; -1 without one.
         async_op: position of ``async_op``; -1 without one.
         asynchronous: its value where a call leaves it out; without one, whether the operator returns a ``Work``.
+        ends_block: whether it is one of the operators that a coalescing block issues at its end.
     """
 
     name: str
@@ -55,6 +58,7 @@ class OperatorSpec:
     tag: int
     async_op: int = -1
     asynchronous: bool = True
+    ends_block: bool = False
 
     def is_asynchronous(self, args: tuple[Any, ...]) -> bool:
         """Whether a call with these arguments returns before the collective is ordered with the issuing stream."""
@@ -100,6 +104,7 @@ def _spec(name: str, operator: Any, arguments: list[str]) -> OperatorSpec:
         tag=position("tag"),
         async_op=async_op,
         asynchronous=bool(default),
+        ends_block="coalesced" in name,
     )
 
 
@@ -162,9 +167,10 @@ class Group:
     Attributes:
         name: torch's name of the group, the same on all its ranks.
         description: the name that the user or framework gave it.
-        ranks: global ranks, in group order.
+        ranks: global ranks, in group order; empty if the group is not registered with torch.distributed.
         backend: e.g. ``nccl`` or ``gloo``.
         dimension: of parallelism that it serves: ``data``, ``tensor``, ...
+        size: number of its ranks, also where they are not known.
     """
 
     name: str
@@ -172,6 +178,7 @@ class Group:
     ranks: tuple[int, ...]
     backend: str
     dimension: str = ""
+    size: int = 0
 
     @classmethod
     def of(cls, group: dist.ProcessGroup, dimensions: Mapping[str, str] | None = None) -> Group:
@@ -182,13 +189,24 @@ class Group:
             dimensions: the dimension of groups for which it is known, by the group's name.
         """
         known = dimensions.get(group.group_name) if dimensions else None
+        try:
+            ranks, backend = tuple(dist.get_process_group_ranks(group)), backend_name(group)
+        except (KeyError, TypeError, ValueError):
+            # It was made without torch.distributed, which then knows nothing of it; it may have no name either.
+            ranks, backend = (), group.name()
         return cls(
             dimension=known or dimension_of(group.group_desc),
-            name=group.group_name,
+            name=group.group_name or _NO_NAME,
             description=group.group_desc,
-            ranks=tuple(dist.get_process_group_ranks(group)),
-            backend=backend_name(group),
+            ranks=ranks,
+            backend=backend,
+            size=group.size(),
         )
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks it has."""
+        return len(self.ranks) or self.size
 
     @property
     def label(self) -> str:
@@ -241,7 +259,7 @@ class Collective:
     @property
     def group_size(self) -> int:
         """Number of ranks of its group."""
-        return len(self.group.ranks)
+        return self.group.num_ranks
 
     @property
     def point_to_point(self) -> bool:

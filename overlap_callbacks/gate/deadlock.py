@@ -66,7 +66,7 @@ class CollectiveSequence(msgspec.Struct, frozen=True):
 
     Attributes:
         items: in the order of issue.
-        groups: the global ranks of each group, by its name.
+        groups: the global ranks of each group, by its name; none where they are not known.
         incomplete: whether collectives are missing, because the gate had no room for them.
         compiled: whether torch.compile compiled in the step, so that collectives may be missing.
         labels: names of the groups for people, where they have any.
@@ -91,7 +91,7 @@ class CollectiveSequence(msgspec.Struct, frozen=True):
                 labels[group.name] = group.label
             source = target = -1
             if collective.operator in POINT_TO_POINT:
-                peer = group.ranks[collective.peer] if collective.peer >= 0 else -1
+                peer = group.ranks[collective.peer] if collective.peer >= 0 and group.ranks else -1
                 source, target = (rank, peer) if collective.operator in SENDS else (peer, rank)
             numbers = (collective.coalesced, source, target, collective.tag, collective.posted)
             items.append(Item(collective.operator, group.name, *numbers))
@@ -108,6 +108,11 @@ class CollectiveSequence(msgspec.Struct, frozen=True):
     def digest(self) -> str:
         """Equal for equal sequences, on any rank."""
         return hashlib.blake2b(self.encode(), digest_size=16).hexdigest()
+
+    @property
+    def communicates(self) -> bool:
+        """Whether anything in it is exchanged with another rank."""
+        return any(len(self.groups[item.group]) != 1 for item in self.items)
 
     @property
     def keys(self) -> tuple[tuple[str, str], ...]:
@@ -204,6 +209,8 @@ class PrecedenceGraph:
         waiting: list[int] = []  # what the open batch adds to the frontier: its members start together
         batch = (0, 0)  # the numbers of the posted batch, or else of the coalescing block; zeros outside of both
         for item in sequence.items:
+            if not sequence.groups[item.group]:
+                continue  # its ranks are not known, and no sequential step waits for it
             if item.batch == (0, 0) or item.batch != batch:
                 if batch[0]:
                     frontier = []  # what follows the batch waits for all of it, and so for what came before it

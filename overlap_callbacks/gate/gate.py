@@ -13,14 +13,15 @@ The rules that keep it safe:
   has it waited for with ``post``;
 - only collectives of the training thread and of autograd's threads are serialised. The place of any other thread's
   collectives in the order differs from rank to rank, and serialising them could deadlock;
-- members of a coalescing block are not waited for: they have not started yet;
+- members of a coalescing block are not waited for: they have not started yet (``coalescing.py``);
 - only a sequence of collectives that passed the order check is serialised. Where a step departs from it, the gate lets
   the rest of the step through as it is, and says so;
-- while a CUDA graph is captured it only redispatches.
+- while a CUDA graph is captured it only redispatches, and counts what it let pass.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from threading import get_ident
 from time import perf_counter_ns
@@ -28,11 +29,12 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
 
+from overlap_callbacks.gate.coalescing import CoalescingBlocks, starts_later
 from overlap_callbacks.gate.collectives import Collective, Group, OperatorSpec
 from overlap_callbacks.gate.dispatcher import dispatcher
 from overlap_callbacks.gate.foreign import SequenceNumbers
+from overlap_callbacks.gate.let_pass import LetPass
 from overlap_callbacks.gate.serialiser import (
     CompletedWork,
     HostSerialiser,
@@ -43,6 +45,7 @@ from overlap_callbacks.gate.step_log import (
     CollectiveCall,
     ExpectedSequence,
     SequenceTracker,
+    Serialiser,
     StepLog,
     StepRecorder,
 )
@@ -97,13 +100,14 @@ class Gate:
     def _reset_step(self, expected: ExpectedSequence) -> None:
         self._tracker = SequenceTracker(expected)
         self._unseen = False  # collectives of the step were let through unseen
-        self._let_pass = 0
+        self._let_pass: Counter[LetPass] = Counter()
+        self._unsupported_device = ""
         self._compilations = dispatcher.num_compilations
-        self._block: list[Any] | None = None  # the coalescing block seen last; held, so that no other takes its place
-        self._blocks = 0
+        self._blocks = CoalescingBlocks()
         self._batches = 0
         self._posting = 0  # number of the batch of sends and receives that is being posted
         self._posted: list[CollectiveCall] = []  # its members so far
+        self._batch_passes = False  # one of them cannot be waited for
 
     # -- life
 
@@ -199,9 +203,8 @@ class Gate:
             foreign = self._numbers.foreign_groups(collectives, self.dimensions)
             self.nested = self.nested or bool(foreign)  # from the next window on
             quiet = self._watching and self._numbers.complete and not foreign and self._is_quiet(len(collectives))
-        log = StepLog(
-            collectives, dropped, self._tracker.divergence, quiet, foreign, compiled=compiled, let_pass=self._let_pass
-        )
+        divergence, let_pass, device = self._tracker.divergence, self._let_pass, self._unsupported_device
+        log = StepLog(collectives, dropped, divergence, quiet, foreign, compiled, let_pass, device)
         self._works.clear()
         self._groups.clear()  # keeps no process group alive between steps
         self._numbers = None
@@ -243,9 +246,11 @@ class Gate:
             self._batches += 1
             self._posting = self._batches
             self._posted = []
+            self._batch_passes = False
             if not self._serialise or not dispatcher.is_on(self) or self._tracker.divergence is not None:
                 return None
-            return (self._on_stream or self._on_host).before_batch()
+            serialiser = self._on_stream or self._on_host
+            return serialiser.before_batch() if serialiser.obstacle(None) is None else None
         except Exception as error:
             self.last_error = error
             return None
@@ -253,7 +258,7 @@ class Gate:
     def _end_batch(self, works: list[Any], order_after: Callable[[], None]) -> list[Any]:
         handed_on = list(works)
         try:
-            if not self._tracker.admits_batch(self._batches - 1, self._posted):
+            if self._batch_passes or not self._tracker.admits_batch(self._batches - 1, self._posted):
                 return handed_on  # the framework waits for them where it always does
             for number, work in enumerate(works):
                 # Not with a patience of ours: where that ends, Gloo closes the connection, and the job with it. The
@@ -278,44 +283,55 @@ class Gate:
             if group is None:
                 group = self._groups[process_group] = Group.of(process_group, self.dimensions)
             bytes_in, bytes_out, tensor = spec.sizes(args)
-            block = c10d._world.pg_coalesce_state.get(process_group)
+            on_device = tensor is not None and tensor.is_cuda
             call = CollectiveCall(
                 spec,
                 group,
                 bytes_in,
                 bytes_out,
                 None if tensor is None else tensor.dtype,
-                0 if block is None else self._number_of_block(block),
+                self._blocks.number_of(process_group),
                 args[spec.peer] if spec.peer >= 0 else -1,
                 args[spec.tag] if spec.tag >= 0 else 0,
                 issued_ns,
                 self._posting if spec.point_to_point else 0,
                 spec.is_asynchronous(args),
-                tensor is not None and tensor.is_cuda,
+                on_device,
             )
+            if tensor is not None and not (on_device or tensor.is_cpu):
+                self._unsupported_device = tensor.device.type
             if call.posted:
                 self._posted.append(call)
             self._recorder.append(call)
             watched = call if self._watching else None
             if not self._serialise or not self._tracker.admits(call):
                 return watched
-            if spec.point_to_point or call.coalesced or not spec.returns_work:
+            if not spec.returns_work or (spec.point_to_point and not call.posted):
                 return watched
-            serialiser = self._on_stream if call.on_device else self._on_host
-            if serialiser is None or not serialiser.before(call, tensor):
-                self._let_pass += 1
-                return None
+            serialiser = self._serialiser_of(call, tensor)
+            if isinstance(serialiser, LetPass):
+                self._let_pass[serialiser] += 1
+                self._batch_passes = True
+                return watched
+            if call.posted:
+                return watched  # ``post`` waits for the whole batch
+            serialiser.before(call)
             call.serialiser = serialiser
             return call
         except Exception as error:
             self.last_error = error
             return None
 
-    def _number_of_block(self, block: list[Any]) -> int:
-        if block is not self._block:
-            self._block = block
-            self._blocks += 1
-        return self._blocks
+    def _serialiser_of(self, call: CollectiveCall, tensor: torch.Tensor | None) -> Serialiser | LetPass:
+        """What serialises the call, or why nothing does."""
+        if not call.group.ranks:
+            return LetPass.UNKNOWN_GROUP
+        if not call.posted and (call.coalesced or starts_later(call.spec)):
+            return LetPass.COALESCING_BLOCK
+        serialiser: Serialiser | None = self._on_stream
+        if not call.on_device:
+            serialiser = self._on_host if tensor is None or tensor.is_cpu else None
+        return LetPass.OTHER_DEVICE if serialiser is None else serialiser.obstacle(tensor) or serialiser
 
     def after_call(self, call: CollectiveCall, result: Any) -> None:
         """Order what comes after a call."""

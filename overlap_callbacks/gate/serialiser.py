@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import functools
 import logging
 from collections.abc import Callable
 from time import perf_counter_ns
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from overlap_callbacks.gate.let_pass import LetPass
 from overlap_callbacks.gate.step_log import CollectiveCall
 from overlap_callbacks.instruments import clocks
 
@@ -19,46 +19,67 @@ logger = logging.getLogger("overlap_callbacks")
 
 
 class StreamSerialiser:
-    """Waits of streams for each other: the host never blocks.
+    """Waits of streams for each other, in one step: the host never blocks.
+
+    Known streams are the compute stream and all streams on which the step has issued collectives so far. Frameworks
+    enqueue compute on the streams on which they issue: FSDP2 adds gradients up on its reduce-scatter stream. So a
+    collective comes after all that was enqueued on any known stream before it, and before all that is enqueued
+    there after it. Streams only wait for events that are recorded already, so that no two can wait for each other.
+
+    Streams that never issue a collective are not known, and not ordered: a second compute stream, say.
 
     Args:
-        compute: the stream that is serialised with collectives.
+        compute: the stream on which the step computes.
     """
 
     completes = False
 
     def __init__(self, compute: torch.cuda.Stream) -> None:
         self._compute = compute
+        self._known = [compute]
 
-    def before(self, call: CollectiveCall, tensor: torch.Tensor | None) -> bool:
-        compute = self._compute
-        if tensor is None or compute.device != tensor.device or torch.cuda.is_current_stream_capturing():
-            return False
-        issuing = torch.cuda.current_stream(tensor.device)
-        if issuing != compute:
-            issuing.wait_stream(compute)  # all compute enqueued so far comes before the collective
+    def obstacle(self, tensor: torch.Tensor | None) -> LetPass | None:
+        if tensor is not None and self._compute.device != tensor.device:
+            return LetPass.OTHER_DEVICE
+        return LetPass.CAPTURE if torch.cuda.is_current_stream_capturing() else None
+
+    def before(self, call: CollectiveCall) -> None:
+        call.stream = issuing = self._gather()
         call.start = clocks.stream_mark(issuing)
-        return True
 
     def after(self, call: CollectiveCall, work: dist.Work | None) -> bool:
-        compute = self._compute
-        issuing = torch.cuda.current_stream(compute.device)
+        issuing = call.stream
+        assert issuing is not None
         if work is not None and not call.spec.host_blocking:
             work.wait()  # the issuing stream waits for the communicator's; the host goes on
-        call.end = clocks.stream_mark(issuing)
-        if issuing != compute:
-            compute.wait_stream(issuing)  # compute enqueued from here on comes after the collective
+        call.end = mark = clocks.stream_mark(issuing)
+        self._release(issuing, mark)
         return True
 
-    def before_batch(self) -> Callable[[], None] | None:
-        if torch.cuda.is_current_stream_capturing():
-            return None
-        compute = self._compute
-        issuing = torch.cuda.current_stream(compute.device)
-        if issuing == compute:
-            return _nothing
-        issuing.wait_stream(compute)
-        return functools.partial(compute.wait_stream, issuing)
+    def before_batch(self) -> Callable[[], None]:
+        issuing = self._gather()
+        return lambda: self._release(issuing)
+
+    def _gather(self) -> torch.cuda.Stream:
+        """Have the current stream wait for all that is enqueued on the known streams, and return it."""
+        issuing = torch.cuda.current_stream(self._compute.device)
+        is_known = False
+        for stream in self._known:
+            if stream == issuing:
+                is_known = True
+            else:
+                issuing.wait_stream(stream)
+        if not is_known:
+            self._known.append(issuing)
+        return issuing
+
+    def _release(self, issuing: torch.cuda.Stream, mark: torch.cuda.Event | None = None) -> None:
+        """Have the other known streams wait for the issuing one: one event, whatever their number."""
+        others = [stream for stream in self._known if stream != issuing]
+        if others:
+            passed = issuing.record_event() if mark is None else mark
+            for stream in others:
+                stream.wait_event(passed)
 
 
 class HostSerialiser:
@@ -74,9 +95,11 @@ class HostSerialiser:
         self._patience_s = patience_s
         self._patience = datetime.timedelta(seconds=patience_s)
 
-    def before(self, call: CollectiveCall, tensor: torch.Tensor | None) -> bool:
+    def obstacle(self, tensor: torch.Tensor | None) -> LetPass | None:
+        return None
+
+    def before(self, call: CollectiveCall) -> None:
         call.start = perf_counter_ns()
-        return True
 
     def after(self, call: CollectiveCall, work: dist.Work | None) -> bool:
         if work is not None and not self._wait(work):
@@ -84,7 +107,7 @@ class HostSerialiser:
         call.end = perf_counter_ns()
         return True
 
-    def before_batch(self) -> Callable[[], None] | None:
+    def before_batch(self) -> Callable[[], None]:
         return _nothing
 
     def _wait(self, work: dist.Work) -> bool:
@@ -122,4 +145,4 @@ def is_complete(work: dist.Work | None) -> bool:
 
 
 def _nothing() -> None:
-    """After a batch that was issued on the compute stream itself, or on the host, nothing is left to order."""
+    """After a batch that was waited for on the host, nothing is left to order."""

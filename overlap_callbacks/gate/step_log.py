@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from overlap_callbacks.gate.collectives import Collective, Group, OperatorSpec
 from overlap_callbacks.gate.deadlock import CollectiveSequence
+from overlap_callbacks.gate.let_pass import LetPass
 
 if TYPE_CHECKING:
     import torch
@@ -28,14 +29,21 @@ class Serialiser(Protocol):
 
     completes: bool
 
-    def before(self, call: CollectiveCall, tensor: torch.Tensor | None) -> bool:
-        """Order what came before the call; False if it cannot be serialised, and is left as it is."""
+    def obstacle(self, tensor: torch.Tensor | None) -> LetPass | None:
+        """Why what is issued now cannot be serialised; None if it can.
+
+        Args:
+            tensor: the first of the collective; None for a batch whose tensors are not known yet.
+        """
+
+    def before(self, call: CollectiveCall) -> None:
+        """Order what came before the call."""
 
     def after(self, call: CollectiveCall, work: dist.Work | None) -> bool:
         """Order what comes after the call; False if the collective did not finish in time."""
 
-    def before_batch(self) -> Callable[[], None] | None:
-        """Order what came before a batch of sends and receives; None if it cannot be serialised.
+    def before_batch(self) -> Callable[[], None]:
+        """Order what came before a batch of sends and receives.
 
         Returns:
             What to call once all works of the batch were waited for.
@@ -47,8 +55,9 @@ class CollectiveCall(msgspec.Struct, gc=False):
 
     One is made for every collective of a measured step, on the training thread. So it is a struct, which is made in a
     third of the time of a class with slots, and it refers to the operator's spec instead of its name. Its fields are
-    those of ``Collective``, and ``serialiser``: the one that ordered what comes before the call, and is to order what
-    comes after it; None where it is not serialised.
+    those of ``Collective``, and two more: ``serialiser``, the one that ordered what comes before the call, and is to
+    order what comes after it (None where it is not serialised); and ``stream``, on which it was issued, where the
+    serialiser orders streams.
     """
 
     spec: OperatorSpec
@@ -66,6 +75,7 @@ class CollectiveCall(msgspec.Struct, gc=False):
     start: clocks.Mark | None = None
     end: clocks.Mark | None = None
     serialiser: Serialiser | None = None
+    stream: torch.cuda.Stream | None = None
 
     def to_collective(self) -> Collective:
         """What the log keeps of the call."""
@@ -145,8 +155,10 @@ class StepLog:
             another thread, or code that does not go through torch's dispatcher.
         compiled: whether torch.compile compiled something in the step. Collectives may then be missing above, and the
             step took longer than others do.
-        let_pass: collectives of a sequential step that stood where they should and could not be serialised, because
-            a CUDA graph was being captured or they were on another device than the step's compute.
+        let_pass: how many collectives of a sequential step stood where they should and could not be serialised, by
+            the reason.
+        unsupported_device: type of a device other than CPU, CUDA and ROCm on which a collective's tensors were; empty
+            if there was none.
     """
 
     collectives: tuple[Collective, ...]
@@ -155,7 +167,8 @@ class StepLog:
     quiet: bool = False
     foreign: tuple[str, ...] = ()
     compiled: bool = False
-    let_pass: int = 0
+    let_pass: Mapping[LetPass, int] = field(default_factory=dict)
+    unsupported_device: str = ""
 
 
 # Sends and receives that are posted together: of each its operator, its group's name, and the peer's rank in it.

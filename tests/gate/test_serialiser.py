@@ -1,57 +1,39 @@
-"""The waits around a collective: on streams that only write down what they are asked, so no accelerator is needed."""
+"""The waits around a collective: on streams that only keep what they are asked, so no accelerator is needed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from overlap_callbacks.gate.collectives import Group, OperatorSpec
 from overlap_callbacks.gate.gate import Gate
+from overlap_callbacks.gate.let_pass import LetPass
 from overlap_callbacks.gate.serialiser import CompletedWork, HostSerialiser, StreamSerialiser
 from overlap_callbacks.gate.step_log import CollectiveCall, ExpectedSequence
 from overlap_callbacks.instruments import clocks
+from tests.gate.streams import DEVICE, Device, Stream, Work
 
-DEVICE = torch.device("cuda", 0)
 GROUP = Group("0", "", (0, 1), "nccl")
-
-
-@dataclass(eq=False)
-class Stream:
-    name: str
-    said: list[str]
-    device: torch.device = DEVICE
-
-    def wait_stream(self, other: Stream) -> None:
-        self.said.append(f"{self.name} waits for {other.name}")
-
-
-@dataclass
-class Work:
-    said: list[str]
-
-    def wait(self) -> None:
-        self.said.append("current stream waits for the work")
+# Streams on which steps issue, the first of them the compute stream; and one on which they never do.
+ISSUING = ("compute", "gather", "scatter")
+SECOND_COMPUTE = "second compute"
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Streams ``compute`` and ``side``; ``current`` is the one that the next call is issued on."""
-    said: list[str] = []
-    state = SimpleNamespace(said=said, compute=Stream("compute", said), side=Stream("side", said), capturing=False)
-    state.current = state.compute
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: state.current)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state.capturing)
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Device:
+    device = Device(*ISSUING, SECOND_COMPUTE)
+    device.install(monkeypatch)
+    return device
 
-    def mark(stream: Stream) -> str:
-        said.append(f"mark on {stream.name}")
-        return f"mark on {stream.name}"
 
-    monkeypatch.setattr(clocks, "stream_mark", mark)
-    return state
+def new_serialiser(cuda: Device) -> StreamSerialiser:
+    return StreamSerialiser(cuda.streams["compute"])  # type: ignore[arg-type]
 
 
 def new_call(host_blocking: bool = False) -> CollectiveCall:
@@ -69,74 +51,174 @@ def new_call(host_blocking: bool = False) -> CollectiveCall:
     return CollectiveCall(spec, GROUP, 4, 4, torch.float32, 0, -1, 0, 0)
 
 
-def issue(cuda: Any, work: Any, *, host_blocking: bool = False, device: torch.device = DEVICE) -> CollectiveCall | None:
-    """One serialised collective, in the order of the kernel; None where it was let pass."""
-    serialiser, call = StreamSerialiser(cuda.compute), new_call(host_blocking)
-    serialised = serialiser.before(call, SimpleNamespace(device=device))  # type: ignore[arg-type]
-    cuda.said.append("issued")
-    if serialised:
-        assert serialiser.after(call, work)
-    return call if serialised else None
+def issue(
+    cuda: Device, serialiser: StreamSerialiser, stream: str, *, asynchronous: bool = True, host_blocking: bool = False
+) -> int:
+    """One collective of NCCL on a stream, in the order of the gate's kernel. Returns its work."""
+    cuda.current = cuda.streams[stream]
+    call = new_call(host_blocking)
+    serialiser.before(call)
+    cuda.log.append("issued")
+    work = Work(cuda, Stream(cuda, "communicator")) if asynchronous else None
+    number = cuda.current.enqueue() if work is None else work.number
+    assert serialiser.after(call, work)  # type: ignore[arg-type]
+    assert (call.start.stream, call.end.stream) == (cuda.current, cuda.current)  # type: ignore[union-attr]
+    return number
 
 
-def test_an_asynchronous_collective_on_the_compute_stream_is_followed_by_a_wait_for_its_work(cuda: Any) -> None:
-    issue(cuda, Work(cuda.said))
-    assert cuda.said == ["mark on compute", "issued", "current stream waits for the work", "mark on compute"]
+# -- the waits of one collective
 
 
-def test_a_collective_on_a_side_stream_waits_for_compute_and_compute_waits_for_it(cuda: Any) -> None:
-    cuda.current = cuda.side
-    call = issue(cuda, Work(cuda.said))
-    assert cuda.said == [
-        "side waits for compute",
-        "mark on side",
+def test_an_asynchronous_collective_on_the_compute_stream_is_followed_by_a_wait_for_its_work(cuda: Device) -> None:
+    issue(cuda, new_serialiser(cuda), "compute")
+    assert cuda.log == ["mark on compute", "issued", "current stream waits for the work", "mark on compute"]
+
+
+def test_a_collective_on_a_side_stream_waits_for_compute_and_compute_waits_for_it(cuda: Device) -> None:
+    issue(cuda, new_serialiser(cuda), "gather")
+    assert cuda.log == [
+        "event on compute",
+        "gather waits for compute",
+        "mark on gather",
         "issued",
         "current stream waits for the work",
-        "mark on side",
-        "compute waits for side",
+        "mark on gather",
+        "compute waits for gather",
     ]
-    assert call is not None
-    assert (call.start, call.end) == ("mark on side", "mark on side")
 
 
-def test_a_synchronous_collective_of_nccl_has_no_work_and_is_ordered_all_the_same(cuda: Any) -> None:
-    cuda.current = cuda.side
-    issue(cuda, None)
-    assert cuda.said == ["side waits for compute", "mark on side", "issued", "mark on side", "compute waits for side"]
+def test_a_synchronous_collective_of_nccl_has_no_work_and_is_ordered_all_the_same(cuda: Device) -> None:
+    issue(cuda, new_serialiser(cuda), "gather", asynchronous=False)
+    assert cuda.log[-3:] == ["issued", "mark on gather", "compute waits for gather"]
 
 
-def test_a_barrier_is_not_waited_for_because_that_would_block_the_host(cuda: Any) -> None:
-    issue(cuda, Work(cuda.said), host_blocking=True)
-    assert "current stream waits for the work" not in cuda.said
+def test_a_barrier_is_not_waited_for_because_that_would_block_the_host(cuda: Device) -> None:
+    issue(cuda, new_serialiser(cuda), "compute", host_blocking=True)
+    assert "current stream waits for the work" not in cuda.log
 
 
-def test_while_a_graph_is_captured_nothing_is_added(cuda: Any) -> None:
+def test_a_collective_records_one_event_for_each_known_stream_and_not_one_for_each_pair(cuda: Device) -> None:
+    serialiser = new_serialiser(cuda)
+    for stream in ISSUING:
+        issue(cuda, serialiser, stream)
+    before = cuda.events
+    issue(cuda, serialiser, "gather")
+    # One on each of the two others, and the two marks, the second of which both others wait for.
+    assert cuda.events - before == 4
+
+
+# -- what no compute may do
+
+
+Program = list[tuple[str, str]]
+
+
+def run(cuda: Device, program: Program) -> tuple[list[tuple[int, str, int]], list[tuple[int, int, set[str]]]]:
+    """Run a step: kernels by place, stream and work; and collectives by place and work, with the streams known then."""
+    serialiser, known = new_serialiser(cuda), {"compute"}
+    kernels, collectives = [], []
+    for place, (what, stream) in enumerate(program):
+        cuda.current = cuda.streams[stream]
+        if what == "kernel":
+            kernels.append((place, stream, cuda.current.enqueue()))
+            continue
+        known = known | {stream}
+        if what == "batch":
+            order_after = serialiser.before_batch()
+            works = [Work(cuda, Stream(cuda, "communicator")) for _ in range(2)]
+            for work in works:
+                work.wait()
+            order_after()
+            collectives += [(place, work.number, known) for work in works]
+        else:
+            asynchronous = what == "asynchronous"
+            collectives.append((place, issue(cuda, serialiser, stream, asynchronous=asynchronous), known))
+    return kernels, collectives
+
+
+def steps_of(*streams: str) -> st.SearchStrategy[Program]:
+    kernel = st.tuples(st.just("kernel"), st.sampled_from((*streams, SECOND_COMPUTE)))
+    collective = st.tuples(st.sampled_from(("asynchronous", "synchronous", "batch")), st.sampled_from(streams))
+    return st.lists(kernel | collective, max_size=25)
+
+
+@given(steps_of(*ISSUING))
+def test_no_kernel_on_a_known_stream_may_run_beside_a_collective(program: Program) -> None:
+    cuda = Device(*ISSUING, SECOND_COMPUTE)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        cuda.install(monkeypatch)
+        kernels, collectives = run(cuda, program)
+    for at, collective, known in collectives:
+        for place, stream, kernel in kernels:
+            if stream not in known:
+                continue
+            assert cuda.is_before(kernel, collective) if place < at else cuda.is_before(collective, kernel), program
+
+
+@given(steps_of(*ISSUING))
+def test_collectives_run_in_the_order_of_issue(program: Program) -> None:
+    cuda = Device(*ISSUING, SECOND_COMPUTE)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        cuda.install(monkeypatch)
+        _, collectives = run(cuda, program)
+    for at, first, _ in collectives:
+        for place, second, _ in collectives:
+            assert at >= place or cuda.is_before(first, second)
+
+
+def test_kernels_on_the_stream_of_an_earlier_collective_come_before_the_next_one_on_another(cuda: Device) -> None:
+    """FSDP2 adds gradients up on its reduce-scatter stream, while the next all-gather is issued on another."""
+    kernels, collectives = run(cuda, [("synchronous", "scatter"), ("kernel", "scatter"), ("synchronous", "gather")])
+    ((_, _, adding_up),) = kernels
+    assert cuda.is_before(adding_up, collectives[1][1])
+
+
+def test_a_stream_that_never_issued_is_not_ordered(cuda: Device) -> None:
+    kernels, collectives = run(
+        cuda, [("kernel", SECOND_COMPUTE), ("asynchronous", "gather"), ("kernel", SECOND_COMPUTE)]
+    )
+    (_, _, before), (_, _, after) = kernels
+    assert not cuda.is_before(before, collectives[0][1])
+    assert not cuda.is_before(collectives[0][1], after)
+
+
+def test_the_next_step_starts_without_the_streams_of_this_one(cuda: Device) -> None:
+    issue(cuda, new_serialiser(cuda), "gather")
+    cuda.log.clear()
+    issue(cuda, new_serialiser(cuda), "scatter")
+    assert not any("gather" in line for line in cuda.log)
+
+
+# -- what cannot be serialised
+
+
+def test_while_a_graph_is_captured_and_on_another_device_nothing_can_be_serialised(cuda: Device) -> None:
+    serialiser: Any = new_serialiser(cuda)
+    assert serialiser.obstacle(SimpleNamespace(device=DEVICE)) is None
+    assert serialiser.obstacle(SimpleNamespace(device=torch.device("cuda", 1))) is LetPass.OTHER_DEVICE
     cuda.capturing = True
-    cuda.current = cuda.side
-    assert issue(cuda, Work(cuda.said)) is None
-    assert cuda.said == ["issued"]
-    assert StreamSerialiser(cuda.compute).before_batch() is None
+    assert serialiser.obstacle(SimpleNamespace(device=DEVICE)) is LetPass.CAPTURE
+    assert serialiser.obstacle(None) is LetPass.CAPTURE
+    assert cuda.log == []
 
 
-def test_a_collective_on_another_device_is_left_alone(cuda: Any) -> None:
-    assert issue(cuda, Work(cuda.said), device=torch.device("cuda", 1)) is None
-    assert cuda.said == ["issued"]
-
-
-def test_a_batch_on_a_side_stream_is_ordered_with_compute_on_both_sides(cuda: Any) -> None:
-    cuda.current = cuda.side
-    order_after = StreamSerialiser(cuda.compute).before_batch()
-    assert order_after is not None
-    cuda.said.append("posted")
+def test_a_batch_on_a_side_stream_is_ordered_with_compute_on_both_sides(cuda: Device) -> None:
+    cuda.current = cuda.streams["gather"]
+    order_after = new_serialiser(cuda).before_batch()
+    cuda.log.append("posted")
     order_after()
-    assert cuda.said == ["side waits for compute", "posted", "compute waits for side"]
+    assert cuda.log == [
+        "event on compute",
+        "gather waits for compute",
+        "posted",
+        "event on gather",
+        "compute waits for gather",
+    ]
 
 
-def test_a_batch_on_the_compute_stream_needs_no_waits_between_streams(cuda: Any) -> None:
-    order_after = StreamSerialiser(cuda.compute).before_batch()
-    assert order_after is not None
-    order_after()
-    assert cuda.said == []
+def test_a_batch_on_the_compute_stream_needs_no_waits_between_streams(cuda: Device) -> None:
+    new_serialiser(cuda).before_batch()()
+    assert cuda.log == []
 
 
 class _Works:
@@ -155,7 +237,7 @@ class _Works:
 def test_on_the_host_a_collective_is_waited_for_with_patience_and_its_time_kept() -> None:
     call, work = new_call(), _Works(None)
     serialiser = HostSerialiser(7.0)
-    assert serialiser.before(call, None)
+    serialiser.before(call)
     assert serialiser.after(call, work)  # type: ignore[arg-type]
     assert work.timeouts == [7.0]
     assert isinstance(call.start, int)
@@ -181,32 +263,78 @@ def test_a_completed_work_may_be_waited_for_again() -> None:
     assert work.is_completed()
 
 
-def test_an_error_in_a_wait_is_kept_and_does_not_escape(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_a_wait_is_kept_and_does_not_escape(cuda: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(stream: Any) -> None:
         raise RuntimeError("no such stream")
 
     gate, call = Gate(capacity=1), new_call()
-    call.serialiser = StreamSerialiser(cuda.compute)
-    assert call.serialiser.before(call, SimpleNamespace(device=DEVICE))  # type: ignore[arg-type]
+    call.serialiser = new_serialiser(cuda)
+    call.serialiser.before(call)
     monkeypatch.setattr(clocks, "stream_mark", fail)
     monkeypatch.setattr(torch.distributed.Work, "unbox", staticmethod(lambda work: work))
     gate.after_call(call, None)
     assert "no such stream" in str(gate.last_error)
 
 
-def test_a_collective_that_cannot_be_serialised_is_counted_and_not_marked(
-    cuda: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a sequential step of a job on CUDA, while a graph is captured."""
-    cuda.capturing = True
-    tensor = SimpleNamespace(device=DEVICE, is_cuda=True, dtype=torch.float32)
-    spec = new_call().spec
-    spec = OperatorSpec(**{**vars(spec), "sizes": lambda _: (4, 4, tensor)})
+# -- what a step let pass
+
+
+@pytest.fixture
+def step(cuda: Device, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Issues one collective, or a batch of one send, in a sequential step of a job on CUDA. Returns the step's log."""
     monkeypatch.setattr("overlap_callbacks.gate.gate.unbox_group", lambda group: group)
-    monkeypatch.setattr(Group, "of", lambda group, dimensions: GROUP)
-    gate = Gate()
-    gate.begin_step(sequential=True, expected=ExpectedSequence([("allreduce_", "0")]), compute_stream=cuda.compute)
-    assert gate.before_call(spec, ([tensor], "0")) is None
-    log = gate.end_step()
-    assert gate.last_error is None, repr(gate.last_error)
-    assert (log.let_pass, [c.start for c in log.collectives]) == (1, [None])
+
+    def run_step(
+        tensor: Any, *, batch: bool = False, group: Group = GROUP, compute: Any = cuda.streams["compute"]
+    ) -> Any:
+        monkeypatch.setattr(Group, "of", lambda of, dimensions: group)
+        name = "send" if batch else "allreduce_"
+        changes = {"name": name, "point_to_point": batch, "sizes": lambda _: (4, 4, tensor)}
+        spec = OperatorSpec(**{**vars(new_call().spec), **changes})
+        gate = Gate()
+        expected = ExpectedSequence([(name, "0")], batches=[((name, "0", -1),)])
+        gate.register()
+        gate.begin_step(sequential=True, expected=expected, compute_stream=compute)
+        if batch:
+            gate.post(lambda: gate.before_call(spec, ([tensor], "0")), lambda _: [])
+        else:
+            gate.before_call(spec, ([tensor], "0"))
+        log = gate.end_step()
+        gate.close()
+        assert gate.last_error is None, repr(gate.last_error)
+        assert log.divergence is None
+        return log
+
+    return run_step
+
+
+def on(device: torch.device) -> Any:
+    kind = device.type
+    return SimpleNamespace(device=device, is_cuda=kind == "cuda", is_cpu=kind == "cpu", dtype=torch.float32)
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_what_cannot_be_serialised_is_counted_by_the_reason_and_has_no_time(
+    cuda: Device, step: Callable[..., Any], batch: bool
+) -> None:
+    other = torch.device("cuda", 1)
+    assert step(on(DEVICE), batch=batch).let_pass == {}
+    passed = {
+        LetPass.OTHER_DEVICE: step(on(other), batch=batch),
+        LetPass.UNKNOWN_GROUP: step(on(DEVICE), batch=batch, group=Group("0", "", (), "nccl", size=2)),
+    }
+    cuda.capturing = True
+    passed[LetPass.CAPTURE] = step(on(DEVICE), batch=batch)
+    for reason, log in passed.items():
+        assert log.let_pass == {reason: 1}
+        assert [(c.start, c.end) for c in log.collectives] == [(None, None)]
+    assert cuda.log.count("event on compute") == 0
+
+
+def test_a_device_that_is_neither_cpu_nor_cuda_is_named_and_its_collectives_are_let_pass(
+    step: Callable[..., Any],
+) -> None:
+    log = step(on(torch.device("xpu", 0)), compute=None)
+    assert log.unsupported_device == "xpu"
+    assert log.let_pass == {LetPass.OTHER_DEVICE: 1}
+    assert step(on(torch.device("cpu")), compute=None).unsupported_device == ""

@@ -263,7 +263,7 @@ class _Measurement:
             CollectiveTime(
                 operator=key[0],
                 group=groups[key].label,
-                group_size=len(groups[key].ranks),
+                group_size=groups[key].num_ranks,
                 dimension=groups[key].dimension,
                 backend=groups[key].backend,
                 messages=messages,

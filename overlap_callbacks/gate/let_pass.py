@@ -1,0 +1,14 @@
+"""Why a sequential step lets a collective pass as it is."""
+
+from __future__ import annotations
+
+import enum
+
+
+class LetPass(enum.Enum):
+    """The reason, in words that follow a number of collectives."""
+
+    CAPTURE = "a CUDA graph was being captured"
+    OTHER_DEVICE = "they were on another device than the one whose steps are timed"
+    COALESCING_BLOCK = "they were in a coalescing block, and start when it ends"
+    UNKNOWN_GROUP = "their process group is not registered with torch.distributed, so that its ranks are not known"
