@@ -6,6 +6,7 @@ The tensors are float32 (4 bytes an element) unless a case says otherwise.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,9 +16,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from overlap_callbacks.gate.deadlock import CollectiveSequence
+from overlap_callbacks.gate.deadlock import CollectiveSequence, find_conflict
 from overlap_callbacks.gate.dispatcher import OWN_KEY
 from overlap_callbacks.gate.gate import Gate
+from overlap_callbacks.gate.let_pass import LetPass
 from overlap_callbacks.gate.step_log import ExpectedSequence, StepLog
 from tests.distributed import captured_log, run_ranks
 from tests.gate.collective_cases import (
@@ -221,6 +223,43 @@ def test_a_collective_says_whether_it_is_asynchronous_although_the_dispatcher_le
             ("_allgather_base_", True, False, 2),
             (message, True, True, 2),
         ]
+
+
+def on_a_group_that_torch_does_not_know(rank: int) -> dict[str, Any]:
+    """A group that somebody made from its parts, without ``new_group``."""
+    store = dist.PrefixStore("of its own", dist.distributed_c10d._get_default_store())
+    group = dist.ProcessGroup(store, rank, 2)
+    backend = dist.ProcessGroupGloo(store, rank, 2, datetime.timedelta(seconds=30))
+    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+    gate, found = Gate(), {}
+    gate.register()
+    for sequential in (False, True):
+        tensor = ramp(rank, 3)
+
+        def use(tensor: torch.Tensor = tensor) -> torch.Tensor:
+            group.allreduce([tensor]).wait()
+            dist.all_reduce(torch.ones(1))
+            return tensor
+
+        keys = [("allreduce_", "unregistered"), ("allreduce_", dist.group.WORLD.group_name)]
+        result, log = observe(gate, use, sequential, keys)
+        found[f"{sequential}"] = (result, [c.start is not None for c in log.collectives], dict(log.let_pass))
+    order = CollectiveSequence.of(log.collectives, rank)
+    found["groups"] = [(c.group.label, c.group.ranks, c.group_size) for c in log.collectives]
+    found["conflict"] = find_conflict({0: order, 1: order})
+    found["error"] = repr(gate.last_error)
+    gate.close()
+    return found
+
+
+def test_on_a_group_that_torch_does_not_know_a_collective_is_recorded_and_let_pass():
+    for found in run_ranks(on_a_group_that_torch_does_not_know, 2):
+        assert found["error"] == "None"
+        assert found["groups"][0] == ("unregistered", (), 2)
+        assert found["groups"][1][1:] == ((0, 1), 2)
+        assert found["False"] == (SUM_3, [False, False], {})
+        assert found["True"] == (SUM_3, [False, True], {LetPass.UNKNOWN_GROUP: 1})
+        assert found["conflict"] is None
 
 
 # -- what sequential means

@@ -1,0 +1,104 @@
+"""Coalescing blocks of torch: nothing is waited for that has not started, with the real code of c10d."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg  # registers the backend "fake", which can open a group with a device
+
+from overlap_callbacks.gate.gate import Gate
+from overlap_callbacks.gate.let_pass import LetPass
+from overlap_callbacks.gate.step_log import ExpectedSequence
+from tests.distributed import run_ranks
+
+CPU = torch.device("cpu")
+
+
+def all_reduces(group: dist.ProcessGroup) -> None:
+    dist.all_reduce(torch.ones(2), group=group)
+    dist.all_reduce(torch.ones(3), group=group)
+
+
+def all_gathers(group: dist.ProcessGroup) -> None:
+    dist.all_gather_into_tensor(torch.zeros(4), torch.ones(2), group=group)
+
+
+def reduce_scatters(group: dist.ProcessGroup) -> None:
+    dist.reduce_scatter_tensor(torch.zeros(2), torch.ones(4), group=group)
+
+
+def in_sequential_step(use: Callable[[], Any]) -> tuple[list[tuple[str, bool]], dict[LetPass, int]]:
+    """The collectives of a sequential step, and which were serialised; and what was let pass."""
+    gate = Gate()
+    gate.register()
+    gate.begin_step(sequential=False)
+    use()
+    keys = [c.key for c in gate.end_step().collectives]
+    gate.begin_step(sequential=True, expected=ExpectedSequence(keys))
+    use()
+    log = gate.end_step()
+    gate.close()
+    assert gate.last_error is None, repr(gate.last_error)
+    assert log.divergence is None
+    return [(c.operator, c.start is not None) for c in log.collectives], dict(log.let_pass)
+
+
+def blocks(rank: int) -> dict[tuple[str, bool, bool], Any]:
+    """What becomes of each kind of block, by operator, whether it has a device, and whether it is asynchronous."""
+    group, found = dist.new_group([0, 1], backend="fake"), {}
+    for issue in (all_reduces, all_gathers, reduce_scatters):
+        for device in (None, CPU):
+            for async_ops in (False, True):
+
+                def use(issue: Callable[..., None] = issue, device: Any = device, async_ops: bool = async_ops) -> None:
+                    with dist._coalescing_manager(group, device=device, async_ops=async_ops):
+                        issue(group)
+
+                found[issue.__name__, device is not None, async_ops] = in_sequential_step(use)
+    return found
+
+
+def test_what_a_block_with_a_device_issues_at_its_end_is_not_waited_for_and_without_one_it_is():
+    operators = {
+        "all_reduces": "allreduce_coalesced_",
+        "all_gathers": "allgather_into_tensor_coalesced_",
+        "reduce_scatters": "reduce_scatter_tensor_coalesced_",
+    }
+    for found in run_ranks(blocks, 2):
+        assert len(found) == 12
+        for (issue, with_device, _), (collectives, let_pass) in found.items():
+            assert collectives == [(operators[issue], not with_device)]
+            assert let_pass == ({LetPass.COALESCING_BLOCK: 1} if with_device else {})
+
+
+def beside_blocks(rank: int) -> list[Any]:
+    group, other = (dist.new_group([0, 1], backend="fake") for _ in range(2))
+
+    def on_another_group() -> None:
+        with dist._coalescing_manager(group, device=CPU):
+            dist.all_reduce(torch.ones(2), group=other)
+
+    def member() -> None:
+        with dist._coalescing_manager(group, device=CPU):
+            dist.broadcast(torch.ones(2), 0, group=group)
+
+    def after() -> None:
+        with dist._coalescing_manager(group, device=CPU):
+            pass
+        dist.all_reduce(torch.ones(2), group=group)
+
+    def coalesced_without_a_block() -> None:
+        dist.all_reduce_coalesced([torch.ones(2), torch.ones(3)], group=group)
+
+    return [in_sequential_step(use) for use in (on_another_group, member, after, coalesced_without_a_block)]
+
+
+def test_while_a_block_is_open_nothing_is_waited_for_and_after_it_collectives_are_again():
+    for on_another_group, member, after, without_a_block in run_ranks(beside_blocks, 2):
+        assert on_another_group == ([("allreduce_", False)], {LetPass.COALESCING_BLOCK: 1})
+        assert member == ([("broadcast_", False)], {LetPass.COALESCING_BLOCK: 1})
+        assert after == ([("allreduce_", True)], {})
+        assert without_a_block == ([("allreduce_coalesced_", True)], {})
