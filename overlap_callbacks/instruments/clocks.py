@@ -37,19 +37,38 @@ def is_ready(mark: Mark) -> bool:
 
 
 _this_thread = threading.local()
+_OWN_THREADS = "overlap-callbacks"  # with this their names begin
 _THREAD_LOCAL_CAPTURE = 1  # cudaStreamCaptureModeThreadLocal, and hipStreamCaptureModeThreadLocal
 
 
-def leave_captures_alone() -> None:
+def device_of(mark: Mark) -> torch.device | None:
+    """The device of a mark; None for one on the host."""
+    return None if isinstance(mark, int) else mark.device
+
+
+def prepare_own_thread(device: torch.device | None) -> None:
+    """Prepare a thread of the library's own for querying events of a device. Does nothing on a thread of the job's.
+
+    A new thread has CUDA device 0, which may belong to another rank. Calls from it could create a context there, which
+    takes hundreds of MiB. So the thread gets the events' device, as the watchdog of NCCL in torch does.
+
+    Args:
+        device: of the events; None for marks on the host, which need nothing.
+    """
+    if device is None or not threading.current_thread().name.startswith(_OWN_THREADS):
+        return
+    if getattr(_this_thread, "device", None) != device:
+        _this_thread.device = device
+        torch.cuda.set_device(device)
+        _leave_captures_alone()
+
+
+def _leave_captures_alone() -> None:
     """Allow this thread to query events while another thread captures a CUDA graph.
 
     By default, querying an event from this thread invalidates a CUDA graph that another thread is capturing in torch's
-    default mode. Call this only on the library's own threads: it must not change how the job's threads capture. The
-    watchdog of NCCL in torch does the same.
+    default mode. The watchdog of NCCL in torch does the same.
     """
-    if getattr(_this_thread, "leaves_captures_alone", False) or threading.current_thread() is threading.main_thread():
-        return
-    _this_thread.leaves_captures_alone = True
     try:
         if torch.version.hip is not None:
             exchange = ctypes.CDLL("libamdhip64.so").hipThreadExchangeStreamCaptureMode
@@ -102,10 +121,16 @@ class HostTimes:
         self._earliest_ns = -math.inf  # bounds of the reference's host time
         self._latest_ns = math.inf
 
-    def recorded(self, mark: torch.cuda.Event) -> None:
-        """Tell that a mark was left on the stream just now."""
+    def recorded(self, mark: torch.cuda.Event, not_before_ns: int) -> None:
+        """Tell that a mark was left on the stream.
+
+        Args:
+            mark: the mark.
+            not_before_ns: host time before it was recorded. The device may pass it before the call that records it
+                returns.
+        """
         with self._lock:
-            self._pending.append(_Pending(mark, now()))
+            self._pending.append(_Pending(mark, not_before_ns))
 
     def poll(self) -> None:
         """Look which pending marks the device has passed. Does not block."""
@@ -160,15 +185,16 @@ class StepClock:
         """Leave a mark at this point of the compute stream; on CPU, of host time."""
         if self.compute_stream is None:
             return now()
+        before_ns = now()
         mark = stream_mark(self.compute_stream)
-        self._host_times.recorded(mark)
+        self._host_times.recorded(mark, before_ns)
         self._host_times.poll()
         return mark
 
     def poll(self) -> None:
         """Poll pending marks to narrow their host-time bounds. Thread-safe, never blocks."""
         if self.compute_stream is not None:
-            leave_captures_alone()
+            prepare_own_thread(self.compute_stream.device)
             self._host_times.poll()
 
     def host_bounds_ns(self, mark: Mark) -> tuple[int, int]:

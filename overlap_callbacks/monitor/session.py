@@ -15,6 +15,7 @@ from overlap_callbacks.gate.native import SwitchState
 from overlap_callbacks.instruments.clocks import StepClock
 from overlap_callbacks.instruments.power.discovery import devices_to_read
 from overlap_callbacks.instruments.power.meter import PowerMeter
+from overlap_callbacks.monitor.accelerators import accelerator_in_use, refusal
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.order_check import OrderChecker
 from overlap_callbacks.monitor.background.reporter import Reporter
@@ -144,6 +145,10 @@ class SessionSlot:
             self._faults.switch_off(
                 "alone", "the job has one rank: there is nothing to overlap, and nothing is measured"
             )
+            return None
+        accelerator = accelerator_in_use()
+        if accelerator:
+            self._faults.switch_off("accelerator", refusal(accelerator))
             return None
         if self._gate.taken:
             why = "another OverlapMonitor of this process is measuring, and only one can: close() it first"

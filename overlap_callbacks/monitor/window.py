@@ -131,6 +131,11 @@ class Window:
         """Host time since the window opened."""
         return (clocks.now() - self._opened_ns) / 1e9
 
+    @property
+    def on_device(self) -> bool:
+        """Whether steps are timed on a device."""
+        return self._clock.compute_stream is not None
+
     def note(self, problem: str) -> None:
         """Have the report say what went wrong, once."""
         if problem not in self._problems:

@@ -7,6 +7,7 @@ import enum
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.native import SwitchState
+from overlap_callbacks.monitor.accelerators import refusal
 from overlap_callbacks.monitor.background.order_check import Decision, Ruling
 from overlap_callbacks.monitor.clearance import Clearance
 from overlap_callbacks.monitor.config import MonitorConfig
@@ -137,6 +138,10 @@ class WindowRunner(StepRunner):
             self.abandon(stuck)
             self._faults.switch_off("stuck", f"{stuck}; measuring is switched off, training goes on")
             return
+        if step.log.unsupported_device:
+            self._close(complete=False, report=False)  # what its marks say is not true
+            self._faults.switch_off("accelerator", refusal(step.log.unsupported_device))
+            return
         if step.plan.part is Part.RECORDED:
             self._end_recorded_step(step, self._window)
         elif step.plan.part is Part.TIMED:
@@ -263,6 +268,11 @@ class WindowRunner(StepRunner):
             return
         self.num_opened += 1
         marks = Window(plan.window, self._step, self._gate, self._switch, session.meter)
+        if marks.on_device and not self._schedule.warmup_steps:
+            marks.note(
+                "warmup_steps=0: the first step after a change of mode counts, although work of the step before it may "
+                "still run on other streams"
+            )
         self._window = _OpenWindow(marks, session, self._schedule)
         self._phase = Phase.RECORDING
 

@@ -388,3 +388,22 @@ def test_batches_of_a_sequence_are_identified_by_the_peers_ranks_in_their_groups
         (),
         (("send", "p2p", 1), ("recv_any_source_", "p2p", -1)),
     )
+
+
+# -- groups whose ranks are not known
+
+
+def test_collectives_of_groups_whose_ranks_are_not_known_are_not_waited_for_and_make_no_conflict():
+    known = {"known": (0, 1)}
+    unknown = {**known, "unregistered": ()}
+    forth = CollectiveSequence((Item("allreduce_", "unregistered"), Item("allreduce_", "known")), unknown)
+    back = CollectiveSequence((Item("allreduce_", "known"), Item("allreduce_", "unregistered")), unknown)
+    assert find_conflict({0: forth, 1: back}) is None
+
+
+def test_a_sequence_communicates_if_any_of_its_groups_may_have_other_ranks():
+    item = Item("allreduce_", "a")
+    assert not CollectiveSequence((), {}).communicates
+    assert not CollectiveSequence((item,), {"a": (3,)}).communicates
+    assert CollectiveSequence((item,), {"a": (3, 4)}).communicates
+    assert CollectiveSequence((item,), {"a": ()}).communicates

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,7 +54,7 @@ def run(device: Device, passed_ns: list[int], lead_ns: int, look_every_ns: int) 
         if event is None:
             times.poll()
         else:
-            times.recorded(event)
+            times.recorded(event, device.host_ns)
     return times, events
 
 
@@ -78,7 +83,7 @@ def test_looks_in_step_with_training_leave_wide_bounds_and_not_a_wrong_time(devi
     for event in events:
         device.host_ns = event.passed_ns - 200_000_000
         times.poll()
-        times.recorded(event)
+        times.recorded(event, device.host_ns)
     device.host_ns = events[-1].passed_ns + 100_000_000
     times.poll()
     for event in events:
@@ -104,6 +109,46 @@ def test_the_truth_lies_within_the_bounds(gaps: list[int], lead_ns: int, look_ev
             assert earliest - 1 <= event.passed_ns <= latest + 1
     finally:
         clocks.now = before
+
+
+def test_a_mark_that_is_passed_before_the_call_that_records_it_returns_lies_within_its_bounds(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recording releases the interpreter's lock, so it may return late."""
+
+    def record_and_be_held_up(stream: object) -> Event:
+        event = Event(device, device.host_ns + 10_000)
+        device.host_ns += 5_000_000
+        return event
+
+    monkeypatch.setattr(clocks, "stream_mark", record_and_be_held_up)
+    clock = clocks.StepClock()
+    clock.compute_stream = SimpleNamespace(device=torch.device("cuda", 0))  # type: ignore[assignment]
+    for _ in range(3):
+        mark: Any = clock.mark()
+        earliest, latest = clock.host_bounds_ns(mark)
+        assert earliest <= mark.passed_ns <= latest
+        device.host_ns += 1_000_000
+
+
+@pytest.mark.parametrize("name", ["overlap-callbacks-power", "the job's own"])
+def test_threads_of_our_own_and_no_others_take_the_device_whose_events_they_query(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+
+    def query() -> None:
+        for index in (3, 3, 1):
+            clocks.prepare_own_thread(torch.device("cuda", index))
+        clocks.prepare_own_thread(None)
+
+    thread = threading.Thread(target=query, name=name)
+    thread.start()
+    thread.join()
+    assert [device.index for device in taken] == ([3, 1] if name.startswith("overlap") else [])
+    clocks.prepare_own_thread(torch.device("cuda", 3))  # on the main thread
+    assert len(taken) == 2 * name.startswith("overlap")
 
 
 def test_without_a_mark_there_is_no_time(device: Device) -> None:

@@ -35,6 +35,16 @@ def test_the_first_step_is_recorded_and_those_after_its_clearance_are_sequential
     assert bench.checker.keys == ["pinned1"]
 
 
+def test_tensors_on_a_device_that_cannot_be_timed_end_measuring() -> None:
+    bench = Bench()
+    bench.gate.log = dataclasses.replace(EMPTY_LOG, unsupported_device="npu")
+    with captured_log() as lines:
+        run(pinned(bench), 0)
+    assert len(lines) == bench.stopped == 1
+    assert "'npu'" in lines[0]
+    assert bench.checker.keys == []
+
+
 def test_overlapped_steps_need_nothing_and_are_not_asked_about_again() -> None:
     bench = Bench()
     runner = pinned(bench, OV)

@@ -47,6 +47,18 @@ def test_a_window_that_is_granted_runs_by_its_plans_and_is_reported_as_complete(
     assert runner.next_step == 22
 
 
+def test_tensors_on_a_device_that_cannot_be_timed_end_measuring_with_a_line_that_names_it() -> None:
+    bench = Bench()
+    bench.gate.log = dataclasses.replace(EMPTY_LOG, unsupported_device="xpu")
+    runner = windows(bench)
+    with captured_log() as lines:
+        run(runner, *range(4))
+    assert [line for line in lines if "'xpu'" in line] == lines
+    assert len(lines) == bench.stopped == 1
+    assert (bench.reporter.blocks, bench.reporter.windows) == ([], [])
+    assert not runner.in_window
+
+
 def test_a_control_window_asks_for_no_ruling_and_runs_overlapped() -> None:
     bench = Bench()
     run(windows(bench, tiny_schedule(every_n_steps=10, control=True)), *range(10))

@@ -35,6 +35,7 @@ from overlap_callbacks.analysis.results.window import (
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.instruments.power.meter import MeasuredPower
+from overlap_callbacks.monitor.background.let_pass import unchecked, what_was_let_pass
 from overlap_callbacks.monitor.schedule import Part
 from overlap_callbacks.monitor.window import ClosedWindow, FinishedBlock, MeasuredStep
 
@@ -54,13 +55,15 @@ def measure(window: ClosedWindow, rank: int, backend: str) -> RankWindow:
         rank: of this process. Rank 0 adds the timelines of two steps and a trace of power.
         backend: of the default process group.
     """
-    clocks.leave_captures_alone()
+    if window.steps:
+        clocks.prepare_own_thread(clocks.device_of(window.steps[-1].end))
     return _Measurement(window).result(rank, backend)
 
 
 def measure_block(block: FinishedBlock) -> TimedBlock | None:
     """The step times of one timed block; None if none of its steps counted."""
-    clocks.leave_captures_alone()
+    if block.steps:
+        clocks.prepare_own_thread(clocks.device_of(block.steps[-1].end))
     return _timed_block(block.block, block.arm, [step for step in block.steps if _await_mark(step.end)])
 
 
@@ -110,6 +113,7 @@ class _Measurement:
     def __init__(self, window: ClosedWindow) -> None:
         self._window = window
         self._problems = list(window.problems)
+        self._doubts: list[str] = []
         odd = odd_steps(window.steps)
         if odd:
             self._note("steps that issued far more or fewer collectives than most of their window were left out")
@@ -123,6 +127,7 @@ class _Measurement:
         timed = self._timed_blocks()
         power = self._power(profile.communication)
         collectives = self._collectives()
+        self._note_let_pass(profile.blocks)
         return RankWindow(
             rank=rank,
             window=window.number,
@@ -143,7 +148,17 @@ class _Measurement:
             power_trace=power.trace if rank == 0 else None,
             power_elsewhere=window.meter is not None and window.meter.elsewhere,
             problems=tuple(self._problems),
+            doubts=tuple(self._doubts),
         )
+
+    def _note_let_pass(self, profiled: Sequence[ProfiledBlock]) -> None:
+        """Say what sequential steps let pass; without a profile of such steps, that makes them doubtful."""
+        is_checked = any(block.arm is Mode.SEQUENTIAL for block in profiled)
+        for sentence in what_was_let_pass(self._steps):
+            if is_checked:
+                self._note(sentence)
+            else:
+                self._doubts.append(unchecked(sentence))
 
     def _note(self, problem: str) -> None:
         if problem not in self._problems:

@@ -207,6 +207,12 @@ def decide(channel: StoreChannel, key: str, timeout_s: float, stop: Callable[[],
             return Ruling(
                 Decision.FAILED, f"rank {rank} issued more collectives in one step than the gate has storage for"
             )
+    if not any(sequence.communicates for sequence in sequences.values()):
+        return Ruling(
+            Decision.FAILED,
+            "the recorded step issued no collectives that could be serialised, so that sequential steps would be "
+            "overlapped ones: replays of CUDA graphs and libraries of one's own pass the gate unseen",
+        )
     conflict = find_conflict({rank: sequences[digest] for rank, digest in digests.items()})
     if conflict is not None:
         return Ruling(

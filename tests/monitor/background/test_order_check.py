@@ -242,3 +242,29 @@ def test_an_exchange_of_messages_is_not_refused_and_only_the_collective_is_seria
         assert of_rank["lines"] == []
         assert of_rank["serialised"] == {"allreduce_"}
     assert [report["complete"] for report in found[0]["reports"]][:3] == [True] * 3
+
+
+# -- nothing to serialise
+
+
+def train_without_collectives(rank: int) -> dict[str, Any]:
+    """Steps whose communication the gate does not see, as in replays of CUDA graphs; groups of one rank have none."""
+    alone = [dist.new_group([number]) for number in range(2)][rank]
+    monitor = new_monitor(sink := KeptReports())
+    with captured_log(level=20) as lines, kept_logs() as logs:
+        for _ in range(NUM_STEPS):
+            with monitor.step():
+                dist.all_reduce(torch.ones(1), group=alone)
+        active = monitor.active
+        monitor.close()
+    serialised = sum(c.start is not None for log in logs for c in log.collectives)
+    return {"lines": lines, "active": active, "serialised": serialised, "reports": sink.facts()}
+
+
+def test_where_no_rank_communicates_as_far_as_is_seen_nothing_is_compared_and_a_sentence_says_why():
+    found = run_ranks(train_without_collectives, 2)
+    assert all(rank["active"] and not rank["serialised"] for rank in found)
+    assert any("issued no collectives that could be serialised" in line for line in found[0]["lines"])
+    for report in found[0]["reports"]:
+        assert not report["complete"]
+        assert any("replays of CUDA graphs" in problem for problem in report["problems"])

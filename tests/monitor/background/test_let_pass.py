@@ -1,0 +1,82 @@
+"""What sequential steps let pass: said in words with the number, and doubted where no profile checked it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from overlap_callbacks.analysis.aggregate import aggregate_windows
+from overlap_callbacks.analysis.kernels.table import Kind
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.window import RankWindow
+from overlap_callbacks.gate.let_pass import LetPass
+from overlap_callbacks.gate.step_log import StepLog
+from overlap_callbacks.instruments.clocks import StepClock
+from overlap_callbacks.monitor.background.let_pass import what_was_let_pass
+from overlap_callbacks.monitor.background.measurement import measure
+from overlap_callbacks.monitor.schedule import Part, Plan
+from overlap_callbacks.monitor.window import ClosedWindow, MeasuredStep
+from tests.columns import columns
+
+MS = 1_000_000
+
+
+def step(
+    let_pass: Mapping[LetPass, int], mode: Mode = Mode.SEQUENTIAL, counted: bool = True, profile_index: int = -1
+) -> MeasuredStep:
+    part = Part.TIMED if profile_index < 0 else Part.PROFILED
+    plan = Plan(0, 1, part, 0, mode, mode, True, False)
+    log = StepLog((), 0, None, let_pass=let_pass)
+    return MeasuredStep(plan=plan, start=0, end=MS, log=log, counted=counted, profile_index=profile_index)
+
+
+def test_each_reason_is_a_sentence_with_the_number_a_step() -> None:
+    steps = [step({LetPass.CAPTURE: 24, LetPass.OTHER_DEVICE: 1}), step({LetPass.OTHER_DEVICE: 2})]
+    assert what_was_let_pass(steps) == (
+        "12 collectives a step were not serialised: a CUDA graph was being captured",
+        "1.5 collectives a step were not serialised: they were on another device than the one whose steps are timed",
+    )
+
+
+def test_steps_that_are_overlapped_or_do_not_count_say_nothing() -> None:
+    passed = {LetPass.CAPTURE: 12}
+    assert what_was_let_pass([step(passed, Mode.OVERLAPPED), step(passed, counted=False), step({})]) == ()
+    assert what_was_let_pass([]) == ()
+
+
+def window_of(steps: list[MeasuredStep], profile: Any = None) -> RankWindow:
+    closed = ClosedWindow(
+        number=0,
+        first_step=0,
+        steps=tuple(steps),
+        complete=True,
+        problems=(),
+        opened_ns=0,
+        wall_ms=5.0,
+        clock=StepClock(),
+        meter=None,
+        profile=profile,
+        missing_profile="",
+    )
+    return measure(closed, rank=0, backend="nccl")
+
+
+def test_without_a_profile_a_window_whose_steps_let_collectives_pass_is_not_valid() -> None:
+    window = window_of([step({LetPass.CAPTURE: 3})])
+    (doubt,) = window.doubts
+    assert doubt.startswith("3 collectives a step were not serialised: a CUDA graph was being captured")
+    report = aggregate_windows([window], world_size=1, every_n_steps=100)
+    assert not report.valid
+    assert doubt in report.problems
+    assert aggregate_windows([window_of([step({})])], world_size=1, every_n_steps=100).valid
+
+
+def test_with_a_profile_of_sequential_steps_what_was_let_pass_is_a_note() -> None:
+    """The profile shows residual overlap, which decides then."""
+    rows = [("gemm", Kind.COMPUTE, 0, 0, 1), ("gemm", Kind.COMPUTE, 1, 1, 2)]
+    profile: Any = SimpleNamespace(kernels=lambda: columns(rows))
+    steps = [step({}, Mode.OVERLAPPED, profile_index=0), step({LetPass.CAPTURE: 3}, profile_index=1)]
+    window = window_of(steps, profile)
+    assert window.doubts == ()
+    assert "3 collectives a step were not serialised: a CUDA graph was being captured" in window.problems
