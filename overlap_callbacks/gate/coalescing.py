@@ -23,16 +23,20 @@ _MANAGER = inspect.unwrap(c10d._coalescing_manager).__code__
 
 
 class CoalescingBlocks:
-    """Numbers the coalescing blocks of one step."""
+    """The coalescing blocks of one step.
+
+    Attributes:
+        open: torch's own table of those that are open, by group.
+    """
 
     def __init__(self) -> None:
+        self.open: dict[dist.ProcessGroup, list[Any]] = c10d._world.pg_coalesce_state
         self._last: list[Any] | None = None  # the block seen last; held, so that no other takes its place
         self._count = 0
 
     def number_of(self, group: dist.ProcessGroup) -> int:
         """The number of the group's open block, from 1; 0 if it has none."""
-        blocks = c10d._world.pg_coalesce_state
-        block = blocks.get(group) if blocks else None
+        block = self.open.get(group)
         if block is None:
             return 0
         if block is not self._last:
@@ -40,13 +44,13 @@ class CoalescingBlocks:
             self._count += 1
         return self._count
 
+    def hold_back(self, spec: OperatorSpec) -> bool:
+        """Whether a collective that is issued now starts only when a block ends.
 
-def starts_later(spec: OperatorSpec) -> bool:
-    """Whether a collective that is issued now starts only when a coalescing block ends.
-
-    Any group's block counts: a group of NCCL that is open on a thread holds back what the thread issues on others too.
-    """
-    return bool(c10d._world.pg_coalesce_state) or (spec.ends_block and _within_manager_with_device())
+        Any group's block counts: a group of NCCL that is open on a thread holds back what the thread issues on others
+        too.
+        """
+        return bool(self.open) or (spec.ends_block and _within_manager_with_device())
 
 
 def _within_manager_with_device() -> bool:

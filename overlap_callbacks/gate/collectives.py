@@ -7,6 +7,7 @@ adds needs no change here.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +43,7 @@ class OperatorSpec:
         host_blocking: whether waiting for its ``Work`` blocks the host on CUDA too.
         peer: position of the peer's group rank; -1 without one.
         tag: position of the tag; -1 without one.
-        async_op: position of ``async_op``; -1 without one.
+        async_op: position of ``async_op``; without one, a position that no call has.
         asynchronous: its value where a call leaves it out; without one, whether the operator returns a ``Work``.
         ends_block: whether it is one of the operators that a coalescing block issues at its end.
     """
@@ -56,15 +57,9 @@ class OperatorSpec:
     host_blocking: bool
     peer: int
     tag: int
-    async_op: int = -1
+    async_op: int = sys.maxsize
     asynchronous: bool = True
     ends_block: bool = False
-
-    def is_asynchronous(self, args: tuple[Any, ...]) -> bool:
-        """Whether a call with these arguments returns before the collective is ordered with the issuing stream."""
-        position = self.async_op
-        # The dispatcher leaves trailing arguments out where they have their default.
-        return bool(args[position]) if 0 <= position < len(args) else self.asynchronous
 
 
 @functools.cache
@@ -102,7 +97,7 @@ def _spec(name: str, operator: Any, arguments: list[str]) -> OperatorSpec:
         host_blocking="barrier" in name,
         peer=position("dst", "src"),
         tag=position("tag"),
-        async_op=async_op,
+        async_op=async_op if async_op >= 0 else sys.maxsize,
         asynchronous=bool(default),
         ends_block="coalesced" in name,
     )

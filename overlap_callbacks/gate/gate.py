@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from overlap_callbacks.gate.coalescing import CoalescingBlocks, starts_later
+from overlap_callbacks.gate.coalescing import CoalescingBlocks
 from overlap_callbacks.gate.collectives import Collective, Group, OperatorSpec
 from overlap_callbacks.gate.dispatcher import dispatcher
 from overlap_callbacks.gate.foreign import SequenceNumbers
@@ -282,31 +282,30 @@ class Gate:
             group = self._groups.get(process_group)
             if group is None:
                 group = self._groups[process_group] = Group.of(process_group, self.dimensions)
+                self._unsupported_device = self._unsupported_device or _unsupported_device(spec.sizes(args)[2])
             bytes_in, bytes_out, tensor = spec.sizes(args)
-            on_device = tensor is not None and tensor.is_cuda
+            blocks = self._blocks
             call = CollectiveCall(
                 spec,
                 group,
                 bytes_in,
                 bytes_out,
                 None if tensor is None else tensor.dtype,
-                self._blocks.number_of(process_group),
+                blocks.number_of(process_group) if blocks.open else 0,
                 args[spec.peer] if spec.peer >= 0 else -1,
                 args[spec.tag] if spec.tag >= 0 else 0,
                 issued_ns,
                 self._posting if spec.point_to_point else 0,
-                spec.is_asynchronous(args),
-                on_device,
+                args[spec.async_op] if len(args) > spec.async_op else spec.asynchronous,
+                tensor is not None and tensor.is_cuda,
             )
-            if tensor is not None and not (on_device or tensor.is_cpu):
-                self._unsupported_device = tensor.device.type
             if call.posted:
                 self._posted.append(call)
             self._recorder.append(call)
             watched = call if self._watching else None
             if not self._serialise or not self._tracker.admits(call):
                 return watched
-            if not spec.returns_work or (spec.point_to_point and not call.posted):
+            if not spec.returns_work:
                 return watched
             serialiser = self._serialiser_of(call, tensor)
             if isinstance(serialiser, LetPass):
@@ -326,7 +325,9 @@ class Gate:
         """What serialises the call, or why nothing does."""
         if not call.group.ranks:
             return LetPass.UNKNOWN_GROUP
-        if not call.posted and (call.coalesced or starts_later(call.spec)):
+        if call.spec.point_to_point and not call.posted:
+            return LetPass.SINGLE_MESSAGE
+        if not call.posted and (call.coalesced or self._blocks.hold_back(call.spec)):
             return LetPass.COALESCING_BLOCK
         serialiser: Serialiser | None = self._on_stream
         if not call.on_device:
@@ -354,3 +355,8 @@ class Gate:
         """Stop serialising: this collective timed out, so the ranks wait for each other in a way no check foresaw."""
         self._serialise = False
         self.stuck = call.to_collective()
+
+
+def _unsupported_device(tensor: torch.Tensor | None) -> str:
+    """The type of the tensor's device, if it is none on which anything can be timed; else empty."""
+    return "" if tensor is None or tensor.is_cuda or tensor.is_cpu else tensor.device.type

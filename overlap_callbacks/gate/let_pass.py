@@ -1,4 +1,4 @@
-"""Why a sequential step lets a collective pass as it is."""
+"""Why a sequential step lets a collective, or a message, pass as it is."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import enum
 
 
 class LetPass(enum.Enum):
-    """The reason, in words that follow a number of collectives."""
+    """The reason, in words that follow a number of collectives or messages."""
 
     CAPTURE = "a CUDA graph was being captured"
     OTHER_DEVICE = "they were on another device than the one whose steps are timed"
     COALESCING_BLOCK = "they were in a coalescing block, and start when it ends"
     UNKNOWN_GROUP = "their process group is not registered with torch.distributed, so that its ranks are not known"
+    SINGLE_MESSAGE = "they were sent or received singly, and waiting for one could hang a pipeline"

@@ -43,6 +43,7 @@ class KeptReports(Sink):
         return [
             {
                 "complete": report.complete,
+                "valid": report.valid,
                 "ranks": list(report.ranks),
                 "problems": list(report.problems),
                 "figures": sorted(report.figures()),

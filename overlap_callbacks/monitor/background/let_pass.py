@@ -9,6 +9,8 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.gate.let_pass import LetPass
 from overlap_callbacks.monitor.window import MeasuredStep
 
+_NOUN = {LetPass.SINGLE_MESSAGE: "messages"}
+
 
 def what_was_let_pass(steps: Sequence[MeasuredStep]) -> tuple[str, ...]:
     """One sentence for each reason for which counted sequential steps did not serialise collectives."""
@@ -17,7 +19,7 @@ def what_was_let_pass(steps: Sequence[MeasuredStep]) -> tuple[str, ...]:
     for step in sequential:
         total.update(step.log.let_pass)
     return tuple(
-        f"{round(number / len(sequential), 1):g} collectives a step were not serialised: {reason.value}"
+        f"{round(number / len(sequential), 1):g} {_NOUN.get(reason, 'collectives')} a step were not serialised: {reason.value}"
         for reason, number in sorted(total.items(), key=lambda item: item[0].name)
     )
 

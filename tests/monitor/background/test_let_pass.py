@@ -39,6 +39,11 @@ def test_each_reason_is_a_sentence_with_the_number_a_step() -> None:
     )
 
 
+def test_sends_and_receives_are_called_messages() -> None:
+    (sentence,) = what_was_let_pass([step({LetPass.SINGLE_MESSAGE: 8})])
+    assert sentence.startswith("8 messages a step were not serialised: ")
+
+
 def test_steps_that_are_overlapped_or_do_not_count_say_nothing() -> None:
     passed = {LetPass.CAPTURE: 12}
     assert what_was_let_pass([step(passed, Mode.OVERLAPPED), step(passed, counted=False), step({})]) == ()

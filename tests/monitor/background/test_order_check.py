@@ -242,6 +242,10 @@ def test_an_exchange_of_messages_is_not_refused_and_only_the_collective_is_seria
         assert of_rank["lines"] == []
         assert of_rank["serialised"] == {"allreduce_"}
     assert [report["complete"] for report in found[0]["reports"]][:3] == [True] * 3
+    for report in found[0]["reports"][:3]:
+        # No profile tells whether the messages ran beside compute.
+        assert any(problem.startswith("2 messages a step were not serialised") for problem in report["problems"])
+        assert not report["valid"]
 
 
 # -- nothing to serialise
