@@ -11,6 +11,7 @@ from overlap_callbacks import Mode, Schedule
 from overlap_callbacks.gate.native import OverlapSwitch
 from overlap_callbacks.monitor.background.order_check import Decision, Ruling
 from overlap_callbacks.monitor.config import MonitorConfig
+from overlap_callbacks.monitor.window import Window
 from overlap_callbacks.monitor.window_runner import WindowRunner
 from tests.distributed import captured_log
 from tests.monitor.fakes import EMPTY_LOG, Bench
@@ -57,6 +58,18 @@ def test_tensors_on_a_device_that_cannot_be_timed_end_measuring_with_a_line_that
     assert len(lines) == bench.stopped == 1
     assert (bench.reporter.blocks, bench.reporter.windows) == ([], [])
     assert not runner.in_window
+
+
+@pytest.mark.parametrize(("on_device", "warmup_steps", "noted"), [(True, 0, 1), (True, 1, 0), (False, 0, 0)])
+def test_on_a_device_a_window_without_warm_up_steps_says_so(
+    on_device: bool, warmup_steps: int, noted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr(Window, "on_device", on_device)
+    monkeypatch.setattr(Window, "note", lambda self, problem: notes.append(problem))
+    schedule = tiny_schedule(every_n_steps=20, warmup_steps=warmup_steps)
+    run(windows(Bench(GRANTED), schedule), *range(3))
+    assert len([note for note in notes if note.startswith("warmup_steps=0")]) == noted
 
 
 def test_a_control_window_asks_for_no_ruling_and_runs_overlapped() -> None:

@@ -18,10 +18,11 @@ def what_was_let_pass(steps: Sequence[MeasuredStep]) -> tuple[str, ...]:
     total: Counter[LetPass] = Counter()
     for step in sequential:
         total.update(step.log.let_pass)
-    return tuple(
-        f"{round(number / len(sequential), 1):g} {_NOUN.get(reason, 'collectives')} a step were not serialised: {reason.value}"
-        for reason, number in sorted(total.items(), key=lambda item: item[0].name)
-    )
+    sentences = []
+    for reason, number in sorted(total.items(), key=lambda item: item[0].name):
+        what = f"{round(number / len(sequential), 1):g} {_NOUN.get(reason, 'collectives')}"
+        sentences.append(f"{what} a step were not serialised: {reason.value}")
+    return tuple(sentences)
 
 
 def unchecked(sentence: str) -> str:
