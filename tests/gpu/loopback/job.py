@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
@@ -19,7 +20,7 @@ import torch
 import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg
 
-from tests.gpu.loopback.collectives import OPERATORS, Issued, parse
+from tests.gpu.loopback.collectives import OPERATORS, Call, Issued, parse
 from tests.gpu.loopback.device_link import DeviceLink
 from tests.gpu.loopback.host_link import HostLink
 from tests.gpu.loopback.settings import LoopSettings
@@ -61,15 +62,18 @@ class LoopJob:
             group: dist.ProcessGroup = dist.ProcessGroup.unbox(args[group_at])
             call = parse(operator, group_at, async_at, args)
             if group.size() > 1:
-                size = call.num_bytes
-                length_ns = self.settings.length_ns(size)
-                self.issued.append(Issued(operator, call.kind, group.group_name, size, call.asynchronous, length_ns))
+                self.issued.append(self._describe(call, group.group_name))
             work = self.link.issue(call, group, self.settings)
             # NCCL has no work for a synchronous collective. ``boxed`` of None is a null pointer, as C++ returns it.
             boxed = dist.Work.boxed(work)  # type: ignore[arg-type]
             return (args[0], boxed) if returns_tensors else boxed
 
         return kernel
+
+    def _describe(self, call: Call, group: str) -> Issued:
+        size = call.num_bytes
+        length_ns = self.settings.length_ns(size)
+        return Issued(call.operator, call.kind, group, size, call.asynchronous, length_ns, time.perf_counter_ns())
 
 
 class _Echo(dist.Store):
@@ -116,7 +120,7 @@ class _Echo(dist.Store):
     def wait(self, keys: list[str], *timeout: Any) -> None:
         self._store.wait(keys, *timeout)
 
-    def deleteKey(self, key: str) -> bool:  # noqa: N802 - torch calls it by the name that it has in C++
+    def deleteKey(self, key: str) -> bool:
         done: bool = self._store.delete_key(key)
         return done
 
