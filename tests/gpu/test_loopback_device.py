@@ -1,4 +1,4 @@
-"""On one GPU: figures of real training against communication of known length, kernel by kernel."""
+"""On one GPU: figures of real training against communication of known length."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import statistics
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
-from overlap_callbacks import Mode, OverlapReport
-from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
-from overlap_callbacks.instruments.profiler import Profile
+from overlap_callbacks import OverlapReport
 from tests.distributed import run_alone
 from tests.gpu import jobs
 from tests.gpu.loopback import LoopJob, LoopSettings, open_job
@@ -24,9 +21,6 @@ RANKS_LOAD = ("tests.gpu.loopback.runs",)
 LINK = LoopSettings("cuda", ctas=24, gb_s=4.0)
 KINDS = ("ddp", "fsdp2", "zero3")
 WINDOW = {**ONE_WINDOW, "repeats": 4, "steps_per_block": 2, "profiled_steps": 4}
-NO_WINDOW = {**WINDOW, "every_n_steps": 10_000, "first_step": 5_000, "sinks": []}
-# Kernels that follow each other may overlap by what the device's clock cannot tell apart.
-CLOCK_NS = 1_000
 
 pytestmark = pytest.mark.skipif(not available(), reason="there is no nvcc, and no compiled library")
 
@@ -38,14 +32,11 @@ class Found:
     Attributes:
         report, control: of a window, and of one with both sides overlapped.
         known_ms: of the collectives of a step.
-        beside: microseconds in which each compute kernel ran beside communication, in sequential and in overlapped
-            steps.
     """
 
     report: OverlapReport
     control: OverlapReport
     known_ms: float
-    beside: dict[Mode, dict[str, float]]
 
 
 def _window(loop: LoopJob, job: jobs.Job, **options: Any) -> OverlapReport:
@@ -54,38 +45,6 @@ def _window(loop: LoopJob, job: jobs.Job, **options: Any) -> OverlapReport:
         train(loop, job, WINDOW["first_step"] + monitor.schedule.window_steps + 2, monitor)
     (report,) = kept.reports
     return report
-
-
-def _raw_kernels(loop: LoopJob, job: jobs.Job, mode: Mode) -> KernelTable:
-    with job.attach(**NO_WINDOW) as monitor:
-        train(loop, job, 2, monitor)
-        monitor.force(mode)
-        train(loop, job, 4, monitor)  # the first wait for the order check
-        torch.cuda.synchronize()
-        profile = Profile(on_cuda=True)
-        profile.start()
-        for _ in range(4):
-            profile.begin_step()
-            train(loop, job, 1, monitor)
-            profile.end_step()
-        torch.cuda.synchronize()
-        profile.stop()
-    return profile.kernels()
-
-
-def beside_communication(kernels: KernelTable) -> dict[str, float]:
-    """Microseconds in which compute kernels ran beside communication kernels, by name; none without."""
-    communication = kernels.kind == Kind.COMMUNICATION
-    starts, ends = kernels.intervals.start_ns, kernels.intervals.end_ns
-    assert communication.any()
-    found: dict[str, float] = {}
-    for row in np.flatnonzero(kernels.kind == Kind.COMPUTE).tolist():
-        both = np.minimum(ends[communication], ends[row]) - np.maximum(starts[communication], starts[row])
-        shared = int(both[both > CLOCK_NS].sum())
-        if shared:
-            name = kernels.names[kernels.name[row]]
-            found[name] = found.get(name, 0.0) + shared / 1e3
-    return found
 
 
 def _run(kind: str) -> Found:
@@ -97,7 +56,6 @@ def _run(kind: str) -> Found:
             report=_window(loop, job),
             control=_window(loop, job, control=True),
             known_ms=known,
-            beside={mode: beside_communication(_raw_kernels(loop, job, mode)) for mode in Mode},
         )
 
 
@@ -118,11 +76,6 @@ def test_the_residual_overlap_of_sequential_steps_is_below_two_percent(found: Fo
     assert found.report.valid, found.report.problems
     assert _value(found.report.residual_overlap) < 0.02
     assert _value(found.report.overlap_ratio) > 0.02
-
-
-def test_no_compute_kernel_runs_beside_a_communication_kernel_in_sequential_steps(found: Found) -> None:
-    assert found.beside[Mode.SEQUENTIAL] == {}
-    assert found.beside[Mode.OVERLAPPED] != {}
 
 
 def test_the_time_of_communication_is_the_known_one(found: Found) -> None:
