@@ -94,6 +94,7 @@ def _chat() -> OverlapReport:
     return _report("ddp", before)
 
 
+@pytest.mark.slow
 def test_another_thread_that_communicates_all_the_time_makes_the_report_invalid() -> None:
     report: OverlapReport = run_alone(_chat, timeout_s=120)
     assert not report.valid
