@@ -32,7 +32,7 @@ WIDTH, LAYERS, BATCH = (64, 8, 16) if ON_CPU else (1024, 8, 32_768)
 BUCKET_MIB = 0.03 if ON_CPU else 8  # of gradients: two layers'
 BUCKET_NUMBERS = int(BUCKET_MIB * 2**20 / 4)
 # Of Megatron's model: width, sequence, samples, vocabulary.
-HIDDEN, SEQUENCE, SAMPLES, VOCABULARY = (32, 16, 2, 128) if ON_CPU else (512, 512, 16, 8192)
+HIDDEN, SEQUENCE, SAMPLES, VOCABULARY = (32, 160, 2, 128) if ON_CPU else (512, 512, 16, 8192)
 
 
 def need(kind: str) -> None:
