@@ -13,7 +13,7 @@ from overlap_callbacks.analysis.kernels.attribution import pair_times_of
 from overlap_callbacks.analysis.kernels.by_dimension import dimension_times, dimensions_of_rows
 from overlap_callbacks.analysis.kernels.table import KernelTable
 from overlap_callbacks.analysis.kernels.timeline import step_timeline
-from overlap_callbacks.analysis.kernels.times import KernelSums, kernel_times, profiled_block
+from overlap_callbacks.analysis.kernels.times import KernelSums, kernel_times, num_sms, profiled_block
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import (
     DimensionTime,
@@ -24,6 +24,7 @@ from overlap_callbacks.analysis.results.window import (
 )
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks
+from overlap_callbacks.monitor.background.profile_check import check_device_profile
 from overlap_callbacks.monitor.window import ClosedWindow, MeasuredStep
 
 # Intervals of communication that a power trace keeps of each step: power sensors resolve no more than some of them.
@@ -71,15 +72,26 @@ def profile_figures(
     """
     if window.profile is None:
         return ProfileFigures()
-    kernels: KernelTable = window.profile.kernels()
-    by_block: dict[tuple[int, Mode], list[int]] = defaultdict(list)
+    try:
+        kernels = window.profile.kernels()
+    except Exception as error:
+        return _missing(f"the profile cannot be read ({type(error).__name__}: {error})")
     by_arm: dict[Mode, list[int]] = {Mode.OVERLAPPED: [], Mode.SEQUENTIAL: []}
     for step in steps:
         if step.counted and step.profile_index >= 0:
-            by_block[step.plan.block, step.plan.arm].append(step.profile_index)
             by_arm[step.plan.arm].append(step.profile_index)
-    if not by_block:
+    if not any(by_arm.values()):
         return ProfileFigures()
+    problems: list[str] = []
+    if window.clock.compute_stream is not None:
+        checked = check_device_profile(kernels, by_arm)
+        if checked.missing:
+            return _missing(checked.missing)
+        by_arm, problems = checked.by_arm, list(checked.problems)
+    by_block: dict[tuple[int, Mode], list[int]] = defaultdict(list)
+    for step in steps:
+        if step.profile_index in by_arm[step.plan.arm]:
+            by_block[step.plan.block, step.plan.arm].append(step.profile_index)
     sums = KernelSums(kernels)
     blocks = tuple(
         profiled_block(arm, block, sums, indices)
@@ -95,7 +107,14 @@ def profile_figures(
         dimensions=_dimensions(kernels, steps, recorded, by_arm),
         pictures=tuple(picture for step in drawn if (picture := step_timeline(kernels, *step)) is not None),
         communication=_communication(kernels, steps, window.clock, await_passed) if with_communication else (),
+        num_sms=num_sms(kernels),
+        problems=tuple(problems),
     )
+
+
+def _missing(why: str) -> ProfileFigures:
+    """No figures, and why."""
+    return ProfileFigures(problems=(f"kernel times are missing: {why}",))
 
 
 def _communication(
