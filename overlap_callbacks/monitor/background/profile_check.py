@@ -40,6 +40,9 @@ def check_device_profile(kernels: KernelTable, by_arm: Mapping[Mode, Sequence[in
     steps = [step for of_mode in by_arm.values() for step in of_mode]
     if not (np.isin(kernels.step, steps) & (kernels.kind == Kind.COMPUTE)).any():
         why = "the profiler saw no kernels of the device; another CUPTI user (nsys, a monitoring agent) may hold it"
+        if (kernels.without_launch & (kernels.kind == Kind.COMPUTE)).any():
+            # Their own starts do not tell their steps: the device lags behind the host by up to a step.
+            why = "the profile does not tell which steps launched the kernels of the device"
         return CheckedProfile({}, missing=why)
     found = compare_counts(kernels_of_steps(kernels, steps), by_arm)
     if found.truncated:
