@@ -52,4 +52,7 @@ def columns(rows: Sequence[Any]) -> KernelTable:
         collective=numbers(collectives.index(kind) if kind else -1 for kind in kinds),
         collectives=collectives,
         lane=numbers(0 for _ in rows),
+        launches=(None,) * max(len(distinct_shapes), 1),
+        without_launch=np.zeros(len(rows), dtype=bool),
+        from_graph=np.zeros(len(rows), dtype=bool),
     )

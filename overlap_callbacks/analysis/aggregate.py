@@ -320,7 +320,11 @@ def _mean_kernels(windows: Sequence[RankWindow]) -> tuple[KernelTime, ...]:
         fields=("overlapped_calls", "sequential_calls", "overlapped_ms", "sequential_ms"),
         count=sum(bool(window.kernels) for window in windows),
     )
-    kernels = (KernelTime(*key, **values) for key, values in means.items())
+    num_blocks: dict[tuple[str, bool], int] = {}
+    for kernel in (kernel for window in windows for kernel in window.kernels):
+        key = kernel.name, kernel.communication
+        num_blocks[key] = max(num_blocks.get(key, 0), kernel.num_blocks)
+    kernels = (KernelTime(*key, **values, num_blocks=num_blocks[key]) for key, values in means.items())
     return tuple(sorted(kernels, key=lambda kernel: -kernel.lost_ms))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from overlap_callbacks.analysis.formatting import PLAIN, change_in_words, may_be_chance
 from overlap_callbacks.analysis.results.catalogue import figure_named
@@ -33,11 +33,21 @@ def run_verdict(summary: RunSummary) -> str:
     if summary.control:
         return CONTROL
     if partial is None:
-        return verdict(figures)
+        return verdict(figures) + _unverified(summary.valid_windows)
     if partial.speedup_vs_sequential is None:
         return _TOO_FEW_BLOCKS
     checked = "" if partial.residual_overlap is not None else ", whose sequential steps no profile has checked"
     return f"{verdict(partial.figures())} That is of one unfinished window{checked}."
+
+
+def _unverified(windows: Sequence[OverlapReport]) -> str:
+    """A sentence where windows compare the modes without proof that sequential steps were sequential; else empty."""
+    comparing = [window for window in windows if window.speedup_vs_sequential is not None]
+    count = sum(not window.verified for window in comparing)
+    if not count:
+        return ""
+    of = "" if count == len(comparing) else f" of {count} of {len(comparing)} windows"
+    return f" No profile has verified that the sequential steps{of} were sequential."
 
 
 def verdict(figures: Mapping[str, Estimate]) -> str:
@@ -74,6 +84,8 @@ def summary(report: OverlapReport) -> str:
     state = f"overlap window {report.window} (step {report.first_step})"
     if not report.valid:
         state += " INVALID"
+    elif not report.verified and report.speedup_vs_sequential is not None:
+        state += " NOT VERIFIED"
     if not report.complete:
         state += " INCOMPLETE"
     if report.control:

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 import threading
 import time
+from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.autograd.profiler
 
-from overlap_callbacks.analysis import safe_text
-from overlap_callbacks.analysis.kernels.table import KernelTable, KernelTableBuilder, Kind, device_kernels, host_kernels
+from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
+from overlap_callbacks.analysis.kernels.table import (
+    Indices,
+    KernelTable,
+    KernelTableBuilder,
+    Kind,
+    device_kernels,
+    host_kernels,
+)
 
 _torch_profiler: Any = torch.autograd.profiler
+_UINT64 = 2**64 - 1
 
 
 class Profile:
@@ -29,17 +41,18 @@ class Profile:
 
     Attributes:
         taken_over: whether another profiler started during the session and took torch's only session over.
+        truncated: whether Kineto stopped recording before the session ended, because its buffers were full (128 MiB
+            by default). Then kernels are missing.
         session: torch's profiler; None once its events were read.
         bounds: host start and end of each profiled step, as of ``time.time_ns``.
     """
 
     def __init__(self, on_cuda: bool) -> None:
         activity = torch.profiler.ProfilerActivity.CUDA if on_cuda else torch.profiler.ProfilerActivity.CPU
-        # By default the profiler follows one thread on CPU. Communication that escapes the gate is on other threads.
-        config = torch._C._profiler._ExperimentalConfig(profile_all_threads=not on_cuda)
         self.session: torch.profiler.profile | None = torch.profiler.profile(
-            activities=[activity], experimental_config=config
+            activities=[activity], experimental_config=_config(on_cuda)
         )
+        self._on_cuda = on_cuda
         self._thread = threading.get_native_id()
         self.bounds: list[tuple[int, int]] = []
         self._quiet_ns: list[int] = []
@@ -47,6 +60,7 @@ class Profile:
         self._running = False
         self._enable: Any = None
         self.taken_over = False
+        self.truncated = False
 
     @staticmethod
     def available() -> bool:
@@ -55,9 +69,13 @@ class Profile:
         return not (torch._C._autograd._profiler_enabled() or _torch_profiler._is_profiler_enabled)
 
     def start(self) -> None:
-        """Begin the session."""
+        """Begin the session. Raises what torch's profiler raises; then it is as if there had been no session."""
         assert self.session is not None
-        self.session.start()
+        try:
+            self.session.start()
+        except Exception:
+            _forget_session()
+            raise
         self._running = True
         self._watch()
 
@@ -79,21 +97,32 @@ class Profile:
             self._quiet_ns.append(end_ns)
 
     def stop(self) -> bool:
-        """End the session. Returns False if another profiler started meanwhile and took torch's only session over."""
+        """End the session. Returns False if another profiler started meanwhile and took torch's only session over.
+
+        Raises what torch's profiler raises. The session has ended then too, and its events are lost.
+        """
         self._unwatch()
         if self._running and self.session is not None:
             self._running = False
-            self.session.stop()
+            # Only a profile of the device sets the flag anew: that of a CPU would read that of an earlier session.
+            self.truncated = self._on_cuda and _kineto_stopped()
+            try:
+                self.session.stop()
+            except Exception:
+                _forget_session()
+                raise
+            # What the device had yet to run when we asked first is recorded while the session stops.
+            self.truncated = self.truncated or (self._on_cuda and _kineto_stopped())
         return not self.taken_over
 
     def kernels(self) -> KernelTable:
-        """Read the events. May be called once, after ``stop``, on any thread."""
+        """Read the events. May be called once, after ``stop``, on any thread. Raises what torch's profiler raises."""
         assert self.session is not None
         assert self.session.profiler is not None
         results: Any = self.session.profiler.kineto_results
         events = results.events()
         self.session = None
-        return read_events(events, self.bounds, self._thread, self._quiet_ns)
+        return read_events(events, self.bounds, self._thread, self._quiet_ns, on_device=self._on_cuda)
 
     # If the user's own profiler (e.g. one with a schedule) starts during ours, it silently takes the session over, and
     # our stop would then end theirs. torch cannot tell whose session it is, so the start of another one is intercepted.
@@ -113,8 +142,19 @@ class Profile:
             _torch_profiler._enable_profiler, self._enable = self._enable, None
 
 
+def _forget_session() -> None:
+    """After torch's profiler raised: no profiler runs, though its flag in Python may still say so."""
+    if not torch._C._autograd._profiler_enabled():
+        _torch_profiler._is_profiler_enabled = False
+
+
 def read_events(
-    events: Iterable[Any], bounds: Sequence[tuple[int, int]], thread: int, quiet_ns: Sequence[int] = ()
+    events: Iterable[Any],
+    bounds: Sequence[tuple[int, int]],
+    thread: int,
+    quiet_ns: Sequence[int] = (),
+    *,
+    on_device: bool = False,
 ) -> KernelTable:
     """Turn Kineto's events into a table of kernels.
 
@@ -123,49 +163,116 @@ def read_events(
         bounds: host start and end of each profiled step, as of ``time.time_ns``.
         thread: native identifier of the training thread, whose operators are the compute of a CPU job.
         quiet_ns: ascending host times at which no collective was in flight; ranges of a CPU job are cut there.
+        on_device: the profile is of a device. Then a profile without its kernels gives a table without rows; else it is
+            read as that of a CPU job.
     """
-    device, ranges, launches = KernelTableBuilder(), KernelTableBuilder(), {}
-    starts: list[int] = []
-    lengths: list[int] = []
+    device, ranges, launches = _DeviceRows(), KernelTableBuilder(), _Launches()
+    starts, ends = array("q"), array("q")
     operators: list[str] = []  # of the host: there are many of them, so only their names and times are kept
     for event in events:
         activity = _activity(event)
         if activity == "kernel":
-            _add(device, event, Kind.COMPUTE, event.correlation_id(), _launch_shape(event))
+            device.add(event, Kind.COMPUTE)
         elif activity in ("gpu_memcpy", "gpu_memset"):
-            _add(device, event, Kind.COPY, event.correlation_id())
+            device.add(event, Kind.COPY)
         elif activity in ("cuda_runtime", "cuda_driver"):
-            launches[event.correlation_id()] = event.start_ns()
+            launches.add(event)
+        elif on_device:
+            continue
         elif event.is_async():
-            _add(ranges, event, Kind.COMMUNICATION)
+            _add_times(ranges, event)
+            ranges.label(Kind.COMMUNICATION, event.name(), lane=event.device_resource_id())
         elif event.device_resource_id() == thread:
-            starts.append(event.start_ns())
-            lengths.append(event.duration_ns())
-            operators.append(event.name())
-    if len(device):
-        launched = np.array([launches.get(number, -1) for number in device.correlation], dtype=np.int64)
-        return device_kernels(device, launched if launches else None, bounds)
-    host = KernelTableBuilder.of_host(
-        starts, [start + length for start, length in zip(starts, lengths, strict=True)], operators
-    )
+            start = event.start_ns()
+            starts.append(start)
+            ends.append(start + event.duration_ns())
+            operators.append(sys.intern(event.name()))  # each event gives a new string
+    rows = device.rows
+    if on_device or len(rows):
+        rows.clean_names()
+        launched_ns, from_graph = launches.of(np.array(rows.correlation, dtype=np.uint64))
+        return device_kernels(rows, launched_ns if len(launches) else None, bounds, from_graph)
+    host = KernelTableBuilder.of_host(starts, ends, operators)
     host.clean_names()
+    ranges.clean_names()
     return host_kernels(host, ranges, bounds, quiet_ns)
 
 
-def _add(rows: KernelTableBuilder, event: Any, kind: Kind, correlation: int = 0, shape: str = "") -> None:
+def _add_times(rows: KernelTableBuilder, event: Any) -> None:
     start = event.start_ns()
-    end = start + event.duration_ns()
-    rows.add(start, end, kind, safe_text.clean(event.name()), correlation, shape, event.device_resource_id())
+    rows.start.append(start)
+    rows.end.append(start + event.duration_ns())
 
 
-_SHAPE = re.compile(r'"(?:grid|block)": *(\[[^\]]*\])')
+# What a launch shape is read from. The rest of the metadata, such as the correlation number, differs in every event.
+_SHAPE = re.compile(r'("(?:grid|block|registers per thread|shared memory|blocks per SM)"): *(\[[^\]]*\]|[^\s,}]+)')
 
 
-def _launch_shape(event: Any) -> str:
-    """Grid and block of a kernel, if this torch tells them (about 2.10 and later)."""
-    if not hasattr(event, "metadata_json"):
-        return ""
-    return " ".join(_SHAPE.findall(event.metadata_json()))
+class _DeviceRows:
+    """The kernels, copies and fills of a device, with the shapes of their launches.
+
+    Attributes:
+        rows: what was added.
+    """
+
+    def __init__(self) -> None:
+        self.rows = KernelTableBuilder()
+        self._shapes: dict[tuple[tuple[str, str], ...], LaunchShape | str] = {}
+
+    def add(self, event: Any, kind: Kind) -> None:
+        """Append a row."""
+        _add_times(self.rows, event)
+        shape = self._launch_shape(event) if kind is Kind.COMPUTE else ""
+        self.rows.label(kind, event.name(), event.correlation_id(), shape, lane=event.device_resource_id())
+
+    def _launch_shape(self, event: Any) -> LaunchShape | str:
+        """How a kernel was launched, if this torch tells (2.10 and later); else the empty text.
+
+        The metadata is a fragment of JSON, without braces. Equal ones are parsed once.
+        """
+        if not hasattr(event, "metadata_json"):
+            return ""
+        parts = tuple(_SHAPE.findall(event.metadata_json()))
+        shape = self._shapes.get(parts)
+        if shape is None:
+            try:
+                metadata = json.loads("{" + ", ".join(f"{key}: {value}" for key, value in parts) + "}")
+            except ValueError:
+                metadata = {}
+            shape = self._shapes[parts] = LaunchShape.of(metadata) or ""
+        return shape
+
+
+class _Launches:
+    """The host's calls of the device's runtime and driver. There are several for each kernel."""
+
+    def __init__(self) -> None:
+        self._correlation, self._time_ns, self._is_graph = array("Q"), array("q"), array("b")
+
+    def add(self, event: Any) -> None:
+        """Append a call."""
+        self._correlation.append(event.correlation_id() & _UINT64)
+        self._time_ns.append(event.start_ns())
+        self._is_graph.append("GraphLaunch" in event.name())  # cudaGraphLaunch, hipGraphLaunch, with suffixes
+
+    def __len__(self) -> int:
+        return len(self._correlation)
+
+    def of(self, wanted: npt.NDArray[np.uint64]) -> tuple[Indices, npt.NDArray[np.bool_]]:
+        """When the host launched each kernel, -1 if unknown, and whether the launch of a graph did; shape (n,) each.
+
+        Args:
+            wanted: the number that each kernel shares with its launch, 0 for none; shape (n,).
+        """
+        launched_ns, from_graph = np.full(len(wanted), -1, dtype=np.int64), np.zeros(len(wanted), dtype=bool)
+        if len(self):
+            correlation = np.array(self._correlation, dtype=np.uint64)
+            order = np.argsort(correlation, kind="stable")
+            launch = order[np.minimum(np.searchsorted(correlation[order], wanted), len(order) - 1)]
+            known = (correlation[launch] == wanted) & (wanted != 0)
+            launched_ns[known] = np.array(self._time_ns, dtype=np.int64)[launch[known]]
+            from_graph[known] = np.array(self._is_graph, dtype=bool)[launch[known]]
+        return launched_ns, from_graph
 
 
 def _activity(event: Any) -> str:
@@ -177,3 +284,21 @@ def _activity(event: Any) -> str:
     if event.is_user_annotation():
         return "gpu_user_annotation"
     return "gpu_memcpy" if event.name().startswith(("Memcpy", "Memset")) else "kernel"
+
+
+def _kineto_stopped() -> bool:
+    """Whether Kineto stopped recording before its session was ended: the record of the device was full."""
+    stopped = getattr(torch.autograd, "_is_kineto_stopped", None)  # about torch 2.9 and later
+    return stopped is not None and bool(stopped())
+
+
+def _config(on_cuda: bool) -> Any:
+    """What the profiler records beyond the default."""
+    make = torch._C._profiler._ExperimentalConfig
+    # By default the profiler follows one thread on CPU. Communication that escapes the gate is on other threads.
+    options: dict[str, Any] = {"profile_all_threads": not on_cuda}
+    try:
+        # Without it, the events' metadata are empty: the shapes of the kernels' launches are in there.
+        return make(**options, expose_kineto_event_metadata=True)
+    except TypeError:  # torch 2.8
+        return make(**options)

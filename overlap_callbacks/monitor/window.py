@@ -246,10 +246,7 @@ class Window:
         self._gate.stop()
         if self._meter is not None:
             self._meter.end()
-        profile = self._profile
-        if profile is not None and not profile.stop():
-            profile = None
-            self._miss_profile("another profiler was started in this process")
+        profile = self._stop_profile()
         return ClosedWindow(
             number=self.number,
             first_step=self.first_step,
@@ -268,8 +265,30 @@ class Window:
         if not Profile.available():
             self._miss_profile("another profiler was running in this process")
             return
-        self._profile = Profile(on_cuda=self._clock.compute_stream is not None)
-        self._profile.start()
+        try:
+            profile = Profile(on_cuda=self._clock.compute_stream is not None)
+            profile.start()
+        except Exception as error:  # builds of torch without CUPTI raise AssertionError; Kineto raises RuntimeError
+            self._miss_profile(f"torch's profiler could not start ({type(error).__name__}: {error})")
+            return
+        self._profile = profile
+
+    def _stop_profile(self) -> Profile | None:
+        """Stop the profile. Returns None if there is none, or if it is of no use."""
+        profile = self._profile
+        if profile is None:
+            return None
+        try:
+            if not profile.stop():
+                self._miss_profile("another profiler was started in this process")
+                return None
+        except Exception as error:
+            self._miss_profile(f"torch's profiler failed ({type(error).__name__}: {error})")
+            return None
+        if profile.truncated:
+            self._miss_profile("the profiler's buffers were full before the last profiled step had ended")
+            return None
+        return profile
 
     def _miss_profile(self, why: str) -> None:
         self._missing_profile = f"kernel times are missing: {why}"

@@ -101,7 +101,10 @@ def as_json(record: Record) -> dict[str, Any]:
         "verdict": run_verdict(record.summary),
         "figures": record.pooled(),
         "unfinished": None if partial is None else {"window": partial.window, "figures": partial.figures()},
-        "by_window": [{"window": w.window, "valid": w.valid, "metrics": w.metrics()} for w in record.windows],
+        "by_window": [
+            {"window": w.window, "valid": w.valid, "verified": w.verified, "metrics": w.metrics()}
+            for w in record.windows
+        ],
         "problems": sorted({problem for window in record.windows for problem in window.problems}),
     }
 

@@ -13,7 +13,7 @@ from overlap_callbacks.analysis.safe_text import digest
 
 # What is appended to a figure's key for a value that is not the figure itself.
 BOUNDS = ("ci_low", "ci_high", "rank_low", "rank_high")
-FLAGS = frozenset({"overlap/valid", "overlap/complete", "overlap/control"})
+FLAGS = frozenset({"overlap/valid", "overlap/verified", "overlap/complete", "overlap/control"})
 COUNTS = frozenset({"overlap/ranks_heard"})
 
 _BY_SUFFIX = (("_ms", "ms"), ("_bytes", "bytes"), ("_messages", "messages"), ("_comm_slowdown", "fraction"))

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis import name_rules, safe_text
+from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTableBuilder, Kind
 from overlap_callbacks.traces.metadata import CollectiveInfo, KernelMetadata
 from overlap_callbacks.traces.stream import Args, Event
@@ -170,7 +171,7 @@ class DeviceEvents(EventCollector):
         self.launch_correlation = array("Q")
         self.launch_thread: list[Any] = []
         self._metadata = KernelMetadata()
-        self._shapes: dict[tuple[bytes, bytes], str] = {}
+        self._shapes: dict[tuple[bytes, ...], LaunchShape | str] = {}
 
     def begin(self, exact: bool) -> None:
         super().begin(exact)
@@ -206,11 +207,13 @@ class DeviceEvents(EventCollector):
         if args.collective is not None:
             info = self.known[len(self.rows)] = self._metadata.read(args)
             collective = info.kind
-        launched_as = bytes(args.grid), bytes(args.block)
+        launched_as = (
+            bytes(args.grid), bytes(args.block),
+            bytes(args.registers), bytes(args.shared_memory), bytes(args.blocks_per_sm),
+        )  # fmt: skip
         shape = self._shapes.get(launched_as)
         if shape is None:
-            text = safe_text.clean(b" ".join(launched_as).decode(errors="replace").strip())
-            shape = self._shapes[launched_as] = text
+            shape = self._shapes[launched_as] = _launch_shape(*launched_as)
         device = args.device
         if type(device) is not int:
             device = event.pid if type(event.pid) is int else 0
@@ -218,6 +221,23 @@ class DeviceEvents(EventCollector):
         number = args.correlation if type(args.correlation) is int else 0
         kind = Kind.COMPUTE if category == _KERNEL else Kind.COPY
         self.rows.label(kind, _short(event.name), number, shape, collective)
+
+
+_LAUNCH_METADATA = ("grid", "block", "registers per thread", "shared memory", "blocks per SM")
+
+
+def _launch_shape(*parts: bytes) -> LaunchShape | str:
+    """The shape of a launch; the text of its grid and block where they make no sense.
+
+    Args:
+        parts: grid, block, registers per thread, shared memory and blocks per SM, as they are in the file.
+    """
+    texts = dict(zip(_LAUNCH_METADATA, parts, strict=True))
+    try:
+        shape = LaunchShape.of({key: msgspec.json.decode(text) for key, text in texts.items() if text})
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        shape = None
+    return shape or safe_text.clean(b" ".join(parts[:2]).decode(errors="replace").strip())
 
 
 class HostEvents(EventCollector):

@@ -297,6 +297,9 @@ def _doubts(kernels: KernelTable, steps: tuple[TraceStep, ...]) -> Iterator[str]
     if len(start) > 1 and int(np.diff(start).max()) > _MAX_GAP_NS:
         longest_s = int(np.diff(start).max()) / 1e9
         yield f"kernels lie {longest_s:.0f} s apart: the clock may have jumped, or files were joined"
+    num_placed = int((kernels.without_launch & (kernels.step >= 0)).sum())
+    if num_placed:
+        yield f"{num_placed} kernels have no launch in the file; they are placed by their start"
     suspects = [
         kernels.names[i]
         for i in np.unique(kernels.name[kernels.kind == Kind.COMPUTE])

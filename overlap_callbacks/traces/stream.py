@@ -28,6 +28,9 @@ class Args(msgspec.Struct, gc=False):
     device: Any = None
     grid: msgspec.Raw = msgspec.Raw()
     block: msgspec.Raw = msgspec.Raw()
+    registers: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="registers per thread")
+    shared_memory: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="shared memory")
+    blocks_per_sm: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="blocks per SM")
     collective: Any = msgspec.field(default=None, name="Collective name")
     in_elements: Any = msgspec.field(default=None, name="In msg nelems")
     out_elements: Any = msgspec.field(default=None, name="Out msg nelems")

@@ -191,6 +191,7 @@ def test_an_empty_window_has_no_figures_and_no_overhead():
     assert found.metrics() == {
         "overlap/ranks_heard": 1,
         "overlap/valid": 1.0,
+        "overlap/verified": 0.0,
         "overlap/complete": 0.0,
         "overlap/control": 0.0,
     }
@@ -415,7 +416,7 @@ def test_an_invalid_window_logs_nothing_that_rests_on_its_sequential_steps():
 
 def test_metrics_of_a_valid_window_hold_each_figure_with_its_interval_and_spread():
     found = report_of(full_window(0), full_window(1))
-    expected = {"ranks_heard", "valid", "complete", "control", "measurement_overhead"}
+    expected = {"ranks_heard", "valid", "verified", "complete", "control", "measurement_overhead"}
     expected |= {name + suffix for name in BY_HAND for suffix in ("", "_ci_low", "_ci_high")}
     expected |= {name + suffix for name in found.spread for suffix in ("_rank_low", "_rank_high")}
     flat = found.metrics()

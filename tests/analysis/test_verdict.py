@@ -104,6 +104,7 @@ def test_the_log_has_a_line_for_each_window() -> None:
         e2e_overlapped_ms=estimate(412.04, 411.27, 412.8),
         compute_slowdown=estimate(0.143, 0.138, 0.148),
         speedup_vs_sequential=estimate(0.1, None, None),
+        residual_overlap=estimate(0.001, None, None),
     )
     assert summary(report) == (
         "overlap window 0 (step 20), overlapped 412.04 ms [411.27 to 412.80 ms], "
@@ -111,3 +112,23 @@ def test_the_log_has_a_line_for_each_window() -> None:
     )
     report = msgspec.structs.replace(report, valid=False, complete=False, control=True)
     assert summary(report).startswith("overlap window 0 (step 20) INVALID INCOMPLETE A/A control, ")
+
+
+def test_a_comparison_that_no_profile_has_verified_says_so() -> None:
+    verified = window(0)
+    unverified = msgspec.structs.replace(window(1, profiled=()), residual_overlap=None)
+    assert (verified.verified, unverified.verified) == (True, False)
+    assert (unverified.valid, unverified.metrics()["overlap/verified"]) == (True, 0.0)
+    sentence = "No profile has verified that the sequential steps"
+    assert sentence not in run_verdict(RunSummary(run_info(), [verified]))
+    assert run_verdict(RunSummary(run_info(), [unverified])).endswith(f" {sentence} were sequential.")
+    both = run_verdict(RunSummary(run_info(), [verified, unverified]))
+    assert both.endswith(f" {sentence} of 1 of 2 windows were sequential.")
+    assert "NOT VERIFIED" in summary(unverified)
+    assert "NOT VERIFIED" not in summary(verified)
+
+
+def test_a_control_run_has_no_sequential_steps_to_verify() -> None:
+    control = msgspec.structs.replace(window(0, profiled=()), control=True, residual_overlap=None)
+    assert control.verified
+    assert "NOT VERIFIED" not in summary(control)

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from overlap_callbacks.analysis.kernels.table import Kind
+from overlap_callbacks.instruments import profiler
 from overlap_callbacks.instruments.profiler import Profile
 
 
@@ -92,3 +93,38 @@ def test_stopping_twice_or_without_a_start_is_harmless():
     assert profile.stop() is True
     assert profile.stop() is True
     assert len(profile.kernels().intervals) == 0
+
+
+def test_the_events_of_a_profile_tell_their_metadata():
+    # Launch shapes are in there. Without being asked, Kineto leaves it empty, on a CPU too.
+    profile = Profile(on_cuda=False)
+    profile.start()
+    torch.cos(torch.ones(4))
+    profile.stop()
+    events = profile.session.profiler.kineto_results.events()
+    if hasattr(events[0], "metadata_json"):
+        assert all(event.metadata_json() for event in events if event.name().startswith("aten::"))
+
+
+def test_a_torch_that_cannot_tell_metadata_is_profiled_without(monkeypatch):
+    make = torch._C._profiler._ExperimentalConfig
+
+    def older(*, profile_all_threads):
+        return make(profile_all_threads=profile_all_threads)
+
+    monkeypatch.setattr(torch._C._profiler, "_ExperimentalConfig", older)
+    profile = Profile(on_cuda=False)
+    profile.start()
+    profile.begin_step()
+    torch.cos(torch.ones(4))
+    profile.end_step()
+    profile.stop()
+    assert "aten::cos" in profile.kernels().names
+
+
+def test_whether_kineto_stopped_early_can_be_asked_where_torch_knows_it(monkeypatch):
+    assert not profiler._kineto_stopped()
+    monkeypatch.setattr(torch.autograd, "_is_kineto_stopped", lambda: True, raising=False)
+    assert profiler._kineto_stopped()
+    monkeypatch.delattr(torch.autograd, "_is_kineto_stopped")
+    assert not profiler._kineto_stopped()

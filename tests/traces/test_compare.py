@@ -303,7 +303,14 @@ def test_kernels_outside_all_steps_count_in_no_mean_and_are_not_unmatched(tmp_pa
     within = [kineto.step(1, 0, 5 * MS), kineto.launch(10, 1), kineto.launch(20, 2)]
     found = compared(
         tmp_path,
-        [*within, gemm(1, 2, 1), all_reduce(1, 2, 2), gemm(3, 9, 77, name="before")],
+        [
+            *within,
+            gemm(0, 1, 77, name="before"),  # without a launch
+            gemm(1, 2, 1),
+            all_reduce(1, 2, 2),
+            kineto.launch(5 * MS + 10, 78),
+            gemm(6, 9, 78, name="after"),
+        ],
         [*within, gemm(1, 2, 1), all_reduce(3, 4, 2)],
     )
     assert found.figures["compute_ms"] == 1

@@ -18,6 +18,8 @@ import numpy.typing as npt
 
 from overlap_callbacks.analysis import name_rules, safe_text
 from overlap_callbacks.analysis.intervals import Intervals, self_segments
+from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
+from overlap_callbacks.analysis.kernels.placement import step_of, step_of_kernels
 
 Indices = npt.NDArray[np.int64]
 
@@ -39,14 +41,18 @@ class KernelTable:
         intervals: when each row ran, in nanoseconds; n rows.
         kind: ``Kind`` of each row; shape (n,).
         name: index into ``names``; shape (n,).
-        step: index of the profiled step that launched the row, -1 outside all steps; shape (n,).
+        step: index of the profiled step that launched the row, see ``placement``; -1 outside all steps; shape (n,).
         call: number of the call; rows with the same number are pieces of one call; shape (n,).
         names: the distinct names.
         shape: index into ``shapes``, the grid and block that the kernel was launched with; shape (n,).
-        shapes: the distinct launch shapes, as text; empty if unknown.
+        shapes: the distinct launch shapes, as text; empty if unknown. Launches that differ in registers or shared
+            memory alone have the same text.
         collective: index into ``collectives``, -1 for rows that do not communicate; shape (n,).
         collectives: the kinds of collectives, e.g. ``all_reduce``.
         lane: device stream or host thread on which the row ran; shape (n,).
+        launches: the distinct launch shapes, parallel to ``shapes``; None if unknown.
+        without_launch: whether the profile has launches, but not that of the row; shape (n,).
+        from_graph: whether the launch of a CUDA or HIP graph launched the row; shape (n,).
     """
 
     intervals: Intervals
@@ -60,6 +66,9 @@ class KernelTable:
     collective: Indices
     collectives: tuple[str, ...]
     lane: Indices
+    launches: tuple[LaunchShape | None, ...]
+    without_launch: npt.NDArray[np.bool_]
+    from_graph: npt.NDArray[np.bool_]
 
     def __len__(self) -> int:
         return len(self.intervals)
@@ -69,6 +78,7 @@ class KernelTable:
         return KernelTable(
             self.intervals[rows], self.kind[rows], self.name[rows], self.step[rows], self.call[rows], self.names,
             self.shape[rows], self.shapes, self.collective[rows], self.collectives, self.lane[rows],
+            self.launches, self.without_launch[rows], self.from_graph[rows],
         )  # fmt: skip
 
     def of(self, kind: Kind) -> Intervals:
@@ -106,7 +116,8 @@ class KernelTableBuilder:
         kind: ``Kind`` of each row.
         name: number of each row's name in ``names``.
         correlation: number that a kernel shares with its launch.
-        shape: number of each row's launch shape in ``shapes``.
+        shape: number of each row's launch shape in ``shapes``: a ``LaunchShape``, or the text of one that cannot be
+            read.
         collective: number of each row's kind of collective in ``collectives``. It is the number of the empty text if
             there is no metadata; then the kernel's name decides.
         lane: stream or thread of each row.
@@ -117,7 +128,8 @@ class KernelTableBuilder:
         self.kind = array("b")
         self.name, self.names = array("q"), StringTable()
         self.correlation = array("Q")
-        self.shape, self.shapes = array("q"), StringTable()
+        self.shape = array("q")
+        self.shapes: dict[LaunchShape | str, int] = {}
         self.collective, self.collectives = array("q"), StringTable()
         self.lane = array("q")
 
@@ -137,19 +149,17 @@ class KernelTableBuilder:
         rows.kind, rows.correlation = array("b", bytes(count)), array("Q", bytes(8 * count))
         rows.shape, rows.collective, rows.lane = (array("q", bytes(8 * count)) for _ in range(3))
         if count:
-            rows.shapes[""], rows.collectives[""]  # the number 0, which all rows have
+            rows.shapes[""] = rows.collectives[""]  # the number 0, which all rows have
         return rows
 
-    def add(
-        self, start: int, end: int, kind: int, name: str, correlation: int = 0, shape: str = "", lane: int = 0
-    ) -> None:
-        """Append a row without metadata; the kernel's name decides which collective it is."""
-        self.start.append(start)
-        self.end.append(end)
-        self.label(kind, name, correlation, shape, lane=lane)
-
     def label(
-        self, kind: int, name: str, correlation: int = 0, shape: str = "", collective: str = "", lane: int = 0
+        self,
+        kind: int,
+        name: str,
+        correlation: int = 0,
+        shape: LaunchShape | str = "",
+        collective: str = "",
+        lane: int = 0,
     ) -> None:
         """Append everything of a row except its times."""
         self.kind.append(kind)
@@ -158,8 +168,7 @@ class KernelTableBuilder:
         # The body of ``StringTable.__getitem__``, inlined: this runs for every event of a file.
         numbers = self.names.numbers
         self.name.append(numbers.setdefault(name, len(numbers)))
-        numbers = self.shapes.numbers
-        self.shape.append(numbers.setdefault(shape, len(numbers)))
+        self.shape.append(self.shapes.setdefault(shape, len(self.shapes)))
         numbers = self.collectives.numbers
         self.collective.append(numbers.setdefault(collective, len(numbers)))
 
@@ -180,48 +189,41 @@ class KernelTableBuilder:
 _NO_COMPUTE = re.compile(r"wait_tensor|^aten::(record_stream|is_pinned)")
 
 
-def step_of(times_ns: Indices, bounds: Sequence[tuple[int, int]]) -> Indices:
-    """Index of the step that each time lies in, -1 outside all steps.
-
-    Args:
-        times_ns: shape (n,).
-        bounds: start and end of each step, in nanoseconds, ascending and without overlap.
-    """
-    if not bounds:
-        return np.full(len(times_ns), -1, dtype=np.int64)
-    begins, ends = np.array(bounds, dtype=np.int64).T
-    index = np.searchsorted(begins, times_ns, side="right") - 1
-    inside = (index >= 0) & (times_ns < ends[np.maximum(index, 0)])
-    return np.where(inside, index, -1)
-
-
 def device_kernels(
-    rows: KernelTableBuilder, launched_ns: Indices | None, bounds: Sequence[tuple[int, int]]
+    rows: KernelTableBuilder,
+    launched_ns: Indices | None,
+    bounds: Sequence[tuple[int, int]],
+    from_graph: npt.NDArray[np.bool_] | None = None,
 ) -> KernelTable:
     """The table of an accelerator's kernels.
 
-    A kernel belongs to the step that launched it. The device lags behind the host by up to a step, so kernels of the
-    step before profiling began still run when it begins; their launches are not in the profile.
+    A kernel belongs to the step that launched it, see ``placement``. The device lags behind the host by up to a step,
+    so kernels of the step before profiling began still run when it begins; their launches are not in the profile.
 
     Args:
         rows: kernels, memory copies and fills.
         launched_ns: when the host launched each row, -1 if unknown; shape (n,). None if the profile holds no launches
             at all; then the kernels' own starts decide.
         bounds: host start and end of each step, in nanoseconds.
+        from_graph: whether the launch of a graph launched each row; shape (n,). None if that is not known.
     """
     name, distinct = np.array(rows.name, dtype=np.int64), rows.names.texts
     kind = np.array(rows.kind, dtype=np.uint8)
     kind[(kind == Kind.COMPUTE) & communicates(rows)] = Kind.COMMUNICATION
+    intervals, lane, nowhere = rows.intervals, np.array(rows.lane, dtype=np.int64), np.zeros(len(rows), dtype=bool)
     if launched_ns is None:
-        launched_ns = np.array(rows.start, dtype=np.int64)
+        step, without_launch = step_of(intervals.start_ns, bounds), nowhere
+    else:
+        step, without_launch = step_of_kernels(launched_ns, intervals, lane, bounds), launched_ns < 0
     by_metadata = np.array(rows.collective, dtype=np.int64)
     collective, collectives = _collectives(
         name, distinct, kind == Kind.COMMUNICATION, by_metadata, rows.collectives.texts
     )
     return KernelTable(
-        rows.intervals, kind, name, step_of(launched_ns, bounds), np.arange(len(name)), distinct,
-        np.array(rows.shape, dtype=np.int64), rows.shapes.texts or ("",), collective, collectives,
-        np.array(rows.lane, dtype=np.int64),
+        intervals, kind, name, step, np.arange(len(name)), distinct, np.array(rows.shape, dtype=np.int64),
+        tuple(map(str, rows.shapes)) or ("",), collective, collectives, lane,
+        tuple(shape if isinstance(shape, LaunchShape) else None for shape in rows.shapes) or (None,),
+        without_launch, nowhere if from_graph is None else from_graph,
     )  # fmt: skip
 
 
@@ -277,6 +279,9 @@ def host_kernels(
         collective=collective,
         collectives=collectives,
         lane=np.concatenate((np.zeros(len(owner), dtype=np.int64), np.array(ranges.lane, dtype=np.int64)[is_comm])),
+        launches=(None,),
+        without_launch=np.zeros(len(name), dtype=bool),
+        from_graph=np.zeros(len(name), dtype=bool),
     )
 
 

@@ -5,6 +5,7 @@ Compute and communication time are the terms of the equations in ``overlap_callb
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -166,6 +167,7 @@ def kernel_times(
     kind = np.full(size, Kind.OTHER)
     kind[kernels.name] = kernels.kind
     ran = calls_ov + calls_seq > 0
+    num_blocks = _most_blocks(kernels, np.concatenate((overlapped, sequential)))
     wanted = np.flatnonzero(((kind == Kind.COMPUTE) | (kind == Kind.COMMUNICATION)) & ran)
     wanted = wanted[np.argsort(-(ms_ov + ms_seq)[wanted], kind="stable")][:max_kernels]
     return tuple(
@@ -176,6 +178,24 @@ def kernel_times(
             sequential_calls=float(calls_seq[i]),
             overlapped_ms=float(ms_ov[i]),
             sequential_ms=float(ms_seq[i]),
+            num_blocks=int(num_blocks[i]),
         )
         for i in wanted
     )
+
+
+def _most_blocks(kernels: KernelTable, steps: Indices) -> Indices:
+    """Thread blocks of the largest launch of each name in the given steps, 0 if unknown; shape (names,)."""
+    of_shape = np.array(
+        [0 if launch is None else min(launch.num_blocks, 2**62) for launch in kernels.launches], dtype=np.int64
+    )
+    most = np.zeros(len(kernels.names), dtype=np.int64)
+    rows = np.isin(kernels.step, steps)
+    np.maximum.at(most, kernels.name[rows], of_shape[kernels.shape[rows]])
+    return most
+
+
+def num_sms(kernels: KernelTable) -> int:
+    """SMs of the device that ran the kernels, as most of their launches tell; 0 if none does."""
+    told = Counter(launch.num_sms for launch in kernels.launches if launch is not None and launch.num_sms > 0)
+    return told.most_common(1)[0][0] if told else 0

@@ -96,6 +96,15 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_step: int | None = None
     samples: tuple[RankWindow, ...] = ()
 
+    @property
+    def verified(self) -> bool:
+        """Whether a profile has shown how much overlap the sequential steps had; True of a control run, which has none.
+
+        ``valid`` alone does not say that: without a profile nothing contradicts the sequential steps.
+        """
+        # Not a field: so it is right of old records too.
+        return self.control or self.residual_overlap is not None
+
     def figures(self) -> dict[str, Estimate]:
         """The figures that were measured, by name, in the order of ``FIGURES``."""
         values = ((figure.name, getattr(self, figure.name)) for figure in FIGURES)
@@ -117,6 +126,7 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
             **flat,
             "overlap/ranks_heard": len(self.ranks),
             "overlap/valid": float(valid),
+            "overlap/verified": float(self.verified),
             "overlap/complete": float(self.complete),
             "overlap/control": float(self.control),
             **metrics.collective_metrics(self.collectives, valid=valid),

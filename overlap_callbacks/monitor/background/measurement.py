@@ -10,37 +10,21 @@ import itertools
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from overlap_callbacks.analysis.aggregate import MAX_KERNELS
-from overlap_callbacks.analysis.kernels.attribution import pair_times_of
-from overlap_callbacks.analysis.kernels.by_dimension import dimension_times, dimensions_of_rows
-from overlap_callbacks.analysis.kernels.table import KernelTable
-from overlap_callbacks.analysis.kernels.timeline import step_timeline
-from overlap_callbacks.analysis.kernels.times import KernelSums, kernel_times, profiled_block
 from overlap_callbacks.analysis.power.segments import Segment
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.window import (
-    CollectiveTime,
-    DimensionTime,
-    KernelTime,
-    PairTime,
-    ProfiledBlock,
-    RankWindow,
-    StepTimeline,
-    TimedBlock,
-)
+from overlap_callbacks.analysis.results.window import CollectiveTime, RankWindow, TimedBlock
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.instruments.power.meter import MeasuredPower
 from overlap_callbacks.monitor.background.let_pass import unchecked, what_was_let_pass
+from overlap_callbacks.monitor.background.profile_figures import profile_figures
 from overlap_callbacks.monitor.schedule import Part
 from overlap_callbacks.monitor.window import ClosedWindow, FinishedBlock, MeasuredStep
 
-# Intervals of communication that a power trace keeps of each step: power sensors resolve no more than some of them.
-_MAX_INTERVALS_IN_TRACE = 60
 # A step is left out if its number of collectives differs from the usual one by more than this share.
 _MAX_DEVIATION = 0.25
 # Maximum time that we wait for the device to pass a mark.
@@ -95,18 +79,6 @@ def odd_steps(steps: Sequence[MeasuredStep]) -> set[int]:
     return {index for index, number in numbers.items() if abs(number - usual) > _MAX_DEVIATION * usual}
 
 
-@dataclass(frozen=True)
-class _ProfileFigures:
-    """What the profiled part of a window gives; empty if there was no profile."""
-
-    blocks: tuple[ProfiledBlock, ...] = ()
-    kernels: tuple[KernelTime, ...] = ()
-    pairs: tuple[PairTime, ...] = ()
-    dimensions: tuple[DimensionTime, ...] = ()
-    pictures: tuple[StepTimeline, ...] = ()
-    communication: tuple[tuple[int, int], ...] = ()  # when it was in flight, on the host's clock in nanoseconds
-
-
 class _Measurement:
     """The measuring of one window: its steps, and the problems found on the way."""
 
@@ -123,7 +95,9 @@ class _Measurement:
 
     def result(self, rank: int, backend: str) -> RankWindow:
         window = self._window
-        profile = self._profile_figures(with_pictures=rank == 0)
+        profile = profile_figures(window, self._steps, self._recorded(), self._await_passed, with_pictures=rank == 0)
+        for problem in profile.problems:
+            self._note(problem)
         timed = self._timed_blocks()
         power = self._power(profile.communication)
         collectives = self._collectives()
@@ -148,7 +122,8 @@ class _Measurement:
             power_trace=power.trace if rank == 0 else None,
             power_elsewhere=window.meter is not None and window.meter.elsewhere,
             problems=tuple(self._problems),
-            doubts=tuple(self._doubts),
+            doubts=(*self._doubts, *profile.doubts),
+            num_sms=profile.num_sms,
         )
 
     def _note_let_pass(self, profiled: Sequence[ProfiledBlock]) -> None:
@@ -181,59 +156,6 @@ class _Measurement:
                 by_block[step.plan.block, step.plan.arm].append(step)
         blocks = [_timed_block(number, arm, steps) for (number, arm), steps in by_block.items()]
         return tuple(block for block in blocks if block is not None)
-
-    # -- the profile
-
-    def _profile_figures(self, with_pictures: bool) -> _ProfileFigures:
-        if self._window.profile is None:
-            return _ProfileFigures()
-        kernels: KernelTable = self._window.profile.kernels()
-        by_block: dict[tuple[int, Mode], list[int]] = defaultdict(list)
-        by_arm: dict[Mode, list[int]] = {Mode.OVERLAPPED: [], Mode.SEQUENTIAL: []}
-        for step in self._steps:
-            if step.counted and step.profile_index >= 0:
-                by_block[step.plan.block, step.plan.arm].append(step.profile_index)
-                by_arm[step.plan.arm].append(step.profile_index)
-        if not by_block:
-            return _ProfileFigures()
-        sums = KernelSums(kernels)
-        blocks = tuple(
-            profiled_block(arm, block, sums, indices)
-            for (block, arm), indices in sorted(by_block.items(), key=lambda item: item[0][0])
-        )
-        overlapped, sequential = (np.array(by_arm[mode], dtype=np.int64) for mode in by_arm)
-        drawn = [(indices[0], arm) for arm, indices in by_arm.items() if indices and with_pictures]
-        return _ProfileFigures(
-            blocks=blocks,
-            kernels=kernel_times(kernels, overlapped, sequential, max_kernels=MAX_KERNELS),
-            pairs=pair_times_of(kernels, overlapped, sequential),
-            dimensions=self._dimensions(kernels, by_arm),
-            pictures=tuple(picture for step in drawn if (picture := step_timeline(kernels, *step)) is not None),
-            communication=self._communication(kernels) if with_pictures and self._window.meter is not None else (),
-        )
-
-    def _communication(self, kernels: KernelTable) -> tuple[tuple[int, int], ...]:
-        """When communication was in flight in the profiled steps, on the host's clock."""
-        intervals_ns: list[tuple[int, int]] = []
-        for step in self._steps:
-            if step.profile_index < 0:
-                continue
-            picture = step_timeline(kernels, step.profile_index, step.plan.arm, max_intervals=_MAX_INTERVALS_IN_TRACE)
-            if picture is not None and self._await_passed(step.end):
-                start_ns = sum(self._window.clock.host_bounds_ns(step.start)) // 2
-                intervals_ns += [
-                    (start_ns + round(1e6 * a), start_ns + round(1e6 * b)) for a, b in picture.communication
-                ]
-        return tuple(intervals_ns)
-
-    def _dimensions(self, kernels: KernelTable, by_arm: dict[Mode, list[int]]) -> tuple[DimensionTime, ...]:
-        issued = {s.profile_index: s.log.collectives for s in self._steps if s.profile_index >= 0}
-        recorded = self._recorded()
-        if recorded is None or not issued:
-            return ()
-        overlapped, sequential = by_arm.values()
-        rows = dimensions_of_rows(kernels, issued)
-        return dimension_times(kernels, *rows, overlapped, sequential, recorded.collectives)
 
     # -- power
 

@@ -162,7 +162,7 @@ SECTIONS = (
         "Measurement quality",
         (
             Lines("Overlap left in sequential steps", _with_interval("overlap/residual_overlap"), "fraction"),
-            Lines("Valid and complete windows", ("overlap/valid", "overlap/complete")),
+            Lines("Valid, verified and complete windows", ("overlap/valid", "overlap/verified", "overlap/complete")),
             Lines("Cost of measuring", ("overlap/measurement_overhead",), "fraction"),
             Lines("Ranks heard", ("overlap/ranks_heard",)),
             Lines("Error of the sequential model", _with_interval("overlap/sequential_model_error"), "fraction"),

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
 from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.instruments.profiler import read_events
 from tests.columns import EPOCH_NS
@@ -12,9 +13,10 @@ from tests.columns import EPOCH_NS
 TRAINING_THREAD, OTHER_THREAD = 41, 42
 
 
-def event(name, activity, start, end, *, correlation=0, resource=0, is_async=False):
+def event(name, activity, start, end, *, correlation=0, resource=0, is_async=False, metadata=""):
     """One of Kineto's events, as torch 2.10 and later give them."""
     return SimpleNamespace(
+        metadata_json=lambda: metadata,
         name=lambda: name,
         activity_type=lambda: activity,
         start_ns=lambda: EPOCH_NS + start,
@@ -38,12 +40,23 @@ def op(name, start, end, thread=TRAINING_THREAD):
     return event(name, "cpu_op", start, end, resource=thread)
 
 
-def gpu_kernel(name, start, end, correlation):
-    return event(name, "kernel", start, end, correlation=correlation, resource=7)
+def gpu_kernel(name, start, end, correlation, *, stream=7, metadata=""):
+    return event(name, "kernel", start, end, correlation=correlation, resource=stream, metadata=metadata)
 
 
-def launch(time, correlation, activity="cuda_runtime"):
-    return event("cudaLaunchKernel", activity, time, time + 5, correlation=correlation, resource=TRAINING_THREAD)
+def launch(time, correlation, activity="cuda_runtime", name="cudaLaunchKernel"):
+    return event(name, activity, time, time + 5, correlation=correlation, resource=TRAINING_THREAD)
+
+
+def launch_metadata(grid, *, block=(128, 1, 1), registers=32, shared=0, sms=132, correlation=0):
+    """What Kineto writes for a kernel: a fragment of JSON, different for each kernel."""
+    blocks = grid[0] * grid[1] * grid[2]
+    return (
+        f'\n      "queued": 0, "device": 0, "context": 1,\n      "stream": 7, "correlation": {correlation},\n'
+        f'      "registers per thread": {registers},\n      "shared memory": {shared},\n'
+        f'      "blocks per SM": {blocks / sms:.6g},\n      "warps per SM": {4 * blocks / sms:.6g},\n'
+        f'      "grid": {list(grid)},\n      "block": {list(block)},\n      "est. achieved occupancy %": 18'
+    )
 
 
 def read(events, bounds, thread=TRAINING_THREAD, quiet=()):
@@ -150,6 +163,58 @@ def test_events_of_an_older_torch_are_distinguished_by_device_and_name():
         ("Memcpy HtoD (Pinned -> Device)", Kind.COPY, 0),
         ("Memset (Device)", Kind.COPY, 0),
     ]
+
+
+def test_launch_shapes_are_read_and_those_that_differ_in_registers_alone_are_apart():
+    events = [launch(110 + number, number) for number in range(1, 6)]
+    for number, (grid, registers) in enumerate([((8, 1, 1), 32), ((8, 1, 1), 32), ((8, 1, 1), 64), ((9, 2, 1), 32)], 1):
+        metadata = launch_metadata(grid, registers=registers, correlation=number)
+        events.append(gpu_kernel("gemm", 120 + number, 121 + number, number, metadata=metadata))
+    events.append(gpu_kernel("gemm", 130, 131, 5, metadata='"grid": [1, 1'))  # cut off
+    found = read_events(events, [(EPOCH_NS + 100, EPOCH_NS + 200)], TRAINING_THREAD)
+    shapes = [found.shapes[number] for number in found.shape.tolist()]
+    launches = [found.launches[number] for number in found.shape.tolist()]
+    assert shapes == ["[8, 1, 1] [128, 1, 1]"] * 3 + ["[9, 2, 1] [128, 1, 1]", ""]
+    assert len(found.shapes) == len(found.launches) == 4
+    assert [shape and (shape.num_blocks, shape.registers_per_thread, shape.num_sms) for shape in launches] == [
+        (8, 32, 132), (8, 32, 132), (8, 64, 132), (18, 32, 132), None,
+    ]  # fmt: skip
+
+
+def test_equal_launch_shapes_are_parsed_once(monkeypatch):
+    parsed = []
+    of = LaunchShape.of
+    monkeypatch.setattr(LaunchShape, "of", lambda metadata: parsed.append(metadata) or of(metadata))
+    events = [
+        gpu_kernel("gemm", 120, 130, number, metadata=launch_metadata((number % 3 + 1, 1, 1), correlation=number))
+        for number in range(300)
+    ]
+    read_events(events, [], TRAINING_THREAD)
+    assert len(parsed) == 3
+
+
+def test_kernels_of_a_graph_and_kernels_without_a_launch_are_marked():
+    events = [
+        launch(110, 1, name="cudaGraphLaunch"),
+        launch(111, 2, name="hipGraphLaunch_spt"),
+        launch(112, 3),
+        gpu_kernel("a", 120, 130, 1),
+        gpu_kernel("b", 130, 140, 1),
+        gpu_kernel("c", 140, 150, 2),
+        gpu_kernel("d", 150, 160, 3),
+        gpu_kernel("e", 160, 170, 4),
+        gpu_kernel("f", 170, 180, 3),
+    ]
+    found = read_events(events, [(EPOCH_NS + 100, EPOCH_NS + 200)], TRAINING_THREAD)
+    assert found.from_graph.tolist() == [True, True, True, False, False, False]
+    assert found.without_launch.tolist() == [False] * 4 + [True, False]
+    assert found.step.tolist() == [0] * 6
+
+
+def test_a_profile_of_a_device_without_its_kernels_is_not_read_as_one_of_a_cpu():
+    events = [launch(110, 1), op("aten::mm", 120, 130), event("gloo:all_reduce", "cpu_op", 10, 20, is_async=True)]
+    assert len(read_events(events, BOUNDS, TRAINING_THREAD, on_device=True)) == 0
+    assert len(read_events(events, BOUNDS, TRAINING_THREAD)) == 2
 
 
 def test_without_steps_nothing_is_in_a_step():

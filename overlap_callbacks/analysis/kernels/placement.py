@@ -1,0 +1,88 @@
+"""Which profiled step each kernel belongs to: the one that launched it; without a launch, the one of its neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from overlap_callbacks.analysis.intervals import Intervals
+
+_Indices = npt.NDArray[np.int64]
+
+
+def step_of(times_ns: _Indices, bounds: Sequence[tuple[int, int]]) -> _Indices:
+    """Index of the step that each time lies in, -1 outside all steps.
+
+    Args:
+        times_ns: shape (n,).
+        bounds: start and end of each step, in nanoseconds, ascending and without overlap.
+    """
+    if not bounds:
+        return np.full(len(times_ns), -1, dtype=np.int64)
+    begins, ends = np.array(bounds, dtype=np.int64).T
+    index = np.searchsorted(begins, times_ns, side="right") - 1
+    inside = (index >= 0) & (times_ns < ends[np.maximum(index, 0)])
+    return np.where(inside, index, -1)
+
+
+def step_of_kernels(
+    launched_ns: _Indices, ran: Intervals, lane: _Indices, bounds: Sequence[tuple[int, int]]
+) -> _Indices:
+    """Index of the step of each kernel, -1 outside all steps; shape (n,).
+
+    A kernel belongs to the step that launched it. Kineto does not record all calls that launch kernels: of CUDA's
+    driver it leaves out ``cuLaunchCooperativeKernel``, ``cuGraphLaunch`` and ``cuMemcpy*Async`` (Kineto's
+    CuptiCbidRegistry.cpp). A kernel without a launch belongs to the step of the kernels before and after it on its
+    stream, if they are of one step: a stream runs its kernels in the order of their launches. Else it belongs to the
+    step whose kernels had begun on the device, and not all ended, when it started.
+
+    Kernels that start before the first kernel that a step launched are of an earlier step, and stay outside.
+
+    Args:
+        launched_ns: host time of each kernel's launch, -1 if unknown; shape (n,).
+        ran: when each kernel ran; n rows.
+        lane: stream of each kernel; shape (n,).
+        bounds: host start and end of each step, in nanoseconds, ascending and without overlap.
+    """
+    step = step_of(launched_ns, bounds)
+    unknown = launched_ns < 0
+    if not unknown.any() or not (step >= 0).any():
+        return step
+    before, after = _neighbours(unknown, ran.start_ns, lane)
+    agree = (before >= 0) & (after >= 0) & (step[before] == step[after])
+    on_device = _step_on_device(ran.start_ns, step, ran, bounds)
+    return np.where(unknown, np.where(agree, step[before], on_device), step)
+
+
+def _neighbours(unknown: npt.NDArray[np.bool_], start_ns: _Indices, lane: _Indices) -> tuple[_Indices, _Indices]:
+    """The last row before and the first row after each row of its lane whose launch is known; -1 without one."""
+    order = np.lexsort((start_ns, lane))
+    known, place = ~unknown[order], np.arange(len(order))
+    before = np.maximum.accumulate(np.where(known, place, -1))
+    after = np.minimum.accumulate(np.where(known, place, len(order))[::-1])[::-1]
+    rows = np.append(order, -1)  # the last entry stands for none
+    found = []
+    for neighbour in (before, np.where(after == len(order), -1, after)):
+        row = rows[neighbour]
+        same_lane = (row >= 0) & (lane[row] == lane[order])
+        of_row = np.empty(len(order), dtype=np.int64)
+        of_row[order] = np.where(same_lane, row, -1)
+        found.append(of_row)
+    return found[0], found[1]
+
+
+def _step_on_device(times_ns: _Indices, step: _Indices, ran: Intervals, bounds: Sequence[tuple[int, int]]) -> _Indices:
+    """The step during which each time lies, by what the device ran of the steps; -1 outside all steps."""
+    inside = step >= 0
+    steps = np.unique(step[inside])
+    never = np.iinfo(np.int64).max
+    first, last = np.full(len(bounds), never), np.array([end for _, end in bounds], dtype=np.int64)
+    np.minimum.at(first, step[inside], ran.start_ns[inside])
+    np.maximum.at(last, step[inside], ran.end_ns[inside])
+    # A step's first kernel may start before one of the step before has, on another stream.
+    begins = np.maximum.accumulate(first[steps])
+    index = np.searchsorted(begins, times_ns, side="right") - 1
+    found = steps[np.maximum(index, 0)]
+    return np.where((index >= 0) & (times_ns <= last[found]), found, -1)

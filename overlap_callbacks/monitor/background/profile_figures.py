@@ -1,0 +1,146 @@
+"""From the profile of a closed window to its figures on one rank: kernels, pairs, dimensions, timelines."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from overlap_callbacks.analysis.aggregate import MAX_KERNELS
+from overlap_callbacks.analysis.kernels.attribution import pair_times_of
+from overlap_callbacks.analysis.kernels.by_dimension import dimension_times, dimensions_of_rows
+from overlap_callbacks.analysis.kernels.table import KernelTable
+from overlap_callbacks.analysis.kernels.timeline import step_timeline
+from overlap_callbacks.analysis.kernels.times import KernelSums, kernel_times, num_sms, profiled_block
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.window import (
+    DimensionTime,
+    KernelTime,
+    PairTime,
+    ProfiledBlock,
+    StepTimeline,
+)
+from overlap_callbacks.gate.step_log import StepLog
+from overlap_callbacks.instruments import clocks
+from overlap_callbacks.monitor.background.profile_check import check_device_profile
+from overlap_callbacks.monitor.window import ClosedWindow, MeasuredStep
+
+# Intervals of communication that a power trace keeps of each step: power sensors resolve no more than some of them.
+_MAX_INTERVALS_IN_TRACE = 60
+
+
+@dataclass(frozen=True)
+class ProfileFigures:
+    """What the profiled part of a window gives; empty if there was no profile.
+
+    Attributes:
+        blocks, kernels, pairs, dimensions, pictures, num_sms: as in ``RankWindow``.
+        communication: when it was in flight, on the host's clock in nanoseconds.
+        problems: why parts of the profile do not count or are missing, in words.
+        doubts: why the window cannot be trusted, in words.
+    """
+
+    blocks: tuple[ProfiledBlock, ...] = ()
+    kernels: tuple[KernelTime, ...] = ()
+    pairs: tuple[PairTime, ...] = ()
+    dimensions: tuple[DimensionTime, ...] = ()
+    pictures: tuple[StepTimeline, ...] = ()
+    communication: tuple[tuple[int, int], ...] = ()
+    num_sms: int = 0
+    problems: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
+
+
+def profile_figures(
+    window: ClosedWindow,
+    steps: Sequence[MeasuredStep],
+    recorded: StepLog | None,
+    await_passed: Callable[[clocks.Mark], bool],
+    *,
+    with_pictures: bool,
+) -> ProfileFigures:
+    """The figures of a window's profile. The profile can be read once.
+
+    Args:
+        window: closed.
+        steps: its steps, as far as they count.
+        recorded: the collectives of the recorded step; None without one.
+        await_passed: waits for the device to pass a mark; False if that takes too long.
+        with_pictures: whether to add the timelines of two steps, and when communication was in flight.
+    """
+    if window.profile is None:
+        return ProfileFigures()
+    try:
+        kernels = window.profile.kernels()
+    except Exception as error:
+        return _missing(f"the profile cannot be read ({type(error).__name__}: {error})")
+    by_arm: dict[Mode, list[int]] = {Mode.OVERLAPPED: [], Mode.SEQUENTIAL: []}
+    for step in steps:
+        if step.counted and step.profile_index >= 0:
+            by_arm[step.plan.arm].append(step.profile_index)
+    if not any(by_arm.values()):
+        return ProfileFigures()
+    problems: list[str] = []
+    if window.clock.compute_stream is not None:
+        checked = check_device_profile(kernels, by_arm)
+        if checked.missing:
+            return _missing(checked.missing)
+        by_arm, problems = checked.by_arm, list(checked.problems)
+    by_block: dict[tuple[int, Mode], list[int]] = defaultdict(list)
+    for step in steps:
+        if step.profile_index in by_arm[step.plan.arm]:
+            by_block[step.plan.block, step.plan.arm].append(step.profile_index)
+    sums = KernelSums(kernels)
+    blocks = tuple(
+        profiled_block(arm, block, sums, indices)
+        for (block, arm), indices in sorted(by_block.items(), key=lambda item: item[0][0])
+    )
+    overlapped, sequential = (np.array(by_arm[mode], dtype=np.int64) for mode in by_arm)
+    drawn = [(indices[0], arm) for arm, indices in by_arm.items() if indices and with_pictures]
+    with_communication = with_pictures and window.meter is not None
+    return ProfileFigures(
+        blocks=blocks,
+        kernels=kernel_times(kernels, overlapped, sequential, max_kernels=MAX_KERNELS),
+        pairs=pair_times_of(kernels, overlapped, sequential),
+        dimensions=_dimensions(kernels, steps, recorded, by_arm),
+        pictures=tuple(picture for step in drawn if (picture := step_timeline(kernels, *step)) is not None),
+        communication=_communication(kernels, steps, window.clock, await_passed) if with_communication else (),
+        num_sms=num_sms(kernels),
+        problems=tuple(problems),
+    )
+
+
+def _missing(why: str) -> ProfileFigures:
+    """No figures, and why."""
+    return ProfileFigures(problems=(f"kernel times are missing: {why}",))
+
+
+def _communication(
+    kernels: KernelTable,
+    steps: Sequence[MeasuredStep],
+    clock: clocks.StepClock,
+    await_passed: Callable[[clocks.Mark], bool],
+) -> tuple[tuple[int, int], ...]:
+    """When communication was in flight in the profiled steps, on the host's clock."""
+    intervals_ns: list[tuple[int, int]] = []
+    for step in steps:
+        if step.profile_index < 0:
+            continue
+        picture = step_timeline(kernels, step.profile_index, step.plan.arm, max_intervals=_MAX_INTERVALS_IN_TRACE)
+        if picture is not None and await_passed(step.end):
+            start_ns = sum(clock.host_bounds_ns(step.start)) // 2
+            intervals_ns += [(start_ns + round(1e6 * a), start_ns + round(1e6 * b)) for a, b in picture.communication]
+    return tuple(intervals_ns)
+
+
+def _dimensions(
+    kernels: KernelTable, steps: Sequence[MeasuredStep], recorded: StepLog | None, by_arm: dict[Mode, list[int]]
+) -> tuple[DimensionTime, ...]:
+    issued = {step.profile_index: step.log.collectives for step in steps if step.profile_index >= 0}
+    if recorded is None or not issued:
+        return ()
+    overlapped, sequential = by_arm.values()
+    rows = dimensions_of_rows(kernels, issued)
+    return dimension_times(kernels, *rows, overlapped, sequential, recorded.collectives)

@@ -1,0 +1,181 @@
+"""The profile of a device becomes figures, or says why it cannot. Kineto's events are made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from overlap_callbacks.analysis.aggregate import aggregate_windows
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.window import RankWindow
+from overlap_callbacks.gate.step_log import StepLog
+from overlap_callbacks.instruments.clocks import StepClock
+from overlap_callbacks.instruments.profiler import Profile
+from overlap_callbacks.monitor.background.measurement import measure
+from overlap_callbacks.monitor.schedule import Part, Plan
+from overlap_callbacks.monitor.window import ClosedWindow, MeasuredStep
+from tests.analysis.kernels.test_table import event, gpu_kernel, launch, launch_metadata
+from tests.columns import EPOCH_NS
+
+MS = 1_000_000
+ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+KERNELS = 100  # of compute, in each step
+STEP_NS = 20 * MS
+ORDER = "OSSOOSSO"
+NO_KERNELS = "the profiler saw no kernels of the device"
+
+Event = Any
+
+
+def step_events(number: int, kernels: int = KERNELS) -> list[Event]:
+    """A step's GEMMs, and an all-reduce beside them in overlapped steps; the device lags by half a step."""
+    start, first = number * STEP_NS, 1000 * (number + 1)
+    ran = start + STEP_NS // 2
+    events = [launch(start + 10 * i, first + i) for i in range(kernels + 1)]
+    for i in range(kernels):
+        metadata = launch_metadata((i % 7 + 1, 1, 1), correlation=first + i)
+        at = ran + 100_000 * i
+        events.append(gpu_kernel("gemm", at, at + 90_000, first + i, metadata=metadata))
+    at = ran if ORDER[number % len(ORDER)] == "O" else ran + 100_000 * kernels
+    events.append(gpu_kernel(ALL_REDUCE, at, at + 2 * MS, first + kernels, stream=20))
+    return events
+
+
+def whole(num_steps: int = len(ORDER)) -> list[list[Event]]:
+    return [step_events(number) for number in range(num_steps)]
+
+
+def closed(events: Callable[[], Sequence[Event]], num_steps: int = len(ORDER)) -> ClosedWindow:
+    """A window on a device, with one profiled step in each block."""
+    profile = Profile(on_cuda=True)
+    profile.session = SimpleNamespace(profiler=SimpleNamespace(kineto_results=SimpleNamespace(events=events)))
+    profile.bounds = [(EPOCH_NS + i * STEP_NS, EPOCH_NS + (i + 1) * STEP_NS) for i in range(num_steps)]
+    clock = StepClock()
+    clock.compute_stream = SimpleNamespace(device=0)  # type: ignore[assignment]
+    steps = []
+    for number in range(num_steps):
+        arm = Mode.OVERLAPPED if ORDER[number] == "O" else Mode.SEQUENTIAL
+        plan = Plan(0, number, Part.PROFILED, number, arm, arm, True, False)
+        steps.append(MeasuredStep(plan=plan, start=0, end=1, log=StepLog((), 0, None), profile_index=number))
+    return ClosedWindow(
+        number=0, first_step=0, steps=tuple(steps), complete=True, problems=(), opened_ns=0, wall_ms=1.0, clock=clock,
+        meter=None, profile=profile, missing_profile="",
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _device_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+
+
+def measured(steps: Sequence[Sequence[Event]], extra: Sequence[Event] = ()) -> RankWindow:
+    events = [found for of_step in steps for found in of_step]
+    return measure(closed(lambda: [*events, *extra]), rank=0, backend="nccl")
+
+
+def blocks_of(found: RankWindow) -> list[int]:
+    return [block.block for block in found.profiled]
+
+
+def test_a_whole_profile_gives_figures_and_no_problem() -> None:
+    found = measured(whole())
+    assert (found.problems, found.doubts, blocks_of(found)) == ((), (), list(range(8)))
+    report = aggregate_windows([found], world_size=1, every_n_steps=1000)
+    assert (report.valid, report.verified, report.problems) == (True, True, ())
+    assert report.compute_ms is not None
+    assert report.compute_ms.value == pytest.approx(0.09 * KERNELS)
+
+
+def test_the_device_and_the_largest_launch_of_each_kernel_are_known() -> None:
+    found = measured(whole())
+    assert found.num_sms == 132
+    blocks = {kernel.name: kernel.num_blocks for kernel in found.kernels}
+    assert (blocks["gemm"], blocks[ALL_REDUCE]) == (7, 0)
+    report = aggregate_windows([found], world_size=1, every_n_steps=1000)
+    assert {kernel.name: kernel.num_blocks for kernel in report.kernels} == blocks
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [],
+        [launch(5 * MS, 1)],  # the runtime's calls come from elsewhere than the device's records
+        [launch(5 * MS, 1), event("Memcpy HtoD", "gpu_memcpy", 6 * MS, 7 * MS, correlation=1)],
+        [launch(5 * MS, 1), gpu_kernel("gemm", 6 * MS, 7 * MS, 2)],  # of the step before, or of nobody knows which
+    ],
+    ids=["nothing", "launches", "copies", "no launch of any kernel"],
+)
+def test_a_device_profile_without_kernels_says_so_and_gives_no_zeros(events: list[Event]) -> None:
+    found = measured([events])
+    why = "does not tell which steps" if len(events) > 1 and "gemm" in events[1].name() else NO_KERNELS
+    assert [why in problem for problem in found.problems] == [True]
+    assert (found.profiled, found.kernels, found.pairs, found.dimensions, found.pictures) == ((), (), (), (), ())
+    report = aggregate_windows([found], world_size=1, every_n_steps=1000)
+    assert report.figures() == {}
+    assert not report.verified
+    assert report.metrics()["overlap/verified"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [(KERNELS,) * 7 + (60,), (KERNELS,) * 6 + (60, 0), (KERNELS,) * 2 + (30,) + (0,) * 5],
+    ids=["in the last step", "two steps before the end", "early"],
+)
+def test_a_truncated_profile_says_so_and_gives_nothing(kept: tuple[int, ...]) -> None:
+    steps = [
+        (step_events(number) if count == KERNELS else step_events(number)[: KERNELS + 1 + count])
+        for number, count in enumerate(kept)
+    ]
+    found = measured(steps)
+    assert [problem.startswith("kernel times are missing: the profile ends") for problem in found.problems] == [True]
+    assert found.profiled == ()
+
+
+def test_an_odd_step_is_left_out_with_a_note() -> None:
+    steps = whole()
+    steps[3] = step_events(3, kernels=KERNELS + 50)
+    found = measured(steps)
+    assert blocks_of(found) == [0, 1, 2, 4, 5, 6, 7]
+    assert found.problems == ("profiled steps with more or fewer kernels than most of their mode were left out",)
+
+
+def test_steps_that_all_differ_are_kept_with_a_note() -> None:
+    found = measured([step_events(number, kernels=60 + 10 * number) for number in range(8)])
+    assert len(found.profiled) == 8
+    assert [problem.startswith("the number of kernels differs") for problem in found.problems] == [True]
+
+
+def test_collectives_without_a_launch_count_in_their_steps_and_are_named() -> None:
+    def without_launch(number: int) -> list[Event]:
+        *others, collective = step_events(number)
+        last = others.pop(KERNELS)  # the launch of the all-reduce
+        assert last.correlation_id() == collective.correlation_id()
+        return [*others, collective]
+
+    usual, found = measured(whole()), measured([without_launch(number) for number in range(8)])
+    assert found.profiled == usual.profiled
+    assert found.problems == (
+        "8 kernels (20 ms) of the profiled steps have no launch in the profile; they are placed by their start",
+    )
+
+
+def test_collectives_of_a_graph_are_named() -> None:
+    steps = whole()
+    for number in (0, 1):
+        first = 1000 * (number + 1)
+        steps[number][KERNELS] = launch(number * STEP_NS + 9_000, first + KERNELS, name="cudaGraphLaunch")
+    assert measured(steps).problems == (
+        "2 of 8 communication kernels come from CUDA graphs, which the gate cannot serialise",
+    )
+
+
+def test_a_profile_that_cannot_be_read_loses_only_kernel_times() -> None:
+    def fail() -> Sequence[Event]:
+        raise RuntimeError("no trace")
+
+    found = measure(closed(fail), rank=0, backend="nccl")
+    assert found.problems == ("kernel times are missing: the profile cannot be read (RuntimeError: no trace)",)
+    assert (found.profiled, found.num_steps) == ((), 8)

@@ -1,0 +1,93 @@
+"""A window's profiler may fail: then kernel times are missing, and everything else goes on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.gate.native import SwitchState
+from overlap_callbacks.instruments import profiler
+from overlap_callbacks.instruments.profiler import Profile
+from overlap_callbacks.monitor.background.measurement import measure
+from overlap_callbacks.monitor.schedule import Part, Plan
+from overlap_callbacks.monitor.window import ClosedWindow, Window
+from tests.monitor.fakes import FakeGate
+
+
+def profiled(num_steps: int = 2) -> ClosedWindow:
+    """A window of profiled steps, without training."""
+    window = Window(0, 0, FakeGate(), SwitchState(None))  # type: ignore[arg-type]
+    for number in range(num_steps):
+        window.begin_step(Plan(0, number, Part.PROFILED, number, Mode.OVERLAPPED, Mode.OVERLAPPED, True, False), None)
+        torch.ones(4).cos()
+        window.end_step()
+    return window.close(complete=True)
+
+
+def fail(*_: object) -> None:
+    raise RuntimeError("no device")
+
+
+class OfADevice(Profile):
+    """A profile of a device, whatever the window asks for."""
+
+    def __init__(self, on_cuda: bool) -> None:
+        super().__init__(on_cuda=True)
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the profiler can start here")
+def test_a_build_whose_profiler_knows_no_device_loses_only_kernel_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("overlap_callbacks.monitor.window.Profile", OfADevice)
+    closed = profiled()
+    assert closed.profile is None
+    assert closed.missing_profile.startswith(
+        "kernel times are missing: torch's profiler could not start (AssertionError"
+    )
+    assert closed.problems == (closed.missing_profile,)
+    assert len(measure(closed, rank=0, backend="gloo").problems) == 1
+    assert Profile.available()
+
+
+@pytest.mark.parametrize(("call", "why"), [("_enable_profiler", "could not start"), ("_disable_profiler", "failed")])
+def test_a_profiler_that_raises_loses_only_kernel_times_and_leaves_room_for_the_next(
+    monkeypatch: pytest.MonkeyPatch, call: str, why: str
+) -> None:
+    real = getattr(torch.autograd.profiler, call)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.autograd.profiler, call, fail)
+        closed = profiled()
+    assert closed.profile is None
+    assert closed.problems == (f"kernel times are missing: torch's profiler {why} (RuntimeError: no device)",)
+    assert len(closed.steps) == 2
+    if call == "_disable_profiler":
+        real()  # what failed above, so that the session ends
+    torch.autograd.profiler._is_profiler_enabled = False
+    again = profiled()
+    assert again.problems == ()
+    assert again.profile is not None
+    assert len(again.profile.kernels()) > 0
+
+
+def test_after_a_failed_start_no_profiler_counts_as_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.autograd.profiler, "_enable_profiler", fail)
+        profiled()
+    assert Profile.available()
+
+
+def test_a_profile_whose_buffers_were_full_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiler, "_kineto_stopped", lambda: True)
+    assert profiled().profile is not None  # of a CPU: the flag is that of an earlier session
+    monkeypatch.setattr(Profile, "start", _start_as_of_a_device)
+    closed = profiled()
+    assert closed.profile is None
+    assert closed.problems == (
+        "kernel times are missing: the profiler's buffers were full before the last profiled step had ended",
+    )
+
+
+def _start_as_of_a_device(profile: Profile, start: object = Profile.start) -> None:
+    start(profile)  # type: ignore[operator]
+    profile._on_cuda = True
