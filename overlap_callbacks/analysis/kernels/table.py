@@ -211,7 +211,8 @@ def device_kernels(
     """
     name, distinct = np.array(rows.name, dtype=np.int64), rows.names.texts
     kind = np.array(rows.kind, dtype=np.uint8)
-    kind[(kind == Kind.COMPUTE) & communicates(rows)] = Kind.COMMUNICATION
+    # A copy may communicate too, as a copy engine's from one device to another.
+    kind[((kind == Kind.COMPUTE) | (kind == Kind.COPY)) & communicates(rows)] = Kind.COMMUNICATION
     if launched_ns is None:
         launched_ns = np.array(rows.start, dtype=np.int64)
     by_metadata = np.array(rows.collective, dtype=np.int64)
