@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -116,6 +116,7 @@ class Expected:
         dimension: of parallelism that the group serves.
         own_lane: whether it runs on a stream of its communicator; on the host, on a thread of its group.
         members: number of collectives, or messages.
+        num_bytes: bytes of their tensors, read and written.
     """
 
     kind: str
@@ -124,6 +125,7 @@ class Expected:
     dimension: str
     own_lane: bool
     members: int = 1
+    num_bytes: int = 0
 
     def may_run_as(self, kind: str) -> bool:
         """Whether a kernel of this kind can be this collective. A kind that no rule knows can be any."""
@@ -156,7 +158,7 @@ def expected_kernels(collectives: Sequence[IssuedCollective], *, on_device: bool
     place_of: dict[tuple[int, str], int] = {}
     for collective in collectives:
         kind = SEND_RECV if collective.point_to_point else name_rules.collective_of(collective.operator)
-        nothing = kind != "barrier" and not (collective.bytes_in or collective.bytes_out)
+        nothing = kind != "barrier" and not _num_bytes(collective)
         if collective.on_device != on_device and kind != "barrier":
             continue
         if nothing or collective.group_size == 1:
@@ -164,7 +166,9 @@ def expected_kernels(collectives: Sequence[IssuedCollective], *, on_device: bool
         block = (collective.coalesced, collective.group.name)
         if collective.coalesced and block in place_of:
             whole = found[place_of[block]]
-            found[place_of[block]] = _with_members(whole, whole.members + 1)
+            found[place_of[block]] = replace(
+                whole, members=whole.members + 1, num_bytes=whole.num_bytes + _num_bytes(collective)
+            )
             continue
         place_of[block] = len(found)
         found.append(
@@ -174,13 +178,14 @@ def expected_kernels(collectives: Sequence[IssuedCollective], *, on_device: bool
                 group=collective.group.name,
                 dimension=collective.dimension,
                 own_lane=not on_device or collective.asynchronous or collective.point_to_point,
+                num_bytes=_num_bytes(collective),
             )
         )
     return found
 
 
-def _with_members(whole: Expected, members: int) -> Expected:
-    return Expected(whole.kind, whole.runs_as, whole.group, whole.dimension, whole.own_lane, members)
+def _num_bytes(collective: IssuedCollective) -> int:
+    return collective.bytes_in + collective.bytes_out
 
 
 def readings(expected: Sequence[Expected]) -> list[list[Expected]]:
@@ -191,7 +196,7 @@ def readings(expected: Sequence[Expected]) -> list[list[Expected]]:
             part
             for whole in expected
             if with_barriers or whole.kind != "barrier"
-            for part in ([_with_members(whole, 1)] * whole.members if in_parts else [whole])
+            for part in ([replace(whole, members=1)] * whole.members if in_parts else [whole])
         ]
         if way not in ways:
             ways.append(way)

@@ -22,6 +22,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from overlap_callbacks.analysis.kernels.accounting import accounts, copies_of
 from overlap_callbacks.analysis.kernels.issued import (
     SEND_RECV,
     Expected,
@@ -59,11 +60,6 @@ class _Kernel:
     lane: int
 
 
-def is_copy(name: str) -> bool:
-    """Whether a row is a copy by a copy engine, by its name. A collective has one such copy for each peer, or more."""
-    return name.startswith(("Memcpy", "Memset", "Copy"))
-
-
 def matched(kernels: KernelTable, issued: Issued, serialised: Collection[int] = ()) -> dict[int, Match]:
     """What the gate's log tells about the communication kernels of the profiled steps, by row.
 
@@ -74,7 +70,7 @@ def matched(kernels: KernelTable, issued: Issued, serialised: Collection[int] = 
             lanes are learned from all steps.
 
     Returns:
-        A match for each communication kernel of the steps in ``issued``; copies are left out.
+        A match for each communication kernel of the steps in ``issued``, and for the copies that the log explains.
     """
     on_device = is_device_profile(kernels, issued)
     kernels_of = _by_step(kernels, on_device)
@@ -93,15 +89,26 @@ def matched(kernels: KernelTable, issued: Issued, serialised: Collection[int] = 
         for part_kernels, part_expected in lanes.parts(step_kernels, expected):
             for kernel, match in zip(part_kernels, lanes.match(part_kernels, part_expected), strict=True):
                 found[kernel.row] = match
+    return found | _matched_copies(kernels, issued)
+
+
+def _matched_copies(kernels: KernelTable, issued: Issued) -> dict[int, Match]:
+    """The matches of copies: they are the work of the collectives of their step that have no kernel."""
+    rows = np.flatnonzero((kernels.kind == Kind.COMMUNICATION) & (kernels.step >= 0) & copies_of(kernels))
+    found = {}
+    if len(rows):
+        by_step = accounts(kernels, issued)
+        for row, step in zip(rows.tolist(), kernels.step[rows].tolist(), strict=True):
+            account = by_step.get(step)
+            if account is not None and account.copies_explain:
+                parts = account.lacking_copied
+                found[row] = Match(_only(part.kind for part in parts), _only(part.dimension for part in parts))
     return found
 
 
 def _by_step(kernels: KernelTable, on_device: bool) -> dict[int, list[_Kernel]]:
     """The communication kernels of each step, in order of their starts; without copies."""
-    engine = np.array([is_copy(name) for name in kernels.names], dtype=bool)
-    rows = np.flatnonzero((kernels.kind == Kind.COMMUNICATION) & (kernels.step >= 0))
-    if len(rows):
-        rows = rows[~engine[kernels.name[rows]]]
+    rows = np.flatnonzero((kernels.kind == Kind.COMMUNICATION) & (kernels.step >= 0) & ~copies_of(kernels))
     rows = rows[np.argsort(kernels.intervals.start_ns[rows], kind="stable")]
     by_step: dict[int, list[_Kernel]] = defaultdict(list)
     kinds = [runs_as(kind, on_device=on_device) for kind in kernels.collectives]  # as before a relabelling

@@ -13,12 +13,13 @@ from collections.abc import Collection
 import numpy as np
 
 from overlap_callbacks.analysis import name_rules
+from overlap_callbacks.analysis.kernels.accounting import PEER_COPY
 from overlap_callbacks.analysis.kernels.issued import SEND_RECV, Expected, Issued, expected_kernels, is_device_profile
 from overlap_callbacks.analysis.kernels.matching import matched
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind, StringTable
 
 # Kinds of which a kernel's name does not tell the collective.
-_UNTOLD = (SEND_RECV, name_rules.OTHER)
+_UNTOLD = (SEND_RECV, PEER_COPY, name_rules.OTHER)
 
 
 def relabelled(kernels: KernelTable, issued: Issued, serialised: Collection[int] = ()) -> KernelTable:

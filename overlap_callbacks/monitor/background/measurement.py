@@ -20,6 +20,7 @@ from overlap_callbacks.analysis.kernels.by_dimension import dimension_times, dim
 from overlap_callbacks.analysis.kernels.table import KernelTable
 from overlap_callbacks.analysis.kernels.timeline import step_timeline
 from overlap_callbacks.analysis.kernels.times import KernelSums, kernel_times, profiled_block
+from overlap_callbacks.analysis.kernels.with_log import with_log
 from overlap_callbacks.analysis.power.segments import Segment
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import (
@@ -32,6 +33,7 @@ from overlap_callbacks.analysis.results.window import (
     StepTimeline,
     TimedBlock,
 )
+from overlap_callbacks.gate.collectives import Collective
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.instruments.power.meter import MeasuredPower
@@ -110,6 +112,7 @@ class _Measurement:
     def __init__(self, window: ClosedWindow) -> None:
         self._window = window
         self._problems = list(window.problems)
+        self._doubts: list[str] = []
         odd = odd_steps(window.steps)
         if odd:
             self._note("steps that issued far more or fewer collectives than most of their window were left out")
@@ -143,6 +146,7 @@ class _Measurement:
             power_trace=power.trace if rank == 0 else None,
             power_elsewhere=window.meter is not None and window.meter.elsewhere,
             problems=tuple(self._problems),
+            doubts=tuple(self._doubts),
         )
 
     def _note(self, problem: str) -> None:
@@ -181,6 +185,12 @@ class _Measurement:
                 by_arm[step.plan.arm].append(step.profile_index)
         if not by_block:
             return _ProfileFigures()
+        seen = with_log(kernels, *self._log_of_profile())
+        self._problems += seen.problems
+        if seen.doubts:
+            self._doubts += seen.doubts
+            return _ProfileFigures()
+        kernels = seen.kernels
         sums = KernelSums(kernels)
         blocks = tuple(
             profiled_block(arm, block, sums, indices)
@@ -211,13 +221,24 @@ class _Measurement:
                 ]
         return tuple(intervals_ns)
 
+    def _log_of_profile(self) -> tuple[dict[int, tuple[Collective, ...]], set[int], list[int]]:
+        """The collectives of each profiled step, the steps whose log is whole, and the sequential ones that count."""
+        steps = {step.profile_index: step for step in self._steps if step.profile_index >= 0}
+        whole = {
+            index for index, step in steps.items()
+            if step.counted and not step.log.dropped and not step.log.compiled and not step.log.let_pass
+        }  # fmt: skip
+        # (In a control window, the steps of the sequential arm overlap too.)
+        sequential = [index for index, step in steps.items() if step.counted and step.plan.mode is Mode.SEQUENTIAL]
+        return {index: step.log.collectives for index, step in steps.items()}, whole, sequential
+
     def _dimensions(self, kernels: KernelTable, by_arm: dict[Mode, list[int]]) -> tuple[DimensionTime, ...]:
-        issued = {s.profile_index: s.log.collectives for s in self._steps if s.profile_index >= 0}
+        issued, _, in_order = self._log_of_profile()
         recorded = self._recorded()
         if recorded is None or not issued:
             return ()
         overlapped, sequential = by_arm.values()
-        rows = dimensions_of_rows(kernels, issued)
+        rows = dimensions_of_rows(kernels, issued, serialised=in_order)
         return dimension_times(kernels, *rows, overlapped, sequential, recorded.collectives)
 
     # -- power
