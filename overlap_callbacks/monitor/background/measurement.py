@@ -33,10 +33,10 @@ from overlap_callbacks.analysis.results.window import (
     StepTimeline,
     TimedBlock,
 )
-from overlap_callbacks.gate.collectives import Collective
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.instruments.power.meter import MeasuredPower
+from overlap_callbacks.monitor.background.profile_log import profile_log
 from overlap_callbacks.monitor.schedule import Part
 from overlap_callbacks.monitor.window import ClosedWindow, FinishedBlock, MeasuredStep
 
@@ -185,7 +185,8 @@ class _Measurement:
                 by_arm[step.plan.arm].append(step.profile_index)
         if not by_block:
             return _ProfileFigures()
-        seen = with_log(kernels, *self._log_of_profile())
+        log = profile_log(self._steps)
+        seen = with_log(kernels, log.issued, log.whole, log.sequential)
         self._problems += seen.problems
         if seen.doubts:
             self._doubts += seen.doubts
@@ -221,24 +222,13 @@ class _Measurement:
                 ]
         return tuple(intervals_ns)
 
-    def _log_of_profile(self) -> tuple[dict[int, tuple[Collective, ...]], set[int], list[int]]:
-        """The collectives of each profiled step, the steps whose log is whole, and the sequential ones that count."""
-        steps = {step.profile_index: step for step in self._steps if step.profile_index >= 0}
-        whole = {
-            index for index, step in steps.items()
-            if step.counted and not step.log.dropped and not step.log.compiled and not step.log.let_pass
-        }  # fmt: skip
-        # (In a control window, the steps of the sequential arm overlap too.)
-        sequential = [index for index, step in steps.items() if step.counted and step.plan.mode is Mode.SEQUENTIAL]
-        return {index: step.log.collectives for index, step in steps.items()}, whole, sequential
-
     def _dimensions(self, kernels: KernelTable, by_arm: dict[Mode, list[int]]) -> tuple[DimensionTime, ...]:
-        issued, _, in_order = self._log_of_profile()
+        log = profile_log(self._steps)
         recorded = self._recorded()
-        if recorded is None or not issued:
+        if recorded is None or not log.issued:
             return ()
         overlapped, sequential = by_arm.values()
-        rows = dimensions_of_rows(kernels, issued, serialised=in_order)
+        rows = dimensions_of_rows(kernels, log.issued, serialised=log.sequential)
         return dimension_times(kernels, *rows, overlapped, sequential, recorded.collectives)
 
     # -- power
