@@ -15,6 +15,9 @@ from overlap_callbacks.analysis.kernels.accounting import PEER_COPY, accounts
 from overlap_callbacks.analysis.kernels.issued import Issued
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
 
+# Copies from one place of a device's addresses to another, as CUPTI and roctracer name them.
+_WITHIN = ("Memcpy DtoD", "CopyDeviceToDevice")
+
 
 def with_copies(kernels: KernelTable, issued: Issued) -> KernelTable:
     """The same rows, with the copies that are a collective's work as communication.
@@ -24,7 +27,7 @@ def with_copies(kernels: KernelTable, issued: Issued) -> KernelTable:
         issued: the collectives of each step, by its index, in the order of issue. All its steps must agree: if one of
             them lacks kernels and has fewer such copies than collectives without a kernel, all copies stay copies.
     """
-    within = np.array([name.startswith("Memcpy DtoD") for name in kernels.names], dtype=bool)
+    within = np.array([name.startswith(_WITHIN) for name in kernels.names], dtype=bool)
     if not within.any():
         return kernels
     computing = np.unique(kernels.lane[kernels.kind == Kind.COMPUTE])
@@ -38,6 +41,13 @@ def with_copies(kernels: KernelTable, issued: Issued) -> KernelTable:
         return kernels
     rows = candidates & np.isin(kernels.step, list(lacking))
     collectives = kernels.collectives if PEER_COPY in kernels.collectives else (*kernels.collectives, PEER_COPY)
-    kind, collective = kernels.kind.copy(), kernels.collective.copy()
+    kind, collective, name = kernels.kind.copy(), kernels.collective.copy(), kernels.name.copy()
     kind[rows], collective[rows] = Kind.COMMUNICATION, collectives.index(PEER_COPY)
-    return dataclasses.replace(kernels, kind=kind, collective=collective, collectives=collectives)
+    # Tables of kernels are by name, and other copies of this name do not communicate.
+    distinct = [*kernels.names]
+    for number in np.unique(name[rows]).tolist():
+        name[rows & (kernels.name == number)] = len(distinct)
+        distinct.append(f"{kernels.names[number]} of a collective")
+    return dataclasses.replace(
+        kernels, kind=kind, collective=collective, collectives=collectives, name=name, names=tuple(distinct)
+    )

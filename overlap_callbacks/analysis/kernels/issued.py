@@ -11,9 +11,8 @@ Most collectives are one kernel each. These are not (all of NCCL, in torch's ``P
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -156,48 +155,54 @@ def expected_kernels(collectives: Sequence[IssuedCollective], *, on_device: bool
     """
     found: list[Expected] = []
     place_of: dict[tuple[int, str], int] = {}
+    known: dict[tuple[object, ...], Expected | None] = {}  # a step has thousands of collectives, of few different kinds
     for collective in collectives:
-        kind = SEND_RECV if collective.point_to_point else name_rules.collective_of(collective.operator)
-        nothing = kind != "barrier" and not _num_bytes(collective)
-        if collective.on_device != on_device and kind != "barrier":
+        group = collective.group.name
+        key = (
+            collective.operator, group, collective.asynchronous, collective.on_device,
+            collective.bytes_in, collective.bytes_out,
+        )  # fmt: skip
+        if key not in known:
+            known[key] = _expected(collective, on_device)
+        part = known[key]
+        if part is None:
             continue
-        if nothing or collective.group_size == 1:
-            continue
-        block = (collective.coalesced, collective.group.name)
-        if collective.coalesced and block in place_of:
-            whole = found[place_of[block]]
-            found[place_of[block]] = replace(
-                whole, members=whole.members + 1, num_bytes=whole.num_bytes + _num_bytes(collective)
-            )
-            continue
-        place_of[block] = len(found)
-        found.append(
-            Expected(
-                kind=kind,
-                runs_as=runs_as(kind, on_device=on_device),
-                group=collective.group.name,
-                dimension=collective.dimension,
-                own_lane=not on_device or collective.asynchronous or collective.point_to_point,
-                num_bytes=_num_bytes(collective),
-            )
-        )
+        if collective.coalesced:
+            place = place_of.setdefault((collective.coalesced, group), len(found))
+            if place < len(found):
+                whole = found[place]
+                found[place] = replace(whole, members=whole.members + 1, num_bytes=whole.num_bytes + part.num_bytes)
+                continue
+        found.append(part)
     return found
+
+
+def _expected(collective: IssuedCollective, on_device: bool) -> Expected | None:
+    """What one collective should launch; None for nothing."""
+    kind = SEND_RECV if collective.point_to_point else name_rules.collective_of(collective.operator)
+    num_bytes = _num_bytes(collective)
+    if collective.group_size == 1:
+        return None
+    if kind != "barrier" and (collective.on_device != on_device or not num_bytes):
+        return None
+    return Expected(
+        kind=kind,
+        runs_as=runs_as(kind, on_device=on_device),
+        group=collective.group.name,
+        dimension=collective.dimension,
+        own_lane=not on_device or collective.asynchronous or collective.point_to_point,
+        num_bytes=num_bytes,
+    )
 
 
 def _num_bytes(collective: IssuedCollective) -> int:
     return collective.bytes_in + collective.bytes_out
 
 
-def readings(expected: Sequence[Expected]) -> list[list[Expected]]:
+def readings(expected: Sequence[Expected]) -> Iterator[list[Expected]]:
     """The ways in which a step may have run, likeliest first: without or with barriers, blocks whole or in parts."""
-    ways = []
-    for with_barriers, in_parts in itertools.product((False, True), (False, True)):
-        way = [
-            part
-            for whole in expected
-            if with_barriers or whole.kind != "barrier"
-            for part in ([replace(whole, members=1)] * whole.members if in_parts else [whole])
-        ]
-        if way not in ways:
-            ways.append(way)
-    return ways
+    without = [part for part in expected if part.kind != "barrier"]
+    for way in (without, list(expected)) if len(without) < len(expected) else (without,):
+        yield way
+        if any(whole.members > 1 for whole in way):
+            yield [part for whole in way for part in [replace(whole, members=1)] * whole.members]

@@ -162,6 +162,7 @@ class _Lanes:
     def __init__(self, on_device: bool) -> None:
         self.votes: dict[int, Counter[Expected]] = defaultdict(Counter)
         self._on_device = on_device
+        self._classes: dict[Expected, Expected] = {}
         self._places: tuple[dict[int, str], dict[Expected, str]] | None = None
 
     def learn(self, kernels: Sequence[_Kernel], expected: Sequence[Expected]) -> None:
@@ -221,8 +222,11 @@ class _Lanes:
 
     def _class(self, part: Expected) -> Expected:
         """What runs on the same lanes: all of a group on its own lane, else one kind of collective of a group."""
-        kind = "" if part.own_lane else part.kind
-        return Expected(kind, "", part.group, part.dimension, part.own_lane)
+        found = self._classes.get(part)
+        if found is None:
+            kind = "" if part.own_lane else part.kind
+            found = self._classes[part] = Expected(kind, "", part.group, part.dimension, part.own_lane)
+        return found
 
     def _learned_places(self) -> tuple[dict[int, str], dict[Expected, str]]:
         """Names of places, where a place is a set of lanes and of classes that run on no other.

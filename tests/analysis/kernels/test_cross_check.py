@@ -168,6 +168,8 @@ def test_copies_within_the_device_communicate_if_a_collective_has_no_kernel_and_
     kernels = profile(GEMM, (WITHIN, Y, 20), (WITHIN, Y, 20), (WITHIN, Y, 7), nccl("AllReduce"))
     found = with_copies(kernels, issued)
     assert [Kind(kind) for kind in found.kind[:5]] == [C, M, M, Y, M]
+    # The table of kernels is by name, so the others keep a name of their own.
+    assert [found.names[name] for name in found.name[1:4]] == [f"{WITHIN} of a collective"] * 2 + [WITHIN]
     assert cross_check(found, issued) == FINE
     assert cross_check(kernels, issued).missing
 
