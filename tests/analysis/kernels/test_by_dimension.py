@@ -139,6 +139,27 @@ def test_lanes_are_learned_in_sequential_steps_and_hold_where_kernels_overtake_e
     assert found(kernels, steps, serialised=(1,)) == truth
 
 
+def swapped(steps_in_order: int, steps_swapped: int) -> tuple[KernelTable, dict[int, list[FakeCollective]], list[str]]:
+    """Two groups, each on an issuing stream of its own, whose kernels start in the other order in some steps."""
+    rows, lanes, truth = [], [], []
+    for step in range(steps_in_order + steps_swapped):
+        order = [("data", 11), ("tensor", 7)] if step < steps_in_order else [("tensor", 7), ("data", 11)]
+        more, more_lanes = nccl(*[("AllReduce", lane) for _, lane in order], step=step)
+        rows, lanes, truth = rows + more, lanes + more_lanes, truth + [group for group, _ in order]
+    calls = [issue("allreduce_", group, asynchronous=False) for group in ("data", "tensor")]
+    return on_lanes(rows, lanes), dict.fromkeys(range(steps_in_order + steps_swapped), calls), truth
+
+
+def test_a_single_sequential_step_tells_more_than_many_overlapped_ones() -> None:
+    kernels, steps, truth = swapped(1, 5)
+    assert found(kernels, steps, serialised=(0,)) == truth
+
+
+def test_without_sequential_steps_a_rare_other_order_does_not_spoil_what_was_learned() -> None:
+    kernels, steps, truth = swapped(20, 1)
+    assert found(kernels, steps) == truth
+
+
 def test_asynchronous_and_synchronous_collectives_of_one_group_run_on_different_lanes() -> None:
     calls = [("data", True, 20), ("tensor", False, 7), ("data", False, 7), ("data", True, 20)]
     steps = {step: [issue("allreduce_", group, asynchronous=own) for group, own, _ in calls] for step in (0, 1)}

@@ -57,6 +57,19 @@ def test_the_one_name_of_rccl_gets_the_kind_of_the_match() -> None:
     assert KernelSums(found).of_steps([0]).p2p_busy_ns == MS
 
 
+def test_lanes_of_one_group_are_told_apart_by_kind_where_names_tell_nothing() -> None:
+    calls = [("_allgather_base_", 11), ("_reduce_scatter_base_", 12)]
+    rows = [
+        (GENERIC, M, step, 10 * step + 2 * i, 10 * step + 2 * i + 1, calls[call][1])
+        for step, order in enumerate([(0, 1), (1, 0)])  # in the second step the reduce-scatter starts first
+        for i, call in enumerate(order)
+    ]
+    table = dataclasses.replace(columns([row[:5] for row in rows]), lane=np.array([row[5] for row in rows]))
+    issued = {step: [issue(name, "data", asynchronous=False) for name, _ in calls] for step in (0, 1)}
+    found = labels(relabelled(table, issued, serialised=(0,)))
+    assert found == ["all_gather", "reduce_scatter", "reduce_scatter", "all_gather"]
+
+
 def test_names_that_tell_their_collective_and_profiles_of_the_host_stay_as_they_are() -> None:
     table = kernels((ALL_REDUCE, 20))
     assert relabelled(table, {0: [issue("_allgather_base_", "data")]}) is table
