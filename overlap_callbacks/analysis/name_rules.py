@@ -18,7 +18,8 @@ class Rule(NamedTuple):
 
 
 # Patterns of communication kernels, searched anywhere in the name; extend with ``communication_patterns.append``. A
-# fixed prefix would not do: hipblaslt_* is compute, and multimem_all_reduce_kernel is communication.
+# fixed prefix would not do: hipblaslt_* is compute, and multimem_all_reduce_kernel is communication. A pattern may name
+# copies too: ``Memcpy PtoP`` is a copy engine that moves data from device to device.
 communication_patterns: list[str] = [
     r"^(void )?(nccl|rccl|ncclx|oneccl|hccl)",
     r"nccl(Dev)?Kernel",
@@ -27,23 +28,43 @@ communication_patterns: list[str] = [
     r"multimem_(all_reduce|one_shot|all_gather|reduce)",
     r"(?i:(one|two)_?shot_?all_?reduce)",
     r"symmetric_memory::|intra_node_comm::|(?i:symm_mem).*(all_gather|all_reduce|reduce_scatter|all_to_all)",
-    r"deep_ep::|hybrid_ep::|^Ep(Dispatch|Combine)",
+    # DeepEP, by its own name and by the one in DeepSeek's traces. (cdpsk::ep::CUB_* are scans of CUB.)
+    r"(?<![a-z])(deep_ep|dpsk::ep)::|hybrid_ep::",
+    # Dispatch and combine of MORI, TensorRT-LLM and FlashInfer, and pplx. MORI's names may be mangled.
+    r"(^|[:\s\d])Ep(Dispatch|Combine)[A-Z]|moeA2A(Dispatch|Combine)|moeAllToAll|a2a_(dispatch|combine)_(send|recv)",
     r"userbuffers_|cross_device_reduce_|allreduce_fusion_kernel",
+    # All-reduces of AMD's quickreduce and aiter. Their names may be mangled.
+    r"quickreduce(::|\d)|allreduce_prototype_|reduce_scatter_cross_device|aiter(::|\d+)\w*(?i:all_?(reduce|gather))",
+    r"^Memcpy PtoP",
     r"^(gloo|ucc|mpi):",
+]
+
+# Kernels that only prepare or finish communication, on the memory of their own device. They are compute, although a
+# pattern above may match. The rule: a kernel communicates if it reads, writes or awaits memory of another rank. So the
+# exchange of counts (DeepEP's notify_dispatch) and barriers communicate, but layouts, packing and local sums do not.
+not_communication: list[str] = [
+    r"get_dispatch_layout|deep_ep::layout::",
+    r"deep_ep::elastic::\w*(prologue|epilogue)",
+    r"hybrid_ep::scan",
+    r"moeA2A(Prepare|Sanitize)",
+    r"EpDispatchCopyToStaging|EpCombineAll|EpCombineSync(?!Barrier)",
 ]
 
 # For names of kernels, of torch's ranges (nccl:all_reduce) and in the metadata of traces (_allgather_base).
 collectives: list[Rule] = [
     Rule("reduce_scatter", r"(?i)reduce_?scatter"),
-    Rule("all_reduce", r"(?i)all_?reduce|cross_device_reduce_|userbuffers_fp16_sum"),
+    Rule("all_reduce", r"(?i)all_?reduce|cross_device_reduce_|userbuffers_fp16_sum|quickreduce"),
     Rule("all_gather", r"(?i)all_?gather"),
-    Rule("all_to_all", r"(?i)all_?to_?all|deep_ep::|hybrid_ep::|^Ep(Dispatch|Combine)"),
+    Rule(
+        "all_to_all", r"(?i)all_?to_?all|deep_ep::|dpsk::ep::|hybrid_ep::|Ep(Dispatch|Combine)|a2a_?(dispatch|combine)"
+    ),
     Rule("broadcast", r"(?i)broadcast"),
     Rule("send_recv", r"(?i)send|recv"),
     Rule("reduce", r"(?i)reduce"),
     Rule("gather", r"(?i)gather"),
     Rule("scatter", r"(?i)scatter"),
     Rule("barrier", r"(?i)barrier"),
+    Rule("peer_copy", r"^Memcpy PtoP"),
 ]
 
 # For kernels of the device and for torch operators on the host. Convolutions count as GEMM: they are computed as such.
@@ -68,7 +89,9 @@ OTHER = "other"
 
 
 def is_communication(name: str) -> bool:
-    """Whether a kernel (on CPU, an asynchronous range) with this name communicates."""
+    """Whether a kernel or a copy (on CPU, an asynchronous range) with this name communicates."""
+    if any(re.search(pattern, name) for pattern in not_communication):
+        return False
     return any(re.search(pattern, name) for pattern in communication_patterns)
 
 

@@ -45,6 +45,8 @@ _Collector = TypeVar("_Collector", bound=EventCollector)
 _STEP = re.compile(r"ProfilerStep#(\d{1,18})(?!\d)")
 # Names that sound like a collective although no pattern knows them.
 _LIKE_COMMUNICATION = re.compile(r"(?i)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|[nr]ccl|shmem")
+# NCCL runs all-to-alls, gathers and scatters as sends and receives; RCCL has one name for all its kernels.
+_SEVERAL_COLLECTIVES = re.compile(r"(?i)[nr]ccl\w*(sendrecv|generic)")
 # No training has a gap of this length between kernels: a clock jumped, or files were joined.
 _MAX_GAP_NS = 10 * 60 * 10**9
 
@@ -168,6 +170,7 @@ def _trace_of_device(path: Path, collected: DeviceEvents, stream: EventStream) -
     launched_ns, thread_of = _launches(collected)
     annotations = [note for note in collected.notes if note.name.startswith("nccl:")]
     collectives = annotated(rows, collected.known, launched_ns, thread_of, annotations)
+    problems += _untold(rows, collectives)
     for row, info in collectives.items():
         rows.collective[row] = rows.collectives[info.kind]
     has_launches = len(collected.launch_correlation) > 0
@@ -311,6 +314,18 @@ def _doubts(kernels: KernelTable, steps: tuple[TraceStep, ...]) -> Iterator[str]
         )
     if any(after.start_ns < before.end_ns for before, after in itertools.pairwise(steps)):
         yield "some steps overlap: each ends where the next begins"
+
+
+def _untold(rows: KernelTableBuilder, collectives: dict[int, CollectiveInfo]) -> Iterator[str]:
+    """Which kernels' names stand for several collectives while nothing else tells theirs, in words."""
+    texts = rows.names.texts
+    names = Counter(texts[rows.name[row]] for row, info in collectives.items() if info.by_name)
+    untold = {name: count for name, count in names.items() if _SEVERAL_COLLECTIVES.search(name)}
+    if untold:
+        yield (
+            f"the names of {sum(untold.values())} kernels stand for several collectives, and nothing else tells which: "
+            f"they count as {name_rules.collective_of(next(iter(untold)))}: {next(iter(untold))[:80]}"
+        )
 
 
 def _launches(collected: DeviceEvents) -> tuple[Indices, Callable[[int], Any]]:

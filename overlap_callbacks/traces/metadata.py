@@ -44,6 +44,7 @@ class CollectiveInfo(NamedTuple):
         size: number of ranks of the group; None if unknown.
         num_bytes: size of the collective, as NCCL's tests count it; None if unknown.
         sequence: number of the collective in its group; None if unknown.
+        by_name: whether nothing but the kernel's name tells the kind.
     """
 
     kind: str
@@ -53,6 +54,7 @@ class CollectiveInfo(NamedTuple):
     size: int | None = None
     num_bytes: int | None = None
     sequence: int | None = None
+    by_name: bool = False
 
 
 class KernelMetadata:
@@ -148,7 +150,7 @@ def annotated(
                 if kind != name_rules.OTHER:
                     collectives[row] = CollectiveInfo(kind=kind, num_bytes=_input_bytes(kind, args))
                     continue
-        collectives[row] = CollectiveInfo(kind=name_rules.collective_of(texts[rows.name[row]]))
+        collectives[row] = CollectiveInfo(kind=name_rules.collective_of(texts[rows.name[row]]), by_name=True)
     return collectives
 
 

@@ -303,6 +303,62 @@ def test_less_known_communication_is_known_too(name):
     assert is_communication(name)
 
 
+# Names in public traces and sources: DeepSeek's traces of DeepEP, DeepEP 2, TensorRT-LLM and FlashInfer, pplx, MORI
+# (demangled, mangled, and as it compiles at run time), quickreduce in vLLM, SGLang and aiter; and peer copies.
+@pytest.mark.parametrize(
+    ("name", "collective"),
+    [
+        ("void dpsk::ep::internode::dispatch<false, 4, false, 4>(int4*, float*, long*, float*)", "all_to_all"),
+        ("void dpsk::ep::internode::combine<4, __nv_bfloat16, 8>(int4*, float*)", "all_to_all"),
+        ("void dpsk::ep::internode::notify_dispatch<false, 4>(int const*, long*, int, int const*)", "all_to_all"),
+        ("void dpsk::ep::internode::cached_notify<false>(int, int, int)", "all_to_all"),
+        ("void deep_ep::intranode::cached_notify_combine<8>(void**, int*, int, int, int, int**)", "all_to_all"),
+        ("void deep_ep::internode_ll::clean_low_latency_buffer<1024>(int*, int, int*, int)", "all_to_all"),
+        ("void deep_ep::elastic::dispatch_impl<8, 1, 2048>(int*)", "all_to_all"),
+        ("void tensorrt_llm::kernels::mnnvl_throughput::moeA2ADispatchKernel<8, false>(int const*)", "all_to_all"),
+        ("void flashinfer::trtllm_alltoall::moeAllToAllKernel<true>(int)", "all_to_all"),
+        ("void moeA2ACombineKernel<__nv_bfloat16, 8>(int)", "all_to_all"),
+        ("void rose::a2a_dispatch_send_kernel<true, 16, 8, rose::NotFixed>(unsigned long)", "all_to_all"),
+        ("void a2a_combine_recv_kernel<16, 8>(unsigned long)", "all_to_all"),
+        ("void mori::moe::EpDispatchInterNodeV1Kernel<hip_bfloat16>(mori::moe::EpDispatchCombineArgs)", "all_to_all"),
+        ("_ZN4mori3moe26EpDispatchInterNodeKernelI12hip_bfloat16EEvNS0_21EpDispatchCombineArgsIT_EE", "all_to_all"),
+        ("EpCombineSyncBarrier_bf16", "all_to_all"),
+        ("quickreduce::allreduce_prototype_twoshot<AllReduceTwoshot<__half, CodecQ4<__half, 4>>>", "all_reduce"),
+        ("void aiter::allreduce_fusion_kernel_1stage<__hip_bfloat16, 8>(aiter::RankData*)", "all_reduce"),
+        ("_ZN5aiter33reduce_scatter_cross_device_storeIDF16bLi8EEEvPNS_8RankDataE", "reduce_scatter"),
+        ("void aiter::allgather_lastdim<__hip_bfloat16, 8>(aiter::RankData*)", "all_gather"),
+        ("Memcpy PtoP (Device -> Device)", "peer_copy"),
+    ],
+)
+def test_communication_of_other_libraries_and_of_copy_engines_is_known(name: str, collective: str) -> None:
+    assert is_communication(name)
+    assert collective_of(name) == collective
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "void deep_ep::layout::get_dispatch_layout<256, 32, 8>(long const*, int*, int*, int*, bool*, int)",
+        "void dpsk::ep::cuda::get_dispatch_layout<256, 32, 8>(long const*, int*, int*, int*, bool*, int, int, int)",
+        "void cdpsk::ep::CUB_200200_900_NS::DeviceScanKernel<int>(int)",
+        "void deep_ep::elastic::combine_reduce_epilogue_impl<false, 4>(__nv_bfloat16*, float*)",
+        "void deep_ep::elastic::dispatch_deterministic_prologue_impl<4, 8>(long*)",
+        "void moeA2APrepareCombineKernel<BlockPolicy>(unsigned char*, unsigned char const*, int, int)",
+        "void moeA2ASanitizeExpertIdsKernel(int*, int const*, int)",
+        "EpDispatchCopyToStaging_bf16",
+        "EpCombineSync_bf16",
+        "EpCombineAll_bf16",
+        "_ZN4mori3moe13EpCombineSyncIfEEvNS0_21EpDispatchCombineArgsIT_EE",
+        "void aiter::local_device_load_rmsnorm_512n<__hip_bfloat16>(aiter::RankSignals)",
+        "Memcpy DtoD (Device -> Device)",
+        "Memcpy HtoD (Pinned -> Device)",
+        "Memset (Device)",
+    ],
+)
+def test_local_work_around_communication_is_not_communication(name: str) -> None:
+    assert not is_communication(name)
+
+
 def test_a_user_adds_a_pattern_for_what_is_not_known(monkeypatch):
     monkeypatch.setattr(name_rules, "communication_patterns", list(name_rules.communication_patterns))
     assert not is_communication("my_ring_kernel<4>")

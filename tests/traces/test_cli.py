@@ -30,7 +30,8 @@ from tests import kineto
 
 @pytest.fixture(autouse=True)
 def rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ``--rule`` adds stays in this test."""
+    """What ``--rule`` and ``--communication`` add stays in this test."""
+    monkeypatch.setattr(name_rules, "communication_patterns", list(name_rules.communication_patterns))
     monkeypatch.setattr(name_rules, "families", list(name_rules.families))
 
 
@@ -259,6 +260,15 @@ def test_a_rule_counts_for_pairs_of_a_comparison_too(overlapped: str, sequential
     found = rows(overlap("compare", overlapped, sequential, "--csv", "pairs", "--rule", "dense=gemm"))
     assert {"dense", "normalisation"} <= {row["victim"] for row in found}
     assert "gemm" not in {row["victim"] for row in found}
+
+
+def test_communication_names_copies_too(tmp_path: Path) -> None:
+    gemm = kineto.kernel(kineto.GEMM, 0, 6_000_000, 1)
+    copy = {**kineto.kernel("Memcpy DtoD (Device -> Device)", 4_000_000, 9_000_000, 2, stream=20), "cat": "gpu_memcpy"}
+    path = str(kineto.write(tmp_path / "copies.json", [gemm, copy]))
+    assert [row["comm_ms"] for row in rows(overlap("analyze", path, "--csv", "steps"))] == ["0.0"]
+    found = rows(overlap("analyze", path, "--csv", "steps", "--communication", "Memcpy DtoD"))
+    assert [(row["comm_ms"], row["copy_ms"]) for row in found] == [("5.0", "0.0")]
 
 
 def test_what_cannot_be_read_gives_one_line_and_no_traceback(tmp_path: Path, overlapped: str) -> None:

@@ -187,3 +187,19 @@ def test_a_generic_kernel_s_kind_is_that_of_the_metadata_in_families_and_pairs_t
     found = figures_of(tmp_path, [collective(0, 4, 0, GENERIC, **metadata("allreduce", 1)), gemm(1, 3)])
     assert only(found.collectives).collective == "all_reduce"
     assert found.families[0].beside == {"all_reduce": 2}
+
+
+SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def test_metadata_tells_an_all_to_all_from_sends_and_receives_and_without_it_a_note_says_so(tmp_path: Path) -> None:
+    told = figures_of(tmp_path, [{**collective(0, 1, **metadata("all_to_allv", 1_000)), "name": SEND_RECV}])
+    assert only(told.collectives).collective == "all_to_all"
+    assert told.problems == ()
+    for name, kind in ((SEND_RECV, "send_recv"), (GENERIC, "other")):
+        untold = figures_of(tmp_path, [{**collective(0, 1), "name": name}, collective(2, 3)])
+        assert kind in [row.collective for row in untold.collectives]
+        assert untold.problems == (
+            "the names of 1 kernels stand for several collectives, and nothing else tells which: "
+            f"they count as {kind}: {name[:80]}",
+        )

@@ -74,6 +74,24 @@ def test_copies_and_fills_are_neither_compute_nor_communication(tmp_path: Path) 
     assert [(family.calls, family.time_ms) for family in found.families] == [(1, 2)]
 
 
+def copy(name: str, start: float, end: float) -> kineto.Event:
+    return {**gemm(start, end), "name": name, "cat": "gpu_memcpy"}
+
+
+def test_copies_to_another_device_communicate_and_those_within_the_device_do_not(tmp_path: Path) -> None:
+    peer, within = "Memcpy PtoP (Device -> Device)", "Memcpy DtoD (Device -> Device)"
+    found = figures_of(tmp_path, [gemm(0, 6), copy(peer, 4, 9), copy(within, 9, 10)])
+    assert (found.total.comm_ms, found.total.hidden_comm_ms, found.total.copy_ms) == (5, 2, 1)
+    (row,) = found.collectives
+    assert (row.collective, row.time_ms) == ("peer_copy", 5)
+
+
+def test_a_pattern_of_the_user_makes_copies_communicate_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(name_rules, "communication_patterns", [*name_rules.communication_patterns, "Memcpy DtoD"])
+    found = figures_of(tmp_path, [gemm(0, 6), copy("Memcpy DtoD (Device -> Device)", 4, 9)])
+    assert (found.total.comm_ms, found.total.copy_ms) == (5, 0)
+
+
 def test_only_events_of_the_device_s_categories_are_kernels(tmp_path: Path) -> None:
     events = [gemm(0, 2), collective(1, 3)]
     # HTA takes what has a stream for a kernel; these have one, and are none.

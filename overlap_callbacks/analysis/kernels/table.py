@@ -209,7 +209,8 @@ def device_kernels(
     """
     name, distinct = np.array(rows.name, dtype=np.int64), rows.names.texts
     kind = np.array(rows.kind, dtype=np.uint8)
-    kind[(kind == Kind.COMPUTE) & communicates(rows)] = Kind.COMMUNICATION
+    # A copy may communicate too, as a copy engine's from one device to another.
+    kind[((kind == Kind.COMPUTE) | (kind == Kind.COPY)) & communicates(rows)] = Kind.COMMUNICATION
     intervals, lane, nowhere = rows.intervals, np.array(rows.lane, dtype=np.int64), np.zeros(len(rows), dtype=bool)
     if launched_ns is None:
         step, without_launch = step_of(intervals.start_ns, bounds), nowhere

@@ -16,7 +16,7 @@ import numpy as np
 
 from overlap_callbacks.analysis.power.segments import Segment
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.window import CollectiveTime, RankWindow, TimedBlock
+from overlap_callbacks.analysis.results.window import CollectiveTime, ProfiledBlock, RankWindow, TimedBlock
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.instruments.power.meter import MeasuredPower

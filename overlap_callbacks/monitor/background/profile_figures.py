@@ -14,6 +14,7 @@ from overlap_callbacks.analysis.kernels.by_dimension import dimension_times, dim
 from overlap_callbacks.analysis.kernels.table import KernelTable
 from overlap_callbacks.analysis.kernels.timeline import step_timeline
 from overlap_callbacks.analysis.kernels.times import KernelSums, kernel_times, num_sms, profiled_block
+from overlap_callbacks.analysis.kernels.with_log import with_log
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import (
     DimensionTime,
@@ -25,6 +26,7 @@ from overlap_callbacks.analysis.results.window import (
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.monitor.background.profile_check import check_device_profile
+from overlap_callbacks.monitor.background.profile_log import ProfileLog, profile_log
 from overlap_callbacks.monitor.window import ClosedWindow, MeasuredStep
 
 # Intervals of communication that a power trace keeps of each step: power sensors resolve no more than some of them.
@@ -88,6 +90,12 @@ def profile_figures(
         if checked.missing:
             return _missing(checked.missing)
         by_arm, problems = checked.by_arm, list(checked.problems)
+    log = profile_log(steps).of_steps({index for indices in by_arm.values() for index in indices})
+    seen = with_log(kernels, log.issued, log.whole, log.sequential)
+    problems += seen.problems
+    if seen.doubts:
+        return ProfileFigures(problems=tuple(problems), doubts=seen.doubts)
+    kernels = seen.kernels
     by_block: dict[tuple[int, Mode], list[int]] = defaultdict(list)
     for step in steps:
         if step.profile_index in by_arm[step.plan.arm]:
@@ -104,7 +112,7 @@ def profile_figures(
         blocks=blocks,
         kernels=kernel_times(kernels, overlapped, sequential, max_kernels=MAX_KERNELS),
         pairs=pair_times_of(kernels, overlapped, sequential),
-        dimensions=_dimensions(kernels, steps, recorded, by_arm),
+        dimensions=_dimensions(kernels, log, recorded, by_arm),
         pictures=tuple(picture for step in drawn if (picture := step_timeline(kernels, *step)) is not None),
         communication=_communication(kernels, steps, window.clock, await_passed) if with_communication else (),
         num_sms=num_sms(kernels),
@@ -136,11 +144,10 @@ def _communication(
 
 
 def _dimensions(
-    kernels: KernelTable, steps: Sequence[MeasuredStep], recorded: StepLog | None, by_arm: dict[Mode, list[int]]
+    kernels: KernelTable, log: ProfileLog, recorded: StepLog | None, by_arm: dict[Mode, list[int]]
 ) -> tuple[DimensionTime, ...]:
-    issued = {step.profile_index: step.log.collectives for step in steps if step.profile_index >= 0}
-    if recorded is None or not issued:
+    if recorded is None or not log.issued:
         return ()
     overlapped, sequential = by_arm.values()
-    rows = dimensions_of_rows(kernels, issued)
+    rows = dimensions_of_rows(kernels, log.issued, serialised=log.sequential)
     return dimension_times(kernels, *rows, overlapped, sequential, recorded.collectives)

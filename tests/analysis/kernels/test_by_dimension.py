@@ -8,23 +8,20 @@ import pytest
 from overlap_callbacks.analysis.dimension_rules import dimension_of
 from overlap_callbacks.analysis.kernels.by_dimension import dimension_times, dimensions_of_rows
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
-from overlap_callbacks.gate.collectives import Collective, Group
 from tests.columns import columns
+from tests.issued import FakeCollective, issue
 
 C, M = Kind.COMPUTE, Kind.COMMUNICATION
-
-
-def issued(operator: str, dimension: str, num_bytes: int = 8) -> Collective:
-    group = Group(dimension, "", (0, 1), "gloo", dimension)
-    return Collective(operator, group, num_bytes, num_bytes, None, 0, -1, 0, 0)
 
 
 def on_lanes(rows: list[tuple[str, Kind, int, float, float]], lanes: list[int]) -> KernelTable:
     return dataclasses.replace(columns(rows), lane=np.array(lanes))
 
 
-def found(kernels: KernelTable, steps: dict[int, list[Collective]]) -> list[str | None]:
-    numbers, labels = dimensions_of_rows(kernels, steps)
+def found(
+    kernels: KernelTable, steps: dict[int, list[FakeCollective]], serialised: tuple[int, ...] = ()
+) -> list[str | None]:
+    numbers, labels = dimensions_of_rows(kernels, steps, serialised)
     return [labels[number] if number >= 0 else None for number in numbers]
 
 
@@ -32,8 +29,8 @@ def test_kernels_have_the_dimension_of_the_collective_at_their_place_in_the_step
     rows = [("gemm", C, 0, 0, 9), ("nccl_AllReduce", M, 0, 1, 2), ("nccl_AllGather", M, 0, 3, 4),
             ("nccl_AllReduce", M, 1, 11, 12)]  # fmt: skip
     steps = {
-        0: [issued("allreduce_", "data"), issued("_allgather_base_", "tensor")],
-        1: [issued("allreduce_", "data")],
+        0: [issue("allreduce_", "data"), issue("_allgather_base_", "tensor")],
+        1: [issue("allreduce_", "data")],
     }
     assert found(on_lanes(rows, [7, 20, 21, 20]), steps) == [None, "data", "tensor", "data"]
 
@@ -41,7 +38,8 @@ def test_kernels_have_the_dimension_of_the_collective_at_their_place_in_the_step
 def test_a_lane_goes_with_the_majority_where_collectives_overtake_each_other() -> None:
     # In step 1 the tensor group's kernel begins first, though the data group's was issued first.
     rows = [("gloo:all_reduce", M, step, start, start + 1) for step in range(3) for start in (10 * step, 10 * step + 2)]
-    steps = {step: [issued("allreduce_", "data"), issued("allreduce_", "tensor")] for step in range(3)}
+    groups = ("data", "tensor")
+    steps = {step: [issue("allreduce_", group, on_device=False) for group in groups] for step in range(3)}
     assert found(on_lanes(rows, [20, 21, 21, 20, 20, 21]), steps) == [
         "data", "tensor", "tensor", "data", "data", "tensor",
     ]  # fmt: skip
@@ -49,21 +47,153 @@ def test_a_lane_goes_with_the_majority_where_collectives_overtake_each_other() -
 
 def test_sends_and_receives_share_a_lane_and_have_the_dimension_of_their_own_group() -> None:
     rows = [("gloo:send", M, 0, 0, 1), ("gloo:recv", M, 0, 2, 3), ("gloo:all_reduce", M, 0, 4, 5)]
-    steps = {0: [issued("send", "pipeline"), issued("recv_", "pipeline"), issued("allreduce_", "data")]}
+    calls = (("send", "pipeline"), ("recv_", "pipeline"), ("allreduce_", "data"))
+    steps = {0: [issue(operator, group, on_device=False) for operator, group in calls]}
     assert found(on_lanes(rows, [1, 1, 1]), steps) == ["pipeline", "pipeline", "data"]
 
 
 def test_where_numbers_differ_kinds_decide_and_what_was_not_issued_is_other() -> None:
     rows = [("nccl_AllGather", M, 0, 0, 1), ("nccl_AllReduce", M, 0, 2, 3), ("nccl_Broadcast", M, 0, 4, 5)]
-    steps = {0: [issued("allreduce_", "data"), issued("_allgather_base_", "tensor")]}
+    steps = {0: [issue("allreduce_", "data"), issue("_allgather_base_", "tensor")]}
     assert found(on_lanes(rows, [1, 2, 3]), steps) == ["tensor", "data", "other"]
+
+
+def nccl(*kernels: tuple[str, int], step: int = 0) -> tuple[list[tuple[str, Kind, int, float, float]], list[int]]:
+    """Rows and lanes of NCCL's kernels of a step, one after the other."""
+    rows = [
+        (f"ncclDevKernel_{name}", M, step, 100 * step + i, 100 * step + i + 0.5) for i, (name, _) in enumerate(kernels)
+    ]
+    return rows, [lane for _, lane in kernels]
+
+
+def test_synchronous_collectives_of_several_groups_on_one_stream_are_matched_in_order() -> None:
+    rows, lanes = nccl(*[("AllReduce", 7)] * 4)
+    groups = ["tensor", "tensor", "tensor", "data"]
+    steps = {0: [issue("allreduce_", group, asynchronous=False) for group in groups]}
+    assert found(on_lanes(rows, lanes), steps) == groups
+
+
+def test_groups_of_one_rank_and_collectives_without_bytes_launch_no_kernel() -> None:
+    rows, lanes = nccl(("SendRecv", 20), ("SendRecv", 20), ("AllReduce", 21))
+    steps = {
+        0: [
+            *[issue("allreduce_", "tensor", group_size=1, asynchronous=False)] * 3,
+            issue("allreduce_", "context", 0, bytes_out=0),
+            issue("alltoall_base_", "expert"),
+            issue("alltoall_base_", "expert"),
+            issue("allreduce_", "data"),
+        ]
+    }
+    assert found(on_lanes(rows, lanes), steps) == ["expert", "expert", "data"]
+
+
+def test_a_coalescing_block_and_a_coalesced_batch_are_one_kernel_each() -> None:
+    rows, lanes = nccl(("AllGather", 20), ("SendRecv", 30), ("AllReduce", 21))
+    steps = {
+        0: [
+            *[issue("_allgather_base_", "data", coalesced=1)] * 3,
+            *[issue(operator, "pipeline", coalesced=2, posted=1) for operator in ("send", "recv_")],
+            issue("allreduce_", "tensor"),
+        ]
+    }
+    assert found(on_lanes(rows, lanes), steps) == ["data", "pipeline", "tensor"]
+
+
+def test_messages_that_are_posted_one_by_one_are_one_kernel_each() -> None:
+    rows, lanes = nccl(("SendRecv", 30), ("SendRecv", 31), ("AllReduce", 21))
+    steps = {
+        0: [issue("send", "pipeline", posted=1), issue("recv_", "pipeline", posted=1), issue("allreduce_", "tensor")]
+    }
+    assert found(on_lanes(rows, lanes), steps) == ["pipeline", "pipeline", "tensor"]
+
+
+def test_a_barrier_may_show_as_an_all_reduce_and_may_not() -> None:
+    collectives = [
+        issue("allreduce_", "data"),
+        issue("barrier", "world", on_device=False),
+        issue("allreduce_", "tensor"),
+    ]
+    with_barrier, lanes = nccl(*[("AllReduce", lane) for lane in (20, 22, 21)])
+    assert found(on_lanes(with_barrier, lanes), {0: collectives}) == ["data", "world", "tensor"]
+    without, lanes = nccl(("AllReduce", 20), ("AllReduce", 21))
+    assert found(on_lanes(without, lanes), {0: collectives}) == ["data", "tensor"]
+
+
+# FSDP2 beside tensor parallelism with sequence parallelism: all synchronous, on three streams, of the same kinds.
+FSDP_TP = (
+    ("_allgather_base_", "data", 11), ("_allgather_base_", "tensor", 7), ("_reduce_scatter_base_", "tensor", 7),
+    ("_allgather_base_", "data", 11), ("_allgather_base_", "tensor", 7), ("_reduce_scatter_base_", "tensor", 7),
+    ("_reduce_scatter_base_", "data", 12), ("allreduce_", "world", 7),
+)  # fmt: skip
+
+
+def test_lanes_are_learned_in_sequential_steps_and_hold_where_kernels_overtake_each_other() -> None:
+    kinds = {"_allgather_base_": "AllGather", "_reduce_scatter_base_": "ReduceScatter", "allreduce_": "AllReduce"}
+    steps = {step: [issue(name, group, asynchronous=False) for name, group, _ in FSDP_TP] for step in (0, 1)}
+    # In the overlapped step FSDP's second all-gather runs before the first one of the tensor group.
+    overlapped = [FSDP_TP[i] for i in (0, 3, 1, 2, 4, 6, 5, 7)]
+    rows, lanes = nccl(*((kinds[name], lane) for name, _, lane in overlapped))
+    more, more_lanes = nccl(*((kinds[name], lane) for name, _, lane in FSDP_TP), step=1)
+    kernels = on_lanes(rows + more, lanes + more_lanes)
+    truth = [group for _, group, _ in (*overlapped, *FSDP_TP)]
+    assert found(kernels, steps, serialised=(1,)) == truth
+
+
+def swapped(steps_in_order: int, steps_swapped: int) -> tuple[KernelTable, dict[int, list[FakeCollective]], list[str]]:
+    """Two groups, each on an issuing stream of its own, whose kernels start in the other order in some steps."""
+    rows, lanes, truth = [], [], []
+    for step in range(steps_in_order + steps_swapped):
+        order = [("data", 11), ("tensor", 7)] if step < steps_in_order else [("tensor", 7), ("data", 11)]
+        more, more_lanes = nccl(*[("AllReduce", lane) for _, lane in order], step=step)
+        rows, lanes, truth = rows + more, lanes + more_lanes, truth + [group for group, _ in order]
+    calls = [issue("allreduce_", group, asynchronous=False) for group in ("data", "tensor")]
+    return on_lanes(rows, lanes), dict.fromkeys(range(steps_in_order + steps_swapped), calls), truth
+
+
+def test_a_single_sequential_step_tells_more_than_many_overlapped_ones() -> None:
+    kernels, steps, truth = swapped(1, 5)
+    assert found(kernels, steps, serialised=(0,)) == truth
+
+
+def test_without_sequential_steps_a_rare_other_order_does_not_spoil_what_was_learned() -> None:
+    kernels, steps, truth = swapped(20, 1)
+    assert found(kernels, steps) == truth
+
+
+def test_asynchronous_and_synchronous_collectives_of_one_group_run_on_different_lanes() -> None:
+    calls = [("data", True, 20), ("tensor", False, 7), ("data", False, 7), ("data", True, 20)]
+    steps = {step: [issue("allreduce_", group, asynchronous=own) for group, own, _ in calls] for step in (0, 1)}
+    rows, lanes = nccl(*[("AllReduce", calls[i][2]) for i in (0, 3, 1, 2)])  # the last one overtakes two others
+    more, more_lanes = nccl(*[("AllReduce", lane) for _, _, lane in calls], step=1)
+    assert found(on_lanes(rows + more, lanes + more_lanes), steps, serialised=(1,)) == [
+        "data", "data", "tensor", "data", "data", "tensor", "data", "data",
+    ]  # fmt: skip
+
+
+def test_where_a_lane_has_more_kernels_than_collectives_its_usual_dimension_counts_if_it_has_one() -> None:
+    steps = {0: [issue("allreduce_", "tensor", asynchronous=False)] * 2 + [issue("allreduce_", "data")] * 2}
+    steps[1] = steps[0]
+    rows, lanes = nccl(*[("AllReduce", lane) for lane in (7, 7, 20, 20)])
+    more, more_lanes = nccl(*[("AllReduce", lane) for lane in (7, 20, 20, 20)], step=1)
+    assert found(on_lanes(rows + more, lanes + more_lanes), steps)[4:] == ["tensor", "data", "data", "data"]
+    # Two groups share the stream, and its order is lost: nothing is guessed.
+    mixed = [issue("allreduce_", group, asynchronous=False) for group in ("tensor", "data", "tensor", "data")]
+    rows, lanes = nccl(*[("AllReduce", 7)] * 4)
+    more, more_lanes = nccl(*[("AllReduce", 7)] * 3, step=1)
+    assert found(on_lanes(rows + more, lanes + more_lanes), {0: mixed, 1: mixed})[4:] == ["other"] * 3
+
+
+def test_kernels_of_rccl_have_one_name_and_are_matched_by_order_alone() -> None:
+    rows, lanes = nccl(("Generic_4", 20), ("Generic_4", 21), ("Generic_4", 20))
+    calls = [("_allgather_base_", "data"), ("alltoall_base_", "expert"), ("_reduce_scatter_base_", "data")]
+    assert found(on_lanes(rows, lanes), {0: [issue(*call) for call in calls]}) == ["data", "expert", "data"]
 
 
 def test_times_of_a_dimension_by_hand() -> None:
     rows = [("gemm", C, 0, 0, 4), ("nccl_AllReduce", M, 0, 2, 8), ("nccl_AllReduce", M, 0, 6, 10),
             ("gemm", C, 1, 20, 23), ("nccl_AllReduce", M, 1, 24, 28), ("nccl_AllReduce", M, 1, 28, 30)]  # fmt: skip
     kernels = on_lanes(rows, [7, 20, 20, 7, 20, 20])
-    recorded = [issued("allreduce_", "data", 100), issued("allreduce_", "data", 50), issued("barrier", "world", 1)]
+    recorded = [issue("allreduce_", "data", 100), issue("allreduce_", "data", 50), issue("barrier", "world", 1)]
     steps = {0: recorded[:2], 1: recorded[:2]}
     data, world = dimension_times(kernels, *dimensions_of_rows(kernels, steps), [0], [1], recorded)
     assert (data.dimension, data.messages, data.bytes_in) == ("data", 2, 150)

@@ -120,13 +120,15 @@ def test_kinds_of_device_activity():
         gpu_kernel("gemm", 120, 130, 2),
         event("Memcpy DtoD (Device -> Device)", "gpu_memcpy", 131, 134, correlation=3),
         event("Memset (Device)", "gpu_memset", 140, 141, correlation=4),
-        *(launch(105, correlation) for correlation in (1, 2, 3, 4)),
+        event("Memcpy PtoP (Device -> Device)", "gpu_memcpy", 142, 144, correlation=5),
+        *(launch(105, correlation) for correlation in (1, 2, 3, 4, 5)),
     ]
     assert [(row[0][:8], row[1], row[2]) for row in read(events, BOUNDS)] == [
         ("ncclDevK", Kind.COMMUNICATION, 0),
         ("gemm", Kind.COMPUTE, 0),
         ("Memcpy D", Kind.COPY, 0),
         ("Memset (", Kind.COPY, 0),
+        ("Memcpy P", Kind.COMMUNICATION, 0),
     ]
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import cast
+
+from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.gate.collectives import Collective, Group
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments.clocks import StepClock
+from overlap_callbacks.instruments.profiler import Profile
 from overlap_callbacks.monitor.background.measurement import measure, segments_of
 from overlap_callbacks.monitor.schedule import Part, Plan
 from overlap_callbacks.monitor.window import ClosedWindow, MeasuredStep
+from tests.columns import columns
 
 MS = 1_000_000
 
@@ -86,3 +92,65 @@ def test_a_collectives_time_alone_is_that_of_the_sequential_steps_per_step() -> 
     (row,) = measure(window, rank=0, backend="gloo").collectives
     assert (row.messages, row.bytes_in) == (2, 8)
     assert row.isolated_ms == 40.0  # two collectives a step, of 10 ms each in one step and of 30 ms in the other
+
+
+# -- the profile
+
+
+class FakeProfile:
+    """A device's profile that has been read: what Kineto would have told."""
+
+    def __init__(self, kernels: KernelTable) -> None:
+        self._kernels = kernels
+
+    def kernels(self) -> KernelTable:
+        return self._kernels
+
+
+def window_with_profile(
+    kernels: KernelTable, collectives: tuple[Collective, ...], control: bool = False
+) -> ClosedWindow:
+    """A window with one profiled step of each arm, each with these collectives. In a control window both overlap."""
+    steps = []
+    for index, mode in enumerate((Mode.OVERLAPPED, Mode.SEQUENTIAL)):
+        plan = Plan(0, index, Part.PROFILED, index, mode, Mode.OVERLAPPED if control else mode, True, last=False)
+        step = MeasuredStep(plan=plan, start=0, end=MS, log=StepLog(collectives, 0, None), counted=True)
+        steps.append(dataclasses.replace(step, profile_index=index))
+    return ClosedWindow(
+        number=0, first_step=0, steps=tuple(steps), complete=True, problems=(), opened_ns=0, wall_ms=5.0,
+        clock=StepClock(), meter=None, profile=cast("Profile", FakeProfile(kernels)), missing_profile="",
+    )  # fmt: skip
+
+
+def test_a_profile_that_does_not_show_the_job_s_communication_gives_no_kernel_figures_and_a_doubt() -> None:
+    group = Group("0", "", (0, 1), "nccl")
+    collective = Collective("allreduce_", group, 4, 4, None, 0, -1, 0, 0, on_device=True)
+    compute = [("gemm", Kind.COMPUTE, step, 100 * step, 100 * step + 10) for step in (0, 1)]
+    found = measure(window_with_profile(columns(compute), (collective,)), rank=0, backend="nccl")
+    assert (found.profiled, found.kernels, found.pairs) == ((), (), ())
+    (doubt,) = found.doubts
+    assert doubt.startswith("the profile does not show the job's communication: 1 of 1 collectives a step")
+    reduce = [
+        ("ncclDevKernel_AllReduce", Kind.COMMUNICATION, step, 100 * step + 10, 100 * step + 12) for step in (0, 1)
+    ]
+    found = measure(window_with_profile(columns(compute + reduce), (collective,)), rank=0, backend="nccl")
+    assert (found.doubts, found.problems) == ((), ())
+    assert [block.comm_ms for block in found.profiled] == [2, 2]
+
+
+def test_all_to_alls_of_nccl_are_no_sends_and_receives_in_the_figures() -> None:
+    group = Group("0", "", (0, 1), "nccl", "expert")
+    collective = Collective("alltoall_base_", group, 4, 4, None, 0, -1, 0, 0, on_device=True)
+    rows = [("ncclDevKernel_SendRecv", Kind.COMMUNICATION, step, 100 * step, 100 * step + 2) for step in (0, 1)]
+    found = measure(window_with_profile(columns(rows), (collective,)), rank=0, backend="nccl")
+    assert [(block.comm_ms, block.p2p_ms) for block in found.profiled] == [(2, 0), (2, 0)]
+
+
+def test_what_ran_beside_communication_is_named_in_sequential_steps_and_not_in_those_of_a_control_window() -> None:
+    rows = [("gemm", Kind.COMPUTE, step, 100 * step, 100 * step + 10) for step in (0, 1)]
+    rows += [("ncclDevKernel_AllReduce", Kind.COMMUNICATION, step, 100 * step + 5, 100 * step + 12) for step in (0, 1)]
+    collective = Collective("allreduce_", Group("0", "", (0, 1), "nccl"), 4, 4, None, 0, -1, 0, 0, on_device=True)
+    (problem,) = measure(window_with_profile(columns(rows), (collective,)), rank=0, backend="nccl").problems
+    assert problem.startswith("in sequential steps 5 ms of compute ran beside communication")
+    window = window_with_profile(columns(rows), (collective,), control=True)
+    assert measure(window, rank=0, backend="nccl").problems == ()

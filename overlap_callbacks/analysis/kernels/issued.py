@@ -1,0 +1,208 @@
+"""The kernels that a profile should show for the collectives that the gate saw issued.
+
+Most collectives are one kernel each. These are not (all of NCCL, in torch's ``ProcessGroupNCCL``):
+
+- A collective on a group of one rank launches none: NCCL copies the tensor if it is out of place, else does nothing.
+- A collective without bytes launches none.
+- The members of a coalescing block are launched together when it ends: as one kernel, or a few.
+- A batch of sends and receives is one kernel if it is coalesced, else one for each message.
+- A barrier waits for an all-reduce of one element.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from overlap_callbacks.analysis import name_rules
+from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
+
+SEND_RECV = "send_recv"
+
+
+class IssuedGroup(Protocol):
+    """What is needed of a process group."""
+
+    @property
+    def name(self) -> str:
+        """Its name, the same on all its ranks."""
+        ...
+
+
+class IssuedCollective(Protocol):
+    """What is needed of a collective as the gate saw it."""
+
+    @property
+    def operator(self) -> str:
+        """The ``c10d`` operator."""
+        ...
+
+    @property
+    def group(self) -> IssuedGroup:
+        """Its process group."""
+        ...
+
+    @property
+    def group_size(self) -> int:
+        """Ranks of its group."""
+        ...
+
+    @property
+    def bytes_in(self) -> int:
+        """Bytes of the tensors that it reads."""
+        ...
+
+    @property
+    def bytes_out(self) -> int:
+        """Bytes of the tensors that it writes."""
+        ...
+
+    @property
+    def dimension(self) -> str:
+        """Dimension of parallelism that its group serves."""
+        ...
+
+    @property
+    def point_to_point(self) -> bool:
+        """Whether it is a send or a receive."""
+        ...
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether NCCL runs it on a stream of its communicator; else it runs on the stream that issued it."""
+        ...
+
+    @property
+    def on_device(self) -> bool:
+        """Whether its tensors are on an accelerator."""
+        ...
+
+    @property
+    def coalesced(self) -> int:
+        """Number of the coalescing block that it is a member of, from 1; 0 for none."""
+        ...
+
+    @property
+    def posted(self) -> int:
+        """Number of the batch of sends and receives that it was posted in, from 1; 0 for none."""
+        ...
+
+
+# The collectives of each profiled step, by its index, in the order in which they were issued.
+Issued = Mapping[int, Sequence[IssuedCollective]]
+
+# The kind that NCCL's kernel names (on the host, Gloo's ranges) give to a collective of another kind.
+_ON_DEVICE = {"all_to_all": SEND_RECV, "gather": SEND_RECV, "scatter": SEND_RECV, "barrier": "all_reduce"}
+_ON_HOST = {"reduce_scatter": "all_reduce"}
+# Further kinds that a collective may run as: with tensors of unequal sizes, as one broadcast or reduction per rank.
+_ALSO = {"all_gather": ("broadcast", SEND_RECV), "reduce_scatter": ("reduce", "all_reduce")}
+# Kinds that copy engines can do (NCCL 2.28 and later, torch's symmetric memory): they move data, and reduce none.
+COPIED = frozenset({"all_gather", "all_to_all", "gather", "scatter", "broadcast"})
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What should appear as one kernel, or as one for each member: a collective, a block or a batch.
+
+    Attributes:
+        kind: of the collective, e.g. ``all_to_all``.
+        runs_as: the kind that the kernel's name tells, e.g. ``send_recv``.
+        group: name of the process group.
+        dimension: of parallelism that the group serves.
+        own_lane: whether it runs on a stream of its communicator; on the host, on a thread of its group.
+        members: number of collectives, or messages.
+        num_bytes: bytes of their tensors, read and written.
+    """
+
+    kind: str
+    runs_as: str
+    group: str
+    dimension: str
+    own_lane: bool
+    members: int = 1
+    num_bytes: int = 0
+
+    def may_run_as(self, kind: str) -> bool:
+        """Whether a kernel of this kind can be this collective. A kind that no rule knows can be any."""
+        if name_rules.OTHER in (kind, self.kind):
+            return True
+        return kind in (self.kind, self.runs_as, *_ALSO.get(self.kind, ()))
+
+
+def runs_as(kind: str, *, on_device: bool) -> str:
+    """The kind that a kernel's name tells of a collective of this kind: NCCL sends and receives for an all-to-all."""
+    return (_ON_DEVICE if on_device else _ON_HOST).get(kind, kind)
+
+
+def is_device_profile(kernels: KernelTable, issued: Issued) -> bool:
+    """Whether communication in a profile is kernels of a device; else it is ranges of a library on the host."""
+    names = [kernels.names[number] for number in np.unique(kernels.name[kernels.kind == Kind.COMMUNICATION]).tolist()]
+    if names:
+        return not all(re.match(r"(gloo|ucc|mpi):", name) for name in names)
+    return any(collective.on_device for collectives in issued.values() for collective in collectives)
+
+
+def expected_kernels(collectives: Sequence[IssuedCollective], *, on_device: bool) -> list[Expected]:
+    """What a step's collectives should launch, in the order of issue. Barriers have the kind ``barrier``.
+
+    Args:
+        collectives: of one step, in the order of issue.
+        on_device: whether kernels of a device are expected, or ranges of the host.
+    """
+    found: list[Expected] = []
+    place_of: dict[tuple[int, str], int] = {}
+    known: dict[tuple[object, ...], Expected | None] = {}  # a step has thousands of collectives, of few different kinds
+    for collective in collectives:
+        group = collective.group.name
+        key = (
+            collective.operator, group, collective.asynchronous, collective.on_device,
+            collective.bytes_in, collective.bytes_out,
+        )  # fmt: skip
+        if key not in known:
+            known[key] = _expected(collective, on_device)
+        part = known[key]
+        if part is None:
+            continue
+        if collective.coalesced:
+            place = place_of.setdefault((collective.coalesced, group), len(found))
+            if place < len(found):
+                whole = found[place]
+                found[place] = replace(whole, members=whole.members + 1, num_bytes=whole.num_bytes + part.num_bytes)
+                continue
+        found.append(part)
+    return found
+
+
+def _expected(collective: IssuedCollective, on_device: bool) -> Expected | None:
+    """What one collective should launch; None for nothing."""
+    kind = SEND_RECV if collective.point_to_point else name_rules.collective_of(collective.operator)
+    num_bytes = _num_bytes(collective)
+    if collective.group_size == 1:
+        return None
+    if kind != "barrier" and (collective.on_device != on_device or not num_bytes):
+        return None
+    return Expected(
+        kind=kind,
+        runs_as=runs_as(kind, on_device=on_device),
+        group=collective.group.name,
+        dimension=collective.dimension,
+        own_lane=not on_device or collective.asynchronous or collective.point_to_point,
+        num_bytes=num_bytes,
+    )
+
+
+def _num_bytes(collective: IssuedCollective) -> int:
+    return collective.bytes_in + collective.bytes_out
+
+
+def readings(expected: Sequence[Expected]) -> Iterator[list[Expected]]:
+    """The ways in which a step may have run, likeliest first: without or with barriers, blocks whole or in parts."""
+    without = [part for part in expected if part.kind != "barrier"]
+    for way in (without, list(expected)) if len(without) < len(expected) else (without,):
+        yield way
+        if any(whole.members > 1 for whole in way):
+            yield [part for whole in way for part in [replace(whole, members=1)] * whole.members]

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from overlap_callbacks.analysis.kernels.copies import with_copies
+from overlap_callbacks.analysis.kernels.cross_check import CrossCheck, cross_check
+from overlap_callbacks.analysis.kernels.relabelling import relabelled
+from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
+from tests.columns import columns
+from tests.issued import FakeCollective, issue
+
+C, M, Y = Kind.COMPUTE, Kind.COMMUNICATION, Kind.COPY
+STEPS = 4
+
+
+def profile(*step: tuple[str, Kind, int]) -> KernelTable:
+    """The same kernels in each of four steps, one after the other: name, kind and stream."""
+    rows = [
+        (name, kind, number, 100 * number + 2 * i, 100 * number + 2 * i + 1)
+        for number in range(STEPS)
+        for i, (name, kind, _) in enumerate(step)
+    ]
+    return dataclasses.replace(columns(rows), lane=np.array([lane for _, _, lane in step] * STEPS))
+
+
+def in_each(*collectives: FakeCollective) -> dict[int, list[FakeCollective]]:
+    return {number: list(collectives) for number in range(STEPS)}
+
+
+def nccl(name: str, lane: int = 20) -> tuple[str, Kind, int]:
+    return f"ncclDevKernel_{name}(args)", M, lane
+
+
+GEMM = ("gemm", C, 7)
+ALL_REDUCE, ALL_GATHER = issue("allreduce_", "data"), issue("_allgather_base_", "data")
+FINE = CrossCheck()
+
+
+def test_collectives_that_all_have_their_kernel_are_not_mentioned() -> None:
+    kernels = profile(GEMM, nccl("AllReduce_Sum_f32_RING_LL"), nccl("AllGather_RING_LL"))
+    assert cross_check(kernels, in_each(ALL_REDUCE, ALL_GATHER)) == FINE
+
+
+def test_a_profile_that_knows_none_of_the_communication_must_not_be_used() -> None:
+    found = cross_check(profile(GEMM), in_each(ALL_REDUCE, ALL_REDUCE, ALL_GATHER))
+    assert found.missing == "3 of 3 collectives a step have no kernel in the profile (2 all_reduce, 1 all_gather)"
+
+
+@pytest.mark.parametrize(
+    "left_out",
+    [
+        issue("_allgather_base_", "tensor", group_size=1),
+        issue("_allgather_base_", "tensor", 0, bytes_out=0),
+        issue("_allgather_base_", "tensor", on_device=False),
+        issue("barrier", "world", 0, bytes_out=0, on_device=False),
+        issue("monitored_barrier_", "world", 0, bytes_out=0, on_device=False),
+    ],
+)
+def test_what_launches_no_kernel_is_not_missed(left_out: FakeCollective) -> None:
+    kernels = profile(GEMM, nccl("AllReduce"))
+    assert cross_check(kernels, in_each(ALL_REDUCE, left_out)) == FINE
+
+
+def test_the_kernel_of_a_barrier_is_not_extra() -> None:
+    barrier = issue("barrier", "world", 0, bytes_out=0, on_device=False)
+    assert cross_check(profile(nccl("AllReduce"), nccl("AllReduce", 22)), in_each(ALL_REDUCE, barrier)) == FINE
+
+
+@pytest.mark.parametrize("num_kernels", [1, 2, 3])
+def test_a_block_or_a_batch_may_be_one_kernel_or_several(num_kernels: int) -> None:
+    block = [issue("_allgather_base_", "data", coalesced=1)] * 3
+    assert cross_check(profile(*[nccl("AllGather")] * num_kernels), in_each(*block)) == FINE
+    batch = [issue("send", "pipeline", coalesced=2, posted=1)] * 3
+    assert cross_check(profile(*[nccl("SendRecv")] * num_kernels), in_each(*batch)) == FINE
+
+
+@pytest.mark.parametrize(
+    ("operator", "name"),
+    [
+        ("alltoall_base_", "SendRecv"), ("gather_", "SendRecv"), ("scatter_", "SendRecv"), ("allgather_", "Broadcast"),
+        ("reduce_scatter_", "Reduce"), ("allreduce_", "Generic_4"), ("send", "Generic_4"),
+    ],
+)  # fmt: skip
+def test_a_kernel_of_another_name_is_the_collective_s_if_nccl_runs_it_so(operator: str, name: str) -> None:
+    kernels, issued = profile(GEMM, nccl(name)), in_each(issue(operator, "data"))
+    assert cross_check(kernels, issued) == FINE
+    assert cross_check(relabelled(kernels, issued), issued) == FINE
+
+
+def test_symmetric_memory_kernels_of_nccl_count_by_their_collective() -> None:
+    kernels = profile(("ncclSymkDevKernel_AllReduce_RSxLDMC_AGxSTMC_sum_bf16(ncclSymkDevWorkArgs4K)", M, 20))
+    assert cross_check(kernels, in_each(ALL_REDUCE)) == FINE
+
+
+def test_a_group_without_any_kernel_is_no_accident_but_few_missing_ones_may_be() -> None:
+    others = [issue("_allgather_base_", "tensor")] * 30
+    kernels = profile(GEMM, *[nccl("AllGather")] * 30)
+    assert cross_check(kernels, in_each(*others, ALL_GATHER)).missing.startswith("1 of 31 collectives")
+    # The same in a single step of the four is not a whole group's.
+    issued = in_each(*others)
+    issued[2] = [*others, ALL_GATHER, ALL_GATHER]
+    issued[3] = [*others, ALL_GATHER]
+    kernels = columns([(nccl("AllGather")[0], M, step, i, i + 0.5) for step in range(STEPS) for i in range(31)])
+    found = cross_check(kernels, issued)
+    assert found.missing == ""
+    assert found.notes[0] == "0.25 of 30.8 collectives a step have no kernel in the profile (0.25 all_gather)"
+
+
+def test_a_few_bytes_that_gloo_sums_on_the_host_are_a_note() -> None:
+    counter = issue("allreduce_", "control", 8, bytes_out=8)
+    found = cross_check(
+        profile(GEMM, nccl("AllGather")), in_each(issue("_allgather_base_", "data", 1_000_000), counter)
+    )
+    assert found.missing == ""
+    assert found.notes == ("1 of 2 collectives a step have no kernel in the profile (1 all_reduce)",)
+
+
+def test_communication_without_a_collective_is_named_those_of_other_libraries_first() -> None:
+    deep_ep = ("void deep_ep::internode::dispatch<false, 4>(int4*)", M, 30)
+    found = cross_check(profile(GEMM, nccl("AllReduce"), deep_ep, deep_ep), in_each(ALL_REDUCE))
+    assert found.missing == ""
+    (note,) = found.notes
+    assert note.endswith("a step: 2 void deep_ep::internode::dispatch<false, 4>(int4*)")
+    replays = cross_check(profile(*[nccl("AllReduce")] * 3), in_each(ALL_REDUCE))
+    assert replays.notes[0].endswith("a step: 2 ncclDevKernel_AllReduce(args)")
+
+
+def test_the_text_is_bounded() -> None:
+    kernels = profile(*[("void nvshmem_" + "x" * 500 + str(i), M, 30) for i in range(20)])
+    (note,) = cross_check(kernels, in_each()).notes
+    assert len(note) < 500
+    assert note.endswith(" and 17 more")
+
+
+def test_a_profile_of_the_host_is_not_compared() -> None:
+    on_host: dict[str, Any] = {"on_device": False}
+    assert cross_check(profile(("gloo:all_reduce", M, 1)), in_each(*[issue("allreduce_", "x", **on_host)] * 9)) == FINE
+    assert cross_check(profile(GEMM), in_each(issue("allreduce_", "data", **on_host))) == FINE
+    assert cross_check(profile(GEMM), {}) == FINE
+
+
+# -- copy engines
+
+PEER, WITHIN = "Memcpy PtoP (Device -> Device)", "Memcpy DtoD (Device -> Device)"
+
+
+def test_peer_copies_are_the_collective_without_a_kernel_and_need_not_be_named() -> None:
+    copies = [(PEER, M, 20)] * 7
+    kernels, issued = profile(GEMM, *copies, nccl("AllReduce")), in_each(ALL_GATHER, ALL_REDUCE)
+    assert cross_check(kernels, issued) == FINE
+    found = relabelled(kernels, issued)
+    assert {found.collectives[number] for number in found.collective if number >= 0} == {"all_gather", "all_reduce"}
+    # Copy engines reduce nothing.
+    assert cross_check(profile(GEMM, *copies), in_each(ALL_REDUCE)).missing
+
+
+def test_peer_copies_without_a_collective_are_named() -> None:
+    (note,) = cross_check(profile(GEMM, (PEER, M, 20), nccl("AllReduce")), in_each(ALL_REDUCE)).notes
+    assert note.endswith(f"a step: 1 {PEER}")
+
+
+def test_copies_within_the_device_communicate_if_a_collective_has_no_kernel_and_their_stream_never_computes() -> None:
+    issued = in_each(ALL_GATHER, ALL_REDUCE)
+    kernels = profile(GEMM, (WITHIN, Y, 20), (WITHIN, Y, 20), (WITHIN, Y, 7), nccl("AllReduce"))
+    found = with_copies(kernels, issued)
+    assert [Kind(kind) for kind in found.kind[:5]] == [C, M, M, Y, M]
+    # The table of kernels is by name, so the others keep a name of their own.
+    assert [found.names[name] for name in found.name[1:4]] == [f"{WITHIN} of a collective"] * 2 + [WITHIN]
+    assert cross_check(found, issued) == FINE
+    assert cross_check(kernels, issued).missing
+
+
+def test_copies_within_the_device_stay_copies_where_every_collective_has_its_kernel_or_copies_are_too_few() -> None:
+    kernels = profile(GEMM, (WITHIN, Y, 20), nccl("AllGather"))
+    assert with_copies(kernels, in_each(ALL_GATHER)) is kernels
+    assert with_copies(kernels, in_each(ALL_REDUCE)) is kernels
+    assert with_copies(kernels, in_each(*[ALL_GATHER] * 3)) is kernels
