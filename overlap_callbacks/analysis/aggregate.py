@@ -16,14 +16,19 @@ from overlap_callbacks.analysis.figures import figures_of
 from overlap_callbacks.analysis.formatting import name_ranks
 from overlap_callbacks.analysis.power.cause import attribute
 from overlap_callbacks.analysis.power.job import pool
-from overlap_callbacks.analysis.rank_means import mean_dimensions, mean_kernels, mean_pairs
-from overlap_callbacks.analysis.results.catalogue import FIGURES, residual_limit
+from overlap_callbacks.analysis.rank_means import (
+    mean_dimensions,
+    mean_kernels,
+    mean_pairs,
+    with_transfers,
+)
+from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.estimate import Estimate, Spread
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import JobPower, SlowdownCause
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow, TimedBlock
-from overlap_callbacks.analysis.validity import escaped_communication
+from overlap_callbacks.analysis.validity import escaped_communication, remarks
 
 # Kernels that a report keeps, those with the most time. Enough for the tables; messages and record stay bounded.
 MAX_KERNELS = 50
@@ -54,8 +59,7 @@ def aggregate_windows(
     all_problems = [*problems, *_by_rank(samples, lambda sample: sample.problems)]
     if len(samples) < world_size:
         all_problems.append(f"{world_size - len(samples)} of {world_size} ranks were not heard")
-    limit = residual_limit(first.device, first.backend)
-    escaped = None if control else escaped_communication(figures.get("residual_overlap"), limit)
+    escaped = None if control else escaped_communication(figures, first.device, first.backend)
     valid = escaped is None
     if escaped is not None:
         all_problems.append(escaped)
@@ -66,6 +70,7 @@ def aggregate_windows(
     if len({sample.complete for sample in samples}) > 1:
         valid = False
         all_problems.append("some ranks ended the window early: their steps ran in other modes than the rest's")
+    all_problems += remarks(figures, first.device)
     power = _power(samples, world_size)
     if power is not None:
         all_problems += power.problems
@@ -86,10 +91,11 @@ def aggregate_windows(
         **figures,
         spread=_spread(samples),
         kernels=mean_kernels(samples),
-        pairs=mean_pairs(samples),
+        pairs=mean_pairs(samples, lambda sample: sample.pairs),
+        dimension_pairs=mean_pairs(samples, lambda sample: sample.dimension_pairs),
         dimensions=mean_dimensions(samples),
         pictures=first.pictures,
-        collectives=first.collectives,
+        collectives=with_transfers(first.collectives, samples),
         power=power,
         power_trace=first.power_trace,
         power_verdict=_power_verdict(power, figures) if valid and not control else None,

@@ -1,6 +1,7 @@
 """All figures of a window over a set of ranks, as estimates with intervals.
 
-The equations are in ``overlap_callbacks.analysis.equations``, the intervals in ``overlap_callbacks.analysis.statistics``.
+The equations are in ``overlap_callbacks.analysis.equations``, the statistics in
+``overlap_callbacks.analysis.statistics``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from overlap_callbacks.analysis.equations import ideal_step_ms, log_slowdown, overlap_ratio, sequential_step_ms
+from overlap_callbacks.analysis.equations import (
+    attainable_step_ms,
+    attained_fraction,
+    ideal_step_ms,
+    log_slowdown,
+    overlap_ratio,
+    sequential_step_ms,
+)
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow
@@ -40,6 +48,8 @@ class _ProfiledMeans(NamedTuple):
     covered_compute_ms: float
     p2p_ms: float
     idle_ms: float
+    bubble_ms: float
+    log_step: float
 
     @classmethod
     def of(cls, block: ProfiledBlock) -> _ProfiledMeans:
@@ -54,11 +64,13 @@ class _ProfiledMeans(NamedTuple):
             covered_compute_ms=block.covered_compute_ms,
             p2p_ms=block.p2p_ms,
             idle_ms=block.idle_ms,
+            bubble_ms=math.nan if block.bubble_ms is None else block.bubble_ms,
+            log_step=_log(block.step_ms or 0.0),
         )
 
 
 def _log(value: float) -> float:
-    # Without any compute or communication, the figures that need its logarithm are undefined and therefore absent.
+    # What was not measured has no logarithm. The figures that need it are undefined, and therefore absent.
     return math.log(value) if value > 0 else math.nan
 
 
@@ -75,6 +87,12 @@ def figures_of(windows: Sequence[RankWindow]) -> dict[str, Estimate]:
     def model(step: _TimedMeans, ov: _ProfiledMeans, iso: _ProfiledMeans) -> float:
         return sequential_step_ms(ideal(step, ov, iso), float(ov.hidden_comm_ms))
 
+    def attainable(iso: _ProfiledMeans) -> float:
+        return attainable_step_ms(float(iso.compute_busy_ms), float(iso.comm_busy_ms))
+
+    def attained(seq: _TimedMeans, step: _TimedMeans, iso: _ProfiledMeans) -> float:
+        return attained_fraction(math.exp(seq.log_step), math.exp(step.log_step), attainable(iso))
+
     estimates = {
         "compute_slowdown": estimate(
             lambda ov, iso: log_slowdown(ov.log_compute, iso.log_compute), prof_ov, prof_iso, scale=math.expm1
@@ -87,6 +105,8 @@ def figures_of(windows: Sequence[RankWindow]) -> dict[str, Estimate]:
         "speedup_vs_sequential": estimate(
             lambda seq, ov: seq.log_step - ov.log_step, step_seq, step_ov, scale=math.expm1
         ),
+        "attainable_ms": estimate(attainable, prof_iso),
+        "attained_fraction": estimate(attained, step_seq, step_ov, prof_iso),
         "gap_to_ideal": estimate(
             lambda step, ov, iso: step.log_step - math.log(ideal(step, ov, iso)),
             step_ov, prof_ov, prof_iso, scale=math.expm1,
@@ -110,7 +130,16 @@ def figures_of(windows: Sequence[RankWindow]) -> dict[str, Estimate]:
         "comm_ratio": estimate(lambda ov, step: ov.comm_busy_ms / math.exp(step.log_step), prof_ov, step_ov),
         "p2p_ms": estimate(lambda ov: ov.p2p_ms, prof_ov) if _sends(windows) else None,
         "idle_ms": estimate(lambda ov: ov.idle_ms, prof_ov),
+        "idle_isolated_ms": estimate(lambda iso: iso.idle_ms, prof_iso),
+        "bubble_ms": estimate(lambda ov: ov.bubble_ms, prof_ov) if _sends(windows) else None,
         "residual_overlap": estimate(lambda iso: overlap_ratio(iso.covered_compute_ms, iso.compute_ms), prof_iso),
+        "residual_comm_overlap": estimate(lambda iso: iso.hidden_comm_ms / iso.comm_busy_ms, prof_iso),
+        "profiler_slowdown": estimate(
+            lambda ov, step: log_slowdown(ov.log_step, step.log_step), prof_ov, step_ov, scale=math.expm1
+        ),
+        "profiler_slowdown_isolated": estimate(
+            lambda iso, seq: log_slowdown(iso.log_step, seq.log_step), prof_iso, step_seq, scale=math.expm1
+        ),
     }  # fmt: skip
     return {name: value for name, value in estimates.items() if value is not None}
 

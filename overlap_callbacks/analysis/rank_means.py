@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from overlap_callbacks.analysis.results.window import DimensionTime, KernelTime, PairTime, RankWindow
+import msgspec
+
+from overlap_callbacks.analysis.results.window import (
+    CollectiveTime,
+    DimensionTime,
+    KernelTime,
+    PairTime,
+    RankWindow,
+)
 
 _Row = TypeVar("_Row")
 _Key = TypeVar("_Key", bound=Hashable)
@@ -23,13 +31,15 @@ def mean_kernels(windows: Sequence[RankWindow]) -> tuple[KernelTime, ...]:
     return tuple(sorted(kernels, key=lambda kernel: -kernel.lost_ms))
 
 
-def mean_pairs(windows: Sequence[RankWindow]) -> tuple[PairTime, ...]:
-    """Means over the ranks that have pairs; those that lose most time first."""
+def mean_pairs(
+    windows: Sequence[RankWindow], pairs_of: Callable[[RankWindow], Sequence[PairTime]]
+) -> tuple[PairTime, ...]:
+    """Means over the ranks that have such pairs; those that lose most time first."""
     means = mean_by(
-        (pair for window in windows for pair in window.pairs),
+        (pair for window in windows for pair in pairs_of(window)),
         key=lambda pair: (pair.victim, pair.communication, pair.beside),
         fields=("calls", "beside_ms", "time_ms", "alone_ms"),
-        count=sum(bool(window.pairs) for window in windows),
+        count=sum(bool(pairs_of(window)) for window in windows),
     )
     pairs = (PairTime(*key, **values) for key, values in means.items())
     return tuple(sorted(pairs, key=lambda pair: (-pair.lost_ms, -pair.time_ms)))
@@ -50,6 +60,51 @@ def mean_dimensions(windows: Sequence[RankWindow]) -> tuple[DimensionTime, ...]:
         for dimension, values in means.items()
     )
     return tuple(sorted(times, key=lambda row: -row.comm_ms))
+
+
+# Ranks that timed the same part of a collective differ by less.
+_SAME_BYTES = 0.01
+
+
+def with_transfers(collectives: Sequence[CollectiveTime], windows: Sequence[RankWindow]) -> tuple[CollectiveTime, ...]:
+    """The collectives of one rank, each with the time of its transfer: the least over the ranks of its group.
+
+    A rank that comes early waits for the last one within the collective; the last one does not wait. Over the
+    collectives of a step another rank may be the last each time, so the result is an upper bound.
+
+    Args:
+        collectives: of one rank.
+        windows: of all ranks.
+    """
+    by_key: dict[tuple[str, str], list[CollectiveTime]] = {}
+    for window in windows:
+        for row in window.collectives:
+            by_key.setdefault((row.operator, row.group), []).append(row)
+    return tuple(
+        msgspec.structs.replace(row, transfer_ms=_transfer_ms(row, by_key.get((row.operator, row.group), [])))
+        for row in collectives
+    )
+
+
+def _transfer_ms(row: CollectiveTime, ranks: Sequence[CollectiveTime]) -> float | None:
+    if row.kernels_ms is not None:
+        return min(
+            (other.kernels_ms for other in ranks if other.kernels_ms and _alike(other.size_bytes, row.size_bytes)),
+            default=None,
+        )
+    if row.isolated_ms is None or row.timed_bytes is None:
+        return None
+    size = row.timed_bytes
+    times = [
+        other.isolated_ms
+        for other in ranks
+        if other.isolated_ms is not None and other.timed_bytes is not None and _alike(other.timed_bytes, size)
+    ]
+    return min(times, default=None)
+
+
+def _alike(one: float, other: float) -> bool:
+    return abs(one - other) <= _SAME_BYTES * max(one, other)
 
 
 def mean_by(

@@ -134,7 +134,7 @@ def _figure_table(figures: dict[str, Estimate], pooled_from: str) -> Table:
             if estimate is not None:
                 value, interval = PLAIN.figure(figure, estimate.value), PLAIN.figure_interval(figure, estimate)
                 table.add_row(row_label(figure), value, interval.removesuffix(" ms"), str(estimate.num_steps))
-            elif figure.name != "p2p_ms":  # most jobs have none
+            elif not figure.optional:
                 table.add_row(row_label(figure), "not measured", "", "", style="dim")
         table.add_section()
     return table

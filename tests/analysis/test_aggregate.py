@@ -9,13 +9,32 @@ from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.analysis.results.window import CollectiveTime, KernelTime, ProfiledBlock, RankWindow, TimedBlock
+from overlap_callbacks.analysis.results.window import (
+    CollectiveTime,
+    KernelTime,
+    PairTime,
+    ProfiledBlock,
+    RankWindow,
+    TimedBlock,
+)
 
 OV, SEQ = Mode.OVERLAPPED, Mode.SEQUENTIAL
 
 
 def profiled(
-    arm, block, *, compute=0.0, busy=0.0, comm=0.0, comm_busy=0.0, hidden=0.0, covered=0.0, p2p=0.0, idle=0.0
+    arm,
+    block,
+    *,
+    compute=0.0,
+    busy=0.0,
+    comm=0.0,
+    comm_busy=0.0,
+    hidden=0.0,
+    covered=0.0,
+    p2p=0.0,
+    idle=0.0,
+    bubble=None,
+    step=None,
 ) -> ProfiledBlock:
     return ProfiledBlock(
         arm=arm,
@@ -30,12 +49,14 @@ def profiled(
         copy_ms=0.0,
         p2p_ms=p2p,
         idle_ms=idle,
+        bubble_ms=bubble,
+        step_ms=step,
     )
 
 
 # Means of logarithms are geometric means: of a block's steps, 64 x 100 = 80^2 and 80 x 125 = 100^2; of the blocks,
-# 80 x 125 = 100^2, 100 x 144 = 120^2, 60.5 x 72 = 66^2, 50 x 72 = 60^2, 27 x 48 = 36^2, 25 x 36 = 30^2. The rest are
-# plain means.
+# 80 x 125 = 100^2, 100 x 144 = 120^2, 90 x 122.5 = 105^2, 108 x 147 = 126^2, 60.5 x 72 = 66^2, 50 x 72 = 60^2,
+# 27 x 48 = 36^2, 25 x 36 = 30^2. The rest are plain means.
 TIMED = (
     TimedBlock(OV, 0, (64.0, 100.0)),
     TimedBlock(SEQ, 1, (80.0, 125.0)),
@@ -43,11 +64,13 @@ TIMED = (
     TimedBlock(OV, 3, (125.0, 125.0)),
 )
 PROFILED = (
-    profiled(OV, 0, compute=60.5, busy=58, comm=27, comm_busy=26, hidden=20, covered=20, p2p=4, idle=9),
-    profiled(SEQ, 1, compute=50, busy=49, comm=25, comm_busy=24, hidden=0.1, covered=0.4),
-    profiled(SEQ, 2, compute=72, busy=71, comm=36, comm_busy=30, hidden=0.3, covered=0.8),
-    profiled(OV, 3, compute=72, busy=66, comm=48, comm_busy=38, hidden=28, covered=33, p2p=6, idle=5),
-)
+    profiled(OV, 0, compute=60.5, busy=58, comm=27, comm_busy=26, hidden=20, covered=20, p2p=4, idle=9,
+             bubble=12, step=90),
+    profiled(SEQ, 1, compute=50, busy=49, comm=25, comm_busy=24, hidden=0.1, covered=0.4, idle=8, step=108),
+    profiled(SEQ, 2, compute=72, busy=71, comm=36, comm_busy=30, hidden=0.3, covered=0.8, idle=10, step=147),
+    profiled(OV, 3, compute=72, busy=66, comm=48, comm_busy=38, hidden=28, covered=33, p2p=6, idle=5,
+             bubble=8, step=122.5),
+)  # fmt: skip
 BY_HAND = {
     "compute_slowdown": 66 / 60 - 1,  # eq. 1
     "overlap_ratio": 26.5 / 66.25,  # eq. 2: (20 + 33) / 2 of (60.5 + 72) / 2
@@ -56,6 +79,8 @@ BY_HAND = {
     "e2e_sequential_model_ms": 94 + 24,  # eq. 5
     "e2e_sequential_ms": 120,
     "speedup_vs_sequential": 120 / 100 - 1,
+    "attainable_ms": 60,  # compute 60, communication 27
+    "attained_fraction": (120 - 100) / (120 - 60),
     "gap_to_ideal": 100 / 94 - 1,
     "sequential_model_error": 118 / 120 - 1,
     "compute_ms": 66,
@@ -71,7 +96,12 @@ BY_HAND = {
     "comm_ratio": 32 / 100,
     "p2p_ms": 5,
     "idle_ms": 7,
+    "idle_isolated_ms": 9,
+    "bubble_ms": 10,
     "residual_overlap": 0.6 / 61,
+    "residual_comm_overlap": 0.2 / 27,
+    "profiler_slowdown": 0.05,
+    "profiler_slowdown_isolated": 0.05,
 }
 
 
@@ -108,7 +138,7 @@ def full_window(rank=0, **changes) -> RankWindow:
 
 
 def leaky_window(residual, **changes) -> RankWindow:
-    """Sequential steps with that share of their compute beside communication."""
+    """Sequential steps with that share of their compute beside communication, and none of their communication."""
     prof = tuple(
         block if block.arm is OV else msgspec.structs.replace(block, covered_compute_ms=residual * block.compute_ms)
         for block in full_window().profiled
@@ -263,6 +293,7 @@ def test_without_compute_the_figures_of_compute_are_absent():
         "compute_isolated_ms",
         "residual_overlap",
     }
+    absent |= {"bubble_ms", "profiler_slowdown", "profiler_slowdown_isolated"}  # these blocks do not say
     assert set(BY_HAND) - set(found) - {"p2p_ms"} == absent  # there are no sends and receives
     assert found["comm_slowdown"] == pytest.approx(0.2)
     assert found["hidden_comm_fraction"] == 0.0
@@ -372,6 +403,43 @@ def test_a_window_whose_sequential_steps_overlapped_is_invalid(backend, residual
         assert f"residual overlap {residual} in sequential steps is above {limit}" in found.problems[0]
 
 
+def leaky_communication(share, **changes) -> RankWindow:
+    """Sequential steps with that share of their communication beside compute: 1 % of the compute at most."""
+    blocks = tuple(
+        block
+        if block.arm is OV
+        else msgspec.structs.replace(
+            block, comm_ms=0.6, comm_busy_ms=0.5, hidden_comm_ms=0.5 * share, covered_compute_ms=0.5 * share
+        )
+        for block in full_window().profiled
+    )
+    return full_window(**{"profiled": blocks, **changes})
+
+
+@pytest.mark.parametrize(
+    ("backend", "share", "valid"),
+    [("nccl", 0.19, True), ("nccl", 0.21, False), ("nccl", 1.0, False), ("gloo", 0.29, True), ("gloo", 0.31, False)],
+)
+def test_communication_that_is_short_and_beside_compute_in_sequential_steps_makes_the_window_invalid(
+    backend, share, valid
+):
+    found = report_of(leaky_communication(share, backend=backend))
+    assert found.residual_overlap.value < 0.02
+    assert found.residual_comm_overlap.value == pytest.approx(share)
+    assert found.valid is valid
+    if valid:
+        assert found.problems == ()
+    else:
+        (problem,) = found.problems
+        assert f"in sequential steps {share:.0%} of communication time ran beside compute" in problem
+        assert "overlap/compute_slowdown" not in found.metrics()
+        assert "overlap/residual_comm_overlap" in found.metrics()
+
+
+def test_a_control_window_may_overlap_its_communication_too():
+    assert report_of(leaky_communication(1.0), control=True).valid
+
+
 def test_gloo_beside_nccl_does_not_widen_the_limit_of_a_gpu():
     # torch.distributed.get_backend() of a job that was given a backend for each kind of device.
     assert not report_of(leaky_window(0.03, backend="cpu:gloo,cuda:nccl", device="NVIDIA H200")).valid
@@ -384,7 +452,93 @@ def test_a_control_window_is_meant_to_overlap():
     assert found.metrics()["overlap/control"] == 1.0
 
 
+# -- what is doubtful
+
+
+def with_profiled(arm, **changes) -> tuple[ProfiledBlock, ...]:
+    """The profiled blocks of a full window, with changes to those of one arm."""
+    return tuple(msgspec.structs.replace(b, **changes) if b.arm is arm else b for b in full_window().profiled)
+
+
+@pytest.mark.parametrize(("idle_ms", "noted"), [(9.3, False), (9.5, True)])  # 7 ms overlapped; 2 % of 120 ms are 2.4
+def test_sequential_steps_that_wait_for_the_host_are_noted(idle_ms, noted):
+    found = report_of(full_window(profiled=with_profiled(SEQ, idle_ms=idle_ms)))
+    assert found.valid
+    assert [problem.split(":")[0] for problem in found.problems] == ["sequential steps wait for the host"] * noted
+
+
+@pytest.mark.parametrize(
+    ("overlapped_ms", "sequential_ms", "words"),
+    [
+        (105, 126, ""),  # 5 % each
+        (108, 132, ""),  # 8 % and 10 %
+        (112, 126, "the profiler makes steps longer by more than 10%"),
+        (105, 133, "the profiler makes steps longer by more than 10%"),
+        (101, 128, "the profiler slows one mode more than the other, by more than 5%"),
+    ],
+)
+def test_a_profiler_that_makes_steps_longer_or_one_mode_more_than_the_other_is_noted(
+    overlapped_ms, sequential_ms, words
+):
+    # Timed and profiled steps without spread, so that no difference is chance.
+    timed = tuple(TimedBlock(b.arm, b.block, (100.0 if b.arm is OV else 120.0,)) for b in full_window().timed)
+    of_arm = {OV: overlapped_ms, SEQ: sequential_ms}
+    blocks = tuple(msgspec.structs.replace(b, step_ms=of_arm[b.arm]) for b in full_window().profiled)
+    found = report_of(full_window(timed=timed, profiled=blocks))
+    assert found.valid
+    assert len(found.problems) == bool(words)
+    assert all(words in problem for problem in found.problems)
+
+
+def test_a_slowdown_by_the_profiler_that_may_be_chance_is_not_noted():
+    blocks = with_profiled(OV, step_ms=130.0)
+    found = report_of(full_window(profiled=blocks))  # the timed steps vary by more
+    assert found.profiler_slowdown.value == pytest.approx(0.3)
+    assert found.profiler_slowdown.ci_low < 0.1
+    assert found.problems == ()
+
+
+def test_on_a_cpu_neither_is_noted_for_there_the_host_is_the_device():
+    blocks = with_profiled(SEQ, idle_ms=50.0, step_ms=400.0)
+    found = report_of(full_window(profiled=blocks, backend="gloo", device="cpu"))
+    assert found.idle_isolated_ms.value == pytest.approx(50)
+    assert found.problems == ()
+
+
+# -- what overlap can attain
+
+
+def test_where_communication_takes_longer_than_compute_it_is_what_can_be_attained():
+    found = report_of(full_window(profiled=with_profiled(SEQ, comm_busy_ms=80.0)))
+    assert found.attainable_ms.value == pytest.approx(80)
+    assert found.attained_fraction.value == pytest.approx(20 / 40)
+
+
+@pytest.mark.parametrize("busy_ms", [115.0, 120.0, 130.0])
+def test_where_there_is_next_to_nothing_to_gain_the_share_attained_is_absent(busy_ms):
+    found = report_of(full_window(profiled=with_profiled(SEQ, compute_busy_ms=busy_ms)))
+    assert found.attainable_ms.value == pytest.approx(busy_ms)
+    assert found.attained_fraction is None
+
+
+def test_overlap_that_costs_time_has_attained_less_than_nothing():
+    slower = tuple(TimedBlock(b.arm, b.block, (150.0,) if b.arm is OV else b.step_ms) for b in full_window().timed)
+    found = report_of(full_window(timed=slower))
+    assert found.attained_fraction.value == pytest.approx(-30 / 60)
+    assert found.attained_fraction.ci_low < -30 / 60 < found.attained_fraction.ci_high
+
+
+def test_a_bubble_is_reported_of_jobs_with_sends_alone_and_only_if_all_ranks_can_tell():
+    assert report_of(full_window(profiled=with_profiled(OV, p2p_ms=0.0))).bubble_ms is None
+    unknown = full_window(1, profiled=with_profiled(OV, bubble_ms=None))
+    assert report_of(full_window(0), unknown).bubble_ms is None
+
+
 COMPARING = {
+    "attainable_ms",
+    "attained_fraction",
+    "idle_isolated_ms",
+    "profiler_slowdown_isolated",
     "compute_slowdown",
     "e2e_ideal_ms",
     "e2e_sequential_model_ms",
@@ -459,6 +613,66 @@ def test_collectives_are_logged_by_operator_over_all_groups():
         "comm/allreduce_busbw_gb_s": pytest.approx(300 * 2 * 7 / 8 / 1e-3 / 1e9),
         "comm/allgather_base_busbw_gb_s": pytest.approx(80 * 7 / 8 / 0.5e-3 / 1e9),
     }
+
+
+def collective(isolated_ms=10.0, **changes) -> CollectiveTime:
+    fields = {"operator": "allreduce_", "group": "dp (1)", "group_size": 2, "backend": "nccl", "messages": 4,
+              "bytes_in": 4000, "bytes_out": 4000, "timed_bytes": 4000.0}  # fmt: skip
+    return CollectiveTime(isolated_ms=isolated_ms, **{**fields, **changes})
+
+
+def bandwidth(*rows_of_ranks) -> float | None:
+    """In bytes per millisecond; the factor of an all-reduce on two ranks is 1."""
+    found = report_of(*(rank_window(rank, collectives=rows) for rank, rows in enumerate(rows_of_ranks)))
+    gb_s = found.metrics().get("comm/allreduce_busbw_gb_s")
+    return None if gb_s is None else gb_s * 1e6
+
+
+def test_bandwidth_is_of_the_bytes_that_were_timed_and_not_of_all():
+    assert bandwidth([collective(timed_bytes=1000.0)]) == pytest.approx(1000 / 10)
+    assert bandwidth([collective(isolated_ms=None, timed_bytes=None)]) is None
+
+
+def test_bandwidth_is_over_the_least_time_of_any_rank_for_the_others_wait():
+    found = report_of(rank_window(0, collectives=[collective(30.0)]), rank_window(1, collectives=[collective(20.0)]))
+    (row,) = found.collectives
+    assert (row.isolated_ms, row.transfer_ms) == (30.0, 20.0)
+    assert bandwidth([collective(30.0)], [collective(20.0)]) == pytest.approx(4000 / 20)
+
+
+def test_ranks_that_timed_another_part_or_are_of_another_group_do_not_shorten_a_transfer():
+    part, other = collective(1.0, timed_bytes=500.0), collective(2.0, group="dp (2)")
+    assert bandwidth([collective(30.0)], [part], [other]) == pytest.approx(4000 / 30)
+
+
+def test_where_kernels_can_be_told_their_time_counts_and_all_bytes_with_it():
+    # The time from issue to end has the host's launch in it, and only a part of the collectives were timed.
+    first, last = collective(30.0, timed_bytes=1000.0, kernels_ms=25.0), collective(20.0, kernels_ms=16.0)
+    assert bandwidth([first], [last]) == pytest.approx(4000 / 16)
+
+
+def test_a_record_of_an_earlier_version_has_the_bandwidth_that_it_had():
+    assert bandwidth([collective(8.0, timed_bytes=None)]) == pytest.approx(4000 / 8)
+
+
+# -- dimensions
+
+
+def test_compute_slowdown_is_logged_by_dimension_over_all_families_and_ranks():
+    rows = [
+        PairTime("gemm", False, "pipeline", 2.0, 5.0, 15.0, 10.0),
+        PairTime("attention", False, "pipeline", 2.0, 5.0, 5.0, 5.0),
+        PairTime("gemm", False, "data", 2.0, 5.0, 10.2, 10.0),
+    ]
+    found = report_of(rank_window(0, dimension_pairs=rows), rank_window(1, dimension_pairs=rows), rank_window(2))
+    assert [(pair.victim, pair.beside, pair.time_ms) for pair in found.dimension_pairs] == [
+        ("gemm", "pipeline", 15.0), ("gemm", "data", 10.2), ("attention", "pipeline", 5.0),
+    ]  # fmt: skip
+    flat = found.metrics()
+    assert flat["dimension/pipeline_compute_slowdown"] == pytest.approx(20 / 15 - 1)
+    assert flat["dimension/data_compute_slowdown"] == pytest.approx(0.02)
+    leaky = report_of(leaky_window(0.5, dimension_pairs=rows))
+    assert not any(key.endswith("_compute_slowdown") for key in leaky.metrics() if key.startswith("dimension/"))
 
 
 # -- overhead and kernels

@@ -9,21 +9,22 @@ from __future__ import annotations
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from overlap_callbacks.analysis.aggregate import MAX_KERNELS
 from overlap_callbacks.analysis.kernels.attribution import pair_times_of
+from overlap_callbacks.analysis.kernels.by_collective import CollectiveKey, kernel_times_by_collective
 from overlap_callbacks.analysis.kernels.by_dimension import dimension_times, dimensions_of_rows
-from overlap_callbacks.analysis.kernels.table import KernelTable
+from overlap_callbacks.analysis.kernels.receives import transfer_starts
+from overlap_callbacks.analysis.kernels.table import Indices, KernelTable
 from overlap_callbacks.analysis.kernels.timeline import step_timeline
 from overlap_callbacks.analysis.kernels.times import KernelSums, kernel_times, profiled_block
 from overlap_callbacks.analysis.power.segments import Segment
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import (
-    CollectiveTime,
     DimensionTime,
     KernelTime,
     PairTime,
@@ -32,9 +33,11 @@ from overlap_callbacks.analysis.results.window import (
     StepTimeline,
     TimedBlock,
 )
+from overlap_callbacks.gate.collectives import Collective
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.instruments.power.meter import MeasuredPower
+from overlap_callbacks.monitor.background.collective_times import collective_times
 from overlap_callbacks.monitor.schedule import Part
 from overlap_callbacks.monitor.window import ClosedWindow, FinishedBlock, MeasuredStep
 
@@ -99,6 +102,8 @@ class _ProfileFigures:
     blocks: tuple[ProfiledBlock, ...] = ()
     kernels: tuple[KernelTime, ...] = ()
     pairs: tuple[PairTime, ...] = ()
+    dimension_pairs: tuple[PairTime, ...] = ()
+    kernels_ms: Mapping[CollectiveKey, float] = field(default_factory=dict)  # of collectives, in a sequential step
     dimensions: tuple[DimensionTime, ...] = ()
     pictures: tuple[StepTimeline, ...] = ()
     communication: tuple[tuple[int, int], ...] = ()  # when it was in flight, on the host's clock in nanoseconds
@@ -122,7 +127,10 @@ class _Measurement:
         profile = self._profile_figures(with_pictures=rank == 0)
         timed = self._timed_blocks()
         power = self._power(profile.communication)
-        collectives = self._collectives()
+        timed_sequential = [
+            step.log for step in self._of(Part.TIMED) if step.counted and step.plan.mode is Mode.SEQUENTIAL
+        ]
+        collectives = collective_times(self._recorded(), timed_sequential, profile.kernels_ms, self._await_passed)
         return RankWindow(
             rank=rank,
             window=window.number,
@@ -136,6 +144,7 @@ class _Measurement:
             profiled=profile.blocks,
             kernels=profile.kernels,
             pairs=profile.pairs,
+            dimension_pairs=profile.dimension_pairs,
             dimensions=profile.dimensions,
             pictures=profile.pictures,
             collectives=collectives,
@@ -181,18 +190,23 @@ class _Measurement:
                 by_arm[step.plan.arm].append(step.profile_index)
         if not by_block:
             return _ProfileFigures()
-        sums = KernelSums(kernels)
+        issued = {step.profile_index: step.log.collectives for step in self._steps if step.profile_index >= 0}
+        sums = KernelSums(kernels, transfer_starts(kernels, issued))
         blocks = tuple(
-            profiled_block(arm, block, sums, indices)
+            profiled_block(arm, block, sums, indices, self._mean_step_ms(indices))
             for (block, arm), indices in sorted(by_block.items(), key=lambda item: item[0][0])
         )
+        dimensions = dimensions_of_rows(kernels, issued) if self._recorded() is not None else None
         overlapped, sequential = (np.array(by_arm[mode], dtype=np.int64) for mode in by_arm)
         drawn = [(indices[0], arm) for arm, indices in by_arm.items() if indices and with_pictures]
+        pairs = pair_times_of(kernels, overlapped, sequential, dimensions)
         return _ProfileFigures(
             blocks=blocks,
             kernels=kernel_times(kernels, overlapped, sequential, max_kernels=MAX_KERNELS),
-            pairs=pair_times_of(kernels, overlapped, sequential),
-            dimensions=self._dimensions(kernels, by_arm),
+            pairs=pairs.by_kind,
+            dimension_pairs=pairs.by_dimension,
+            dimensions=self._dimensions(kernels, dimensions, by_arm),
+            kernels_ms=kernel_times_by_collective(kernels, self._issued_sequential()),
             pictures=tuple(picture for step in drawn if (picture := step_timeline(kernels, *step)) is not None),
             communication=self._communication(kernels) if with_pictures and self._window.meter is not None else (),
         )
@@ -211,14 +225,32 @@ class _Measurement:
                 ]
         return tuple(intervals_ns)
 
-    def _dimensions(self, kernels: KernelTable, by_arm: dict[Mode, list[int]]) -> tuple[DimensionTime, ...]:
-        issued = {s.profile_index: s.log.collectives for s in self._steps if s.profile_index >= 0}
+    def _mean_step_ms(self, indices: Sequence[int]) -> float | None:
+        """Mean time of profiled steps, from mark to mark; None if the device has not passed all of them."""
+        steps = [step for step in self._steps if step.profile_index in indices]
+        if not all(self._await_passed(step.end) for step in steps):
+            return None
+        return float(np.mean([clocks.elapsed_ms(step.start, step.end) for step in steps]))
+
+    def _issued_sequential(self) -> dict[int, list[Collective]]:
+        """The collectives of the counted sequential profiled steps, by index; a group of one rank has no kernels."""
+        return {
+            step.profile_index: [c for c in step.log.collectives if len(c.group.ranks) > 1]
+            for step in self._steps
+            if step.profile_index >= 0 and step.counted and step.plan.mode is Mode.SEQUENTIAL
+        }
+
+    def _dimensions(
+        self,
+        kernels: KernelTable,
+        dimensions: tuple[Indices, tuple[str, ...]] | None,
+        by_arm: dict[Mode, list[int]],
+    ) -> tuple[DimensionTime, ...]:
         recorded = self._recorded()
-        if recorded is None or not issued:
+        if recorded is None or dimensions is None:
             return ()
         overlapped, sequential = by_arm.values()
-        rows = dimensions_of_rows(kernels, issued)
-        return dimension_times(kernels, *rows, overlapped, sequential, recorded.collectives)
+        return dimension_times(kernels, *dimensions, overlapped, sequential, recorded.collectives)
 
     # -- power
 
@@ -237,42 +269,6 @@ class _Measurement:
 
     def _recorded(self) -> StepLog | None:
         return next((step.log for step in self._of(Part.RECORDED)), None)
-
-    def _collectives(self) -> tuple[CollectiveTime, ...]:
-        """Counts and bytes of the recorded step, isolated times of the sequential timed steps."""
-        recorded = self._recorded()
-        if recorded is None:
-            return ()
-        # All steps are recorded, and only those of sequential mode are serialised, hence timed.
-        timed = [s.log for s in self._of(Part.TIMED) if s.counted and s.plan.mode is Mode.SEQUENTIAL]
-        isolated_ms: dict[tuple[str, str], float] = defaultdict(float)
-        for log in timed:
-            for collective in log.collectives:
-                start, end = collective.start, collective.end
-                if start is not None and end is not None and self._await_passed(end):
-                    isolated_ms[collective.key] += clocks.elapsed_ms(start, end) / len(timed)
-        totals: dict[tuple[str, str], list[int]] = {}  # messages, bytes in, bytes out
-        groups = {}
-        for collective in recorded.collectives:
-            total = totals.setdefault(collective.key, [0, 0, 0])
-            total[0] += 1
-            total[1] += collective.bytes_in
-            total[2] += collective.bytes_out
-            groups[collective.key] = collective.group
-        return tuple(
-            CollectiveTime(
-                operator=key[0],
-                group=groups[key].label,
-                group_size=len(groups[key].ranks),
-                dimension=groups[key].dimension,
-                backend=groups[key].backend,
-                messages=messages,
-                bytes_in=bytes_in,
-                bytes_out=bytes_out,
-                isolated_ms=isolated_ms.get(key),
-            )
-            for key, (messages, bytes_in, bytes_out) in totals.items()
-        )
 
 
 def segments_of(steps: Sequence[MeasuredStep], clock: clocks.StepClock, counted_only: bool = False) -> list[Segment]:
