@@ -11,6 +11,8 @@ The functions raise ``ZeroDivisionError`` (or give NaN, for numbers of numpy) wh
 
 from __future__ import annotations
 
+import math
+
 # A gain that is attainable but shorter than this share of a sequential step is not told from noise.
 MIN_ATTAINABLE_GAIN = 0.05
 
@@ -73,11 +75,11 @@ def attained_fraction(sequential_ms: float, overlapped_ms: float, attainable_ms:
         overlapped_ms: measured time of an overlapped step.
         attainable_ms: see ``attainable_step_ms``.
 
-    Raises:
-        ValueError: less than ``MIN_ATTAINABLE_GAIN`` of a sequential step is to be gained, so the quotient would be
-            noise.
+    Returns:
+        The fraction; NaN where less than ``MIN_ATTAINABLE_GAIN`` of a sequential step is to be gained, so that the
+        quotient would be noise.
     """
     gain_ms = sequential_ms - attainable_ms
     if not gain_ms > MIN_ATTAINABLE_GAIN * sequential_ms:
-        raise ValueError("there is next to nothing to gain")
+        return math.nan
     return (sequential_ms - overlapped_ms) / gain_ms

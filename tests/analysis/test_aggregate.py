@@ -10,9 +10,7 @@ from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import (
-    CollectiveTime,
     KernelTime,
-    PairTime,
     ProfiledBlock,
     RankWindow,
     TimedBlock,
@@ -135,6 +133,11 @@ def full_window(rank=0, **changes) -> RankWindow:
     timed = [msgspec.structs.replace(b, block=b.block + shift) for shift in (0, 4) for b in TIMED]
     prof = [msgspec.structs.replace(b, block=b.block + shift) for shift in (0, 4) for b in PROFILED]
     return rank_window(rank, **{"timed": tuple(timed), "profiled": tuple(prof), **changes})
+
+
+def with_profiled(arm, **changes) -> tuple[ProfiledBlock, ...]:
+    """The profiled blocks of a full window, with changes to those of one arm."""
+    return tuple(msgspec.structs.replace(b, **changes) if b.arm is arm else b for b in full_window().profiled)
 
 
 def leaky_window(residual, **changes) -> RankWindow:
@@ -382,158 +385,6 @@ def test_problems_name_their_rank_where_there_are_several_and_are_reported_once(
 # -- validity
 
 
-@pytest.mark.parametrize(
-    ("backend", "residual", "valid"),
-    [
-        ("nccl", 0.019, True),
-        ("nccl", 0.021, False),
-        ("gloo", 0.021, True),
-        ("gloo", 0.049, True),
-        ("gloo", 0.051, False),
-    ],
-)
-def test_a_window_whose_sequential_steps_overlapped_is_invalid(backend, residual, valid):
-    found = report_of(leaky_window(residual, backend=backend))
-    assert found.residual_overlap.value == pytest.approx(residual)
-    assert found.valid is valid
-    if valid:
-        assert found.problems == ()
-    else:
-        limit = 0.05 if backend == "gloo" else 0.02
-        assert f"residual overlap {residual} in sequential steps is above {limit}" in found.problems[0]
-
-
-def leaky_communication(share, **changes) -> RankWindow:
-    """Sequential steps with that share of their communication beside compute: 1 % of the compute at most."""
-    blocks = tuple(
-        block
-        if block.arm is OV
-        else msgspec.structs.replace(
-            block, comm_ms=0.6, comm_busy_ms=0.5, hidden_comm_ms=0.5 * share, covered_compute_ms=0.5 * share
-        )
-        for block in full_window().profiled
-    )
-    return full_window(**{"profiled": blocks, **changes})
-
-
-@pytest.mark.parametrize(
-    ("backend", "share", "valid"),
-    [("nccl", 0.19, True), ("nccl", 0.21, False), ("nccl", 1.0, False), ("gloo", 0.29, True), ("gloo", 0.31, False)],
-)
-def test_communication_that_is_short_and_beside_compute_in_sequential_steps_makes_the_window_invalid(
-    backend, share, valid
-):
-    found = report_of(leaky_communication(share, backend=backend))
-    assert found.residual_overlap.value < 0.02
-    assert found.residual_comm_overlap.value == pytest.approx(share)
-    assert found.valid is valid
-    if valid:
-        assert found.problems == ()
-    else:
-        (problem,) = found.problems
-        assert f"in sequential steps {share:.0%} of communication time ran beside compute" in problem
-        assert "overlap/compute_slowdown" not in found.metrics()
-        assert "overlap/residual_comm_overlap" in found.metrics()
-
-
-def test_a_control_window_may_overlap_its_communication_too():
-    assert report_of(leaky_communication(1.0), control=True).valid
-
-
-def test_gloo_beside_nccl_does_not_widen_the_limit_of_a_gpu():
-    # torch.distributed.get_backend() of a job that was given a backend for each kind of device.
-    assert not report_of(leaky_window(0.03, backend="cpu:gloo,cuda:nccl", device="NVIDIA H200")).valid
-
-
-def test_a_control_window_is_meant_to_overlap():
-    found = report_of(leaky_window(0.5), control=True)
-    assert found.valid
-    assert found.problems == ()
-    assert found.metrics()["overlap/control"] == 1.0
-
-
-# -- what is doubtful
-
-
-def with_profiled(arm, **changes) -> tuple[ProfiledBlock, ...]:
-    """The profiled blocks of a full window, with changes to those of one arm."""
-    return tuple(msgspec.structs.replace(b, **changes) if b.arm is arm else b for b in full_window().profiled)
-
-
-@pytest.mark.parametrize(("idle_ms", "noted"), [(9.3, False), (9.5, True)])  # 7 ms overlapped; 2 % of 120 ms are 2.4
-def test_sequential_steps_that_wait_for_the_host_are_noted(idle_ms, noted):
-    found = report_of(full_window(profiled=with_profiled(SEQ, idle_ms=idle_ms)))
-    assert found.valid
-    assert [problem.split(":")[0] for problem in found.problems] == ["sequential steps wait for the host"] * noted
-
-
-@pytest.mark.parametrize(
-    ("overlapped_ms", "sequential_ms", "words"),
-    [
-        (105, 126, ""),  # 5 % each
-        (108, 132, ""),  # 8 % and 10 %
-        (112, 126, "the profiler makes steps longer by more than 10%"),
-        (105, 133, "the profiler makes steps longer by more than 10%"),
-        (101, 128, "the profiler slows one mode more than the other, by more than 5%"),
-    ],
-)
-def test_a_profiler_that_makes_steps_longer_or_one_mode_more_than_the_other_is_noted(
-    overlapped_ms, sequential_ms, words
-):
-    # Timed and profiled steps without spread, so that no difference is chance.
-    timed = tuple(TimedBlock(b.arm, b.block, (100.0 if b.arm is OV else 120.0,)) for b in full_window().timed)
-    of_arm = {OV: overlapped_ms, SEQ: sequential_ms}
-    blocks = tuple(msgspec.structs.replace(b, step_ms=of_arm[b.arm]) for b in full_window().profiled)
-    found = report_of(full_window(timed=timed, profiled=blocks))
-    assert found.valid
-    assert len(found.problems) == bool(words)
-    assert all(words in problem for problem in found.problems)
-
-
-def test_a_slowdown_by_the_profiler_that_may_be_chance_is_not_noted():
-    blocks = with_profiled(OV, step_ms=130.0)
-    found = report_of(full_window(profiled=blocks))  # the timed steps vary by more
-    assert found.profiler_slowdown.value == pytest.approx(0.3)
-    assert found.profiler_slowdown.ci_low < 0.1
-    assert found.problems == ()
-
-
-def test_on_a_cpu_neither_is_noted_for_there_the_host_is_the_device():
-    blocks = with_profiled(SEQ, idle_ms=50.0, step_ms=400.0)
-    found = report_of(full_window(profiled=blocks, backend="gloo", device="cpu"))
-    assert found.idle_isolated_ms.value == pytest.approx(50)
-    assert found.problems == ()
-
-
-# -- what overlap can attain
-
-
-def test_where_communication_takes_longer_than_compute_it_is_what_can_be_attained():
-    found = report_of(full_window(profiled=with_profiled(SEQ, comm_busy_ms=80.0)))
-    assert found.attainable_ms.value == pytest.approx(80)
-    assert found.attained_fraction.value == pytest.approx(20 / 40)
-
-
-@pytest.mark.parametrize("busy_ms", [115.0, 120.0, 130.0])
-def test_where_there_is_next_to_nothing_to_gain_the_share_attained_is_absent(busy_ms):
-    found = report_of(full_window(profiled=with_profiled(SEQ, compute_busy_ms=busy_ms)))
-    assert found.attainable_ms.value == pytest.approx(busy_ms)
-    assert found.attained_fraction is None
-
-
-def test_overlap_that_costs_time_has_attained_less_than_nothing():
-    slower = tuple(TimedBlock(b.arm, b.block, (150.0,) if b.arm is OV else b.step_ms) for b in full_window().timed)
-    found = report_of(full_window(timed=slower))
-    assert found.attained_fraction.value == pytest.approx(-30 / 60)
-    assert found.attained_fraction.ci_low < -30 / 60 < found.attained_fraction.ci_high
-
-
-def test_a_bubble_is_reported_of_jobs_with_sends_alone_and_only_if_all_ranks_can_tell():
-    assert report_of(full_window(profiled=with_profiled(OV, p2p_ms=0.0))).bubble_ms is None
-    unknown = full_window(1, profiled=with_profiled(OV, bubble_ms=None))
-    assert report_of(full_window(0), unknown).bubble_ms is None
-
-
 COMPARING = {
     "attainable_ms",
     "attained_fraction",
@@ -595,84 +446,6 @@ def test_metrics_are_finite_whatever_is_missing(window):
     flat = report_of(window).metrics()
     assert flat
     assert all(math.isfinite(value) for value in flat.values())
-
-
-def test_collectives_are_logged_by_operator_over_all_groups():
-    rows = (
-        CollectiveTime("allreduce_", "dp (1)", 8, "nccl", messages=3, bytes_in=300, bytes_out=300, isolated_ms=1.0),
-        CollectiveTime("allreduce_", "tp (2)", 2, "nccl", messages=2, bytes_in=50, bytes_out=50, isolated_ms=None),
-        CollectiveTime("_allgather_base_", "dp (1)", 8, "nccl", messages=1, bytes_in=10, bytes_out=80, isolated_ms=0.5),
-    )
-    flat = report_of(rank_window(0, collectives=rows), rank_window(1)).metrics()
-    assert {key: value for key, value in flat.items() if key.startswith("comm/")} == {
-        "comm/allreduce_bytes": 350,
-        "comm/allreduce_messages": 5,
-        "comm/allgather_base_bytes": 10,
-        "comm/allgather_base_messages": 1,
-        # Of those groups whose time alone is known.
-        "comm/allreduce_busbw_gb_s": pytest.approx(300 * 2 * 7 / 8 / 1e-3 / 1e9),
-        "comm/allgather_base_busbw_gb_s": pytest.approx(80 * 7 / 8 / 0.5e-3 / 1e9),
-    }
-
-
-def collective(isolated_ms=10.0, **changes) -> CollectiveTime:
-    fields = {"operator": "allreduce_", "group": "dp (1)", "group_size": 2, "backend": "nccl", "messages": 4,
-              "bytes_in": 4000, "bytes_out": 4000, "timed_bytes": 4000.0}  # fmt: skip
-    return CollectiveTime(isolated_ms=isolated_ms, **{**fields, **changes})
-
-
-def bandwidth(*rows_of_ranks) -> float | None:
-    """In bytes per millisecond; the factor of an all-reduce on two ranks is 1."""
-    found = report_of(*(rank_window(rank, collectives=rows) for rank, rows in enumerate(rows_of_ranks)))
-    gb_s = found.metrics().get("comm/allreduce_busbw_gb_s")
-    return None if gb_s is None else gb_s * 1e6
-
-
-def test_bandwidth_is_of_the_bytes_that_were_timed_and_not_of_all():
-    assert bandwidth([collective(timed_bytes=1000.0)]) == pytest.approx(1000 / 10)
-    assert bandwidth([collective(isolated_ms=None, timed_bytes=None)]) is None
-
-
-def test_bandwidth_is_over_the_least_time_of_any_rank_for_the_others_wait():
-    found = report_of(rank_window(0, collectives=[collective(30.0)]), rank_window(1, collectives=[collective(20.0)]))
-    (row,) = found.collectives
-    assert (row.isolated_ms, row.transfer_ms) == (30.0, 20.0)
-    assert bandwidth([collective(30.0)], [collective(20.0)]) == pytest.approx(4000 / 20)
-
-
-def test_ranks_that_timed_another_part_or_are_of_another_group_do_not_shorten_a_transfer():
-    part, other = collective(1.0, timed_bytes=500.0), collective(2.0, group="dp (2)")
-    assert bandwidth([collective(30.0)], [part], [other]) == pytest.approx(4000 / 30)
-
-
-def test_where_kernels_can_be_told_their_time_counts_and_all_bytes_with_it():
-    # The time from issue to end has the host's launch in it, and only a part of the collectives were timed.
-    first, last = collective(30.0, timed_bytes=1000.0, kernels_ms=25.0), collective(20.0, kernels_ms=16.0)
-    assert bandwidth([first], [last]) == pytest.approx(4000 / 16)
-
-
-def test_a_record_of_an_earlier_version_has_the_bandwidth_that_it_had():
-    assert bandwidth([collective(8.0, timed_bytes=None)]) == pytest.approx(4000 / 8)
-
-
-# -- dimensions
-
-
-def test_compute_slowdown_is_logged_by_dimension_over_all_families_and_ranks():
-    rows = [
-        PairTime("gemm", False, "pipeline", 2.0, 5.0, 15.0, 10.0),
-        PairTime("attention", False, "pipeline", 2.0, 5.0, 5.0, 5.0),
-        PairTime("gemm", False, "data", 2.0, 5.0, 10.2, 10.0),
-    ]
-    found = report_of(rank_window(0, dimension_pairs=rows), rank_window(1, dimension_pairs=rows), rank_window(2))
-    assert [(pair.victim, pair.beside, pair.time_ms) for pair in found.dimension_pairs] == [
-        ("gemm", "pipeline", 15.0), ("gemm", "data", 10.2), ("attention", "pipeline", 5.0),
-    ]  # fmt: skip
-    flat = found.metrics()
-    assert flat["dimension/pipeline_compute_slowdown"] == pytest.approx(20 / 15 - 1)
-    assert flat["dimension/data_compute_slowdown"] == pytest.approx(0.02)
-    leaky = report_of(leaky_window(0.5, dimension_pairs=rows))
-    assert not any(key.endswith("_compute_slowdown") for key in leaky.metrics() if key.startswith("dimension/"))
 
 
 # -- overhead and kernels
