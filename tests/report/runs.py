@@ -109,11 +109,11 @@ def rank_window(number: int = 0, rank: int = 0, *, slowdown: float = 0.14, **cha
         "pictures": (picture(OV), picture(SEQ)) if rank == 0 else (),
         "collectives": (
             CollectiveTime("_reduce_scatter_base_", "data_parallel 7", 8, "nccl", 12, 5_368_709_120, 671_088_640, 24.4,
-                           "data"),
+                           "data", 5_368_709_120.0),
             CollectiveTime("_allgather_base_", "data_parallel 7", 8, "nccl", 12, 671_088_640, 5_368_709_120, 24.8,
-                           "data"),
-            CollectiveTime("allreduce_", "tensor_parallel 3", 4, "nccl", 192, 4_831_838_208, 4_831_838_208, 52.3,
-                           "tensor"),
+                           "data", 5_368_709_120.0),
+            CollectiveTime("allreduce_", "tensor_parallel 3", 4, "nccl", 192, 4_831_838_208, 4_831_838_208, 52.3 + rank,
+                           "tensor", 4_831_838_208.0),
         ),
     }  # fmt: skip
     return RankWindow(**{**fields, **changes})

@@ -145,7 +145,7 @@ FIGURES = (
         "attained_fraction",
         "fraction",
         "(e2e_sequential - e2e_overlapped) / (e2e_sequential - attainable)",
-        "gain of overlap, of what is attainable",
+        "share of the attainable gain",
         "gain attained",
         compares=True,
         less_is_worse=True,

@@ -33,7 +33,6 @@ from overlap_callbacks.analysis.results.window import (
     StepTimeline,
     TimedBlock,
 )
-from overlap_callbacks.gate.collectives import Collective
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.instruments.power.meter import MeasuredPower
@@ -206,7 +205,7 @@ class _Measurement:
             pairs=pairs.by_kind,
             dimension_pairs=pairs.by_dimension,
             dimensions=self._dimensions(kernels, dimensions, by_arm),
-            kernels_ms=kernel_times_by_collective(kernels, self._issued_sequential()),
+            kernels_ms=self._kernels_ms(kernels),
             pictures=tuple(picture for step in drawn if (picture := step_timeline(kernels, *step)) is not None),
             communication=self._communication(kernels) if with_pictures and self._window.meter is not None else (),
         )
@@ -232,13 +231,21 @@ class _Measurement:
             return None
         return float(np.mean([clocks.elapsed_ms(step.start, step.end) for step in steps]))
 
-    def _issued_sequential(self) -> dict[int, list[Collective]]:
-        """The collectives of the counted sequential profiled steps, by index; a group of one rank has no kernels."""
-        return {
+    def _kernels_ms(self, kernels: KernelTable) -> dict[CollectiveKey, float]:
+        """Time of the kernels of each collective in a sequential step; of a device alone.
+
+        On CPU, the profiler makes steps much longer, and the ranges of Gloo with them. There, the time from issue to
+        end has no launch in it, and is as good.
+        """
+        if self._window.clock.compute_stream is None:
+            return {}
+        issued = {
+            # A group of one rank has no kernels.
             step.profile_index: [c for c in step.log.collectives if len(c.group.ranks) > 1]
             for step in self._steps
             if step.profile_index >= 0 and step.counted and step.plan.mode is Mode.SEQUENTIAL
         }
+        return kernel_times_by_collective(kernels, issued)
 
     def _dimensions(
         self,

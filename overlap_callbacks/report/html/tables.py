@@ -71,8 +71,8 @@ def dimension_pair_table(window: OverlapReport) -> Table:
     """Families of compute kernels beside the communication of each dimension of parallelism."""
     return Table(
         "What compute loses beside each dimension of parallelism",
-        heads("*Kernels", "*Kind", "*Beside", "Slowdown", "Lost, ms", "Time, ms", "Alone, ms"),
-        _pair_rows(window.dimension_pairs),
+        heads("*Kernels", "*Beside", "Slowdown", "Lost, ms", "Time, ms", "Alone, ms"),
+        tuple((kernels, *rest) for kernels, _, *rest in _pair_rows(window.dimension_pairs)),
         f"Per step, means over the ranks, window {window.window}. Kernels that ran beside no communication are left "
         "out.",
     )

@@ -108,7 +108,7 @@ SECTIONS = (
             Lines("Speed-up of overlap over sequential", _with_interval("overlap/speedup_vs_sequential"), "fraction"),
             Lines("Gap to ideal", _with_interval("overlap/gap_to_ideal"), "fraction"),
             Lines("Exposed communication", _with_interval("overlap/exposed_comm_ms"), "ms"),
-            Lines("Gain of overlap, of what is attainable", _with_interval("overlap/attained_fraction"), "fraction"),
+            Lines("Share of the attainable gain", _with_interval("overlap/attained_fraction"), "fraction"),
             Lines("Overlap ratio", _with_interval("overlap/overlap_ratio"), "fraction"),
         ),
     ),
