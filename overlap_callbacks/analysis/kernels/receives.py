@@ -60,6 +60,11 @@ class Message(NamedTuple):
     bytes_received: int
     peers: tuple[int, ...]
 
+    @property
+    def direction(self) -> str:
+        """``recv`` where it receives, else ``send``."""
+        return "recv" if self.bytes_received else "send"
+
 
 def transfer_starts(kernels: KernelTable, issued: Mapping[int, Sequence[IssuedMessage]]) -> Indices | None:
     """When each row began to do work, in nanoseconds: a receive, once it waited no longer; any other row, at its start.
@@ -76,16 +81,28 @@ def transfer_starts(kernels: KernelTable, issued: Mapping[int, Sequence[IssuedMe
     rows_of: dict[Message, list[int]] = defaultdict(list)
     for step, calls in issued.items():
         messages = messages_of(calls)
-        rows = send_recv_rows(kernels, step)
+        rows = send_recv_rows(kernels, step).tolist()
         if len(rows) != len(messages):
             return None
-        for row, message in zip(rows.tolist(), messages, strict=True):
-            if message.bytes_received:
-                rows_of[message].append(row)
+        directions = [_direction(kernels.names[kernels.name[row]]) for row in rows]
+        for direction in set(directions):
+            named = [row for row, its in zip(rows, directions, strict=True) if its == direction]
+            meant = [message for message in messages if direction in ("", message.direction)]
+            if len(named) != len(meant):
+                return None
+            for row, message in zip(named, meant, strict=True):
+                if message.bytes_received:
+                    rows_of[message].append(row)
     for of_size in rows_of.values():
         rows = np.array(of_size)
         starts[rows] = kernels.intervals.end_ns[rows] - durations[rows].min()
     return starts
+
+
+def _direction(name: str) -> str:
+    """``send`` or ``recv``, as Gloo names its ranges; empty for NCCL's one kernel for both."""
+    sends, receives = "send" in name.lower(), "recv" in name.lower()
+    return "" if sends == receives else "send" if sends else "recv"
 
 
 def send_recv_rows(kernels: KernelTable, step: int) -> Indices:

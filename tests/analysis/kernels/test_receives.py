@@ -66,6 +66,13 @@ def test_kernels_are_matched_in_the_order_of_their_starts_and_not_of_their_rows(
     assert starts_ms(rows, {0: [receive(500), receive(100)], 1: [receive(500)]}) == [20, 9, 40]
 
 
+def test_ranges_of_gloo_tell_their_direction_and_are_matched_by_it() -> None:
+    # The send was issued first, and began last.
+    rows = [("gloo:recv", M, 0, 0, 10), ("gloo:recv", M, 0, 1, 4), ("gloo:send", M, 0, 2, 30)]
+    assert starts_ms(rows, {0: [send(), receive(), receive()]}) == [7, 1, 2]
+    assert starts_ms(rows, {0: [send(), send(), receive()]}) is None
+
+
 @pytest.mark.parametrize("issued", [[], [receive(), receive()]])
 def test_where_numbers_differ_it_cannot_be_told(issued: list[Issued]) -> None:
     assert starts_ms([(P2P, M, 0, 0, 10)], {0: issued}) is None
