@@ -198,7 +198,11 @@ def _ideal_answer(figures: Figures) -> str:
     # Receives that wait for their sender are in flight: they count as the bubble's, and not as communication's.
     waiting = max(0.0, bubble.value - idle.value) if bubble and idle else 0.0
     costs = {
-        "exposed communication": max(0.0, exposed.value - waiting) if exposed else 0.0,
+        "exposed communication outside the bubble" if waiting else "exposed communication": max(
+            0.0, exposed.value - waiting
+        )
+        if exposed
+        else 0.0,
         "contention (kernels that run longer)": _difference(figures, "e2e_overlapped_ms", "e2e_ideal_ms"),
         "the bubble of the pipeline" if bubble else "time in which the device did neither": (
             bubble.value if bubble else idle.value if idle else 0.0
