@@ -1,43 +1,37 @@
-"""Aggregates what all ranks measured in one window into an ``OverlapReport``: figures, intervals, means over ranks.
+"""Aggregates what all ranks measured in one window into an ``OverlapReport``: figures, validity, means over ranks.
 
-The equations are in ``overlap_callbacks.analysis.equations``. Every figure is an estimate with an interval, see
-``overlap_callbacks.analysis.statistics``.
+The figures are in ``overlap_callbacks.analysis.figures``, what makes a window invalid in
+``overlap_callbacks.analysis.validity``, the means of tables in ``overlap_callbacks.analysis.rank_means``.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import numpy as np
 
-from overlap_callbacks.analysis.equations import ideal_step_ms, log_slowdown, overlap_ratio, sequential_step_ms
+from overlap_callbacks.analysis.figures import figures_of
 from overlap_callbacks.analysis.formatting import name_ranks
 from overlap_callbacks.analysis.power.cause import attribute
 from overlap_callbacks.analysis.power.job import pool
-from overlap_callbacks.analysis.results.catalogue import FIGURES, residual_limit
+from overlap_callbacks.analysis.rank_means import (
+    mean_dimensions,
+    mean_kernels,
+    mean_pairs,
+    with_transfers,
+)
+from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.estimate import Estimate, Spread
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import JobPower, SlowdownCause
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.analysis.results.window import (
-    DimensionTime,
-    KernelTime,
-    PairTime,
-    ProfiledBlock,
-    RankWindow,
-    TimedBlock,
-)
-from overlap_callbacks.analysis.statistics import Sample, estimate
+from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow, TimedBlock
+from overlap_callbacks.analysis.validity import escaped_communication, remarks
 
 # Kernels that a report keeps, those with the most time. Enough for the tables; messages and record stay bounded.
 MAX_KERNELS = 50
-
-_Row = TypeVar("_Row")
-_Key = TypeVar("_Key", bound=Hashable)
 
 
 def aggregate_windows(
@@ -61,12 +55,11 @@ def aggregate_windows(
     """
     samples = tuple(sorted(windows, key=lambda window: window.rank))
     first = samples[0]
-    figures = _figures(samples)
+    figures = figures_of(samples)
     all_problems = [*problems, *_by_rank(samples, lambda sample: sample.problems)]
     if len(samples) < world_size:
         all_problems.append(f"{world_size - len(samples)} of {world_size} ranks were not heard")
-    limit = residual_limit(first.device, first.backend)
-    escaped = None if control else _escaped_communication(figures.get("residual_overlap"), limit)
+    escaped = None if control else escaped_communication(figures, first.device, first.backend)
     valid = escaped is None
     if escaped is not None:
         all_problems.append(escaped)
@@ -77,6 +70,7 @@ def aggregate_windows(
     if len({sample.complete for sample in samples}) > 1:
         valid = False
         all_problems.append("some ranks ended the window early: their steps ran in other modes than the rest's")
+    all_problems += remarks(figures, first.device)
     power = _power(samples, world_size)
     if power is not None:
         all_problems += power.problems
@@ -96,11 +90,12 @@ def aggregate_windows(
         wall_ms=max(sample.wall_ms for sample in samples),
         **figures,
         spread=_spread(samples),
-        kernels=_mean_kernels(samples),
-        pairs=_mean_pairs(samples),
-        dimensions=_mean_dimensions(samples),
+        kernels=mean_kernels(samples),
+        pairs=mean_pairs(samples, lambda sample: sample.pairs),
+        dimension_pairs=mean_pairs(samples, lambda sample: sample.dimension_pairs),
+        dimensions=mean_dimensions(samples),
         pictures=first.pictures,
-        collectives=first.collectives,
+        collectives=with_transfers(first.collectives, samples),
         power=power,
         power_trace=first.power_trace,
         power_verdict=_power_verdict(power, figures) if valid and not control else None,
@@ -140,147 +135,6 @@ def _by_rank(samples: Sequence[RankWindow], problems_of: Callable[[RankWindow], 
     ]
 
 
-def _escaped_communication(residual: Estimate | None, limit: float) -> str | None:
-    """Why the sequential steps were not sequential, in words; None if they were."""
-    if residual is None or residual.value <= limit:
-        return None
-    return (
-        f"residual overlap {residual.value:.3f} in sequential steps is above {limit}: some communication escaped "
-        f"the gate (CUDA graphs, symmetric memory, another thread, coalesced collectives), so the comparison does not "
-        f"hold"
-    )
-
-
-class _TimedMeans(NamedTuple):
-    """The measured means of a timed block."""
-
-    log_step: float
-
-
-class _ProfiledMeans(NamedTuple):
-    """The measured means of a profiled block, per step.
-
-    The times whose ratio between the modes is a figure are there as logarithms too: the interval of a ratio is
-    symmetric on that scale.
-    """
-
-    log_compute: float
-    compute_ms: float
-    compute_busy_ms: float
-    log_comm: float
-    comm_busy_ms: float
-    hidden_comm_ms: float
-    covered_compute_ms: float
-    p2p_ms: float
-    idle_ms: float
-
-    @classmethod
-    def of(cls, block: ProfiledBlock) -> _ProfiledMeans:
-        """The means of one block on one rank."""
-        return cls(
-            log_compute=_log(block.compute_ms),
-            compute_ms=block.compute_ms,
-            compute_busy_ms=block.compute_busy_ms,
-            log_comm=_log(block.comm_ms),
-            comm_busy_ms=block.comm_busy_ms,
-            hidden_comm_ms=block.hidden_comm_ms,
-            covered_compute_ms=block.covered_compute_ms,
-            p2p_ms=block.p2p_ms,
-            idle_ms=block.idle_ms,
-        )
-
-
-def _log(value: float) -> float:
-    # Without any compute or communication, the figures that need its logarithm are undefined and therefore absent.
-    return math.log(value) if value > 0 else math.nan
-
-
-def _figures(windows: Sequence[RankWindow]) -> dict[str, Estimate]:
-    """All figures over the given ranks; figures that were not measured are left out."""
-    step_ov = _timed_sample(windows, Mode.OVERLAPPED)
-    step_seq = _timed_sample(windows, Mode.SEQUENTIAL)
-    prof_ov = _profiled_sample(windows, Mode.OVERLAPPED)
-    prof_iso = _profiled_sample(windows, Mode.SEQUENTIAL)
-
-    def ideal(step: _TimedMeans, ov: _ProfiledMeans, iso: _ProfiledMeans) -> float:
-        return ideal_step_ms(math.exp(step.log_step), math.exp(ov.log_compute), math.exp(iso.log_compute))
-
-    def model(step: _TimedMeans, ov: _ProfiledMeans, iso: _ProfiledMeans) -> float:
-        return sequential_step_ms(ideal(step, ov, iso), float(ov.hidden_comm_ms))
-
-    estimates = {
-        "compute_slowdown": estimate(
-            lambda ov, iso: log_slowdown(ov.log_compute, iso.log_compute), prof_ov, prof_iso, scale=math.expm1
-        ),
-        "overlap_ratio": estimate(lambda ov: overlap_ratio(ov.covered_compute_ms, ov.compute_ms), prof_ov),
-        "e2e_overlapped_ms": estimate(lambda step: step.log_step, step_ov, scale=math.exp),
-        "e2e_ideal_ms": estimate(ideal, step_ov, prof_ov, prof_iso),
-        "e2e_sequential_model_ms": estimate(model, step_ov, prof_ov, prof_iso),
-        "e2e_sequential_ms": estimate(lambda step: step.log_step, step_seq, scale=math.exp),
-        "speedup_vs_sequential": estimate(
-            lambda seq, ov: seq.log_step - ov.log_step, step_seq, step_ov, scale=math.expm1
-        ),
-        "gap_to_ideal": estimate(
-            lambda step, ov, iso: step.log_step - math.log(ideal(step, ov, iso)),
-            step_ov, prof_ov, prof_iso, scale=math.expm1,
-        ),
-        "sequential_model_error": estimate(
-            lambda step, ov, iso, seq: math.log(model(step, ov, iso)) - seq.log_step,
-            step_ov, prof_ov, prof_iso, step_seq, scale=math.expm1,
-        ),
-        "compute_ms": estimate(lambda ov: ov.log_compute, prof_ov, scale=math.exp),
-        "compute_isolated_ms": estimate(lambda iso: iso.log_compute, prof_iso, scale=math.exp),
-        "compute_busy_ms": estimate(lambda ov: ov.compute_busy_ms, prof_ov),
-        "compute_busy_isolated_ms": estimate(lambda iso: iso.compute_busy_ms, prof_iso),
-        "comm_ms": estimate(lambda ov: ov.comm_busy_ms, prof_ov),
-        "comm_isolated_ms": estimate(lambda iso: iso.comm_busy_ms, prof_iso),
-        "hidden_comm_ms": estimate(lambda ov: ov.hidden_comm_ms, prof_ov),
-        "exposed_comm_ms": estimate(lambda ov: ov.comm_busy_ms - ov.hidden_comm_ms, prof_ov),
-        "hidden_comm_fraction": estimate(lambda ov: ov.hidden_comm_ms / ov.comm_busy_ms, prof_ov),
-        "comm_slowdown": estimate(
-            lambda ov, iso: log_slowdown(ov.log_comm, iso.log_comm), prof_ov, prof_iso, scale=math.expm1
-        ),
-        "comm_ratio": estimate(lambda ov, step: ov.comm_busy_ms / math.exp(step.log_step), prof_ov, step_ov),
-        "p2p_ms": estimate(lambda ov: ov.p2p_ms, prof_ov) if _sends(windows) else None,
-        "idle_ms": estimate(lambda ov: ov.idle_ms, prof_ov),
-        "residual_overlap": estimate(lambda iso: overlap_ratio(iso.covered_compute_ms, iso.compute_ms), prof_iso),
-    }  # fmt: skip
-    return {name: value for name, value in estimates.items() if value is not None}
-
-
-def _timed_sample(windows: Sequence[RankWindow], arm: Mode) -> Sample:
-    """Mean log step time of each timed block of one arm.
-
-    The ranks of a job step together, so they are not independent evidence: each block is first averaged over the ranks.
-    """
-    by_block: dict[int, list[float]] = {}
-    num_steps: dict[int, int] = {}
-    for window in windows:
-        for block in window.timed:
-            if block.arm is arm and block.step_ms and min(block.step_ms) > 0:
-                by_block.setdefault(block.block, []).append(float(np.log(block.step_ms).mean()))
-                num_steps[block.block] = max(num_steps.get(block.block, 0), len(block.step_ms))
-    means = [_TimedMeans(log_step=float(np.mean(by_block[block]))) for block in sorted(by_block)]
-    return Sample.of_rows(_TimedMeans, means, sum(num_steps.values()))
-
-
-def _profiled_sample(windows: Sequence[RankWindow], arm: Mode) -> Sample:
-    """The profiled blocks of one arm, each averaged over the ranks."""
-    by_block: dict[int, list[_ProfiledMeans]] = {}
-    num_steps: dict[int, int] = {}
-    for window in windows:
-        for block in window.profiled:
-            if block.arm is arm:
-                by_block.setdefault(block.block, []).append(_ProfiledMeans.of(block))
-                num_steps[block.block] = max(num_steps.get(block.block, 0), block.num_steps)
-    means = [_ProfiledMeans(*np.mean(by_block[block], axis=0)) for block in sorted(by_block)]
-    return Sample.of_rows(_ProfiledMeans, means, sum(num_steps.values()))
-
-
-def _sends(samples: Sequence[RankWindow]) -> bool:
-    return any(block.p2p_ms for sample in samples for block in sample.profiled)
-
-
 def _overhead(samples: Sequence[RankWindow], step: Estimate | None, every_n_steps: int) -> float | None:
     """Extra time of the window, beyond what its steps would take overlapped, as a fraction of the time between windows.
 
@@ -301,7 +155,7 @@ _SPREAD_OVER_RANKS = ("compute_slowdown", "e2e_overlapped_ms", "e2e_sequential_m
 def _spread(samples: Sequence[RankWindow]) -> dict[str, Spread]:
     if len(samples) < 2:
         return {}
-    by_rank = {sample.rank: _figures([sample]) for sample in samples}
+    by_rank = {sample.rank: figures_of([sample]) for sample in samples}
     spread = {}
     for name in _SPREAD_OVER_RANKS:
         values = {rank: figures[name].value for rank, figures in by_rank.items() if name in figures}
@@ -310,77 +164,6 @@ def _spread(samples: Sequence[RankWindow]) -> dict[str, Spread]:
             std = float(np.std(list(values.values()), ddof=1))
             spread[name] = Spread(values[low], values[high], low, high, std)
     return spread
-
-
-def _mean_kernels(windows: Sequence[RankWindow]) -> tuple[KernelTime, ...]:
-    """Means over the ranks that have kernels; those that lose most time first."""
-    means = mean_by(
-        (kernel for window in windows for kernel in window.kernels),
-        key=lambda kernel: (kernel.name, kernel.communication),
-        fields=("overlapped_calls", "sequential_calls", "overlapped_ms", "sequential_ms"),
-        count=sum(bool(window.kernels) for window in windows),
-    )
-    num_blocks: dict[tuple[str, bool], int] = {}
-    for kernel in (kernel for window in windows for kernel in window.kernels):
-        key = kernel.name, kernel.communication
-        num_blocks[key] = max(num_blocks.get(key, 0), kernel.num_blocks)
-    kernels = (KernelTime(*key, **values, num_blocks=num_blocks[key]) for key, values in means.items())
-    return tuple(sorted(kernels, key=lambda kernel: -kernel.lost_ms))
-
-
-def _mean_pairs(windows: Sequence[RankWindow]) -> tuple[PairTime, ...]:
-    """Means over the ranks that have pairs; those that lose most time first."""
-    means = mean_by(
-        (pair for window in windows for pair in window.pairs),
-        key=lambda pair: (pair.victim, pair.communication, pair.beside),
-        fields=("calls", "beside_ms", "time_ms", "alone_ms"),
-        count=sum(bool(window.pairs) for window in windows),
-    )
-    pairs = (PairTime(*key, **values) for key, values in means.items())
-    return tuple(sorted(pairs, key=lambda pair: (-pair.lost_ms, -pair.time_ms)))
-
-
-def _mean_dimensions(windows: Sequence[RankWindow]) -> tuple[DimensionTime, ...]:
-    """Each dimension's mean over the ranks that have it: in a pipeline of data-parallel stages, not all have all."""
-    means = mean_by(
-        (row for window in windows for row in window.dimensions),
-        key=lambda row: row.dimension,
-        fields=("messages", "bytes_in", "comm_ms", "exposed_ms", "kernels_ms", "kernels_isolated_ms"),
-    )
-    times = (
-        DimensionTime(
-            dimension=dimension,
-            **{**values, "messages": round(values["messages"]), "bytes_in": round(values["bytes_in"])},
-        )
-        for dimension, values in means.items()
-    )
-    return tuple(sorted(times, key=lambda row: -row.comm_ms))
-
-
-def mean_by(
-    rows: Iterable[_Row], key: Callable[[_Row], _Key], fields: Sequence[str], count: int | None = None
-) -> dict[_Key, dict[str, Any]]:
-    """Means of some fields over all rows that have the same key.
-
-    Args:
-        rows: the rows of all ranks.
-        key: tells which rows belong together.
-        fields: names of the fields, all of them numbers.
-        count: what each sum is divided by: ranks, also those that lack the row. None for the number of rows of the key.
-
-    Returns:
-        The means by key and field, in the order in which the keys first appear.
-    """
-    by_key: dict[_Key, list[_Row]] = {}
-    for row in rows:
-        by_key.setdefault(key(row), []).append(row)
-    return {
-        value: {
-            field: sum(float(getattr(row, field)) for row in of_key) / (len(of_key) if count is None else count)
-            for field in fields
-        }
-        for value, of_key in by_key.items()
-    }
 
 
 def drop_incomparable_figures(window: OverlapReport, order: str) -> OverlapReport:

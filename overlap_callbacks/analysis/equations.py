@@ -4,10 +4,17 @@ Source: "Characterizing Compute-Communication Overlap in GPU-Accelerated Distrib
 section IV-D. Equation 3 has no function: it is the measured time of an overlapped step. T_comp is the sum of the
 compute kernels' times in a step. "Isolated" means: in sequential steps, where no communication runs beside compute.
 
+The last two functions are no equations of the study. They say how near overlap comes to the best that it can do.
+
 The functions raise ``ZeroDivisionError`` (or give NaN, for numbers of numpy) where a figure is undefined.
 """
 
 from __future__ import annotations
+
+import math
+
+# A gain that is attainable but shorter than this share of a sequential step is not told from noise.
+MIN_ATTAINABLE_GAIN = 0.05
 
 
 def slowdown(overlapped_ms: float, isolated_ms: float) -> float:
@@ -47,3 +54,32 @@ def sequential_step_ms(ideal_ms: float, hidden_comm_ms: float) -> float:
         hidden_comm_ms: time per overlapped step during which communication ran beside compute.
     """
     return ideal_ms + hidden_comm_ms
+
+
+def attainable_step_ms(compute_busy_isolated_ms: float, comm_busy_isolated_ms: float) -> float:
+    """The time of a step if overlap were perfect and free: compute or communication, whichever takes longer alone.
+
+    Args:
+        compute_busy_isolated_ms: time in which compute kernels run in a sequential step. It is the union of their
+            intervals: a sum would count kernels twice that run at once on two streams.
+        comm_busy_isolated_ms: time in which communication is in flight in a sequential step.
+    """
+    return max(compute_busy_isolated_ms, comm_busy_isolated_ms)
+
+
+def attained_fraction(sequential_ms: float, overlapped_ms: float, attainable_ms: float) -> float:
+    """How much of the way from a sequential step to the attainable one overlap has made; 1 is all of it.
+
+    Args:
+        sequential_ms: measured time of a sequential step.
+        overlapped_ms: measured time of an overlapped step.
+        attainable_ms: see ``attainable_step_ms``.
+
+    Returns:
+        The fraction; NaN where less than ``MIN_ATTAINABLE_GAIN`` of a sequential step is to be gained, so that the
+        quotient would be noise.
+    """
+    gain_ms = sequential_ms - attainable_ms
+    if not gain_ms > MIN_ATTAINABLE_GAIN * sequential_ms:
+        return math.nan
+    return (sequential_ms - overlapped_ms) / gain_ms

@@ -139,6 +139,7 @@ def without_details(report: OverlapReport) -> OverlapReport:
         kernels=(),
         pairs=(),
         dimensions=(),
+        dimension_pairs=(),
         pictures=(),
         collectives=(),
         samples=blocks,
@@ -148,5 +149,6 @@ def without_details(report: OverlapReport) -> OverlapReport:
 
 def _blocks_alone(sample: RankWindow) -> RankWindow:
     return msgspec.structs.replace(
-        sample, kernels=(), pairs=(), dimensions=(), pictures=(), collectives=(), power=(), power_trace=None
-    )
+        sample, kernels=(), pairs=(), dimensions=(), dimension_pairs=(), pictures=(), collectives=(), power=(),
+        power_trace=None,
+    )  # fmt: skip

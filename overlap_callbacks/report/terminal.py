@@ -14,6 +14,7 @@ from overlap_callbacks.analysis import safe_text
 from overlap_callbacks.analysis.formatting import PLAIN, short_kernel_name, shortened
 from overlap_callbacks.analysis.results.catalogue import SUMMARY, Figure
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.metrics import compute_slowdowns
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import PairTime
 from overlap_callbacks.analysis.run_summary import CONTROL, COUNTS, CUT_SHORT, NO_CONTROL, NOT_VALID
@@ -83,6 +84,9 @@ def _details(window: OverlapReport, counts: bool) -> tuple[dict[str, list[Render
         details["pairs of kernels"] = [Text(), pair_table(window.pairs, title)]
     if len(window.dimensions) > 1:
         details["dimensions"] = [Text(), _dimension_table(window, counts)]
+        if window.dimension_pairs and counts:
+            title = f"What compute loses beside each dimension (window {window.window})"
+            details["dimensions"] += [Text(), pair_table(window.dimension_pairs, title)]
     if power:
         details["power"] = power
     if window.collectives:
@@ -137,7 +141,7 @@ def _figure_table(figures: dict[str, Estimate], pooled_from: str) -> Table:
             if estimate is not None:
                 value, interval = PLAIN.figure(figure, estimate.value), PLAIN.figure_interval(figure, estimate)
                 table.add_row(row_label(figure), value, interval.removesuffix(" ms"), str(estimate.num_steps))
-            elif figure.name != "p2p_ms":  # most jobs have none
+            elif not figure.optional:
                 table.add_row(row_label(figure), "not measured", "", "", style="dim")
         table.add_section()
     return table
@@ -178,8 +182,9 @@ def _dimension_table(window: OverlapReport, counts: bool) -> Table:
         title=f"Communication by dimension of parallelism, per step (window {window.window})", title_justify="left"
     )
     table.add_column("dimension")
-    for column in ("messages", "MB", "ms", "exposed", "slowdown"):
+    for column in ("messages", "MB", "ms", "exposed", "slowdown", "of compute"):
         table.add_column(column, justify="right", no_wrap=True)
+    of_compute = compute_slowdowns(window.dimension_pairs) if counts else {}
     for row in window.dimensions:
         slowdown = change(row.slowdown if counts else None)
         cells = (
@@ -188,7 +193,7 @@ def _dimension_table(window: OverlapReport, counts: bool) -> Table:
             PLAIN.number(row.comm_ms, 2),
             PLAIN.number(row.exposed_ms, 2),
         )
-        table.add_row(name_cell(row.dimension), *cells, slowdown)
+        table.add_row(name_cell(row.dimension), *cells, slowdown, change(of_compute.get(row.dimension)))
     return table
 
 

@@ -16,12 +16,13 @@ BOUNDS = ("ci_low", "ci_high", "rank_low", "rank_high")
 FLAGS = frozenset({"overlap/valid", "overlap/verified", "overlap/complete", "overlap/control"})
 COUNTS = frozenset({"overlap/ranks_heard"})
 
-_BY_SUFFIX = (("_ms", "ms"), ("_bytes", "bytes"), ("_messages", "messages"), ("_comm_slowdown", "fraction"))
+_BY_SUFFIX = (("_ms", "ms"), ("_bytes", "bytes"), ("_messages", "messages"), ("_comm_slowdown", "fraction"),
+              ("_compute_slowdown", "fraction"))  # fmt: skip
 _MAX_KEY_PART_LENGTH = 100
 
 # Sections whose keys hold a name of the job's, and how such keys end.
 NAMED_SECTIONS = {"comm": "collective", "dimension": "dimension"}
-_ENDS = ("_comm_slowdown", "_exposed_ms", "_comm_ms", "_busbw_gb_s", "_bytes", "_messages")
+_ENDS = ("_comm_slowdown", "_compute_slowdown", "_exposed_ms", "_comm_ms", "_busbw_gb_s", "_bytes", "_messages")
 
 
 class Key(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from overlap_callbacks.analysis.equations import ideal_step_ms, overlap_ratio, s
 from overlap_callbacks.analysis.kernels.attribution import Calls, Match, Side, match, pair_times
 from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.analysis.kernels.times import KernelSums
-from overlap_callbacks.analysis.results.catalogue import residual_limit
+from overlap_callbacks.analysis.results.catalogue import RESIDUAL_COMM_LIMIT, residual_limit
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import KernelTime
 from overlap_callbacks.traces.analysis import span_ms, trace_figures
@@ -48,7 +48,7 @@ def compare(overlapped: Trace, sequential: Trace) -> Comparison:
     backward = match(seq.calls, seq.wanted, ov.calls, ov.wanted)
     matched = min(ov.matched_fraction(forward), seq.matched_fraction(backward))
     figures = _figures(ov.mean_step, seq.mean_step)
-    faults = list(_faults(ov, seq, figures.get("residual_overlap"), matched))
+    faults = list(_faults(ov, seq, figures, matched))
     return Comparison(
         library_version=__version__,
         overlapped=trace_figures(overlapped)[0],
@@ -115,11 +115,17 @@ class _Side:
         return matched_ns / total_ns if total_ns else 0.0
 
 
-def _faults(ov: _Side, seq: _Side, residual: float | None, matched: float) -> Iterator[str]:
+def _faults(ov: _Side, seq: _Side, figures: Mapping[str, float], matched: float) -> Iterator[str]:
     """What makes the comparison invalid, in words."""
+    residual, of_comm = figures.get("residual_overlap"), figures.get("residual_comm_overlap")
     limit = residual_limit("cpu" if ov.on_host else "")
     if residual is not None and residual > limit:
         yield f"the sequential file is not sequential: its overlap ratio is {residual:.3f}, above {limit}"
+    elif of_comm is not None and of_comm > RESIDUAL_COMM_LIMIT and not ov.on_host:  # there, ranges are not cut
+        yield (
+            f"the sequential file is not sequential: {of_comm:.0%} of its communication runs beside compute, above "
+            f"{RESIDUAL_COMM_LIMIT:.0%}"
+        )
     if ov.has_steps != seq.has_steps:
         yield "only one of the files has ProfilerStep ranges: a step cannot be compared with a whole file"
     elif matched < _MIN_MATCHED_FRACTION:
@@ -155,6 +161,7 @@ def _figures(ov: _MeanStep, seq: _MeanStep) -> dict[str, float]:
         "comm_slowdown": _change(ov.comm_kernels_ms, seq.comm_kernels_ms),
         "comm_ratio": _share(ov.comm_ms, ov.wall_ms),
         "residual_overlap": _overlap_ratio(seq),
+        "residual_comm_overlap": _share(seq.hidden_comm_ms, seq.comm_ms),
     }
     return {name: value for name, value in figures.items() if value is not None}
 

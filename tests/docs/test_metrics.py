@@ -25,7 +25,7 @@ def general(key: str) -> str:
     if key.startswith("comm/"):
         return re.sub(r"/.*_(bytes|messages|busbw_gb_s)$", r"/<collective>_\1", key)
     if key.startswith("dimension/"):
-        return re.sub(r"/.*?_(comm_ms|exposed_ms|bytes|comm_slowdown)$", r"/<dimension>_\1", key)
+        return re.sub(r"/.*?_(comm_ms|exposed_ms|bytes|comm_slowdown|compute_slowdown)$", r"/<dimension>_\1", key)
     modes = "|".join(mode.value for mode in Mode)
     return re.sub(rf"^(power|device)/({modes})_", r"\1/<mode>_", key)
 

@@ -80,7 +80,10 @@ def rank_window(number: int = 0, rank: int = 0, *, slowdown: float = 0.14, **cha
             hidden_comm_ms=96.0 * noise() if arm is OV else 0.0,
             covered_compute_ms=104.0 if arm is OV else 0.4,
             copy_ms=1.0,
+            p2p_ms=11.0 if arm is OV else 9.0,
             idle_ms=9.0,
+            step_ms=(428.0 if arm is OV else 482.0) * noise(),
+            bubble_ms=14.0,
         )
         for i, arm in enumerate(OSSO * 2)
     )
@@ -97,6 +100,7 @@ def rank_window(number: int = 0, rank: int = 0, *, slowdown: float = 0.14, **cha
         "profiled": profiled,
         "kernels": KERNELS,
         "pairs": PAIRS,
+        "dimension_pairs": DIMENSION_PAIRS,
         "dimensions": (
             DimensionTime("tensor", 192, 4_831_838_208, 61.0, 22.0, 63.0, 52.0),
             DimensionTime("data", 12, 5_368_709_120, 58.0, 9.5, 61.0, 49.0),
@@ -105,11 +109,11 @@ def rank_window(number: int = 0, rank: int = 0, *, slowdown: float = 0.14, **cha
         "pictures": (picture(OV), picture(SEQ)) if rank == 0 else (),
         "collectives": (
             CollectiveTime("_reduce_scatter_base_", "data_parallel 7", 8, "nccl", 12, 5_368_709_120, 671_088_640, 24.4,
-                           "data"),
+                           "data", 5_368_709_120.0),
             CollectiveTime("_allgather_base_", "data_parallel 7", 8, "nccl", 12, 671_088_640, 5_368_709_120, 24.8,
-                           "data"),
-            CollectiveTime("allreduce_", "tensor_parallel 3", 4, "nccl", 192, 4_831_838_208, 4_831_838_208, 52.3,
-                           "tensor"),
+                           "data", 5_368_709_120.0),
+            CollectiveTime("allreduce_", "tensor_parallel 3", 4, "nccl", 192, 4_831_838_208, 4_831_838_208, 52.3 + rank,
+                           "tensor", 4_831_838_208.0),
         ),
     }  # fmt: skip
     return RankWindow(**{**fields, **changes})
@@ -134,6 +138,14 @@ PAIRS = (
     PairTime("attention", False, "reduce_scatter", 9.0, 5.0, 12.0, 11.1),
     PairTime("all_reduce", True, "gemm", 180.0, 41.0, 52.0, 43.0),
     PairTime("gemm", False, "(nothing)", 120.0, 0.0, 98.0, 97.2),
+)
+
+
+DIMENSION_PAIRS = (
+    PairTime("gemm", False, "pipeline", 24.0, 9.0, 38.0, 27.4),
+    PairTime("gemm", False, "tensor", 112.0, 39.0, 101.0, 88.0),
+    PairTime("attention", False, "pipeline", 6.0, 2.5, 8.0, 7.1),
+    PairTime("gemm", False, "data", 48.0, 44.0, 43.0, 41.8),
 )
 
 

@@ -50,8 +50,11 @@ def window_report(number=0, *, overlapped_ms=100.0, sequential_ms=120.0, residua
     arms = [OV, SEQ, SEQ, OV] * 2
     blocks = tuple(timed(i, arm, (overlapped_ms if arm is OV else sequential_ms) + i % 2) for i, arm in enumerate(arms))
     profiled = tuple(
-        ProfiledBlock(arm, i, 1, 60.0, 60.0, 30.0, 30.0, 20.0, 60.0 * (0.3 if arm is OV else residual), 0.0)
+        ProfiledBlock(
+            arm, i, 1, 60.0, 60.0, 30.0, 30.0, 20.0 if arm is OV else 0.0, 60.0 * (0.3 if arm is OV else residual), 0.0
+        )
         for i, arm in enumerate(arms)
+        for hidden, covered in [(20.0, 18.0) if arm is OV else (0.0, 60.0 * residual)]
     )
     windows = [
         RankWindow(

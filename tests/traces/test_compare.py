@@ -255,6 +255,19 @@ def test_a_sequential_file_in_which_kernels_overlap_makes_the_comparison_invalid
     assert said(found, "the sequential file is not sequential")
 
 
+@pytest.mark.parametrize(("hidden", "valid"), [(1, True), (9, False)])
+def test_short_communication_that_is_hidden_in_the_sequential_file_makes_the_comparison_invalid(
+    tmp_path: Path, hidden: float, valid: bool
+) -> None:
+    # 10 us of communication beside 1000 us of compute: of the compute, 1 % at most are covered.
+    sequential = [gemm(0, 1000), all_reduce(1000 - hidden, 1010 - hidden)]
+    found = compared(tmp_path, [gemm(0, 1000), all_reduce(900, 910)], sequential)
+    assert found.figures["residual_overlap"] < 0.02
+    assert found.figures["residual_comm_overlap"] == pytest.approx(hidden / 10)
+    assert found.valid == valid
+    assert said(found, "of its communication runs beside compute") != valid
+
+
 @pytest.mark.parametrize(("covered", "valid"), [(1, True), (3, False)])
 def test_a_little_overlap_in_the_sequential_file_is_borne(tmp_path: Path, covered: float, valid: bool) -> None:
     sequential = [gemm(0, 100), all_reduce(100 - covered, 110)]

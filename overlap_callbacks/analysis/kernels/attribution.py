@@ -231,27 +231,57 @@ def pair_times(overlapped: Side, sequential: Side, alone_ns: npt.NDArray[np.floa
     Returns:
         The pairs, per step, those that lose most time first.
     """
+    beside = labels_of(overlapped.calls.kernels)
     pairs = [
         pair
         for victims, partners in ((Kind.COMPUTE, Kind.COMMUNICATION), (Kind.COMMUNICATION, Kind.COMPUTE))
-        for pair in _pairs(overlapped, sequential, alone_ns, victims, partners)
+        for pair in _pairs(overlapped, sequential, alone_ns, victims, partners, beside)
     ]
     return tuple(sorted(pairs, key=lambda pair: (-pair.lost_ms, -pair.time_ms)))
 
 
+def dimension_pair_times(
+    overlapped: Side,
+    sequential: Side,
+    alone_ns: npt.NDArray[np.float64],
+    dimensions: tuple[Indices, tuple[str, ...]],
+) -> tuple[PairTime, ...]:
+    """Time and loss of each family of compute kernels beside the communication of each dimension of parallelism.
+
+    Args:
+        overlapped: the calls of overlapped steps.
+        sequential: the calls of sequential steps.
+        alone_ns: as in ``pair_times``.
+        dimensions: of each row of the table, from ``by_dimension.dimensions_of_rows``.
+
+    Returns:
+        The pairs, per step, those that lose most time first; without kernels that ran beside no communication, and
+        without those that have no match.
+    """
+    found = _pairs(overlapped, sequential, alone_ns, Kind.COMPUTE, Kind.COMMUNICATION, dimensions)
+    pairs = [pair for pair in found if pair.beside not in (ALONE, UNMATCHED)]
+    return tuple(sorted(pairs, key=lambda pair: (-pair.lost_ms, -pair.time_ms)))
+
+
 def _pairs(
-    overlapped: Side, sequential: Side, alone_ns: npt.NDArray[np.float64], victims: Kind, partners: Kind
+    overlapped: Side,
+    sequential: Side,
+    alone_ns: npt.NDArray[np.float64],
+    victims: Kind,
+    partners: Kind,
+    beside_labels: tuple[Indices, tuple[str, ...]],
 ) -> Iterator[PairTime]:
     calls, num_steps = overlapped.calls, overlapped.num_steps
+    partner_label, partner_names = beside_labels
     label, labels = labels_of(calls.kernels)
     rows = np.flatnonzero(overlapped.wanted & (calls.kind == victims))
     group = label[calls.row[rows]]
     own, alone = calls.duration_ns[rows].astype(float), alone_ns[rows]  # ns
     matched = np.isfinite(alone)
-    kinds = np.unique(label[calls.kernels.kind == partners]).tolist()
+    kinds = [kind for kind in np.unique(partner_label[calls.kernels.kind == partners]).tolist() if kind >= 0]
     beside = np.zeros((len(rows), len(kinds)))
     for column, kind in enumerate(kinds):
-        partner_rows = (calls.kernels.kind == partners) & (label == kind)
+        partner_rows = (calls.kernels.kind == partners) & (partner_label == kind)
         beside[:, column] = calls.covered_ns(calls.kernels.intervals[partner_rows])[rows]
     total = beside.sum(axis=1)
     share = beside / np.where(total > 0, total, 1.0)[:, None]
@@ -274,7 +304,7 @@ def _pairs(
             )
 
     for column, kind in enumerate(kinds):
-        yield from of(labels[kind], matched & (beside[:, column] > 0), share[:, column], beside[:, column])
+        yield from of(partner_names[kind], matched & (beside[:, column] > 0), share[:, column], beside[:, column])
     yield from of(ALONE, matched & (total == 0), 1.0, 0.0)
 
     # Calls without a match get one row per label, so that all rows add up to the difference in time.
@@ -324,16 +354,36 @@ def labels_of(kernels: KernelTable) -> tuple[Indices, tuple[str, ...]]:
     return label, tuple(codes)
 
 
-def pair_times_of(kernels: KernelTable, overlapped: Indices, sequential: Indices) -> tuple[PairTime, ...]:
-    """``pair_times`` of the steps of one profile.
+class Pairs(NamedTuple):
+    """What runs beside what in one profile.
+
+    Attributes:
+        by_kind: see ``pair_times``.
+        by_dimension: see ``dimension_pair_times``; empty where dimensions are not known.
+    """
+
+    by_kind: tuple[PairTime, ...] = ()
+    by_dimension: tuple[PairTime, ...] = ()
+
+
+def pair_times_of(
+    kernels: KernelTable,
+    overlapped: Indices,
+    sequential: Indices,
+    dimensions: tuple[Indices, tuple[str, ...]] | None = None,
+) -> Pairs:
+    """Time and loss of the kernels of one profile by what ran beside them.
 
     Args:
         kernels: the whole profile.
         overlapped: indices of the overlapped profiled steps.
         sequential: indices of the sequential profiled steps.
+        dimensions: of each row, from ``by_dimension.dimensions_of_rows``; None if they are not known.
     """
     if not len(overlapped) or not len(sequential):
-        return ()
+        return Pairs()
     calls = Calls.of(kernels)
     ov, seq = (Side(calls, np.isin(calls.step, steps), len(steps)) for steps in (overlapped, sequential))
-    return pair_times(ov, seq, match(calls, ov.wanted, calls, seq.wanted).alone_ns)
+    alone_ns = match(calls, ov.wanted, calls, seq.wanted).alone_ns
+    by_dimension = () if dimensions is None else dimension_pair_times(ov, seq, alone_ns, dimensions)
+    return Pairs(pair_times(ov, seq, alone_ns), by_dimension)

@@ -33,7 +33,9 @@ class KernelFigures:
         copy_ns: sum of the device's memory copies and fills.
         p2p_busy_ns: the part of ``comm_busy_ns`` during which sends and receives were in flight.
         idle_ns: time between the first kernel's start and the last one's end during which nothing ran and nothing was
-            in flight. For a stage of a pipeline, that is its bubble.
+            in flight.
+        bubble_ns: the same, and the time during which nothing ran and nothing was in flight but receives that waited
+            for their sender: the bubble of a stage of a pipeline. None where that cannot be told.
         num_kernels: compute and communication kernels; on CPU, calls.
     """
 
@@ -48,6 +50,7 @@ class KernelFigures:
     p2p_busy_ns: int
     idle_ns: int
     num_kernels: int
+    bubble_ns: int | None = None
 
 
 class KernelSums:
@@ -58,13 +61,17 @@ class KernelSums:
 
     Args:
         kernels: the whole profile.
+        work_start_ns: when each row began to do work, see ``receives.transfer_starts``; shape (len(kernels),). None
+            where that is not known.
     """
 
-    def __init__(self, kernels: KernelTable) -> None:
+    def __init__(self, kernels: KernelTable, work_start_ns: Indices | None = None) -> None:
         self._kernels = kernels
         self._compute, self._comm = (kernels.of(kind).union() for kind in (Kind.COMPUTE, Kind.COMMUNICATION))
-        start = np.concatenate((self._compute.start_ns, self._comm.start_ns))
-        self._any = Intervals(start, np.concatenate((self._compute.end_ns, self._comm.end_ns))).union()
+        busy = (kernels.kind == Kind.COMPUTE) | (kernels.kind == Kind.COMMUNICATION)
+        end_ns = kernels.intervals.end_ns[busy]
+        self._any = Intervals(kernels.intervals.start_ns[busy], end_ns).union()
+        self._working = None if work_start_ns is None else Intervals(work_start_ns[busy], end_ns).union()
         # -2 is in no row: -1 marks the rows that do not communicate.
         self._send_recv = kernels.collectives.index("send_recv") if "send_recv" in kernels.collectives else -2
         self._by_step = np.argsort(kernels.step, kind="stable")
@@ -80,13 +87,14 @@ class KernelSums:
         bounds = np.searchsorted(self._steps, [(step, step + 1) for step in steps]).reshape(-1, 2)
         return self.of_rows(np.concatenate([self._by_step[first:last] for first, last in bounds.tolist()]))
 
-    def _idle_ns(self, compute: Intervals, comm: Intervals) -> int:
+    def _idle_ns(self, compute: Intervals, comm: Intervals, busy: Intervals) -> int:
+        """Time from the first kernel to the last during which nothing was busy."""
         if not len(compute) and not len(comm):
             return 0
         start = min(int(part.start_ns[0]) for part in (compute, comm) if len(part))
         end = max(int(part.end_ns[-1]) for part in (compute, comm) if len(part))
         span = Intervals(np.array([start]), np.array([end]))
-        return end - start - int(span.covered_ns(self._any).sum())
+        return end - start - int(span.covered_ns(busy).sum())
 
     def of_rows(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> KernelFigures:
         """Times of the selected rows: a boolean mask, or indices."""
@@ -104,12 +112,15 @@ class KernelSums:
             covered_compute_busy_ns=int(compute_busy.covered_ns(self._comm).sum()),
             copy_ns=part.of(Kind.COPY).sum_ns,
             p2p_busy_ns=p2p.busy_ns,
-            idle_ns=self._idle_ns(compute_busy, comm_busy),
+            idle_ns=self._idle_ns(compute_busy, comm_busy, self._any),
             num_kernels=len(np.unique(part.call[(part.kind == Kind.COMPUTE) | (part.kind == Kind.COMMUNICATION)])),
+            bubble_ns=None if self._working is None else self._idle_ns(compute_busy, comm_busy, self._working),
         )
 
 
-def profiled_block(arm: Mode, block: int, sums: KernelSums, steps: Sequence[int]) -> ProfiledBlock:
+def profiled_block(
+    arm: Mode, block: int, sums: KernelSums, steps: Sequence[int], step_ms: float | None = None
+) -> ProfiledBlock:
     """Kernel times of one profiled block, as means per step.
 
     Args:
@@ -117,6 +128,7 @@ def profiled_block(arm: Mode, block: int, sums: KernelSums, steps: Sequence[int]
         block: number of the block in its window.
         sums: of the whole profile.
         steps: indices of the block's profiled steps.
+        step_ms: mean time of these steps, from mark to mark; None if not known.
     """
     num_steps = len(steps)
     figures = sums.of_steps(steps)
@@ -124,6 +136,8 @@ def profiled_block(arm: Mode, block: int, sums: KernelSums, steps: Sequence[int]
     def per_step_ms(time_ns: int) -> float:
         return time_ns / num_steps / 1e6
 
+    each = [sums.of_steps([step]) for step in steps]
+    bubbles_ns = [step.bubble_ns for step in each if step.bubble_ns is not None]
     return ProfiledBlock(
         arm=arm,
         block=block,
@@ -136,7 +150,9 @@ def profiled_block(arm: Mode, block: int, sums: KernelSums, steps: Sequence[int]
         covered_compute_ms=per_step_ms(figures.covered_compute_ns),
         copy_ms=per_step_ms(figures.copy_ns),
         p2p_ms=per_step_ms(figures.p2p_busy_ns),
-        idle_ms=per_step_ms(sum(sums.of_steps([step]).idle_ns for step in steps)),
+        idle_ms=per_step_ms(sum(step.idle_ns for step in each)),
+        step_ms=step_ms,
+        bubble_ms=per_step_ms(sum(bubbles_ns)) if len(bubbles_ns) == num_steps else None,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from overlap_callbacks.analysis.bus_bandwidth import bus_factor
 from overlap_callbacks.analysis.name_rules import collective_of
@@ -17,7 +17,7 @@ from overlap_callbacks.analysis.results.catalogue import (
 from overlap_callbacks.analysis.results.estimate import Estimate, Spread
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import JobPower, SlowdownCause
-from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime
+from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime, PairTime
 
 
 def figure_metrics(figures: Mapping[str, Estimate], *, valid: bool) -> dict[str, float]:
@@ -53,15 +53,22 @@ def collective_metrics(collectives: Iterable[CollectiveTime], *, valid: bool) ->
         for suffix, amount in (("bytes", row.bytes_in), ("messages", row.messages)):
             flat[f"{key}_{suffix}"] = flat.get(f"{key}_{suffix}", 0) + amount
         factor = bus_factor(collective_of(row.operator), row.group_size)
-        if valid and factor and row.isolated_ms:
+        if valid and factor and row.transfer is not None:
             size_bytes, time_ms = sent.get(key, (0.0, 0.0))
-            # The size of a gather is that of its result, of a reduce-scatter that of its input.
-            sent[key] = (size_bytes + factor * max(row.bytes_in, row.bytes_out), time_ms + row.isolated_ms)
-    return {**flat, **{f"{key}_busbw_gb_s": size / time_ms / 1e6 for key, (size, time_ms) in sent.items()}}
+            sent[key] = (size_bytes + factor * row.transfer[0], time_ms + row.transfer[1])
+    return {**flat, **{f"{key}_busbw_gb_s": size / time_ms / 1e6 for key, (size, time_ms) in sent.items() if time_ms}}
 
 
-def dimension_metrics(dimensions: Iterable[DimensionTime], *, valid: bool) -> dict[str, float]:
-    """Time, exposed time, bytes and slowdown of the communication of each dimension of parallelism."""
+def dimension_metrics(
+    dimensions: Iterable[DimensionTime], pairs: Sequence[PairTime], *, valid: bool
+) -> dict[str, float]:
+    """Time, exposed time, bytes and slowdown of each dimension's communication, and the slowdown of compute beside it.
+
+    Args:
+        dimensions: of the window.
+        pairs: compute kernels beside the communication of each dimension.
+        valid: whether its sequential steps were sequential: else nothing is compared with them.
+    """
     flat: dict[str, float] = {}
     for row in dimensions:
         key = f"dimension/{row.dimension.replace('+', '_')}"
@@ -70,7 +77,20 @@ def dimension_metrics(dimensions: Iterable[DimensionTime], *, valid: bool) -> di
         flat[f"{key}_bytes"] = row.bytes_in
         if valid and row.slowdown is not None:
             flat[f"{key}_comm_slowdown"] = row.slowdown
+    for dimension, slowdown in compute_slowdowns(pairs).items() if valid else ():
+        flat[f"dimension/{dimension.replace('+', '_')}_compute_slowdown"] = slowdown
     return flat
+
+
+def compute_slowdowns(pairs: Sequence[PairTime]) -> dict[str, float]:
+    """How much longer compute kernels take beside each kind of communication, by its name, over all families."""
+    slowdowns = {}
+    for beside in dict.fromkeys(pair.beside for pair in pairs):
+        rows = [pair for pair in pairs if pair.beside == beside and not pair.communication]
+        alone_ms = sum(pair.alone_ms for pair in rows)
+        if alone_ms > 0:
+            slowdowns[beside] = sum(pair.time_ms for pair in rows) / alone_ms - 1
+    return slowdowns
 
 
 def power_metrics(

@@ -40,12 +40,14 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
         pairs: kernel families beside collectives and vice versa, means over ranks, the most expensive first.
         dimensions: communication by dimension of parallelism, means over the ranks that have it.
         pictures: a profiled step of each mode, of rank 0.
-        collectives: of the lowest rank heard.
+        collectives: of the lowest rank heard; ``transfer_ms`` is the least over all ranks.
         power: over the devices of the ranks heard; None where no rank reads any.
         power_trace: power against time, of rank 0's device.
         power_verdict: what the compute slowdown is due to, as far as clocks and the device's counters tell.
         tokens_per_step: tokens of one step of the whole job; None where not known.
         samples: what each rank measured.
+        dimension_pairs: compute kernels beside the communication of each dimension of parallelism, means over ranks,
+            the most expensive first.
     """
 
     window: int
@@ -95,6 +97,14 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
     power_verdict: SlowdownCause | None = None
     tokens_per_step: int | None = None
     samples: tuple[RankWindow, ...] = ()
+    attainable_ms: Estimate | None = None
+    attained_fraction: Estimate | None = None
+    idle_isolated_ms: Estimate | None = None
+    bubble_ms: Estimate | None = None
+    residual_comm_overlap: Estimate | None = None
+    profiler_slowdown: Estimate | None = None
+    profiler_slowdown_isolated: Estimate | None = None
+    dimension_pairs: tuple[PairTime, ...] = ()
 
     @property
     def verified(self) -> bool:
@@ -130,6 +140,6 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
             "overlap/complete": float(self.complete),
             "overlap/control": float(self.control),
             **metrics.collective_metrics(self.collectives, valid=valid),
-            **metrics.dimension_metrics(self.dimensions, valid=valid),
+            **metrics.dimension_metrics(self.dimensions, self.dimension_pairs, valid=valid),
             **metrics.power_metrics(self.power, self.power_verdict, tokens_per_step=self.tokens_per_step, valid=valid),
         }

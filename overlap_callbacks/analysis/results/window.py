@@ -40,6 +40,9 @@ class ProfiledBlock(msgspec.Struct, frozen=True):
         copy_ms: sum of the device's memory copies and fills.
         p2p_ms: the part of ``comm_busy_ms`` in which sends and receives were in flight.
         idle_ms: time in which the rank neither computed nor communicated.
+        step_ms: the time of a step under the profiler; None where it is not known.
+        bubble_ms: ``idle_ms``, and the time for which nothing but receives was in flight that waited for their sender;
+            None where that cannot be told.
     """
 
     arm: Mode
@@ -54,6 +57,8 @@ class ProfiledBlock(msgspec.Struct, frozen=True):
     copy_ms: float
     p2p_ms: float = 0.0
     idle_ms: float = 0.0
+    step_ms: float | None = None
+    bubble_ms: float | None = None
 
 
 class KernelTime(msgspec.Struct, frozen=True):
@@ -137,6 +142,12 @@ class CollectiveTime(msgspec.Struct, frozen=True):
         bytes_in, bytes_out: bytes per step, of the tensors read and written on a rank.
         isolated_ms: time per step in sequential mode, from issue to end; None where it was not serialised.
         dimension: dimension of parallelism that the group serves.
+        timed_bytes: bytes per step of those that ``isolated_ms`` times, the larger of those read and written; None
+            where it was not serialised. Collectives that a coalescing block holds, for example, are not timed.
+        kernels_ms: time per sequential step of its kernels; None where a profile cannot tell them from others.
+        transfer_ms: time per sequential step of the transfer: the least over the ranks, for a rank that comes earlier
+            waits for the last. Of its kernels where ``kernels_ms`` is known, else from issue to end. None on a single
+            rank's window.
     """
 
     operator: str
@@ -148,6 +159,27 @@ class CollectiveTime(msgspec.Struct, frozen=True):
     bytes_out: int
     isolated_ms: float | None
     dimension: str = ""
+    timed_bytes: float | None = None
+    kernels_ms: float | None = None
+    transfer_ms: float | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes per step, by nccl-tests' count: of a gather those of its result, of a reduce-scatter of its input."""
+        return max(self.bytes_in, self.bytes_out)
+
+    @property
+    def transfer(self) -> tuple[float, float] | None:
+        """Bytes per step, and the time in milliseconds that they took alone; None where that is not known.
+
+        A record of an earlier version has neither ``timed_bytes`` nor ``transfer_ms``.
+        """
+        if self.transfer_ms is not None:
+            size = self.size_bytes if self.kernels_ms is not None else self.timed_bytes
+            return None if not size else (size, self.transfer_ms)
+        if self.isolated_ms is None:
+            return None
+        return (self.size_bytes if self.timed_bytes is None else self.timed_bytes), self.isolated_ms
 
 
 class DimensionTime(msgspec.Struct, frozen=True):
@@ -224,6 +256,8 @@ class RankWindow(msgspec.Struct, frozen=True):
         doubts: why its sequential steps, or its profile, cannot be trusted, in words. One is enough to make the window
             invalid.
         num_sms: SMs (of AMD, compute units) of the device; 0 if unknown, and on CPU.
+        dimension_pairs: what each family of compute kernels loses beside the communication of each dimension of
+            parallelism; kernels that ran beside none are not in it.
     """
 
     rank: int
@@ -247,3 +281,4 @@ class RankWindow(msgspec.Struct, frozen=True):
     problems: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
     num_sms: int = 0
+    dimension_pairs: tuple[PairTime, ...] = ()

@@ -16,10 +16,11 @@ import numpy as np
 
 from overlap_callbacks.analysis.power.segments import Segment
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.window import CollectiveTime, ProfiledBlock, RankWindow, TimedBlock
+from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow, TimedBlock
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.instruments.power.meter import MeasuredPower
+from overlap_callbacks.monitor.background.collective_times import collective_times
 from overlap_callbacks.monitor.background.let_pass import unchecked, what_was_let_pass
 from overlap_callbacks.monitor.background.profile_figures import profile_figures
 from overlap_callbacks.monitor.schedule import Part
@@ -100,7 +101,10 @@ class _Measurement:
             self._note(problem)
         timed = self._timed_blocks()
         power = self._power(profile.communication)
-        collectives = self._collectives()
+        timed_sequential = [
+            step.log for step in self._of(Part.TIMED) if step.counted and step.plan.mode is Mode.SEQUENTIAL
+        ]
+        collectives = collective_times(self._recorded(), timed_sequential, profile.kernels_ms, self._await_passed)
         self._note_let_pass(profile.blocks)
         return RankWindow(
             rank=rank,
@@ -115,6 +119,7 @@ class _Measurement:
             profiled=profile.blocks,
             kernels=profile.kernels,
             pairs=profile.pairs,
+            dimension_pairs=profile.dimension_pairs,
             dimensions=profile.dimensions,
             pictures=profile.pictures,
             collectives=collectives,
@@ -174,42 +179,6 @@ class _Measurement:
 
     def _recorded(self) -> StepLog | None:
         return next((step.log for step in self._of(Part.RECORDED)), None)
-
-    def _collectives(self) -> tuple[CollectiveTime, ...]:
-        """Counts and bytes of the recorded step, isolated times of the sequential timed steps."""
-        recorded = self._recorded()
-        if recorded is None:
-            return ()
-        # All steps are recorded, and only those of sequential mode are serialised, hence timed.
-        timed = [s.log for s in self._of(Part.TIMED) if s.counted and s.plan.mode is Mode.SEQUENTIAL]
-        isolated_ms: dict[tuple[str, str], float] = defaultdict(float)
-        for log in timed:
-            for collective in log.collectives:
-                start, end = collective.start, collective.end
-                if start is not None and end is not None and self._await_passed(end):
-                    isolated_ms[collective.key] += clocks.elapsed_ms(start, end) / len(timed)
-        totals: dict[tuple[str, str], list[int]] = {}  # messages, bytes in, bytes out
-        groups = {}
-        for collective in recorded.collectives:
-            total = totals.setdefault(collective.key, [0, 0, 0])
-            total[0] += 1
-            total[1] += collective.bytes_in
-            total[2] += collective.bytes_out
-            groups[collective.key] = collective.group
-        return tuple(
-            CollectiveTime(
-                operator=key[0],
-                group=groups[key].label,
-                group_size=groups[key].num_ranks,
-                dimension=groups[key].dimension,
-                backend=groups[key].backend,
-                messages=messages,
-                bytes_in=bytes_in,
-                bytes_out=bytes_out,
-                isolated_ms=isolated_ms.get(key),
-            )
-            for key, (messages, bytes_in, bytes_out) in totals.items()
-        )
 
 
 def segments_of(steps: Sequence[MeasuredStep], clock: clocks.StepClock, counted_only: bool = False) -> list[Segment]:

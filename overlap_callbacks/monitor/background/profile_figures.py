@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from overlap_callbacks.analysis.aggregate import MAX_KERNELS
 from overlap_callbacks.analysis.kernels.attribution import pair_times_of
+from overlap_callbacks.analysis.kernels.by_collective import CollectiveKey, kernel_times_by_collective
 from overlap_callbacks.analysis.kernels.by_dimension import dimension_times, dimensions_of_rows
+from overlap_callbacks.analysis.kernels.receives import transfer_starts
 from overlap_callbacks.analysis.kernels.table import KernelTable
 from overlap_callbacks.analysis.kernels.timeline import step_timeline
 from overlap_callbacks.analysis.kernels.times import KernelSums, kernel_times, num_sms, profiled_block
@@ -38,7 +40,8 @@ class ProfileFigures:
     """What the profiled part of a window gives; empty if there was no profile.
 
     Attributes:
-        blocks, kernels, pairs, dimensions, pictures, num_sms: as in ``RankWindow``.
+        blocks, kernels, pairs, dimension_pairs, dimensions, pictures, num_sms: as in ``RankWindow``.
+        kernels_ms: time of each collective's kernels in a sequential step.
         communication: when it was in flight, on the host's clock in nanoseconds.
         problems: why parts of the profile do not count or are missing, in words.
         doubts: why the window cannot be trusted, in words.
@@ -47,7 +50,9 @@ class ProfileFigures:
     blocks: tuple[ProfiledBlock, ...] = ()
     kernels: tuple[KernelTime, ...] = ()
     pairs: tuple[PairTime, ...] = ()
+    dimension_pairs: tuple[PairTime, ...] = ()
     dimensions: tuple[DimensionTime, ...] = ()
+    kernels_ms: Mapping[CollectiveKey, float] = field(default_factory=dict)
     pictures: tuple[StepTimeline, ...] = ()
     communication: tuple[tuple[int, int], ...] = ()
     num_sms: int = 0
@@ -100,19 +105,29 @@ def profile_figures(
     for step in steps:
         if step.profile_index in by_arm[step.plan.arm]:
             by_block[step.plan.block, step.plan.arm].append(step.profile_index)
-    sums = KernelSums(kernels)
+    sums = KernelSums(kernels, transfer_starts(kernels, log.issued))
     blocks = tuple(
-        profiled_block(arm, block, sums, indices)
+        profiled_block(arm, block, sums, indices, _mean_step_ms(steps, indices, await_passed))
         for (block, arm), indices in sorted(by_block.items(), key=lambda item: item[0][0])
     )
+    dimensions = None
+    if recorded is not None and log.issued:
+        dimensions = dimensions_of_rows(kernels, log.issued, serialised=log.sequential)
     overlapped, sequential = (np.array(by_arm[mode], dtype=np.int64) for mode in by_arm)
+    pairs = pair_times_of(kernels, overlapped, sequential, dimensions)
     drawn = [(indices[0], arm) for arm, indices in by_arm.items() if indices and with_pictures]
     with_communication = with_pictures and window.meter is not None
     return ProfileFigures(
         blocks=blocks,
         kernels=kernel_times(kernels, overlapped, sequential, max_kernels=MAX_KERNELS),
-        pairs=pair_times_of(kernels, overlapped, sequential),
-        dimensions=_dimensions(kernels, log, recorded, by_arm),
+        pairs=pairs.by_kind,
+        dimension_pairs=pairs.by_dimension,
+        dimensions=(
+            dimension_times(kernels, *dimensions, overlapped, sequential, recorded.collectives)
+            if recorded is not None and dimensions is not None
+            else ()
+        ),
+        kernels_ms=_kernels_ms(kernels, log) if window.clock.compute_stream is not None else {},
         pictures=tuple(picture for step in drawn if (picture := step_timeline(kernels, *step)) is not None),
         communication=_communication(kernels, steps, window.clock, await_passed) if with_communication else (),
         num_sms=num_sms(kernels),
@@ -143,11 +158,22 @@ def _communication(
     return tuple(intervals_ns)
 
 
-def _dimensions(
-    kernels: KernelTable, log: ProfileLog, recorded: StepLog | None, by_arm: dict[Mode, list[int]]
-) -> tuple[DimensionTime, ...]:
-    if recorded is None or not log.issued:
-        return ()
-    overlapped, sequential = by_arm.values()
-    rows = dimensions_of_rows(kernels, log.issued, serialised=log.sequential)
-    return dimension_times(kernels, *rows, overlapped, sequential, recorded.collectives)
+def _mean_step_ms(
+    steps: Sequence[MeasuredStep], indices: Sequence[int], await_passed: Callable[[clocks.Mark], bool]
+) -> float | None:
+    """Mean time of profiled steps, from mark to mark; None if the device has not passed all of them."""
+    profiled = [step for step in steps if step.profile_index in indices]
+    if not all(await_passed(step.end) for step in profiled):
+        return None
+    return float(np.mean([clocks.elapsed_ms(step.start, step.end) for step in profiled]))
+
+
+def _kernels_ms(kernels: KernelTable, log: ProfileLog) -> dict[CollectiveKey, float]:
+    """Time of the kernels of each collective in a sequential step; of a device alone.
+
+    On CPU, the profiler makes steps much longer, and the ranges of Gloo with them. There, the time from issue to end
+    has no launch in it, and is as good.
+    """
+    # A group of one rank has no kernels.
+    issued = {step: [c for c in log.issued[step] if c.group_size > 1] for step in log.sequential}
+    return kernel_times_by_collective(kernels, issued)

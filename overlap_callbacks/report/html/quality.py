@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from overlap_callbacks.analysis.formatting import DASH, PAGE, count, page_text, ranges
-from overlap_callbacks.analysis.results.catalogue import residual_limit
+from overlap_callbacks.analysis.results.catalogue import residual_comm_limit, residual_limit
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
@@ -85,6 +85,7 @@ def _facts(view: RunView) -> list[tuple[str, str]]:
     if steps is not None:
         facts.append(("Counted steps", f"{steps.num_steps:,}"))
     facts.append(("Residual overlap in sequential steps", _residual(view)))
+    facts += [("Slowdown by the profiler", slowdown) for slowdown in _profiler(view)]
     error = view.figures.get("sequential_model_error")
     if error is not None:
         label = "Equation 5 against the measured sequential step"
@@ -100,7 +101,20 @@ def _residual(view: RunView) -> str:
     if not values or view.control:
         return "not measured" if not view.control else "none to measure: both sides ran overlapped"
     limit = max(residual_limit(window.device, window.backend) for window in view.windows)
-    return f"{PAGE.percent(max(values))} at most; limit {PAGE.percent(limit)}"
+    text = f"{PAGE.percent(max(values))} at most; limit {PAGE.percent(limit)}"
+    of_comm = [w.residual_comm_overlap.value for w in view.windows if w.residual_comm_overlap is not None]
+    if of_comm:
+        limit = max(residual_comm_limit(window.device, window.backend) for window in view.windows)
+        text += f"; of communication {PAGE.percent(max(of_comm))}, limit {PAGE.percent(limit)}"
+    return text
+
+
+def _profiler(view: RunView) -> list[str]:
+    """How much longer profiled steps take than timed ones; empty where it is not known."""
+    names = {"profiler_slowdown": "overlapped steps", "profiler_slowdown_isolated": "sequential steps"}
+    known = {words: view.figures[name].value for name, words in names.items() if name in view.figures}
+    shown = ", ".join(f"{PAGE.percent(value, signed=True)} of {words}" for words, value in known.items())
+    return [shown] if shown else []
 
 
 def _ranks(windows: Sequence[OverlapReport]) -> str:

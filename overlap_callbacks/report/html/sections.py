@@ -5,6 +5,7 @@ from __future__ import annotations
 from overlap_callbacks.analysis.formatting import PAGE, change_in_words, may_be_chance, page_text, rounded
 from overlap_callbacks.analysis.results.catalogue import figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.metrics import compute_slowdowns
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.report.html import tables
 from overlap_callbacks.report.html.elements import Block, Chart, Note, Section, Tile, Tiles
@@ -93,12 +94,16 @@ def cost(view: RunView) -> Section:
     paired = view.summary.latest_valid("pairs")
     if paired is not None:
         blocks.append(tables.pair_table(paired))
+    divided = view.summary.latest_valid("dimension_pairs")
+    if divided is not None:
+        blocks.append(tables.dimension_pair_table(divided))
     if window is None:
         blocks.append(Note(_why_no_kernels(view)))
     elif paired is None:
         blocks.append(Note("What ran beside what was not measured."))
     blocks += power_blocks(view.valid_windows, view.windows)
-    answer = f"{_cost_answer(view.figures)} {power_answer(view.valid_windows)}".strip()
+    by_dimension = "" if divided is None else _dimension_answer(divided)
+    answer = f"{_cost_answer(view.figures)}{by_dimension} {power_answer(view.valid_windows)}".strip()
     if view.control:
         answer = "Both sides ran overlapped, so what differs between them below is the error of measurement."
     return Section("What does it cost?", answer, blocks)
@@ -115,6 +120,15 @@ def _cost_answer(figures: Figures) -> str:
     if communication is not None:
         sentences.append(f"Communication kernels take {_longer(communication)}{_chance(communication)}.")
     return " ".join(sentences)
+
+
+def _dimension_answer(window: OverlapReport) -> str:
+    """How much slower compute is beside each dimension of parallelism; empty if there is one alone."""
+    slowdowns = sorted(compute_slowdowns(window.dimension_pairs).items(), key=lambda item: -item[1])
+    if len(slowdowns) < 2:
+        return ""
+    shown = ", ".join(f"{page_text(name, 40)} {PAGE.percent(value, signed=True)}" for name, value in slowdowns)
+    return f" By the dimension of parallelism in flight: {shown}."
 
 
 def _longer(figure: Estimate) -> str:
@@ -180,10 +194,19 @@ def _ideal_answer(figures: Figures) -> str:
         shown = f" (95 % interval {bounds})" if bounds else ""
         sentences.append(f"Steps are {PAGE.percent(abs(gap.value))} {side} the ideal of equation 4{shown}"
                          f"{_chance(gap)}.")  # fmt: skip
+    idle, bubble = figures.get("idle_ms"), figures.get("bubble_ms")
+    # Receives that wait for their sender are in flight: they count as the bubble's, and not as communication's.
+    waiting = max(0.0, bubble.value - idle.value) if bubble and idle else 0.0
     costs = {
-        "exposed communication": exposed.value if exposed else 0.0,
+        "exposed communication outside the bubble" if waiting else "exposed communication": max(
+            0.0, exposed.value - waiting
+        )
+        if exposed
+        else 0.0,
         "contention (kernels that run longer)": _difference(figures, "e2e_overlapped_ms", "e2e_ideal_ms"),
-        "time in which the device did neither": figures["idle_ms"].value if "idle_ms" in figures else 0.0,
+        "the bubble of the pipeline" if bubble else "time in which the device did neither": (
+            bubble.value if bubble else idle.value if idle else 0.0
+        ),
     }
     if exposed is not None and max(costs.values()) > 0:
         largest, *others = sorted((item for item in costs.items() if item[1] > 0), key=lambda item: -item[1])
@@ -193,6 +216,13 @@ def _ideal_answer(figures: Figures) -> str:
         sentences.append(sentence + ".")
     if hidden is not None:
         sentences.append(f"Of all communication time, {PAGE.percent(hidden.value)} is hidden behind compute.")
+    attained = figures.get("attained_fraction")
+    if attained is not None:
+        bounds = PAGE.interval(attained, "fraction")
+        shown = f" (95 % interval {bounds})" if bounds else ""
+        sentences.append(
+            f"Overlap has attained {PAGE.percent(attained.value)}{shown} of the time that perfect overlap would save."
+        )
     return " ".join(sentences)
 
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from overlap_callbacks.analysis.formatting import PAGE, page_text, short_kernel_name
 from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.metrics import compute_slowdowns
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.analysis.results.window import CollectiveTime
+from overlap_callbacks.analysis.results.window import CollectiveTime, PairTime
 from overlap_callbacks.report.html.elements import Cell, Table, heads
 
 EMPTY = Cell("")
@@ -57,9 +58,30 @@ def kernel_table(window: OverlapReport) -> Table:
 
 def pair_table(window: OverlapReport) -> Table:
     """Kernel families beside collectives and the other way round."""
-    decimals = _decimals([pair.time_ms for pair in window.pairs])
+    return Table(
+        "What runs beside what, and what it costs",
+        heads("*Kernels", "*Kind", "*Beside", "Slowdown", "Lost, ms", "Time, ms", "Alone, ms"),
+        _pair_rows(window.pairs),
+        f"Per step, means over the ranks, window {window.window}. A kernel that ran beside several counts towards each "
+        "by the share of time that it had of each.",
+    )
+
+
+def dimension_pair_table(window: OverlapReport) -> Table:
+    """Families of compute kernels beside the communication of each dimension of parallelism."""
+    return Table(
+        "What compute loses beside each dimension of parallelism",
+        heads("*Kernels", "*Beside", "Slowdown", "Lost, ms", "Time, ms", "Alone, ms"),
+        tuple((kernels, *rest) for kernels, _, *rest in _pair_rows(window.dimension_pairs)),
+        f"Per step, means over the ranks, window {window.window}. Kernels that ran beside no communication are left "
+        "out.",
+    )
+
+
+def _pair_rows(pairs: Sequence[PairTime]) -> tuple[tuple[Cell, ...], ...]:
+    decimals = _decimals([pair.time_ms for pair in pairs])
     rows = []
-    for pair in window.pairs:
+    for pair in pairs:
         rows.append(
             (
                 name_cell(pair.victim),
@@ -71,13 +93,7 @@ def pair_table(window: OverlapReport) -> Table:
                 number_cell(pair.alone_ms, decimals),
             )
         )
-    return Table(
-        "What runs beside what, and what it costs",
-        heads("*Kernels", "*Kind", "*Beside", "Slowdown", "Lost, ms", "Time, ms", "Alone, ms"),
-        tuple(rows),
-        f"Per step, means over the ranks, window {window.window}. A kernel that ran beside several counts towards each "
-        "by the share of time that it had of each.",
-    )
+    return tuple(rows)
 
 
 def _kind(communication: bool) -> Cell:
@@ -88,6 +104,7 @@ def _kind(communication: bool) -> Cell:
 def dimension_table(window: OverlapReport) -> Table:
     """Communication by dimension of parallelism."""
     rows = []
+    of_compute = compute_slowdowns(window.dimension_pairs) if window.valid else {}
     for row in window.dimensions:
         rows.append(
             (
@@ -97,13 +114,15 @@ def dimension_table(window: OverlapReport) -> Table:
                 number_cell(row.comm_ms),
                 number_cell(row.exposed_ms),
                 change_cell(row.slowdown if window.valid else None),
+                change_cell(of_compute.get(row.dimension)),
             )
         )
     return Table(
         "Communication by dimension of parallelism, figures",
-        heads("*Dimension", "Messages", "MB", "In flight, ms", "Exposed, ms", "Slowdown"),
+        heads("*Dimension", "Messages", "MB", "In flight, ms", "Exposed, ms", "Slowdown", "Of compute"),
         tuple(rows),
-        "Per overlapped step, means over the ranks that have the dimension.",
+        "Per overlapped step, means over the ranks that have the dimension. Slowdown is of its own kernels; of "
+        "compute, of the compute kernels that ran beside them.",
     )
 
 
@@ -120,21 +139,25 @@ def collective_table(window: OverlapReport) -> Table:
                 number_cell(row.messages, 0),
                 number_cell(row.bytes_in / 1e6),
                 number_cell(row.isolated_ms),
+                number_cell(row.transfer_ms),
                 number_cell(_gb_s(row)),
             )
         )
     return Table(
         "Collectives of a step",
-        heads("*Collective", "*Group", "*Backend", "Ranks", "Messages", "MB", "Alone, ms", "GB/s alone"),
+        heads("*Collective", "*Group", "*Backend", "Ranks", "Messages", "MB", "Alone, ms", "Transfer, ms", "GB/s"),
         tuple(rows),
         f"On rank {window.ranks[0]}, window {window.window}. MB of the tensors read; alone is the time from issue to "
-        "end in sequential steps; GB/s is the larger of the tensors read and written over that time.",
+        "end in sequential steps; the transfer is the least time over the ranks, for the others wait for the last; "
+        "GB/s is the larger of the bytes read and written in it.",
     )
 
 
 def _gb_s(row: CollectiveTime) -> float | None:
     # NCCL's tests count bandwidth by the whole: for all-gathers and reduce-scatters, that is the larger side.
-    return max(row.bytes_in, row.bytes_out) / row.isolated_ms / 1e6 if row.isolated_ms else None
+    if row.transfer is None or not row.transfer[1]:
+        return None
+    return row.transfer[0] / row.transfer[1] / 1e6
 
 
 def figure_table(figures: dict[str, Estimate], meanings: dict[str, str]) -> Table:

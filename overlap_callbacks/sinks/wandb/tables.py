@@ -20,6 +20,7 @@ PAIR_COLUMNS = (
 )  # fmt: skip
 COLLECTIVE_COLUMNS = (
     "operator", "dimension", "group", "group_size", "backend", "messages", "bytes_in", "bytes_out", "isolated_ms",
+    "timed_bytes", "kernels_ms", "transfer_ms",
 )  # fmt: skip
 DIMENSION_COLUMNS = ("dimension", "messages", "bytes_in", "comm_ms", "exposed_ms", "slowdown")
 TRACE_COLUMNS = ("time_ms", "power_w", "sm_clock_mhz", "mode", "communication_in_flight")
@@ -42,6 +43,7 @@ def tables(report: OverlapReport) -> dict[str, Table]:
         "overlap/pairs": _table(PAIR_COLUMNS, report.pairs if report.valid else ()),
         "comm/collectives": _table(COLLECTIVE_COLUMNS, report.collectives),
         "dimension/dimensions": _table(DIMENSION_COLUMNS, report.dimensions),
+        "dimension/pairs": _table(PAIR_COLUMNS, report.dimension_pairs if report.valid else ()),
     }
     if not report.valid:
         for row in by_key["dimension/dimensions"].rows:

@@ -16,6 +16,7 @@ from overlap_callbacks.analysis.kernels.attribution import (
     UNMATCHED,
     Calls,
     Side,
+    dimension_pair_times,
     labels_of,
     match,
     pair_times,
@@ -213,6 +214,32 @@ def test_beside_two_collectives_at_once_a_loss_is_shared_by_the_time_of_each() -
 def test_two_collectives_of_one_kind_at_once_are_counted_once() -> None:
     found = pairs_of([(GEMM, C, 0, 0, 10), (REDUCE, M, 0, 0, 6), (REDUCE, M, 0, 4, 8)], [5, None, None])
     assert row(found["gemm", "all_reduce"]) == (1, 8, 10, 5)
+
+
+def test_a_loss_goes_to_the_dimension_in_flight_whatever_its_kind_of_collective() -> None:
+    # Two all-reduces of one kind, of two dimensions; a norm beside neither, and a GEMM that has no partner.
+    rows = [(GEMM, C, 0, 0, 6), (NORM, C, 0, 7, 11), (REDUCE, M, 0, 0, 6), (REDUCE, M, 0, 8, 12), (NORM, C, 0, 30, 33),
+            (GEMM, C, 0, 40, 44), (REDUCE, M, 0, 40, 44)]  # fmt: skip
+    calls = Calls.of(columns(rows))
+    alone_ns = np.array([4, 3.5, 6, 4, 3, np.nan, 4]) * MS
+    dimensions = np.array([-1, -1, 0, 1, -1, -1, 0]), ("tensor", "data")
+    side = Side(calls, every(calls), 1)
+    found = dimension_pair_times(side, side, alone_ns, dimensions)
+    assert [(pair.victim, pair.beside, pair.communication) for pair in found] == [
+        ("gemm", "tensor", False), ("normalisation", "data", False),
+    ]  # fmt: skip
+    assert row(found[0]) == (1, 6, 6, 4)
+    assert row(found[1]) == (1, 3, 4, 3.5)
+    assert found[0].slowdown == pytest.approx(0.5)
+
+
+def test_beside_two_dimensions_at_once_a_loss_is_shared_by_the_time_of_each() -> None:
+    calls = Calls.of(columns([(GEMM, C, 0, 0, 12), (REDUCE, M, 0, 0, 9), (REDUCE, M, 0, 6, 9)]))
+    alone_ns = np.array([8.0, 9, 3]) * MS
+    side = Side(calls, every(calls), 1)
+    found = dimension_pair_times(side, side, alone_ns, (np.array([-1, 0, 1]), ("pipeline", "data")))
+    assert [pair.beside for pair in found] == ["pipeline", "data"]
+    assert [pair.lost_ms for pair in found] == pytest.approx([4 * 9 / 12, 4 * 3 / 12])
 
 
 def test_what_has_no_partner_stands_in_a_row_of_its_own_beside_what_the_other_mode_has_alone() -> None:

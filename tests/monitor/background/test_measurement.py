@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import cast
 
+import pytest
+
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.gate.collectives import Collective, Group
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments.clocks import StepClock
 from overlap_callbacks.instruments.profiler import Profile
+from overlap_callbacks.monitor.background.collective_times import collective_times
 from overlap_callbacks.monitor.background.measurement import measure, segments_of
 from overlap_callbacks.monitor.schedule import Part, Plan
 from overlap_callbacks.monitor.window import ClosedWindow, MeasuredStep
@@ -55,6 +58,34 @@ def test_a_single_step_is_a_stretch() -> None:
 
 
 # -- collectives
+
+
+def test_bytes_that_were_timed_are_those_of_collectives_with_marks_alone() -> None:
+    group = Group("0", "", (0, 1), "nccl")
+
+    def gathered(alone_ms: float | None) -> Collective:
+        marks = (None, None) if alone_ms is None else (0, round(alone_ms * MS))
+        return Collective("_allgather_base_", group, 100, 200, None, 0, -1, 0, 0, *marks)
+
+    # Of three collectives, the block coalesces one; in the second step, another comes on a stream that is captured.
+    recorded = StepLog((gathered(None),) * 3, 0, None)
+    steps = [
+        StepLog((gathered(2.0), gathered(None), gathered(4.0)), 0, None),
+        StepLog((gathered(None), gathered(None), gathered(4.0)), 0, None),
+    ]
+    (row,) = collective_times(recorded, steps, {}, lambda _: True)
+    assert (row.messages, row.bytes_in, row.bytes_out) == (3, 300, 600)
+    assert row.isolated_ms == pytest.approx((2 + 4 + 4) / 2)
+    assert row.timed_bytes == pytest.approx((2 + 1) * 200 / 2)
+    assert row.transfer == (row.timed_bytes, row.isolated_ms)
+
+
+def test_without_marks_no_bytes_are_timed_and_kernels_are_told_by_their_key() -> None:
+    group = Group("0", "", (0, 1), "nccl")
+    recorded = StepLog((Collective("allreduce_", group, 8, 8, None, 0, -1, 0, 0),), 0, None)
+    (row,) = collective_times(recorded, [recorded], {("allreduce_", "0"): 1.5}, lambda _: True)
+    assert (row.isolated_ms, row.timed_bytes, row.kernels_ms, row.transfer) == (None, None, 1.5, None)
+    assert collective_times(None, [recorded], {}, lambda _: True) == ()
 
 
 def test_a_collectives_time_alone_is_that_of_the_sequential_steps_per_step() -> None:

@@ -238,6 +238,7 @@ def test_a_window_without_the_figure_changes_nothing() -> None:
 def test_of_some_figures_less_is_worse() -> None:
     assert {figure.name for figure in FIGURES if figure.less_is_worse} == {
         "speedup_vs_sequential",
+        "attained_fraction",
         "hidden_comm_fraction",
     }
     (alert,) = Limits({"speedup_vs_sequential": 0.5}).passed(window())

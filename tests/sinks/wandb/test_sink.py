@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from overlap_callbacks import Mode, OverlapMonitor, Schedule, WandbSink
+from overlap_callbacks.analysis.results.window import PairTime
 from overlap_callbacks.monitor.background.store import Job
 from overlap_callbacks.monitor.run_info import run_info
 from tests.distributed import run_ranks
@@ -78,6 +79,18 @@ def test_the_pairs_arrive_as_a_table_the_dearest_first(tmp_path: Path) -> None:
     assert table["columns"][:5] == ["victim", "communication", "beside", "slowdown", "lost_ms"]
     assert [row[:3] for row in table["data"]] == [["all_reduce", True, "gemm"], ["gemm", False, "all_reduce"]]
     assert table["data"][1][3:5] == [pytest.approx(0.1), pytest.approx(3.0)]
+
+
+def test_compute_beside_each_dimension_arrives_as_a_table_and_not_of_an_invalid_window(tmp_path: Path) -> None:
+    pairs = (PairTime("gemm", False, "pipeline", 10.0, 20.0, 33.0, 30.0),)
+    report = msgspec.structs.replace(window_report(), dimension_pairs=pairs)
+    run = logged(tmp_path / "valid", report)
+    (table,) = run.tables("dimension/pairs")
+    assert [row[:4] for row in table["data"]] == [["gemm", False, "pipeline", pytest.approx(0.1)]]
+    assert run.values("dimension/pipeline_compute_slowdown") == [pytest.approx(0.1)]
+    spoilt = logged(tmp_path / "invalid", msgspec.structs.replace(spoilt_report(), dimension_pairs=pairs))
+    assert not spoilt.tables("dimension/pairs")
+    assert not spoilt.values("dimension/pipeline_compute_slowdown")
 
 
 def test_what_compares_with_sequential_steps_is_not_logged_of_an_invalid_window(tmp_path: Path) -> None:

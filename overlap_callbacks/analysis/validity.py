@@ -1,0 +1,91 @@
+"""Why a window does not count, and what is doubtful about its figures, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from overlap_callbacks.analysis.results.catalogue import residual_comm_limit, residual_limit
+from overlap_callbacks.analysis.results.estimate import Estimate
+
+# Idle time that sequential steps have beyond overlapped ones, as a share of a sequential step.
+MAX_HOST_WAIT = 0.02
+# Slowdown of a step by the profiler, and its difference between the modes.
+MAX_PROFILER_SLOWDOWN = 0.10
+MAX_PROFILER_DIFFERENCE = 0.05
+
+
+def escaped_communication(figures: Mapping[str, Estimate], device: str, backend: str) -> str | None:
+    """Why the sequential steps were not sequential, in words; None if they were.
+
+    Args:
+        figures: of the window, over all ranks.
+        device: name of the device; ``cpu`` for a job on the host.
+        backend: of the default process group.
+    """
+    of_compute, of_comm = figures.get("residual_overlap"), figures.get("residual_comm_overlap")
+    limit = residual_limit(device, backend)
+    if of_compute is not None and of_compute.value > limit:
+        return (
+            f"residual overlap {of_compute.value:.3f} in sequential steps is above {limit}: some communication escaped "
+            f"the gate (CUDA graphs, symmetric memory, another thread, coalesced collectives), so the comparison does "
+            f"not hold"
+        )
+    limit = residual_comm_limit(device, backend)
+    if of_comm is not None and of_comm.value > limit:
+        return (
+            f"in sequential steps {of_comm.value:.0%} of communication time ran beside compute, above "
+            f"{limit:.0%}: that is little of the compute, but most communication times of sequential "
+            f"steps are those of overlapped ones, so the comparison does not hold"
+        )
+    return None
+
+
+def remarks(figures: Mapping[str, Estimate], device: str) -> list[str]:
+    """What makes figures of a valid window doubtful, in words.
+
+    Args:
+        figures: of the window, over all ranks.
+        device: name of the device; ``cpu`` for a job on the host.
+    """
+    problems: list[str] = []
+    if device == "cpu":
+        return problems  # there the host is the device, and profiling its operators takes long
+    if _wait_for_host(figures):
+        problems.append(
+            "sequential steps wait for the host: they are idle for longer than overlapped ones, by more than "
+            f"{MAX_HOST_WAIT:.0%} of a step, so the gain of overlap is overstated"
+        )
+    slowdowns = [figures.get("profiler_slowdown"), figures.get("profiler_slowdown_isolated")]
+    known = [slowdown for slowdown in slowdowns if slowdown is not None]
+    if any(_low(slowdown) > MAX_PROFILER_SLOWDOWN for slowdown in known):
+        problems.append(
+            f"the profiler makes steps longer by more than {MAX_PROFILER_SLOWDOWN:.0%}: figures of kernels are of "
+            "slower steps than step times are"
+        )
+    elif len(known) == 2 and _differ(known[0], known[1]):
+        problems.append(
+            "the profiler slows one mode more than the other, by more than "
+            f"{MAX_PROFILER_DIFFERENCE:.0%}: figures of kernels are of other steps than step times are"
+        )
+    return problems
+
+
+def _wait_for_host(figures: Mapping[str, Estimate]) -> bool:
+    idle, idle_isolated = figures.get("idle_ms"), figures.get("idle_isolated_ms")
+    step = figures.get("e2e_sequential_ms")
+    if idle is None or idle_isolated is None or step is None:
+        return False
+    return idle_isolated.value - idle.value > MAX_HOST_WAIT * step.value
+
+
+def _low(slowdown: Estimate) -> float:
+    """What the slowdown is at least."""
+    return slowdown.value if slowdown.ci_low is None else slowdown.ci_low
+
+
+def _differ(one: Estimate, other: Estimate) -> bool:
+    """Whether two slowdowns are further apart than they may be, and by more than chance."""
+    low, high = sorted((one, other), key=lambda slowdown: slowdown.value)
+    if high.value - low.value <= MAX_PROFILER_DIFFERENCE:
+        return False
+    return low.ci_high is None or high.ci_low is None or low.ci_high < high.ci_low

@@ -1,0 +1,77 @@
+"""The collectives of a window: counts and bytes of its recorded step, times of its sequential steps."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from overlap_callbacks.analysis.kernels.by_collective import CollectiveKey
+from overlap_callbacks.analysis.results.window import CollectiveTime
+from overlap_callbacks.gate.collectives import Group
+from overlap_callbacks.gate.step_log import StepLog
+from overlap_callbacks.instruments import clocks
+
+
+@dataclass
+class _Total:
+    """Sums over the collectives of one operator on one group."""
+
+    group: Group
+    messages: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
+def collective_times(
+    recorded: StepLog | None,
+    timed: Sequence[StepLog],
+    kernels_ms: Mapping[CollectiveKey, float],
+    await_passed: Callable[[clocks.Mark], bool],
+) -> tuple[CollectiveTime, ...]:
+    """Each operator on each group, per step.
+
+    Args:
+        recorded: the recorded step; None if it did not run. All steps are recorded, this one without a profiler.
+        timed: the counted sequential steps. Only collectives that were serialised have marks, hence times; only their
+            bytes may be divided by these times.
+        kernels_ms: time of the kernels per sequential step, where it is known.
+        await_passed: waits for the device to pass a mark; False if that takes too long.
+    """
+    if recorded is None:
+        return ()
+    isolated_ms: dict[CollectiveKey, float] = defaultdict(float)
+    timed_bytes: dict[CollectiveKey, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))  # read, written
+    for log in timed:
+        for collective in log.collectives:
+            start, end = collective.start, collective.end
+            if start is None or end is None or not await_passed(end):
+                continue
+            key = collective.key
+            isolated_ms[key] += clocks.elapsed_ms(start, end) / len(timed)
+            bytes_in, bytes_out = timed_bytes[key]
+            timed_bytes[key] = (
+                bytes_in + collective.bytes_in / len(timed), bytes_out + collective.bytes_out / len(timed)
+            )  # fmt: skip
+    totals: dict[CollectiveKey, _Total] = {}
+    for collective in recorded.collectives:
+        total = totals.setdefault(collective.key, _Total(collective.group))
+        total.messages += 1
+        total.bytes_in += collective.bytes_in
+        total.bytes_out += collective.bytes_out
+    return tuple(
+        CollectiveTime(
+            operator=key[0],
+            group=total.group.label,
+            group_size=len(total.group.ranks),
+            backend=total.group.backend,
+            messages=total.messages,
+            bytes_in=total.bytes_in,
+            bytes_out=total.bytes_out,
+            isolated_ms=isolated_ms.get(key),
+            dimension=total.group.dimension,
+            timed_bytes=max(timed_bytes[key]) if key in timed_bytes else None,
+            kernels_ms=kernels_ms.get(key),
+        )
+        for key, total in totals.items()
+    )

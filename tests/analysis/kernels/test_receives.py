@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from overlap_callbacks.analysis.kernels.receives import Message, messages_of, transfer_starts
+from overlap_callbacks.analysis.kernels.table import Kind
+from overlap_callbacks.analysis.kernels.times import KernelSums, profiled_block
+from overlap_callbacks.analysis.results.mode import Mode
+from tests.columns import EPOCH_NS, MS, columns
+
+C, M = Kind.COMPUTE, Kind.COMMUNICATION
+P2P = "ncclDevKernel_SendRecv(args)"
+
+
+class Issued(NamedTuple):
+    operator: str
+    bytes_in: int = 0
+    bytes_out: int = 0
+    coalesced: int = 0
+    peer: int = 0
+
+
+def receive(size: int = 100, **more: Any) -> Issued:
+    return Issued("recv_", 0, size, **more)
+
+
+def send(size: int = 100, **more: Any) -> Issued:
+    return Issued("send", size, 0, **more)
+
+
+def starts_ms(rows: list[Any], issued: dict[int, list[Issued]]) -> list[float] | None:
+    starts = transfer_starts(columns(rows), issued)
+    return None if starts is None else ((starts - EPOCH_NS) / MS).tolist()
+
+
+def test_a_receive_waits_for_what_it_takes_beyond_the_shortest_of_its_size() -> None:
+    rows = [(P2P, M, 0, 0, 10), ("gemm", C, 0, 10, 20), (P2P, M, 0, 20, 23), (P2P, M, 1, 30, 35)]
+    issued = {0: [receive(), receive()], 1: [receive()]}
+    assert starts_ms(rows, issued) == [7, 10, 20, 32]
+
+
+def test_receives_of_other_sizes_and_from_other_peers_say_nothing_of_its_transfer() -> None:
+    rows = [(P2P, M, 0, 0, 10), (P2P, M, 0, 20, 23), (P2P, M, 0, 30, 31)]
+    assert starts_ms(rows, {0: [receive(500), receive(100), receive(500, peer=2)]}) == [0, 20, 30]
+
+
+def test_a_send_alone_never_waits_here_for_it_keeps_nobody_from_computing() -> None:
+    rows = [(P2P, M, 0, 0, 10), (P2P, M, 0, 20, 23)]
+    assert starts_ms(rows, {0: [send(), send()]}) == [0, 20]
+
+
+def test_a_batch_is_one_kernel() -> None:
+    issued = [send(100, coalesced=1), receive(50, coalesced=1, peer=2), receive(50), send(100, coalesced=2),
+              receive(50, coalesced=2, peer=2), Issued("allreduce_", 7, 7)]  # fmt: skip
+    both, alone = Message(100, 50, (0, 2)), Message(0, 50, (0,))
+    assert messages_of(issued) == [both, alone, both]
+    rows = [(P2P, M, 0, 0, 10), (P2P, M, 0, 12, 14), (P2P, M, 0, 20, 24)]
+    assert starts_ms(rows, {0: issued}) == [6, 12, 20]
+
+
+def test_kernels_are_matched_in_the_order_of_their_starts_and_not_of_their_rows() -> None:
+    rows = [(P2P, M, 0, 20, 23), (P2P, M, 0, 0, 10), (P2P, M, 1, 40, 41)]
+    assert starts_ms(rows, {0: [receive(500), receive(100)], 1: [receive(500)]}) == [20, 9, 40]
+
+
+def test_ranges_of_gloo_tell_their_direction_and_are_matched_by_it() -> None:
+    # The send was issued first, and began last.
+    rows = [("gloo:recv", M, 0, 0, 10), ("gloo:recv", M, 0, 1, 4), ("gloo:send", M, 0, 2, 30)]
+    assert starts_ms(rows, {0: [send(), receive(), receive()]}) == [7, 1, 2]
+    assert starts_ms(rows, {0: [send(), send(), receive()]}) is None
+
+
+@pytest.mark.parametrize("issued", [[], [receive(), receive()]])
+def test_where_numbers_differ_it_cannot_be_told(issued: list[Issued]) -> None:
+    assert starts_ms([(P2P, M, 0, 0, 10)], {0: issued}) is None
+
+
+def test_without_sends_and_receives_all_rows_work_from_their_start() -> None:
+    rows = [("gemm", C, 0, 0, 9), ("nccl_AllReduce", M, 0, 3, 12)]
+    assert starts_ms(rows, {0: [Issued("allreduce_", 8, 8)]}) == [0, 3]
+
+
+# -- the bubble
+
+
+def bubble_ms(rows: list[Any], issued: dict[int, list[Issued]], steps: list[int]) -> float | None:
+    kernels = columns(rows)
+    sums = KernelSums(kernels, transfer_starts(kernels, issued))
+    return profiled_block(Mode.OVERLAPPED, 0, sums, steps).bubble_ms
+
+
+def test_the_bubble_of_a_stage_is_its_idle_time_and_what_its_receives_wait() -> None:
+    # Waits 7 ms and transfers 3, computes 10, is idle for 2, waits 4 and transfers 3, computes 5.
+    rows = [(P2P, M, 0, 0, 10), ("gemm", C, 0, 10, 20), (P2P, M, 0, 22, 29), ("gemm", C, 0, 29, 34),
+            (P2P, M, 1, 40, 43)]  # fmt: skip
+    issued = {0: [receive(), receive()], 1: [receive()]}
+    kernels = columns(rows)
+    block = profiled_block(Mode.OVERLAPPED, 0, KernelSums(kernels, transfer_starts(kernels, issued)), [0])
+    assert (block.idle_ms, block.bubble_ms) == (2, 7 + 2 + 4)
+    assert bubble_ms(rows, issued, [0, 1]) == pytest.approx((13 + 0) / 2)
+
+
+def test_a_receive_that_waits_beside_compute_or_other_communication_is_no_bubble() -> None:
+    rows = [(P2P, M, 0, 0, 10), ("gemm", C, 0, 0, 4), ("nccl_AllReduce", M, 0, 3, 6), (P2P, M, 1, 20, 23)]
+    issued = {0: [receive(), Issued("allreduce_", 8, 8)], 1: [receive()]}
+    assert bubble_ms(rows, issued, [0]) == pytest.approx(1)  # from 6 to 7
+
+
+def test_what_cannot_be_matched_has_no_bubble_and_keeps_its_idle_time() -> None:
+    kernels = columns([(P2P, M, 0, 0, 10), ("gemm", C, 0, 12, 20)])
+    block = profiled_block(Mode.OVERLAPPED, 0, KernelSums(kernels, transfer_starts(kernels, {0: []})), [0])
+    assert (block.idle_ms, block.bubble_ms) == (2, None)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_of_receives_that_wait_for_a_known_time_the_bubble_is_what_they_waited(seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    now, waited, rows = 0.0, 0.0, []
+    for number in range(40):
+        wait = 0.0 if number == 17 else float(chance.integers(0, 9))
+        rows += [(P2P, M, 0, now, now + wait + 2), ("gemm", C, 0, now + wait + 2, now + wait + 7)]
+        now, waited = now + wait + 7, waited + wait
+    assert bubble_ms(rows, {0: [receive()] * 40}, [0]) == pytest.approx(waited)

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.report import record, terminal
+from tests.report.runs import window, write
+
+
+def printed(folder: Path, *windows: OverlapReport) -> str:
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(terminal.tables(record.read(write(folder, *windows))))
+    return console.export_text()
+
+
+def test_the_tables_have_compute_by_the_dimension_in_flight_and_the_share_attained(tmp_path: Path) -> None:
+    text = printed(tmp_path, window(0))
+    rows = {line.split()[1]: line for line in text.splitlines() if line.startswith("│ pipeline ")}
+    assert "+33.3%" in rows["pipeline"]
+    assert "What compute loses beside each dimension" in text
+    for label in ("share of the attainable gain", "bubble of the pipeline", "residual overlap, of communication"):
+        assert label in text
+
+
+def test_a_job_without_sends_is_not_told_that_its_bubble_was_not_measured(tmp_path: Path) -> None:
+    bare = msgspec.structs.replace(window(0), bubble_ms=None, p2p_ms=None, attained_fraction=None, idle_ms=None)
+    text = printed(tmp_path, bare)
+    assert "bubble" not in text
+    assert text.count("not measured") == 1  # the idle time
+
+
+def test_windows_that_are_not_valid_compare_no_dimensions(tmp_path: Path) -> None:
+    text = printed(tmp_path, msgspec.structs.replace(window(0), valid=False, problems=("residual overlap 0.3",)))
+    assert "+33.3%" not in text
+    assert "What compute loses beside" not in text
