@@ -63,7 +63,7 @@ def collective_times(
         CollectiveTime(
             operator=key[0],
             group=total.group.label,
-            group_size=len(total.group.ranks),
+            group_size=total.group.num_ranks,
             backend=total.group.backend,
             messages=total.messages,
             bytes_in=total.bytes_in,

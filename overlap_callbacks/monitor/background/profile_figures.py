@@ -123,7 +123,7 @@ def profile_figures(
         pairs=pairs.by_kind,
         dimension_pairs=pairs.by_dimension,
         dimensions=(
-            dimension_times(kernels, *dimensions, overlapped, sequential, recorded.collectives)
+            dimension_times(kernels, *dimensions, *by_arm.values(), recorded.collectives)
             if recorded is not None and dimensions is not None
             else ()
         ),
