@@ -14,14 +14,14 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
+from overlap_callbacks.analysis.contention.shares import Explanation, explain
 from overlap_callbacks.analysis.equations import ideal_step_ms, log_slowdown, overlap_ratio, sequential_step_ms
 from overlap_callbacks.analysis.formatting import name_ranks
-from overlap_callbacks.analysis.power.cause import attribute
 from overlap_callbacks.analysis.power.job import pool
 from overlap_callbacks.analysis.results.catalogue import FIGURES, residual_limit
 from overlap_callbacks.analysis.results.estimate import Estimate, Spread
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.power import JobPower, SlowdownCause
+from overlap_callbacks.analysis.results.power import JobPower
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import (
     DimensionTime,
@@ -80,6 +80,7 @@ def aggregate_windows(
     power = _power(samples, world_size)
     if power is not None:
         all_problems += power.problems
+    explained = explain(figures, power, samples) if valid and not control else Explanation()
     return OverlapReport(
         window=first.window,
         first_step=first.first_step,
@@ -103,7 +104,8 @@ def aggregate_windows(
         collectives=first.collectives,
         power=power,
         power_trace=first.power_trace,
-        power_verdict=_power_verdict(power, figures) if valid and not control else None,
+        power_verdict=explained.verdict,
+        slowdown_shares=explained.shares,
         tokens_per_step=tokens_per_step,
         # The report itself has the timelines and the power trace: they need not be there twice.
         samples=tuple(msgspec.structs.replace(sample, pictures=(), power_trace=None) for sample in samples),
@@ -119,13 +121,6 @@ def _power(samples: Sequence[RankWindow], world_size: int) -> JobPower | None:
         problem = f"power of {name_ranks(without)} was not measured: there are no sums over all devices"
         power = msgspec.structs.replace(power, problems=(*power.problems, problem))
     return power
-
-
-def _power_verdict(power: JobPower | None, figures: dict[str, Estimate]) -> SlowdownCause | None:
-    slowdown = figures.get("compute_slowdown")
-    if power is None or slowdown is None:
-        return None
-    return attribute(slowdown.value, power.of(Mode.OVERLAPPED), power.of(Mode.SEQUENTIAL))
 
 
 def _by_rank(samples: Sequence[RankWindow], problems_of: Callable[[RankWindow], Sequence[str]]) -> list[str]:

@@ -8,6 +8,7 @@ from overlap_callbacks.analysis.results import metrics
 from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.estimate import Estimate, Spread
 from overlap_callbacks.analysis.results.power import JobPower, PowerTrace, SlowdownCause
+from overlap_callbacks.analysis.results.shares import SlowdownShares
 from overlap_callbacks.analysis.results.window import (
     CollectiveTime,
     DimensionTime,
@@ -46,6 +47,7 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
         power_verdict: what the compute slowdown is due to, as far as clocks and the device's counters tell.
         tokens_per_step: tokens of one step of the whole job; None where not known.
         samples: what each rank measured.
+        slowdown_shares: the compute slowdown divided among its causes; None where nothing is known of any.
     """
 
     window: int
@@ -95,6 +97,7 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
     power_verdict: SlowdownCause | None = None
     tokens_per_step: int | None = None
     samples: tuple[RankWindow, ...] = ()
+    slowdown_shares: SlowdownShares | None = None
 
     def figures(self) -> dict[str, Estimate]:
         """The figures that were measured, by name, in the order of ``FIGURES``."""
@@ -121,5 +124,6 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
             "overlap/control": float(self.control),
             **metrics.collective_metrics(self.collectives, valid=valid),
             **metrics.dimension_metrics(self.dimensions, valid=valid),
+            **metrics.slowdown_metrics(self.slowdown_shares, valid=valid),
             **metrics.power_metrics(self.power, self.power_verdict, tokens_per_step=self.tokens_per_step, valid=valid),
         }

@@ -15,11 +15,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from overlap_callbacks.analysis.aggregate import MAX_KERNELS
+from overlap_callbacks.analysis.contention.sm_loss import sm_loss
 from overlap_callbacks.analysis.kernels.attribution import pair_times_of
 from overlap_callbacks.analysis.kernels.by_dimension import dimension_times, dimensions_of_rows
 from overlap_callbacks.analysis.kernels.table import KernelTable
 from overlap_callbacks.analysis.kernels.timeline import step_timeline
 from overlap_callbacks.analysis.kernels.times import KernelSums, kernel_times, profiled_block
+from overlap_callbacks.analysis.power.phases import StepPhases
 from overlap_callbacks.analysis.power.segments import Segment
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import (
@@ -29,17 +31,18 @@ from overlap_callbacks.analysis.results.window import (
     PairTime,
     ProfiledBlock,
     RankWindow,
+    SmLoss,
     StepTimeline,
     TimedBlock,
 )
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks
+from overlap_callbacks.instruments.chip import chip_of
 from overlap_callbacks.instruments.power.meter import MeasuredPower
+from overlap_callbacks.monitor.background.phases import phases_on_host
 from overlap_callbacks.monitor.schedule import Part
 from overlap_callbacks.monitor.window import ClosedWindow, FinishedBlock, MeasuredStep
 
-# Intervals of communication that a power trace keeps of each step: power sensors resolve no more than some of them.
-_MAX_INTERVALS_IN_TRACE = 60
 # A step is left out if its number of collectives differs from the usual one by more than this share.
 _MAX_DEVIATION = 0.25
 # Maximum time that we wait for the device to pass a mark.
@@ -101,7 +104,8 @@ class _ProfileFigures:
     pairs: tuple[PairTime, ...] = ()
     dimensions: tuple[DimensionTime, ...] = ()
     pictures: tuple[StepTimeline, ...] = ()
-    communication: tuple[tuple[int, int], ...] = ()  # when it was in flight, on the host's clock in nanoseconds
+    phases: tuple[StepPhases, ...] = ()
+    sm_loss: SmLoss | None = None
 
 
 class _Measurement:
@@ -121,7 +125,7 @@ class _Measurement:
         window = self._window
         profile = self._profile_figures(with_pictures=rank == 0)
         timed = self._timed_blocks()
-        power = self._power(profile.communication)
+        power = self._power(profile.phases)
         collectives = self._collectives()
         return RankWindow(
             rank=rank,
@@ -143,6 +147,7 @@ class _Measurement:
             power_trace=power.trace if rank == 0 else None,
             power_elsewhere=window.meter is not None and window.meter.elsewhere,
             problems=tuple(self._problems),
+            sm_loss=profile.sm_loss,
         )
 
     def _note(self, problem: str) -> None:
@@ -187,6 +192,8 @@ class _Measurement:
             for (block, arm), indices in sorted(by_block.items(), key=lambda item: item[0][0])
         )
         overlapped, sequential = (np.array(by_arm[mode], dtype=np.int64) for mode in by_arm)
+        has_power = self._window.meter is not None and not self._window.meter.elsewhere
+        chip = chip_of(self._window.clock.compute_stream)
         drawn = [(indices[0], arm) for arm, indices in by_arm.items() if indices and with_pictures]
         return _ProfileFigures(
             blocks=blocks,
@@ -194,22 +201,9 @@ class _Measurement:
             pairs=pair_times_of(kernels, overlapped, sequential),
             dimensions=self._dimensions(kernels, by_arm),
             pictures=tuple(picture for step in drawn if (picture := step_timeline(kernels, *step)) is not None),
-            communication=self._communication(kernels) if with_pictures and self._window.meter is not None else (),
+            phases=phases_on_host(kernels, self._steps, self._window.clock, self._await_passed) if has_power else (),
+            sm_loss=sm_loss(kernels, getattr(kernels, "launches", ()), chip, overlapped, sequential),
         )
-
-    def _communication(self, kernels: KernelTable) -> tuple[tuple[int, int], ...]:
-        """When communication was in flight in the profiled steps, on the host's clock."""
-        intervals_ns: list[tuple[int, int]] = []
-        for step in self._steps:
-            if step.profile_index < 0:
-                continue
-            picture = step_timeline(kernels, step.profile_index, step.plan.arm, max_intervals=_MAX_INTERVALS_IN_TRACE)
-            if picture is not None and self._await_passed(step.end):
-                start_ns = sum(self._window.clock.host_bounds_ns(step.start)) // 2
-                intervals_ns += [
-                    (start_ns + round(1e6 * a), start_ns + round(1e6 * b)) for a, b in picture.communication
-                ]
-        return tuple(intervals_ns)
 
     def _dimensions(self, kernels: KernelTable, by_arm: dict[Mode, list[int]]) -> tuple[DimensionTime, ...]:
         issued = {s.profile_index: s.log.collectives for s in self._steps if s.profile_index >= 0}
@@ -222,7 +216,7 @@ class _Measurement:
 
     # -- power
 
-    def _power(self, communication: Sequence[tuple[int, int]]) -> MeasuredPower:
+    def _power(self, phases: Sequence[StepPhases]) -> MeasuredPower:
         meter = self._window.meter
         if meter is None or not all(self._await_passed(step.end) for step in self._steps):
             return MeasuredPower()
@@ -231,7 +225,7 @@ class _Measurement:
         if not segments and any(step.counted for step in timed):
             self._note("power is missing: when the device began and ended its steps is not known well enough")
         shown = segments_of([s for s in self._steps if s.plan.part is not Part.RECORDED], self._window.clock)
-        return meter.measure(segments, since_ns=self._window.opened_ns, shown=shown, communication=communication)
+        return meter.measure(segments, since_ns=self._window.opened_ns, shown=shown, phases=phases)
 
     # -- collectives
 
