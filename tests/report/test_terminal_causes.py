@@ -6,6 +6,7 @@ from rich.console import Console
 
 from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.shares import UNEXPLAINED
 from overlap_callbacks.analysis.results.window import SmLoss
 from overlap_callbacks.report.terminal_causes import cause_parts
 from tests.samples import window
@@ -24,7 +25,10 @@ def printed(found: OverlapReport) -> str:
 
 
 def test_each_cause_has_a_row_with_its_share_and_what_it_rests_on() -> None:
-    text = printed(report())
+    found = report()
+    assert found.slowdown_shares is not None
+    unexplained = found.slowdown_shares.of(UNEXPLAINED)
+    text = printed(found)
     for words in (
         "Causes of the compute slowdown of 9.9% (window 0)",
         "SMs taken",
@@ -32,7 +36,7 @@ def test_each_cause_has_a_row_with_its_share_and_what_it_rests_on() -> None:
         "waves",
         "+2.0%",
         "unexplained",
-        "+6.8%",
+        f"{unexplained:+.1%}",
         "modelled from the grids of 80% of the compute beside communication, which holds 16 of 132 SMs",
         "the same",
     ):
