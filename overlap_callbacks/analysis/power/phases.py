@@ -48,31 +48,44 @@ class StepPhases:
         return self.compute.intersection(self.communication)
 
 
-def step_phases(
-    kernels: KernelTable, step: int, arm: Mode, bounds_ns: tuple[int, int], counted: bool = True
-) -> StepPhases | None:
-    """The phases of one step, from its first kernel to its last; None if it has no kernels.
+class ProfilePhases:
+    """Finds the phases of single steps of a profile.
 
     Args:
-        kernels: the whole profile. Kernels of other steps that run during this one belong to its phases too.
-        step: index of the step.
-        arm: the side of the comparison on which the step counts.
-        bounds_ns: between which times the device began the step, as of ``time.perf_counter_ns``.
-        counted: whether the step counts.
+        kernels: the whole profile. Kernels of other steps that run during a step belong to its phases too.
     """
-    shown = (kernels.kind == Kind.COMPUTE) | (kernels.kind == Kind.COMMUNICATION)
-    own = kernels.intervals[shown & (kernels.step == step)]
-    if not len(own):
-        return None
-    start, end = int(own.start_ns.min()), int(own.end_ns.max())
-    shift_ns = sum(bounds_ns) // 2 - start
 
-    def within(kind: Kind) -> Intervals:
-        union = kernels.of(kind).intersection(Intervals(np.array([start]), np.array([end])))
-        return Intervals(union.start_ns + shift_ns, union.end_ns + shift_ns, disjoint=True)
+    def __init__(self, kernels: KernelTable) -> None:
+        self._kernels = kernels
+        self._compute, self._communication = (kernels.of(kind).union() for kind in (Kind.COMPUTE, Kind.COMMUNICATION))
+        self._shown = (kernels.kind == Kind.COMPUTE) | (kernels.kind == Kind.COMMUNICATION)
 
-    uncertainty_ns = (bounds_ns[1] - bounds_ns[0] + 1) // 2
-    return StepPhases(arm, within(Kind.COMPUTE), within(Kind.COMMUNICATION), uncertainty_ns, counted)
+    def of(self, step: int, arm: Mode, bounds_ns: tuple[int, int], counted: bool = True) -> StepPhases | None:
+        """The phases of one step, from its first kernel to its last; None if it has no kernels.
+
+        Args:
+            step: index of the step.
+            arm: the side of the comparison on which the step counts.
+            bounds_ns: between which times the device began the step, as of ``time.perf_counter_ns``.
+            counted: whether the step counts.
+        """
+        own = self._kernels.intervals[self._shown & (self._kernels.step == step)]
+        if not len(own):
+            return None
+        start, end = int(own.start_ns.min()), int(own.end_ns.max())
+        compute, communication = (
+            _shifted_part(union, start, end, sum(bounds_ns) // 2 - start)
+            for union in (self._compute, self._communication)
+        )
+        return StepPhases(arm, compute, communication, (bounds_ns[1] - bounds_ns[0] + 1) // 2, counted)
+
+
+def _shifted_part(union: Intervals, start_ns: int, end_ns: int, shift_ns: int) -> Intervals:
+    """What lies between two times, moved by ``shift_ns``."""
+    low = np.searchsorted(union.end_ns, start_ns, side="right")
+    high = np.searchsorted(union.start_ns, end_ns, side="left")
+    starts, ends = (np.clip(side[low:high], start_ns, end_ns) + shift_ns for side in (union.start_ns, union.end_ns))
+    return Intervals(starts, ends, disjoint=True)
 
 
 def clocks_while_computing(readings: Readings, phases: Sequence[StepPhases]) -> dict[Mode, tuple[float, int]]:

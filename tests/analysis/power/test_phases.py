@@ -6,7 +6,7 @@ import pytest
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.analysis.power.device import power_figures
-from overlap_callbacks.analysis.power.phases import StepPhases, clocks_while_computing, step_phases
+from overlap_callbacks.analysis.power.phases import ProfilePhases, StepPhases, clocks_while_computing
 from overlap_callbacks.analysis.power.readings import Reading, Readings
 from overlap_callbacks.analysis.power.segments import Segment
 from overlap_callbacks.analysis.results.mode import Mode
@@ -69,14 +69,14 @@ def test_a_step_is_placed_by_when_the_device_began_it() -> None:
             ("memcpy", Kind.COPY, 0, 0, 50),
         ]
     )
-    found = step_phases(table, 0, OV, (1000 * MS, 1004 * MS), counted=False)
+    found = ProfilePhases(table).of(0, OV, (1000 * MS, 1004 * MS), counted=False)
     assert found is not None
     # From its first kernel to its last; the next step's compute that runs beside its communication is part of it.
     assert in_ms(found.compute) == [(1002, 1012), (1017, 1022)]
     assert in_ms(found.communication) == [(1007, 1022)]
     assert in_ms(found.both) == [(1007, 1012), (1017, 1022)]
     assert (found.uncertainty_ns, found.counted) == (2 * MS, False)
-    assert step_phases(table, 7, OV, (0, 0)) is None
+    assert ProfilePhases(table).of(7, OV, (0, 0)) is None
 
 
 def test_the_clock_in_compute_stands_beside_the_modes_mean() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
@@ -15,9 +17,11 @@ from overlap_callbacks.gate.collectives import Collective, Group
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments.clocks import StepClock
 from overlap_callbacks.instruments.power.meter import MeasuredPower
+from overlap_callbacks.monitor.background import measurement
 from overlap_callbacks.monitor.background.measurement import measure, segments_of
 from overlap_callbacks.monitor.schedule import Part, Plan
 from overlap_callbacks.monitor.window import ClosedWindow, MeasuredStep
+from tests.analysis.contention.launches import H100, gemm, nccl
 from tests.columns import columns
 
 MS = 1_000_000
@@ -178,3 +182,17 @@ def test_where_another_rank_reads_the_device_no_phases_are_made() -> None:
     meter = Meter(elsewhere=True)
     measure(profiled_window(meter, TABLE), rank=0, backend="nccl")
     assert meter.phases == ()
+
+
+def test_what_compute_should_lose_to_the_sms_of_communication_goes_into_the_window(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = TABLE[np.ones(len(TABLE), dtype=bool)]
+    object.__setattr__(table, "launches", (gemm(132), nccl(16)))
+    window = profiled_window(Meter(), table)
+    window = replace(window, steps=tuple(replace(step, counted=True) for step in window.steps))
+    assert measure(window, rank=0, backend="nccl").sm_loss is None  # no such device on a CPU
+    monkeypatch.setattr(measurement, "chip_of", lambda stream: H100)
+    found = measure(window, rank=0, backend="nccl").sm_loss
+    assert found is not None
+    assert found.from_sms_ms + found.from_waves_ms == pytest.approx(10)  # a wave more, all along
