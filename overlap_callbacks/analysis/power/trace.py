@@ -77,13 +77,13 @@ def power_trace(
 
 
 def _thinned(of_steps: Sequence[Intervals], start_ns: int) -> tuple[tuple[float, float], ...]:
-    """Some intervals of each step, in milliseconds from the start of the trace."""
-    return tuple(
-        (round((a - start_ns) / 1e6, _DIGITS), round((b - start_ns) / 1e6, _DIGITS))
-        for intervals in of_steps
-        for thin in (intervals.thinned(_MAX_INTERVALS),)
-        for a, b in zip(thin.start_ns.tolist(), thin.end_ns.tolist(), strict=True)
-    )
+    """Some intervals of each step, in milliseconds from the start of the trace; none that rounding makes empty."""
+    found: list[tuple[float, float]] = []
+    for intervals in of_steps:
+        thin = intervals.thinned(_MAX_INTERVALS)
+        starts, ends = (_rounded((side - start_ns) / 1e6) for side in (thin.start_ns, thin.end_ns))
+        found += [(start, end) for start, end in zip(starts, ends, strict=True) if start < end]
+    return tuple(found)
 
 
 def fill_forward(values: Floats) -> Floats:
