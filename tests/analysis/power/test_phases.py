@@ -31,8 +31,8 @@ def clocks(readings: dict[float, float | None]) -> Readings:
 
 
 def sequential(uncertainty_ms: float = 0.0, counted: bool = True) -> StepPhases:
-    """50 ms of compute, then 50 ms of communication alone."""
-    return StepPhases(SEQ, intervals((0, 50)), intervals((50, 100)), round(uncertainty_ms * MS), counted)
+    """50 ms of compute, then 50 ms of communication alone, then 10 ms of compute."""
+    return StepPhases(SEQ, intervals((0, 50), (100, 110)), intervals((50, 100)), round(uncertainty_ms * MS), counted)
 
 
 def test_readings_of_communication_alone_do_not_count() -> None:
