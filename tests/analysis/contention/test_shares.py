@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from overlap_callbacks.analysis.aggregate import aggregate_windows
@@ -96,6 +96,7 @@ def test_without_a_slowdown_there_is_nothing_to_divide() -> None:
     assert slowdown_shares(0.01, COMPUTE_MS, [loss(1.0, 1.0)], clock(1800), clock(1980)) is None
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no fault of the shares
 @given(
     slowdown=st.floats(0.02, 5),
     sms_ms=st.floats(0, 500),

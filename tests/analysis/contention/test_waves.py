@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlap_callbacks.analysis.contention.occupancy import Chip
@@ -53,6 +53,7 @@ def test_what_cannot_run_beside_at_all_has_no_prediction() -> None:
     assert predicted_loss(gemm(132), nccl(16), Chip(0, (9, 0))) is None
 
 
+@settings(deadline=None)
 @given(blocks=st.integers(1, 10_000), taken=st.integers(0, 131))
 def test_no_loss_is_below_zero_and_none_needs_more_than_one_block_after_another(blocks: int, taken: int) -> None:
     found = predicted_loss(gemm(blocks), nccl(taken), H100)
