@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 import numpy as np
 
+from overlap_callbacks.analysis.contention.shares import Explanation, explain
 from overlap_callbacks.analysis.figures import figures_of
 from overlap_callbacks.analysis.formatting import name_ranks
-from overlap_callbacks.analysis.power.cause import attribute
 from overlap_callbacks.analysis.power.job import pool
 from overlap_callbacks.analysis.rank_means import (
     mean_dimensions,
@@ -24,8 +24,7 @@ from overlap_callbacks.analysis.rank_means import (
 )
 from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.estimate import Estimate, Spread
-from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.power import JobPower, SlowdownCause
+from overlap_callbacks.analysis.results.power import JobPower
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow, TimedBlock
 from overlap_callbacks.analysis.validity import escaped_communication, remarks
@@ -74,6 +73,7 @@ def aggregate_windows(
     power = _power(samples, world_size)
     if power is not None:
         all_problems += power.problems
+    explained = explain(figures, power, samples) if valid and not control else Explanation()
     return OverlapReport(
         window=first.window,
         first_step=first.first_step,
@@ -98,7 +98,8 @@ def aggregate_windows(
         collectives=with_transfers(first.collectives, samples),
         power=power,
         power_trace=first.power_trace,
-        power_verdict=_power_verdict(power, figures) if valid and not control else None,
+        power_verdict=explained.verdict,
+        slowdown_shares=explained.shares,
         tokens_per_step=tokens_per_step,
         # The report itself has the timelines and the power trace: they need not be there twice.
         samples=tuple(msgspec.structs.replace(sample, pictures=(), power_trace=None) for sample in samples),
@@ -114,13 +115,6 @@ def _power(samples: Sequence[RankWindow], world_size: int) -> JobPower | None:
         problem = f"power of {name_ranks(without)} was not measured: there are no sums over all devices"
         power = msgspec.structs.replace(power, problems=(*power.problems, problem))
     return power
-
-
-def _power_verdict(power: JobPower | None, figures: dict[str, Estimate]) -> SlowdownCause | None:
-    slowdown = figures.get("compute_slowdown")
-    if power is None or slowdown is None:
-        return None
-    return attribute(slowdown.value, power.of(Mode.OVERLAPPED), power.of(Mode.SEQUENTIAL))
 
 
 def _by_rank(samples: Sequence[RankWindow], problems_of: Callable[[RankWindow], Sequence[str]]) -> list[str]:

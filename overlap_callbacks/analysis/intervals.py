@@ -71,6 +71,15 @@ class Intervals:
         lasts = np.append(np.flatnonzero(begins)[1:] - 1, len(start) - 1)
         return Intervals(start[begins], end[lasts], disjoint=True)
 
+    def intersection(self, other: Intervals) -> Intervals:
+        """The points that lie in both, as disjoint intervals in ascending order."""
+        mine, theirs = self.union(), other.union()
+        times = np.concatenate((mine.start_ns, theirs.start_ns, mine.end_ns, theirs.end_ns))
+        steps = np.repeat((1, -1), len(mine) + len(theirs))
+        order = np.lexsort((steps, times))  # at the same time, ends come before beginnings
+        begins = np.flatnonzero(np.cumsum(steps[order]) == 2)
+        return Intervals(times[order][begins], times[order][begins + 1]).union()
+
     def thinned(self, max_intervals: int) -> Intervals:
         """The union as at most ``max_intervals`` intervals: the smallest gaps between them are closed.
 

@@ -21,6 +21,7 @@ from overlap_callbacks.analysis.run_summary import CONTROL, COUNTS, CUT_SHORT, N
 from overlap_callbacks.analysis.safe_text import printable
 from overlap_callbacks.analysis.verdict import run_verdict
 from overlap_callbacks.report.record import Record
+from overlap_callbacks.report.terminal_causes import cause_parts
 from overlap_callbacks.report.terminal_power import power_parts
 
 # Maximum rows of a table; W&B and the record hold everything.
@@ -87,6 +88,9 @@ def _details(window: OverlapReport, counts: bool) -> tuple[dict[str, list[Render
         if window.dimension_pairs and counts:
             title = f"What compute loses beside each dimension (window {window.window})"
             details["dimensions"] += [Text(), pair_table(window.dimension_pairs, title)]
+    causes = cause_parts(window) if counts else []
+    if causes:
+        details["causes of the slowdown"] = causes
     if power:
         details["power"] = power
     if window.collectives:

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from overlap_callbacks.analysis.formatting import PLAIN, change_in_words, count
 from overlap_callbacks.analysis.results.catalogue import POWER_METRICS, PowerMetric
-from overlap_callbacks.analysis.results.metrics import energy_saving
+from overlap_callbacks.analysis.results.metrics import energy_saving, peak_rise
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
 
@@ -61,6 +61,9 @@ def power_words(window: OverlapReport) -> str:
         overlapped = window.power.of(Mode.OVERLAPPED) if window.power is not None else None
         if window.tokens_per_step and overlapped is not None and overlapped.energy_per_step_j is not None:
             sentences.append(f"A token costs {overlapped.energy_per_step_j / window.tokens_per_step:.3g} J.")
+    rise = peak_rise(window.power) if window.power is not None and window.valid else None
+    if rise is not None:
+        sentences.append(f"The highest power is {change_in_words(rise, 'higher', 'lower')} with overlap.")
     cause = window.power_verdict
     if cause is not None:
         sentences.append(f"Compute slowdown: {cause.verdict} ({'; '.join(cause.evidence)}).")

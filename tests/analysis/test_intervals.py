@@ -45,6 +45,14 @@ def test_a_union_covers_the_same_points_by_disjoint_ascending_intervals(pairs, o
     assert bounds == sorted(set(bounds))  # strictly ascending: none is empty, none touches the next
 
 
+@given(any_pairs, any_pairs, offsets)
+def test_an_intersection_covers_the_points_of_both_by_disjoint_ascending_intervals(mine, theirs, offset):
+    found = pairs_of(intervals(mine, offset).intersection(intervals(theirs, offset)))
+    assert nanoseconds(found) == {time + offset for time in nanoseconds(mine) & nanoseconds(theirs)}
+    bounds = [bound for pair in found for bound in pair]
+    assert bounds == sorted(set(bounds))
+
+
 @given(any_pairs, offsets)
 def test_busy_time_counts_each_point_once_and_the_sum_counts_it_for_each_interval(pairs, offset):
     found = intervals(pairs, offset)

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from overlap_callbacks.analysis.aggregate import aggregate_windows
+from overlap_callbacks.analysis.contention.shares import slowdown_shares
 from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import (
@@ -29,6 +30,7 @@ from overlap_callbacks.analysis.results.window import (
     PairTime,
     ProfiledBlock,
     RankWindow,
+    SmLoss,
     StepTimeline,
     TimedBlock,
 )
@@ -180,7 +182,7 @@ def with_power(found: OverlapReport) -> OverlapReport:
         JobModePower(
             mode, 2, 2 * watts, watts, peak, joules, "counter", watts / 700, clock, clock - 15, throttled, 0.5,
             peak - 8, peak / 700, {"sw_power_cap": throttled},
-            UnitUtilisation(0.97, 0.41, tensor, 0.38, 61.0, 60.0, 1.0),
+            UnitUtilisation(0.97, 0.41, tensor, 0.38, 61.0, 60.0, 1.0), clock - 20, 24,
         )
         for mode, watts, peak, joules, clock, throttled, tensor in (
             (OV, chance.gauss(641, 3), 718.0, chance.gauss(528, 1), 1695.0, 0.44, 0.52),
@@ -197,11 +199,14 @@ def with_power(found: OverlapReport) -> OverlapReport:
         0.88,
     )
     power = JobPower(2, (0, 1), (), modes, (), source)
-    return msgspec.structs.replace(found, power=power, power_trace=power_trace(), power_verdict=verdict)
+    shares = slowdown_shares(0.14, 60.0, [SmLoss(132, 16.0, 30.0, 27.0, 0.3, 0.6)], modes[0], modes[1])
+    return msgspec.structs.replace(
+        found, power=power, power_trace=power_trace(), power_verdict=verdict, slowdown_shares=shares
+    )
 
 
 # In the last two blocks, as of profiled steps.
-COMMUNICATION = tuple((11_700.0 + 60 * i, 11_740.0 + 60 * i) for i in range(18))
+COMMUNICATION = tuple((10_900.0 + 60 * i, 10_940.0 + 60 * i) for i in range(32))
 
 
 def power_trace() -> PowerTrace:
@@ -215,7 +220,10 @@ def power_trace() -> PowerTrace:
         wave = math.sin(time / 61) + 0.5 * math.sin(time / 17)
         power.append((642.0 if overlapped else 550.0) + (28.0 if overlapped else 55.0) * wave)
         clock.append((1695.0 if overlapped else 1905.0) + 15 * math.sin(time / 90))
-    return PowerTrace(0, tuple(times), tuple(power), tuple(clock), 0.02, 700.0, 700.0, segments, 1300, COMMUNICATION)
+    both = tuple((a, b - 12.0) for a, b in COMMUNICATION if arms[int(a // 1300)] is OV)
+    return PowerTrace(
+        0, tuple(times), tuple(power), tuple(clock), 0.02, 700.0, 700.0, segments, 1300, COMMUNICATION, both
+    )
 
 
 def write(

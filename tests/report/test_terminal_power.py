@@ -130,3 +130,8 @@ def test_a_rank_whose_device_another_one_reads_is_no_gap() -> None:
 def test_a_control_run_says_nothing_of_energy() -> None:
     control = aggregate_windows([window(power=(figures(),))], world_size=1, every_n_steps=500, control=True)
     assert power_words(control) == ""
+
+
+def test_overlap_s_peak_power_is_compared_in_words() -> None:
+    assert "The highest power is 10.0% higher with overlap." in power_words(powered(figures()))
+    assert "highest power" not in power_words(powered(figures(), doubts=("nothing is sure",)))

@@ -11,7 +11,7 @@ the verdict is "undecided", and the evidence is given with it.
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from overlap_callbacks.analysis.results.power import Cause, SlowdownCause, UnitUtilisation
 
@@ -37,6 +37,8 @@ DRAM_BUSY = 0.6
 DRAM_FREE = 0.4
 # An SM counts as busy if a warp is on it. At nine tenths and more, communication had to take SMs from computation.
 SM_BUSY = 0.9
+# With fewer readings of the clock in compute, in either mode, the means over all of the modes' time are compared.
+MIN_CLOCK_READINGS = 5
 
 
 class ModeFigures(Protocol):
@@ -45,6 +47,16 @@ class ModeFigures(Protocol):
     @property
     def sm_clock_mhz(self) -> float | None:
         """Mean clock of the SMs."""
+        ...
+
+    @property
+    def compute_clock_mhz(self) -> float | None:
+        """Mean clock of the SMs while they computed."""
+        ...
+
+    @property
+    def compute_clock_readings(self) -> int:
+        """Number of readings that it rests on."""
         ...
 
     @property
@@ -79,12 +91,13 @@ def attribute(
         return None
     if not slowdown > -1:
         raise ValueError(f"slowdown must be a fraction above -1, got {slowdown!r}")
-    from_clock = _from_clock(overlapped.sm_clock_mhz, sequential.sm_clock_mhz)
+    clocks = clocks_of(overlapped, sequential)
+    from_clock = None if clocks is None else clocks.explains
     if slowdown < MIN_SLOWDOWN:
         small = f"compute kernels take {slowdown:+.1%} in overlapped steps, within {MIN_SLOWDOWN:.0%} of none"
         return SlowdownCause(NO_SLOWDOWN, (small,), slowdown, from_clock)
     evidence = [f"compute kernels take {slowdown:.1%} longer in overlapped steps"]
-    if from_clock is None:
+    if clocks is None or from_clock is None:
         verdict, more = _contention_of(overlapped, sequential)
         evidence.append("the SM clock is not known in both modes, so a lower clock is not ruled out")
         # Without clocks, only one cause can be told: exhausted memory bandwidth slows kernels down at any clock.
@@ -93,9 +106,10 @@ def attribute(
     contention = (1 + slowdown) / (1 + from_clock) - 1
     share = min(1.0, max(0.0, math.log1p(from_clock) / math.log1p(slowdown)))
     evidence.append(
-        f"SM clock {overlapped.sm_clock_mhz:.0f} MHz overlapped, {sequential.sm_clock_mhz:.0f} MHz sequential: it "
+        f"SM clock {clocks.overlapped_mhz:.0f} MHz overlapped, {clocks.sequential_mhz:.0f} MHz sequential: it "
         f"explains at most {max(0.0, from_clock):.1%} ({share:.0%} of the slowdown)"
     )
+    evidence.append(f"these clocks are means over {clocks.basis}")
     if share >= CLOCK_SHARE:
         verdict, more = _cause_of_clock(overlapped, sequential)
     elif share <= CONTENTION_SHARE:
@@ -105,10 +119,37 @@ def attribute(
     return SlowdownCause(verdict, (*evidence, *more), slowdown, from_clock, contention, share)
 
 
-def _from_clock(overlapped_mhz: float | None, sequential_mhz: float | None) -> float | None:
-    if not overlapped_mhz or not sequential_mhz:
+class Clocks(NamedTuple):
+    """The SM clocks of the modes, and what they rest on.
+
+    Attributes:
+        overlapped_mhz, sequential_mhz: above zero.
+        basis: what they are means over, in words.
+    """
+
+    overlapped_mhz: float
+    sequential_mhz: float
+    basis: str
+
+    @property
+    def explains(self) -> float:
+        """The most of a slowdown that the clocks explain, as a fraction; negative if the overlapped one is higher."""
+        return self.sequential_mhz / self.overlapped_mhz - 1
+
+
+def clocks_of(overlapped: ModeFigures, sequential: ModeFigures) -> Clocks | None:
+    """The clocks to compare: while computing if enough readings fall there, else the modes' means; None without."""
+    counts = overlapped.compute_clock_readings, sequential.compute_clock_readings
+    if overlapped.compute_clock_mhz and sequential.compute_clock_mhz and min(counts) >= MIN_CLOCK_READINGS:
+        basis = f"readings that fall into compute ({counts[0]} overlapped, {counts[1]} sequential)"
+        return Clocks(overlapped.compute_clock_mhz, sequential.compute_clock_mhz, basis)
+    if not overlapped.sm_clock_mhz or not sequential.sm_clock_mhz:
         return None
-    return sequential_mhz / overlapped_mhz - 1
+    basis = (
+        "all of the steps' time, communication alone included, in which a clock may rise: too few readings fall into "
+        "compute"
+    )
+    return Clocks(overlapped.sm_clock_mhz, sequential.sm_clock_mhz, basis)
 
 
 _BY_CAUSE = (

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from overlap_callbacks.analysis.power.phases import StepPhases, clocks_while_computing
 from overlap_callbacks.analysis.power.readings import Floats, Readings
 from overlap_callbacks.analysis.power.segments import HeldReadings, Segment, counter_energy_j, hold
 from overlap_callbacks.analysis.results.mode import Mode
@@ -26,7 +27,13 @@ _MAX_SILENT_DIFFERENCE = 0.25
 
 
 def power_figures(
-    source: SourceInfo, readings: Readings, segments: Sequence[Segment], *, interval_s: float, late: int = 0
+    source: SourceInfo,
+    readings: Readings,
+    segments: Sequence[Segment],
+    *,
+    interval_s: float,
+    late: int = 0,
+    phases: Sequence[StepPhases] = (),
 ) -> DevicePower:
     """The power figures of each mode.
 
@@ -36,6 +43,7 @@ def power_figures(
         segments: stretches of time in one mode, in any order; they must not overlap.
         interval_s: time between readings.
         late: number of ticks that the sampler skipped.
+        phases: when the device computed, in its profiled steps.
     """
     by_mode: dict[Mode, list[Segment]] = defaultdict(list)
     for segment in segments:
@@ -44,6 +52,7 @@ def power_figures(
     min_block_s = source.min_block_s(interval_s)
     modes = [_measure(mode, of_mode, readings, source, min_block_s) for mode, of_mode in in_order]
     modes, problems = _with_energy(modes, in_order, readings, source)
+    modes = _with_compute_clocks(modes, readings, phases)
     problems += _without_reasons(modes, readings)
     if late:
         several = f"{late} readings of power came late and were left out"
@@ -176,6 +185,20 @@ def _mean_now(readings: Readings, segments: Sequence[Segment], values: Floats) -
         total += float(values[held.rows] @ held.seconds)
         seconds += float(held.seconds.sum())
     return total / seconds if seconds else None
+
+
+def _with_compute_clocks(
+    modes: Sequence[ModePower], readings: Readings, phases: Sequence[StepPhases]
+) -> list[ModePower]:
+    clocks = clocks_while_computing(readings, phases)
+    return [
+        msgspec.structs.replace(
+            mode, compute_clock_mhz=clocks[mode.mode][0], compute_clock_readings=clocks[mode.mode][1]
+        )
+        if mode.mode in clocks
+        else mode
+        for mode in modes
+    ]
 
 
 def _held_reasons(readings: Readings, segments: Sequence[Segment]) -> list[HeldReadings]:

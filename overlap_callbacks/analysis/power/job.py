@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
 
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import (
@@ -32,7 +34,8 @@ def pool(by_rank: Mapping[int, Sequence[DevicePower]], *, whole: bool = True) ->
     for mode in Mode:
         of_mode = [in_mode for power in devices.values() if (in_mode := power.of(mode)) is not None]
         if of_mode:
-            modes.append(_pool_mode(mode, of_mode, all_devices=len(devices) if whole else None))
+            pooled = _pool_mode(mode, of_mode, all_devices=len(devices) if whole else None)
+            modes.append(_with_compute_clock(pooled, devices.values()))
     problems = dict.fromkeys(problem for power in all_power for problem in (*power.problems, *_missing(power)))
     return JobPower(
         num_devices=len(devices),
@@ -79,6 +82,21 @@ def _pool_mode(mode: Mode, devices: list[ModePower], all_devices: int | None) ->
         peak_tdp_fraction=max(column(lambda d: d.peak_tdp_fraction), default=None),
         reasons=_mean_reasons([device.reasons for device in devices if device.reasons is not None]),
         parts=_mean_parts([device.parts for device in devices if device.parts is not None]),
+    )
+
+
+def _with_compute_clock(pooled: JobModePower, devices: Iterable[DevicePower]) -> JobModePower:
+    """With the mean over the devices that have it in both modes: else one mode's would be of other devices."""
+    in_both = [
+        of_mode
+        for device in devices
+        if (of_mode := device.of(pooled.mode)) is not None
+        and all((of := device.of(mode)) is not None and of.compute_clock_mhz is not None for mode in Mode)
+    ]
+    return msgspec.structs.replace(
+        pooled,
+        compute_clock_mhz=_mean([of.compute_clock_mhz for of in in_both if of.compute_clock_mhz is not None]),
+        compute_clock_readings=sum(of.compute_clock_readings for of in in_both),
     )
 
 

@@ -8,12 +8,16 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks import _validation
+from overlap_callbacks.analysis.intervals import Intervals
+from overlap_callbacks.analysis.power.phases import StepPhases
 from overlap_callbacks.analysis.power.readings import Floats, Readings
 from overlap_callbacks.analysis.power.segments import Segment
 from overlap_callbacks.analysis.results.power import PowerTrace, TraceSegment
 
 # Thousandths of a millisecond and of a watt are more precise than any sensor, and keep a record short.
 _DIGITS = 3
+# Intervals that are kept of each profiled step: power sensors resolve no more than some of them.
+_MAX_INTERVALS = 60
 
 
 def power_trace(
@@ -22,7 +26,7 @@ def power_trace(
     *,
     averaging_s: float | None,
     tdp_w: float | None = None,
-    communication: Sequence[tuple[int, int]] = (),
+    phases: Sequence[StepPhases] = (),
     max_points: int = 600,
 ) -> PowerTrace | None:
     """The trace of a window; None without readings of power.
@@ -32,7 +36,7 @@ def power_trace(
         segments: stretches of time in one mode, which bound the trace; without any, the readings bound it.
         averaging_s: of the source.
         tdp_w: of the source.
-        communication: when communication was in flight, as (start, end) in nanoseconds of ``time.perf_counter_ns``.
+        phases: when the device computed and communicated, in its profiled steps.
         max_points: maximum number of points. The lowest and the highest point of each stretch of time are kept, so that
             peaks stay.
 
@@ -67,10 +71,19 @@ def power_trace(
             for s in sorted(segments, key=lambda s: s.start_ns)
         ),
         num_readings=len(rows),
-        communication=tuple(
-            (round((a - start_ns) / 1e6, _DIGITS), round((b - start_ns) / 1e6, _DIGITS)) for a, b in communication
-        ),
+        communication=_thinned([step.communication for step in phases], start_ns),
+        both=_thinned([step.both for step in phases], start_ns),
     )
+
+
+def _thinned(of_steps: Sequence[Intervals], start_ns: int) -> tuple[tuple[float, float], ...]:
+    """Some intervals of each step, in milliseconds from the start of the trace; none that rounding makes empty."""
+    found: list[tuple[float, float]] = []
+    for intervals in of_steps:
+        thin = intervals.thinned(_MAX_INTERVALS)
+        starts, ends = (_rounded((side - start_ns) / 1e6) for side in (thin.start_ns, thin.end_ns))
+        found += [(start, end) for start, end in zip(starts, ends, strict=True) if start < end]
+    return tuple(found)
 
 
 def fill_forward(values: Floats) -> Floats:

@@ -371,6 +371,8 @@ POWER_METRICS = (
     PowerMetric("power", "peak_tdp_fraction", "fraction", "highest power over the default limit", "highest, of TDP",
                 lambda m: m.peak_tdp_fraction),
     PowerMetric("device", "sm_clock_mhz", "MHz", "mean SM clock", "SM clock", lambda m: m.sm_clock_mhz),
+    PowerMetric("device", "compute_sm_clock_mhz", "MHz", "mean SM clock while compute runs, in profiled steps",
+                "SM clock while computing", lambda m: m.compute_clock_mhz),
     PowerMetric("device", "throttle_fraction", "fraction", "time in which the clock was held back", "clock held back",
                 lambda m: m.throttle_fraction),
     PowerMetric("device", "power_cap_fraction", "fraction", "the same for a power cap", "held back by a power cap",
@@ -394,8 +396,17 @@ POWER_METRICS = (
 
 ENERGY_PER_TOKEN = "energy_per_token_j"
 ENERGY_SAVING = "power/energy_saving_vs_sequential"
+PEAK_RISE = "power/peak_w_vs_sequential"
 SLOWDOWN_FROM_CLOCK = "device/slowdown_from_clock"
 SLOWDOWN_BEYOND_CLOCK = "device/slowdown_beyond_clock"
+SLOWDOWN_FROM_SMS = "device/slowdown_from_sms"
+SLOWDOWN_FROM_WAVES = "device/slowdown_from_waves"
+SLOWDOWN_FROM_MEMORY = "device/slowdown_from_memory"
+SLOWDOWN_UNEXPLAINED = "device/slowdown_unexplained"
+SLOWDOWN_KEYS = (
+    SLOWDOWN_FROM_CLOCK, SLOWDOWN_BEYOND_CLOCK, SLOWDOWN_FROM_SMS, SLOWDOWN_FROM_WAVES, SLOWDOWN_FROM_MEMORY,
+    SLOWDOWN_UNEXPLAINED,
+)  # fmt: skip
 
 
 def energy_per_token_key(mode: Mode) -> str:
@@ -407,7 +418,7 @@ def power_units() -> dict[str, str]:
     """Unit of each metric of power and of the device, by key."""
     by_mode = {metric.key(mode): metric.unit for metric in POWER_METRICS for mode in Mode}
     by_mode |= {energy_per_token_key(mode): "J" for mode in Mode}
-    shares = dict.fromkeys((ENERGY_SAVING, SLOWDOWN_FROM_CLOCK, SLOWDOWN_BEYOND_CLOCK), "fraction")
+    shares = dict.fromkeys((ENERGY_SAVING, PEAK_RISE, *SLOWDOWN_KEYS), "fraction")
     return {**by_mode, **shares}
 
 
@@ -418,6 +429,11 @@ def power_meanings() -> dict[str, str]:
     return {
         **by_mode,
         ENERGY_SAVING: "energy of a sequential step over that of an overlapped one, less one",
+        PEAK_RISE: "highest power of any device in overlapped steps over that in sequential ones, less one",
         SLOWDOWN_FROM_CLOCK: "sequential over overlapped SM clock, less one: the most that the clock explains",
         SLOWDOWN_BEYOND_CLOCK: "the least of the compute slowdown that remains: contention",
+        SLOWDOWN_FROM_SMS: "the part of the compute slowdown that the SMs taken by communication have, by a model",
+        SLOWDOWN_FROM_WAVES: "the part that further waves of blocks have, by the same model",
+        SLOWDOWN_FROM_MEMORY: "what remains where memory bandwidth was exhausted",
+        SLOWDOWN_UNEXPLAINED: "the part of the compute slowdown that no known cause has",
     }

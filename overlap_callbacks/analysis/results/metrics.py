@@ -8,15 +8,21 @@ from overlap_callbacks.analysis.bus_bandwidth import bus_factor
 from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.catalogue import (
     ENERGY_SAVING,
+    PEAK_RISE,
     POWER_METRICS,
     SLOWDOWN_BEYOND_CLOCK,
     SLOWDOWN_FROM_CLOCK,
+    SLOWDOWN_FROM_MEMORY,
+    SLOWDOWN_FROM_SMS,
+    SLOWDOWN_FROM_WAVES,
+    SLOWDOWN_UNEXPLAINED,
     compares,
     energy_per_token_key,
 )
 from overlap_callbacks.analysis.results.estimate import Estimate, Spread
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import JobPower, SlowdownCause
+from overlap_callbacks.analysis.results.shares import MEMORY, SMS, UNEXPLAINED, WAVES, SlowdownShares
 from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime, PairTime
 
 
@@ -119,11 +125,37 @@ def power_metrics(
     saving = energy_saving(power) if valid else None
     if saving is not None:
         flat[ENERGY_SAVING] = saving
+    rise = peak_rise(power) if valid else None
+    if rise is not None:
+        flat[PEAK_RISE] = rise
     if cause is not None and valid:
         for key, share in ((SLOWDOWN_FROM_CLOCK, cause.from_clock), (SLOWDOWN_BEYOND_CLOCK, cause.contention)):
             if share is not None:
                 flat[key] = share
     return flat
+
+
+_SHARE_KEYS = {
+    SMS: SLOWDOWN_FROM_SMS,
+    WAVES: SLOWDOWN_FROM_WAVES,
+    MEMORY: SLOWDOWN_FROM_MEMORY,
+    UNEXPLAINED: SLOWDOWN_UNEXPLAINED,
+}
+
+
+def slowdown_metrics(shares: SlowdownShares | None, *, valid: bool) -> dict[str, float]:
+    """The share of each cause of the compute slowdown but the clock, which ``power_metrics`` has."""
+    if shares is None or not valid:
+        return {}
+    return {key: fraction for cause, key in _SHARE_KEYS.items() if (fraction := shares.of(cause)) is not None}
+
+
+def peak_rise(power: JobPower) -> float | None:
+    """How much higher the highest power is in overlapped steps than in sequential ones, as a fraction; None without."""
+    overlapped, sequential = power.of(Mode.OVERLAPPED), power.of(Mode.SEQUENTIAL)
+    if overlapped is None or sequential is None or overlapped.peak_w is None or not sequential.peak_w:
+        return None
+    return overlapped.peak_w / sequential.peak_w - 1
 
 
 def energy_saving(power: JobPower) -> float | None:

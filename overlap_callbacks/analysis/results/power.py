@@ -120,6 +120,8 @@ class ModePower(msgspec.Struct, frozen=True):
         reasons: fraction of time for each reason that occurred, throttling or not.
         parts: how busy the units of the device were.
         missing: why there is no power figure, and what would help; empty where there is one.
+        compute_clock_mhz: mean SM clock of the readings that fall into compute of profiled steps; None without any.
+        compute_clock_readings: number of those readings.
     """
 
     mode: Mode
@@ -141,6 +143,8 @@ class ModePower(msgspec.Struct, frozen=True):
     reasons: dict[str, float] | None = None
     parts: UnitUtilisation | None = None
     missing: str = ""
+    compute_clock_mhz: float | None = None
+    compute_clock_readings: int = 0
 
     def cause_fraction(self, cause: Cause) -> float | None:
         """Fraction of time for which the clock was held back for ``cause``, at most: reasons of one cause may coincide.
@@ -207,6 +211,8 @@ class JobModePower(msgspec.Struct, frozen=True):
         peak_tdp_fraction: highest power of any one device over its default limit.
         reasons: mean over devices of the fraction of time for each reason.
         parts: means over devices of how busy their units were.
+        compute_clock_mhz: mean over the devices that have it in both modes.
+        compute_clock_readings: number of those readings.
     """
 
     mode: Mode
@@ -225,6 +231,8 @@ class JobModePower(msgspec.Struct, frozen=True):
     peak_tdp_fraction: float | None = None
     reasons: dict[str, float] | None = None
     parts: UnitUtilisation | None = None
+    compute_clock_mhz: float | None = None
+    compute_clock_readings: int = 0
 
     def cause_fraction(self, cause: Cause) -> float | None:
         """Mean fraction of time for which a clock was held back for ``cause``; None where devices give no reasons."""
@@ -304,6 +312,7 @@ class PowerTrace(msgspec.Struct, frozen=True):
         num_readings: number of readings before thinning.
         communication: when communication was in flight, as (start, end) in milliseconds from the start of the trace;
             known for the profiled steps alone.
+        both: the part of it in which compute ran too.
     """
 
     start_ns: int
@@ -316,3 +325,4 @@ class PowerTrace(msgspec.Struct, frozen=True):
     segments: tuple[TraceSegment, ...]
     num_readings: int
     communication: tuple[tuple[float, float], ...] = ()
+    both: tuple[tuple[float, float], ...] = ()

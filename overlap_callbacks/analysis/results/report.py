@@ -8,6 +8,7 @@ from overlap_callbacks.analysis.results import metrics
 from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.estimate import Estimate, Spread
 from overlap_callbacks.analysis.results.power import JobPower, PowerTrace, SlowdownCause
+from overlap_callbacks.analysis.results.shares import SlowdownShares
 from overlap_callbacks.analysis.results.window import (
     CollectiveTime,
     DimensionTime,
@@ -48,6 +49,7 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
         samples: what each rank measured.
         dimension_pairs: compute kernels beside the communication of each dimension of parallelism, means over ranks,
             the most expensive first.
+        slowdown_shares: the compute slowdown divided among its causes; None where nothing is known of any.
     """
 
     window: int
@@ -105,6 +107,7 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
     profiler_slowdown: Estimate | None = None
     profiler_slowdown_isolated: Estimate | None = None
     dimension_pairs: tuple[PairTime, ...] = ()
+    slowdown_shares: SlowdownShares | None = None
 
     @property
     def verified(self) -> bool:
@@ -141,5 +144,6 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
             "overlap/control": float(self.control),
             **metrics.collective_metrics(self.collectives, valid=valid),
             **metrics.dimension_metrics(self.dimensions, self.dimension_pairs, valid=valid),
+            **metrics.slowdown_metrics(self.slowdown_shares, valid=valid),
             **metrics.power_metrics(self.power, self.power_verdict, tokens_per_step=self.tokens_per_step, valid=valid),
         }

@@ -231,6 +231,26 @@ class StepTimeline(msgspec.Struct, frozen=True):
     closed_communication_ms: float
 
 
+class SmLoss(msgspec.Struct, frozen=True):
+    """What compute kernels should lose to the SMs that communication holds, modelled from their grids; per step.
+
+    Attributes:
+        num_sms: SMs of the device.
+        sms_held: SMs that communication kernels hold while compute runs beside them, mean over that time.
+        beside_ms: time of compute kernels beside communication.
+        modelled_ms: the part of it that the model covers: of kernels whose launch is known, in both modes.
+        from_sms_ms: predicted extra time since fewer blocks run at a time.
+        from_waves_ms: predicted extra time since a wave is needed beyond that.
+    """
+
+    num_sms: int
+    sms_held: float
+    beside_ms: float
+    modelled_ms: float
+    from_sms_ms: float
+    from_waves_ms: float
+
+
 class RankWindow(msgspec.Struct, frozen=True):
     """Everything that one rank measured in one window.
 
@@ -258,6 +278,8 @@ class RankWindow(msgspec.Struct, frozen=True):
         num_sms: SMs (of AMD, compute units) of the device; 0 if unknown, and on CPU.
         dimension_pairs: what each family of compute kernels loses beside the communication of each dimension of
             parallelism; kernels that ran beside none are not in it.
+        sm_loss: what its compute kernels should lose to the SMs that communication holds; None where launches or limits
+            of the device are not known.
     """
 
     rank: int
@@ -282,3 +304,4 @@ class RankWindow(msgspec.Struct, frozen=True):
     doubts: tuple[str, ...] = ()
     num_sms: int = 0
     dimension_pairs: tuple[PairTime, ...] = ()
+    sm_loss: SmLoss | None = None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from overlap_callbacks import _validation
 from overlap_callbacks._threads import Worker
 from overlap_callbacks.analysis.power.device import power_figures
+from overlap_callbacks.analysis.power.phases import StepPhases
 from overlap_callbacks.analysis.power.segments import Segment
 from overlap_callbacks.analysis.power.trace import power_trace
 from overlap_callbacks.analysis.results.power import DevicePower, PowerTrace
@@ -121,7 +122,7 @@ class PowerMeter:
         *,
         since_ns: int,
         shown: Sequence[Segment] = (),
-        communication: Sequence[tuple[int, int]] = (),
+        phases: Sequence[StepPhases] = (),
     ) -> MeasuredPower:
         """The power of a window that is closed.
 
@@ -129,7 +130,7 @@ class PowerMeter:
             segments: the blocks that count.
             since_ns: when the window opened, as of ``time.perf_counter_ns``.
             shown: all stretches of time in one mode, for the trace; empty for ``segments``.
-            communication: when communication was in flight, as (start, end) in nanoseconds, for the trace.
+            phases: when the first device computed and communicated, in its profiled steps.
         """
         sampler = self._sampler
         if sampler is None or not segments:
@@ -137,7 +138,12 @@ class PowerMeter:
         late = self._late_of(sampler)
         figures = tuple(
             power_figures(
-                source.info, sampler.readings(since_ns, number), segments, interval_s=sampler.interval_s, late=late
+                source.info,
+                sampler.readings(since_ns, number),
+                segments,
+                interval_s=sampler.interval_s,
+                late=late,
+                phases=() if number else phases,
             )
             for number, source in enumerate(sampler.sources)
         )
@@ -147,7 +153,7 @@ class PowerMeter:
             shown or segments,
             averaging_s=first.averaging_s,
             tdp_w=first.tdp_w,
-            communication=communication,
+            phases=phases,
         )
         return MeasuredPower(figures, trace)
 

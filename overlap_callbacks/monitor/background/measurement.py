@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from overlap_callbacks.analysis.power.phases import StepPhases
 from overlap_callbacks.analysis.power.segments import Segment
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow, TimedBlock
@@ -100,7 +101,7 @@ class _Measurement:
         for problem in profile.problems:
             self._note(problem)
         timed = self._timed_blocks()
-        power = self._power(profile.communication)
+        power = self._power(profile.phases)
         timed_sequential = [
             step.log for step in self._of(Part.TIMED) if step.counted and step.plan.mode is Mode.SEQUENTIAL
         ]
@@ -129,6 +130,7 @@ class _Measurement:
             problems=tuple(self._problems),
             doubts=(*self._doubts, *profile.doubts),
             num_sms=profile.num_sms,
+            sm_loss=profile.sm_loss,
         )
 
     def _note_let_pass(self, profiled: Sequence[ProfiledBlock]) -> None:
@@ -164,7 +166,7 @@ class _Measurement:
 
     # -- power
 
-    def _power(self, communication: Sequence[tuple[int, int]]) -> MeasuredPower:
+    def _power(self, phases: Sequence[StepPhases]) -> MeasuredPower:
         meter = self._window.meter
         if meter is None or not all(self._await_passed(step.end) for step in self._steps):
             return MeasuredPower()
@@ -173,7 +175,7 @@ class _Measurement:
         if not segments and any(step.counted for step in timed):
             self._note("power is missing: when the device began and ended its steps is not known well enough")
         shown = segments_of([s for s in self._steps if s.plan.part is not Part.RECORDED], self._window.clock)
-        return meter.measure(segments, since_ns=self._window.opened_ns, shown=shown, communication=communication)
+        return meter.measure(segments, since_ns=self._window.opened_ns, shown=shown, phases=phases)
 
     # -- collectives
 

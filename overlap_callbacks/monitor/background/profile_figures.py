@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from overlap_callbacks.analysis.aggregate import MAX_KERNELS
+from overlap_callbacks.analysis.contention.sm_loss import sm_loss
 from overlap_callbacks.analysis.kernels.attribution import pair_times_of
 from overlap_callbacks.analysis.kernels.by_collective import CollectiveKey, kernel_times_by_collective
 from overlap_callbacks.analysis.kernels.by_dimension import dimension_times, dimensions_of_rows
@@ -17,22 +18,23 @@ from overlap_callbacks.analysis.kernels.table import KernelTable
 from overlap_callbacks.analysis.kernels.timeline import step_timeline
 from overlap_callbacks.analysis.kernels.times import KernelSums, kernel_times, num_sms, profiled_block
 from overlap_callbacks.analysis.kernels.with_log import with_log
+from overlap_callbacks.analysis.power.phases import StepPhases
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import (
     DimensionTime,
     KernelTime,
     PairTime,
     ProfiledBlock,
+    SmLoss,
     StepTimeline,
 )
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks
+from overlap_callbacks.instruments.chip import chip_of
+from overlap_callbacks.monitor.background.phases import phases_on_host
 from overlap_callbacks.monitor.background.profile_check import check_device_profile
 from overlap_callbacks.monitor.background.profile_log import ProfileLog, profile_log
 from overlap_callbacks.monitor.window import ClosedWindow, MeasuredStep
-
-# Intervals of communication that a power trace keeps of each step: power sensors resolve no more than some of them.
-_MAX_INTERVALS_IN_TRACE = 60
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,10 @@ class ProfileFigures:
     """What the profiled part of a window gives; empty if there was no profile.
 
     Attributes:
-        blocks, kernels, pairs, dimension_pairs, dimensions, pictures, num_sms: as in ``RankWindow``.
+        blocks, kernels, pairs, dimension_pairs, dimensions, pictures, sm_loss, num_sms: as in ``RankWindow``.
         kernels_ms: time of each collective's kernels in a sequential step.
-        communication: when it was in flight, on the host's clock in nanoseconds.
+        phases: when the profiled steps computed and communicated, on the host's clock; empty where this rank reads no
+            power.
         problems: why parts of the profile do not count or are missing, in words.
         doubts: why the window cannot be trusted, in words.
     """
@@ -54,7 +57,8 @@ class ProfileFigures:
     dimensions: tuple[DimensionTime, ...] = ()
     kernels_ms: Mapping[CollectiveKey, float] = field(default_factory=dict)
     pictures: tuple[StepTimeline, ...] = ()
-    communication: tuple[tuple[int, int], ...] = ()
+    phases: tuple[StepPhases, ...] = ()
+    sm_loss: SmLoss | None = None
     num_sms: int = 0
     problems: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
@@ -75,7 +79,7 @@ def profile_figures(
         steps: its steps, as far as they count.
         recorded: the collectives of the recorded step; None without one.
         await_passed: waits for the device to pass a mark; False if that takes too long.
-        with_pictures: whether to add the timelines of two steps, and when communication was in flight.
+        with_pictures: whether to add the timelines of two steps.
     """
     if window.profile is None:
         return ProfileFigures()
@@ -116,20 +120,23 @@ def profile_figures(
     overlapped, sequential = (np.array(by_arm[mode], dtype=np.int64) for mode in by_arm)
     pairs = pair_times_of(kernels, overlapped, sequential, dimensions)
     drawn = [(indices[0], arm) for arm, indices in by_arm.items() if indices and with_pictures]
-    with_communication = with_pictures and window.meter is not None
+    has_power = window.meter is not None and not window.meter.elsewhere
     return ProfileFigures(
         blocks=blocks,
         kernels=kernel_times(kernels, overlapped, sequential, max_kernels=MAX_KERNELS),
         pairs=pairs.by_kind,
         dimension_pairs=pairs.by_dimension,
         dimensions=(
-            dimension_times(kernels, *dimensions, *by_arm.values(), recorded.collectives)
+            dimension_times(
+                kernels, *dimensions, by_arm[Mode.OVERLAPPED], by_arm[Mode.SEQUENTIAL], recorded.collectives
+            )
             if recorded is not None and dimensions is not None
             else ()
         ),
         kernels_ms=_kernels_ms(kernels, log) if window.clock.compute_stream is not None else {},
         pictures=tuple(picture for step in drawn if (picture := step_timeline(kernels, *step)) is not None),
-        communication=_communication(kernels, steps, window.clock, await_passed) if with_communication else (),
+        phases=phases_on_host(kernels, steps, window.clock, await_passed) if has_power else (),
+        sm_loss=sm_loss(kernels, kernels.launches, chip_of(window.clock.compute_stream), overlapped, sequential),
         num_sms=num_sms(kernels),
         problems=tuple(problems),
     )
@@ -138,24 +145,6 @@ def profile_figures(
 def _missing(why: str) -> ProfileFigures:
     """No figures, and why."""
     return ProfileFigures(problems=(f"kernel times are missing: {why}",))
-
-
-def _communication(
-    kernels: KernelTable,
-    steps: Sequence[MeasuredStep],
-    clock: clocks.StepClock,
-    await_passed: Callable[[clocks.Mark], bool],
-) -> tuple[tuple[int, int], ...]:
-    """When communication was in flight in the profiled steps, on the host's clock."""
-    intervals_ns: list[tuple[int, int]] = []
-    for step in steps:
-        if step.profile_index < 0:
-            continue
-        picture = step_timeline(kernels, step.profile_index, step.plan.arm, max_intervals=_MAX_INTERVALS_IN_TRACE)
-        if picture is not None and await_passed(step.end):
-            start_ns = sum(clock.host_bounds_ns(step.start)) // 2
-            intervals_ns += [(start_ns + round(1e6 * a), start_ns + round(1e6 * b)) for a, b in picture.communication]
-    return tuple(intervals_ns)
 
 
 def _mean_step_ms(

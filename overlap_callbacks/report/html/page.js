@@ -188,10 +188,10 @@
     },
 
     // Power from zero, the modes shaded; the clock below it.
-    power({ time, power, clock, segments, communication, limits, title }, width) {
+    power({ time, power, clock, segments, communication, both, limits, title }, width) {
       const rows = time.map((t, i) => ({ t: t / 1000, power: power[i], clock: clock[i] }));
       const shades = segments.map(([mode, a, b]) => ({ mode, a: a / 1000, b: b / 1000 }));
-      const inFlight = communication.map(([a, b]) => ({ a: a / 1000, b: b / 1000 }));
+      const seconds = (intervals) => intervals.map(([a, b]) => ({ a: a / 1000, b: b / 1000 }));
       const end = d3.max([...rows.map((d) => d.t), ...shades.map((d) => d.b)]);
       const panel = (key, unit, domain, marks, last) => plot({
         width, height: last ? 190 : 150, marginLeft: 48, marginTop: 22, marginBottom: last ? 34 : 10,
@@ -213,8 +213,11 @@
         Plot.text(bounds, { y: "value", frameAnchor: "right", textAnchor: "end", dy: -7, text: (d) => `${d.name}, ${figure(d.value, "W")}`, fill: muted, stroke: color("paper"), strokeWidth: 4 }),
       ];
       const watts = d3.nice(0, most * 1.05, 5);
-      const foot = Plot.rect(inFlight, { x1: "a", x2: "b", y1: 0, y2: watts[1] * 0.06, fill: color("communication") });
-      const drawn = [panel("power", "W", watts, [foot, ...limitMarks], !clock.length)];
+      // Compute beside communication is drawn over the communication that it is part of.
+      const band = (intervals, name) =>
+        Plot.rect(seconds(intervals), { x1: "a", x2: "b", y1: 0, y2: watts[1] * 0.08, fill: color(name) });
+      const foot = [band(communication, "communication"), band(both, "both")];
+      const drawn = [panel("power", "W", watts, [...foot, ...limitMarks], !clock.length)];
       if (clock.length) {
         const [low, high] = d3.extent(clock);
         const pad = Math.max(10, (high - low) * 0.1);

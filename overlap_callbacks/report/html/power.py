@@ -9,11 +9,12 @@ from typing import Any
 from overlap_callbacks.analysis.formatting import PAGE, change_in_words, count, page_text, ranges
 from overlap_callbacks.analysis.results.catalogue import POWER_METRICS
 from overlap_callbacks.analysis.results.estimate import Estimate
-from overlap_callbacks.analysis.results.metrics import energy_saving
+from overlap_callbacks.analysis.results.metrics import energy_saving, peak_rise
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import JobModePower, JobPower, PowerTrace
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.statistics import pool
+from overlap_callbacks.report.html.causes import cause_table
 from overlap_callbacks.report.html.elements import Block, Cell, Chart, Note, Table, heads
 
 # The figures by which several runs are compared.
@@ -30,9 +31,13 @@ def power_blocks(counting: Sequence[OverlapReport], every: Sequence[OverlapRepor
         every: all windows; looked at where none counts.
     """
     windows = counting or every
+    causes = cause_table(counting)
     if not any(window.power is not None for window in windows):
-        return [Note("Power was not measured.")] if windows else []
+        missing = [Note("Power was not measured.")] if windows else []
+        return [*missing, *([causes] if causes is not None else [])]
     blocks: list[Block] = [_table(counting) or Note("Power was read, but no valid window has figures of it.")]
+    if causes is not None:
+        blocks.append(causes)
     cause = _cause(counting)
     if cause is not None:
         blocks.append(cause)
@@ -76,6 +81,10 @@ def power_answer(windows: Sequence[OverlapReport]) -> str:
         shown = f" (95 % interval {bounds})" if bounds else ""
         change = change_in_words(saving.value, "more", "less", PAGE)
         sentences.append(f"Without overlap a step takes {change} energy{shown}.")
+    rise = _mean_of([peak_rise(window.power) for window in windows if window.power is not None])
+    if rise is not None:
+        change = change_in_words(rise.value, "higher", "lower", PAGE)
+        sentences.append(f"The highest power of a device is {change} with overlap.")
     return " ".join(sentences)
 
 
@@ -159,6 +168,7 @@ def trace_chart(window: OverlapReport, trace: PowerTrace) -> Chart:
         "clock": list(trace.sm_clock_mhz),
         "segments": [[s.arm.value, s.start_ms, s.end_ms] for s in trace.segments],
         "communication": [list(interval) for interval in trace.communication],
+        "both": [list(interval) for interval in trace.both],
         "limits": [],
     }
     for name, value in (("default limit", trace.tdp_w), ("limit in force", trace.limit_w)):
@@ -167,8 +177,12 @@ def trace_chart(window: OverlapReport, trace: PowerTrace) -> Chart:
     if trace.tdp_w is not None and trace.tdp_w == trace.limit_w:
         data["limits"] = [["power limit", trace.tdp_w]]
     caption = f"Device of rank {window.ranks[0]}, window {window.window}; blocks of each mode are shaded."
+    in_flight = "communication alone" if trace.both else "communication in flight"
     if trace.communication:
-        caption += " The marks at the foot are communication in flight, which is known for profiled steps alone."
+        caption += (
+            " The band at the foot shows when communication was in flight, beside compute or alone; that is known for "
+            "profiled steps only."
+        )
     if trace.averaging_s:
         caption += f" Each point is an average over the {1000 * trace.averaging_s:.0f} ms before it."
     if len(trace.time_ms) < trace.num_readings:
@@ -184,6 +198,7 @@ def trace_chart(window: OverlapReport, trace: PowerTrace) -> Chart:
         (
             ("overlapped steps", "overlapped"),
             ("sequential steps", "sequential"),
-            *((("communication in flight", "communication"),) if trace.communication else ()),
+            *((("communication beside compute", "both"),) if trace.both else ()),
+            *(((in_flight, "communication"),) if trace.communication else ()),
         ),
     )

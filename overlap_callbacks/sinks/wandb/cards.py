@@ -101,6 +101,10 @@ def power_card(report: OverlapReport, trace: PowerTrace) -> str:
         f'width="{x(end) - x(start):.1f}" height="6"/>'
         for start, end in trace.communication
     ]
+    parts += [
+        f'<rect class="overlapped" x="{x(start):.1f}" y="{y(0) + 3:.1f}" width="{x(end) - x(start):.1f}" height="6"/>'
+        for start, end in trace.both
+    ]
     if trace.limit_w is not None:
         parts.append(
             f'<line class="limit" x1="{left}" x2="{width - 6}" '
@@ -125,7 +129,8 @@ def power_card(report: OverlapReport, trace: PowerTrace) -> str:
     )
     legend = "Shaded: overlapped (blue) and sequential (orange) blocks."
     if trace.communication:
-        legend += " Below: communication in flight, known for the profiled steps alone."
+        darker = ", darker beside compute" if trace.both else ""
+        legend += f" Below: communication in flight{darker}, known for the profiled steps alone."
     where = f"Window {report.window}, rank 0's device, {trace.num_readings} readings."
     return _page("Power", [chart, f'<p class="dim">{legend} {where}</p>'])
 

@@ -143,6 +143,7 @@ SECTIONS = (
         (
             Lines("Mean power of a device", _both("power", "avg_w"), "W"),
             Lines("Peak power", _both("power", "peak_w"), "W"),
+            Lines("Peak power that overlap adds", ("power/peak_w_vs_sequential",), "fraction"),
             Lines("Energy of a step", _both("power", "energy_per_step_j"), "J"),
             Lines("Energy that overlap saves", ("power/energy_saving_vs_sequential",), "fraction"),
             Pictures("Power in the window, by mode", "power/trace_card"),
@@ -157,6 +158,9 @@ SECTIONS = (
             Lines("Held back by the power cap", _both("device", "power_cap_fraction"), "fraction"),
             Lines("Slowdown from the clock, and beyond it",
                   ("device/slowdown_from_clock", "device/slowdown_beyond_clock"), "fraction"),
+            Lines("Causes of the compute slowdown",
+                  ("device/slowdown_from_clock", "device/slowdown_from_sms", "device/slowdown_from_waves",
+                   "device/slowdown_from_memory", "device/slowdown_unexplained"), "fraction"),
             Lines("SMs and tensor cores busy", _both("device", "sm_busy_fraction", "tensor_busy_fraction"), "fraction"),
             Lines("Memory bandwidth in use", _both("device", "dram_busy_fraction"), "fraction"),
         ),

@@ -31,6 +31,30 @@ def test_a_slowdown_by_the_clock_alone_is_all_the_clocks() -> None:
     assert "throttled by power cap for 90% of overlapped and 0% of sequential time" in found.evidence
 
 
+def test_the_clock_counts_while_kernels_compute_not_while_only_communication_runs() -> None:
+    overlapped = msgspec.structs.replace(mode(1700), compute_clock_mhz=1800.0, compute_clock_readings=7)
+    sequential = msgspec.structs.replace(mode(1950), compute_clock_mhz=1800.0, compute_clock_readings=5)
+    found = attribute(0.2, overlapped, sequential)
+    assert found is not None
+    assert (found.from_clock, found.contention) == (0, pytest.approx(0.2))
+    assert "SM clock 1800 MHz overlapped, 1800 MHz sequential" in found.evidence[1]
+    assert found.evidence[2] == (
+        "these clocks are means over readings that fall into compute (7 overlapped, 5 sequential)"
+    )
+
+
+@pytest.mark.parametrize("readings", [(4, 50), (50, 4), (50, 0)])
+def test_with_few_readings_in_compute_the_modes_means_count_and_the_evidence_says_so(readings) -> None:
+    sides = (
+        msgspec.structs.replace(mode(mhz), compute_clock_mhz=1800.0 if count else None, compute_clock_readings=count)
+        for mhz, count in zip((1700.0, 1950.0), readings, strict=True)
+    )
+    found = attribute(0.2, *sides)
+    assert found is not None
+    assert found.from_clock == pytest.approx(1950 / 1700 - 1)
+    assert "communication alone included, in which a clock may rise" in found.evidence[2]
+
+
 def test_shares_multiply() -> None:
     found = attribute(0.32, mode(1800), mode(1980))
     assert found is not None
@@ -90,6 +114,8 @@ def test_evidence_names_the_figures_that_it_rests_on() -> None:
     assert found.evidence == (
         "compute kernels take 20.0% longer in overlapped steps",
         "SM clock 1980 MHz overlapped, 1980 MHz sequential: it explains at most 0.0% (0% of the slowdown)",
+        "these clocks are means over all of the steps' time, communication alone included, in which a clock may rise: "
+        "too few readings fall into compute",
         "memory bandwidth used to 75% (20% in sequential steps)",
         "SMs busy for 95%",
         "tensor cores busy for 40%, 60% in sequential steps",

@@ -77,3 +77,22 @@ def test_different_methods_are_mixed_and_problems_are_said_once() -> None:
 def test_it_can_be_written_down_and_read_back(by_rank) -> None:
     pooled = pool(by_rank)
     assert msgspec.json.decode(msgspec.json.encode(pooled), type=JobPower) == pooled
+
+
+def with_clocks(device: str, *clocks: tuple[Mode, float, int]) -> tuple[DevicePower, ...]:
+    source = SourceInfo("fake", "Fake", device, "instantaneous", 0.1, None, 0.1)
+    modes = (ModePower(mode, compute_clock_mhz=mhz, compute_clock_readings=count) for mode, mhz, count in clocks)
+    return (DevicePower(source, 0.1, 0.3, tuple(modes)),)
+
+
+def test_clocks_in_compute_are_compared_on_the_devices_that_have_them_in_both_modes() -> None:
+    ov, seq = Mode.OVERLAPPED, Mode.SEQUENTIAL
+    pooled = pool(
+        {
+            0: with_clocks("a", (ov, 1500.0, 3), (seq, 1600.0, 4)),
+            1: with_clocks("b", (ov, 1700.0, 9), (seq, 1800.0, 2)),
+            2: with_clocks("c", (ov, 900.0, 5)),
+        }
+    )
+    found = [(m.compute_clock_mhz, m.compute_clock_readings) for m in pooled.modes]
+    assert found == [(1600, 12), (1700, 6)]

@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
+from overlap_callbacks.analysis.intervals import Intervals
+from overlap_callbacks.analysis.power.phases import StepPhases
 from overlap_callbacks.analysis.power.readings import Reading, Readings
 from overlap_callbacks.analysis.power.segments import Segment
 from overlap_callbacks.analysis.power.trace import power_trace, thin
@@ -83,6 +85,26 @@ def test_readings_without_power_are_no_points_and_none_is_no_trace() -> None:
     assert power_trace(readings_of([]), [], averaging_s=None) is None
     outside = [Segment(5_000 * MS, 6_000 * MS, Mode.OVERLAPPED, 1)]
     assert power_trace(readings_of([1.0]), outside, averaging_s=None) is None
+
+
+def test_communication_beside_compute_is_told_from_communication_alone() -> None:
+    def span(start_ms: int, end_ms: int) -> Intervals:
+        return Intervals(np.array([start_ms * MS]), np.array([end_ms * MS]), disjoint=True)
+
+    step = StepPhases(Mode.OVERLAPPED, compute=span(1_010, 1_030), communication=span(1_020, 1_050))
+    alone = StepPhases(Mode.SEQUENTIAL, compute=span(1_060, 1_070), communication=span(1_070, 1_080))
+    trace = power_trace(readings_of([100.0] * 11, start_ms=1_000), [], averaging_s=None, phases=[step, alone])
+    assert trace is not None
+    assert trace.communication == ((20, 50), (70, 80))
+    assert trace.both == ((20, 30),)
+
+
+def test_a_trace_keeps_some_intervals_of_each_step() -> None:
+    starts = np.arange(500) * MS
+    step = StepPhases(Mode.OVERLAPPED, *[Intervals(starts, starts + MS // 2, disjoint=True)] * 2)
+    trace = power_trace(readings_of([100.0] * 11), [], averaging_s=None, phases=[step, step])
+    assert trace is not None
+    assert len(trace.communication) == len(trace.both) == 120
 
 
 def test_too_few_points_are_refused() -> None:

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytest
+import torch
 
 from overlap_callbacks import Mode, OverlapMonitor, OverlapReport, Schedule
 from overlap_callbacks.instruments.power.discovery import NVIDIA, DeviceIdentity
@@ -180,3 +181,37 @@ def test_without_a_source_all_goes_on_and_one_line_says_so() -> None:
 def test_wrong_options_are_refused_by_name(options, error, message) -> None:
     with pytest.raises(error, match=message):
         OverlapMonitor(sinks=[], **options)
+
+
+def _compute(rank: int, schedule: Schedule) -> dict[str, Any]:
+    """Steps that compute for most of their time, and then wait while the clock rises."""
+    device = _Device([rank])
+    training, sink = Training(rank), KeptReports()
+    factor = torch.ones(600, 600)
+    monitor = OverlapMonitor(schedule, [sink], max_overhead=None, power_interval_s=0.005, strict=True)
+    for step in range(4 + schedule.window_steps):
+        with monitor.step(step):
+            training.step()
+            device.driver.set(sm_mhz=CLOCK_MHZ[monitor.mode])
+            until_s = time.monotonic() + 0.04
+            while time.monotonic() < until_s:
+                torch.mm(factor, factor)
+            device.driver.set(sm_mhz=1980)
+            time.sleep(0.04)
+    monitor.close()
+    return {"reports": sink.reports}
+
+
+def test_the_clock_in_compute_is_that_of_compute_not_of_the_time_between() -> None:
+    schedule = _schedule(blocks="OS", repeats=1, steps_per_block=8, profiled_steps=4)
+    (report,) = run_ranks(_compute, 2, schedule, timeout_s=90)[0]["reports"]
+    assert report.power is not None
+    for mode in Mode:
+        of_mode = report.power.of(mode)
+        assert of_mode is not None
+        assert of_mode.compute_clock_readings >= 5
+        assert of_mode.compute_clock_mhz == pytest.approx(CLOCK_MHZ[mode], rel=0.01)
+        assert of_mode.sm_clock_mhz > of_mode.compute_clock_mhz + 50
+    trace = report.power_trace
+    assert trace is not None
+    assert all(start < end for start, end in trace.both)

@@ -124,6 +124,34 @@ def test_without_power(tmp_path: Path) -> None:
     assert "Power was not measured." in text_of(made(tmp_path, window()))
 
 
+def test_each_cause_of_the_slowdown_has_its_share_and_what_it_rests_on(tmp_path: Path) -> None:
+    text = text_of(made(tmp_path, window(power=True), window(1, power=True)))
+    assert "What the compute slowdown is due to" in text
+    assert re.search(r"lower clock \+12\.5% measured: SM clocks, means over readings that fall into compute", text)
+    assert re.search(r"waves \+1\.\d% modelled from the grids of 90% of the compute", text)
+    assert re.search(r"compute slowdown \+14\.0% measured \(equation 1\)", text)
+    assert "Means over 2 windows, as fractions" in text
+    assert "What the compute slowdown is due to" not in text_of(made(tmp_path / "none", window()))
+
+
+def test_peak_power_is_compared_in_words(tmp_path: Path) -> None:
+    assert "The highest power of a device is 3.5% higher with overlap." in text_of(made(tmp_path, window(power=True)))
+
+
+def test_the_power_trace_tells_communication_beside_compute_from_communication_alone(tmp_path: Path) -> None:
+    content = made(tmp_path / "a", window(power=True))
+    (chart,) = [chart for chart in charts_of(content) if chart["title"] == "Power along a window"]
+    assert len(chart["both"]) > 0
+    legends = re.findall(r'<i class="[^"]*"></i>([^<]+)</span>', content)
+    assert {"communication beside compute", "communication alone"} <= set(legends)
+    old = window(power=True)  # of a record that tells only when communication was in flight
+    assert old.power_trace is not None
+    old = msgspec.structs.replace(old, power_trace=msgspec.structs.replace(old.power_trace, both=()))
+    legends = re.findall(r'<i class="[^"]*"></i>([^<]+)</span>', made(tmp_path / "b", old))
+    assert "communication in flight" in legends
+    assert "communication alone" not in legends
+
+
 def test_without_a_profile(tmp_path: Path) -> None:
     bare = window(profiled=(), kernels=(), pairs=(), pictures=(), dimensions=())
     text = text_of(made(tmp_path, bare))

@@ -1,0 +1,96 @@
+"""What the compute kernels of a profile should lose to the SMs that communication holds, per step.
+
+The price of one call is its time alone, times the predicted loss (``waves``), times the share of its time that it ran
+beside communication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from overlap_callbacks.analysis.contention.occupancy import Chip
+from overlap_callbacks.analysis.contention.waves import predicted_loss
+from overlap_callbacks.analysis.kernels.attribution import Calls, match
+from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
+from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
+from overlap_callbacks.analysis.results.window import SmLoss
+
+
+def sm_loss(
+    kernels: KernelTable,
+    launches: Sequence[LaunchShape | None],
+    chip: Chip | None,
+    overlapped: Indices,
+    sequential: Indices,
+) -> SmLoss | None:
+    """The predicted loss of a profile.
+
+    Args:
+        kernels: the whole profile.
+        launches: what each number of ``kernels.shape`` stands for; shape (len(kernels.shapes),).
+        chip: on which it ran; None on CPU, and on AMD.
+        overlapped: indices of the overlapped profiled steps.
+        sequential: indices of the sequential profiled steps.
+
+    Returns:
+        Means per step; None if no compute kernel that ran beside communication has a known launch.
+    """
+    if chip is None or not len(overlapped) or not len(sequential) or len(launches) != len(kernels.shapes):
+        return None
+    calls = Calls.of(kernels)
+    computes = (calls.kind == Kind.COMPUTE) & np.isin(calls.step, overlapped)
+    beside_ns = calls.covered_ns(kernels.of(Kind.COMMUNICATION))
+    wanted = computes & (beside_ns > 0)
+    alone_ns = match(calls, wanted, calls, np.isin(calls.step, sequential)).alone_ns
+    rows = np.flatnonzero(wanted & np.isfinite(alone_ns))
+    if not len(rows):
+        return None
+    per_call = _PerCall(kernels, launches, chip, calls, rows)
+    modelled_ns, held_ns = np.zeros(len(rows)), np.zeros(len(rows))
+    from_sms_ns, from_waves_ns = np.zeros(len(rows)), np.zeros(len(rows))
+    communicates = kernels.kind == Kind.COMMUNICATION
+    for number in np.unique(kernels.shape[communicates]).tolist():
+        launch = launches[number]
+        if launch is None:
+            continue
+        covered_ns = calls.covered_ns(kernels.intervals[communicates & (kernels.shape == number)])[rows]
+        losses = per_call.losses(launch)
+        known = np.isfinite(losses[:, 0])
+        share = np.where(known, covered_ns / np.maximum(calls.duration_ns[rows], 1), 0.0)
+        from_sms_ns += alone_ns[rows] * share * np.where(known, losses[:, 0], 0.0)
+        from_waves_ns += alone_ns[rows] * share * np.where(known, losses[:, 1], 0.0)
+        modelled_ns += np.where(known, covered_ns, 0)
+        held_ns += np.where(known, covered_ns * min(launch.num_blocks, chip.num_sms), 0)
+    # Where two communication kernels run at once, the time beside them counts once.
+    modelled_ns = np.minimum(modelled_ns, beside_ns[rows])
+    if not modelled_ns.any():
+        return None
+    per_step_ms = 1 / len(overlapped) / 1e6
+    return SmLoss(
+        num_sms=chip.num_sms,
+        sms_held=float(held_ns.sum() / modelled_ns.sum()),
+        beside_ms=float(beside_ns[computes].sum()) * per_step_ms,
+        modelled_ms=float(modelled_ns.sum()) * per_step_ms,
+        from_sms_ms=float(from_sms_ns.sum()) * per_step_ms,
+        from_waves_ms=float(from_waves_ns.sum()) * per_step_ms,
+    )
+
+
+class _PerCall:
+    """The predicted losses of some calls, each distinct launch computed once."""
+
+    def __init__(
+        self, kernels: KernelTable, launches: Sequence[LaunchShape | None], chip: Chip, calls: Calls, rows: Indices
+    ) -> None:
+        self._chip = chip
+        distinct, self._index = np.unique(kernels.shape[calls.row[rows]], return_inverse=True)
+        self._launches = [launches[number] for number in distinct.tolist()]
+
+    def losses(self, beside: LaunchShape) -> npt.NDArray[np.float64]:
+        """``Loss`` of each call beside a communication kernel, NaN where it is not known; shape (calls, 2)."""
+        found = [None if launch is None else predicted_loss(launch, beside, self._chip) for launch in self._launches]
+        table = np.array([(np.nan, np.nan) if loss is None else tuple(loss) for loss in found])
+        return table[self._index.reshape(-1)]
