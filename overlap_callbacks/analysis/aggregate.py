@@ -14,6 +14,9 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
+from overlap_callbacks.analysis import memory
+from overlap_callbacks.analysis.environment.job import job_environment
+from overlap_callbacks.analysis.environment.lint import lint
 from overlap_callbacks.analysis.equations import ideal_step_ms, log_slowdown, overlap_ratio, sequential_step_ms
 from overlap_callbacks.analysis.formatting import name_ranks
 from overlap_callbacks.analysis.power.cause import attribute
@@ -77,6 +80,7 @@ def aggregate_windows(
     if len({sample.complete for sample in samples}) > 1:
         valid = False
         all_problems.append("some ranks ended the window early: their steps ran in other modes than the rest's")
+    environment = job_environment(samples)
     power = _power(samples, world_size)
     if power is not None:
         all_problems += power.problems
@@ -105,8 +109,13 @@ def aggregate_windows(
         power_trace=first.power_trace,
         power_verdict=_power_verdict(power, figures) if valid and not control else None,
         tokens_per_step=tokens_per_step,
-        # The report itself has the timelines and the power trace: they need not be there twice.
-        samples=tuple(msgspec.structs.replace(sample, pictures=(), power_trace=None) for sample in samples),
+        # What stands in the report itself need not be there twice.
+        samples=tuple(
+            msgspec.structs.replace(sample, pictures=(), power_trace=None, environment=None) for sample in samples
+        ),
+        environment=environment,
+        findings=lint(environment, samples),
+        memory=memory.pool(sample.memory for sample in samples),
     )
 
 

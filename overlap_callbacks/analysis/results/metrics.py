@@ -13,8 +13,11 @@ from overlap_callbacks.analysis.results.catalogue import (
     SLOWDOWN_FROM_CLOCK,
     compares,
     energy_per_token_key,
+    memory_peak_key,
+    memory_peak_limit_key,
 )
 from overlap_callbacks.analysis.results.estimate import Estimate, Spread
+from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import JobPower, SlowdownCause
 from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime
@@ -103,6 +106,19 @@ def power_metrics(
         for key, share in ((SLOWDOWN_FROM_CLOCK, cause.from_clock), (SLOWDOWN_BEYOND_CLOCK, cause.contention)):
             if share is not None:
                 flat[key] = share
+    return flat
+
+
+def memory_metrics(peaks: Iterable[MemoryPeak], *, valid: bool) -> dict[str, float]:
+    """The memory peak of each mode where it is known, and where it is bounded from above."""
+    flat: dict[str, float] = {}
+    for peak in peaks:
+        if peak.mode is Mode.SEQUENTIAL and not valid:
+            continue
+        if peak.peak_bytes is not None:
+            flat[memory_peak_key(peak.mode)] = peak.peak_bytes
+        if peak.at_most_bytes is not None:
+            flat[memory_peak_limit_key(peak.mode)] = peak.at_most_bytes
     return flat
 
 

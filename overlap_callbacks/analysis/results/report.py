@@ -6,7 +6,9 @@ import msgspec
 
 from overlap_callbacks.analysis.results import metrics
 from overlap_callbacks.analysis.results.catalogue import FIGURES
+from overlap_callbacks.analysis.results.environment import Finding, JobEnvironment
 from overlap_callbacks.analysis.results.estimate import Estimate, Spread
+from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.power import JobPower, PowerTrace, SlowdownCause
 from overlap_callbacks.analysis.results.window import (
     CollectiveTime,
@@ -46,6 +48,9 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
         power_verdict: what the compute slowdown is due to, as far as clocks and the device's counters tell.
         tokens_per_step: tokens of one step of the whole job; None where not known.
         samples: what each rank measured.
+        environment: what the ranks run on; None in a window where it is as in the one before.
+        findings: settings that cost performance or change what figures mean, the most serious first.
+        memory: bounds of the highest memory peak of any rank, by mode; empty on CPU.
     """
 
     window: int
@@ -95,6 +100,9 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
     power_verdict: SlowdownCause | None = None
     tokens_per_step: int | None = None
     samples: tuple[RankWindow, ...] = ()
+    environment: JobEnvironment | None = None
+    findings: tuple[Finding, ...] = ()
+    memory: tuple[MemoryPeak, ...] = ()
 
     def figures(self) -> dict[str, Estimate]:
         """The figures that were measured, by name, in the order of ``FIGURES``."""
@@ -122,4 +130,5 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
             **metrics.collective_metrics(self.collectives, valid=valid),
             **metrics.dimension_metrics(self.dimensions, valid=valid),
             **metrics.power_metrics(self.power, self.power_verdict, tokens_per_step=self.tokens_per_step, valid=valid),
+            **metrics.memory_metrics(self.memory, valid=valid),
         }

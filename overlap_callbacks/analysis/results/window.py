@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from overlap_callbacks.analysis.results.environment import RankEnvironment
+from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import DevicePower, PowerTrace
 
@@ -224,6 +226,8 @@ class RankWindow(msgspec.Struct, frozen=True):
         doubts: why its sequential steps, or its profile, cannot be trusted, in words. One is enough to make the window
             invalid.
         num_sms: SMs (of AMD, compute units) of the device; 0 if unknown, and on CPU.
+        environment: what the rank runs on; None in a record, which has ``OverlapReport.environment``.
+        memory: bounds of its memory peak in each mode; empty on CPU.
     """
 
     rank: int
@@ -247,3 +251,5 @@ class RankWindow(msgspec.Struct, frozen=True):
     problems: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
     num_sms: int = 0
+    environment: RankEnvironment | None = None
+    memory: tuple[MemoryPeak, ...] = ()

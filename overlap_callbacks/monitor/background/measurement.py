@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from overlap_callbacks.analysis import memory
 from overlap_callbacks.analysis.aggregate import MAX_KERNELS
 from overlap_callbacks.analysis.kernels.attribution import pair_times_of
 from overlap_callbacks.analysis.kernels.by_dimension import dimension_times, dimensions_of_rows
@@ -21,6 +22,7 @@ from overlap_callbacks.analysis.kernels.table import KernelTable
 from overlap_callbacks.analysis.kernels.timeline import step_timeline
 from overlap_callbacks.analysis.kernels.times import KernelSums, kernel_times, profiled_block
 from overlap_callbacks.analysis.power.segments import Segment
+from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import (
     CollectiveTime,
@@ -34,6 +36,7 @@ from overlap_callbacks.analysis.results.window import (
 )
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks
+from overlap_callbacks.instruments.memory import reading_of
 from overlap_callbacks.instruments.power.meter import MeasuredPower
 from overlap_callbacks.monitor.schedule import Part
 from overlap_callbacks.monitor.window import ClosedWindow, FinishedBlock, MeasuredStep
@@ -143,6 +146,7 @@ class _Measurement:
             power_trace=power.trace if rank == 0 else None,
             power_elsewhere=window.meter is not None and window.meter.elsewhere,
             problems=tuple(self._problems),
+            memory=memory_peaks(self._steps),
         )
 
     def _note(self, problem: str) -> None:
@@ -273,6 +277,17 @@ class _Measurement:
             )
             for key, (messages, bytes_in, bytes_out) in totals.items()
         )
+
+
+def memory_peaks(steps: Sequence[MeasuredStep]) -> tuple[MemoryPeak, ...]:
+    """Bounds of the memory peak of each mode, over the steps that count and were read."""
+    stepped = []
+    for step in steps:
+        if step.counted and step.memory is not None:
+            before, after = map(reading_of, step.memory)
+            if before is not None and after is not None:
+                stepped.append(memory.SteppedMemory(step.plan.arm, before, after))
+    return memory.peaks_by_mode(stepped)
 
 
 def segments_of(steps: Sequence[MeasuredStep], clock: clocks.StepClock, counted_only: bool = False) -> list[Segment]:
