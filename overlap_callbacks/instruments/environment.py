@@ -19,8 +19,8 @@ import torch
 from overlap_callbacks.analysis.environment.variables import environment_variables
 from overlap_callbacks.analysis.results.environment import RankEnvironment
 from overlap_callbacks.analysis.safe_text import digest
-from overlap_callbacks.instruments.nvlink import nvlink_devices
 from overlap_callbacks.instruments.power.discovery import from_properties
+from overlap_callbacks.instruments.power.nvlink import nvlink_devices
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from overlap_callbacks.analysis.environment.transport import transports
-from overlap_callbacks.analysis.formatting import name_ranks
+from overlap_callbacks.analysis.formatting import DASH, ranges
 from overlap_callbacks.analysis.results.environment import (
     Difference,
     JobEnvironment,
@@ -82,8 +82,13 @@ def _difference(name: str, value_of: Mapping[int, str | None]) -> Difference | N
     if len(ranks_of) == 1:
         return None
     values = sorted(ranks_of.items(), key=lambda item: -len(item[1]))
-    shown = tuple(RanksValue(value, name_ranks(ranks), len(ranks)) for value, ranks in values[:MAX_VALUES])
+    shown = tuple(RanksValue(value, _in_words(ranks), len(ranks)) for value, ranks in values[:MAX_VALUES])
     return Difference(name, shown, len(values))
+
+
+def _in_words(ranks: Sequence[int]) -> str:
+    """E.g. ``ranks 0-6, 8``: of a job in which one rank differs, the others are most."""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks).replace(DASH, '-')}"
 
 
 def _crowded_host(by_rank: Mapping[int, RankEnvironment]) -> str:

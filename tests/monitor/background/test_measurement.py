@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.gate.collectives import Collective, Group
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments.clocks import StepClock
-from overlap_callbacks.monitor.background.measurement import measure, segments_of
+from overlap_callbacks.monitor.background.measurement import measure, memory_peaks, segments_of
 from overlap_callbacks.monitor.schedule import Part, Plan
 from overlap_callbacks.monitor.window import ClosedWindow, MeasuredStep
 
@@ -86,3 +89,24 @@ def test_a_collectives_time_alone_is_that_of_the_sequential_steps_per_step() -> 
     (row,) = measure(window, rank=0, backend="gloo").collectives
     assert (row.messages, row.bytes_in) == (2, 8)
     assert row.isolated_ms == 40.0  # two collectives a step, of 10 ms each in one step and of 30 ms in the other
+
+
+# -- memory
+
+
+def with_memory(step: MeasuredStep, peak_before: int, peak_after: int) -> MeasuredStep:
+    def stats(peak: int) -> dict[str, Any]:
+        return {"allocated_bytes": {"all": {"current": 10, "peak": peak}}}
+
+    return replace(step, memory=(stats(peak_before), stats(peak_after)))
+
+
+def test_a_steps_readings_become_its_modes_peak() -> None:
+    first, second, uncounted, unread = steps_of([0, 0, 0, 0], uncounted=(2,))
+    steps = [with_memory(first, 50, 70), with_memory(second, 70, 70), with_memory(uncounted, 70, 900), unread]
+    (peak,) = memory_peaks(steps)
+    assert (peak.mode, peak.peak_bytes) == (Mode.OVERLAPPED, 70)
+
+
+def test_without_readings_there_is_no_peak() -> None:
+    assert memory_peaks(steps_of([0, 0])) == ()
