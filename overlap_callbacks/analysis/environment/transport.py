@@ -19,6 +19,9 @@ def transports(by_rank: Mapping[int, RankEnvironment], backend: str) -> tuple[Tr
         by_rank: environments of the ranks.
         backend: of the default process group.
     """
+    if "nccl" in backend:
+        # A group with a backend for each kind of device communicates by that of the device that trains.
+        backend = "gloo" if all(e.device == "cpu" for e in by_rank.values()) and "gloo" in backend else "nccl"
     hosts: dict[str, list[RankEnvironment]] = defaultdict(list)
     for environment in by_rank.values():
         hosts[environment.host_id or environment.hostname].append(environment)

@@ -37,6 +37,14 @@ def environment(view: RunView) -> Section | None:
     return Section("What did it run on?", _answer(job, findings), blocks)
 
 
+def environment_facts(view: RunView) -> tuple[tuple[str, str], ...]:
+    """Name and value of software, device and variables, to be held against those of another run."""
+    own = words.environment_of(view.record)
+    # Versions of torch and the device's name stand with what else is known of the run.
+    known = () if own is None else (*words.software(own)[1:], *own.variables.items())
+    return _facts([(name, value) for name, value in known if name != "Device"])
+
+
 def warnings(view: RunView) -> list[Note]:
     """What must be known before the figures are read: the serious findings."""
     return [

@@ -61,5 +61,11 @@ def test_gloo_uses_sockets_unless_told_otherwise() -> None:
     assert told(cpu_rank(variables=uv), cpu_rank(), backend="gloo") == {WITHIN: UNKNOWN}
 
 
+def test_of_several_backends_that_of_the_device_counts() -> None:
+    both = "cpu:gloo,cuda:nccl"
+    assert told(gpu_rank(0), gpu_rank(1), backend=both) == {WITHIN: "NVLink connects all GPUs of a host"}
+    assert told(cpu_rank(), cpu_rank(), backend=both) == {WITHIN: "TCP sockets"}
+
+
 def test_nothing_is_said_of_a_backend_that_is_not_known() -> None:
     assert set(told(gpu_rank(0), gpu_rank(8), gpu_rank(9), backend="ucc").values()) == {UNKNOWN}

@@ -101,3 +101,16 @@ def test_values_are_text_whatever_they_hold(tmp_path: Path) -> None:
     found = record(tmp_path, report(2, {"NCCL_NET": HOSTILE}))
     assert "<script>alert(1)" not in page([found])
     assert "\x1b[2J" not in shown(found)
+
+
+def test_runs_are_compared_by_their_variables_and_software(tmp_path: Path) -> None:
+    records = []
+    for name, nccl in (("a", "2.27.3"), ("b", "2.28.3")):
+        own = gpu_rank(0, nccl=nccl, variables={"NCCL_MAX_CTAS": name})
+        samples = [rank_window(0, rank, environment=own) for rank in (0, 1)]
+        found = aggregate_windows(samples, world_size=2, every_n_steps=500)
+        records.append(read(write(tmp_path / name, found, run=run_info(environment=own))))
+    text = re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", page(records))))
+    compared = text[text.index("Where their configurations differ") :]
+    assert "NCCL_MAX_CTAS a b" in compared
+    assert "NCCL 2.27.3 2.28.3" in compared
