@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from overlap_callbacks import JsonlSink, OverlapMonitor, Schedule
+from overlap_callbacks.instruments.memory import MemoryReader
 from overlap_callbacks.report import record
 from tests.distributed import run_ranks
 
@@ -48,3 +49,24 @@ def test_every_rank_is_in_the_record_once_and_no_secret_is(tmp_path: Path) -> No
     assert second.environment is None
     assert {finding.rule for finding in second.findings} == {finding.rule for finding in first.findings}
     assert "do not tell" not in Path(tmp_path, "overlap.jsonl").read_text()
+
+
+def _train_on_a_stand_in_for_the_allocator(rank: int, folder: str) -> Any:
+    readings = 0
+
+    def read(_: MemoryReader) -> Any:  # each step holds a little more than the one before
+        nonlocal readings
+        readings += 1
+        return {"allocated_bytes": {"all": {"current": 1, "peak": 1000 * (rank + 1) + readings}}}
+
+    MemoryReader.read = read  # type: ignore[method-assign]
+    _train(rank, folder)
+
+
+def test_the_allocator_is_read_around_each_step_of_a_window(tmp_path: Path) -> None:
+    run_ranks(_train_on_a_stand_in_for_the_allocator, 2, str(tmp_path))
+    metrics = record.read(tmp_path).windows[0].metrics()
+    # Of 17 steps, the last of each mode that count are near the end.
+    for mode in ("overlapped", "sequential"):
+        assert 2000 + 2 * 14 < metrics[f"memory/{mode}_peak_bytes"] <= 2000 + 2 * 17
+    assert metrics["memory/overlapped_peak_bytes"] != metrics["memory/sequential_peak_bytes"]
