@@ -102,9 +102,21 @@ def power_metrics() -> list[tuple[str, str, str]]:
     return entries
 
 
+def memory_metrics() -> list[tuple[str, str, str]]:
+    """Key, unit and meaning of the metrics of memory; ``<mode>`` stands for both modes."""
+    from overlap_callbacks.analysis.results.catalogue import memory_meanings, memory_units
+
+    unit, meaning, mode = memory_units(), memory_meanings(), "overlapped"
+    return [
+        (key.replace(f"/{mode}_", "/<mode>_"), unit[key], meaning[key].removesuffix(f", {mode} steps"))
+        for key in unit
+        if f"/{mode}_" in key
+    ]
+
+
 def described() -> dict[str, tuple[str, str]]:
     """Unit and meaning by key."""
-    return {key: (unit, meaning) for key, unit, meaning in (*figure_metrics(), *power_metrics())}
+    return {key: (unit, meaning) for key, unit, meaning in (*figure_metrics(), *power_metrics(), *memory_metrics())}
 
 
 def under_headings(markdown: str) -> str:
@@ -136,6 +148,7 @@ def _table(rows: list[tuple[str, str, str]]) -> str:
 TABLES = {
     "figures": lambda: _table(figure_metrics()),
     "power": lambda: _table(power_metrics()),
+    "memory": lambda: _table(memory_metrics()),
 }
 
 

@@ -12,7 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 import numpy as np
 
+from overlap_callbacks.analysis import memory
 from overlap_callbacks.analysis.contention.shares import Explanation, explain
+from overlap_callbacks.analysis.environment.job import job_environment
+from overlap_callbacks.analysis.environment.lint import lint
 from overlap_callbacks.analysis.figures import figures_of
 from overlap_callbacks.analysis.formatting import name_ranks
 from overlap_callbacks.analysis.power.job import pool
@@ -70,6 +73,7 @@ def aggregate_windows(
         valid = False
         all_problems.append("some ranks ended the window early: their steps ran in other modes than the rest's")
     all_problems += remarks(figures, first.device)
+    environment = job_environment(samples)
     power = _power(samples, world_size)
     if power is not None:
         all_problems += power.problems
@@ -101,8 +105,13 @@ def aggregate_windows(
         power_verdict=explained.verdict,
         slowdown_shares=explained.shares,
         tokens_per_step=tokens_per_step,
-        # The report itself has the timelines and the power trace: they need not be there twice.
-        samples=tuple(msgspec.structs.replace(sample, pictures=(), power_trace=None) for sample in samples),
+        # What stands in the report itself need not be there twice.
+        samples=tuple(
+            msgspec.structs.replace(sample, pictures=(), power_trace=None, environment=None) for sample in samples
+        ),
+        environment=environment,
+        findings=lint(environment, samples),
+        memory=memory.pool(sample.memory for sample in samples),
     )
 
 

@@ -11,7 +11,14 @@ from pathlib import Path
 import torch
 
 from overlap_callbacks._version import __version__
-from overlap_callbacks.analysis.results.catalogue import FIGURES, power_meanings, power_units
+from overlap_callbacks.analysis.results.catalogue import (
+    FIGURES,
+    memory_meanings,
+    memory_units,
+    power_meanings,
+    power_units,
+)
+from overlap_callbacks.analysis.results.environment import RankEnvironment
 from overlap_callbacks.monitor.background.store import Job
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.sinks import RunInfo
@@ -30,7 +37,9 @@ def default_run_folder(prefix: str = "") -> Path:
     return Path("overlap_runs") / f"{prefix}{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
 
 
-def run_info(job: Job, schedule: Schedule, framework: str, device: str) -> RunInfo:
+def run_info(
+    job: Job, schedule: Schedule, framework: str, device: str, environment: RankEnvironment | None = None
+) -> RunInfo:
     """Everything about the run that is known before its first window."""
     return RunInfo(
         library_version=__version__,
@@ -43,6 +52,7 @@ def run_info(job: Job, schedule: Schedule, framework: str, device: str) -> RunIn
         backend=job.backend,
         device=device,
         schedule=schedule.as_dict(),
-        units={**{figure.name: figure.unit for figure in FIGURES}, **power_units()},
-        meanings={**{figure.name: figure.meaning for figure in FIGURES}, **power_meanings()},
+        units={**{figure.name: figure.unit for figure in FIGURES}, **power_units(), **memory_units()},
+        meanings={**{figure.name: figure.meaning for figure in FIGURES}, **power_meanings(), **memory_meanings()},
+        environment=environment,
     )

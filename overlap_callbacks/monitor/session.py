@@ -13,6 +13,7 @@ import torch.distributed as dist
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.native import SwitchState
 from overlap_callbacks.instruments.clocks import StepClock
+from overlap_callbacks.instruments.environment import EnvironmentReader
 from overlap_callbacks.instruments.power.discovery import devices_to_read
 from overlap_callbacks.instruments.power.meter import PowerMeter
 from overlap_callbacks.monitor.accelerators import accelerator_in_use, refusal
@@ -54,15 +55,17 @@ class Session:
         """Start the threads and instruments. Called on the training thread, whose current device is measured."""
         prefix = next_prefix()
         budget = WindowBudget(config.max_overhead)
-        # These two are read here because other threads have a current device of their own.
+        # These three are read here because other threads have a current device of their own.
         meter = _power_meter(config, notices) if config.power else None
         device = StepClock().device
+        environment = EnvironmentReader(config.framework)
         reporter = Reporter(
             job,
             prefix,
             schedule=config.schedule,
             sinks=config.sinks,
-            run=lambda: run_info(job, config.schedule, config.framework, device),
+            run=lambda: run_info(job, config.schedule, config.framework, device, environment.read()),
+            environment=environment.read,
             timeout_s=config.report_timeout_s,
             budget=budget,
             on_error=faults.report,

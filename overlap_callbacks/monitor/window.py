@@ -14,6 +14,7 @@ from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.native import SwitchState
 from overlap_callbacks.gate.step_log import ExpectedSequence, StepLog
 from overlap_callbacks.instruments import clocks
+from overlap_callbacks.instruments.memory import MemoryReader, RawReading
 from overlap_callbacks.instruments.power.meter import PowerMeter
 from overlap_callbacks.instruments.profiler import Profile
 from overlap_callbacks.monitor.schedule import Part, Plan
@@ -30,6 +31,7 @@ class MeasuredStep:
         profile_index: its index in the profile; -1 outside the profile.
         counted: whether it counts: it was planned to, and nothing spoilt it.
         skipped: why it trained nothing; empty if it did.
+        memory: the allocator's counters when it began and when it ended; None where there are none.
     """
 
     plan: Plan
@@ -39,6 +41,7 @@ class MeasuredStep:
     profile_index: int = -1
     counted: bool = True
     skipped: str = ""
+    memory: tuple[RawReading, RawReading] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +119,8 @@ class Window:
         self._profile: Profile | None = None
         self._missing_profile = ""
         self._num_profiled = 0
+        self._memory = MemoryReader.of(self._clock.compute_stream)
+        self._memory_before: RawReading | None = None
         self._opened_ns = clocks.now()
         if meter is not None:
             meter.begin(self._clock.poll)
@@ -155,6 +160,7 @@ class Window:
         self._skipped = ""
         if plan.part is Part.PROFILED and self._profile is None and not self._missing_profile:
             self._start_profile()
+        self._memory_before = self._memory.read()  # outside the step's marks
         sequential = plan.mode is Mode.SEQUENTIAL
         self._switch.set(sequential)
         # On the host a profile alone does not show when a collective was complete: see ``Profile.end_step``.
@@ -175,6 +181,7 @@ class Window:
         assert self._plan is not None
         end = self._clock.mark()
         log = self._gate.end_step()
+        before, after = self._memory_before, self._memory.read()
         profile_index = -1
         if self._profile is not None:
             self._profile.end_step(quiet=log.quiet)
@@ -189,6 +196,7 @@ class Window:
             profile_index=profile_index,
             counted=self._plan.counted and self._is_unspoilt(log),
             skipped=self._skipped,
+            memory=None if before is None or after is None else (before, after),
         )
         self._steps.append(step)
         self._plan = None

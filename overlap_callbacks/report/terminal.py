@@ -20,8 +20,10 @@ from overlap_callbacks.analysis.results.window import PairTime
 from overlap_callbacks.analysis.run_summary import CONTROL, COUNTS, CUT_SHORT, NO_CONTROL, NOT_VALID
 from overlap_callbacks.analysis.safe_text import printable
 from overlap_callbacks.analysis.verdict import run_verdict
+from overlap_callbacks.report.environment_words import findings_of, job_environment_of
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.terminal_causes import cause_parts
+from overlap_callbacks.report.terminal_environment import environment_parts, finding_parts
 from overlap_callbacks.report.terminal_power import power_parts
 
 # Maximum rows of a table; W&B and the record hold everything.
@@ -60,6 +62,9 @@ def tables(record: Record, everything: bool = True) -> RenderableType:
     counts = bool(windows) or partial is not None
     if last is not None:
         details, missing = _details(last, counts)
+        ran_on = environment_parts(record)
+        if ran_on:
+            details["environment"] = ran_on
         if everything:
             for detail in details.values():
                 parts += detail
@@ -67,6 +72,7 @@ def tables(record: Record, everything: bool = True) -> RenderableType:
             parts += [Text(f"overlap show --all has more: {', '.join(details)}", style="dim")]
         if missing:
             parts += [Text(), Text(f"Not measured: {', '.join(missing)}.", style="dim")]
+    parts += finding_parts(record)
     parts += _notes(record)
     return Group(*parts)
 
@@ -113,6 +119,8 @@ def as_json(record: Record) -> dict[str, Any]:
             {"window": w.window, "valid": w.valid, "verified": w.verified, "metrics": w.metrics()}
             for w in record.windows
         ],
+        "environment": job_environment_of(record),
+        "findings": findings_of(record),
         "problems": sorted({problem for window in record.windows for problem in window.problems}),
     }
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import NamedTuple
 
-from overlap_callbacks.analysis.results.catalogue import FIGURES, MEASUREMENT_OVERHEAD, power_units
+from overlap_callbacks.analysis.results.catalogue import FIGURES, MEASUREMENT_OVERHEAD, memory_units, power_units
 from overlap_callbacks.analysis.safe_text import digest
 
 # What is appended to a figure's key for a value that is not the figure itself.
@@ -55,7 +55,11 @@ def _unit(figure: str) -> str:
 
 @cache
 def _units() -> dict[str, str]:
-    return {**{figure.key: figure.unit for figure in (*FIGURES, MEASUREMENT_OVERHEAD)}, **power_units()}
+    return {
+        **{figure.key: figure.unit for figure in (*FIGURES, MEASUREMENT_OVERHEAD)},
+        **power_units(),
+        **memory_units(),
+    }
 
 
 def split(key: str) -> tuple[str, str, str]:

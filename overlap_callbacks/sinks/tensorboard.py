@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from overlap_callbacks.analysis import safe_text
+from overlap_callbacks.analysis.results.environment import RankEnvironment
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.sinks.base import Sink
@@ -38,6 +39,7 @@ class TensorBoardSink(Sink):
             ("overlap-callbacks", run.library_version),
             ("started at", run.started_at),
             *run.schedule.items(),
+            *_environment_rows(run.environment),
         )
         # In Markdown, four spaces make a line code, so that no character has a meaning of its own.
         lines = (f"    {name}: {safe_text.clean(str(value))}" for name, value in rows)
@@ -51,6 +53,12 @@ class TensorBoardSink(Sink):
         if report.problems:
             lines = (f"    {safe_text.clean(problem)}" for problem in report.problems)
             events.add_text("overlap/notes", "\n".join(lines), report.first_step)
+        if report.findings:
+            lines = (
+                f"    {finding.severity.value}: {safe_text.clean(f'{finding.message} {finding.action}')}"
+                for finding in report.findings
+            )
+            events.add_text("overlap/findings", "\n".join(lines), report.first_step)
         events.flush()
 
     def close(self) -> None:
@@ -69,3 +77,10 @@ class TensorBoardSink(Sink):
                 ) from None
             self._writer = SummaryWriter(str(self.folder))  # type: ignore[no-untyped-call, unused-ignore]
         return self._writer
+
+
+def _environment_rows(environment: RankEnvironment | None) -> tuple[tuple[str, str], ...]:
+    if environment is None:
+        return ()
+    known = (("NCCL", environment.nccl), ("driver", environment.driver), *environment.variables.items())
+    return tuple((name, value) for name, value in known if value)

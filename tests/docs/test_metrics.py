@@ -6,9 +6,11 @@ import html
 import re
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.mode import Mode
 from tests.docs.conftest import DOCS
 from tests.report.runs import window
@@ -27,14 +29,15 @@ def general(key: str) -> str:
     if key.startswith("dimension/"):
         return re.sub(r"/.*?_(comm_ms|exposed_ms|bytes|comm_slowdown|compute_slowdown)$", r"/<dimension>_\1", key)
     modes = "|".join(mode.value for mode in Mode)
-    return re.sub(rf"^(power|device)/({modes})_", r"\1/<mode>_", key)
+    return re.sub(rf"^(power|device|memory)/({modes})_", r"\1/<mode>_", key)
 
 
 def test_every_key_of_a_full_report_is_explained() -> None:
-    report = window(0, power=True, tokens_per_step=4096) if _takes_tokens() else window(0, power=True)
+    parts: dict[str, Any] = {"power": True, "memory": tuple(MemoryPeak(mode, 8, 8) for mode in Mode)}
+    report = window(0, tokens_per_step=4096, **parts) if _takes_tokens() else window(0, **parts)
     keys = {general(key) for key in report.metrics()}
     assert keys - {*_HEADINGS, *_ROWS} == set()
-    assert {key.partition("/")[0] for key in keys} == {"overlap", "comm", "dimension", "power", "device"}
+    assert {key.partition("/")[0] for key in keys} == {"overlap", "comm", "dimension", "power", "device", "memory"}
 
 
 def _takes_tokens() -> bool:

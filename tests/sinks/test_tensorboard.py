@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.sinks import FunctionSink, TensorBoardSink
-from tests.report.runs import run_info, window
+from tests.environments import gpu_rank
+from tests.report.runs import rank_window, run_info, window
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -33,6 +35,26 @@ def test_every_metric_is_a_scalar_against_the_training_step(tmp_path: Path) -> N
     lines = text.tensor_proto.string_val[0].decode().splitlines()
     assert "    framework: <b>mine</b>" in lines
     assert all(line.startswith("    ") for line in lines), "markdown shows such lines as they are"
+
+
+def test_the_environment_and_its_findings_are_text(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    own = gpu_rank(0, variables={"NCCL_PROTO": "LL"})
+    ranks = [rank_window(0, rank, environment=own) for rank in (0, 1)]
+    sink = TensorBoardSink(tmp_path)
+    sink.open(run_info(environment=own))
+    sink.log(aggregate_windows(ranks, world_size=2, every_n_steps=500))
+    sink.close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    texts = [
+        events.Tensors(f"overlap/{name}/text_summary")[0].tensor_proto.string_val[0].decode().splitlines()
+        for name in ("run", "findings")
+    ]
+    assert {"    NCCL: 2.28.3", "    NCCL_PROTO: LL"} <= set(texts[0])
+    assert [line for line in texts[1] if line.startswith("    warning: NCCL_PROTO=LL")]
 
 
 def test_a_function_gets_the_metrics_and_the_step() -> None:

@@ -414,6 +414,35 @@ def energy_per_token_key(mode: Mode) -> str:
     return f"power/{mode.value}_{ENERGY_PER_TOKEN}"
 
 
+# Of torch's allocator, the highest over the ranks.
+_MEMORY_PEAK = "peak_bytes"
+_MEMORY_PEAK_LIMIT = "peak_at_most_bytes"
+
+
+def memory_peak_key(mode: Mode) -> str:
+    """The key of a mode's memory peak."""
+    return f"memory/{mode.value}_{_MEMORY_PEAK}"
+
+
+def memory_peak_limit_key(mode: Mode) -> str:
+    """The key of the upper bound of a mode's memory peak."""
+    return f"memory/{mode.value}_{_MEMORY_PEAK_LIMIT}"
+
+
+def memory_units() -> dict[str, str]:
+    """Unit of each metric of memory, by key."""
+    return dict.fromkeys([key(mode) for mode in Mode for key in (memory_peak_key, memory_peak_limit_key)], "bytes")
+
+
+def memory_meanings() -> dict[str, str]:
+    """Meaning of each metric of memory, by key."""
+    peak, limit = "highest memory that tensors hold on any rank", "what the memory peak is at most"
+    return {
+        **{memory_peak_key(mode): f"{peak}, {mode.value} steps" for mode in Mode},
+        **{memory_peak_limit_key(mode): f"{limit}, {mode.value} steps" for mode in Mode},
+    }
+
+
 def power_units() -> dict[str, str]:
     """Unit of each metric of power and of the device, by key."""
     by_mode = {metric.key(mode): metric.unit for metric in POWER_METRICS for mode in Mode}

@@ -18,8 +18,11 @@ from overlap_callbacks.analysis.results.catalogue import (
     SLOWDOWN_UNEXPLAINED,
     compares,
     energy_per_token_key,
+    memory_peak_key,
+    memory_peak_limit_key,
 )
 from overlap_callbacks.analysis.results.estimate import Estimate, Spread
+from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import JobPower, SlowdownCause
 from overlap_callbacks.analysis.results.shares import MEMORY, SMS, UNEXPLAINED, WAVES, SlowdownShares
@@ -156,6 +159,19 @@ def peak_rise(power: JobPower) -> float | None:
     if overlapped is None or sequential is None or overlapped.peak_w is None or not sequential.peak_w:
         return None
     return overlapped.peak_w / sequential.peak_w - 1
+
+
+def memory_metrics(peaks: Iterable[MemoryPeak], *, valid: bool) -> dict[str, float]:
+    """The memory peak of each mode where it is known, and where it is bounded from above."""
+    flat: dict[str, float] = {}
+    for peak in peaks:
+        if peak.mode is Mode.SEQUENTIAL and not valid:
+            continue
+        if peak.peak_bytes is not None:
+            flat[memory_peak_key(peak.mode)] = peak.peak_bytes
+        if peak.at_most_bytes is not None:
+            flat[memory_peak_limit_key(peak.mode)] = peak.at_most_bytes
+    return flat
 
 
 def energy_saving(power: JobPower) -> float | None:

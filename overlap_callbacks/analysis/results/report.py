@@ -6,7 +6,9 @@ import msgspec
 
 from overlap_callbacks.analysis.results import metrics
 from overlap_callbacks.analysis.results.catalogue import FIGURES
+from overlap_callbacks.analysis.results.environment import Finding, JobEnvironment
 from overlap_callbacks.analysis.results.estimate import Estimate, Spread
+from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.power import JobPower, PowerTrace, SlowdownCause
 from overlap_callbacks.analysis.results.shares import SlowdownShares
 from overlap_callbacks.analysis.results.window import (
@@ -50,6 +52,9 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
         dimension_pairs: compute kernels beside the communication of each dimension of parallelism, means over ranks,
             the most expensive first.
         slowdown_shares: the compute slowdown divided among its causes; None where nothing is known of any.
+        environment: what the ranks run on; None in a window where it is as in the one before.
+        findings: settings that cost performance or change what figures mean, the most serious first.
+        memory: bounds of the highest memory peak of any rank, by mode; empty on CPU.
     """
 
     window: int
@@ -108,6 +113,9 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
     profiler_slowdown_isolated: Estimate | None = None
     dimension_pairs: tuple[PairTime, ...] = ()
     slowdown_shares: SlowdownShares | None = None
+    environment: JobEnvironment | None = None
+    findings: tuple[Finding, ...] = ()
+    memory: tuple[MemoryPeak, ...] = ()
 
     @property
     def verified(self) -> bool:
@@ -146,4 +154,5 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
             **metrics.dimension_metrics(self.dimensions, self.dimension_pairs, valid=valid),
             **metrics.slowdown_metrics(self.slowdown_shares, valid=valid),
             **metrics.power_metrics(self.power, self.power_verdict, tokens_per_step=self.tokens_per_step, valid=valid),
+            **metrics.memory_metrics(self.memory, valid=valid),
         }

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from overlap_callbacks.analysis.results.environment import RankEnvironment
+
 SCHEMA_VERSION = 1
 
 
@@ -24,6 +26,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
         schedule: the options of the schedule.
         units: unit of each figure, by name.
         meanings: meaning of each figure, by name.
+        environment: what rank 0 runs on; None in a record of an older version.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -39,6 +42,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     schedule: dict[str, Any]
     units: dict[str, str]
     meanings: dict[str, str]
+    environment: RankEnvironment | None = None
 
 
 FILE_NAME = "overlap.jsonl"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from overlap_callbacks.analysis.results.environment import RankEnvironment
+from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import DevicePower, PowerTrace
 
@@ -280,6 +282,8 @@ class RankWindow(msgspec.Struct, frozen=True):
             parallelism; kernels that ran beside none are not in it.
         sm_loss: what its compute kernels should lose to the SMs that communication holds; None where launches or limits
             of the device are not known.
+        environment: what the rank runs on; None in a record, which has ``OverlapReport.environment``.
+        memory: bounds of its memory peak in each mode; empty on CPU.
     """
 
     rank: int
@@ -305,3 +309,5 @@ class RankWindow(msgspec.Struct, frozen=True):
     num_sms: int = 0
     dimension_pairs: tuple[PairTime, ...] = ()
     sm_loss: SmLoss | None = None
+    environment: RankEnvironment | None = None
+    memory: tuple[MemoryPeak, ...] = ()

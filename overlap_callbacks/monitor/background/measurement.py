@@ -14,12 +14,15 @@ from dataclasses import replace
 
 import numpy as np
 
+from overlap_callbacks.analysis import memory
 from overlap_callbacks.analysis.power.phases import StepPhases
 from overlap_callbacks.analysis.power.segments import Segment
+from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow, TimedBlock
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks
+from overlap_callbacks.instruments.memory import reading_of
 from overlap_callbacks.instruments.power.meter import MeasuredPower
 from overlap_callbacks.monitor.background.collective_times import collective_times
 from overlap_callbacks.monitor.background.let_pass import unchecked, what_was_let_pass
@@ -131,6 +134,7 @@ class _Measurement:
             doubts=(*self._doubts, *profile.doubts),
             num_sms=profile.num_sms,
             sm_loss=profile.sm_loss,
+            memory=memory_peaks(self._steps),
         )
 
     def _note_let_pass(self, profiled: Sequence[ProfiledBlock]) -> None:
@@ -181,6 +185,17 @@ class _Measurement:
 
     def _recorded(self) -> StepLog | None:
         return next((step.log for step in self._of(Part.RECORDED)), None)
+
+
+def memory_peaks(steps: Sequence[MeasuredStep]) -> tuple[MemoryPeak, ...]:
+    """Bounds of the memory peak of each mode, over the steps that count and were read."""
+    stepped = []
+    for step in steps:
+        if step.counted and step.memory is not None:
+            before, after = map(reading_of, step.memory)
+            if before is not None and after is not None:
+                stepped.append(memory.SteppedMemory(step.plan.arm, before, after))
+    return memory.peaks_by_mode(stepped)
 
 
 def segments_of(steps: Sequence[MeasuredStep], clock: clocks.StepClock, counted_only: bool = False) -> list[Segment]:

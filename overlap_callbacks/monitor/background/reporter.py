@@ -14,6 +14,8 @@ import msgspec
 
 from overlap_callbacks._threads import Worker
 from overlap_callbacks.analysis.aggregate import aggregate_windows, drop_incomparable_figures
+from overlap_callbacks.analysis.results.environment import JobEnvironment, RankEnvironment
+from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import RankWindow
 from overlap_callbacks.analysis.verdict import summary
 from overlap_callbacks.monitor.background.budget import WindowBudget
@@ -36,6 +38,7 @@ class Reporter:
         schedule: of the windows.
         sinks: used on rank 0 only.
         run: makes what the sinks get first; called on the reporting thread.
+        environment: reads what this rank runs on; called on the reporting thread.
         timeout_s: maximum time in which the ranks' reports must come in.
         budget: learns what each window cost.
         on_error: gets what goes wrong outside sinks, on the reporting thread.
@@ -50,6 +53,7 @@ class Reporter:
         schedule: Schedule,
         sinks: Sequence[Sink],
         run: Callable[[], RunInfo],
+        environment: Callable[[], RankEnvironment],
         timeout_s: float,
         budget: WindowBudget,
         on_error: Callable[[Exception], None],
@@ -60,6 +64,8 @@ class Reporter:
         self._schedule = schedule
         self._sinks = FanOut(sinks if job.rank == 0 else (), on_sink_error)
         self._run = run
+        self._environment = environment
+        self._job_environment: JobEnvironment | None = None  # as the record has it
         self._timeout_s = timeout_s
         self._budget = budget
         self._worker = Worker("overlap-callbacks-report", on_error)
@@ -106,6 +112,8 @@ class Reporter:
 
     def _report(self, window: ClosedWindow, key: str, tokens_per_step: int | None) -> None:
         own = measure(window, self._job.rank, self._job.backend)
+        # With every window: the message of a rank may come too late for one, and its size is small.
+        own = msgspec.structs.replace(own, environment=self._environment())
         if self._channel is None:
             self._channel = StoreChannel(self._job, self._prefix)
         self._channel.publish(f"{key}/report/{self._job.rank}", msgspec.json.encode(own))
@@ -118,12 +126,19 @@ class Reporter:
             control=self._schedule.control,
             tokens_per_step=tokens_per_step,
         )
+        report = self._without_known_environment(report)
         self._budget.record(report)
         if not report.complete:
             report = drop_incomparable_figures(report, self._schedule.blocks)
         logger.info("%s", summary(report))
         self._open_sinks()
         self._sinks.log(report)
+
+    def _without_known_environment(self, report: OverlapReport) -> OverlapReport:
+        if report.environment == self._job_environment:
+            return msgspec.structs.replace(report, environment=None)
+        self._job_environment = report.environment
+        return report
 
     def _gather_others(self, channel: StoreChannel, key: str) -> list[RankWindow]:
         """Rank 0: what the other ranks measured, of those that report in time."""

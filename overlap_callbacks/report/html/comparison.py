@@ -9,6 +9,7 @@ from overlap_callbacks.analysis.results.catalogue import SUMMARY, figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.report.html import tables
 from overlap_callbacks.report.html.elements import Block, Cell, Chart, Head, Note, Section, Table
+from overlap_callbacks.report.html.environment import environment_facts
 from overlap_callbacks.report.html.power import power_figures
 from overlap_callbacks.report.html.quality import run_facts
 from overlap_callbacks.report.html.run import RunView
@@ -79,7 +80,11 @@ def _power(names: Sequence[str], views: Sequence[RunView]) -> Table | None:
 
 def _differences(names: Sequence[str], views: Sequence[RunView]) -> Block:
     facts = [
-        {**dict(run_facts(view.info)), **{f"Schedule: {k}": str(v) for k, v in view.info.schedule.items()}}
+        {
+            **dict(run_facts(view.info)),
+            **dict(environment_facts(view)),
+            **{f"Schedule: {k}": str(v) for k, v in view.info.schedule.items()},
+        }
         for view in views
     ]
     rows = []

@@ -20,6 +20,7 @@ from overlap_callbacks._version import __version__
 from overlap_callbacks.analysis.formatting import NBSP, page_sentence, page_text
 from overlap_callbacks.report.html.comparison import comparison
 from overlap_callbacks.report.html.elements import Block, Chart, Note, RunPage, Section
+from overlap_callbacks.report.html.environment import environment, warnings
 from overlap_callbacks.report.html.quality import configuration, quality
 from overlap_callbacks.report.html.run import RunView
 from overlap_callbacks.report.html.sections import cost, headline, ideal, worth
@@ -61,7 +62,7 @@ def page(records: Sequence[Record]) -> str:
         return len(charts) - 1
 
     scripts = [_script(name) for name in _SCRIPTS]
-    environment = Environment(
+    templates = Environment(
         loader=PackageLoader("overlap_callbacks.report.html", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -69,11 +70,11 @@ def page(records: Sequence[Record]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    body = environment.get_template("body.html.j2").render(
+    body = templates.get_template("body.html.j2").render(
         runs=runs, compared=compared, place=place, version=__version__, licences=_licences()
     )
     # The charts' data are known once the body has placed them.
-    html = environment.get_template("page.html.j2").render(
+    html = templates.get_template("page.html.j2").render(
         title="Overlap report: " + ", ".join(names[:4]),
         body=Markup(body),
         style=Markup(_file("page.css")),
@@ -139,10 +140,15 @@ def _run(identity: str, name: str, view: RunView) -> RunPage:
         )
     if view.figures and not view.valid_windows:
         blocks.append(Note("The figures are of one unfinished window: no whole one counts.", warning=True))
+    blocks += warnings(view)
     sections: list[Section] = []
     if view.measured:
         sections += [worth(view), cost(view), ideal(view), changed(view)]
-    sections += [quality(view), configuration(view)]
+    sections.append(quality(view))
+    ran_on = environment(view)
+    if ran_on is not None:
+        sections.append(ran_on)
+    sections.append(configuration(view))
     head = page_text(view.head)
     return RunPage(identity, name, head, page_sentence(view.verdict), tuple(blocks), tuple(sections))
 

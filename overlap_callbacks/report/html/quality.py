@@ -197,8 +197,8 @@ _LABELS = {
     "backend": "Backend",
     "device": "Device",
 }
-# These are shown beside the figures that they describe.
-_SHOWN_ELSEWHERE = frozenset({"units", "meanings", "schedule"})
+# These are shown beside the figures that they describe, or in a part of their own.
+_SHOWN_ELSEWHERE = frozenset({"units", "meanings", "schedule", "environment"})
 
 
 def configuration(view: RunView) -> Section:

@@ -11,6 +11,7 @@ import msgspec
 
 from overlap_callbacks.analysis.formatting import PLAIN
 from overlap_callbacks.analysis.results.catalogue import FIGURES, MEASUREMENT_OVERHEAD, Figure, figure_named
+from overlap_callbacks.analysis.results.environment import Severity
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import OverlapReport
 
@@ -18,10 +19,10 @@ _NAMES = frozenset(figure.name for figure in (*FIGURES, MEASUREMENT_OVERHEAD))
 
 
 class Alert(msgspec.Struct, frozen=True):
-    """A limit that was passed.
+    """A limit that was passed, or a finding.
 
     Attributes:
-        name: of the figure.
+        name: of the figure, or of the finding's rule.
         title: a line.
         text: the figure with its interval, the limit and where it happened.
     """
@@ -75,6 +76,17 @@ class Limits:
                 alerts.append(_alert(figure, value, limit, metrics, report))
             (self._passed.add if beyond else self._passed.discard)(name)
         return alerts
+
+
+def finding_alerts(report: OverlapReport, known: set[str]) -> list[Alert]:
+    """An alert for each serious finding in the environment whose rule is not in ``known``, to which it is added."""
+    alerts = []
+    for finding in report.findings:
+        if finding.severity is Severity.SERIOUS and finding.rule not in known:
+            known.add(finding.rule)
+            text = f"{finding.message} {finding.action} {finding.source}"
+            alerts.append(Alert(finding.rule, f"Overlap: {finding.rule.replace('-', ' ')}", text))
+    return alerts
 
 
 def _finite(name: str, limit: Any) -> float:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from overlap_callbacks import _validation
+from overlap_callbacks.analysis.results.environment import JobEnvironment
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.analysis.run_summary import RunSummary, without_details
@@ -19,7 +20,8 @@ from overlap_callbacks.analysis.verdict import cause_in_words, run_verdict
 from overlap_callbacks.sinks.base import Sink
 from overlap_callbacks.sinks.metric_keys import fit, fit_name
 from overlap_callbacks.sinks.wandb import cards
-from overlap_callbacks.sinks.wandb.alerts import Limits
+from overlap_callbacks.sinks.wandb.alerts import Limits, finding_alerts
+from overlap_callbacks.sinks.wandb.environment import job_content
 from overlap_callbacks.sinks.wandb.summary import aggregates, run_metrics
 from overlap_callbacks.sinks.wandb.tables import tables
 
@@ -63,10 +65,11 @@ class WandbSink(Sink):
     - Tables: ``overlap/kernels``, ``overlap/pairs`` (what each kernel family loses beside each kind of collective),
       ``comm/collectives``, ``dimension/dimensions``, ``power/trace``.
     - In the run's summary, the verdicts as text: ``overlap/verdict`` and ``power/verdict``.
-    - In its configuration, under ``overlap_callbacks``: schedule, device, versions, framework, and the size of the
-      groups of each dimension of parallelism.
+    - In its configuration, under ``overlap_callbacks``: schedule, device, versions, framework, the size of the groups
+      of each dimension of parallelism, the environment, and the findings in it.
     - At the end the JSONL record, as an artifact of the type ``overlap-record``.
-    - An alert when a figure passes a limit of ``alerts``, and again only after it has been back within.
+    - An alert when a figure passes a limit of ``alerts``, and again only after it has been back within; and one for
+      each serious finding in the environment.
 
     Each key is defined by its exact name before it is first logged: if several patterns match (Lightning's
     ``WandbLogger`` defines ``*``), W&B picks one at random.
@@ -113,7 +116,9 @@ class WandbSink(Sink):
         self._run: Any = None
         self._owns_run = False
         self._defined: set[str] = set()
-        self._parallel: dict[str, int] | None = None  # as the run's configuration has it
+        self._described: dict[str, Any] | None = None  # as the run's configuration has it
+        self._environment: JobEnvironment | None = None
+        self._alerted: set[str] = set()  # rules of findings
         self._rows: list[_Row] = []  # not yet logged
         self._joined_step = -1  # step of the user's row that our last one joined
         self._windows: list[OverlapReport] = []  # without their details
@@ -148,7 +153,7 @@ class WandbSink(Sink):
         self._log_rows(run)
 
         run.summary.update({"overlap/verdict": verdict, **({} if cause is None else {"power/verdict": cause})})
-        for alert in self._limits.passed(report):
+        for alert in (*finding_alerts(report, self._alerted), *self._limits.passed(report)):
             run.alert(title=alert.title, text=alert.text, level="WARN", wait_duration=_ALERT_WAIT_S)
 
     def close(self) -> None:
@@ -239,13 +244,19 @@ class WandbSink(Sink):
         for row in report.collectives:
             name = fit_name(row.dimension or "other")
             sizes[name] = max(row.group_size, sizes.get(name, 0))
-        if sizes == self._parallel:
+        self._environment = report.environment or self._environment
+        described: dict[str, Any] = {
+            "group_sizes": sizes,
+            "findings": {finding.rule: finding.message for finding in report.findings},
+            **job_content(self._environment),
+        }
+        if described == self._described:
             return
-        self._parallel = sizes
+        self._described = described
         content: dict[str, Any] = {} if self._info is None else msgspec.to_builtins(self._info)
         for name in ("units", "meanings"):  # long, and in the record
             content.pop(name, None)
-        run.config.update({"overlap_callbacks": {**content, "group_sizes": sizes}}, allow_val_change=True)
+        run.config.update({"overlap_callbacks": {**content, **described}}, allow_val_change=True)
 
     def _log_record(self, run: Any) -> None:
         path = self._record
@@ -274,7 +285,7 @@ class WandbSink(Sink):
     def _take(self, run: Any) -> None:
         """Go on with another run, in which nothing is defined yet."""
         self._run = run
-        self._defined, self._parallel, self._joined_step = set(), None, -1
+        self._defined, self._described, self._joined_step = set(), None, -1
 
     def _start_run(self) -> Any:
         try:

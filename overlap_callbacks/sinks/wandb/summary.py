@@ -29,10 +29,10 @@ def aggregates(key: str) -> str:
         return "mean,last"
     if described.figure in COUNTS:
         return "min,last"
-    if described.unit in ("bytes", "messages", ""):
-        return "last"
     if "peak" in described.figure or "p99" in described.figure:
         return "max,last"
+    if described.unit in ("bytes", "messages", ""):
+        return "last"
     return "min,max,mean,last"
 
 

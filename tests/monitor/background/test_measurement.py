@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import cast
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
@@ -14,7 +15,7 @@ from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments.clocks import StepClock
 from overlap_callbacks.instruments.profiler import Profile
 from overlap_callbacks.monitor.background.collective_times import collective_times
-from overlap_callbacks.monitor.background.measurement import measure, segments_of
+from overlap_callbacks.monitor.background.measurement import measure, memory_peaks, segments_of
 from overlap_callbacks.monitor.schedule import Part, Plan
 from overlap_callbacks.monitor.window import ClosedWindow, MeasuredStep
 from tests.columns import columns
@@ -185,3 +186,24 @@ def test_what_ran_beside_communication_is_named_in_sequential_steps_and_not_in_t
     assert problem.startswith("in sequential steps 5 ms of compute ran beside communication")
     window = window_with_profile(columns(rows), (collective,), control=True)
     assert measure(window, rank=0, backend="nccl").problems == ()
+
+
+# -- memory
+
+
+def with_memory(step: MeasuredStep, peak_before: int, peak_after: int) -> MeasuredStep:
+    def stats(peak: int) -> dict[str, Any]:
+        return {"allocated_bytes": {"all": {"current": 10, "peak": peak}}}
+
+    return replace(step, memory=(stats(peak_before), stats(peak_after)))
+
+
+def test_a_steps_readings_become_its_modes_peak() -> None:
+    first, second, uncounted, unread = steps_of([0, 0, 0, 0], uncounted=(2,))
+    steps = [with_memory(first, 50, 70), with_memory(second, 70, 70), with_memory(uncounted, 70, 900), unread]
+    (peak,) = memory_peaks(steps)
+    assert (peak.mode, peak.peak_bytes) == (Mode.OVERLAPPED, 70)
+
+
+def test_without_readings_there_is_no_peak() -> None:
+    assert memory_peaks(steps_of([0, 0])) == ()

@@ -14,13 +14,15 @@ import msgspec
 import pytest
 
 from overlap_callbacks import JsonlSink, WandbSink
+from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.results.catalogue import FIGURES, power_meanings
 from overlap_callbacks.analysis.results.window import DimensionTime, KernelTime
 from overlap_callbacks.sinks.metric_keys import fit
 from overlap_callbacks.sinks.wandb import cards
-from overlap_callbacks.sinks.wandb.alerts import Limits
+from overlap_callbacks.sinks.wandb.alerts import Limits, finding_alerts
 from overlap_callbacks.sinks.wandb.summary import aggregates
-from tests.report.runs import run_info, window
+from tests.environments import gpu_rank
+from tests.report.runs import rank_window, run_info, window
 from tests.wandb_reader import SETTINGS, OfflineRun, read_run
 
 wandb = pytest.importorskip("wandb")
@@ -30,9 +32,9 @@ pytestmark = pytest.mark.usefixtures("apart")
 HOSTILE = '</style><script>alert("1")</script>\'"&' + "x" * 3000
 
 
-def logged(folder: Path, *reports: Any, **options: Any) -> OfflineRun:
+def logged(folder: Path, *reports: Any, info: Any = None, **options: Any) -> OfflineRun:
     sink = WandbSink(settings=wandb.Settings(**SETTINGS), dir=folder, **options)
-    info = run_info()
+    info = info or run_info()
     record = JsonlSink(folder / "run")
     sink.use_record(record.path)
     for one in (record, sink):
@@ -187,6 +189,7 @@ def test_a_run_that_is_disabled_is_no_trouble() -> None:
         ("power/overlapped_avg_w", "min,max,mean,last"),
         ("power/overlapped_peak_w", "max,last"),
         ("comm/allreduce_bytes", "last"),
+        ("memory/sequential_peak_bytes", "max,last"),
         ("comm/allreduce_messages", "last"),
         ("dimension/data_comm_ms", "min,max,mean,last"),
     ],
@@ -212,6 +215,39 @@ def test_keys_with_names_of_the_job_stay_apart_and_keep_their_unit() -> None:
     both = [key.removesuffix("_bytes") for key in fitted if key.endswith("_bytes")]
     assert {f"{key}_comm_slowdown_rank_high" for key in both} <= set(fitted)  # one name of a group in all its keys
     assert list(fit({"dimension/dp-cp_bytes": 1.0})) == ["dimension/dp_cp_bytes"]
+
+
+# -- the environment
+
+
+def on_gpus(number: int, **variables: str) -> Any:
+    ranks = [rank_window(number, rank, environment=gpu_rank(rank, variables=variables)) for rank in (0, 1)]
+    return aggregate_windows(ranks, world_size=2, every_n_steps=500)
+
+
+def test_the_environment_and_its_findings_are_in_the_configuration(tmp_path: Path) -> None:
+    first = on_gpus(0, NCCL_PROTO="LL")
+    # A later window says nothing of an environment that has not changed.
+    later = msgspec.structs.replace(on_gpus(1, NCCL_PROTO="LL"), environment=None)
+    info = run_info(environment=gpu_rank(0, variables={"NCCL_PROTO": "LL"}))
+    config = logged(tmp_path, first, later, info=info).config["overlap_callbacks"]
+    assert config["environment"]["nccl"] == "2.28.3"
+    assert config["environment"]["variables"] == {"NCCL_PROTO": "LL"}
+    assert config["job"] == {
+        "hosts": 1,
+        "devices": 2,
+        "transport": {"ranks of one host": "NVLink connects all GPUs of a host"},
+        "differs_between_ranks": [],
+    }
+    assert set(config["findings"]) == {"nccl-protocol"}
+
+
+def test_a_serious_finding_is_an_alert_once() -> None:
+    known: set[str] = set()
+    (alert,) = finding_alerts(on_gpus(0, CUDA_LAUNCH_BLOCKING="1", NCCL_PROTO="LL"), known)
+    assert alert.title == "Overlap: cuda launch blocking"
+    assert "CUDA_LAUNCH_BLOCKING=1" in alert.text
+    assert not finding_alerts(on_gpus(1, CUDA_LAUNCH_BLOCKING="1"), known)
 
 
 # -- alerts

@@ -7,7 +7,7 @@
     {"temperature_c", 55}, {"reasons", 0}, {"limit_w", 700}, {"default_w", 700}, {"counter_offset_mj", 0}, \
     {"counter_width", 0}, {"mig", 0}, {"instant_type", 1}, {"gpm", 1}, {"gpm_rc", 0}, {"gpm_tensor_rc", 0}, \
     {"gpm_sm", 88.5}, {"gpm_occupancy", 42.25}, {"gpm_tensor", 61.5}, {"gpm_dram", 33.25}, {"gpm_rx", 20000}, \
-    {"gpm_tx", 10000},
+    {"gpm_tx", 10000}, {"nvlink", 0}, {"p2p_rc", 0},
 #include "script.h"
 
 enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, GPU_IS_LOST = 15, MISMATCH = 25 };
@@ -99,6 +99,16 @@ API int nvmlDeviceGetPciInfo_v3(device_t d, pci_t *p) {
     p->bus = 0x10 + (unsigned)g;
     p->id = (unsigned)number("pci_device_id") << 16 | 0x10de;
     snprintf(p->address, sizeof p->address, "00000000:%02X:00.0", p->bus);
+    return SUCCESS;
+}
+/* NVLink connects GPUs whose numbers differ in the lowest "nvlink" bits alone, as bridges of 2 or 4 do. */
+API int nvmlDeviceGetP2PStatus(device_t d, device_t other, int capability, int *status) {
+    ENTER(d);
+    FAIL("p2p_rc");
+    int o = index_of(other);
+    if (o < 0 || o == g) return INVALID;
+    int bits = (int)number("nvlink");
+    *status = capability == 2 && (g >> bits) == (o >> bits) ? 0 : 3;
     return SUCCESS;
 }
 API int nvmlDeviceGetMigMode(device_t d, unsigned *current, unsigned *pending) {

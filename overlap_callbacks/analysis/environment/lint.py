@@ -1,0 +1,407 @@
+"""Known traps in the environment of a job: settings that cost performance, or that make figures mean something else.
+
+Each rule rests on a public document, whose address is with its findings. Rules are pure, and say nothing where what
+they need is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from overlap_callbacks.analysis.environment.transport import WITHIN, is_on
+from overlap_callbacks.analysis.formatting import short_kernel_name, shortened
+from overlap_callbacks.analysis.results.environment import Finding, JobEnvironment, Severity
+from overlap_callbacks.analysis.results.window import RankWindow
+
+NCCL_DOCS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
+TORCH_CUDA_DOCS = "https://docs.pytorch.org/docs/stable/notes/cuda.html"
+TORCH_NCCL_DOCS = "https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html"
+TORCH_DISTRIBUTED_DOCS = "https://docs.pytorch.org/docs/stable/distributed.html"
+HIP_DOCS = "https://rocm.docs.amd.com/projects/HIP/en/latest/reference/env_variables.html"
+MEGATRON_ARGUMENTS = "https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/training/arguments.py"
+MEGATRON_FSDP_DOCS = "https://github.com/NVIDIA/Megatron-LM/blob/main/docs/user-guide/features/megatron_fsdp.md"
+TORCH_RUN = "https://github.com/pytorch/pytorch/blob/main/torch/distributed/run.py"
+
+# Share of the device's SMs from which on we point at the blocks of a communication kernel. The limit is ours.
+MIN_SM_SHARE = 0.25
+
+_BLACKWELL = 10  # major compute capability
+
+
+class Grid(NamedTuple):
+    """The largest launch of a communication kernel of NCCL or RCCL.
+
+    Attributes:
+        kernel: its name.
+        num_blocks: its thread blocks.
+        num_sms: SMs of the device; 0 if unknown.
+    """
+
+    kernel: str
+    num_blocks: int
+    num_sms: int
+
+    @property
+    def limited(self) -> bool:
+        """Whether NCCL's limits of blocks hold for it. Sends, NVLink SHARP and symmetric kernels have others."""
+        return not any(part in self.kernel for part in ("SendRecv", "NVLS", "Symk"))
+
+    @property
+    def short_name(self) -> str:
+        """The kernel's name without its arguments."""
+        return shortened(short_kernel_name(self.kernel).partition("(")[0], 80)
+
+
+class JobFacts:
+    """What rules may ask.
+
+    Args:
+        environment: of the job.
+        samples: what each rank measured in a window.
+    """
+
+    def __init__(self, environment: JobEnvironment, samples: Sequence[RankWindow]) -> None:
+        self.environment = environment
+        self.own = environment.lowest_rank
+        self.on_cpu = self.own.device == "cpu"
+        self.on_amd = bool(self.own.hip)
+        self.dimensions = {
+            row.dimension for sample in samples for row in sample.collectives if row.dimension and row.group_size > 1
+        }
+        self.uses_nccl = any("nccl" in sample.backend for sample in samples)
+        self.grids = sorted(
+            {
+                Grid(kernel.name, kernel.num_blocks, sample.num_sms)
+                for sample in samples
+                for kernel in sample.kernels
+                if kernel.communication and kernel.num_blocks and "nccl" in kernel.name
+            },
+            key=lambda grid: (-grid.num_blocks, grid.kernel),
+        )
+        # The largest launch for which NCCL's limits hold.
+        self.largest = next((grid for grid in self.grids if grid.limited), None)
+
+    def values(self, name: str) -> Iterator[tuple[str, str]]:
+        """The values of a variable, and the ranks that have each; empty words where all have it."""
+        for difference in self.environment.differing:
+            if difference.name == name:
+                for value in difference.values:
+                    if value.value is not None:
+                        yield value.value, f" on {value.ranks}"
+                return
+        if name in self.own.variables:
+            yield self.own.variables[name], ""
+
+    def is_set_to(self, accepts: Callable[[str], bool], *names: str) -> str:
+        """The first setting that ``accepts`` takes, e.g. ``NCCL_DEBUG=INFO on rank 3``; empty without one."""
+        for name in names:
+            for value, ranks in self.values(name):
+                if accepts(value):
+                    return f"{name}={value}{ranks}"
+        return ""
+
+    def number(self, *names: str) -> tuple[str, int] | None:
+        """The first of some variables that is a positive number on all ranks."""
+        for name in names:
+            values = list(self.values(name))
+            if len(values) == 1 and not values[0][1] and values[0][0].isdigit() and int(values[0][0]) > 0:
+                return name, int(values[0][0])
+        return None
+
+
+class Rule(NamedTuple):
+    """A trap.
+
+    Attributes:
+        name: of the rule.
+        severity: of its findings.
+        check: the finding in a sentence; None where the trap is not there.
+        action: what to do, in a sentence.
+        source: where it is documented.
+    """
+
+    name: str
+    severity: Severity
+    check: Callable[[JobFacts], str | None]
+    action: str
+    source: str
+
+
+def lint(environment: JobEnvironment | None, samples: Sequence[RankWindow]) -> tuple[Finding, ...]:
+    """What the rules find, the most serious first.
+
+    Args:
+        environment: of the job; None if unknown.
+        samples: what each rank measured in a window.
+    """
+    if environment is None:
+        return ()
+    facts = JobFacts(environment, samples)
+    found = [
+        Finding(rule.name, rule.severity, message, rule.action, rule.source)
+        for rule in RULES
+        if (message := rule.check(facts)) is not None
+    ]
+    return tuple(sorted(found, key=lambda finding: list(Severity).index(finding.severity)))
+
+
+# -- the rules
+
+
+def _cuda_blocking(facts: JobFacts) -> str | None:
+    setting = "" if facts.on_cpu or facts.on_amd else facts.is_set_to(is_on, "CUDA_LAUNCH_BLOCKING")
+    return f"{setting}: the host waits for each kernel, so nothing overlaps." if setting else None
+
+
+def _hip_blocking(facts: JobFacts) -> str | None:
+    setting = facts.is_set_to(is_on, "HIP_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL") if facts.on_amd else ""
+    return f"{setting}: kernels run one after the other, so nothing overlaps." if setting else None
+
+
+def _hip_queues(facts: JobFacts) -> str | None:
+    setting = facts.is_set_to(lambda value: value.strip() == "1", "GPU_MAX_HW_QUEUES") if facts.on_amd else ""
+    return f"{setting}: all streams of a device share one hardware queue." if setting else None
+
+
+def _blocking_wait(facts: JobFacts) -> str | None:
+    setting = facts.is_set_to(is_on, "TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT") if facts.uses_nccl else ""
+    if not setting:
+        return None
+    return (
+        f"{setting}: waiting for a collective blocks the host, so sequential steps starve the device and overlap "
+        f"looks better than it is."
+    )
+
+
+def _debug_detail(facts: JobFacts) -> str | None:
+    setting = facts.is_set_to(lambda value: value.strip().upper() == "DETAIL", "TORCH_DISTRIBUTED_DEBUG")
+    return f"{setting}: all ranks meet for a check before each collective, in both modes." if setting else None
+
+
+def _one_connection_needed(facts: JobFacts) -> str | None:
+    if not _needs_one_connection(facts) or facts.is_set_to(lambda value: True, "CUDA_DEVICE_MAX_CONNECTIONS") == (
+        "CUDA_DEVICE_MAX_CONNECTIONS=1"
+    ):
+        return None
+    return (
+        "CUDA_DEVICE_MAX_CONNECTIONS is not 1: Megatron relies on it, before Blackwell, to launch the communication "
+        "of tensor and context parallelism before the compute that is to hide it."
+    )
+
+
+def _needs_one_connection(facts: JobFacts) -> bool:
+    if facts.on_cpu or facts.on_amd or not facts.own.framework.lower().startswith("megatron"):
+        return False
+    major = facts.own.compute_capability.partition(".")[0]
+    return major.isdigit() and int(major) < _BLACKWELL and bool(facts.dimensions & {"tensor", "context"})
+
+
+def _one_connection_harms(facts: JobFacts) -> str | None:
+    if facts.on_cpu or facts.on_amd or _needs_one_connection(facts):
+        return None
+    setting = facts.is_set_to(lambda value: value.strip() == "1", "CUDA_DEVICE_MAX_CONNECTIONS")
+    return f"{setting}: streams are not independent, so communication may wait for compute." if setting else None
+
+
+def _no_caching(facts: JobFacts) -> str | None:
+    setting = "" if facts.on_cpu else facts.is_set_to(is_on, "PYTORCH_NO_CUDA_MEMORY_CACHING")
+    return f"{setting}: memory is given back to the driver at once, which synchronises the device." if setting else None
+
+
+def _no_p2p(facts: JobFacts) -> str | None:
+    shared = any(transport.between == WITHIN for transport in facts.environment.transports)
+    if not (facts.uses_nccl and shared):
+        return None
+    setting = facts.is_set_to(is_on, "NCCL_P2P_DISABLE") or facts.is_set_to(
+        lambda value: value.strip().upper() in ("LOC", "0"), "NCCL_P2P_LEVEL"
+    )
+    return f"{setting}: GPUs of one host do not reach each other directly, by NVLink or PCIe." if setting else None
+
+
+def _no_shared_memory(facts: JobFacts) -> str | None:
+    setting = facts.is_set_to(is_on, "NCCL_SHM_DISABLE") if facts.uses_nccl else ""
+    if not setting:
+        return None
+    return f"{setting}: GPUs of one host that cannot reach each other directly communicate over the network."
+
+
+def _no_infiniband(facts: JobFacts) -> str | None:
+    several = facts.uses_nccl and facts.environment.num_hosts > 1
+    setting = facts.is_set_to(is_on, "NCCL_IB_DISABLE") if several else ""
+    return f"{setting}: hosts do not communicate over InfiniBand or RoCE." if setting else None
+
+
+def _protocol(facts: JobFacts) -> str | None:
+    setting = facts.is_set_to(lambda value: bool(value.strip()), "NCCL_PROTO") if facts.uses_nccl else ""
+    return f"{setting}: NCCL may not choose its protocol by itself." if setting else None
+
+
+def _argument_checks(facts: JobFacts) -> str | None:
+    if not facts.uses_nccl:
+        return None
+    setting = facts.is_set_to(is_on, "NCCL_CHECK_POINTERS") or facts.is_set_to(
+        lambda value: value.strip().upper().startswith("DEBUG"), "NCCL_CHECK_MODE"
+    )
+    return f"{setting}: NCCL checks the arguments of each collective, which adds latency." if setting else None
+
+
+def _trace_log(facts: JobFacts) -> str | None:
+    setting = facts.is_set_to(lambda value: value.strip().upper() == "TRACE", "NCCL_DEBUG") if facts.uses_nccl else ""
+    return f"{setting}: NCCL may print a line for each call." if setting else None
+
+
+def _too_many_blocks(facts: JobFacts) -> str | None:
+    limit = _stricter(facts, min, "NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS")
+    if limit is None or facts.largest is None or facts.largest.num_blocks <= limit[1]:
+        return None
+    grid = facts.largest
+    return f"{grid.short_name} ran with {grid.num_blocks} blocks, though {limit[0]}={limit[1]}."
+
+
+def _minimum_not_reached(facts: JobFacts) -> str | None:
+    limit = _stricter(facts, max, "NCCL_MIN_CTAS", "NCCL_MIN_NCHANNELS")
+    if limit is None or facts.largest is None or facts.largest.num_blocks >= limit[1]:
+        return None
+    return f"No kernel of NCCL ran with more than {facts.largest.num_blocks} blocks, though {limit[0]}={limit[1]}."
+
+
+def _minimum_binds(facts: JobFacts) -> str | None:
+    limit = _stricter(facts, max, "NCCL_MIN_CTAS", "NCCL_MIN_NCHANNELS")
+    if limit is None or limit[1] == 1 or facts.largest is None or facts.largest.num_blocks != limit[1]:
+        return None
+    return (
+        f"{facts.largest.short_name} ran with just as many blocks as {limit[0]}={limit[1]} asks for at least: NCCL's "
+        f"own estimate of what it needs may be lower."
+    )
+
+
+def _stricter(facts: JobFacts, choose: Callable[[list[int]], int], *names: str) -> tuple[str, int] | None:
+    """Of two variables for one limit, the one in force: NCCL takes the more restrictive."""
+    numbers = [number for name in names if (number := facts.number(name)) is not None]
+    if not numbers:
+        return None
+    value = choose([number for _, number in numbers])
+    return next(number for number in numbers if number[1] == value)
+
+
+def _many_sms(facts: JobFacts) -> str | None:
+    grid = max(
+        (grid for grid in facts.grids if grid.num_sms),
+        key=lambda grid: grid.num_blocks / grid.num_sms,
+        default=None,
+    )
+    if grid is None or grid.num_blocks < MIN_SM_SHARE * grid.num_sms:
+        return None
+    share = min(100, round(100 * grid.num_blocks / grid.num_sms))
+    return f"{grid.short_name} ran with {grid.num_blocks} blocks on {grid.num_sms} SMs: up to {share}% of the device."
+
+
+def _crowded(facts: JobFacts) -> str | None:
+    crowded = facts.environment.crowded_host if facts.on_cpu else ""
+    return f"{crowded}: they take turns, and kernel times contain the waiting." if crowded else None
+
+
+def _differing(facts: JobFacts) -> str | None:
+    names = [difference.name for difference in facts.environment.differing if difference.name not in _MAY_DIFFER]
+    if not names:
+        return None
+    shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+    return f"The ranks do not run alike: {shown} {'differs' if len(names) == 1 else 'differ'} between them."
+
+
+# Variables that name parts of a host, which may have other names on the next one.
+_MAY_DIFFER = frozenset(
+    {
+        "GLOO_SOCKET_IFNAME", "NCCL_DEBUG_FILE", "NCCL_HOSTID", "NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "NCCL_TOPO_FILE",
+        "NCCL_GRAPH_FILE", "NCCL_TOPO_DUMP_FILE", "NCCL_GRAPH_DUMP_FILE", "NVSHMEM_HCA_LIST", "UCX_NET_DEVICES",
+    }
+)  # fmt: skip
+
+RULES = (
+    Rule(
+        "cuda-launch-blocking", Severity.SERIOUS, _cuda_blocking,
+        "Unset it, but to find an error.", f"{TORCH_CUDA_DOCS}#asynchronous-execution",
+    ),
+    Rule(
+        "hip-serialised-kernels", Severity.SERIOUS, _hip_blocking,
+        "Unset it, but to find an error.", HIP_DOCS,
+    ),
+    Rule(
+        "hip-one-queue", Severity.SERIOUS, _hip_queues,
+        "Unset it (the default is 4), or set it to 2 or more.", HIP_DOCS,
+    ),
+    Rule(
+        "nccl-blocking-wait", Severity.SERIOUS, _blocking_wait,
+        "Unset it: torch notices failed collectives without it (TORCH_NCCL_ASYNC_ERROR_HANDLING).", TORCH_NCCL_DOCS,
+    ),
+    Rule(
+        "torch-distributed-debug", Severity.WARNING, _debug_detail,
+        "Unset it, or use INFO, but to find a hang.", f"{TORCH_DISTRIBUTED_DOCS}#torch-distributed-debug",
+    ),
+    Rule(
+        "max-connections-not-one", Severity.WARNING, _one_connection_needed,
+        "Set it to 1 before the job starts, unless the job uses FSDP or overlaps its expert all-to-all.",
+        MEGATRON_ARGUMENTS,
+    ),
+    Rule(
+        "max-connections-one", Severity.WARNING, _one_connection_harms,
+        "Unset it, unless tensor or context parallelism of Megatron needs it (on Hopper and before).",
+        MEGATRON_FSDP_DOCS,
+    ),
+    Rule(
+        "no-memory-caching", Severity.WARNING, _no_caching,
+        "Unset it, but to find an error.", f"{TORCH_CUDA_DOCS}#memory-management",
+    ),
+    Rule(
+        "nccl-p2p-off", Severity.WARNING, _no_p2p,
+        "Unset it; if NCCL hangs or fails without it, the fault lies in the machine's set-up.",
+        f"{NCCL_DOCS}#nccl-p2p-disable",
+    ),
+    Rule(
+        "nccl-shm-off", Severity.WARNING, _no_shared_memory,
+        "Unset it; a container may need more shared memory instead.", f"{NCCL_DOCS}#nccl-shm-disable",
+    ),
+    Rule(
+        "nccl-ib-off", Severity.WARNING, _no_infiniband,
+        "Unset it where the hosts have InfiniBand or RoCE.", f"{NCCL_DOCS}#nccl-ib-disable",
+    ),
+    Rule(
+        "nccl-protocol", Severity.WARNING, _protocol,
+        "Unset it: NCCL's documentation discourages it, but to avoid a bug of one protocol.", f"{NCCL_DOCS}#nccl-proto",
+    ),
+    Rule(
+        "nccl-max-ctas-exceeded", Severity.WARNING, _too_many_blocks,
+        "Set it before the first process group is made, and on all ranks.", f"{NCCL_DOCS}#nccl-max-ctas",
+    ),
+    Rule(
+        "nccl-min-ctas-not-reached", Severity.NOTE, _minimum_not_reached,
+        "Small messages take fewer; for large ones, set it before the first process group is made.",
+        f"{NCCL_DOCS}#nccl-min-ctas",
+    ),
+    Rule(
+        "nccl-min-ctas-binds", Severity.NOTE, _minimum_binds,
+        "Measure once without it: more blocks than needed take SMs from compute.", f"{NCCL_DOCS}#nccl-min-ctas",
+    ),
+    Rule(
+        "nccl-many-sms", Severity.NOTE, _many_sms,
+        "Measure once with a smaller NCCL_MAX_CTAS: NCCL prefers its own throughput to SMs left for compute.",
+        f"{NCCL_DOCS}#nccl-max-ctas",
+    ),
+    Rule(
+        "nccl-argument-checks", Severity.NOTE, _argument_checks,
+        "Unset it, but to find an error.", f"{NCCL_DOCS}#nccl-check-pointers",
+    ),
+    Rule(
+        "nccl-trace-log", Severity.NOTE, _trace_log,
+        "Unset it, or use WARN, but to find an error.", f"{NCCL_DOCS}#nccl-debug",
+    ),
+    Rule(
+        "crowded-cpus", Severity.WARNING, _crowded,
+        "Set OMP_NUM_THREADS to the CPUs per rank, or start the ranks with torchrun, which sets it to 1.", TORCH_RUN,
+    ),
+    Rule(
+        "ranks-differ", Severity.WARNING, _differing,
+        "Start all ranks with the same software and variables.", f"{NCCL_DOCS}#environment-variables",
+    ),
+)  # fmt: skip

@@ -1,0 +1,160 @@
+"""The software, settings and machines that a job ran on, and what is wrong with them: plain data."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+
+class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank runs on. Text is empty and numbers are 0 where a value is not known.
+
+    Attributes:
+        hostname: name of the machine.
+        host_id: digest of the machine's boot, alike for all containers of one machine.
+        cpus: CPUs that the process may use, as a list of ranges, e.g. ``0-15,32-47``.
+        num_threads: threads of torch's operators on the CPU.
+        torch: version of torch.
+        cuda, hip: version of CUDA or HIP that torch was built for.
+        nccl: version of NCCL, or of RCCL in a build for ROCm.
+        driver: version of the GPU's driver.
+        device: name of the device; ``cpu`` for a job on the host.
+        compute_capability: of NVIDIA, e.g. ``9.0``; of AMD, the architecture, e.g. ``gfx942``.
+        num_sms: SMs (of AMD, compute units) of the device.
+        memory_bytes: memory of the device.
+        device_uuid: UUID of the device.
+        pci_bus_id: PCI address of the device, e.g. ``0000:3b:00.0``.
+        nvlink_devices: PCI addresses of the host's other GPUs that this one reaches by NVLink; None if unknown.
+        framework: the adapter in use, with its framework's version.
+        variables: environment variables, by name; ``analysis/environment/variables.py`` says which.
+    """
+
+    hostname: str
+    host_id: str = ""
+    cpus: str = ""
+    num_threads: int = 0
+    torch: str = ""
+    cuda: str = ""
+    hip: str = ""
+    nccl: str = ""
+    driver: str = ""
+    device: str = "cpu"
+    compute_capability: str = ""
+    num_sms: int = 0
+    memory_bytes: int = 0
+    device_uuid: str = ""
+    pci_bus_id: str = ""
+    nvlink_devices: tuple[str, ...] | None = None
+    framework: str = ""
+    variables: dict[str, str] = {}
+
+
+class RankPlace(msgspec.Struct, frozen=True):
+    """Where one rank runs.
+
+    Attributes:
+        rank: global rank.
+        hostname: name of the machine.
+        device: name of the device.
+        device_uuid, pci_bus_id: of the device; empty if unknown.
+    """
+
+    rank: int
+    hostname: str
+    device: str
+    device_uuid: str = ""
+    pci_bus_id: str = ""
+
+
+class RanksValue(msgspec.Struct, frozen=True):
+    """A value that some of the ranks have.
+
+    Attributes:
+        value: the value; None where it is not set.
+        ranks: the ranks that have it, in words; only the first of many.
+        num_ranks: how many they are.
+    """
+
+    value: str | None
+    ranks: str
+    num_ranks: int
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """Something that is not alike on all ranks.
+
+    Attributes:
+        name: of an environment variable, or of a field of ``RankEnvironment``.
+        values: the distinct values, the most frequent first; only the first of many.
+        num_values: how many there are.
+    """
+
+    name: str
+    values: tuple[RanksValue, ...]
+    num_values: int
+
+
+class Transport(msgspec.Struct, frozen=True):
+    """What carries messages between some of the ranks.
+
+    Attributes:
+        between: ``ranks of one host`` or ``hosts``.
+        transport: in words; ``unknown`` where nothing tells it.
+        basis: what tells it, in words.
+    """
+
+    between: str
+    transport: str
+    basis: str
+
+
+class JobEnvironment(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ranks of a job run on, of bounded size.
+
+    Attributes:
+        lowest_rank: everything that is known of the lowest rank heard. What ``differing`` does not name is alike on
+            all ranks.
+        num_ranks: ranks heard.
+        num_hosts: machines that they run on.
+        num_devices: distinct devices that they use; None on CPU, or if a device has no known identity.
+        places: where ranks run; only the first of many.
+        differing: what is not alike on all ranks; only the first of many.
+        transports: what carries messages.
+        crowded_host: a host whose ranks have more threads than it gives them CPUs, in words; empty if there is none.
+    """
+
+    lowest_rank: RankEnvironment
+    num_ranks: int
+    num_hosts: int
+    num_devices: int | None
+    places: tuple[RankPlace, ...] = ()
+    differing: tuple[Difference, ...] = ()
+    transports: tuple[Transport, ...] = ()
+    crowded_host: str = ""
+
+
+class Severity(str, Enum):
+    """How much a finding matters."""
+
+    SERIOUS = "serious"  # figures do not show what they would without it
+    WARNING = "warning"  # it costs time, or may
+    NOTE = "note"  # worth knowing
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """A setting that costs performance, or that makes figures mean something else.
+
+    Attributes:
+        rule: name of the rule that found it.
+        severity: how much it matters.
+        message: what was found, in a sentence.
+        action: what to do about it, in a sentence.
+        source: where this is documented; an address.
+    """
+
+    rule: str
+    severity: Severity
+    message: str
+    action: str
+    source: str

@@ -1,0 +1,139 @@
+"""Reads what this process runs on: versions, devices, environment variables. Never raises, and creates no CUDA context.
+
+It is read once, on a thread of our own: some parts ask the driver.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import threading
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from overlap_callbacks.analysis.environment.variables import environment_variables
+from overlap_callbacks.analysis.results.environment import RankEnvironment
+from overlap_callbacks.analysis.safe_text import digest
+from overlap_callbacks.instruments.power.discovery import from_properties
+from overlap_callbacks.instruments.power.nvlink import nvlink_devices
+
+T = TypeVar("T")
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+_AMD_DRIVER = Path("/sys/module/amdgpu/version")
+
+# Longest time in which the driver is waited for. A driver that hangs must not keep the report from coming.
+_DRIVER_TIMEOUT_S = 5.0
+
+
+class EnvironmentReader:
+    """Reads the environment of this process when it is first asked for.
+
+    Make it on the training thread: other threads have a current device of their own.
+
+    Args:
+        framework: name and version of the adapter's framework.
+    """
+
+    def __init__(self, framework: str = "") -> None:
+        self._framework = framework
+        # As for step times: only a process that already uses CUDA trains on it.
+        on_cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+        self._device = torch.cuda.current_device() if on_cuda else None
+        self._lock = threading.Lock()
+
+    def read(self) -> RankEnvironment:
+        """The environment of this process. Safe to call from several threads."""
+        with self._lock:
+            return self._environment
+
+    @cached_property
+    def _environment(self) -> RankEnvironment:
+        device: dict[str, Any] = {} if self._device is None else _or(dict, lambda: _device(self._device))
+        return RankEnvironment(
+            hostname=_or(str, platform.node),
+            host_id=_or(str, _host_id),
+            cpus=_or(str, lambda: cpu_list(os.sched_getaffinity(0))),
+            num_threads=_or(int, torch.get_num_threads),
+            torch=str(torch.__version__),
+            cuda=str(torch.version.cuda or ""),
+            hip=str(torch.version.hip or ""),
+            framework=self._framework,
+            variables=_or(dict, lambda: environment_variables(os.environ)),
+            **device,
+        )
+
+
+def _or(default: Callable[[], T], read: Callable[[], T]) -> T:
+    """What ``read`` returns; what ``default`` makes if it raises: a value that is not known is left out."""
+    try:
+        return read()
+    except Exception:
+        return default()
+
+
+def _host_id() -> str:
+    """Identifies the machine, whatever the containers on it are called; NCCL tells machines apart by the same file."""
+    return digest(_BOOT.read_text().strip())[:12]
+
+
+def cpu_list(cpus: Iterable[int]) -> str:
+    """CPUs as Linux writes them, e.g. ``0-3,8``."""
+    runs: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if runs and cpu == runs[-1][1] + 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def _device(index: int | None) -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(index)
+    hip = torch.version.hip is not None
+    identity = from_properties(properties, hip=hip)
+    capability = f"{properties.major}.{properties.minor}"
+    links = None if hip else _within(_DRIVER_TIMEOUT_S, lambda: nvlink_devices(identity.uuid, identity.pci_bus_id))
+    return {
+        "device": identity.name,
+        "compute_capability": str(getattr(properties, "gcnArchName", capability)) if hip else capability,
+        "num_sms": int(properties.multi_processor_count),
+        "memory_bytes": int(properties.total_memory),
+        "device_uuid": identity.uuid,
+        "pci_bus_id": identity.pci_bus_id,
+        "nccl": _or(str, _nccl_version),
+        "driver": _or(str, lambda: _driver_version(hip)),
+        "nvlink_devices": links,
+    }
+
+
+def _nccl_version() -> str:
+    version: Any = torch.cuda.nccl.version()  # type: ignore[no-untyped-call, unused-ignore]
+    return ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
+
+
+def _driver_version(hip: bool) -> str:
+    if hip:
+        return _AMD_DRIVER.read_text().strip()
+    # e.g. "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023"
+    found = re.search(r"\b\d+\.\d+(\.\d+)?\b", _NVIDIA_DRIVER.read_text().partition("\n")[0])
+    return found[0] if found else ""
+
+
+def _within(timeout_s: float, read: Callable[[], T | None]) -> T | None:
+    """What ``read`` returns; None if it raises, or takes longer."""
+    results: list[T | None] = []
+
+    def run() -> None:
+        results.append(_or(lambda: None, read))
+
+    thread = threading.Thread(target=run, name="overlap-callbacks-environment", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    return results[0] if results else None
