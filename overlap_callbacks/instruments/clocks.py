@@ -42,8 +42,8 @@ _THREAD_LOCAL_CAPTURE = 1  # cudaStreamCaptureModeThreadLocal, and hipStreamCapt
 
 
 def device_of(mark: Mark) -> torch.device | None:
-    """The device of a mark; None for one on the host."""
-    return None if isinstance(mark, int) else mark.device
+    """The device of a mark; None for one on the host, and where torch does not tell."""
+    return None if isinstance(mark, int) else getattr(mark, "device", None)
 
 
 def prepare_own_thread(device: torch.device | None) -> None:
