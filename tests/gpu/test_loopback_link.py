@@ -129,7 +129,6 @@ def _null_work() -> None:
         library._destroy()  # type: ignore[no-untyped-call]
 
 
-@pytest.mark.filterwarnings("ignore:Warning only once")
 def test_a_synchronous_collective_can_have_no_work_as_on_nccl() -> None:
     run_alone(_null_work)
 
