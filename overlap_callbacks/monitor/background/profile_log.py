@@ -34,7 +34,7 @@ def profile_log(steps: Sequence[MeasuredStep]) -> ProfileLog:
     """The log of those of a window's steps that were profiled."""
     profiled = [step for step in steps if step.profile_index >= 0]
     counted = [step for step in profiled if step.counted]
-    whole = [step for step in counted if not (step.log.dropped or step.log.compiled or step.log.let_pass)]
+    whole = [step for step in counted if not (step.log.dropped or step.log.compiled)]
     return ProfileLog(
         issued={step.profile_index: step.log.collectives for step in profiled},
         whole=frozenset(step.profile_index for step in whole),
