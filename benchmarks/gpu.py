@@ -2,7 +2,7 @@
 
     python benchmarks/gpu.py --list                  what there is to run
     python benchmarks/gpu.py                         run what has no result yet for this device, versions and sources
-    python benchmarks/gpu.py --only probe loopback   run some steps; --again repeats those that have a result
+    python benchmarks/gpu.py --only probe ddp       run some steps; --again repeats those that have a result
     python benchmarks/gpu.py --minutes 9             begin no step that might not end within this time
     python benchmarks/gpu.py --cpu                   the steps' CPU forms: that the code runs, and nothing about a GPU
 
@@ -16,8 +16,8 @@ It needs nothing from the network. What a machine without one may lack is brough
     python benchmarks/gpu.py --unpack FOLDER         there: install what is missing, and this project; torch stays
 
 A result has an ``environment``, the ``status`` of the step (``complete`` or ``failed``, with ``error`` and the last
-lines of ``output``), its ``figures``, each with ``value``, ``unit``, what it ``proves``, what is ``expected`` and whether
-it ``passed``, and ``raw`` values. Exit code: 0 if all expectations were met, 1 if not, 2 without a GPU.
+lines of ``output``), its ``figures``, each with ``value``, ``unit``, what it ``proves``, what is ``expected`` and
+whether it ``passed``, and ``raw`` values. Exit code: 0 if all expectations were met, 1 if not, 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ STEPS = (
     Step("probe", "gpu_steps.probe", "what torch's profiler records of a device, and at what cost", 300),
     Step("overflow", "gpu_steps.overflow", "a profile that is cut off, and one that CUPTI gives nothing", 300),
     Step("gate-cost", "gpu_steps.gate_cost", "what a serialised collective costs the host and the device", 240),
-    Step(
-        "loopback", "gpu_steps.loopback", "DDP and FSDP2 with communication of known length: are the figures right", 540
-    ),
+    Step("ddp", "gpu_steps.loopback:ddp", "DDP with communication of known length: are the figures right", 300),
+    Step("fsdp2", "gpu_steps.loopback:fsdp2", "FSDP2 with communication of known length: are the figures right", 300),
+    Step("slowdown", "gpu_steps.loopback:slowdown", "slowdown by SMs taken, against one measured by hand", 300),
     Step("negative", "gpu_steps.negative", "jobs that cannot be measured truly: is it said", 480),
     Step("host-bound", "gpu_steps.host_bound", "a job that waits for the host: what sequential steps add", 240),
     Step("nccl", "gpu_steps.nccl_semantics", "what NCCL's works and waits order, with one rank", 180),

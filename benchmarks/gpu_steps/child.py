@@ -1,4 +1,4 @@
-"""Runs one step, in a process of its own: ``python -m gpu_steps.child MODULE FILE gpu|cpu``."""
+"""Runs one step, in a process of its own: ``python -m gpu_steps.child MODULE[:FUNCTION] FILE gpu|cpu``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from gpu_steps.figures import Recorder
 def main() -> None:
     module, file, device = sys.argv[1:]
     faulthandler.enable()
-    importlib.import_module(module).run(Recorder(Path(file), on_cpu=device == "cpu"))
+    name, _, function = module.partition(":")
+    getattr(importlib.import_module(name), function or "run")(Recorder(Path(file), on_cpu=device == "cpu"))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What a result was measured on: device, versions, and the state of the sources.
 
-``python -m gpu_steps.environment`` prints the part that only torch can tell, as JSON. It runs in a process of its own, so
-that the command that starts the steps holds no context on the device.
+``python -m gpu_steps.environment`` prints the part that only torch can tell, as JSON. It runs in a process of its own,
+so that the command that starts the steps holds no context on the device.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Step:
 
     Attributes:
         name: of the step and its result file.
-        module: module with ``run(recorder)``.
+        module: module with ``run(recorder)``; or ``module:function``.
         title: what it measures.
         limit_s: its time limit.
         has_cpu_form: whether it can run on a CPU.
@@ -72,22 +72,28 @@ class Result:
         return self.status == COMPLETE and all(figure.passed is not False for figure in self.figures)
 
 
-def run_step(step: Step, *, on_cpu: bool) -> Result:
-    """Run a step. A crash or a hang of it costs nothing but itself."""
+def run_step(step: Step, *, on_cpu: bool, own_group: bool = True) -> Result:
+    """Run a step. A crash or a hang of it costs nothing but itself.
+
+    Args:
+        step: to run.
+        on_cpu: whether in its CPU form.
+        own_group: whether to end all that the step has started too. False for a part of a step: it ends with the step.
+    """
     with tempfile.TemporaryDirectory(prefix=f"overlap-{step.name}-") as folder:
         figures_file, output_file = Path(folder, "figures"), Path(folder, "output")
         command = [sys.executable, "-m", "gpu_steps.child", step.module, str(figures_file), "cpu" if on_cpu else "gpu"]
         start = time.monotonic()
         with output_file.open("wb") as output:
             process = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, env=child_environment(), start_new_session=True
+                command, stdout=output, stderr=subprocess.STDOUT, env=child_environment(), start_new_session=own_group
             )
             try:
                 error = _ending(process.wait(step.limit_s))
             except subprocess.TimeoutExpired:
                 error = f"reached its time limit of {step.limit_s:.0f} s"
             finally:
-                _end_group(process)  # also the ranks that a step has left behind
+                _end(process, own_group)
         seconds = time.monotonic() - start
         figures, raw = read(figures_file)
         lines = output_file.read_text(errors="replace").splitlines()
@@ -101,10 +107,13 @@ def _ending(exit_code: int) -> str:
     return f"ended with exit code {exit_code}" if exit_code else ""
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End the step's process and all that it started: it leads a group of its own."""
+def _end(process: subprocess.Popen[bytes], own_group: bool) -> None:
+    """End the step's process; where it leads a group of its own, the ranks that it has left behind too."""
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+        if own_group:
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(30)  # a process that the device's driver holds does not end: it is left to itself
 
@@ -134,7 +143,7 @@ def write(result: Result, folder: Path, environment: dict[str, Any]) -> Path:
 
 
 def earlier_result(step: str, folders: Sequence[Path], environment: dict[str, Any]) -> Result | None:
-    """The result of a run that came to its end on this device, with these versions and sources; None if there is none."""
+    """The result of a run that came to its end on this device, with these versions and sources; None without one."""
     for folder in folders:
         path = result_file(folder, step, environment)
         try:
