@@ -1,0 +1,158 @@
+"""What each operator of ``c10d`` does where both ranks have the same data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+# Numbers of ``torch.distributed.ReduceOp.RedOpType``, which the operators' arguments tell.
+SUM, AVG, MIN, MAX = 0, 1, 3, 4
+
+# Of kernels by kind of collective. NCCL has no all-to-all: it sends and receives.
+KERNEL_NAMES = {
+    "all_reduce": "ncclDevKernel_AllReduce_Loop",
+    "all_gather": "ncclDevKernel_AllGather_Loop",
+    "reduce_scatter": "ncclDevKernel_ReduceScatter_Loop",
+    "broadcast": "ncclDevKernel_Broadcast_Loop",
+    "all_to_all": "ncclDevKernel_SendRecv",
+}
+
+
+@dataclass(frozen=True)
+class Issued:
+    """A collective of more than one rank that was issued.
+
+    Attributes:
+        operator: of ``c10d``, e.g. ``allreduce_``.
+        kind: e.g. ``all_reduce``.
+        group: name of its process group.
+        num_bytes: of its inputs or of its outputs, whichever is more.
+        asynchronous: the operator's ``async_op``.
+        length_ns: how long it takes at least, once it has begun.
+    """
+
+    operator: str
+    kind: str
+    group: str
+    num_bytes: int
+    asynchronous: bool
+    length_ns: int
+
+
+@dataclass(frozen=True)
+class Move:
+    """``dst`` becomes ``factor`` times ``src``: contiguous tensors of one type and size."""
+
+    dst: torch.Tensor
+    src: torch.Tensor
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of one collective.
+
+    Attributes:
+        operator: of ``c10d``.
+        outputs, inputs: tensors written and read, one for each member of a coalesced collective. Those of an
+            ``allgather_`` have one list of outputs for each input.
+        reduction: number of the reduction; None without one.
+        asynchronous: ``async_op``.
+        root: rank of the group that has the data; None without one.
+        splits: rows for each rank in the output and in the input of an all-to-all; empty for equal parts.
+    """
+
+    operator: str
+    outputs: Sequence[Any]
+    inputs: Sequence[torch.Tensor]
+    asynchronous: bool = True
+    reduction: int | None = None
+    root: int | None = None
+    splits: tuple[Sequence[int], Sequence[int]] = ((), ())
+
+    @property
+    def kind(self) -> str:
+        return _OPERATORS[self.operator][0]
+
+    @property
+    def num_bytes(self) -> int:
+        outputs = [tensor for item in self.outputs for tensor in (item if isinstance(item, list) else [item])]
+        return max(sum(t.nbytes for t in outputs), sum(t.nbytes for t in self.inputs))
+
+    def moves(self, size: int) -> list[Move]:
+        """What rank 0 of ``size`` ranks writes; all of them have the same inputs."""
+        return [move for move in _OPERATORS[self.operator][1](self, size) if move.dst.numel()]
+
+
+def parse(operator: str, group_at: int, async_at: int, args: Sequence[Any]) -> Call:
+    """A call from the operator's positional arguments, of which trailing defaults are left out.
+
+    Args:
+        operator: of ``c10d``.
+        group_at: position of the process group.
+        async_at: position of ``async_op``.
+        args: of the call.
+    """
+    asynchronous = bool(args[async_at]) if len(args) > async_at else True
+    reduction = args[group_at + 1].op() if "reduce" in operator else None
+    if reduction not in (None, SUM, AVG, MIN, MAX):
+        raise NotImplementedError(
+            f"c10d::{operator} with reduction {reduction}: the phantom knows sums, means and extremes"
+        )
+    if operator == "broadcast_":
+        return Call(operator, args[0], args[0], asynchronous, root=int(args[2]))
+    if operator == "alltoall_base_":
+        return Call(operator, [args[0]], [args[1]], asynchronous, splits=(tuple(args[3]), tuple(args[4])))
+    if group_at == 1:  # in place
+        return Call(operator, args[0], args[0], asynchronous, reduction)
+    as_list = list if isinstance(args[1], (list, tuple)) else lambda tensor: [tensor]
+    return Call(operator, as_list(args[0]), as_list(args[1]), asynchronous, reduction)
+
+
+# -- what is written
+
+
+def _in_place(call: Call, size: int) -> list[Move]:
+    factor = float(size) if call.reduction == SUM else 1.0
+    return [Move(tensor, tensor, factor) for tensor in call.outputs]
+
+
+def _gathered(call: Call, size: int) -> list[Move]:
+    pairs = zip(call.outputs, call.inputs, strict=True)
+    return [Move(part, source.view(-1)) for output, source in pairs for part in output.view(-1).chunk(size)]
+
+
+def _gathered_lists(call: Call, size: int) -> list[Move]:
+    pairs = zip(call.outputs, call.inputs, strict=True)
+    return [Move(part, source) for outputs, source in pairs for part in outputs]
+
+
+def _scattered(call: Call, size: int) -> list[Move]:
+    factor = float(size) if call.reduction == SUM else 1.0
+    pairs = zip(call.outputs, call.inputs, strict=True)
+    return [Move(output.view(-1), source.view(-1)[: output.numel()], factor) for output, source in pairs]
+
+
+def _exchanged(call: Call, size: int) -> list[Move]:
+    (output,), (source,) = call.outputs, call.inputs
+    rows_out, rows_in = call.splits
+    own = source[: rows_in[0]] if rows_in else source.chunk(size)[0]
+    parts = output.split(list(rows_out)) if rows_out else output.chunk(size)
+    return [Move(part, own) for part in parts if part.shape == own.shape]
+
+
+_OPERATORS: dict[str, tuple[str, Callable[[Call, int], list[Move]]]] = {
+    "allreduce_": ("all_reduce", _in_place),
+    "allreduce_coalesced_": ("all_reduce", _in_place),
+    "broadcast_": ("broadcast", _in_place),
+    "allgather_": ("all_gather", _gathered_lists),
+    "_allgather_base_": ("all_gather", _gathered),
+    "allgather_into_tensor_coalesced_": ("all_gather", _gathered),
+    "_reduce_scatter_base_": ("reduce_scatter", _scattered),
+    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", _scattered),
+    "alltoall_base_": ("all_to_all", _exchanged),
+}
+OPERATORS = tuple(_OPERATORS)

@@ -1,0 +1,150 @@
+"""The link on a CPU: collectives of Gloo, with a phantom in a thread of its own that joins each of them late.
+
+So the library sees what it sees in a real job on CPUs: works and ranges of Gloo, on Gloo's threads. The phantom's own
+part is kept out of profiles.
+"""
+
+from __future__ import annotations
+
+import datetime
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+from tests.gpu.loopback.collectives import AVG, MAX, MIN, SUM, Call
+from tests.gpu.loopback.settings import LoopSettings
+
+_TIMEOUT = datetime.timedelta(seconds=60)
+_REDUCTIONS = {SUM: dist.ReduceOp.SUM, AVG: dist.ReduceOp.AVG, MIN: dist.ReduceOp.MIN, MAX: dist.ReduceOp.MAX}
+
+
+class HostLink:
+    """Runs collectives on tensors of the CPU. They take place one after another, in the order of their issue."""
+
+    def __init__(self) -> None:
+        self._store = dist.HashStore()
+        self._groups: dict[str, list[Any]] = {}
+        self._phantom: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._be_phantom, name="loopback-phantom", daemon=True)
+        self._thread.start()
+        self._lock = threading.Lock()  # of the order of issue, which must be the same on both sides
+        self.error: BaseException | None = None
+
+    def issue(self, call: Call, group: dist.ProcessGroup, settings: LoopSettings) -> dist.Work | None:
+        """Issue a collective. It begins when the one before it is done, and takes the link's time at least."""
+        with self._lock:
+            mine, *others = self._backends(group)
+            works = []
+            parts = _single_calls(call)
+            for part in parts:
+                work = _call_gloo(mine, part)
+                works.append(work)
+                for theirs in others:
+                    length_s = 1e-9 * settings.length_ns(part.num_bytes)
+                    self._phantom.put(
+                        lambda part=part, work=work, theirs=theirs, s=length_s: _join(theirs, part, work, s)
+                    )
+        # The phantom does not join the next before this one is done, so the last is done after all of them.
+        last = works[-1]
+        if not call.asynchronous:
+            last.wait()
+        return last
+
+    def _backends(self, group: dist.ProcessGroup) -> list[Any]:
+        """Gloo's backend of each rank of a group."""
+        name, size = group.group_name, group.size()
+        if name not in self._groups:
+            made: list[Any] = [None] * size
+            store = dist.PrefixStore(f"{name}/{len(self._groups)}", self._store)
+
+            def make(rank: int) -> None:
+                made[rank] = dist.ProcessGroupGloo(store, rank, size, _TIMEOUT)
+
+            phantoms = [threading.Thread(target=make, args=(rank,)) for rank in range(1, size)]
+            for phantom in phantoms:
+                phantom.start()
+            make(0)
+            for phantom in phantoms:
+                phantom.join()
+            self._groups[name] = made
+        return self._groups[name]
+
+    def _be_phantom(self) -> None:
+        torch.autograd._enable_record_function(False)  # type: ignore[attr-defined]  # of this thread
+        while (join := self._phantom.get()) is not None:
+            try:
+                join()
+            except BaseException as error:  # rank 0 would wait for ever, without a word
+                self.error = error
+                raise
+
+    def close(self) -> None:
+        self._phantom.put(None)
+        self._thread.join(10.0)
+        self._groups.clear()
+
+
+def _join(theirs: Any, call: Call, work: dist.Work, length_s: float) -> None:
+    """The phantom's part of a collective: the same data, and the link's time later."""
+    time.sleep(length_s)
+    copies = {id(tensor): tensor.clone() for tensor in (*_tensors(call.outputs), *call.inputs)}
+    call = replace(
+        call,
+        outputs=[[copies[id(t)] for t in o] if isinstance(o, list) else copies[id(o)] for o in call.outputs],
+        inputs=[copies[id(tensor)] for tensor in call.inputs],
+    )
+    own = _call_gloo(theirs, call)
+    own.wait()
+    work.wait()
+
+
+def _tensors(outputs: Any) -> list[torch.Tensor]:
+    return [tensor for item in outputs for tensor in (item if isinstance(item, list) else [item])]
+
+
+def _single_calls(call: Call) -> list[Call]:
+    """The collectives of Gloo that a call is made of: it has no coalesced reduce-scatters and all-gathers in Python."""
+    one = {
+        "allgather_into_tensor_coalesced_": "_allgather_base_",
+        "reduce_scatter_tensor_coalesced_": "_reduce_scatter_base_",
+    }
+    if call.operator not in one:
+        return [call]
+    pairs = zip(call.outputs, call.inputs, strict=True)
+    return [replace(call, operator=one[call.operator], outputs=[out], inputs=[source]) for out, source in pairs]
+
+
+def _call_gloo(backend: Any, call: Call) -> Any:
+    reduction = None if call.reduction is None else _REDUCTIONS[call.reduction]
+
+    def options(kind: Any) -> Any:
+        made = kind()
+        made.asyncOp = True
+        if reduction is not None:
+            made.reduceOp = reduction
+        if call.root is not None:
+            made.rootRank, made.rootTensor = call.root, 0
+        return made
+
+    if call.operator == "allreduce_":
+        return backend.allreduce(list(call.outputs), options(c10d.AllreduceOptions))
+    if call.operator == "allreduce_coalesced_":
+        return backend.allreduce_coalesced(list(call.outputs), options(c10d.AllreduceCoalescedOptions))
+    if call.operator == "broadcast_":
+        return backend.broadcast(list(call.outputs), options(c10d.BroadcastOptions))
+    if call.operator == "allgather_":
+        return backend.allgather(list(call.outputs), list(call.inputs), options(c10d.AllgatherOptions))
+    (output,), (source,) = call.outputs, call.inputs
+    if call.operator == "_allgather_base_":
+        return backend._allgather_base(output, source, options(c10d.AllgatherOptions))
+    if call.operator == "_reduce_scatter_base_":
+        return backend._reduce_scatter_base(output, source, options(c10d.ReduceScatterOptions))
+    rows_out, rows_in = (list(rows) for rows in call.splits)
+    return backend.alltoall_base(output, source, rows_out, rows_in, options(c10d.AllToAllOptions))
