@@ -47,9 +47,10 @@ STEPS = (
     Step("negative", "gpu_steps.negative", "jobs that cannot be measured truly: is it said", 480),
     Step("host-bound", "gpu_steps.host_bound", "a job that waits for the host: what sequential steps add", 240),
     Step("nccl", "gpu_steps.nccl_semantics", "what NCCL's works and waits order, with one rank", 180),
-    Step("tests", "gpu_steps.tests_first", "tests/gpu on two NCCL ranks of one GPU: DDP and FSDP2", 590),
-    Step("tests-more", "gpu_steps.tests_more", "tests/gpu on two NCCL ranks of one GPU: all others", 590),
-    Step("power", "gpu_steps.tests_power", "tests/gpu/test_power.py: power of a real GPU", 300),
+    Step("tests-loopback", "gpu_steps.gpu_tests:loopback", "tests/gpu on the loopback link", 590),
+    Step("tests-first", "gpu_steps.gpu_tests:first", "tests/gpu on two NCCL ranks of one GPU: DDP and FSDP2", 590),
+    Step("tests-more", "gpu_steps.gpu_tests:more", "tests/gpu on two NCCL ranks of one GPU: all others", 590),
+    Step("power", "gpu_steps.gpu_tests:power", "tests/gpu/test_power.py: power of a real GPU", 300),
 )
 
 

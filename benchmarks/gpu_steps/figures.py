@@ -113,6 +113,11 @@ class Recorder:
         print(f"{name}: {figure.shown()}" + (f" (expected: {figure.expected})" if figure.expected else ""), flush=True)
         self._write({"figure": asdict(figure)})
 
+    def copy(self, figure: Figure) -> None:
+        """Keep a figure that a part of the step has measured in a process of its own."""
+        print(f"{figure.name}: {figure.shown()}", flush=True)
+        self._write({"figure": asdict(figure)})
+
     def raw(self, name: str, value: Any) -> None:
         """Keep something beside the figures: anything that JSON can hold."""
         self._write({"raw": {name: value}})

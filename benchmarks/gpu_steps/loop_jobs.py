@@ -25,6 +25,7 @@ WINDOW: dict[str, Any] = {
     "max_overhead": None, "strict": True, "power": False,
 }  # fmt: skip
 _NEVER = {**WINDOW, "every_n_steps": 10**9, "first_step": 10**8, "sinks": []}
+_REPORT_S = 60.0  # to read a profile of very many kernels takes long
 # Two kernels that follow each other may overlap by what the device's clock cannot tell apart.
 CLOCK_NS = 1_000
 
@@ -91,6 +92,7 @@ class Trained:
         kept = Kept()
         with self.attach(sinks=[kept], **options) as monitor:
             self.train(monitor.schedule.first_step + monitor.schedule.window_steps + 2)
+            monitor.close(_REPORT_S)
         (report,) = kept.reports
         return report
 

@@ -26,8 +26,7 @@ def run(record: Recorder) -> None:
     for line in taken.output:
         print(line)
     for figure in taken.figures:
-        expect = None if figure.passed is None else figures.Expectation(figure.expected, lambda _, p=figure.passed: p)
-        record.figure(figure.name, figure.value, figure.unit, proves=figure.proves, expect=expect)
+        record.copy(figure)
     record.raw("other subscriber", taken.raw | {"error": taken.error})
     record.figure("another subscriber does not crash the profile", not taken.error, expect=figures.YES)
 
