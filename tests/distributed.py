@@ -135,6 +135,18 @@ def run_script(
     return outcomes
 
 
+def run_alone(function: Callable[..., Any], *args: Any, timeout_s: float = 45.0) -> Any:
+    """What ``function(*args)`` returned in a process of its own, in which no process group is initialised.
+
+    Raises:
+        RanksFailedError: it raised, died or hung.
+    """
+    (outcome,) = _run(_call, 1, (function, *args), timeout_s, "", mortal=False)
+    if not outcome.returned:
+        raise RanksFailedError(f"{function.__qualname__}:\n{outcome}")
+    return outcome.value
+
+
 def die() -> None:
     """End this rank the hard way: nothing is flushed, closed or said."""
     os.kill(os.getpid(), signal.SIGKILL)
@@ -274,8 +286,8 @@ def _rank_main(job: _RankJob, rank: int) -> None:
                 RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(job.world_size), MASTER_ADDR=_HOST,
                 LOCAL_WORLD_SIZE=str(job.world_size), MASTER_PORT=str(job.port), TORCHELASTIC_USE_AGENT_STORE="True",
             )  # fmt: skip
-            job.function(rank, *job.args)
-            _write_result(job.result(rank), (True, None, ""))
+            value = job.function(rank, *job.args)
+            _write_result(job.result(rank), (True, value, ""))
             code = 0
             return
         # Should a test hang in a collective, the harness finds it first, and shows where.
@@ -298,6 +310,10 @@ def _rank_main(job: _RankJob, rank: int) -> None:
         sys.stderr.flush()
         # Without the interpreter's and Gloo's teardown: with peers gone, the latter ends in std::terminate at times.
         os._exit(code)
+
+
+def _call(_: int, function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)
 
 
 def _run_as_main(rank: int, script: str, arguments: list[str], environment: dict[str, str]) -> None:

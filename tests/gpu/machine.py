@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from tests.distributed import RanksFailedError, run_ranks
 
-ON_CPU = os.environ.get("OVERLAP_GPU_TESTS_ON") == "cpu"
+ASKED_FOR_CPU = os.environ.get("OVERLAP_GPU_TESTS_ON") == "cpu"
+ON_CPU = ASKED_FOR_CPU or not torch.cuda.is_available()
 
 
 def take_device(rank: int) -> torch.device:

@@ -97,7 +97,8 @@ def test_sequential_steps_have_no_overlap_and_overlapped_ones_have_some(tmp_path
         assert window.complete, window.problems
         assert window.e2e_sequential_ms is not None
         assert window.collectives
-        assert {c.dimension for c in window.collectives if c.bytes_in > 1_000} == {"data"}
+        # Megatron sums over the vocabulary on its tensor-parallel group, which has one rank here.
+        assert {c.dimension for c in window.collectives if c.group_size > 1 and c.bytes_in > 1_000} == {"data"}
         if form == "gate":
             assert any(c.isolated_ms is not None for c in window.collectives)
         if ON_CPU:

@@ -32,6 +32,7 @@ class Issued:
         num_bytes: of its inputs or of its outputs, whichever is more.
         asynchronous: the operator's ``async_op``.
         length_ns: how long it takes at least, once it has begun.
+        issued_ns: host time, ``time.perf_counter_ns``.
     """
 
     operator: str
@@ -40,6 +41,7 @@ class Issued:
     num_bytes: int
     asynchronous: bool
     length_ns: int
+    issued_ns: int
 
 
 @dataclass(frozen=True)
@@ -78,9 +80,13 @@ class Call:
         return _OPERATORS[self.operator][0]
 
     @property
+    def output_tensors(self) -> list[torch.Tensor]:
+        """All tensors written."""
+        return [tensor for item in self.outputs for tensor in (item if isinstance(item, list) else [item])]
+
+    @property
     def num_bytes(self) -> int:
-        outputs = [tensor for item in self.outputs for tensor in (item if isinstance(item, list) else [item])]
-        return max(sum(t.nbytes for t in outputs), sum(t.nbytes for t in self.inputs))
+        return max(sum(t.nbytes for t in self.output_tensors), sum(t.nbytes for t in self.inputs))
 
     def moves(self, size: int) -> list[Move]:
         """What rank 0 of ``size`` ranks writes; all of them have the same inputs."""

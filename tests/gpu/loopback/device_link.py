@@ -141,7 +141,7 @@ class DeviceLink:
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
             self._run(call, group, settings)
-            outputs = [tensor for item in call.outputs for tensor in (item if isinstance(item, list) else [item])]
+            outputs = call.output_tensors
             for tensor in (*outputs, *call.inputs):
                 tensor.record_stream(stream)  # a caller may drop its tensors before the kernel has run
             future: Any = torch.futures.Future(devices=[torch.cuda.current_device()])

@@ -7,6 +7,7 @@ part is kept out of profiles.
 from __future__ import annotations
 
 import datetime
+import functools
 import queue
 import threading
 import time
@@ -26,7 +27,13 @@ _REDUCTIONS = {SUM: dist.ReduceOp.SUM, AVG: dist.ReduceOp.AVG, MIN: dist.ReduceO
 
 
 class HostLink:
-    """Runs collectives on tensors of the CPU. They take place one after another, in the order of their issue."""
+    """Runs collectives on tensors of the CPU. They take place one after another, in the order of their issue.
+
+    Attributes:
+        joined_ns: when the phantom joined each collective of more than one rank, ``time.perf_counter_ns``: it cannot
+            have been complete before.
+        error: what ended the phantom; None while it is well.
+    """
 
     def __init__(self) -> None:
         self._store = dist.HashStore()
@@ -35,6 +42,7 @@ class HostLink:
         self._thread = threading.Thread(target=self._be_phantom, name="loopback-phantom", daemon=True)
         self._thread.start()
         self._lock = threading.Lock()  # of the order of issue, which must be the same on both sides
+        self.joined_ns: list[int] = []
         self.error: BaseException | None = None
 
     def issue(self, call: Call, group: dist.ProcessGroup, settings: LoopSettings) -> dist.Work | None:
@@ -48,9 +56,7 @@ class HostLink:
                 works.append(work)
                 for theirs in others:
                     length_s = 1e-9 * settings.length_ns(part.num_bytes)
-                    self._phantom.put(
-                        lambda part=part, work=work, theirs=theirs, s=length_s: _join(theirs, part, work, s)
-                    )
+                    self._phantom.put(functools.partial(self._join, theirs, part, work, length_s, part is parts[-1]))
         # The phantom does not join the next before this one is done, so the last is done after all of them.
         last = works[-1]
         if not call.asynchronous:
@@ -85,28 +91,24 @@ class HostLink:
                 self.error = error
                 raise
 
+    def _join(self, theirs: Any, call: Call, work: dist.Work, length_s: float, is_last_part: bool) -> None:
+        """The phantom's part of a collective: the same data, and the link's time later."""
+        time.sleep(length_s)
+        copies = {id(tensor): tensor.clone() for tensor in (*call.output_tensors, *call.inputs)}
+        call = replace(
+            call,
+            outputs=[[copies[id(t)] for t in o] if isinstance(o, list) else copies[id(o)] for o in call.outputs],
+            inputs=[copies[id(tensor)] for tensor in call.inputs],
+        )
+        if is_last_part:
+            self.joined_ns.append(time.perf_counter_ns())
+        _call_gloo(theirs, call).wait()
+        work.wait()
+
     def close(self) -> None:
         self._phantom.put(None)
         self._thread.join(10.0)
         self._groups.clear()
-
-
-def _join(theirs: Any, call: Call, work: dist.Work, length_s: float) -> None:
-    """The phantom's part of a collective: the same data, and the link's time later."""
-    time.sleep(length_s)
-    copies = {id(tensor): tensor.clone() for tensor in (*_tensors(call.outputs), *call.inputs)}
-    call = replace(
-        call,
-        outputs=[[copies[id(t)] for t in o] if isinstance(o, list) else copies[id(o)] for o in call.outputs],
-        inputs=[copies[id(tensor)] for tensor in call.inputs],
-    )
-    own = _call_gloo(theirs, call)
-    own.wait()
-    work.wait()
-
-
-def _tensors(outputs: Any) -> list[torch.Tensor]:
-    return [tensor for item in outputs for tensor in (item if isinstance(item, list) else [item])]
 
 
 def _single_calls(call: Call) -> list[Call]:

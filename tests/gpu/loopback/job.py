@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg
 
-from tests.gpu.loopback.collectives import OPERATORS, Issued, parse
+from tests.gpu.loopback.collectives import OPERATORS, Call, Issued, parse
 from tests.gpu.loopback.device_link import DeviceLink
 from tests.gpu.loopback.host_link import HostLink
 from tests.gpu.loopback.settings import LoopSettings
@@ -61,29 +62,38 @@ class LoopJob:
             group: dist.ProcessGroup = dist.ProcessGroup.unbox(args[group_at])
             call = parse(operator, group_at, async_at, args)
             if group.size() > 1:
-                size = call.num_bytes
-                length_ns = self.settings.length_ns(size)
-                self.issued.append(Issued(operator, call.kind, group.group_name, size, call.asynchronous, length_ns))
+                self.issued.append(self._describe(call, group.group_name))
             work = self.link.issue(call, group, self.settings)
-            # NCCL has no work for a synchronous collective. ``boxed`` of None is the null pointer that C++ would return.
+            # NCCL has no work for a synchronous collective. ``boxed`` of None is a null pointer, as C++ returns it.
             boxed = dist.Work.boxed(work)  # type: ignore[arg-type]
             return (args[0], boxed) if returns_tensors else boxed
 
         return kernel
 
+    def _describe(self, call: Call, group: str) -> Issued:
+        size = call.num_bytes
+        length_ns = self.settings.length_ns(size)
+        return Issued(call.operator, call.kind, group, size, call.asynchronous, length_ns, time.perf_counter_ns())
+
 
 class _Echo(dist.Store):
     """The job's store, in which what rank 0 says of a window is said by the phantom too."""
 
-    _clones: list[_Echo] = []  # noqa: RUF012 - torch holds the C++ half of a clone only: this one keeps Python's alive
+    # torch holds the C++ half of a store only; this keeps Python's alive.
+    _alive: ClassVar[list[_Echo]] = []
 
     def __init__(self, store: Any) -> None:
         super().__init__()
         self._store = store
+        self._alive.append(self)
 
     def clone(self) -> _Echo:
-        self._clones.append(_Echo(self._store.clone()))
-        return self._clones[-1]
+        return _Echo(self._store.clone())
+
+    @classmethod
+    def forget_all(cls) -> None:
+        """Drop the stores of a job that is closed."""
+        cls._alive.clear()
 
     def set(self, key: str, value: bytes) -> None:
         self._store.set(key, value)
@@ -110,12 +120,9 @@ class _Echo(dist.Store):
     def wait(self, keys: list[str], *timeout: Any) -> None:
         self._store.wait(keys, *timeout)
 
-    def delete_key(self, key: str) -> bool:
+    def deleteKey(self, key: str) -> bool:
         done: bool = self._store.delete_key(key)
         return done
-
-    def set_timeout(self, timeout: Any) -> None:
-        self._store.set_timeout(timeout)
 
 
 @contextlib.contextmanager
@@ -140,4 +147,5 @@ def open_job(settings: LoopSettings, *, phantom: bool = True) -> Iterator[LoopJo
     finally:
         job.link.close()
         dist.destroy_process_group()
+        _Echo.forget_all()
         library._destroy()  # type: ignore[no-untyped-call]
