@@ -20,6 +20,8 @@ PACKAGES = (
     "msgspec", "isal", "deepspeed", "megatron-core", "hjson", "pydantic", "pydantic-core", "annotated-types",
     "typing-inspection", "einops", "py-cpuinfo", "pytest-timeout", "hypothesis", "nvidia-ml-py",
 )  # fmt: skip
+# Builds this project, in an environment of pip's own.
+_BUILD = ("setuptools",)
 # Published as sources only.
 _FROM_SOURCE = ("deepspeed",)
 PYTHON = "3.12"
@@ -32,7 +34,7 @@ def pack(folder: Path) -> int:
     """Collect the wheels, in the versions of ``constraints.txt``; returns the exit code."""
     folder.mkdir(parents=True, exist_ok=True)
     versions = tested_versions()
-    wanted = [f"{name}=={versions[name]}" if name in versions else name for name in PACKAGES]
+    wanted = [f"{name}=={versions[name]}" if name in versions else name for name in (*PACKAGES, *_BUILD)]
     binary = [text for text in wanted if text.split("==")[0] not in _FROM_SOURCE]
     platforms = [part for platform in _PLATFORMS for part in ("--platform", platform)]
     target = ("--python-version", PYTHON, "--implementation", "cp", *platforms)
@@ -53,15 +55,16 @@ def pack(folder: Path) -> int:
 
 def unpack(folder: Path) -> int:
     """Install the wheels whose package is missing here, and this project from its sources; returns the exit code."""
-    missing = [file for file in sorted(folder.glob("*.whl")) if not is_installed(package_of(file))]
-    if not list(folder.glob("*.whl")):
+    wheels = [file for file in sorted(folder.glob("*.whl")) if package_of(file) not in _BUILD]
+    missing = [file for file in wheels if not is_installed(package_of(file))]
+    if not wheels:
         print(f"there are no wheels in {folder}", file=sys.stderr)
         return 1
-    install = ("install", "--quiet", "--no-index", "--no-deps")
-    if missing and (code := _pip(*install, "--find-links", str(folder), *map(str, missing))):
+    install = ("install", "--quiet", "--no-index", "--no-deps", "--find-links", str(folder))
+    if missing and (code := _pip(*install, *map(str, missing))):
         return code
     print(f"installed: {', '.join(package_of(file) for file in missing) or 'nothing, all were there'}")
-    return _pip(*install, "--no-build-isolation", "--editable", str(ROOT))
+    return _pip(*install, "--editable", str(ROOT))
 
 
 def tested_versions() -> dict[str, str]:
