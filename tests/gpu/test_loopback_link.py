@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
 from pathlib import Path
 from typing import Any
@@ -120,7 +119,7 @@ def test_groups_of_one_rank_coalesced_calls_and_a_second_job_work() -> None:
 
 
 def _null_work() -> None:
-    boxed = dist.Work.boxed(None)  # type: ignore[arg-type]
+    boxed = dist.Work.boxed(None)
     assert dist.Work.unbox(boxed) is None
     with open_job(FAST):
         tensor = torch.ones(4)
@@ -149,7 +148,8 @@ def test_the_kernels_compile_and_have_the_names_of_nccl(tmp_path: Path) -> None:
     path = compile_library("sm_90", tmp_path)
     library = open_library(str(path))
     assert library.loopback_max_moves() == 64
-    assert isinstance(library.loopback_launch, ctypes._CFuncPtr)  # type: ignore[attr-defined]
+    if not torch.cuda.is_available():
+        assert library.loopback_launch(0, None, 0, 1, 0, None) != 0  # refused, with no device to run on
     code = path.read_bytes()
     for name in KERNEL_NAMES.values():
         assert name.encode() in code

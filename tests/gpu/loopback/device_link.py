@@ -111,6 +111,7 @@ def open_library(path: str) -> Any:
     )  # fmt: skip
     library.loopback_launch.restype = ctypes.c_int
     library.loopback_max_moves.restype = ctypes.c_int
+    assert library.loopback_move_bytes() == ctypes.sizeof(_Move)
     return library
 
 

@@ -73,23 +73,48 @@ KERNEL(ncclDevKernel_ReduceScatter_Loop)
 KERNEL(ncclDevKernel_Broadcast_Loop)
 KERNEL(ncclDevKernel_SendRecv)
 
-// Launches one kernel. `kind` counts in the order above. Returns a cudaError_t.
+// In the order of `kind`.
+static const void* const KERNELS[] = {
+    (const void*)ncclDevKernel_AllReduce_Loop, (const void*)ncclDevKernel_AllGather_Loop,
+    (const void*)ncclDevKernel_ReduceScatter_Loop, (const void*)ncclDevKernel_Broadcast_Loop,
+    (const void*)ncclDevKernel_SendRecv};
+constexpr int NUM_KERNELS = sizeof(KERNELS) / sizeof(KERNELS[0]);
+
+// Shared memory of each block. With that much of an SM gone, the large tiles of matrix products find no place beside it.
+constexpr int SHARED_BYTES = 96 * 1024;
+
+// Lets the kernels have it, or as much as the device allows; once in a process, for its one device.
+static cudaError_t shared_bytes(int* bytes) {
+  static int allowed = -1;
+  if (allowed < 0) {
+    int device, most;
+    cudaError_t error = cudaGetDevice(&device);
+    if (!error) error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (error) return error;
+    int wanted = most < SHARED_BYTES ? most : SHARED_BYTES;
+    for (int i = 0; i < NUM_KERNELS; ++i) {
+      error = cudaFuncSetAttribute(KERNELS[i], cudaFuncAttributeMaxDynamicSharedMemorySize, wanted);
+      if (error) return error;
+    }
+    allowed = wanted;
+  }
+  *bytes = allowed;
+  return cudaSuccess;
+}
+
+// Launches one kernel. Returns a cudaError_t.
 extern "C" int loopback_launch(int kind, const Move* moves, int count, int ctas, unsigned long long length_ns,
                                void* stream) {
-  if (count > MAX_MOVES) return cudaErrorInvalidValue;
+  if (kind < 0 || kind >= NUM_KERNELS || count > MAX_MOVES) return cudaErrorInvalidValue;
   Moves all;
   all.count = count;
   for (int i = 0; i < count; ++i) all.move[i] = moves[i];
-  auto on = static_cast<cudaStream_t>(stream);
-  switch (kind) {
-    case 0: ncclDevKernel_AllReduce_Loop<<<ctas, 512, 0, on>>>(all, length_ns); break;
-    case 1: ncclDevKernel_AllGather_Loop<<<ctas, 512, 0, on>>>(all, length_ns); break;
-    case 2: ncclDevKernel_ReduceScatter_Loop<<<ctas, 512, 0, on>>>(all, length_ns); break;
-    case 3: ncclDevKernel_Broadcast_Loop<<<ctas, 512, 0, on>>>(all, length_ns); break;
-    case 4: ncclDevKernel_SendRecv<<<ctas, 512, 0, on>>>(all, length_ns); break;
-    default: return cudaErrorInvalidValue;
-  }
-  return cudaGetLastError();
+  int shared;
+  cudaError_t error = shared_bytes(&shared);
+  if (error) return error;
+  void* arguments[] = {&all, &length_ns};
+  return cudaLaunchKernel(KERNELS[kind], dim3(ctas), dim3(512), arguments, shared, static_cast<cudaStream_t>(stream));
 }
 
 extern "C" int loopback_max_moves() { return MAX_MOVES; }
+extern "C" int loopback_move_bytes() { return sizeof(Move); }
