@@ -23,6 +23,7 @@ whether it ``passed``, and ``raw`` values. Exit code: 0 if all expectations were
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -44,12 +45,16 @@ STEPS = (
     Step("ddp", "gpu_steps.loopback:ddp", "DDP with communication of known length: are the figures right", 300),
     Step("fsdp2", "gpu_steps.loopback:fsdp2", "FSDP2 with communication of known length: are the figures right", 300),
     Step("slowdown", "gpu_steps.loopback:slowdown", "slowdown by SMs taken, against one measured by hand", 300),
-    Step("negative", "gpu_steps.negative", "jobs that cannot be measured truly: is it said", 480),
+    Step("negative", "gpu_steps.negative", "jobs that cannot be measured truly: is it said", 590),
     Step("host-bound", "gpu_steps.host_bound", "a job that waits for the host: what sequential steps add", 240),
     Step("nccl", "gpu_steps.nccl_semantics", "what NCCL's works and waits order, with one rank", 180),
     Step("tests-loopback", "gpu_steps.gpu_tests:loopback", "tests/gpu on the loopback link", 590),
-    Step("tests-first", "gpu_steps.gpu_tests:first", "tests/gpu on two NCCL ranks of one GPU: DDP and FSDP2", 590),
-    Step("tests-more", "gpu_steps.gpu_tests:more", "tests/gpu on two NCCL ranks of one GPU: all others", 590),
+    Step("tests-ddp", "gpu_steps.gpu_tests:ddp", "tests/gpu on two NCCL ranks of one GPU: DDP", 590),
+    Step("tests-fsdp2", "gpu_steps.gpu_tests:fsdp2", "tests/gpu on two NCCL ranks of one GPU: FSDP2", 590),
+    Step("tests-zero", "gpu_steps.gpu_tests:zero", "tests/gpu on two NCCL ranks of one GPU: ZeRO-2 and ZeRO-3", 590),
+    Step(
+        "tests-megatron", "gpu_steps.gpu_tests:megatron", "tests/gpu on two NCCL ranks of one GPU: Megatron-core", 590
+    ),
     Step("power", "gpu_steps.gpu_tests:power", "tests/gpu/test_power.py: power of a real GPU", 300),
 )
 
@@ -73,7 +78,11 @@ def main(arguments: Sequence[str] | None = None, steps: Sequence[Step] = STEPS) 
         return wheels.pack(options.pack)
     if options.unpack:
         return wheels.unpack(options.unpack)
-    found = environment()
+    try:
+        found = environment()
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
+        print(f"no GPU can be used: {error}", file=sys.stderr)
+        return 2
     if options.cpu:
         found["device"] = "cpu"
     elif found["device"] is None:

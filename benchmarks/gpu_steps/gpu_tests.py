@@ -15,16 +15,28 @@ from gpu_steps.environment import ROOT
 from gpu_steps.figures import Recorder
 
 _OUTCOME = re.compile(r"^(tests/\S+::.+?) (PASSED|FAILED|SKIPPED|ERROR|XFAIL)\b")
-_FIRST, _CPU_FORM = "ddp or fsdp2", "test_sequential_steps and ddp"
 _TWO_RANKS = ("tests/gpu/test_parallel_forms.py", "tests/gpu/test_native_agrees.py")
 
 
-def first(record: Recorder) -> None:
-    run_tests(record, *_TWO_RANKS, "-k", _CPU_FORM if record.on_cpu else _FIRST)
+def ddp(record: Recorder) -> None:
+    of_kind(record, "ddp")
 
 
-def more(record: Recorder) -> None:
-    run_tests(record, *_TWO_RANKS, "-k", "megatron and test_sequential_steps" if record.on_cpu else f"not ({_FIRST})")
+def fsdp2(record: Recorder) -> None:
+    of_kind(record, "fsdp2")
+
+
+def zero(record: Recorder) -> None:
+    of_kind(record, "zero")
+
+
+def megatron(record: Recorder) -> None:
+    of_kind(record, "megatron")
+
+
+def of_kind(record: Recorder, kind: str) -> None:
+    """The tests of one kind of job on two ranks. In the CPU form one of them: the others take minutes."""
+    run_tests(record, *_TWO_RANKS, "-k", f"{kind} and test_sequential_steps" if record.on_cpu else kind)
 
 
 def loopback(record: Recorder) -> None:

@@ -117,20 +117,21 @@ def check_slowdown(record: Recorder, ctas: int, job: Trained) -> None:
         record.figure(f"{ctas} CTAs: gemm beside all_reduce, as reported", found)
         return
     by_hand = slowdown_by_hand(job)
+    tolerance = max(0.03, 0.1 * abs(by_hand))
     record.figure(f"{ctas} CTAs: gemm beside all_reduce, by hand", by_hand, "slower")
     record.figure(
         f"{ctas} CTAs: gemm beside all_reduce, as reported", found, "slower",
         proves="an injected contention is reported at its true size",
         expect=figures.Expectation(
-            f"{by_hand:.3f} within 0.03", lambda reported: abs(reported - by_hand) < 0.03
+            f"{by_hand:.3f} within {tolerance:.3f}", lambda reported: abs(reported - by_hand) < tolerance
         ),
     )  # fmt: skip
 
 
-def slowdown_by_hand(job: Trained, products: int = 12, rounds: int = 7) -> float:
-    """A GEMM of the backward pass beside the link's kernels, against the same GEMM alone; CUDA only.
+def slowdown_by_hand(job: Trained, pairs: int = 6, rounds: int = 7) -> float:
+    """The two GEMMs of a layer's backward pass beside the link's kernels, against the same alone; CUDA only.
 
-    Both are timed on the device by events around ``products`` of them, and rounds alternate.
+    Both are timed on the device by events around ``pairs`` of them, and rounds alternate.
     """
     width, size = job.data.shape[1], Size.usual(on_cpu=False)
     gradient, weight = torch.randn_like(job.data), torch.randn(width, width, device=job.data.device)
@@ -142,12 +143,13 @@ def slowdown_by_hand(job: Trained, products: int = 12, rounds: int = 7) -> float
         if communicating:
             # Far more communication than compute, so that all of the products run beside it. Without a monitor
             # nothing is serialised.
-            works = [dist.all_reduce(bucket, async_op=True) for _ in range(3 * products)]
+            works = [dist.all_reduce(bucket, async_op=True) for _ in range(6 * pairs)]
             torch.cuda._sleep(2_000_000)  # some 1 ms: the first all-reduce runs before the first product
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        for _ in range(products):
+        for _ in range(pairs):
             gradient @ weight
+            gradient.t() @ job.data
         end.record()
         for work in works:
             work.wait()

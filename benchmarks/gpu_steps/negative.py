@@ -27,7 +27,7 @@ CASES = {
     "too_many_kernels": ("more kernels than the profiler keeps", False),
     "cupti_taken": ("another tool has taken CUPTI", False),
 }
-_CASE_S = 75
+_CASE_S = 95
 
 
 def run(record: Recorder) -> None:
@@ -170,7 +170,7 @@ def too_many_kernels(record: Recorder) -> None:
     """Steps of so many kernels that CUPTI's buffers are full before the window's profile ends."""
     with trained("ddp", record.on_cpu) as job:
         tiny = torch.zeros(1, device=job.link.device)
-        add_to(job, lambda: [tiny.neg_() for _ in range(50_000)])
+        add_to(job, lambda: [tiny.neg_() for _ in range(40_000)])
         title = CASES["too_many_kernels"][0]
         judge(record, title, job.window(repeats=1, steps_per_block=1, warmup_steps=1), kernels_wanted=False)
 
