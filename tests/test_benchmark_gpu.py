@@ -200,10 +200,15 @@ def test_a_step_that_failed_is_run_again(bench: Bench, capsys: pytest.CaptureFix
     assert "of an earlier run" not in capsys.readouterr().out
 
 
-def test_no_step_begins_that_might_not_end_in_time(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.run(["good"], "--minutes", "0.5", limit_s=60.0) == 1
+def test_no_step_begins_for_which_the_time_is_too_short(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.run(["good"], "--minutes", "1", limit_s=600.0) == 1
     assert not bench.runs.exists()
     assert "not begun, for want of time: good" in capsys.readouterr().out
+
+
+def test_a_step_is_ended_when_the_time_is_over_and_counts_as_failed(bench: Bench) -> None:
+    assert bench.run(["hang"], "--minutes", "0.1", limit_s=10.0) == 1
+    assert "time limit of 6 s" in bench.result("hang")["error"]
 
 
 # -- wheels
