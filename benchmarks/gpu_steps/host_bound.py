@@ -13,7 +13,7 @@ from overlap_callbacks import Mode, OverlapReport
 
 def run(record: Recorder) -> None:
     # Kernels of a few microseconds, less than what it takes to launch them.
-    size = Size(32, 20, 8, 0.02, 10.0) if record.on_cpu else Size(128, 200, 64, 1.0, 100.0)
+    size = Size(32, 8, 8, 0.01, 10.0) if record.on_cpu else Size(128, 200, 64, 1.0, 100.0)
     for kind in ("ddp", "fsdp2"):
         with trained(kind, record.on_cpu, size=size) as job:
             job.train(3)
