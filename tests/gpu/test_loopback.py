@@ -17,7 +17,7 @@ from tests.gpu import jobs
 from tests.gpu.loopback import Issued, LoopSettings, open_job
 from tests.gpu.loopback.device_link import available
 from tests.gpu.loopback.host_link import HostLink
-from tests.gpu.loopback.runs import ONE_WINDOW, Keep, Step, known_ms, train
+from tests.gpu.loopback.runs import ONE_WINDOW, Keep, Step, beside_communication, known_ms, raw_kernels, train
 from tests.gpu.machine import ON_CPU
 
 HAS_CPU_FORM = True
@@ -41,6 +41,7 @@ class Found:
         steps: of the run with the library.
         issued: its collectives.
         joined_ns: when the phantom joined each of them; empty on a GPU.
+        beside: microseconds in which each compute kernel ran beside communication, in steps of each mode.
     """
 
     absent: str
@@ -49,6 +50,7 @@ class Found:
     steps: list[Step]
     issued: list[Issued]
     joined_ns: list[int]
+    beside: dict[Mode, dict[str, float]]
 
     def of(self, mode: Mode) -> list[Step]:
         return [step for step in self.steps[SETTLED:] if step.mode is mode]
@@ -69,7 +71,8 @@ def _run(kind: str) -> Found:
         with jobs.job(0, kind) as job:
             train(loop, job, num_steps)
             absent = job.digest()
-    return Found(absent, attached, kept.reports, steps, issued, joined_ns)
+            beside = {mode: beside_communication(raw_kernels(loop, job, mode)) for mode in Mode}
+    return Found(absent, attached, kept.reports, steps, issued, joined_ns, beside)
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -107,9 +110,16 @@ def test_every_collective_is_seen_with_its_bytes(found: Found) -> None:
     assert num_bytes == sum(collective.num_bytes for collective in collectives)
 
 
+def test_no_compute_kernel_runs_beside_communication_in_sequential_steps(found: Found) -> None:
+    assert found.beside[Mode.SEQUENTIAL] == {}
+    asynchronous = any(collective.asynchronous for collective in found.issued[found.steps[-1].first :])
+    if asynchronous or not ON_CPU:  # Gloo's synchronous collectives hold up the host in every mode
+        assert found.beside[Mode.OVERLAPPED] != {}
+
+
 def test_a_collective_of_a_sequential_step_is_over_before_the_next_begins(found: Found) -> None:
     if not found.joined_ns:
-        pytest.skip("on a GPU the profile tells: see test_loopback_profile.py")
+        pytest.skip("on a GPU the profile tells, in the test above")
     assert len(found.joined_ns) >= len(found.issued)
     sequential = found.of(Mode.SEQUENTIAL)
     assert sequential

@@ -11,8 +11,8 @@ class LoopSettings:
 
     Attributes:
         device: ``cuda`` (the current device) or ``cpu``.
-        ctas: thread blocks that the kernel of a collective has. Each takes so much shared memory that the large tiles of
-            matrix products find no place beside it, so about as many SMs are gone for those.
+        ctas: thread blocks that the kernel of a collective has. Each takes so much shared memory that the large tiles
+            of matrix products find no place beside it, so about as many SMs are gone for those.
         gb_s: bandwidth of the link in 10^9 bytes a second; ``math.inf`` for collectives that do not wait.
     """
 
