@@ -23,6 +23,7 @@ whether it ``passed``, and ``raw`` values. Exit code: 0 if all expectations were
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 import time
@@ -167,4 +168,5 @@ def summary(results: Sequence[Result], *, on_cpu: bool) -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of what ends the step that runs
     sys.exit(main())

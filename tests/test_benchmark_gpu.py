@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -36,6 +37,11 @@ STEPS = {
             record.figure("before the hang", 1.0)
             rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
             open(RUNS, "w").write(str(rank.pid))
+            time.sleep(600)
+    """,
+    "pid": """
+        def run(record):
+            open(RUNS, "w").write(str(os.getpid()))
             time.sleep(600)
     """,
     "unmet": """
@@ -159,6 +165,24 @@ def test_a_step_that_hangs_is_ended_with_all_that_it_started(bench: Bench) -> No
     assert "before the hang" in hang["figures"]
     rank = int(bench.runs.read_text())
     assert wait_until(lambda: not is_alive(rank))
+
+
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
+def test_a_step_ends_with_the_command(bench: Bench, by: signal.Signals) -> None:
+    driver = bench.folder / "driver.py"
+    driver.write_text(
+        f"import sys; sys.path[:0] = [{str(ROOT / 'benchmarks')!r}]\n"
+        "import os, signal\n"
+        "from gpu_steps.runner import Step, run_step\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
+        "run_step(Step('pid', 'made_pid', '', 60), on_cpu=False)\n"
+    )
+    command = subprocess.Popen([sys.executable, str(driver)])
+    assert wait_until(lambda: bench.runs.exists() and bool(bench.runs.read_text()))
+    command.send_signal(by)
+    command.wait()
+    step = int(bench.runs.read_text())
+    assert wait_until(lambda: not is_alive(step))
 
 
 def test_a_figure_that_misses_its_expectation_or_was_not_measured_fails(

@@ -61,6 +61,7 @@ def run_tests(record: Recorder, *arguments: str) -> None:
     if record.on_cpu:
         variables["OVERLAP_GPU_TESTS_ON"] = "cpu"
     lines: list[str] = []
+    num_run = 0
     with subprocess.Popen(
         command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     ) as process:
@@ -73,7 +74,11 @@ def run_tests(record: Recorder, *arguments: str) -> None:
                 test, outcome = found.groups()
                 # A test that is skipped proves nothing, and is no failure: the reason is under raw.
                 expect = None if outcome == "SKIPPED" else figures.equal("passed")
+                num_run += outcome != "SKIPPED"
                 record.figure(test.removeprefix("tests/gpu/"), outcome.lower(), expect=expect)
     record.raw("output", lines[-400:])
-    # 5: no test was selected.
+    record.figure(
+        "tests that were not skipped", num_run, proves="there was something to test",
+        expect=None if record.on_cpu else figures.above(0),
+    )  # fmt: skip
     record.figure("pytest's exit code", process.returncode, expect=figures.equal(0))
