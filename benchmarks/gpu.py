@@ -56,7 +56,7 @@ STEPS = (
     Step("tests-fsdp2", "gpu_steps.gpu_tests:fsdp2", "tests/gpu on two NCCL ranks of one GPU: FSDP2", 540),
     Step("tests-zero", "gpu_steps.gpu_tests:zero", "tests/gpu on two NCCL ranks of one GPU: ZeRO-2 and ZeRO-3", 540),
     Step(
-        "tests-megatron", "gpu_steps.gpu_tests:megatron", "tests/gpu on two NCCL ranks of one GPU: Megatron-core", 590
+        "tests-megatron", "gpu_steps.gpu_tests:megatron", "tests/gpu on two NCCL ranks of one GPU: Megatron-core", 540
     ),
     Step("power", "gpu_steps.gpu_tests:power", "tests/gpu/test_power.py: power of a real GPU", 300),
 )

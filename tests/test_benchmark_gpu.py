@@ -158,7 +158,7 @@ def test_a_step_that_crashes_costs_only_itself_and_keeps_its_figures(
 
 
 def test_a_step_that_hangs_is_ended_with_all_that_it_started(bench: Bench) -> None:
-    assert bench.run(["hang"], limit_s=6.0) == 1
+    assert bench.run(["hang"], limit_s=4.0) == 1
     hang = bench.result("hang")
     assert hang["status"] == "failed"
     assert "time limit" in hang["error"]
@@ -231,8 +231,8 @@ def test_no_step_begins_for_which_the_time_is_too_short(bench: Bench, capsys: py
 
 
 def test_a_step_is_ended_when_the_time_is_over_and_counts_as_failed(bench: Bench) -> None:
-    assert bench.run(["hang"], "--minutes", "0.1", limit_s=10.0) == 1
-    assert "time limit of 6 s" in bench.result("hang")["error"]
+    assert bench.run(["hang"], "--minutes", "0.05", limit_s=6.0) == 1
+    assert "time limit of 3 s" in bench.result("hang")["error"]
 
 
 # -- wheels
