@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None, steps: Sequence[Step] = STEPS) 
     options = _options(arguments, steps)
     if options.list:
         for step in steps:
-            print(f"{step.name:12} {step.limit_s / 60:4.1f} min at most   {step.title}")
+            print(f"{step.name:15} {step.limit_s / 60:4.1f} min at most   {step.title}")
         return 0
     if options.pack:
         return wheels.pack(options.pack)
@@ -161,7 +161,7 @@ def summary(results: Sequence[Result], *, on_cpu: bool) -> str:
         expected = [figure for figure in result.figures if figure.passed is not None]
         met = sum(figure.passed is True for figure in expected)
         ending = "" if result.status == COMPLETE else f", FAILED: {result.error}"
-        lines.append(f"{result.step:12} {met} of {len(expected)} expectations met{ending}")
+        lines.append(f"{result.step:15} {met} of {len(expected)} expectations met{ending}")
     if on_cpu:
         lines.append("device: cpu. This shows that the code runs, and nothing about a GPU.")
     return "\n".join(lines)
