@@ -1,0 +1,1 @@
+"""The steps of ``benchmarks/gpu.py``, and what runs them."""
