@@ -11,6 +11,7 @@ import pytest
 from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import RankWindow
+from overlap_callbacks.gate.collectives import Collective, Group
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments.clocks import StepClock
 from overlap_callbacks.instruments.profiler import Profile
@@ -28,6 +29,8 @@ ORDER = "OSSOOSSO"
 NO_KERNELS = "the profiler saw no kernels of the device"
 
 Event = Any
+GROUP = Group("0", "default_pg", (0, 1), "nccl")
+LOG = StepLog((Collective("allreduce_", GROUP, 4, 4, None, 0, -1, 0, 0, asynchronous=True, on_device=True),), 0, None)
 
 
 def step_events(number: int, kernels: int = KERNELS) -> list[Event]:
@@ -59,7 +62,7 @@ def closed(events: Callable[[], Sequence[Event]], num_steps: int = len(ORDER)) -
     for number in range(num_steps):
         arm = Mode.OVERLAPPED if ORDER[number] == "O" else Mode.SEQUENTIAL
         plan = Plan(0, number, Part.PROFILED, number, arm, arm, True, False)
-        steps.append(MeasuredStep(plan=plan, start=0, end=1, log=StepLog((), 0, None), profile_index=number))
+        steps.append(MeasuredStep(plan=plan, start=0, end=1, log=LOG, profile_index=number))
     return ClosedWindow(
         number=0, first_step=0, steps=tuple(steps), complete=True, problems=(), opened_ns=0, wall_ms=1.0, clock=clock,
         meter=None, profile=profile, missing_profile="",
@@ -69,6 +72,7 @@ def closed(events: Callable[[], Sequence[Event]], num_steps: int = len(ORDER)) -
 @pytest.fixture(autouse=True)
 def _device_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr("overlap_callbacks.monitor.background.profile_figures.chip_of", lambda stream: None)
 
 
 def measured(steps: Sequence[Sequence[Event]], extra: Sequence[Event] = ()) -> RankWindow:
