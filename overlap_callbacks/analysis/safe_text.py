@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 
 # Names are kept for tables and for matching. Some kernels have names of 10 kB of template arguments; those are cut.
 MAX_NAME_LENGTH = 1000
@@ -21,6 +22,25 @@ def printable(text: str, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char in keep else "\ufffd" for char in text)
+
+
+def escaped_json(text: str) -> str:
+    """A JSON text with the same content, in which the characters that ``printable`` replaces are escaped.
+
+    Args:
+        text: valid JSON; its line breaks stay.
+    """
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text)
+
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def spreadsheet_cell(value: object) -> object:
+    """A cell of a CSV: text that a spreadsheet would take for a formula gets an apostrophe; numbers stay."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 def clean(name: str, max_length: int = MAX_NAME_LENGTH) -> str:

@@ -123,10 +123,13 @@ def one_line(text: str) -> str:
 
 
 def print_json(content: Any) -> None:
-    """Print anything that msgspec encodes, indented."""
+    """Print anything that msgspec encodes, indented. Characters that could steer a terminal are escaped."""
     import msgspec
 
-    click.echo(msgspec.json.format(msgspec.json.encode(content), indent=2))  # as bytes: UTF-8 whatever the terminal
+    from overlap_callbacks.analysis.safe_text import escaped_json
+
+    text = msgspec.json.format(msgspec.json.encode(content), indent=2).decode()
+    click.echo(escaped_json(text).encode())  # as bytes: UTF-8 whatever the terminal
 
 
 def print_tables(tables: RenderableType) -> None:

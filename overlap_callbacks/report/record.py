@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -20,10 +21,44 @@ from overlap_callbacks.analysis.run_summary import RunSummary, blocks_of
 
 # Lines between two calls of ``progress``.
 _LINES_PER_PROGRESS = 20
+# A longer line is no line of a record: that of a window of 8,192 ranks is far shorter.
+_MAX_LINE_BYTES = 256 * 2**20
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+# The options of a schedule that reports use, and their types.
+_SCHEDULE_TYPES = {"every_n_steps": int, "profiled_steps": int, "control": bool, "blocks": str}
 
 
 class RecordError(ValueError):
     """A record that cannot be read, and why."""
+
+
+class _Line(msgspec.Struct):
+    """What every line says: its kind. Later versions may have further kinds."""
+
+    record: Any = None
+
+
+class _Header(msgspec.Struct):
+    """What the first line of any version says."""
+
+    schema_version: Any = None
+    library_version: Any = "a newer version"
+
+
+class _BlockLine(msgspec.Struct):
+    """A timed block of a window whose report is not there yet."""
+
+    window: int
+    first_step: int
+    sample: TimedBlock
+
+
+# Each line is decoded into its struct at once: a detour over dictionaries would take ten times the memory.
+_decode_kind = msgspec.json.Decoder(_Line).decode
+_decode_header = msgspec.json.Decoder(_Header).decode
+_decode_run = msgspec.json.Decoder(RunInfo).decode
+_decode_block = msgspec.json.Decoder(_BlockLine).decode
+_decode_window = msgspec.json.Decoder(OverlapReport).decode
 
 
 @dataclass
@@ -83,23 +118,20 @@ def read(path: str | os.PathLike[str], progress: Callable[[int, int], None] | No
     # Keyed by the block's number. A block may be logged again with more of its steps: its last entry is whole.
     blocks: dict[tuple[int, int], dict[int, TimedBlock]] = {}
     for line in _lines(file, progress or _no_progress):
-        if line is None:
-            record.broken_lines += 1
-            continue
-        kind = line.pop("record", None)
         try:
+            kind = _decode_kind(line).record
             if kind == "run":
-                _check_schema(file, line)
-                record.runs.append(msgspec.convert(line, RunInfo))
+                _check_schema(file, _decode_header(line))
+                record.runs.append(_with_known_schedule(_decode_run(line)))
                 blocks.clear()
             elif kind == "block":
-                sample = msgspec.convert(line["sample"], TimedBlock)
-                blocks.setdefault((line["window"], line["first_step"]), {})[sample.block] = sample
+                block = _decode_block(line)
+                blocks.setdefault((block.window, block.first_step), {})[block.sample.block] = block.sample
             elif kind == "window":
-                window = msgspec.convert(line, OverlapReport)
+                window = _decode_window(line)
                 record.windows.append(window)
                 blocks.pop((window.window, window.first_step), None)
-        except (msgspec.ValidationError, KeyError, TypeError):
+        except _UNREADABLE:
             record.broken_lines += 1
     if not record.runs:
         raise RecordError(f"{file} is not an overlap record: it has no readable line of kind 'run'")
@@ -122,34 +154,53 @@ def _no_progress(done_bytes: int, total_bytes: int) -> None:
     """Default progress callback: does nothing."""
 
 
-def _lines(file: Path, progress: Callable[[int, int], None]) -> Iterator[dict[str, Any] | None]:
+def _lines(file: Path, progress: Callable[[int, int], None]) -> Iterator[bytes]:
+    """The lines that are not blank. Of a line that is too long, its beginning, which cannot be decoded."""
     try:
         lines = file.open("rb")
     except OSError as error:
         raise RecordError(f"{file} cannot be read: {error.strerror or error}") from None
     with lines:
         size, done = os.fstat(lines.fileno()).st_size, 0
-        for number, line in enumerate(lines):
+        for number in itertools.count():
+            line = lines.readline(_MAX_LINE_BYTES)
+            if not line:
+                return
             done += len(line)
+            if len(line) == _MAX_LINE_BYTES:
+                line = line[:1]
+                done += _skip_line(lines)
             if number % _LINES_PER_PROGRESS == 0:
                 progress(done, max(size, done))  # the job may still be writing
-            if not line.strip():
-                continue
-            try:
-                content = msgspec.json.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                yield None
-                continue
-            yield content if isinstance(content, dict) else None
+            if line.strip():
+                yield line
 
 
-def _check_schema(file: Path, line: dict[str, Any]) -> None:
-    version = line.get("schema_version")
+def _skip_line(lines: IO[bytes]) -> int:
+    """Read to the end of a line, and return the number of its bytes."""
+    skipped = 0
+    while part := lines.readline(2**20):
+        skipped += len(part)
+        if part.endswith(b"\n"):
+            break
+    return skipped
+
+
+def _check_schema(file: Path, header: _Header) -> None:
+    version = header.schema_version
     if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
         raise RecordError(
             f"{file} has schema version {version!r}; this library reads up to {SCHEMA_VERSION}: "
-            f"upgrade overlap-callbacks to {line.get('library_version', 'a newer version')}"
+            f"upgrade overlap-callbacks to {header.library_version}"
         )
+
+
+def _with_known_schedule(run: RunInfo) -> RunInfo:
+    """Without the options of its schedule that have another type than this library writes."""
+    schedule = {
+        name: value for name, value in run.schedule.items() if type(value) is _SCHEDULE_TYPES.get(name, type(value))
+    }
+    return msgspec.structs.replace(run, schedule=schedule)
 
 
 def _unfinished(run: RunInfo, key: tuple[int, int], blocks: list[TimedBlock]) -> OverlapReport:

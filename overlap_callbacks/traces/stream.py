@@ -127,6 +127,7 @@ class EventStream:
         """
         source = pieces(self.path, self.problems, self._piece_bytes, self._progress)
         rest, ended = self._skip_head(source), False
+        searched = 0  # bytes at the beginning of ``rest`` in which no event begins but the first
         while not ended:
             piece = next(source, b"")
             buffer = bytearray(b"[")  # decoded in place: the files are large, and a copy costs as much as decoding
@@ -136,7 +137,8 @@ class EventStream:
                 events, rest, ended = self._decode_rest(buffer)
                 yield events
                 break
-            end = _last_boundary(buffer)
+            end = _last_boundary(buffer, searched)
+            searched = 0
             if end:
                 events, rest, ended = self._decode(buffer, end)
                 yield events
@@ -144,6 +146,7 @@ class EventStream:
                 raise TraceError(f"{self.path} is no trace: no event ends within {_MAX_EVENT_BYTES >> 20} MiB")
             else:
                 rest = bytes(buffer[1:])
+                searched = len(rest)
         self._finish(rest, source, ended)
 
     # -- the document around the events
@@ -354,13 +357,26 @@ def _next_object(body: bytes, place: int) -> tuple[int, int, bool]:
     return begin, -1, False
 
 
-def _last_boundary(buffer: bytearray) -> int:
-    """Where the last event of the buffer seems to begin: after ``},``; 0 if nowhere."""
-    place = len(buffer)
-    while (place := buffer.rfind(b"{", 0, place)) > 0:
-        gap = buffer[max(0, place - 64) : place].rstrip()
-        if gap.endswith(b",") and gap[:-1].rstrip().endswith(b"}"):
-            return place
+_MAX_GAP_BYTES = 128
+_BOUNDARY = re.compile(rb"\}\s{0,60},\s{0,60}\{")
+_SEARCHED_BYTES = 2**16
+
+
+def _last_boundary(buffer: bytearray, since: int) -> int:
+    """Where the last event of the buffer seems to begin: after ``},``; 0 if nowhere.
+
+    Args:
+        buffer: events, the last of which may be cut off.
+        since: bytes that were searched before. A file may have no boundary for megabytes: searching all of them again
+            with each piece would take minutes.
+    """
+    end, first = len(buffer), max(0, since - _MAX_GAP_BYTES)
+    while end > first:
+        begin = max(first, end - _SEARCHED_BYTES)
+        gaps = list(_BOUNDARY.finditer(buffer, begin, min(len(buffer), end + _MAX_GAP_BYTES)))
+        if gaps:
+            return gaps[-1].end() - 1
+        end = begin
     return 0
 
 

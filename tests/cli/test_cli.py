@@ -104,7 +104,9 @@ def test_names_that_steer_a_terminal_are_shown_without_that(tmp_path: Path) -> N
     output = show(str(tmp_path), "--all")
     assert output.count("owned") == 2  # kernel and note
     assert not set(output) & set(nasty) - set("[2J]0;ownedk31mtn")
-    assert json.loads(show(str(tmp_path), "--json"))["problems"] == [nasty]
+    as_json = show(str(tmp_path), "--json")
+    assert json.loads(as_json)["problems"] == [nasty]
+    assert all(char.isprintable() or char == "\n" for char in as_json)
 
 
 def test_a_terminal_without_unicode_gets_what_it_can_show(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
+import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -435,3 +437,19 @@ def test_memory_is_bounded_by_the_pieces_whatever_the_size_of_the_file(tmp_path:
     small, large = peak(10), peak(20)
     assert large < 1.2 * small
     assert large < 16 * PIECE_BYTES
+
+
+@pytest.mark.parametrize("filler", [b"{", b" "])
+def test_a_file_without_an_event_is_read_in_time_linear_in_its_size(tmp_path: Path, filler: bytes) -> None:
+    """All of it was searched again with each piece: a compressed file of 1 MB took minutes."""
+
+    def seconds(size: int) -> float:
+        path = tmp_path / "trace.json.gz"
+        path.write_bytes(gzip.compress(b'{"traceEvents":[' + filler * (size // len(filler)), 1))
+        start = time.process_time()
+        with contextlib.suppress(TraceError):
+            read_trace(path)
+        return time.process_time() - start
+
+    small, large = seconds(2**20), seconds(2**22)
+    assert large < 8 * small + 0.3  # linear: 4 times

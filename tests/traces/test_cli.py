@@ -26,6 +26,7 @@ from overlap_callbacks.traces.figures import (
     UnmatchedKernel,
 )
 from tests import kineto
+from tests.traces.events import short_trace
 
 
 @pytest.fixture(autouse=True)
@@ -325,3 +326,10 @@ def test_the_command_ends_without_a_traceback_where_a_trace_is_bad(tmp_path: Pat
     assert done.returncode == 1
     assert done.stderr.startswith("Error: ")
     assert "Traceback" not in done.stderr
+
+
+def test_csv_has_no_cell_that_a_spreadsheet_would_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("=HYPERLINK(1).json").write_bytes(kineto.text(short_trace()))
+    found = rows(overlap("analyze", "=HYPERLINK(1).json", "--csv", "steps"))
+    assert {row["file"] for row in found} == {"'=HYPERLINK(1).json"}
