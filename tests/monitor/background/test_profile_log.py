@@ -1,0 +1,43 @@
+"""The gate's log of the profiled steps: which steps can be held against the profile."""
+
+from __future__ import annotations
+
+import pytest
+
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.gate.let_pass import LetPass
+from overlap_callbacks.gate.step_log import StepLog
+from overlap_callbacks.monitor.background.profile_log import profile_log
+from overlap_callbacks.monitor.schedule import Part, Plan
+from overlap_callbacks.monitor.window import MeasuredStep
+
+
+def step(index: int, log: StepLog, mode: Mode = Mode.SEQUENTIAL, *, counted: bool = True) -> MeasuredStep:
+    plan = Plan(0, index, Part.PROFILED, index, mode, mode, True, last=False)
+    return MeasuredStep(plan=plan, start=0, end=1, log=log, profile_index=index, counted=counted)
+
+
+@pytest.mark.parametrize(
+    ("log", "whole"),
+    [
+        (StepLog((), 0, None), True),
+        (StepLog((), 0, None, let_pass={LetPass.SINGLE_MESSAGE: 4}), True),
+        (StepLog((), 0, None, let_pass={LetPass.CAPTURE: 1}), False),
+        (StepLog((), 3, None), False),
+        (StepLog((), 0, None, compiled=True), False),
+    ],
+    ids=["whole", "messages", "captured", "dropped", "compiled"],
+)
+def test_a_step_is_whole_if_each_of_its_collectives_must_have_a_kernel(log: StepLog, whole: bool) -> None:
+    assert (0 in profile_log([step(0, log)]).whole) is whole
+
+
+def test_only_steps_that_count_are_compared_and_all_are_kept() -> None:
+    empty = StepLog((), 0, None)
+    steps = [step(0, empty, Mode.OVERLAPPED), step(1, empty), step(2, empty, counted=False)]
+    log = profile_log(steps)
+    assert set(log.issued) == {0, 1, 2}
+    assert log.whole == {0, 1}
+    assert log.sequential == (1,)
+    assert log.of_steps({0}).whole == {0}
+    assert log.of_steps({0}).sequential == ()
