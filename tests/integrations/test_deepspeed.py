@@ -152,7 +152,8 @@ def test_windows_are_complete_and_hear_both_ranks(trained: Any, job: str) -> Non
     attached = trained[0][job]["attached"]
     (report,) = attached["reports"]
     assert report["complete"]
-    assert attached["valid"] == [True]
+    # DeepSpeed's pipelines send and receive singly. Nothing waits for that, and here no profile shows what it did.
+    assert attached["valid"] == ["pipeline" not in job]
     assert report["ranks"] == [0, 1]
     assert not any("left out" in problem for problem in report["problems"])
     blocks = 2 * pairs_of(JOBS[job].get("steps", NUM_STEPS))

@@ -138,8 +138,6 @@ PARTS = (
     "gate.gate.Group.of",
     "instruments.profiler.Profile.begin_step",
     "instruments.profiler.Profile.end_step",
-    "instruments.profiler.Profile.kernels",
-    "instruments.profiler.Profile.start",
     "gate.deadlock.CollectiveSequence.encode",
     "gate.deadlock.CollectiveSequence.of",
     "monitor.background.store.StoreChannel.__init__",
