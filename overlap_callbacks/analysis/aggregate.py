@@ -139,7 +139,10 @@ def _by_rank(samples: Sequence[RankWindow], problems_of: Callable[[RankWindow], 
 
 
 def _overhead(samples: Sequence[RankWindow], step: Estimate | None, every_n_steps: int) -> float | None:
-    """Extra time of the window, beyond what its steps would take overlapped, as a fraction of the time between windows.
+    """What a window cost, as a fraction of the time between windows.
+
+    That is its time beyond what its steps would take overlapped, and the CPU time of the reporting thread after it. How
+    much of the latter the job loses is not known; at most all of it, where the two contend for Python's lock or a core.
 
     Args:
         samples: the ranks' windows.
@@ -148,8 +151,10 @@ def _overhead(samples: Sequence[RankWindow], step: Estimate | None, every_n_step
     """
     if step is None or step.value <= 0:
         return None
-    extra_ms = max(sample.wall_ms - sample.num_steps * step.value for sample in samples)
-    return max(0.0, extra_ms) / (every_n_steps * step.value)
+    extra_ms = max(
+        max(0.0, sample.wall_ms - sample.num_steps * step.value) + sample.report_cpu_ms for sample in samples
+    )
+    return extra_ms / (every_n_steps * step.value)
 
 
 _SPREAD_OVER_RANKS = ("compute_slowdown", "e2e_overlapped_ms", "e2e_sequential_ms", "exposed_comm_ms")

@@ -159,3 +159,8 @@ def page_text(text: object, max_length: int = MAX_TEXT) -> str:
 def page_sentence(text: str) -> str:
     """A sentence in ``PLAIN`` style for the page, with true minus signs."""
     return page_text(re.sub(r"(?<!\w)-(?=\d)", MINUS, text), 2000)
+
+
+def one_digit(value: float) -> str:
+    """A number with one significant digit: for notes that all ranks of a job should give in the same words."""
+    return f"{float(f'{value:.1g}'):,g}"

@@ -461,6 +461,12 @@ def test_the_overhead_is_the_extra_time_of_the_window_over_the_time_to_the_next(
     assert report_of(rank_window(wall_ms=6000.0)).measurement_overhead == 0.0
 
 
+def test_what_the_reporting_thread_takes_from_later_steps_is_part_of_the_overhead():
+    assert report_of(rank_window(report_cpu_ms=1500.0)).measurement_overhead == pytest.approx(2500 / 50_000)
+    # A window that took no longer than its steps makes up for none of it.
+    assert report_of(rank_window(wall_ms=6000.0, report_cpu_ms=1500.0)).measurement_overhead == pytest.approx(0.03)
+
+
 def test_kernels_are_means_over_the_ranks_those_that_lose_most_first():
     gemm = KernelTime("gemm", False, overlapped_calls=4, sequential_calls=4, overlapped_ms=30, sequential_ms=28)
     slower = KernelTime("gemm", False, overlapped_calls=4, sequential_calls=4, overlapped_ms=36, sequential_ms=28)

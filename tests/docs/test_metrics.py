@@ -58,6 +58,8 @@ def test_every_key_of_the_code_is_explained_and_no_other(hooks: ModuleType) -> N
 def test_each_explanation_says_what_is_good_and_what_to_do() -> None:
     parts = re.split(r"^### `([^`]+)`$", _TEXT, flags=re.MULTILINE)
     for key, text in zip(parts[1::2], parts[2::2], strict=True):
+        definition = text.strip().partition("- **Good:**")[0]
+        assert len(definition.split()) >= 4, f"{key} has no definition"
         if key == "device/<mode>_nvlink_tx_gb_s":
             continue  # as the one before it
         assert "**Good:**" in text, key

@@ -2,29 +2,36 @@
 
 The gate orders a collective with the streams on which the step computes and communicates. Work on another stream is not
 ordered: a stream of the user's own, shared experts, copies of a data loader. Interval algebra on the profile finds it.
+
+Which stream is the model's own cannot be told from a profile. Nor need it be: what was ordered ran beside nothing. So
+each stream is judged by its own compute that ran beside communication, not by how much it computes.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from overlap_callbacks.analysis.formatting import one_digit
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
 
 # Below this share of the compute, overlap is the uncertainty of the kernels' times.
 _MIN_SHARE = 0.002
+# A stream with less than this share of what ran beside communication is not worth its place in the text.
+_MIN_PART = 0.05
 _MAX_NAMED = 3
 _MAX_NAME_LENGTH = 80
 
 
-def beside_communication(kernels: KernelTable, sequential: Sequence[int]) -> str:
+def beside_communication(kernels: KernelTable, sequential: Sequence[int], unseen: Mapping[str, float]) -> str:
     """What ran beside communication in sequential steps, in words; empty if it is too little to matter.
 
     Args:
         kernels: the whole profile, of a device. Communication of all steps counts.
         sequential: indices of the sequential profiled steps.
+        unseen: communication of no collective that the gate saw: how many kernels or copies of each name a step has.
     """
     communication = kernels.of(Kind.COMMUNICATION).union()
     rows = np.flatnonzero((kernels.kind == Kind.COMPUTE) & np.isin(kernels.step, sequential))
@@ -33,27 +40,38 @@ def beside_communication(kernels: KernelTable, sequential: Sequence[int]) -> str
     total_ns = int(beside_ns.sum())
     if not total_ns or total_ns < _MIN_SHARE * compute.sum_ns:
         return ""
-    num_steps = max(len(sequential), 1)
+    num_steps = len(sequential)
     lanes = kernels.lane[rows]
-    by_lane, compute_by_lane = _summed(lanes, beside_ns), _summed(lanes, compute.durations_ns)
-    main = compute_by_lane.most_common(1)[0][0]
-    elsewhere_ns = total_ns - by_lane[main]
-    if elsewhere_ns >= total_ns / 2:
-        aside = lanes != main
-        streams = sorted(lane for lane, time_ns in by_lane.items() if lane != main and time_ns)
-        names = _named(kernels, rows[aside], beside_ns[aside], num_steps)
-        return (
-            f"in sequential steps {_ms(elsewhere_ns, num_steps)} of compute ran beside communication on "
-            f"{_streams(streams)}, which the gate does not order: {names}"
-        )
-    # The step's own compute was not kept apart from some communication: then that is what escaped.
-    rows = np.flatnonzero((kernels.kind == Kind.COMMUNICATION) & np.isin(kernels.step, sequential))
+    compute_ns = _summed(lanes, compute.durations_ns)
+    largest = [(lane, time) for lane, time in _summed(lanes, beside_ns).most_common() if time >= _MIN_PART * total_ns]
+    streams = []
+    for lane, time_ns in largest[:_MAX_NAMED]:
+        on_lane = lanes == lane
+        names = _named(kernels, rows[on_lane], beside_ns[on_lane], num_steps)
+        share = one_digit(100 * time_ns / compute_ns[lane])
+        streams.append(f"{_ms(time_ns, num_steps)} on stream {lane} ({share} % of its compute): {names}")
+    if len(largest) > _MAX_NAMED:
+        streams.append(f"and on {len(largest) - _MAX_NAMED} more streams")
+    text = f"in sequential steps compute ran beside communication, {'; '.join(streams)}"
+    escaped = _escaped(kernels, sequential, unseen)
+    return f"{text}; the gate did not see this communication: {escaped}" if escaped else text
+
+
+def _escaped(kernels: KernelTable, sequential: Sequence[int], unseen: Mapping[str, float]) -> str:
+    """The communication beside compute that belongs to no collective, in words; empty if there is none.
+
+    A name may be that of collectives too. Then it is named only if what belongs to no collective can be all of it that
+    ran beside compute.
+    """
+    numbers = [number for number, name in enumerate(kernels.names) if name in unseen]
+    candidates = (kernels.kind == Kind.COMMUNICATION) & np.isin(kernels.name, numbers)
+    rows = np.flatnonzero(candidates & np.isin(kernels.step, sequential))
     hidden_ns = kernels.intervals[rows].covered_ns(kernels.of(Kind.COMPUTE).union())
-    names = _named(kernels, rows, hidden_ns, num_steps)
-    return (
-        f"in sequential steps {_ms(total_ns, num_steps)} of compute ran beside communication that the gate did not "
-        f"order: {names}"
-    )
+    rows, hidden_ns = rows[hidden_ns > 0], hidden_ns[hidden_ns > 0]
+    per_step = Counter(kernels.name[rows].tolist())
+    explained = [n for n, count in per_step.items() if count <= round(unseen[kernels.names[n]] * len(sequential))]
+    chosen = np.isin(kernels.name[rows], explained)
+    return _named(kernels, rows[chosen], hidden_ns[chosen], len(sequential))
 
 
 def _summed(keys: Indices, times_ns: Indices) -> Counter[int]:
@@ -75,11 +93,6 @@ def _named(kernels: KernelTable, rows: Indices, times_ns: Indices, num_steps: in
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
-def _streams(streams: Sequence[int]) -> str:
-    shown = ", ".join(str(stream) for stream in streams[:_MAX_NAMED])
-    more = len(streams) - _MAX_NAMED
-    return f"stream{'s' if len(streams) > 1 else ''} {shown}" + (f" and {more} more" if more > 0 else "")
-
-
 def _ms(time_ns: int, num_steps: int) -> str:
-    return f"{time_ns / num_steps / 1e6:.3g} ms"
+    """Time of a step, rounded so that the ranks of a job say the same."""
+    return f"{one_digit(time_ns / num_steps / 1e6)} ms"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -35,10 +35,12 @@ class CrossCheck:
     Attributes:
         missing: collectives without a kernel, in words: the profile must not be used. Empty if there are none.
         notes: smaller differences, and communication without a collective, in words.
+        unseen: communication without a collective: how many kernels or copies of each name a step has.
     """
 
     missing: str = ""
     notes: tuple[str, ...] = ()
+    unseen: Mapping[str, float] = field(default_factory=dict)
 
 
 def cross_check(kernels: KernelTable, issued: Issued) -> CrossCheck:
@@ -68,7 +70,7 @@ def cross_check(kernels: KernelTable, issued: Issued) -> CrossCheck:
     extra = _extra(kernels, by_step)
     if extra:
         notes.append(f"the profile has communication of no collective that the gate saw, a step: {_named(extra)}")
-    return CrossCheck(notes=tuple(notes))
+    return CrossCheck(notes=tuple(notes), unseen=extra)
 
 
 def _not_copied(account: Account) -> tuple[Expected, ...]:

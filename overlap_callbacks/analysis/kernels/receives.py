@@ -1,9 +1,11 @@
 """Tells the transfer of a receive from the time for which it waited for its sender.
 
 A kernel of NCCL that receives occupies its stream from its launch, and spins until the sender has come. A profile does
-not tell when that was, and the ranks' clocks do not agree well enough to compare. But as many bytes from the same peer
-take as long to transfer each time, so the shortest receive of a window waited least. What another took beyond that it
-waited, at its beginning. The waiting is a lower bound: the shortest may have waited too.
+not tell when that was, and the ranks' clocks do not agree well enough to compare. But messages of one peer bound each
+other's transfer: a smaller one takes no longer than a larger one, and a larger one no longer than in proportion to its
+bytes. (That holds for a latency and a bandwidth, and also where NCCL takes a faster protocol for larger messages. A
+line fitted through all sizes would not hold there.) What a receive took beyond the least of these bounds it waited, at
+its beginning. The waiting is a lower bound: those that waited least may have waited too.
 """
 
 from __future__ import annotations
@@ -13,8 +15,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
+
+Floats = npt.NDArray[np.float64]
 
 _SEND_RECV = "send_recv"
 
@@ -93,10 +98,36 @@ def transfer_starts(kernels: KernelTable, issued: Mapping[int, Sequence[IssuedMe
             for row, message in zip(named, meant, strict=True):
                 if message.bytes_received:
                     rows_of[message].append(row)
-    for of_size in rows_of.values():
-        rows = np.array(of_size)
-        starts[rows] = kernels.intervals.end_ns[rows] - durations[rows].min()
+    longest_ns = _longest_transfers_ns({message: int(durations[rows].min()) for message, rows in rows_of.items()})
+    for message, rows in rows_of.items():
+        starts[rows] = kernels.intervals.end_ns[rows] - longest_ns[message]
     return starts
+
+
+def _longest_transfers_ns(least_ns: Mapping[Message, int]) -> dict[Message, int]:
+    """The longest that the transfer of each message can take, by the shortest kernels of all messages of its peers.
+
+    Args:
+        least_ns: the shortest kernel of each message.
+    """
+    of_peers: dict[tuple[int, ...], list[Message]] = defaultdict(list)
+    for message in least_ns:
+        of_peers[message.peers].append(message)
+    longest: dict[Message, int] = {}
+    for messages in of_peers.values():
+        times_ns = np.array([least_ns[message] for message in messages])
+        sent, received = (np.array(column, dtype=float) for column in list(zip(*messages, strict=True))[:2])
+        for number, message in enumerate(messages):
+            factors = np.maximum(1.0, np.maximum(_times(sent[number], sent), _times(received[number], received)))
+            longest[message] = int((times_ns * factors).min())
+    return longest
+
+
+def _times(num_bytes: float, than: Floats) -> Floats:
+    """How many times as many bytes this is; infinite against none."""
+    times = np.full(len(than), np.inf if num_bytes else 0.0)
+    np.divide(num_bytes, than, out=times, where=than > 0)
+    return times
 
 
 def _direction(name: str) -> str:

@@ -48,5 +48,5 @@ def with_log(
     if found.missing:
         doubt = f"the profile does not show the job's communication: {found.missing}; its kernel times are left out"
         return ProfileWithLog(kernels, doubts=(doubt,))
-    beside = beside_communication(kernels, sequential) if on_device else ""
+    beside = beside_communication(kernels, sequential, found.unseen) if on_device else ""
     return ProfileWithLog(kernels, problems=(*found.notes, *((beside,) if beside else ())))

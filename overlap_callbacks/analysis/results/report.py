@@ -36,7 +36,8 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
         backend, device: of the lowest rank heard.
         valid: False where the sequential steps were not sequential; ``problems`` says why.
         problems: what is missing or doubtful, in words.
-        measurement_overhead: extra time that the window cost, as a fraction of the time from one window to the next.
+        measurement_overhead: extra time of the window, and CPU time of the reporting thread after it, as a fraction of
+            the time from one window to the next.
         wall_ms: host time of the window, the longest over ranks.
         spread: by figure, over the ranks.
         kernels: means over ranks, those that lose most time first.

@@ -284,6 +284,8 @@ class RankWindow(msgspec.Struct, frozen=True):
             of the device are not known.
         environment: what the rank runs on; None in a record, which has ``OverlapReport.environment``.
         memory: bounds of its memory peak in each mode; empty on CPU.
+        report_cpu_ms: CPU time that the reporting thread took to read and measure the window, while the steps after it
+            ran.
     """
 
     rank: int
@@ -311,3 +313,4 @@ class RankWindow(msgspec.Struct, frozen=True):
     sm_loss: SmLoss | None = None
     environment: RankEnvironment | None = None
     memory: tuple[MemoryPeak, ...] = ()
+    report_cpu_ms: float = 0.0

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from overlap_callbacks.analysis.formatting import one_digit
 from overlap_callbacks.analysis.kernels.step_counts import compare_counts, kernels_of_steps
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
 from overlap_callbacks.analysis.results.mode import Mode
@@ -58,13 +59,12 @@ def check_device_profile(kernels: KernelTable, by_arm: Mapping[Mode, Sequence[in
 
 
 def _notes(kernels: KernelTable, steps: Sequence[int]) -> list[str]:
-    """What the launches of the counted steps tell, in words."""
+    """What the launches of the counted steps tell, in words that are the same on all ranks of a job."""
     problems = []
     inside = np.isin(kernels.step, steps)
     placed = inside & kernels.without_launch
     if placed.any():
-        # Rounded, so that the ranks of a job say the same.
-        number, time_ms = _rounded(int(placed.sum())), _rounded(kernels.intervals[placed].sum_ns / 1e6)
+        number, time_ms = one_digit(int(placed.sum())), one_digit(kernels.intervals[placed].sum_ns / 1e6)
         problems.append(
             f"{number} kernels ({time_ms} ms) of the profiled steps have no launch in the profile; they are placed by "
             f"their start"
@@ -73,12 +73,7 @@ def _notes(kernels: KernelTable, steps: Sequence[int]) -> list[str]:
     replayed = int((communicates & kernels.from_graph).sum())
     if replayed:
         problems.append(
-            f"{replayed} of {int(communicates.sum())} communication kernels come from CUDA graphs, which the gate "
-            f"cannot serialise"
+            f"{one_digit(replayed)} of {one_digit(int(communicates.sum()))} communication kernels come from CUDA "
+            f"graphs, which the gate cannot serialise"
         )
     return problems
-
-
-def _rounded(value: float) -> str:
-    """A number with one significant digit."""
-    return f"{float(f'{value:.1g}'):,g}"

@@ -92,7 +92,7 @@ def profile_figures(
         if step.counted and step.profile_index >= 0:
             by_arm[step.plan.arm].append(step.profile_index)
     if not any(by_arm.values()):
-        return ProfileFigures()
+        return _missing("no profiled step counts")
     problems: list[str] = []
     if window.clock.compute_stream is not None:
         checked = check_device_profile(kernels, by_arm)
@@ -100,6 +100,8 @@ def profile_figures(
             return _missing(checked.missing)
         by_arm, problems = checked.by_arm, list(checked.problems)
     log = profile_log(steps).of_steps({index for indices in by_arm.values() for index in indices})
+    if log.problem and window.clock.compute_stream is not None:  # profiles of CPU jobs are not compared at all
+        problems.append(log.problem)
     seen = with_log(kernels, log.issued, log.whole, log.sequential)
     problems += seen.problems
     if seen.doubts:

@@ -42,9 +42,39 @@ def test_a_receive_waits_for_what_it_takes_beyond_the_shortest_of_its_size() -> 
     assert starts_ms(rows, issued) == [7, 10, 20, 32]
 
 
-def test_receives_of_other_sizes_and_from_other_peers_say_nothing_of_its_transfer() -> None:
+def test_receives_from_other_peers_say_nothing_of_its_transfer() -> None:
     rows = [(P2P, M, 0, 0, 10), (P2P, M, 0, 20, 23), (P2P, M, 0, 30, 31)]
     assert starts_ms(rows, {0: [receive(500), receive(100), receive(500, peer=2)]}) == [0, 20, 30]
+
+
+def test_a_larger_receive_takes_no_longer_than_in_proportion_to_its_bytes() -> None:
+    # All receives of 500 bytes waited for 25 ms or more. As 100 bytes took 3 ms, 500 take 15 ms at most.
+    rows = [(P2P, M, 0, 0, 40), (P2P, M, 0, 50, 53), (P2P, M, 0, 60, 100)]
+    assert starts_ms(rows, {0: [receive(500), receive(100), receive(500)]}) == [25, 50, 85]
+
+
+def test_a_smaller_receive_takes_no_longer_than_a_larger_one() -> None:
+    rows = [(P2P, M, 0, 0, 9), (P2P, M, 0, 10, 19), (P2P, M, 0, 20, 25)]
+    assert starts_ms(rows, {0: [receive(100), receive(100), receive(500)]}) == [4, 14, 20]
+
+
+def test_what_a_batch_sends_besides_lengthens_its_transfer() -> None:
+    both = [send(300, coalesced=1), receive(100, coalesced=1)]
+    rows = [(P2P, M, 0, 0, 40), (P2P, M, 0, 50, 53)]
+    assert starts_ms(rows, {0: [*both, receive(100)]}) == [0, 50]
+    other = [send(100, coalesced=2), receive(100, coalesced=2)]
+    assert starts_ms(rows, {0: [*both, *other]}) == [31, 50]
+
+
+@pytest.mark.parametrize("latency_ms", [0.0, 0.5])
+@pytest.mark.parametrize("protocols", [1, 2])
+def test_receives_that_did_not_wait_show_no_waiting_whatever_their_sizes(latency_ms: float, protocols: int) -> None:
+    sizes = [1, 10, 50, 51, 200, 1000]
+    # The faster of two protocols: one with little latency and half of the bandwidth, one with more of both.
+    times = [min(latency_ms * (2 * p + 1) + size / (10 * (p + 1)) for p in range(protocols)) for size in sizes]
+    rows = [(P2P, M, 0, 200 * n, 200 * n + time) for n, time in enumerate(times)]
+    waiting = np.subtract(starts_ms(rows, {0: [receive(size) for size in sizes]}), [200 * n for n in range(len(sizes))])
+    assert np.abs(waiting).max() < 1e-3  # clock ticks
 
 
 def test_a_send_alone_never_waits_here_for_it_keeps_nobody_from_computing() -> None:
@@ -63,7 +93,7 @@ def test_a_batch_is_one_kernel() -> None:
 
 def test_kernels_are_matched_in_the_order_of_their_starts_and_not_of_their_rows() -> None:
     rows = [(P2P, M, 0, 20, 23), (P2P, M, 0, 0, 10), (P2P, M, 1, 40, 41)]
-    assert starts_ms(rows, {0: [receive(500), receive(100)], 1: [receive(500)]}) == [20, 9, 40]
+    assert starts_ms(rows, {0: [receive(500), receive(100)], 1: [receive(500)]}) == [22, 9, 40]
 
 
 def test_ranges_of_gloo_tell_their_direction_and_are_matched_by_it() -> None:
@@ -124,3 +154,8 @@ def test_of_receives_that_wait_for_a_known_time_the_bubble_is_what_they_waited(s
         rows += [(P2P, M, 0, now, now + wait + 2), ("gemm", C, 0, now + wait + 2, now + wait + 7)]
         now, waited = now + wait + 7, waited + wait
     assert bubble_ms(rows, {0: [receive()] * 40}, [0]) == pytest.approx(waited)
+
+
+def test_the_bubble_shows_where_all_receives_of_one_size_waited_alike() -> None:
+    rows = [(P2P, M, 0, 0, 40), (P2P, M, 0, 40, 43), (P2P, M, 0, 43, 83)]
+    assert bubble_ms(rows, {0: [receive(500), receive(100), receive(500)]}, [0]) == pytest.approx(2 * 25)

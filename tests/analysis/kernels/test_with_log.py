@@ -38,7 +38,16 @@ def test_communication_without_a_collective_and_what_ran_beside_it_are_problems(
     assert found.doubts == ()
     extra, beside = found.problems
     assert extra == "the profile has communication of no collective that the gate saw, a step: 1 void nvshmem_put"
-    assert beside.startswith("in sequential steps 2 ms of compute ran beside communication")
+    assert beside == (
+        "in sequential steps compute ran beside communication, 2 ms on stream 0 (20 % of its compute): gemm (2 ms); "
+        "the gate did not see this communication: void nvshmem_put (2 ms)"
+    )
+
+
+def test_collectives_of_the_gate_are_never_said_to_have_escaped_it() -> None:
+    rows = [("gemm", C, 0, 0, 10), ("ncclDevKernel_AllGather", M, 0, 5, 7)]
+    (beside,) = with_log(columns(rows), {0: [ALL_GATHER]}, compared=[0], sequential=[0]).problems
+    assert beside.endswith("on stream 0 (20 % of its compute): gemm (2 ms)")
 
 
 def test_steps_of_which_the_log_is_not_whole_are_not_compared() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from overlap_callbacks.analysis.aggregate import aggregate_windows
+from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import RankWindow
 from overlap_callbacks.gate.collectives import Collective, Group
@@ -16,10 +19,11 @@ from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments.clocks import StepClock
 from overlap_callbacks.instruments.profiler import Profile
 from overlap_callbacks.monitor.background.measurement import measure
+from overlap_callbacks.monitor.background.profile_check import check_device_profile
 from overlap_callbacks.monitor.schedule import Part, Plan
 from overlap_callbacks.monitor.window import ClosedWindow, MeasuredStep
 from tests.analysis.kernels.test_table import event, gpu_kernel, launch, launch_metadata
-from tests.columns import EPOCH_NS
+from tests.columns import EPOCH_NS, columns
 
 MS = 1_000_000
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -174,6 +178,57 @@ def test_collectives_of_a_graph_are_named() -> None:
     assert measured(steps).problems == (
         "2 of 8 communication kernels come from CUDA graphs, which the gate cannot serialise",
     )
+
+
+def test_ranks_with_somewhat_different_numbers_of_graph_kernels_say_the_same() -> None:
+    def problems_of(replayed: int) -> tuple[str, ...]:
+        rows = [("gemm", Kind.COMPUTE, step, 0, 1) for step in (0, 1) for _ in range(100)]
+        rows += [(ALL_REDUCE, Kind.COMMUNICATION, 0, 2, 3)] * 50
+        kernels = columns(rows)
+        kernels.from_graph[len(rows) - replayed :] = True
+        return check_device_profile(kernels, {Mode.OVERLAPPED: [0], Mode.SEQUENTIAL: [1]}).problems
+
+    assert problems_of(21) == problems_of(22)
+    assert problems_of(21)[-1].startswith("20 of 50 communication kernels come from CUDA graphs")
+
+
+def test_a_device_profile_of_which_no_step_can_be_compared_with_the_log_says_so() -> None:
+    window = closed(lambda: [found for of_step in whole() for found in of_step])
+    lost = tuple(replace(step, log=replace(step.log, dropped=1)) for step in window.steps)
+    found = measure(replace(window, steps=lost), rank=0, backend="nccl")
+    assert found.problems == (
+        "the gate's log could not be held against the profile: in every profiled step collectives were lost from the "
+        "log",
+    )
+    assert found.profiled
+
+
+def test_where_no_profiled_step_counts_the_report_says_so() -> None:
+    window = closed(lambda: [found for of_step in whole() for found in of_step])
+    compiled = tuple(replace(step, counted=False) for step in window.steps)
+    found = measure(replace(window, steps=compiled), rank=0, backend="nccl")
+    assert (found.problems, found.profiled) == (("kernel times are missing: no profiled step counts",), ())
+
+
+def test_the_cpu_time_of_reading_a_profile_is_kept_and_the_time_of_waiting_is_not() -> None:
+    events = [found for of_step in whole() for found in of_step]
+
+    def work() -> Sequence[Event]:
+        end_s = time.thread_time() + 0.2
+        while time.thread_time() < end_s:
+            pass
+        return events
+
+    def wait() -> Sequence[Event]:
+        time.sleep(0.2)
+        return events
+
+    idle, working, waiting = (
+        measure(closed(read), rank=0, backend="nccl").report_cpu_ms for read in (lambda: events, work, wait)
+    )
+    assert idle > 0
+    assert waiting < working
+    assert working >= 200
 
 
 def test_a_profile_that_cannot_be_read_loses_only_kernel_times() -> None:

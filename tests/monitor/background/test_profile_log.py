@@ -41,3 +41,30 @@ def test_only_steps_that_count_are_compared_and_all_are_kept() -> None:
     assert log.sequential == (1,)
     assert log.of_steps({0}).whole == {0}
     assert log.of_steps({0}).sequential == ()
+
+
+CAPTURED = StepLog((), 0, None, let_pass={LetPass.CAPTURE: 1})
+COMPILED = StepLog((), 0, None, compiled=True)
+LOST = StepLog((), 3, None)
+WHOLE = StepLog((), 0, None)
+
+
+@pytest.mark.parametrize(
+    ("logs", "why"),
+    [
+        ([CAPTURED, CAPTURED], "a CUDA graph was captured"),
+        ([COMPILED], "torch.compile compiled"),
+        ([LOST], "collectives were lost from the log"),
+        ([LOST, CAPTURED], "a CUDA graph was captured or collectives were lost from the log"),
+    ],
+)
+def test_where_no_step_can_be_compared_the_log_says_so_and_why(logs: list[StepLog], why: str) -> None:
+    log = profile_log([step(number, log) for number, log in enumerate(logs)])
+    assert log.problem == f"the gate's log could not be held against the profile: in every profiled step {why}"
+
+
+def test_where_a_step_can_be_compared_or_none_counts_there_is_no_problem() -> None:
+    assert profile_log([step(0, CAPTURED), step(1, WHOLE)]).problem == ""
+    assert profile_log([step(0, CAPTURED), step(1, WHOLE)]).of_steps({0}).problem != ""
+    assert profile_log([step(0, CAPTURED, counted=False)]).problem == ""
+    assert profile_log([]).problem == ""

@@ -53,6 +53,7 @@ def test_a_window_left_out_for_its_cost_leaves_nothing_in_the_record(tmp_path: P
     assert [window.window for window in found.windows] == [0]
     assert found.windows[0].measurement_overhead is not None
     assert found.windows[0].measurement_overhead > 1e-6
+    assert all(sample.report_cpu_ms > 0 for sample in found.windows[0].samples)
     assert found.unfinished is None
 
 
