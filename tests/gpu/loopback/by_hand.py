@@ -46,8 +46,10 @@ def slowdown_by_hand(data: torch.Tensor, bucket: torch.Tensor, pairs: int = 6, r
         for work in works:
             work.wait()
         torch.cuda.synchronize()
-        return start.elapsed_time(end)
+        elapsed: float = start.elapsed_time(end)
+        return elapsed
 
     time_ms(True)
     alone, beside = zip(*[(time_ms(False), time_ms(True)) for _ in range(rounds)], strict=True)
-    return statistics.median(beside) / statistics.median(alone) - 1
+    slowdown: float = statistics.median(beside) / statistics.median(alone) - 1
+    return slowdown
