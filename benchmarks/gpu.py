@@ -1,4 +1,4 @@
-"""Everything that one GPU can tell about this library, in one command; half an hour to an hour in all.
+"""Everything that one GPU can tell about this library, in one command.
 
     python benchmarks/gpu.py --list                  what there is to run
     python benchmarks/gpu.py                         run what has no result yet for this device, versions and sources
@@ -7,12 +7,13 @@
     python benchmarks/gpu.py --cpu                   the steps' CPU forms: that the code runs, and nothing about a GPU
 
 Each step runs in a process of its own, with a time limit under ten minutes: a step that crashes or hangs costs nothing
-but itself. Results go to ``benchmarks/results/gpu-STEP-DEVICE.json``, one file a step, or into the folder given with
-``--json``. On a CPU nothing is written without ``--json``.
+but itself. The limits of all steps add up to less than two hours; ``--list`` has the sum. Results go to
+``benchmarks/results/gpu-STEP-DEVICE.json``, one file a step, or into the folder given with ``--json``. On a CPU nothing
+is written without ``--json``.
 
 It needs nothing from the network. What a machine without one may lack is brought along:
 
-    python benchmarks/gpu.py --pack FOLDER           where there is a network: wheels for a machine with Python 3.12
+    python benchmarks/gpu.py --pack FOLDER           where there is a network: wheels for Python 3.12, and kernels
     python benchmarks/gpu.py --unpack FOLDER         there: install what is missing, and this project; torch stays
 
 A result has an ``environment``, the ``status`` of the step (``complete`` or ``failed``, with ``error`` and the last
@@ -51,7 +52,16 @@ STEPS = (
     Step("negative", "gpu_steps.negative", "jobs that cannot be measured truly: is it said", 540),
     Step("host-bound", "gpu_steps.host_bound", "a job that waits for the host: what sequential steps add", 240),
     Step("nccl", "gpu_steps.nccl_semantics", "what NCCL's works and waits order, with one rank", 180),
-    Step("tests-loopback", "gpu_steps.gpu_tests:loopback", "tests/gpu on the loopback link", 540),
+    Step("tests-link", "gpu_steps.gpu_tests:loopback_link", "tests/gpu: the loopback link itself", 120),
+    Step("tests-jobs", "gpu_steps.gpu_tests:loopback_jobs", "tests/gpu on the loopback link: training", 240),
+    Step(
+        "tests-figures",
+        "gpu_steps.gpu_tests:loopback_figures",
+        "tests/gpu on the loopback link: figures",
+        420,
+        has_cpu_form=False,
+    ),
+    Step("tests-refusals", "gpu_steps.gpu_tests:loopback_refusals", "tests/gpu on the loopback link: refusals", 420),
     Step("tests-ddp", "gpu_steps.gpu_tests:ddp", "tests/gpu on two NCCL ranks of one GPU: DDP", 540),
     Step("tests-fsdp2", "gpu_steps.gpu_tests:fsdp2", "tests/gpu on two NCCL ranks of one GPU: FSDP2", 540),
     Step("tests-zero", "gpu_steps.gpu_tests:zero", "tests/gpu on two NCCL ranks of one GPU: ZeRO-2 and ZeRO-3", 540),
@@ -75,7 +85,8 @@ def main(arguments: Sequence[str] | None = None, steps: Sequence[Step] = STEPS) 
     options = _options(arguments, steps)
     if options.list:
         for step in steps:
-            print(f"{step.name:15} {step.limit_s / 60:4.1f} min at most   {step.title}")
+            print(f"{step.name:15} {step.limit_s / 60:5.1f} min at most   {step.title}")
+        print(f"{'all of them':15} {sum(step.limit_s for step in steps) / 60:5.1f} min at most")
         return 0
     if options.pack:
         return wheels.pack(options.pack)
@@ -104,7 +115,7 @@ def _options(arguments: Sequence[str] | None, steps: Sequence[Step]) -> argparse
     parser.add_argument("--minutes", type=float, help="be done within this time")
     parser.add_argument("--cpu", action="store_true", help="run the steps in their CPU form")
     parser.add_argument("--json", type=Path, metavar="FOLDER", help="write the results there")
-    parser.add_argument("--pack", type=Path, metavar="FOLDER", help="collect wheels there")
+    parser.add_argument("--pack", type=Path, metavar="FOLDER", help="collect wheels and compiled kernels there")
     parser.add_argument("--unpack", type=Path, metavar="FOLDER", help="install the wheels that are missing here")
     return parser.parse_args(arguments)
 

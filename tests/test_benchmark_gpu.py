@@ -10,10 +10,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = (sys.executable, str(ROOT / "benchmarks/gpu.py"))
@@ -110,16 +110,36 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
 
 def test_list_names_every_step_and_its_time_limit_of_less_than_ten_minutes() -> None:
     done = subprocess.run([*COMMAND, "--list"], capture_output=True, text=True, check=True)
-    lines = done.stdout.splitlines()
+    *lines, total = done.stdout.splitlines()
     assert [line.split()[0] for line in lines][:2] == ["probe", "overflow"]
-    assert all(0 < float(line.split()[1]) < 10 for line in lines)
+    limits = [float(line.split()[1]) for line in lines]
+    assert all(0 < limit < 10 for limit in limits)
+    assert total.split("min")[0].split() == ["all", "of", "them", f"{sum(limits):.1f}"]
+    assert sum(limits) < 120  # as the command's description says
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_ends_with_one_line_and_exit_code_2() -> None:
-    done = subprocess.run(COMMAND, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.splitlines() == ["no GPU: torch sees none here. --cpu runs the steps in their CPU form."]
+def test_every_file_of_tests_on_the_loopback_link_is_a_step_of_its_own(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu_tests = importlib.import_module("gpu_steps.gpu_tests")
+    run: list[list[str]] = []
+    monkeypatch.setattr(gpu_tests, "run_tests", lambda record, *arguments: run.append(list(arguments)))
+    functions = [step.module.partition(":")[2] for step in importlib.import_module("gpu").STEPS]
+    for function in functions:
+        if function.startswith("loopback_"):
+            getattr(gpu_tests, function)(SimpleNamespace(on_cpu=False))
+    files = sorted((ROOT / "tests/gpu").glob("test_loopback*.py"))
+    assert sorted(run) == [[str(file.relative_to(ROOT))] for file in files]
+
+
+def test_without_a_gpu_it_ends_with_one_line_and_exit_code_2(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    bench.environment |= importlib.import_module("gpu_steps.environment")._from_torch()
+    if bench.environment["device"] is not None:
+        pytest.skip("there is a GPU")
+    assert bench.run(["good"]) == 2
+    assert not bench.runs.exists()
+    line = "no GPU: torch sees none here. --cpu runs the steps in their CPU form."
+    assert capsys.readouterr().err.splitlines() == [line]
 
 
 def test_the_probe_runs_on_a_cpu_and_its_result_says_so(tmp_path: Path) -> None:
@@ -216,6 +236,20 @@ def test_a_result_counts_for_its_device_versions_and_sources_only(bench: Bench, 
     bench.environment[key] = "another"
     bench.run(["good"])
     assert bench.runs.read_text() == "xx"
+
+
+@pytest.mark.parametrize("name", ["step.py", "kernels.cu"])
+def test_results_depend_on_the_sources_in_python_and_in_cuda(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    environment = importlib.import_module("gpu_steps.environment")
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    source = tmp_path / "tests/gpu/loopback" / name
+    source.parent.mkdir(parents=True)
+    source.write_text("before")
+    before = environment._digest()
+    source.write_text("after")
+    assert environment._digest() != before
 
 
 def test_a_step_that_failed_is_run_again(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:

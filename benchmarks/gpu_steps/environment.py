@@ -19,6 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 # A result holds for as long as these are the same.
 IDENTITY = ("device", "torch", "cuda", "nccl", "driver", "python", "sources")
+_SUFFIXES = (".py", ".cu")
 _SOURCES = ("overlap_callbacks", "integrations", "benchmarks/gpu_steps", "tests/gpu")
 
 
@@ -62,7 +63,7 @@ def _digest() -> str:
     """Digest of the sources that results depend on. A commit would not tell of changes that are not committed."""
     digest = hashlib.sha256()
     for folder in _SOURCES:
-        for file in sorted((ROOT / folder).rglob("*.py")):
+        for file in sorted(file for file in (ROOT / folder).rglob("*") if file.suffix in _SUFFIXES):
             digest.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()[:16]
 

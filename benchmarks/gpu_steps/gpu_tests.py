@@ -39,10 +39,25 @@ def of_kind(record: Recorder, kind: str) -> None:
     run_tests(record, *_TWO_RANKS, "-k", f"{kind} and test_sequential_steps" if record.on_cpu else kind)
 
 
-def loopback(record: Recorder) -> None:
-    files = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "tests/gpu").glob("**/test_loopback*.py"))
-    if files:
-        run_tests(record, *files, *(["-k", "ddp"] if record.on_cpu else []))
+def loopback_link(record: Recorder) -> None:
+    of_file(record, "tests/gpu/test_loopback_link.py", "broadcast_")
+
+
+def loopback_jobs(record: Recorder) -> None:
+    of_file(record, "tests/gpu/test_loopback.py", "ddp")
+
+
+def loopback_figures(record: Recorder) -> None:
+    run_tests(record, "tests/gpu/test_loopback_device.py")
+
+
+def loopback_refusals(record: Recorder) -> None:
+    of_file(record, "tests/gpu/test_loopback_refusals.py", "whole_profile")
+
+
+def of_file(record: Recorder, file: str, on_cpu: str) -> None:
+    """The tests of one file. In the CPU form those of this name: they all run with the usual tests."""
+    run_tests(record, file, *(["-k", on_cpu] if record.on_cpu else []))
 
 
 def power(record: Recorder) -> None:

@@ -5,17 +5,16 @@ A single GPU has no NVLink and no second rank: how NCCL itself contends with com
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from gpu_steps import figures
 from gpu_steps.figures import Recorder
 from gpu_steps.loop_jobs import Size, Trained, beside_communication, trained, value
 from overlap_callbacks import Mode, OverlapReport
+from tests.gpu.loopback.by_hand import slowdown_by_hand, tolerance
 
 CTAS = (8, 24, 66)
 
@@ -116,49 +115,18 @@ def check_slowdown(record: Recorder, ctas: int, job: Trained) -> None:
     if record.on_cpu:
         record.figure(f"{ctas} CTAs: gemm beside all_reduce, as reported", found)
         return
-    by_hand = slowdown_by_hand(job)
-    tolerance = max(0.03, 0.1 * abs(by_hand))
+    size = Size.usual(on_cpu=False)
+    bucket = torch.zeros(int(size.bucket_mib * 2**20 / 4), device=job.data.device)
+    by_hand = slowdown_by_hand(job.data, bucket)
+    allowed = tolerance(by_hand)
     record.figure(f"{ctas} CTAs: gemm beside all_reduce, by hand", by_hand, "slower")
     record.figure(
         f"{ctas} CTAs: gemm beside all_reduce, as reported", found, "slower",
         proves="an injected contention is reported at its true size",
         expect=figures.Expectation(
-            f"{by_hand:.3f} within {tolerance:.3f}", lambda reported: abs(reported - by_hand) < tolerance
+            f"{by_hand:.3f} within {allowed:.3f}", lambda reported: abs(reported - by_hand) < allowed
         ),
     )  # fmt: skip
-
-
-def slowdown_by_hand(job: Trained, pairs: int = 6, rounds: int = 7) -> float:
-    """The two GEMMs of a layer's backward pass beside the link's kernels, against the same alone; CUDA only.
-
-    Both are timed on the device by events around ``pairs`` of them, and rounds alternate.
-    """
-    width, size = job.data.shape[1], Size.usual(on_cpu=False)
-    gradient, weight = torch.randn_like(job.data), torch.randn(width, width, device=job.data.device)
-    bucket = torch.zeros(int(size.bucket_mib * 2**20 / 4), device=job.data.device)
-
-    def timed(communicating: bool) -> float:
-        torch.cuda.synchronize()
-        works = []
-        if communicating:
-            # Far more communication than compute, so that all of the products run beside it. Without a monitor
-            # nothing is serialised.
-            works = [dist.all_reduce(bucket, async_op=True) for _ in range(6 * pairs)]
-            torch.cuda._sleep(2_000_000)  # some 1 ms: the first all-reduce runs before the first product
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(pairs):
-            gradient @ weight
-            gradient.t() @ job.data
-        end.record()
-        for work in works:
-            work.wait()
-        torch.cuda.synchronize()
-        return start.elapsed_time(end)
-
-    timed(True)
-    alone, beside = zip(*[(timed(False), timed(True)) for _ in range(rounds)], strict=True)
-    return statistics.median(beside) / statistics.median(alone) - 1
 
 
 def summary(report: OverlapReport) -> dict[str, Any]:

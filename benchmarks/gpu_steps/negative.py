@@ -170,9 +170,20 @@ def too_many_kernels(record: Recorder) -> None:
     """Steps of so many kernels that CUPTI's buffers are full before the window's profile ends."""
     with trained("ddp", record.on_cpu) as job:
         tiny = torch.zeros(1, device=job.link.device)
-        add_to(job, lambda: [tiny.neg_() for _ in range(40_000)])
+
+        def work() -> None:
+            # Of some 270 bytes each, in the 8 steps of the profile: more than twice of the 128 MiB that Kineto keeps.
+            for _ in range(150_000):
+                tiny.neg_()
+
+        add_to(job, work)
         title = CASES["too_many_kernels"][0]
-        judge(record, title, job.window(repeats=1, steps_per_block=1, warmup_steps=1), kernels_wanted=False)
+        judge(
+            record,
+            title,
+            job.window(repeats=1, steps_per_block=1, warmup_steps=1, profiled_steps=2),
+            kernels_wanted=False,
+        )
 
 
 def cupti_taken(record: Recorder) -> None:
@@ -180,7 +191,11 @@ def cupti_taken(record: Recorder) -> None:
     record.raw("cuptiSubscribe returned", overflow.subscribe())
     with trained("ddp", record.on_cpu) as job:
         job.train(3)
-        judge(record, CASES["cupti_taken"][0], job.window(), kernels_wanted=False)
+        report = job.window()
+    # Versions of CUPTI that record for several give a whole profile: then its figures are right.
+    whole = report.valid and value(report.comm_ms) is not None
+    record.figure(f"{CASES['cupti_taken'][0]}: the profile was recorded all the same", whole)
+    judge(record, CASES["cupti_taken"][0], report, kernels_wanted=None if whole else False)
 
 
 def add_to(job: Trained, work: Callable[[], Any]) -> None:

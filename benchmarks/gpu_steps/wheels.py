@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpu_steps.environment import ROOT
+from gpu_steps.environment import ROOT, child_environment
 
 # What the library and its tests need and such images lack; deepspeed's and megatron-core's own needs included.
 PACKAGES = (
@@ -31,7 +31,7 @@ _PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 
 def pack(folder: Path) -> int:
-    """Collect the wheels, in the versions of ``constraints.txt``; returns the exit code."""
+    """Collect the wheels, in the versions of ``constraints.txt``, and the link's kernels; returns the exit code."""
     folder.mkdir(parents=True, exist_ok=True)
     versions = tested_versions()
     wanted = [f"{name}=={versions[name]}" if name in versions else name for name in (*PACKAGES, *_BUILD)]
@@ -50,7 +50,7 @@ def pack(folder: Path) -> int:
     if size > MAX_BYTES:
         print(f"that is more than {MAX_BYTES / 2**20:.0f} MiB", file=sys.stderr)
         return 1
-    return 0
+    return _kernels("--pack", folder)
 
 
 def unpack(folder: Path) -> int:
@@ -64,7 +64,7 @@ def unpack(folder: Path) -> int:
     if missing and (code := _pip(*install, *map(str, missing))):
         return code
     print(f"installed: {', '.join(package_of(file) for file in missing) or 'nothing, all were there'}")
-    return _pip(*install, "--editable", str(ROOT))
+    return _pip(*install, "--editable", str(ROOT)) or _kernels("--unpack", folder)
 
 
 def tested_versions() -> dict[str, str]:
@@ -85,6 +85,12 @@ def is_installed(package: str) -> bool:
     except importlib.metadata.PackageNotFoundError:
         return False
     return True
+
+
+def _kernels(action: str, folder: Path) -> int:
+    """The compiled kernels of the loopback link, for images without nvcc."""
+    command = [sys.executable, "-m", "tests.gpu.loopback", action, str(folder.resolve())]
+    return subprocess.run(command, check=False, env=child_environment(), cwd=ROOT).returncode
 
 
 def _normalised(name: str) -> str:

@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 
 from tests.distributed import run_alone
-from tests.gpu.loopback import LoopSettings, open_job
+from tests.gpu.loopback import LoopSettings, build, open_job
+from tests.gpu.loopback.build import compile_library, compiler
 from tests.gpu.loopback.collectives import KERNEL_NAMES, OPERATORS, Call, parse
-from tests.gpu.loopback.device_link import compile_library, compiler, open_library
+from tests.gpu.loopback.device_link import open_library
 from tests.gpu.loopback.host_link import HostLink
 
 HAS_CPU_FORM = True
@@ -153,3 +154,22 @@ def test_the_kernels_compile_and_have_the_names_of_nccl(tmp_path: Path) -> None:
     for name in KERNEL_NAMES.values():
         assert name.encode() in code
     assert compile_library("sm_90", tmp_path) == path  # once
+
+
+@pytest.mark.skipif(compiler() is None, reason="there is no nvcc")
+def test_packed_kernels_are_used_where_there_is_no_nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(build.LIBRARY_VARIABLE, raising=False)
+    monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "_PACKED_FOR", ("90",))  # each takes seconds
+    packed = build.pack(tmp_path / "packed")
+    assert build.unpack(tmp_path / "packed") is not None
+    assert build.find_library() is None  # nvcc is here
+    monkeypatch.setattr(build, "compiler", lambda: None)
+    found = build.find_library()
+    assert found is not None
+    assert found.read_bytes() == packed.read_bytes()
+    assert open_library(str(found)).loopback_max_moves() == 64
+    changed = tmp_path / "kernels.cu"
+    changed.write_bytes(build.SOURCE.read_bytes() + b"// changed")
+    monkeypatch.setattr(build, "SOURCE", changed)
+    assert build.find_library() is None  # a library of other sources is none

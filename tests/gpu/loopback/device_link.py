@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
-import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future
 
+from tests.gpu.loopback.build import cache, compile_library, compiler, find_library
 from tests.gpu.loopback.collectives import KERNEL_NAMES, Call, Move
 from tests.gpu.loopback.settings import LoopSettings
-
-SOURCE = Path(__file__).with_name("kernels.cu")
-# A compiled library to use in place of the source, for machines without nvcc; and where compiled ones are kept.
-LIBRARY_VARIABLE, CACHE_VARIABLE = "LOOPBACK_LIBRARY", "LOOPBACK_CACHE"
 
 _KINDS = {kind: number for number, kind in enumerate(KERNEL_NAMES)}  # the order of the names in the source
 _TYPES = {
@@ -51,56 +42,19 @@ class _Move(ctypes.Structure):
         return cls(dst.data_ptr(), src.data_ptr(), dst.nbytes, move.factor, _TYPES[dst.dtype] if scaled else 0)
 
 
-def compiler() -> str | None:
-    """nvcc of this machine; None without one."""
-    return shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
-
-
-def compile_library(architecture: str, folder: Path) -> Path:
-    """Compile the kernels, unless ``folder`` has them already.
-
-    Args:
-        architecture: for nvcc, e.g. ``sm_90``.
-        folder: is made where it is missing.
-
-    Raises:
-        RuntimeError: there is no nvcc.
-        subprocess.CalledProcessError: it fails.
-    """
-    nvcc = compiler()
-    if nvcc is None:
-        raise RuntimeError(
-            f"there is no nvcc: compile {SOURCE.name} elsewhere and set {LIBRARY_VARIABLE} to the result"
-        )
-    name = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]
-    library = folder / f"libloopback-{architecture}-{name}.so"
-    if not library.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = library.with_suffix(f".{os.getpid()}.so")
-        options = ("-O2", "-shared", "-Xcompiler", "-fPIC", f"-arch={architecture}")
-        subprocess.run([nvcc, *options, str(SOURCE), "-o", str(partial)], check=True, capture_output=True, text=True)
-        partial.rename(library)  # whole or not at all
-    return library
-
-
-def _cache() -> Path:
-    given = os.environ.get(CACHE_VARIABLE)
-    return Path(given) if given else Path(tempfile.gettempdir(), f"loopback-{os.getuid()}")
-
-
 def available() -> bool:
     """Whether there is a GPU, and kernels for it or a compiler."""
-    return torch.cuda.is_available() and (LIBRARY_VARIABLE in os.environ or compiler() is not None)
+    return torch.cuda.is_available() and (find_library() is not None or compiler() is not None)
 
 
 @functools.cache
 def load_library() -> Any:
     """The kernels, for the current device."""
-    given = os.environ.get(LIBRARY_VARIABLE)
-    if given is None:
+    library = find_library()
+    if library is None:
         major, minor = torch.cuda.get_device_capability()
-        given = str(compile_library(f"sm_{major}{minor}", _cache()))
-    return open_library(given)
+        library = compile_library(f"sm_{major}{minor}", cache())
+    return open_library(str(library))
 
 
 def open_library(path: str) -> Any:

@@ -1,0 +1,9 @@
+"""Packs and unpacks the compiled kernels: see ``build.py``."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.gpu.loopback.build import main
+
+sys.exit(main())
