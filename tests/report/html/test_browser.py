@@ -207,7 +207,7 @@ def test_print_is_ink_on_white_and_unfolds_the_figures(whole: Path, opened: Open
 def test_hovering_a_bar_tells_its_figure(whole: Path, opened: Open) -> None:
     page = opened(whole)
     page.locator("[data-chart='0'] [aria-label=bar] rect").nth(1).hover()
-    assert "95 % interval" in page.locator("[data-chart='0'] [aria-label=tip]").text_content()
+    assert "95% interval" in page.locator("[data-chart='0'] [aria-label=tip]").text_content()
 
 
 def test_hostile_and_endless_text_stays_text(tmp_path: Path, opened: Open) -> None:

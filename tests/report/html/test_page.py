@@ -239,7 +239,7 @@ def test_lines_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
 
 def test_ranks_that_were_not_heard_are_counted(tmp_path: Path) -> None:
     lacking = msgspec.structs.replace(window(), ranks=(0,))
-    assert "at least 1 of 2; 1 window of 1 lack some" in text_of(made(tmp_path, lacking))
+    assert "at least 1 of 2; 1 of 1 window lacks some" in text_of(made(tmp_path, lacking))
 
 
 # -- several runs
