@@ -196,10 +196,10 @@ def pair_table(pairs: Sequence[PairTime], title: str) -> Table:
 
 def _dimension_table(window: OverlapReport, counts: bool) -> Table:
     table = Table(
-        title=f"Communication by dimension of parallelism, per step (window {window.window})", title_justify="left"
+        title=f"Communication by dimension of parallelism, ms per step (window {window.window})", title_justify="left"
     )
     table.add_column("dimension")
-    for column in ("messages", "MB", "in flight,\nms", "exposed,\nms", "its own\nslowdown", "slowdown\nof compute"):
+    for column in ("messages", "MB", "in\nflight", "exposed", "its own\nslowdown", "slowdown\nof compute"):
         table.add_column(column, justify="right", no_wrap=True)
     of_compute = compute_slowdowns(window.dimension_pairs) if counts else {}
     for row in window.dimensions:

@@ -14,8 +14,8 @@ _KINDS = (
 
 def windows_that_count(summary: RunSummary) -> str:
     """E.g. ``1 of 2 windows counts``, ``3 of 3 windows count``."""
-    counting = summary.states()[COUNTS]
-    return f"{counting:,} of {count(len(summary.windows), 'window')} {'counts' if counting == 1 else 'count'}"
+    counting, measured = summary.states()[COUNTS], len(summary.windows)
+    return f"{counting:,} of {count(measured, 'window')} {'counts' if 1 in (counting, measured) else 'count'}"
 
 
 def left_out(summary: RunSummary) -> list[tuple[str, str]]:

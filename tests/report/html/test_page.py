@@ -73,7 +73,10 @@ def test_a_whole_record_gives_every_chart_and_nothing_is_missing(tmp_path: Path)
     ]
     text = text_of(content)
     assert "not measured" not in text
-    assert "By the dimension of parallelism in flight: pipeline +33.3%, tensor +14.8%, data +2.9%." in text
+    assert (
+        "Compute slowdown by the dimension of parallelism in flight: pipeline +33.3%, tensor +14.8%, data +2.9%."
+        in text
+    )
     assert "the bubble of the pipeline, 14.00" in text.replace("\N{NO-BREAK SPACE}", " ")
     assert "of the time that perfect overlap would save" in text
     assert "What compute loses beside each dimension of parallelism" in text
