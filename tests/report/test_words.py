@@ -105,6 +105,12 @@ def test_what_the_environment_tells_is_not_told_again_in_the_configuration(tmp_p
     assert "<dt>PyTorch</dt>" in whole
 
 
+def test_the_ideal_step_is_explained_where_it_is_drawn(tmp_path: Path) -> None:
+    words = "Ideal is the overlapped step less"
+    assert words in text_of(made(tmp_path / "whole", window()))
+    assert words not in text_of(made(tmp_path / "bare", window(profiled=())))
+
+
 def invalid(number: int) -> OverlapReport:
     return msgspec.structs.replace(window(number), valid=False, problems=("residual overlap 0.3",))
 

@@ -39,12 +39,16 @@ def mode_bars(runs: Sequence[tuple[str, dict[str, Estimate]]]) -> Chart:
                         "high": rounded(estimate.ci_high),
                     }
                 )
+    caption = "Whiskers are 95% intervals."
+    if any("e2e_ideal_ms" in figures for _, figures in runs):
+        caption = (
+            "Ideal is the overlapped step less what contention adds to its compute kernels (equation 4). " + caption
+        )
     return Chart(
         "bars",
         "Step time",
         {"unit": "ms", "rows": rows},
-        "Ideal is the overlapped step less what contention adds to its compute kernels (equation 4). Whiskers are 95% "
-        "intervals.",
+        caption,
     )
 
 
