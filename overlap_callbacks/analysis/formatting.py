@@ -62,23 +62,23 @@ class Style:
         return f"{self._with_sign(text, signed)}{self.space}{unit}"
 
     def interval(self, estimate: Estimate, unit: str, *, signed: bool = False) -> str:
-        """Its 95 % interval, e.g. ``5.1% to 7.3%`` or ``11.5 to 12.5 ms``; empty where there is none."""
+        """Its 95% interval, e.g. ``5.1% to 7.3%`` or ``11.5 to 12.5 ms``; empty where there is none."""
         if estimate.ci_low is None or estimate.ci_high is None:
             return ""
         low, high = (self.quantity(bound, unit, signed=signed) for bound in (estimate.ci_low, estimate.ci_high))
         return f"{low.removesuffix(f'{self.space}{unit}')} to {high}"
 
     def with_interval(self, estimate: Estimate, unit: str, *, signed: bool = False) -> str:
-        """E.g. ``+6.2% (95 % interval +5.1% to +7.3%)``."""
+        """E.g. ``+6.2% (95% interval +5.1% to +7.3%)``."""
         bounds = self.interval(estimate, unit, signed=signed)
-        return self.quantity(estimate.value, unit, signed=signed) + (f" (95 % interval {bounds})" if bounds else "")
+        return self.quantity(estimate.value, unit, signed=signed) + (f" (95% interval {bounds})" if bounds else "")
 
     def figure(self, figure: Figure, value: float) -> str:
         """A value of a headline figure, with the unit and sign of the catalogue."""
         return self.quantity(value, figure.unit, signed=figure.signed)
 
     def figure_interval(self, figure: Figure, estimate: Estimate) -> str:
-        """The 95 % interval of a headline figure; empty where there is none."""
+        """The 95% interval of a headline figure; empty where there is none."""
         return self.interval(estimate, figure.unit, signed=figure.signed)
 
     def _with_sign(self, text: str, signed: bool) -> str:

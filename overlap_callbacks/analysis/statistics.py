@@ -1,4 +1,4 @@
-"""Estimates with 95 % confidence intervals, computed over blocks of steps rather than over single steps.
+"""Estimates with 95% confidence intervals, computed over blocks of steps rather than over single steps.
 
 Step times are autocorrelated: clocks, other tenants and the order of the data change them for many steps at a time. An
 interval over single steps would be too narrow, and up to one window in four would report a difference that is not

@@ -56,7 +56,7 @@ def verdict(figures: Mapping[str, Estimate]) -> str:
     if speedup is None:
         return "Not enough was measured to say whether overlap is worth it here."
     bounds = PLAIN.figure_interval(figure_named("speedup_vs_sequential"), speedup)
-    change = change_in_words(speedup.value, "longer", "less") + (f" (95 % interval {bounds})" if bounds else "")
+    change = change_in_words(speedup.value, "longer", "less time") + (f" (95% interval {bounds})" if bounds else "")
     if speedup.ci_low is None or speedup.ci_high is None:
         sentence = f"Without overlap, steps take {change}: too few blocks to say more"
     elif speedup.ci_low > 0:
@@ -66,7 +66,7 @@ def verdict(figures: Mapping[str, Estimate]) -> str:
     else:
         sentence = f"Whether overlap is worth it here is undecided: without it, steps take {change}"
     if slowdown is not None:
-        sentence += f"; compute kernels run {change_in_words(slowdown.value, 'slower', 'faster')} under it"
+        sentence += f"; compute kernels run {change_in_words(slowdown.value, 'slower', 'faster')} with overlap"
         if may_be_chance(slowdown):
             sentence += ", which may be chance"
     return sentence + "."

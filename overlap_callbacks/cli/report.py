@@ -12,11 +12,11 @@ from overlap_callbacks.cli._output import newest_run, one_line, print_json, read
 @click.command("report")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), default="report.html", show_default=True,
-    help="The page; an older one is replaced.",
+    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), default=None,
+    help="The page; an older one is replaced. [default: report.html in the folder of RUN; of several, in this folder]",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON too.")
-def command(runs: tuple[Path, ...], output: Path, as_json: bool) -> None:
+def command(runs: tuple[Path, ...], output: Path | None, as_json: bool) -> None:
     """Make a page of RUN, a run folder or its overlap.jsonl; several are compared. Of a folder of runs, of the newest.
 
     The page is one HTML file that needs nothing else: it opens from a disk, without a network, and prints.
@@ -28,11 +28,15 @@ def command(runs: tuple[Path, ...], output: Path, as_json: bool) -> None:
 
     console = Console(stderr=True)
     records = [read_record(newest_run(run)) for run in runs]
+    if output is None:
+        output = (records[0].path.parent if len(records) == 1 else Path()) / "report.html"
     try:
         with console.status("making the page"):
             size = write_page(records, output)
     except OSError as error:
-        raise click.ClickException(f"--output {output} cannot be written: {error.strerror}") from None
+        raise click.ClickException(
+            f"{output} cannot be written: {error.strerror}; name another file with --output"
+        ) from None
     if as_json:
         print_json({"page": str(output), "bytes": size, "runs": [terminal.as_json(record) for record in records]})
     console.print(one_line(f"The page is {output} ({size / 1e6:.1f} MB)"), highlight=False, markup=False)

@@ -11,20 +11,21 @@ from rich.table import Table
 from rich.text import Text
 
 from overlap_callbacks.analysis import safe_text
-from overlap_callbacks.analysis.formatting import PLAIN, short_kernel_name, shortened
+from overlap_callbacks.analysis.formatting import PLAIN, count, short_kernel_name, shortened
 from overlap_callbacks.analysis.results.catalogue import SUMMARY, Figure
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.metrics import compute_slowdowns
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import PairTime
-from overlap_callbacks.analysis.run_summary import CONTROL, COUNTS, CUT_SHORT, NO_CONTROL, NOT_VALID
 from overlap_callbacks.analysis.safe_text import printable
 from overlap_callbacks.analysis.verdict import run_verdict
 from overlap_callbacks.report.environment_words import findings_of, job_environment_of
 from overlap_callbacks.report.record import Record
+from overlap_callbacks.report.slowdown_words import OF_MEAN_TIMES, beside_nothing
 from overlap_callbacks.report.terminal_causes import cause_parts
 from overlap_callbacks.report.terminal_environment import environment_parts, finding_parts
 from overlap_callbacks.report.terminal_power import power_parts
+from overlap_callbacks.report.window_words import left_out, which, windows_that_count
 
 # Maximum rows of a table; W&B and the record hold everything.
 _MAX_KERNELS, _MAX_PAIRS = 8, 10
@@ -50,7 +51,7 @@ def tables(record: Record, everything: bool = True) -> RenderableType:
     """
     summary = record.summary
     figures, windows = summary.pooled(), summary.valid_windows
-    pooled_from = f"{len(windows)} of {len(record.windows)} windows"
+    pooled_from = f"{len(windows)} of {count(len(record.windows), 'window')}"
     partial = None if figures else summary.partial
     if partial is not None:
         figures, pooled_from = partial.figures(), "one unfinished window"
@@ -84,19 +85,23 @@ def _details(window: OverlapReport, counts: bool) -> tuple[dict[str, list[Render
         "kernels": window.kernels, "pairs of kernels": window.pairs, "power": power, "collectives": window.collectives
     }  # fmt: skip
     details: dict[str, list[RenderableType]] = {}
+    causes = cause_parts(window) if counts else []
+    if causes:
+        details["causes of the slowdown"] = causes
     if window.kernels and counts:
-        details["kernels"] = [Text(), _kernel_table(window)]
+        caption = Text(f"Per step, means over the ranks. {OF_MEAN_TIMES}", style="dim")
+        details["kernels"] = [Text(), _kernel_table(window), caption]
     if window.pairs and counts:
         title = f"What runs beside what, and what it costs (window {window.window})"
         details["pairs of kernels"] = [Text(), pair_table(window.pairs, title)]
+        alone = beside_nothing(window.pairs[:_MAX_PAIRS])
+        if alone:
+            details["pairs of kernels"].append(Text(alone, style="dim"))
     if len(window.dimensions) > 1:
         details["dimensions"] = [Text(), _dimension_table(window, counts)]
         if window.dimension_pairs and counts:
             title = f"What compute loses beside each dimension (window {window.window})"
             details["dimensions"] += [Text(), pair_table(window.dimension_pairs, title)]
-    causes = cause_parts(window) if counts else []
-    if causes:
-        details["causes of the slowdown"] = causes
     if power:
         details["power"] = power
     if window.collectives:
@@ -127,7 +132,7 @@ def as_json(record: Record) -> dict[str, Any]:
 
 def _head(record: Record) -> str:
     run = record.runs[-1]
-    parts = (run.framework, f"{run.world_size} ranks", run.backend, run.device, f"started {run.started_at}")
+    parts = (run.framework, count(run.world_size, "rank"), run.backend, run.device, f"started {run.started_at}")
     return one_line(", ".join(part for part in parts if part))
 
 
@@ -145,7 +150,7 @@ def _figure_table(figures: dict[str, Estimate], pooled_from: str) -> Table:
     table = Table(title=f"Means over {pooled_from}", title_justify="left")
     table.add_column("")
     table.add_column("value", justify="right")
-    table.add_column("95 % interval", justify="right")
+    table.add_column("95% interval", justify="right")
     table.add_column("steps", justify="right")
     for section in SUMMARY:
         for figure in section:
@@ -191,10 +196,10 @@ def pair_table(pairs: Sequence[PairTime], title: str) -> Table:
 
 def _dimension_table(window: OverlapReport, counts: bool) -> Table:
     table = Table(
-        title=f"Communication by dimension of parallelism, per step (window {window.window})", title_justify="left"
+        title=f"Communication by dimension of parallelism, ms per step (window {window.window})", title_justify="left"
     )
     table.add_column("dimension")
-    for column in ("messages", "MB", "ms", "exposed", "slowdown", "of compute"):
+    for column in ("messages", "MB", "in\nflight", "exposed", "its own\nslowdown", "slowdown\nof compute"):
         table.add_column(column, justify="right", no_wrap=True)
     of_compute = compute_slowdowns(window.dimension_pairs) if counts else {}
     for row in window.dimensions:
@@ -210,7 +215,8 @@ def _dimension_table(window: OverlapReport, counts: bool) -> Table:
 
 
 def _collective_table(window: OverlapReport) -> Table:
-    table = Table(title="Collectives of a step, on rank 0", title_justify="left")
+    title = f"Collectives of a step, on rank {window.ranks[0]} (window {window.window})"
+    table = Table(title=title, title_justify="left")
     table.add_column("collective")
     table.add_column("group")
     for column in ("ranks", "messages", "MB", "alone, ms"):
@@ -238,20 +244,21 @@ def name_cell(name: str) -> Text:
 
 
 def _notes(record: Record) -> list[RenderableType]:
-    problems = dict.fromkeys(problem for window in record.windows for problem in window.problems)
-    lines = [f"- {one_line(problem)}" for problem in problems]
-    states = record.summary.states()
-    left_out = len(record.windows) - states[COUNTS]
-    if left_out:
-        kinds = {
-            "not valid": states[NOT_VALID],
-            "cut short": states[CUT_SHORT],
-            "of the other kind (control, or not)": states[CONTROL] + states[NO_CONTROL],
-        }
-        why = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
-        lines.insert(0, f"- {left_out} of {len(record.windows)} windows do not count: {why}")
+    windows_with: dict[str, list[int]] = {}
+    for window in record.windows:
+        for problem in window.problems:
+            windows_with.setdefault(problem, []).append(window.window)
+    several = len(record.windows) > 1
+    lines = [
+        f"- {one_line(problem)}" + (f" ({which(numbers)})" if several else "")
+        for problem, numbers in windows_with.items()
+    ]
+    others = left_out(record.summary)
+    if others:
+        why = "; ".join(f"{kind}: {numbers}" for kind, numbers in others)
+        lines.insert(0, f"- {windows_that_count(record.summary)}; {why}")
     if record.unfinished is not None:
         lines.append(f"- window {record.unfinished.window} is unfinished: {record.unfinished.problems[0]}")
     if record.broken_lines:
-        lines.append(f"- {record.broken_lines} lines of the record could not be read")
+        lines.append(f"- {count(record.broken_lines, 'line')} of the record could not be read")
     return [Text(), Text("Notes", style="bold"), Text("\n".join(lines))] if lines else []

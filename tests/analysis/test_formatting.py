@@ -60,7 +60,7 @@ def test_a_figure_has_the_unit_and_the_sign_of_the_catalogue() -> None:
     assert PLAIN.figure(figure_named("overlap_ratio"), 0.1) == "10.0%"
     assert PLAIN.figure(figure_named("exposed_comm_ms"), 0.1) == "0.10 ms"
     assert PLAIN.figure_interval(figure_named("compute_slowdown"), estimate) == "-5.0% to +25.0%"
-    assert PLAIN.with_interval(estimate, "fraction", signed=True) == "+10.0% (95 % interval -5.0% to +25.0%)"
+    assert PLAIN.with_interval(estimate, "fraction", signed=True) == "+10.0% (95% interval -5.0% to +25.0%)"
 
 
 def test_a_change_in_words_has_no_sign() -> None:

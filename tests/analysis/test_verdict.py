@@ -28,16 +28,17 @@ def estimate(value: float, low: float | None, high: float | None) -> Estimate:
     [
         (
             (0.136, 0.1, 0.17),
-            "Overlap is worth it here: without it, steps take 13.6% longer (95 % interval +10.0% to +17.0%).",
+            "Overlap is worth it here: without it, steps take 13.6% longer (95% interval +10.0% to +17.0%).",
         ),
         (
             (-0.02, -0.03, -0.01),
-            "Overlap costs more than it saves here: without it, steps take 2.0% less (95 % interval -3.0% to -1.0%).",
+            "Overlap costs more than it saves here: without it, steps take 2.0% less time "
+            "(95% interval -3.0% to -1.0%).",
         ),
         (
             (0.01, -0.01, 0.03),
             "Whether overlap is worth it here is undecided: without it, steps take 1.0% longer "
-            "(95 % interval -1.0% to +3.0%).",
+            "(95% interval -1.0% to +3.0%).",
         ),
         ((0.05, None, None), "Without overlap, steps take 5.0% longer: too few blocks to say more."),
     ],
@@ -49,10 +50,10 @@ def test_the_interval_of_the_speed_up_decides(speedup: tuple[float, float | None
 @pytest.mark.parametrize(
     ("slowdown", "words"),
     [
-        ((0.14, 0.1, 0.2), "; compute kernels run 14.0% slower under it."),
-        ((0.01, -0.1, 0.1), "; compute kernels run 1.0% slower under it, which may be chance."),
-        ((-0.01, -0.02, -0.005), "; compute kernels run 1.0% faster under it."),
-        ((0.14, None, None), "; compute kernels run 14.0% slower under it."),
+        ((0.14, 0.1, 0.2), "; compute kernels run 14.0% slower with overlap."),
+        ((0.01, -0.1, 0.1), "; compute kernels run 1.0% slower with overlap, which may be chance."),
+        ((-0.01, -0.02, -0.005), "; compute kernels run 1.0% faster with overlap."),
+        ((0.14, None, None), "; compute kernels run 14.0% slower with overlap."),
     ],
 )
 def test_the_slowdown_stands_beside_it(slowdown: tuple[float, float | None, float | None], words: str) -> None:

@@ -57,3 +57,28 @@ def test_a_page_that_cannot_be_written_gives_one_line(tmp_path: Path) -> None:
 
 def test_a_run_must_be_given() -> None:
     assert CliRunner().invoke(main, ["report"]).exit_code == 2
+
+
+@pytest.mark.parametrize("run", ["run", "run/overlap.jsonl", "."])
+def test_the_page_of_one_run_goes_into_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: str
+) -> None:
+    write(tmp_path / "run", window())
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    result = CliRunner().invoke(main, ["report", str(tmp_path / run)], env={"COLUMNS": "300"})
+    assert result.exit_code == 0, result.output
+    assert f"The page is {tmp_path / 'run' / 'report.html'} (0." in result.output
+    assert (tmp_path / "run" / "report.html").exists()
+    assert not list(elsewhere.iterdir())
+
+
+def test_the_page_of_several_runs_goes_into_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [str(write(tmp_path / name, window())) for name in ("one", "two")]
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    result = CliRunner().invoke(main, ["report", *runs])
+    assert result.exit_code == 0, result.output
+    assert [file.name for file in elsewhere.iterdir()] == ["report.html"]

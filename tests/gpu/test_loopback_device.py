@@ -92,7 +92,7 @@ def test_a_control_finds_no_difference(found: Found) -> None:
         assert estimate is not None
         assert estimate.ci_low is not None
         assert estimate.ci_high is not None
-        # One interval of 95 % in twenty misses zero; one of twice the width hardly ever does.
+        # One interval of 95% in twenty misses zero; one of twice the width hardly ever does.
         margin = estimate.ci_high - estimate.ci_low
         assert estimate.ci_low - margin / 2 <= 0 <= estimate.ci_high + margin / 2
 

@@ -18,10 +18,7 @@ import numpy.typing as npt
 from overlap_callbacks.analysis import name_rules
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
-from overlap_callbacks.analysis.results.window import UNMATCHED, PairTime
-
-# What a kernel ran beside, if it ran alone; and if there is no kernel to compare it with.
-ALONE = "(nothing)"
+from overlap_callbacks.analysis.results.window import ALONE, UNMATCHED, PairTime
 
 # One number per call, or the same number for all.
 _Amount = Union[float, npt.NDArray[np.float64]]

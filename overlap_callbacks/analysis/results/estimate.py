@@ -6,7 +6,7 @@ import msgspec
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """A figure with its 95 % confidence interval.
+    """A figure with its 95% confidence interval.
 
     Attributes:
         value: the figure.

@@ -12,6 +12,9 @@ from overlap_callbacks.analysis.results.power import DevicePower, PowerTrace
 # In ``PairTime.beside``: the kernel has no partner in the other mode.
 UNMATCHED = "(not matched)"
 
+# What a kernel ran beside, if it ran alone in overlapped steps too.
+ALONE = "(nothing)"
+
 
 class TimedBlock(msgspec.Struct, frozen=True):
     """The counted steps of one unprofiled block.

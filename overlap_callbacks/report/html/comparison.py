@@ -49,7 +49,7 @@ def _shares(runs: Sequence[tuple[str, dict[str, Estimate]]]) -> Chart | None:
                 rows.append({"figure": figure.title, "run": name, "value": value, "low": low, "high": high})
     if not rows:
         return None
-    return Chart("intervals", "Headline figures", {"unit": "fraction", "rows": rows}, "Bars are 95 % intervals.")
+    return Chart("intervals", "Headline figures", {"unit": "fraction", "rows": rows}, "Bars are 95% intervals.")
 
 
 def _figures(runs: Sequence[tuple[str, dict[str, Estimate]]]) -> Table:
@@ -65,7 +65,7 @@ def _figures(runs: Sequence[tuple[str, dict[str, Estimate]]]) -> Table:
             cells.append(Cell(f"{value} ({bounds})" if bounds else value))
         rows.append((Cell(figure.label), *cells))
     columns = (Head("Figure", words=True), *(Head(name) for name, _ in runs))
-    return Table("All figures", columns, tuple(rows), "With 95 % intervals.", sorts=False)
+    return Table("All figures", columns, tuple(rows), "With 95% intervals.", sorts=False)
 
 
 def _power(names: Sequence[str], views: Sequence[RunView]) -> Table | None:
@@ -75,7 +75,7 @@ def _power(names: Sequence[str], views: Sequence[RunView]) -> Table | None:
         return None
     rows = [(Cell(label), *(Cell(figures.get(label, "not measured")) for figures in by_run)) for label in labels]
     columns = (Head("Figure", words=True), *(Head(name) for name in names))
-    return Table("Power and energy", columns, tuple(rows), "Means over windows, with 95 % intervals.", sorts=False)
+    return Table("Power and energy", columns, tuple(rows), "Means over windows, with 95% intervals.", sorts=False)
 
 
 def _differences(names: Sequence[str], views: Sequence[RunView]) -> Block:

@@ -20,7 +20,7 @@
     return unit === "fraction" ? `${text}%` : `${text} ${unit}`;
   };
   const withInterval = (d, unit) =>
-    figure(d.value, unit) + (d.low == null ? "" : `\n95 % interval ${figure(d.low, unit)} to ${figure(d.high, unit)}`);
+    figure(d.value, unit) + (d.low == null ? "" : `\n95% interval ${figure(d.low, unit)} to ${figure(d.high, unit)}`);
 
   // -- text of a width
 
@@ -299,6 +299,29 @@
       });
       table.tBodies[0].append(...rows);
     }));
+  }
+
+  // -- long tables show their first rows, whole, and say how many more there are
+
+  const most = 12;
+  for (const table of document.querySelectorAll("main table.sorts")) {
+    const count = table.tBodies[0].rows.length;
+    if (count <= most + 3) continue; // a button for three rows saves nothing
+    table.classList.add("short");
+    const more = document.createElement("button");
+    more.type = "button";
+    more.className = "more";
+    const label = () => {
+      const short = table.classList.contains("short");
+      more.textContent = short ? `Show ${(count - most).toLocaleString("en")} more rows` : `Show ${most} rows only`;
+      more.setAttribute("aria-expanded", String(!short));
+    };
+    more.addEventListener("click", () => {
+      table.classList.toggle("short");
+      label();
+    });
+    label();
+    table.closest(".scroll").after(more);
   }
 
   // -- light and dark; print unfolds what is not too long

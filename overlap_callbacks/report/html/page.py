@@ -17,7 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from overlap_callbacks._version import __version__
-from overlap_callbacks.analysis.formatting import NBSP, page_sentence, page_text
+from overlap_callbacks.analysis.formatting import page_sentence, page_text
 from overlap_callbacks.report.html.comparison import comparison
 from overlap_callbacks.report.html.elements import Block, Chart, Note, RunPage, Section
 from overlap_callbacks.report.html.environment import environment, warnings
@@ -66,7 +66,6 @@ def page(records: Sequence[Record]) -> str:
         loader=PackageLoader("overlap_callbacks.report.html", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_unbroken,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -134,7 +133,7 @@ def _run(identity: str, name: str, view: RunView) -> RunPage:
         blocks.append(
             Note(
                 "A control run: overlap was never switched off. Every difference below is an error of the measurement, "
-                "and of its 95 % intervals 95 in 100 should hold zero.",
+                "and of its 95% intervals 95 in 100 should hold zero.",
                 warning=True,
             )
         )
@@ -151,13 +150,6 @@ def _run(identity: str, name: str, view: RunView) -> RunPage:
     sections.append(configuration(view))
     head = page_text(view.head)
     return RunPage(identity, name, head, page_sentence(view.verdict), tuple(blocks), tuple(sections))
-
-
-def _unbroken(value: Any) -> Any:
-    """Keep "95 %" on one line. Markup is left as it is: a script must match its hash."""
-    if not isinstance(value, str) or isinstance(value, Markup):
-        return value
-    return value.replace("95 %", f"95{NBSP}%")
 
 
 def _script(name: str) -> Script:

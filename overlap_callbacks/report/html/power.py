@@ -14,7 +14,6 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import JobModePower, JobPower, PowerTrace
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.statistics import pool
-from overlap_callbacks.report.html.causes import cause_table
 from overlap_callbacks.report.html.elements import Block, Cell, Chart, Note, Table, heads
 
 # The figures by which several runs are compared.
@@ -31,13 +30,9 @@ def power_blocks(counting: Sequence[OverlapReport], every: Sequence[OverlapRepor
         every: all windows; looked at where none counts.
     """
     windows = counting or every
-    causes = cause_table(counting)
     if not any(window.power is not None for window in windows):
-        missing = [Note("Power was not measured.")] if windows else []
-        return [*missing, *([causes] if causes is not None else [])]
+        return [Note("Power was not measured.")] if windows else []
     blocks: list[Block] = [_table(counting) or Note("Power was read, but no valid window has figures of it.")]
-    if causes is not None:
-        blocks.append(causes)
     cause = _cause(counting)
     if cause is not None:
         blocks.append(cause)
@@ -46,7 +41,8 @@ def power_blocks(counting: Sequence[OverlapReport], every: Sequence[OverlapRepor
         blocks.append(trace_chart(traced, traced.power_trace))
     without = sorted({rank for window in windows if window.power for rank in window.power.without})
     if without:
-        blocks.append(Note(f"Without a source of power: ranks {ranges(without)}.", warning=True))
+        noun = "rank" if len(without) == 1 else "ranks"
+        blocks.append(Note(f"Without a source of power: {noun} {ranges(without)}.", warning=True))
     return blocks
 
 
@@ -78,7 +74,7 @@ def power_answer(windows: Sequence[OverlapReport]) -> str:
     saving = _mean_of([energy_saving(window.power) for window in windows if window.power is not None])
     if saving is not None:
         bounds = PAGE.interval(saving, "fraction", signed=True)
-        shown = f" (95 % interval {bounds})" if bounds else ""
+        shown = f" (95% interval {bounds})" if bounds else ""
         change = change_in_words(saving.value, "more", "less", PAGE)
         sentences.append(f"Without overlap a step takes {change} energy{shown}.")
     rise = _mean_of([peak_rise(window.power) for window in windows if window.power is not None])

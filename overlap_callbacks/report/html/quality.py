@@ -7,15 +7,17 @@ from typing import Any
 
 import msgspec
 
-from overlap_callbacks.analysis.formatting import DASH, PAGE, count, page_text, ranges
+from overlap_callbacks.analysis.formatting import DASH, PAGE, change_in_words, count, page_text, ranges
 from overlap_callbacks.analysis.results.catalogue import residual_comm_limit, residual_limit
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
-from overlap_callbacks.analysis.run_summary import CONTROL, COUNTS, CUT_SHORT, NO_CONTROL, NOT_VALID
+from overlap_callbacks.analysis.run_summary import COUNTS
+from overlap_callbacks.report.environment_words import environment_of
 from overlap_callbacks.report.html import tables
 from overlap_callbacks.report.html.elements import Block, Cell, Facts, Note, Section, Table, heads
 from overlap_callbacks.report.html.run import RunView
+from overlap_callbacks.report.window_words import left_out, windows_that_count
 
 # Maximum rows of the tables of windows and of problems; the record holds all.
 MAX_WINDOWS = 1000
@@ -44,10 +46,9 @@ def quality(view: RunView) -> Section:
 
 
 def _answer(view: RunView) -> str:
-    windows, valid = view.windows, view.valid_windows
-    if not windows:
+    if not view.windows:
         return "No window was completed."
-    answer = f"{len(valid):,} of {count(len(windows), 'window')} {'counts' if len(valid) == 1 else 'count'}."
+    answer = f"{windows_that_count(view.summary)}."
     cost = _cost(view)
     if cost is not None:
         answer += f" Measuring took {_share(cost)} of training time."
@@ -73,19 +74,12 @@ def _share(fraction: float) -> str:
 def _facts(view: RunView) -> list[tuple[str, str]]:
     windows = view.windows
     facts = [("Windows that count", f"{len(view.valid_windows):,} of {len(windows):,}")]
-    for label, states in (
-        ("Not valid", {NOT_VALID}),
-        ("Cut short", {CUT_SHORT}),
-        ("Of another kind (control, or not)", {CONTROL, NO_CONTROL}),
-    ):
-        numbers = [window.window for window in windows if view.summary.state_of(window) in states]
-        if numbers:
-            facts.append((label, f"{len(numbers):,}: {ranges(numbers)}"))
+    facts += [(kind.capitalize(), numbers) for kind, numbers in left_out(view.summary)]
     steps = view.figures.get("speedup_vs_sequential") or view.figures.get("e2e_overlapped_ms")
     if steps is not None:
         facts.append(("Counted steps", f"{steps.num_steps:,}"))
     facts.append(("Residual overlap in sequential steps", _residual(view)))
-    facts += [("Slowdown by the profiler", slowdown) for slowdown in _profiler(view)]
+    facts += [("Profiled steps against the others", words) for words in _profiler(view)]
     error = view.figures.get("sequential_model_error")
     if error is not None:
         label = "Equation 5 against the measured sequential step"
@@ -101,11 +95,11 @@ def _residual(view: RunView) -> str:
     if not values or view.control:
         return "not measured" if not view.control else "none to measure: both sides ran overlapped"
     limit = max(residual_limit(window.device, window.backend) for window in view.windows)
-    text = f"{PAGE.percent(max(values))} at most; limit {PAGE.percent(limit)}"
+    text = f"at most {PAGE.percent(max(values))} of compute, limit {PAGE.percent(limit)}"
     of_comm = [w.residual_comm_overlap.value for w in view.windows if w.residual_comm_overlap is not None]
     if of_comm:
         limit = max(residual_comm_limit(window.device, window.backend) for window in view.windows)
-        text += f"; of communication {PAGE.percent(max(of_comm))}, limit {PAGE.percent(limit)}"
+        text += f"; at most {PAGE.percent(max(of_comm))} of communication, limit {PAGE.percent(limit)}"
     return text
 
 
@@ -113,7 +107,9 @@ def _profiler(view: RunView) -> list[str]:
     """How much longer profiled steps take than timed ones; empty where it is not known."""
     names = {"profiler_slowdown": "overlapped steps", "profiler_slowdown_isolated": "sequential steps"}
     known = {words: view.figures[name].value for name, words in names.items() if name in view.figures}
-    shown = ", ".join(f"{PAGE.percent(value, signed=True)} of {words}" for words, value in known.items())
+    shown = ", ".join(
+        f"{words} take {change_in_words(value, 'longer', 'less time', PAGE)}" for words, value in known.items()
+    )
     return [shown] if shown else []
 
 
@@ -126,7 +122,7 @@ def _ranks(windows: Sequence[OverlapReport]) -> str:
     lacking = sum(len(window.ranks) < window.world_size for window in windows)
     return (
         f"at least {len(fewest.ranks):,} of {fewest.world_size:,}; "
-        f"{count(lacking, 'window')} of {len(windows):,} lack some"
+        f"{lacking:,} of {count(len(windows), 'window')} {'lacks' if lacking == 1 else 'lack'} some"
     )
 
 
@@ -169,7 +165,8 @@ def _window_table(view: RunView) -> Table:
         f"The last {MAX_WINDOWS:,} of {len(windows):,}; the record holds all." if len(shown) < len(windows) else ""
     )
     columns = heads(
-        "Window", "First step", "*State", "Overlapped, ms", "Sequential, ms", "Slowdown", "Residual", "Ranks",
+        "Window", "First step", "*State", "Overlapped, ms", "Sequential, ms", "Compute slowdown", "Residual overlap",
+        "Ranks",
     )  # fmt: skip
     return Table("Every window", columns, tuple(rows), caption, folded=True)
 
@@ -204,7 +201,7 @@ _SHOWN_ELSEWHERE = frozenset({"units", "meanings", "schedule", "environment"})
 def configuration(view: RunView) -> Section:
     """Everything that the record says about the run."""
     blocks: list[Block] = [
-        Facts("The run", run_facts(view.info)),
+        Facts("The run", _own_facts(view)),
         Facts("The schedule", _flat(view.info.schedule)),
     ]
     starts = len(view.record.runs)
@@ -214,10 +211,18 @@ def configuration(view: RunView) -> Section:
     return Section("Configuration", "", blocks)
 
 
+def _own_facts(view: RunView) -> tuple[tuple[str, str], ...]:
+    """What is known of the run, without what the part on the environment says already."""
+    told = {_LABELS["torch_version"], _LABELS["device"]} if environment_of(view.record) is not None else set()
+    return tuple((label, shown) for label, shown in run_facts(view.info) if label not in told)
+
+
 def run_facts(run: RunInfo) -> tuple[tuple[str, str], ...]:
     """Everything that is known of the run, with fields that a later version may add."""
     facts: list[tuple[str, str]] = []
-    for name, value in msgspec.structs.asdict(run).items():
+    known = msgspec.structs.asdict(run)
+    known["framework"] = run.framework.removesuffix(f" {run.torch_version}")  # PyTorch has a row of its own
+    for name, value in known.items():
         if name in _SHOWN_ELSEWHERE:
             continue
         label = _LABELS.get(name, name.replace("_", " ").capitalize())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
+from overlap_callbacks.analysis.formatting import count
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
@@ -59,5 +60,11 @@ class RunView:
     def head(self) -> str:
         """What ran where, in a line."""
         info = self.info
-        parts = (info.framework, f"{info.world_size:,} ranks", info.backend, info.device, f"started {info.started_at}")
+        parts = (
+            info.framework,
+            count(info.world_size, "rank"),
+            info.backend,
+            info.device,
+            f"started {info.started_at}",
+        )
         return " · ".join(part for part in parts if part)

@@ -8,6 +8,7 @@ from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.metrics import compute_slowdowns
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.report.html import tables
+from overlap_callbacks.report.html.causes import cause_table
 from overlap_callbacks.report.html.elements import Block, Chart, Note, Section, Tile, Tiles
 from overlap_callbacks.report.html.power import power_answer, power_blocks
 from overlap_callbacks.report.html.run import RunView
@@ -24,7 +25,7 @@ def headline(figures: Figures) -> Tiles:
     return Tiles(
         (
             _tile(figures, "speedup_vs_sequential", "over sequential steps"),
-            _tile(figures, "compute_slowdown", "of the same kernels under overlap"),
+            _tile(figures, "compute_slowdown", "of the same kernels with overlap"),
             _tile(figures, "gap_to_ideal", "step time over that without contention"),
             _tile(figures, "exposed_comm_ms", share),
         )
@@ -87,7 +88,8 @@ def _why_no_steps(view: RunView) -> str:
 
 def cost(view: RunView) -> Section:
     """Slowdown by kernel and by what ran beside it; power."""
-    blocks: list[Block] = []
+    causes = cause_table(view.valid_windows)
+    blocks: list[Block] = [] if causes is None else [causes]
     window = view.summary.latest_valid("kernels")
     if window is not None:
         blocks.append(tables.kernel_table(window))
@@ -95,7 +97,8 @@ def cost(view: RunView) -> Section:
     if paired is not None:
         blocks.append(tables.pair_table(paired))
     divided = view.summary.latest_valid("dimension_pairs")
-    if divided is not None:
+    # With one dimension alone, the table of pairs says the same.
+    if divided is not None and len(compute_slowdowns(divided.dimension_pairs)) > 1:
         blocks.append(tables.dimension_pair_table(divided))
     if window is None:
         blocks.append(Note(_why_no_kernels(view)))
@@ -114,7 +117,7 @@ def _cost_answer(figures: Figures) -> str:
     compute = figures.get("compute_slowdown")
     if compute is not None:
         sentences.append(
-            f"Beside communication, the same compute kernels take {_longer(compute)}{_lost(figures)}{_chance(compute)}."
+            f"In overlapped steps the same compute kernels take {_longer(compute)}{_lost(figures)}{_chance(compute)}."
         )
     communication = figures.get("comm_slowdown")
     if communication is not None:
@@ -128,12 +131,12 @@ def _dimension_answer(window: OverlapReport) -> str:
     if len(slowdowns) < 2:
         return ""
     shown = ", ".join(f"{page_text(name, 40)} {PAGE.percent(value, signed=True)}" for name, value in slowdowns)
-    return f" By the dimension of parallelism in flight: {shown}."
+    return f" Compute slowdown by the dimension of parallelism in flight: {shown}."
 
 
 def _longer(figure: Estimate) -> str:
     bounds = PAGE.interval(figure, "fraction", signed=True)
-    return change_in_words(figure.value, "longer", "less", PAGE) + (f" (95 % interval {bounds})" if bounds else "")
+    return change_in_words(figure.value, "longer", "less time", PAGE) + (f" (95% interval {bounds})" if bounds else "")
 
 
 def _lost(figures: Figures) -> str:
@@ -171,10 +174,8 @@ def ideal(view: RunView) -> Section:
     else:
         blocks.append(Note("No step was drawn: that needs a profile of rank 0."))
     divided = view.summary.latest("dimensions")
-    if divided is not None:
-        if len(divided.dimensions) > 1:
-            blocks.append(dimension_chart(divided))
-        blocks.append(tables.dimension_table(divided))
+    if divided is not None and len(divided.dimensions) > 1:
+        blocks += [dimension_chart(divided), tables.dimension_table(divided)]
     collectives = view.summary.latest("collectives")
     if collectives is not None:
         blocks.append(tables.collective_table(collectives))
@@ -191,7 +192,7 @@ def _ideal_answer(figures: Figures) -> str:
     if gap is not None:
         side = "above" if gap.value >= 0 else "below"
         bounds = PAGE.interval(gap, "fraction", signed=True)
-        shown = f" (95 % interval {bounds})" if bounds else ""
+        shown = f" (95% interval {bounds})" if bounds else ""
         sentences.append(f"Steps are {PAGE.percent(abs(gap.value))} {side} the ideal of equation 4{shown}"
                          f"{_chance(gap)}.")  # fmt: skip
     idle, bubble = figures.get("idle_ms"), figures.get("bubble_ms")
@@ -212,14 +213,14 @@ def _ideal_answer(figures: Figures) -> str:
         largest, *others = sorted((item for item in costs.items() if item[1] > 0), key=lambda item: -item[1])
         sentence = f"What holds a step back most is {largest[0]}, {_ms(largest[1])} a step"
         if others:
-            sentence += "; then " + ", ".join(f"{name}, {_ms(value)}" for name, value in others)
+            sentence += "".join(f"; then {name}, {_ms(value)}" for name, value in others)
         sentences.append(sentence + ".")
     if hidden is not None:
         sentences.append(f"Of all communication time, {PAGE.percent(hidden.value)} is hidden behind compute.")
     attained = figures.get("attained_fraction")
     if attained is not None:
         bounds = PAGE.interval(attained, "fraction")
-        shown = f" (95 % interval {bounds})" if bounds else ""
+        shown = f" (95% interval {bounds})" if bounds else ""
         sentences.append(
             f"Overlap has attained {PAGE.percent(attained.value)}{shown} of the time that perfect overlap would save."
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from overlap_callbacks.analysis.formatting import rounded
+from overlap_callbacks.analysis.formatting import PAGE, change_in_words, may_be_chance, rounded
 from overlap_callbacks.analysis.results.catalogue import STEP_TIMES
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
@@ -39,12 +39,16 @@ def mode_bars(runs: Sequence[tuple[str, dict[str, Estimate]]]) -> Chart:
                         "high": rounded(estimate.ci_high),
                     }
                 )
+    caption = "Whiskers are 95% intervals."
+    if any("e2e_ideal_ms" in figures for _, figures in runs):
+        caption = (
+            "Ideal is the overlapped step less what contention adds to its compute kernels (equation 4). " + caption
+        )
     return Chart(
         "bars",
         "Step time",
         {"unit": "ms", "rows": rows},
-        "Ideal is the overlapped step less what contention adds to its compute kernels (equation 4). Whiskers are 95 % "
-        "intervals.",
+        caption,
     )
 
 
@@ -67,8 +71,21 @@ def step_parts(figures: dict[str, Estimate]) -> Chart | None:
         "stack",
         "Where the time of an overlapped step goes",
         {"unit": "ms", "rows": [{"label": "", "parts": data}], "name_parts": True},
-        "Of profiled steps, which the profiler makes somewhat longer; means over the ranks.",
+        _of_profiled(figures),
         tuple((name, color) for name, color, _ in parts),
+    )
+
+
+def _of_profiled(figures: dict[str, Estimate]) -> str:
+    """What the parts are of, and why they do not add up to the step time that stands above them."""
+    profiler = figures.get("profiler_slowdown")
+    if profiler is None:
+        return "Means over the ranks, of profiled steps."
+    change = change_in_words(profiler.value, "longer", "less time", PAGE)
+    chance = ", which may be chance" if may_be_chance(profiler) else ""
+    return (
+        f"Means over the ranks, of profiled steps. Those take {change} than the steps without the profiler{chance}, so "
+        "the parts do not add up to the step time above."
     )
 
 

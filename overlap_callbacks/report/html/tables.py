@@ -11,6 +11,7 @@ from overlap_callbacks.analysis.results.metrics import compute_slowdowns
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import CollectiveTime, PairTime
 from overlap_callbacks.report.html.elements import Cell, Table, heads
+from overlap_callbacks.report.slowdown_words import OF_MEAN_TIMES, beside_nothing
 
 EMPTY = Cell("")
 
@@ -52,7 +53,7 @@ def kernel_table(window: OverlapReport) -> Table:
         "Kernels that lose most time under overlap",
         heads("*Kernel", "*Kind", "Slowdown", "Lost, ms", "Overlapped, ms", "Sequential, ms", "Calls"),
         tuple(rows),
-        f"Per step, means over the ranks, window {window.window}. Slowdown is of the time per call.",
+        f"Per step, means over the ranks, window {window.window}. Slowdown is of the time per call. {OF_MEAN_TIMES}",
     )
 
 
@@ -63,7 +64,7 @@ def pair_table(window: OverlapReport) -> Table:
         heads("*Kernels", "*Kind", "*Beside", "Slowdown", "Lost, ms", "Time, ms", "Alone, ms"),
         _pair_rows(window.pairs),
         f"Per step, means over the ranks, window {window.window}. A kernel that ran beside several counts towards each "
-        "by the share of time that it had of each.",
+        f"by the share of time that it had of each. {beside_nothing(window.pairs)}".rstrip(),
     )
 
 
@@ -119,10 +120,18 @@ def dimension_table(window: OverlapReport) -> Table:
         )
     return Table(
         "Communication by dimension of parallelism, figures",
-        heads("*Dimension", "Messages", "MB", "In flight, ms", "Exposed, ms", "Slowdown", "Of compute"),
+        heads(
+            "*Dimension",
+            "Messages",
+            "MB",
+            "In flight, ms",
+            "Exposed, ms",
+            "Its own slowdown",
+            "Slowdown of compute",
+        ),
         tuple(rows),
-        "Per overlapped step, means over the ranks that have the dimension. Slowdown is of its own kernels; of "
-        "compute, of the compute kernels that ran beside them.",
+        "Per overlapped step, means over the ranks that have the dimension. Its own slowdown is that of its "
+        "communication kernels. The slowdown of compute is that of the compute kernels that ran beside them.",
     )
 
 
@@ -147,9 +156,10 @@ def collective_table(window: OverlapReport) -> Table:
         "Collectives of a step",
         heads("*Collective", "*Group", "*Backend", "Ranks", "Messages", "MB", "Alone, ms", "Transfer, ms", "GB/s"),
         tuple(rows),
-        f"On rank {window.ranks[0]}, window {window.window}. MB of the tensors read; alone is the time from issue to "
-        "end in sequential steps; the transfer is the least time over the ranks, for the others wait for the last; "
-        "GB/s is the larger of the bytes read and written in it.",
+        f"On rank {window.ranks[0]}, window {window.window}. MB counts the bytes of the tensors that a collective "
+        "reads. Alone is its time in sequential steps, from issue to end. Transfer is the shortest time of any rank: "
+        "ranks that come early also wait for the last one. GB/s divides the bytes read or written, whichever are more, "
+        "by the transfer.",
     )
 
 
@@ -173,7 +183,7 @@ def figure_table(figures: dict[str, Estimate], meanings: dict[str, str]) -> Tabl
         rows.append((label, Cell(value), Cell(bounds), number_cell(estimate.num_steps, 0), meaning))
     return Table(
         "All figures",
-        heads("*Figure", "Value", "95 % interval", "Steps", "*Definition"),
+        heads("*Figure", "Value", "95% interval", "Steps", "*Definition"),
         tuple(rows),
         folded=True,
         sorts=False,

@@ -114,7 +114,7 @@ def _lines(
     few = _are_few(series)
     caption = []
     if any(point[3] is not None for line in series for point in line["points"]):
-        caption.append(f"{'Whiskers are' if few else 'The band is'} the 95 % intervals of each window.")
+        caption.append(f"{'Whiskers are' if few else 'The band is'} the 95% intervals of each window.")
     if not zero:
         caption.append("The axis does not start at zero.")
     if excluded:
@@ -156,7 +156,7 @@ def slowdowns(runs: Sequence[tuple[str, RunView]]) -> Chart | None:
     if not shown:
         return None
     few = _are_few(shown)
-    caption = f"{'Whiskers are' if few else 'The band is'} the 95 % intervals of each window."
+    caption = f"{'Whiskers are' if few else 'The band is'} the 95% intervals of each window."
     if len(runs) > len(RUN_COLORS):
         caption += f" The first {len(RUN_COLORS)} runs of {len(runs):,}."
     legend = tuple((line["name"], line["color"]) for line in shown)
@@ -201,7 +201,7 @@ def _halves(windows: Sequence[OverlapReport]) -> tuple[str, Table | None]:
         f"The first {half} valid windows against the last {half}, taken as independent. With four figures, chance "
         "alone puts one outside its interval in about one run of five."
     )
-    columns = heads("*Figure", "First half", "Second half", "Change", "95 % interval")
+    columns = heads("*Figure", "First half", "Second half", "Change", "95% interval")
     return answer, Table("First half against second half", columns, tuple(rows), caption, sorts=False)
 
 

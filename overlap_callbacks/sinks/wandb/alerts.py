@@ -102,7 +102,7 @@ def _alert(figure: Figure, value: float, limit: float, metrics: Mapping[str, flo
     shown, bound = PLAIN.figure(figure, value), PLAIN.quantity(limit, figure.unit)
     low, high = metrics.get(f"{figure.key}_ci_low"), metrics.get(f"{figure.key}_ci_high")
     interval = PLAIN.figure_interval(figure, Estimate(value, low, high, 0, 0))
-    in_brackets = f" (95 % interval {interval})" if interval else ""
+    in_brackets = f" (95% interval {interval})" if interval else ""
     return Alert(
         figure.name,
         f"Overlap: {figure.short} is {shown}, {side} {bound}",

@@ -162,7 +162,7 @@ def _bars(bars: Sequence[tuple[Figure, Estimate]]) -> str:
 
 
 def _rows(figures: Mapping[str, Estimate]) -> str:
-    cells = ["<tr><th></th><th>value</th><th>95 % interval</th></tr>"]
+    cells = ["<tr><th></th><th>value</th><th>95% interval</th></tr>"]
     for figure in ROWS:
         estimate = figures.get(figure.name)
         if estimate is None:

@@ -95,12 +95,12 @@ SECTIONS = (
             Bars("2. What does it cost? Slowdown", _run("compute_slowdown", "comm_slowdown"), "fraction"),
             Bars("3. How far from ideal? Gap", _run("gap_to_ideal"), "fraction"),
             Bars("3. What holds it back? Communication", _run("hidden_comm_ms", "exposed_comm_ms"), "ms"),
-            Lines("4. Has it changed? Slowdown, 95 % interval", _with_interval("overlap/compute_slowdown"), "fraction"),
+            Lines("4. Has it changed? Slowdown, 95% interval", _with_interval("overlap/compute_slowdown"), "fraction"),
         ),
         columns=5,
     ),
     Section(
-        "Along the run, with 95 % intervals",
+        "Along the run, with 95% intervals",
         (
             Pictures("The window in words and bars", "overlap/step_time"),
             Lines("Step time",

@@ -122,6 +122,25 @@ def test_empty_cells_stay_last_whichever_way_a_column_is_sorted(tmp_path: Path, 
         assert table.locator("tbody td:first-child").all_text_contents() == expected
 
 
+def test_a_long_table_shows_whole_rows_and_how_many_more_there_are(tmp_path: Path, opened: Open) -> None:
+    kernels = tuple(KernelTime(f"kernel {i}", False, 1, 1, 40.0 - i, 1.0) for i in range(30))
+    write_page([read(write(tmp_path, window(kernels=kernels)))], tmp_path / "report.html")
+    table = opened(tmp_path / "report.html").locator("table.sorts").first
+    rows = table.locator("tbody tr:visible")
+    assert rows.count() == 12
+    box = table.locator("xpath=..")
+    assert box.evaluate("box => box.scrollHeight <= box.clientHeight")
+    more = box.locator("xpath=following-sibling::button[1]")
+    assert more.text_content() == "Show 18 more rows"
+    table.get_by_role("button", name="Lost, ms").click()
+    table.get_by_role("button", name="Lost, ms").click()
+    assert rows.first.locator("td").first.text_content() == "kernel 29"
+    assert rows.count() == 12
+    more.click()
+    assert rows.count() == 30
+    assert more.text_content() == "Show 12 rows only"
+
+
 COLOURS = """() => {
   const fill = (selector) => getComputedStyle(document.querySelector(selector)).fill;
   return [getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color,
@@ -207,7 +226,7 @@ def test_print_is_ink_on_white_and_unfolds_the_figures(whole: Path, opened: Open
 def test_hovering_a_bar_tells_its_figure(whole: Path, opened: Open) -> None:
     page = opened(whole)
     page.locator("[data-chart='0'] [aria-label=bar] rect").nth(1).hover()
-    assert "95 % interval" in page.locator("[data-chart='0'] [aria-label=tip]").text_content()
+    assert "95% interval" in page.locator("[data-chart='0'] [aria-label=tip]").text_content()
 
 
 def test_hostile_and_endless_text_stays_text(tmp_path: Path, opened: Open) -> None:

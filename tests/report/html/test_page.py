@@ -73,7 +73,10 @@ def test_a_whole_record_gives_every_chart_and_nothing_is_missing(tmp_path: Path)
     ]
     text = text_of(content)
     assert "not measured" not in text
-    assert "By the dimension of parallelism in flight: pipeline +33.3%, tensor +14.8%, data +2.9%." in text
+    assert (
+        "Compute slowdown by the dimension of parallelism in flight: pipeline +33.3%, tensor +14.8%, data +2.9%."
+        in text
+    )
     assert "the bubble of the pipeline, 14.00" in text.replace("\N{NO-BREAK SPACE}", " ")
     assert "of the time that perfect overlap would save" in text
     assert "What compute loses beside each dimension of parallelism" in text
@@ -239,7 +242,7 @@ def test_lines_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
 
 def test_ranks_that_were_not_heard_are_counted(tmp_path: Path) -> None:
     lacking = msgspec.structs.replace(window(), ranks=(0,))
-    assert "at least 1 of 2; 1 window of 1 lack some" in text_of(made(tmp_path, lacking))
+    assert "at least 1 of 2; 1 of 1 window lacks some" in text_of(made(tmp_path, lacking))
 
 
 # -- several runs

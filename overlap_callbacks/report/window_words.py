@@ -1,0 +1,33 @@
+"""Which windows of a run count, and why others do not, in words for the page and the terminal."""
+
+from __future__ import annotations
+
+from overlap_callbacks.analysis.formatting import count, ranges
+from overlap_callbacks.analysis.run_summary import CONTROL, COUNTS, CUT_SHORT, NO_CONTROL, NOT_VALID, RunSummary
+
+_KINDS = (
+    ("not valid", frozenset({NOT_VALID})),
+    ("cut short", frozenset({CUT_SHORT})),
+    ("of another kind (control, or not)", frozenset({CONTROL, NO_CONTROL})),
+)
+
+
+def windows_that_count(summary: RunSummary) -> str:
+    """E.g. ``1 of 2 windows counts``, ``3 of 3 windows count``."""
+    counting, measured = summary.states()[COUNTS], len(summary.windows)
+    return f"{counting:,} of {count(measured, 'window')} {'counts' if 1 in (counting, measured) else 'count'}"
+
+
+def left_out(summary: RunSummary) -> list[tuple[str, str]]:
+    """Why windows do not count, and which: e.g. ``("cut short", "2 (windows 1, 4)")``."""
+    found = []
+    for kind, states in _KINDS:
+        numbers = [window.window for window in summary.windows if summary.state_of(window) in states]
+        if numbers:
+            found.append((kind, f"{len(numbers):,} ({which(numbers)})"))
+    return found
+
+
+def which(numbers: list[int]) -> str:
+    """E.g. ``window 3``, ``windows 1, 4``."""
+    return f"{'window' if len(set(numbers)) == 1 else 'windows'} {ranges(numbers)}"

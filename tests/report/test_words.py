@@ -1,0 +1,167 @@
+"""The words of the page and of the terminal: the same in both, and true of the figures beside them."""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from overlap_callbacks.analysis.aggregate import aggregate_windows
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.window import ALONE
+from overlap_callbacks.analysis.run_summary import RunSummary
+from overlap_callbacks.report import page, terminal
+from overlap_callbacks.report.record import read
+from overlap_callbacks.report.slowdown_words import OF_MEAN_TIMES
+from overlap_callbacks.report.window_words import left_out, windows_that_count
+from tests.environments import gpu_rank
+from tests.report.runs import DIMENSION_PAIRS, PAIRS, rank_window, run_info, window, write
+
+
+def text_of(content: str) -> str:
+    """What a reader sees, on one line."""
+    body = re.sub(r"<(script|style)\b.*?</\1>", " ", content, flags=re.S)
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", body)))
+
+
+def made(folder: Path, *windows: OverlapReport, **options: Any) -> str:
+    return page([read(write(folder / "run-1", *windows, **options))])
+
+
+def printed(folder: Path, *windows: OverlapReport, **options: Any) -> str:
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(terminal.tables(read(write(folder, *windows, **options))))
+    return console.export_text()
+
+
+def test_percentages_have_one_style_on_the_page_and_in_the_terminal(tmp_path: Path) -> None:
+    windows = [window(i, power=True) for i in range(2)]
+    for text in (text_of(made(tmp_path / "page", *windows)), printed(tmp_path / "terminal", *windows)):
+        assert "95% interval" in text
+        assert not re.search(r"\d\s%", text)
+
+
+@pytest.mark.parametrize(
+    ("profiled_ms", "words"),
+    [
+        (428.0, "Those take 3.9% longer than the steps without the profiler, so the parts do not add up"),
+        (381.0, "Those take 7.5% less time than the steps without the profiler, so the parts do not add up"),
+    ],
+)
+def test_the_profiler_is_said_to_do_what_it_was_measured_to_do(tmp_path: Path, profiled_ms: float, words: str) -> None:
+    blocks = tuple(msgspec.structs.replace(block, step_ms=profiled_ms) for block in rank_window().profiled)
+    text = text_of(made(tmp_path, window(profiled=blocks)))
+    assert words in text
+    assert "somewhat longer" not in text
+
+
+def test_steps_whose_profiler_slowdown_is_not_known_are_not_called_longer(tmp_path: Path) -> None:
+    text = text_of(made(tmp_path, msgspec.structs.replace(window(), profiler_slowdown=None)))
+    assert "Means over the ranks, of profiled steps." in text
+    assert "without the profiler" not in text
+
+
+def test_the_table_of_kernels_says_why_its_slowdowns_are_not_the_headline_s(tmp_path: Path) -> None:
+    window_ = window()
+    for text in (text_of(made(tmp_path / "page", window_)), printed(tmp_path / "terminal", window_)):
+        assert OF_MEAN_TIMES in " ".join(text.split())
+
+
+def test_kernels_that_are_slower_beside_nothing_are_explained(tmp_path: Path) -> None:
+    alone = window()
+    beside = window(pairs=tuple(pair for pair in PAIRS if pair.beside != ALONE))
+    words = "what ran beside them does not explain it"
+    for number, show in enumerate((printed, lambda folder, found: text_of(made(folder, found)))):
+        assert words in " ".join(show(tmp_path / f"{number}-alone", alone).split())
+        assert words not in " ".join(show(tmp_path / f"{number}-beside", beside).split())
+
+
+def test_one_dimension_alone_repeats_no_table(tmp_path: Path) -> None:
+    one = window(dimensions=rank_window().dimensions[:1], dimension_pairs=DIMENSION_PAIRS[:1])
+    content = text_of(made(tmp_path, one))
+    assert "dimension of parallelism" not in content
+    assert "Slowdown of compute" in text_of(made(tmp_path / "three", window()))
+
+
+def test_the_version_of_torch_stands_once_in_the_configuration(tmp_path: Path) -> None:
+    content = made(tmp_path, window(), run=run_info(framework="pytorch 2.13.0+cu130"))
+    facts = content[content.index("<h4>The run</h4>") :]
+    assert facts.count("2.13.0+cu130") == 1
+    assert "<dt>Framework</dt><dd>pytorch</dd>" in facts
+
+
+def test_what_the_environment_tells_is_not_told_again_in_the_configuration(tmp_path: Path) -> None:
+    samples = [rank_window(0, rank, environment=gpu_rank(rank)) for rank in (0, 1)]
+    whole = made(tmp_path, aggregate_windows(samples, world_size=2, every_n_steps=500))
+    facts = whole[whole.index("<h4>The run</h4>") :]
+    assert "<dt>PyTorch</dt>" not in facts
+    assert "<dt>Device</dt>" not in facts
+    assert "<dt>PyTorch</dt>" in whole
+
+
+def test_the_ideal_step_is_explained_where_it_is_drawn(tmp_path: Path) -> None:
+    words = "Ideal is the overlapped step less"
+    assert words in text_of(made(tmp_path / "whole", window()))
+    assert words not in text_of(made(tmp_path / "bare", window(profiled=())))
+
+
+def invalid(number: int) -> OverlapReport:
+    return msgspec.structs.replace(window(number), valid=False, problems=("residual overlap 0.3",))
+
+
+@pytest.mark.parametrize(
+    ("windows", "counting", "others"),
+    [
+        ([], "0 of 0 windows count", []),
+        ([window(0)], "1 of 1 window counts", []),
+        ([invalid(0)], "0 of 1 window counts", [("not valid", "1 (window 0)")]),
+        ([window(0), invalid(1)], "1 of 2 windows counts", [("not valid", "1 (window 1)")]),
+        ([window(i) for i in range(2)], "2 of 2 windows count", []),
+        (
+            [
+                window(0),
+                invalid(1),
+                invalid(2),
+                msgspec.structs.replace(window(3), complete=False),
+                msgspec.structs.replace(window(4), control=True),
+            ],
+            "1 of 5 windows counts",
+            [
+                ("not valid", "2 (windows 1\N{EN DASH}2)"),
+                ("cut short", "1 (window 3)"),
+                ("of another kind (control, or not)", "1 (window 4)"),
+            ],
+        ),
+    ],
+)
+def test_windows_that_count_and_the_others(
+    windows: list[OverlapReport], counting: str, others: list[tuple[str, str]]
+) -> None:
+    summary = RunSummary(run_info(), windows)
+    assert windows_that_count(summary) == counting
+    assert left_out(summary) == others
+
+
+def test_page_and_terminal_say_alike_which_windows_count(tmp_path: Path) -> None:
+    windows = [window(0), invalid(1)]
+    content = text_of(made(tmp_path / "page", *windows))
+    assert "1 of 2 windows counts." in content
+    assert "Not valid 1 (window 1)" in content
+    text = printed(tmp_path / "terminal", *windows)
+    assert "- 1 of 2 windows counts; not valid: 1 (window 1)" in text
+    assert "- residual overlap 0.3 (window 1)" in text
+
+
+def test_one_rank_is_no_ranks(tmp_path: Path) -> None:
+    for text in (
+        text_of(made(tmp_path / "page", window(), run=run_info(world_size=1))),
+        printed(tmp_path / "terminal", window(), run=run_info(world_size=1)),
+    ):
+        assert "1 rank" in text
+        assert "1 ranks" not in text
