@@ -101,6 +101,7 @@ class Gate:
         self._tracker = SequenceTracker(expected)
         self._unseen = False  # collectives of the step were let through unseen
         self._let_pass: Counter[LetPass] = Counter()
+        self._let_pass_bytes = 0
         self._unsupported_device = ""
         self._compilations = dispatcher.num_compilations
         self._blocks = CoalescingBlocks()
@@ -204,7 +205,8 @@ class Gate:
             self.nested = self.nested or bool(foreign)  # from the next window on
             quiet = self._watching and self._numbers.complete and not foreign and self._is_quiet(len(collectives))
         divergence, let_pass, device = self._tracker.divergence, self._let_pass, self._unsupported_device
-        log = StepLog(collectives, dropped, divergence, quiet, foreign, compiled, let_pass, device)
+        let_pass_bytes = self._let_pass_bytes
+        log = StepLog(collectives, dropped, divergence, quiet, foreign, compiled, let_pass, device, let_pass_bytes)
         self._works.clear()
         self._groups.clear()  # keeps no process group alive between steps
         self._numbers = None
@@ -310,6 +312,7 @@ class Gate:
             serialiser = self._serialiser_of(call, tensor)
             if isinstance(serialiser, LetPass):
                 self._let_pass[serialiser] += 1
+                self._let_pass_bytes += max(bytes_in, bytes_out)
                 self._batch_passes = True
                 return watched
             if call.posted:

@@ -284,6 +284,8 @@ class RankWindow(msgspec.Struct, frozen=True):
             of the device are not known.
         environment: what the rank runs on; None in a record, which has ``OverlapReport.environment``.
         memory: bounds of its memory peak in each mode; empty on CPU.
+        let_pass: what its sequential steps let pass, in words. The window is invalid if no rank has a profile of
+            sequential steps, which would show whether that ran beside compute.
     """
 
     rank: int
@@ -311,3 +313,4 @@ class RankWindow(msgspec.Struct, frozen=True):
     sm_loss: SmLoss | None = None
     environment: RankEnvironment | None = None
     memory: tuple[MemoryPeak, ...] = ()
+    let_pass: tuple[str, ...] = ()
