@@ -7,12 +7,13 @@ The figures are in ``overlap_callbacks.analysis.figures``, what makes a window i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
 
 from overlap_callbacks.analysis import memory
+from overlap_callbacks.analysis.block_means import ranks_left_out, with_whole_tables
 from overlap_callbacks.analysis.contention.shares import Explanation, explain
 from overlap_callbacks.analysis.environment.job import job_environment
 from overlap_callbacks.analysis.environment.lint import lint
@@ -25,8 +26,10 @@ from overlap_callbacks.analysis.rank_means import (
     mean_pairs,
     with_transfers,
 )
+from overlap_callbacks.analysis.rank_problems import bounded, by_rank
 from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.estimate import Estimate, Spread
+from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import JobPower
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow, TimedBlock
@@ -58,26 +61,31 @@ def aggregate_windows(
     samples = tuple(sorted(windows, key=lambda window: window.rank))
     first = samples[0]
     figures = figures_of(samples)
-    all_problems = [*problems, *_by_rank(samples, lambda sample: sample.problems)]
+    # Why the window is not valid comes first: the number of problems is bounded.
+    reasons = by_rank(samples, lambda sample: sample.doubts)
+    escaped = None if control else escaped_communication(figures, first.device, first.backend)
+    if escaped is not None:
+        reasons.insert(0, escaped)
+    is_checked = any(block.arm is Mode.SEQUENTIAL for sample in samples for block in sample.profiled)
+    let_pass = by_rank(samples, lambda sample: sample.let_pass)
+    if not is_checked:
+        reasons += [f"{sentence}; no profile shows whether they ran beside compute" for sentence in let_pass]
+    if len({sample.complete for sample in samples}) > 1:
+        reasons.append("some ranks ended the window early: their steps ran in other modes than the rest's")
+    valid = not reasons
+    all_problems = [*reasons, *problems, *by_rank(samples, lambda sample: sample.problems)]
+    if is_checked:
+        all_problems += let_pass
     if len(samples) < world_size:
         all_problems.append(f"{world_size - len(samples)} of {world_size} ranks were not heard")
-    escaped = None if control else escaped_communication(figures, first.device, first.backend)
-    valid = escaped is None
-    if escaped is not None:
-        all_problems.append(escaped)
-    doubts = _by_rank(samples, lambda sample: sample.doubts)
-    if doubts:
-        valid = False
-        all_problems += doubts
-    if len({sample.complete for sample in samples}) > 1:
-        valid = False
-        all_problems.append("some ranks ended the window early: their steps ran in other modes than the rest's")
+    all_problems += ranks_left_out(samples)
     all_problems += remarks(figures, first.device)
+    profiled = with_whole_tables(samples)
     environment = job_environment(samples)
     power = _power(samples, world_size)
     if power is not None:
         all_problems += power.problems
-    explained = explain(figures, power, samples) if valid and not control else Explanation()
+    explained = explain(figures, power, profiled) if valid and not control else Explanation()
     return OverlapReport(
         window=first.window,
         first_step=first.first_step,
@@ -89,15 +97,15 @@ def aggregate_windows(
         backend=first.backend,
         device=first.device,
         valid=valid,
-        problems=tuple(dict.fromkeys(all_problems)),
+        problems=bounded(all_problems),
         measurement_overhead=_overhead(samples, figures.get("e2e_overlapped_ms"), every_n_steps),
         wall_ms=max(sample.wall_ms for sample in samples),
         **figures,
         spread=_spread(samples),
-        kernels=mean_kernels(samples),
-        pairs=mean_pairs(samples, lambda sample: sample.pairs),
-        dimension_pairs=mean_pairs(samples, lambda sample: sample.dimension_pairs),
-        dimensions=mean_dimensions(samples),
+        kernels=mean_kernels(profiled),
+        pairs=mean_pairs(profiled, lambda sample: sample.pairs),
+        dimension_pairs=mean_pairs(profiled, lambda sample: sample.dimension_pairs),
+        dimensions=mean_dimensions(profiled),
         pictures=first.pictures,
         collectives=with_transfers(first.collectives, samples),
         power=power,
@@ -124,18 +132,6 @@ def _power(samples: Sequence[RankWindow], world_size: int) -> JobPower | None:
         problem = f"power of {name_ranks(without)} was not measured: there are no sums over all devices"
         power = msgspec.structs.replace(power, problems=(*power.problems, problem))
     return power
-
-
-def _by_rank(samples: Sequence[RankWindow], problems_of: Callable[[RankWindow], Sequence[str]]) -> list[str]:
-    """The ranks' problems, each once, and the ranks that have it unless all do."""
-    ranks_of: dict[str, list[int]] = {}
-    for sample in samples:
-        for problem in dict.fromkeys(problems_of(sample)):
-            ranks_of.setdefault(problem, []).append(sample.rank)
-    return [
-        problem if len(ranks) == len(samples) else f"{name_ranks(ranks)}: {problem}"
-        for problem, ranks in ranks_of.items()
-    ]
 
 
 def _overhead(samples: Sequence[RankWindow], step: Estimate | None, every_n_steps: int) -> float | None:

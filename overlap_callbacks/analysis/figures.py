@@ -12,6 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from overlap_callbacks.analysis.block_means import (
+    block_means,
+    profiled_blocks,
+    ranks_with_most_blocks,
+    timed_blocks,
+)
 from overlap_callbacks.analysis.equations import (
     attainable_step_ms,
     attained_fraction,
@@ -149,27 +155,27 @@ def _timed_sample(windows: Sequence[RankWindow], arm: Mode) -> Sample:
 
     The ranks of a job step together, so they are not independent evidence: each block is first averaged over the ranks.
     """
-    by_block: dict[int, list[float]] = {}
     num_steps: dict[int, int] = {}
-    for window in windows:
-        for block in window.timed:
-            if block.arm is arm and block.step_ms and min(block.step_ms) > 0:
-                by_block.setdefault(block.block, []).append(float(np.log(block.step_ms).mean()))
-                num_steps[block.block] = max(num_steps.get(block.block, 0), len(block.step_ms))
-    means = [_TimedMeans(log_step=float(np.mean(by_block[block]))) for block in sorted(by_block)]
+    ranks: list[dict[int, _TimedMeans]] = []
+    for window in ranks_with_most_blocks(windows, timed_blocks):
+        blocks = [block for block in timed_blocks(window) if block.arm is arm]
+        ranks.append({block.block: _TimedMeans(float(np.log(block.step_ms).mean())) for block in blocks})
+        for block in blocks:
+            num_steps[block.block] = max(num_steps.get(block.block, 0), len(block.step_ms))
+    means = [_TimedMeans(*mean) for mean in block_means(ranks)]
     return Sample.of_rows(_TimedMeans, means, sum(num_steps.values()))
 
 
 def _profiled_sample(windows: Sequence[RankWindow], arm: Mode) -> Sample:
     """The profiled blocks of one arm, each averaged over the ranks."""
-    by_block: dict[int, list[_ProfiledMeans]] = {}
     num_steps: dict[int, int] = {}
-    for window in windows:
-        for block in window.profiled:
-            if block.arm is arm:
-                by_block.setdefault(block.block, []).append(_ProfiledMeans.of(block))
-                num_steps[block.block] = max(num_steps.get(block.block, 0), block.num_steps)
-    means = [_ProfiledMeans(*np.mean(by_block[block], axis=0)) for block in sorted(by_block)]
+    ranks: list[dict[int, _ProfiledMeans]] = []
+    for window in ranks_with_most_blocks(windows, profiled_blocks):
+        blocks = [block for block in window.profiled if block.arm is arm]
+        ranks.append({block.block: _ProfiledMeans.of(block) for block in blocks})
+        for block in blocks:
+            num_steps[block.block] = max(num_steps.get(block.block, 0), block.num_steps)
+    means = [_ProfiledMeans(*mean) for mean in block_means(ranks)]
     return Sample.of_rows(_ProfiledMeans, means, sum(num_steps.values()))
 
 

@@ -68,11 +68,18 @@ def peaks_by_mode(steps: Iterable[SteppedMemory]) -> tuple[MemoryPeak, ...]:
 
 
 def pool(ranks: Iterable[Sequence[MemoryPeak]]) -> tuple[MemoryPeak, ...]:
-    """Bounds of the highest peak of any rank, by mode, over the ranks that have readings."""
+    """Bounds of the highest peak of any rank, by mode, over the ranks that have readings.
+
+    Where one of these has none of a mode, its peak there may be the highest: so nothing bounds that mode from above.
+    """
     bounds: dict[Mode, list[tuple[int, int | None]]] = {}
-    for peaks in ranks:
+    read = [peaks for peaks in ranks if peaks]
+    for peaks in read:
         for peak in peaks:
             bounds.setdefault(peak.mode, []).append((peak.at_least_bytes, peak.at_most_bytes))
+    for of_mode in bounds.values():
+        if len(of_mode) < len(read):
+            of_mode.append((0, None))
     return tuple(_highest(mode, bounds[mode]) for mode in Mode if mode in bounds)
 
 

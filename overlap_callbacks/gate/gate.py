@@ -100,7 +100,7 @@ class Gate:
     def _reset_step(self, expected: ExpectedSequence) -> None:
         self._tracker = SequenceTracker(expected)
         self._unseen = False  # collectives of the step were let through unseen
-        self._let_pass: Counter[LetPass] = Counter()
+        self._let_pass, self._let_pass_bytes = Counter[LetPass](), 0
         self._unsupported_device = ""
         self._compilations = dispatcher.num_compilations
         self._blocks = CoalescingBlocks()
@@ -203,8 +203,9 @@ class Gate:
             foreign = self._numbers.foreign_groups(collectives, self.dimensions)
             self.nested = self.nested or bool(foreign)  # from the next window on
             quiet = self._watching and self._numbers.complete and not foreign and self._is_quiet(len(collectives))
-        divergence, let_pass, device = self._tracker.divergence, self._let_pass, self._unsupported_device
-        log = StepLog(collectives, dropped, divergence, quiet, foreign, compiled, let_pass, device)
+        divergence = self._tracker.divergence
+        let_pass = self._let_pass, self._unsupported_device, self._let_pass_bytes
+        log = StepLog(collectives, dropped, divergence, quiet, foreign, compiled, *let_pass)
         self._works.clear()
         self._groups.clear()  # keeps no process group alive between steps
         self._numbers = None
@@ -310,6 +311,7 @@ class Gate:
             serialiser = self._serialiser_of(call, tensor)
             if isinstance(serialiser, LetPass):
                 self._let_pass[serialiser] += 1
+                self._let_pass_bytes += max(bytes_in, bytes_out)
                 self._batch_passes = True
                 return watched
             if call.posted:

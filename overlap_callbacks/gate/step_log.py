@@ -159,6 +159,7 @@ class StepLog:
             the reason.
         unsupported_device: type of a device other than CPU, CUDA and ROCm on which a collective's tensors were; empty
             if there was none.
+        let_pass_bytes: of those that were let pass, of each the larger of its tensors read and written.
     """
 
     collectives: tuple[Collective, ...]
@@ -169,6 +170,7 @@ class StepLog:
     compiled: bool = False
     let_pass: Mapping[LetPass, int] = field(default_factory=dict)
     unsupported_device: str = ""
+    let_pass_bytes: int = 0
 
 
 # Sends and receives that are posted together: of each its operator, its group's name, and the peer's rank in it.

@@ -127,3 +127,8 @@ def test_on_cpu_there_is_nothing() -> None:
     report = aggregate_windows([window(0)], world_size=1, every_n_steps=500)
     assert report.memory == ()
     assert not [key for key in report.metrics() if key.startswith("memory/")]
+
+
+def test_a_mode_that_a_rank_has_no_reading_of_is_not_bounded_from_above() -> None:
+    ranks = ((MemoryPeak(OV, 80, 80),), (MemoryPeak(OV, 40, 40), MemoryPeak(SEQ, 40, 40)), ())
+    assert memory.pool(ranks) == (MemoryPeak(OV, 80, 80), MemoryPeak(SEQ, 40, None))

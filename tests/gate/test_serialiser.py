@@ -327,6 +327,7 @@ def test_what_cannot_be_serialised_is_counted_by_the_reason_and_has_no_time(
     passed[LetPass.CAPTURE] = step(on(DEVICE), batch=batch)
     for reason, log in passed.items():
         assert log.let_pass == {reason: 1}
+        assert log.let_pass_bytes == sum(max(c.bytes_in, c.bytes_out) for c in log.collectives)
         assert [(c.start, c.end) for c in log.collectives] == [(None, None)]
     assert cuda.log.count("event on compute") == 0
 

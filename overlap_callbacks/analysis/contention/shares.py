@@ -14,6 +14,7 @@ remains, where the counters say that it was exhausted. Else the remainder is une
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -55,17 +56,37 @@ def explain(figures: Mapping[str, Estimate], power: JobPower | None, samples: Se
         power: over its devices.
         samples: what each rank measured.
     """
-    slowdown, compute = figures.get("compute_slowdown"), figures.get("compute_isolated_ms")
+    slowdown = figures.get("compute_slowdown")
     if slowdown is None:
         return Explanation()
     overlapped, sequential = (None if power is None else power.of(mode) for mode in (Mode.OVERLAPPED, Mode.SEQUENTIAL))
-    losses = [sample.sm_loss for sample in samples if sample.sm_loss is not None]
-    shares = slowdown_shares(slowdown.value, None if compute is None else compute.value, losses, overlapped, sequential)
+    losses, compute_ms = _losses(samples)
+    shares = slowdown_shares(slowdown.value, compute_ms, losses, overlapped, sequential)
     verdict = attribute(slowdown.value, overlapped, sequential)
     if verdict is not None and shares is not None:
         evidence = (*verdict.evidence, f"shares {shares_in_words(shares)}", *shares.notes)
         verdict = msgspec.structs.replace(verdict, evidence=evidence)
     return Explanation(verdict, shares)
+
+
+def _losses(samples: Sequence[RankWindow]) -> tuple[list[SmLoss], float | None]:
+    """The model's result of each rank that has one, and the mean sequential compute of these ranks in milliseconds.
+
+    A rank whose compute never runs beside communication has no result, and loses nothing. Without it, the loss of the
+    others would count as that of all.
+    """
+    losses, compute_ms = [], []
+    for sample in samples:
+        alone_ms = [block.compute_ms for block in sample.profiled if block.arm is Mode.SEQUENTIAL]
+        overlapped = [block for block in sample.profiled if block.arm is Mode.OVERLAPPED]
+        loses_nothing = bool(overlapped) and not any(block.covered_compute_ms for block in overlapped)
+        loss = sample.sm_loss or (SmLoss(sample.num_sms, 0.0, 0.0, 0.0, 0.0, 0.0) if loses_nothing else None)
+        if alone_ms and loss is not None:
+            losses.append(loss)
+            compute_ms.append(statistics.fmean(alone_ms))
+    if not any(loss.modelled_ms for loss in losses):
+        return [], None
+    return losses, statistics.fmean(compute_ms)
 
 
 def slowdown_shares(
@@ -79,7 +100,7 @@ def slowdown_shares(
 
     Args:
         slowdown: of the compute kernels (equation 1), as a fraction.
-        compute_ms: sequential time of the compute kernels per step.
+        compute_ms: sequential time of the compute kernels per step, mean over the ranks of ``losses``.
         losses: the model's result of each rank that has one.
         overlapped: clocks and use of the device's parts in overlapped steps.
         sequential: the same in sequential steps.
@@ -131,7 +152,7 @@ def _modelled(
     held = sum(loss.sms_held * loss.modelled_ms for loss in losses) / modelled_ms
     basis = (
         f"modelled from the grids of {modelled_ms / beside_ms:.0%} of the compute beside communication, which holds "
-        f"{held:.0f} of {losses[0].num_sms} SMs"
+        f"{held:.0f} of {max(loss.num_sms for loss in losses)} SMs"
     )
     if sms + waves > max(0.0, remainder):
         notes.append(

@@ -13,6 +13,8 @@ from overlap_callbacks.analysis.results.mode import Mode
 
 # Steps of one mode are like each other if their numbers of kernels differ from the usual one by at most this share.
 _MAX_DEVIATION = 0.02
+# Kernels at the end of a step whose names are compared: streams interleave, so the very last one varies.
+_TAIL = 8
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,8 @@ class StepCounts:
         truncated: the profile ends before its last step does.
         odd: the steps that have another number of kernels than most of their mode.
         varying: more than half of the steps of a mode have another number of kernels than the usual one. That is the
-            job's way, e.g. where the tokens decide which experts run; so no step is odd.
+            job's way, e.g. where the tokens decide which experts run; so no step is odd. Or a mode has two steps, and
+            they differ: then neither is odd.
     """
 
     truncated: bool = False
@@ -38,22 +41,40 @@ def kernels_of_steps(kernels: KernelTable, steps: Sequence[int]) -> dict[int, in
     return {step: int(counts[step]) for step in steps}
 
 
-def compare_counts(counts: Mapping[int, int], by_arm: Mapping[Mode, Sequence[int]]) -> StepCounts:
+def tails_of_steps(kernels: KernelTable, steps: Sequence[int]) -> dict[int, tuple[str, ...]]:
+    """Names of the last compute and communication kernels of each of the given steps, in the order of their starts."""
+    wanted = (kernels.kind == Kind.COMPUTE) | (kernels.kind == Kind.COMMUNICATION)
+    tails = {}
+    for step in steps:
+        rows = np.flatnonzero(wanted & (kernels.step == step))
+        last = rows[np.argsort(kernels.intervals.start_ns[rows], kind="stable")[-_TAIL:]]
+        tails[step] = tuple(kernels.names[name] for name in kernels.name[last].tolist())
+    return tails
+
+
+def compare_counts(
+    counts: Mapping[int, int], by_arm: Mapping[Mode, Sequence[int]], tails: Mapping[int, Sequence[str]]
+) -> StepCounts:
     """Compare the steps of each mode with each other.
 
     A profiler whose buffers are full records nothing more. So in a truncated profile the last steps have fewer kernels
-    than the others, or none. Odd steps anywhere else are of the job's making.
+    than the others, or none, and the last one does not end with a kernel that ends the others of its mode. (A step that
+    is merely shorter ends as they do.) Odd steps anywhere else are of the job's making.
 
     Args:
         counts: number of kernels of each counted step, by its index.
         by_arm: the counted steps of each mode.
+        tails: names of the last kernels of each counted step, in order.
     """
     in_order = sorted(counts)
     if not any(counts.values()):
         return StepCounts()
-    if not counts[in_order[-1]]:
+    last = in_order[-1]
+    if not counts[last]:
         return StepCounts(truncated=True)
+    unlike: set[int] = set()
     odd: set[int] = set()
+    usual_ends: set[str] = set()  # of the mode of the last step
     all_short = True
     for steps in by_arm.values():
         if not steps:
@@ -64,7 +85,12 @@ def compare_counts(counts: Mapping[int, int], by_arm: Mapping[Mode, Sequence[int
         if 2 * len(of_mode) > len(steps):
             return StepCounts(varying=True)
         all_short = all_short and all(counts[step] < usual for step in of_mode)
-        odd |= of_mode
-    if odd and all_short and odd == set(in_order[-len(odd) :]):
+        unlike |= of_mode
+        if len(steps) > 2:  # of two, nobody can say which one is odd
+            odd |= of_mode
+        if last in steps:
+            usual_ends = {name for step in steps if step not in of_mode for name in tails[step]}
+    is_tail = bool(unlike) and all_short and unlike == set(in_order[-len(unlike) :])
+    if is_tail and not usual_ends.intersection(tails[last][-1:]):
         return StepCounts(truncated=True)
-    return StepCounts(odd=frozenset(odd))
+    return StepCounts(odd=frozenset(odd), varying=bool(unlike - odd))

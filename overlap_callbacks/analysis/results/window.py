@@ -289,6 +289,8 @@ class RankWindow(msgspec.Struct, frozen=True):
         memory: bounds of its memory peak in each mode; empty on CPU.
         report_cpu_ms: CPU time that the reporting thread took to read and measure the window, while the steps after it
             ran.
+        let_pass: what its sequential steps let pass, in words. The window is invalid if no rank has a profile of
+            sequential steps, which would show whether that ran beside compute.
     """
 
     rank: int
@@ -317,3 +319,4 @@ class RankWindow(msgspec.Struct, frozen=True):
     environment: RankEnvironment | None = None
     memory: tuple[MemoryPeak, ...] = ()
     report_cpu_ms: float = 0.0
+    let_pass: tuple[str, ...] = ()

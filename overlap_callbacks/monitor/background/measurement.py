@@ -20,13 +20,13 @@ from overlap_callbacks.analysis.power.phases import StepPhases
 from overlap_callbacks.analysis.power.segments import Segment
 from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow, TimedBlock
+from overlap_callbacks.analysis.results.window import RankWindow, TimedBlock
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.instruments.memory import reading_of
 from overlap_callbacks.instruments.power.meter import MeasuredPower
 from overlap_callbacks.monitor.background.collective_times import collective_times
-from overlap_callbacks.monitor.background.let_pass import unchecked, what_was_let_pass
+from overlap_callbacks.monitor.background.let_pass import is_little, what_was_let_pass
 from overlap_callbacks.monitor.background.profile_figures import profile_figures
 from overlap_callbacks.monitor.schedule import Part
 from overlap_callbacks.monitor.window import ClosedWindow, FinishedBlock, MeasuredStep
@@ -93,7 +93,6 @@ class _Measurement:
     def __init__(self, window: ClosedWindow) -> None:
         self._window = window
         self._problems = list(window.problems)
-        self._doubts: list[str] = []
         odd = odd_steps(window.steps)
         if odd:
             self._note("steps that issued far more or fewer collectives than most of their window were left out")
@@ -112,7 +111,7 @@ class _Measurement:
             step.log for step in self._of(Part.TIMED) if step.counted and step.plan.mode is Mode.SEQUENTIAL
         ]
         collectives = collective_times(self._recorded(), timed_sequential, profile.kernels_ms, self._await_passed)
-        self._note_let_pass(profile.blocks)
+        let_pass = self._let_pass()
         return RankWindow(
             rank=rank,
             window=window.number,
@@ -134,20 +133,21 @@ class _Measurement:
             power_trace=power.trace if rank == 0 else None,
             power_elsewhere=window.meter is not None and window.meter.elsewhere,
             problems=tuple(self._problems),
-            doubts=(*self._doubts, *profile.doubts),
+            doubts=profile.doubts,
             num_sms=profile.num_sms,
             sm_loss=profile.sm_loss,
             memory=memory_peaks(self._steps),
+            let_pass=let_pass,
         )
 
-    def _note_let_pass(self, profiled: Sequence[ProfiledBlock]) -> None:
-        """Say what sequential steps let pass; without a profile of such steps, that makes them doubtful."""
-        is_checked = any(block.arm is Mode.SEQUENTIAL for block in profiled)
-        for sentence in what_was_let_pass(self._steps):
-            if is_checked:
-                self._note(sentence)
-            else:
-                self._doubts.append(unchecked(sentence))
+    def _let_pass(self) -> tuple[str, ...]:
+        """What sequential steps let pass, in words; a note where it is too little to matter."""
+        sentences = what_was_let_pass(self._steps)
+        if not is_little(self._steps):
+            return sentences
+        for sentence in sentences:
+            self._note(sentence)
+        return ()
 
     def _note(self, problem: str) -> None:
         if problem not in self._problems:

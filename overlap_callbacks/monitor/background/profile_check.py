@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from overlap_callbacks.analysis.formatting import one_digit
-from overlap_callbacks.analysis.kernels.step_counts import compare_counts, kernels_of_steps
+from overlap_callbacks.analysis.kernels.step_counts import compare_counts, kernels_of_steps, tails_of_steps
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
 from overlap_callbacks.analysis.results.mode import Mode
 
@@ -45,9 +45,9 @@ def check_device_profile(kernels: KernelTable, by_arm: Mapping[Mode, Sequence[in
             # Their own starts do not tell their steps: the device lags behind the host by up to a step.
             why = "the profile does not tell which steps launched the kernels of the device"
         return CheckedProfile({}, missing=why)
-    found = compare_counts(kernels_of_steps(kernels, steps), by_arm)
+    found = compare_counts(kernels_of_steps(kernels, steps), by_arm, tails_of_steps(kernels, steps))
     if found.truncated:
-        why = "the profile ends before its last step does: its last steps have fewer kernels than the others"
+        why = "the profile ends before its last step does: its last steps lack the kernels that end the others"
         return CheckedProfile({}, missing=why)
     problems = []
     if found.varying:

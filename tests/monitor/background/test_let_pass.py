@@ -6,10 +6,14 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+import pytest
+
 from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import RankWindow
+from overlap_callbacks.gate.collectives import Collective, Group
 from overlap_callbacks.gate.let_pass import LetPass
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments.clocks import StepClock
@@ -23,11 +27,17 @@ MS = 1_000_000
 
 
 def step(
-    let_pass: Mapping[LetPass, int], mode: Mode = Mode.SEQUENTIAL, counted: bool = True, profile_index: int = -1
+    let_pass: Mapping[LetPass, int],
+    mode: Mode = Mode.SEQUENTIAL,
+    counted: bool = True,
+    profile_index: int = -1,
+    let_pass_bytes: int = 500,
 ) -> MeasuredStep:
+    """A step of 1000 bytes, of which some were let pass."""
     part = Part.TIMED if profile_index < 0 else Part.PROFILED
     plan = Plan(0, 1, part, 0, mode, mode, True, False)
-    log = StepLog((), 0, None, let_pass=let_pass)
+    issued = Collective("allreduce_", Group("0", "", (0, 1), "nccl"), 1000, 1000, None, 0, -1, 0, 0)
+    log = StepLog((issued,), 0, None, let_pass=let_pass, let_pass_bytes=let_pass_bytes if let_pass else 0)
     return MeasuredStep(plan=plan, start=0, end=MS, log=log, counted=counted, profile_index=profile_index)
 
 
@@ -69,19 +79,43 @@ def window_of(steps: list[MeasuredStep], profile: Any = None) -> RankWindow:
 
 def test_without_a_profile_a_window_whose_steps_let_collectives_pass_is_not_valid() -> None:
     window = window_of([step({LetPass.CAPTURE: 3})])
-    (doubt,) = window.doubts
-    assert doubt.startswith("3 collectives a step were not serialised: a CUDA graph was being captured")
+    (sentence,) = window.let_pass
+    assert sentence.startswith("3 collectives a step were not serialised: a CUDA graph was being captured")
     report = aggregate_windows([window], world_size=1, every_n_steps=100)
     assert not report.valid
-    assert doubt in report.problems
+    assert report.problems == (f"{sentence}; no profile shows whether they ran beside compute",)
     assert aggregate_windows([window_of([step({})])], world_size=1, every_n_steps=100).valid
+
+
+@pytest.mark.parametrize("let_pass_bytes", [0, 8])
+def test_a_heartbeat_that_was_let_pass_is_a_note_without_a_profile_too(let_pass_bytes: int) -> None:
+    heartbeat = {LetPass.SINGLE_MESSAGE: 1}
+    report = aggregate_windows(
+        [window_of([step(heartbeat, let_pass_bytes=let_pass_bytes)])], world_size=1, every_n_steps=100
+    )
+    assert report.valid
+    assert [problem.split(":")[0] for problem in report.problems] == ["1 messages a step were not serialised"]
+    assert not aggregate_windows(
+        [window_of([step(heartbeat, let_pass_bytes=10)])], world_size=1, every_n_steps=100
+    ).valid
+
+
+def profiled_window() -> RankWindow:
+    rows = [("gemm", Kind.COMPUTE, 0, 0, 1), ("gemm", Kind.COMPUTE, 1, 1, 2)]
+    profile: Any = SimpleNamespace(kernels=lambda: columns(rows))
+    steps = [step({}, Mode.OVERLAPPED, profile_index=0), step({LetPass.CAPTURE: 3}, profile_index=1)]
+    return window_of(steps, profile)
 
 
 def test_with_a_profile_of_sequential_steps_what_was_let_pass_is_a_note() -> None:
     """The profile shows residual overlap, which decides then."""
-    rows = [("gemm", Kind.COMPUTE, 0, 0, 1), ("gemm", Kind.COMPUTE, 1, 1, 2)]
-    profile: Any = SimpleNamespace(kernels=lambda: columns(rows))
-    steps = [step({}, Mode.OVERLAPPED, profile_index=0), step({LetPass.CAPTURE: 3}, profile_index=1)]
-    window = window_of(steps, profile)
-    assert window.doubts == ()
-    assert "3 collectives a step were not serialised: a CUDA graph was being captured" in window.problems
+    report = aggregate_windows([profiled_window()], world_size=1, every_n_steps=100)
+    assert report.valid
+    assert "3 collectives a step were not serialised: a CUDA graph was being captured" in report.problems
+
+
+def test_a_rank_whose_profile_is_lost_does_not_make_the_window_invalid() -> None:
+    lost = msgspec.structs.replace(window_of([step({LetPass.CAPTURE: 3})]), rank=1)
+    report = aggregate_windows([profiled_window(), lost], world_size=2, every_n_steps=100)
+    assert report.valid
+    assert "3 collectives a step were not serialised: a CUDA graph was being captured" in report.problems

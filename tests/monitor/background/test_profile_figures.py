@@ -37,7 +37,7 @@ GROUP = Group("0", "default_pg", (0, 1), "nccl")
 LOG = StepLog((Collective("allreduce_", GROUP, 4, 4, None, 0, -1, 0, 0, asynchronous=True, on_device=True),), 0, None)
 
 
-def step_events(number: int, kernels: int = KERNELS) -> list[Event]:
+def step_events(number: int, kernels: int = KERNELS, last: str = "gemm") -> list[Event]:
     """A step's GEMMs, and an all-reduce beside them in overlapped steps; the device lags by half a step."""
     start, first = number * STEP_NS, 1000 * (number + 1)
     ran = start + STEP_NS // 2
@@ -45,7 +45,8 @@ def step_events(number: int, kernels: int = KERNELS) -> list[Event]:
     for i in range(kernels):
         metadata = launch_metadata((i % 7 + 1, 1, 1), correlation=first + i)
         at = ran + 100_000 * i
-        events.append(gpu_kernel("gemm", at, at + 90_000, first + i, metadata=metadata))
+        name = last if i == kernels - 1 else "gemm"
+        events.append(gpu_kernel(name, at, at + 90_000, first + i, metadata=metadata))
     at = ran if ORDER[number % len(ORDER)] == "O" else ran + 100_000 * kernels
     events.append(gpu_kernel(ALL_REDUCE, at, at + 2 * MS, first + kernels, stream=20))
     return events
@@ -134,7 +135,7 @@ def test_a_device_profile_without_kernels_says_so_and_gives_no_zeros(events: lis
 )
 def test_a_truncated_profile_says_so_and_gives_nothing(kept: tuple[int, ...]) -> None:
     steps = [
-        (step_events(number) if count == KERNELS else step_events(number)[: KERNELS + 1 + count])
+        step_events(number, last="adamw")[: None if count == KERNELS else KERNELS + 1 + count]
         for number, count in enumerate(kept)
     ]
     found = measured(steps)
@@ -147,6 +148,13 @@ def test_an_odd_step_is_left_out_with_a_note() -> None:
     steps[3] = step_events(3, kernels=KERNELS + 50)
     found = measured(steps)
     assert blocks_of(found) == [0, 1, 2, 4, 5, 6, 7]
+    assert found.problems == ("profiled steps with more or fewer kernels than most of their mode were left out",)
+
+
+def test_a_shorter_last_step_that_ends_as_the_others_do_is_left_out_alone() -> None:
+    steps = [step_events(number, KERNELS - (5 if number == 7 else 0), last="adamw") for number in range(8)]
+    found = measured(steps)
+    assert blocks_of(found) == [0, 1, 2, 3, 4, 5, 6]
     assert found.problems == ("profiled steps with more or fewer kernels than most of their mode were left out",)
 
 
