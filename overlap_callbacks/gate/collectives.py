@@ -115,15 +115,21 @@ def _sizes_of(name: str, operator: Any, arguments: list[str]) -> Callable[[tuple
 
     def in_place_list(args: tuple[Any, ...]) -> Sizes:
         tensors = args[0]
-        if len(tensors) == 1:
-            tensor = tensors[0]
-            size = tensor.nbytes
-            return size, size, tensor
-        size = sum([tensor.nbytes for tensor in tensors])
-        return size, size, tensors[0] if tensors else None
+        try:
+            if len(tensors) == 1:
+                tensor = tensors[0]
+                size = tensor.nbytes
+                return size, size, tensor
+            size = sum([tensor.nbytes for tensor in tensors])
+            return size, size, tensors[0] if tensors else None
+        except RuntimeError:  # a sparse tensor does not tell
+            return anything(args)
 
     def out_and_in(args: tuple[Any, ...]) -> Sizes:
-        return args[1].nbytes, args[0].nbytes, args[0]
+        try:
+            return args[1].nbytes, args[0].nbytes, args[0]
+        except RuntimeError:
+            return anything(args)
 
     def anything(args: tuple[Any, ...]) -> Sizes:
         size_in = sum([num_bytes(args[i]) for i in inputs])
@@ -139,9 +145,23 @@ def _sizes_of(name: str, operator: Any, arguments: list[str]) -> Callable[[tuple
 
 def num_bytes(value: Any) -> int:
     """Bytes of a tensor, or of all tensors in nested lists."""
-    if isinstance(value, torch.Tensor):
+    if not isinstance(value, torch.Tensor):
+        return sum(map(num_bytes, value))
+    try:
         return value.nbytes
-    return sum(map(num_bytes, value))
+    except RuntimeError:
+        return sum(part.nbytes for part in _dense_parts(value))
+
+
+def _dense_parts(sparse: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The dense tensors that a sparse one consists of: its indices and values. None of a layout without known parts."""
+    if sparse.layout is torch.sparse_coo:
+        return sparse._indices(), sparse._values()  # the public ones raise where indices may come twice
+    if sparse.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return sparse.crow_indices(), sparse.col_indices(), sparse.values()
+    if sparse.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return sparse.ccol_indices(), sparse.row_indices(), sparse.values()
+    return ()
 
 
 def first_tensor(value: Any) -> torch.Tensor | None:

@@ -159,6 +159,8 @@ class StepLog:
             the reason.
         unsupported_device: type of a device other than CPU, CUDA and ROCm on which a collective's tensors were; empty
             if there was none.
+        captured: whether collectives were issued while a CUDA graph was captured. They launched no kernel, and the step
+            took longer than others do.
     """
 
     collectives: tuple[Collective, ...]
@@ -169,6 +171,7 @@ class StepLog:
     compiled: bool = False
     let_pass: Mapping[LetPass, int] = field(default_factory=dict)
     unsupported_device: str = ""
+    captured: bool = False
 
 
 # Sends and receives that are posted together: of each its operator, its group's name, and the peer's rank in it.

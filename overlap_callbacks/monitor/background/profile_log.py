@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.gate.collectives import Collective
-from overlap_callbacks.gate.let_pass import LetPass
 from overlap_callbacks.monitor.window import MeasuredStep
 
 
@@ -35,14 +34,9 @@ def profile_log(steps: Sequence[MeasuredStep]) -> ProfileLog:
     """The log of those of a window's steps that were profiled."""
     profiled = [step for step in steps if step.profile_index >= 0]
     counted = [step for step in profiled if step.counted]
-    whole = [step for step in counted if not (step.log.dropped or step.log.compiled or _captured(step))]
+    whole = [step for step in counted if not (step.log.dropped or step.log.compiled or step.log.captured)]
     return ProfileLog(
         issued={step.profile_index: step.log.collectives for step in profiled},
         whole=frozenset(step.profile_index for step in whole),
         sequential=tuple(step.profile_index for step in counted if step.plan.mode is Mode.SEQUENTIAL),
     )
-
-
-def _captured(step: MeasuredStep) -> bool:
-    """Whether a CUDA graph was captured in the step: its collectives were issued, and launched no kernel."""
-    return LetPass.CAPTURE in step.log.let_pass
