@@ -144,24 +144,16 @@ def _sizes_of(name: str, operator: Any, arguments: list[str]) -> Callable[[tuple
 
 
 def num_bytes(value: Any) -> int:
-    """Bytes of a tensor, or of all tensors in nested lists."""
+    """Bytes of a tensor (if it is sparse, of its indices and values), or of all tensors in nested lists."""
     if not isinstance(value, torch.Tensor):
         return sum(map(num_bytes, value))
     try:
         return value.nbytes
     except RuntimeError:
-        return sum(part.nbytes for part in _dense_parts(value))
-
-
-def _dense_parts(sparse: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The dense tensors that a sparse one consists of: its indices and values. None of a layout without known parts."""
-    if sparse.layout is torch.sparse_coo:
-        return sparse._indices(), sparse._values()  # the public ones raise where indices may come twice
-    if sparse.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return sparse.crow_indices(), sparse.col_indices(), sparse.values()
-    if sparse.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return sparse.ccol_indices(), sparse.row_indices(), sparse.values()
-    return ()
+        if value.layout is not torch.sparse_coo:
+            return 0  # no torch has such a layout
+        # Without the underscores these raise, for gradients in which an index comes twice.
+        return value._indices().nbytes + value._values().nbytes
 
 
 def first_tensor(value: Any) -> torch.Tensor | None:
