@@ -205,8 +205,7 @@ class Gate:
             self.nested = self.nested or bool(foreign)  # from the next window on
             quiet = self._watching and self._numbers.complete and not foreign and self._is_quiet(len(collectives))
         divergence, let_pass, device = self._tracker.divergence, self._let_pass, self._unsupported_device
-        captured = self._captured
-        log = StepLog(collectives, dropped, divergence, quiet, foreign, compiled, let_pass, device, captured)
+        log = StepLog(collectives, dropped, divergence, quiet, foreign, compiled, let_pass, device, self._captured)
         self._works.clear()
         self._groups.clear()  # keeps no process group alive between steps
         self._numbers = None
@@ -308,9 +307,7 @@ class Gate:
                 self._posted.append(call)
             self._recorder.append(call)
             watched = call if self._watching else None
-            if not self._serialise or not self._tracker.admits(call):
-                return watched
-            if not spec.returns_work:
+            if not self._serialise or not self._tracker.admits(call) or not spec.returns_work:
                 return watched
             serialiser = self._serialiser_of(call, tensor)
             if isinstance(serialiser, LetPass):
