@@ -11,6 +11,7 @@ from overlap_callbacks.gate.collectives import POINT_TO_POINT
 @dataclass(frozen=True)
 class FakeGroup:
     name: str
+    backend: str = "nccl"
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,11 @@ class FakeCollective:
     on_device: bool = True
     coalesced: int = 0
     posted: int = 0
+    backend: str = "nccl"
 
     @property
     def group(self) -> FakeGroup:
-        return FakeGroup(self.dimension)
+        return FakeGroup(self.dimension, self.backend)
 
     @property
     def point_to_point(self) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch.distributed as dist
@@ -19,7 +19,13 @@ import torch.distributed.distributed_c10d as c10d
 
 from overlap_callbacks.gate.collectives import OperatorSpec
 
-_MANAGER = inspect.unwrap(c10d._coalescing_manager).__code__
+
+def _code_of(function: Any) -> CodeType | None:
+    """The code of a function of torch's that may be missing, or be something else, in another torch."""
+    return getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
+
+
+_MANAGER = _code_of(getattr(c10d, "_coalescing_manager", None))
 
 
 class CoalescingBlocks:
@@ -30,19 +36,21 @@ class CoalescingBlocks:
     """
 
     def __init__(self) -> None:
-        self.open: dict[dist.ProcessGroup, list[Any]] = c10d._world.pg_coalesce_state
-        self._last: list[Any] | None = None  # the block seen last; held, so that no other takes its place
+        self.open: dict[dist.ProcessGroup, list[Any]] = _blocks_of_torch()
+        # By group, the block seen last and its number. The block is held, so that no other takes its place in memory.
+        self._last: dict[dist.ProcessGroup, tuple[list[Any], int]] = {}
         self._count = 0
 
     def number_of(self, group: dist.ProcessGroup) -> int:
-        """The number of the group's open block, from 1; 0 if it has none."""
+        """The number of the group's open block, from 1; 0 if it has none. Blocks of several groups may be open."""
         block = self.open.get(group)
         if block is None:
             return 0
-        if block is not self._last:
-            self._last = block
-            self._count += 1
-        return self._count
+        last, number = self._last.get(group, (None, 0))
+        if block is not last:
+            self._count = number = self._count + 1
+            self._last[group] = (block, number)
+        return number
 
     def hold_back(self, spec: OperatorSpec) -> bool:
         """Whether a collective that is issued now starts only when a block ends.
@@ -53,8 +61,18 @@ class CoalescingBlocks:
         return bool(self.open) or (spec.ends_block and _within_manager_with_device())
 
 
+def _blocks_of_torch() -> dict[dist.ProcessGroup, list[Any]]:
+    """The table that torch has of open blocks; an empty one where this torch has none."""
+    return getattr(getattr(c10d, "_world", None), "pg_coalesce_state", {})
+
+
 def _within_manager_with_device() -> bool:
-    """Whether a ``_coalescing_manager`` that was given a device is what issues the operator."""
+    """Whether a ``_coalescing_manager`` that was given a device is what issues the operator.
+
+    Where this torch does not tell, it may be one: what has not started must not be waited for.
+    """
+    if _MANAGER is None:
+        return True
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         # While the manager's block runs, the manager itself is suspended, and is no frame of the stack.

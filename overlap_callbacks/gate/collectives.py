@@ -115,15 +115,21 @@ def _sizes_of(name: str, operator: Any, arguments: list[str]) -> Callable[[tuple
 
     def in_place_list(args: tuple[Any, ...]) -> Sizes:
         tensors = args[0]
-        if len(tensors) == 1:
-            tensor = tensors[0]
-            size = tensor.nbytes
-            return size, size, tensor
-        size = sum([tensor.nbytes for tensor in tensors])
-        return size, size, tensors[0] if tensors else None
+        try:
+            if len(tensors) == 1:
+                tensor = tensors[0]
+                size = tensor.nbytes
+                return size, size, tensor
+            size = sum([tensor.nbytes for tensor in tensors])
+            return size, size, tensors[0] if tensors else None
+        except RuntimeError:  # a sparse tensor does not tell
+            return anything(args)
 
     def out_and_in(args: tuple[Any, ...]) -> Sizes:
-        return args[1].nbytes, args[0].nbytes, args[0]
+        try:
+            return args[1].nbytes, args[0].nbytes, args[0]
+        except RuntimeError:
+            return anything(args)
 
     def anything(args: tuple[Any, ...]) -> Sizes:
         size_in = sum([num_bytes(args[i]) for i in inputs])
@@ -138,10 +144,16 @@ def _sizes_of(name: str, operator: Any, arguments: list[str]) -> Callable[[tuple
 
 
 def num_bytes(value: Any) -> int:
-    """Bytes of a tensor, or of all tensors in nested lists."""
-    if isinstance(value, torch.Tensor):
+    """Bytes of a tensor (if it is sparse, of its indices and values), or of all tensors in nested lists."""
+    if not isinstance(value, torch.Tensor):
+        return sum(map(num_bytes, value))
+    try:
         return value.nbytes
-    return sum(map(num_bytes, value))
+    except RuntimeError:
+        if value.layout is not torch.sparse_coo:
+            return 0  # no torch has such a layout
+        # Without the underscores these raise, for gradients in which an index comes twice.
+        return value._indices().nbytes + value._values().nbytes
 
 
 def first_tensor(value: Any) -> torch.Tensor | None:

@@ -6,15 +6,15 @@ rank 1, which waits in B for rank 0. So before anything is serialised, the seque
 the union of their orders must have no cycle.
 
 A node of that union is one collective (the k-th of its group, the same on every member) or one message (the k-th send
-from one rank to another, and the receive that it matches). The edges say what cannot finish before what:
+from one rank to another, and the receive that it matches). The edges say what may have to wait for what: everything
+waits for all that precedes it on its rank. That holds too for what sequential steps let pass as it is (members of
+coalescing blocks, single sends and receives, groups whose ranks are not known). The job may wait for these at once, and
+what sequential steps add to that must be harmless in any case. Only these start together, and do not wait for each
+other: the members of a coalescing block, and those of a batch that sequential steps wait for (``Gate.post``). (A small
+message may be buffered, and its send finish before its receive is posted. Nobody should rely on that, so the check does
+not.)
 
-- a collective follows whatever precedes it on its rank, and precedes whatever follows it; nothing waits for a member of
-  a coalescing block;
-- a message follows what precedes its send on the one rank and its receive on the other, and precedes what follows its
-  receive (but not the rest of its coalescing block). Nothing waits for a send that is issued alone;
-- a batch that sequential steps wait for (``Gate.post``) starts as one, and everything after it follows all of its
-  messages, sent and received. (A small message may be buffered, and its send finish before its receive is posted.
-  Nobody should rely on that, so the check does not.)
+A cycle counts if it goes through something that sequential steps wait for. The job has just run through all others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 
 import msgspec
 
-from overlap_callbacks.gate.collectives import POINT_TO_POINT, RECEIVES, SENDS, Collective
+from overlap_callbacks.gate.collectives import POINT_TO_POINT, SENDS, Collective
 
 
 class Item(msgspec.Struct, frozen=True, array_like=True):
@@ -197,7 +197,7 @@ class PrecedenceGraph:
 
     def __init__(self) -> None:
         self.names: list[_Name] = []
-        self.waited: list[bool] = []  # whether a sequential step waits for the node
+        self.waited: list[bool] = []  # whether a sequential step waits for the node, on any rank
         self.after: list[set[int]] = []
         self.rank: dict[tuple[int, int], int] = {}  # the rank that an edge comes from, for the message
         self._numbers: dict[_Node, int] = {}
@@ -205,27 +205,20 @@ class PrecedenceGraph:
     def add(self, sequence: CollectiveSequence, rank: int) -> None:
         """Add one rank's edges."""
         counts: dict[_Node, int] = defaultdict(int)
-        frontier: list[int] = []  # nodes that must finish before whatever follows
-        waiting: list[int] = []  # what the open batch adds to the frontier: its members start together
+        before: list[int] = []  # what started together last: what starts next may have to wait for it
+        together: list[int] = []  # what starts together now
         batch = (0, 0)  # the numbers of the posted batch, or else of the coalescing block; zeros outside of both
         for item in sequence.items:
-            if not sequence.groups[item.group]:
-                continue  # its ranks are not known, and no sequential step waits for it
             if item.batch == (0, 0) or item.batch != batch:
-                if batch[0]:
-                    frontier = []  # what follows the batch waits for all of it, and so for what came before it
-                frontier, waiting = frontier + waiting, []
+                before, together = together or before, []
             batch = item.batch
             message = item.operator in POINT_TO_POINT
             node = self._message(item, counts) if message else self._of_collective(item, sequence, counts)
-            for before in frontier:
-                self._edge(before, node, rank)
-            if item.posted:
+            for earlier in before:
+                self._edge(earlier, node, rank)
+            if item.posted or not (message or item.coalesced or not sequence.groups[item.group]):
                 self.waited[node] = True
-            if item.posted or item.operator in RECEIVES:
-                waiting.append(node)
-            elif not message and not item.coalesced:
-                frontier = [node]
+            together.append(node)
 
     def cycle(self) -> list[int] | None:
         """The nodes of a shortest cycle through something that a sequential step waits for, or None."""
@@ -285,7 +278,7 @@ class PrecedenceGraph:
         number = counts[base]
         counts[base] += 1
         name = f"{item.operator} (number {number} of group {label!r}, ranks {_ranks(ranks)})"
-        return self._node((*base, number), _Name(name), waited=True)
+        return self._node((*base, number), _Name(name))
 
     def _message(self, item: Item, counts: dict[_Node, int]) -> int:
         """The message that is sent or received; its two ends are one node."""
@@ -297,12 +290,12 @@ class PrecedenceGraph:
         send = f"send {number} to rank {item.target} on group {item.group!r}"
         return self._node((*channel, number), _Name(receive, send, item.source))
 
-    def _node(self, key: _Node, name: _Name, waited: bool = False) -> int:
+    def _node(self, key: _Node, name: _Name) -> int:
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = len(self.names)
             self.names.append(name)
-            self.waited.append(waited)
+            self.waited.append(False)
             self.after.append(set())
         return number
 
@@ -324,4 +317,6 @@ class _Name:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
+    if not ranks:
+        return "unknown"
     return str(list(ranks)) if len(ranks) <= 8 else f"[{ranks[0]}, ..., {ranks[-1]}]"

@@ -16,7 +16,7 @@ The rules that keep it safe:
 - members of a coalescing block are not waited for: they have not started yet (``coalescing.py``);
 - only a sequence of collectives that passed the order check is serialised. Where a step departs from it, the gate lets
   the rest of the step through as it is, and says so;
-- while a CUDA graph is captured it only redispatches, and counts what it let pass.
+- while a CUDA graph is captured it only redispatches, and the log says that one was captured.
 """
 
 from __future__ import annotations
@@ -102,6 +102,7 @@ class Gate:
         self._unseen = False  # collectives of the step were let through unseen
         self._let_pass, self._let_pass_bytes = Counter[LetPass](), 0
         self._unsupported_device = ""
+        self._captured = False
         self._compilations = dispatcher.num_compilations
         self._blocks = CoalescingBlocks()
         self._batches = 0
@@ -204,7 +205,7 @@ class Gate:
             self.nested = self.nested or bool(foreign)  # from the next window on
             quiet = self._watching and self._numbers.complete and not foreign and self._is_quiet(len(collectives))
         divergence = self._tracker.divergence
-        let_pass = self._let_pass, self._unsupported_device, self._let_pass_bytes
+        let_pass = self._let_pass, self._unsupported_device, self._let_pass_bytes, self._captured
         log = StepLog(collectives, dropped, divergence, quiet, foreign, compiled, *let_pass)
         self._works.clear()
         self._groups.clear()  # keeps no process group alive between steps
@@ -285,6 +286,9 @@ class Gate:
                 group = self._groups[process_group] = Group.of(process_group, self.dimensions)
                 self._unsupported_device = self._unsupported_device or _unsupported_device(spec.sizes(args)[2])
             bytes_in, bytes_out, tensor = spec.sizes(args)
+            on_device = tensor is not None and tensor.is_cuda
+            if on_device and torch.cuda.is_current_stream_capturing():
+                self._captured = True
             blocks = self._blocks
             call = CollectiveCall(
                 spec,
@@ -298,15 +302,13 @@ class Gate:
                 issued_ns,
                 self._posting if spec.point_to_point else 0,
                 args[spec.async_op] if len(args) > spec.async_op else spec.asynchronous,
-                tensor is not None and tensor.is_cuda,
+                on_device,
             )
             if call.posted:
                 self._posted.append(call)
             self._recorder.append(call)
             watched = call if self._watching else None
-            if not self._serialise or not self._tracker.admits(call):
-                return watched
-            if not spec.returns_work:
+            if not self._serialise or not self._tracker.admits(call) or not spec.returns_work:
                 return watched
             serialiser = self._serialiser_of(call, tensor)
             if isinstance(serialiser, LetPass):

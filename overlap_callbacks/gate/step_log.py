@@ -160,6 +160,8 @@ class StepLog:
         unsupported_device: type of a device other than CPU, CUDA and ROCm on which a collective's tensors were; empty
             if there was none.
         let_pass_bytes: of those that were let pass, of each the larger of its tensors read and written.
+        captured: whether collectives were issued while a CUDA graph was captured. They launched no kernel, and the step
+            took longer than others do.
     """
 
     collectives: tuple[Collective, ...]
@@ -171,6 +173,7 @@ class StepLog:
     let_pass: Mapping[LetPass, int] = field(default_factory=dict)
     unsupported_device: str = ""
     let_pass_bytes: int = 0
+    captured: bool = False
 
 
 # Sends and receives that are posted together: of each its operator, its group's name, and the peer's rank in it.

@@ -6,8 +6,10 @@ it. A mark on the host is ``time.perf_counter_ns``. Nothing here ever waits for 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
+import os
 import threading
 import time
 from collections import deque
@@ -71,14 +73,29 @@ def _leave_captures_alone() -> None:
     """
     try:
         if torch.version.hip is not None:
-            exchange = ctypes.CDLL("libamdhip64.so").hipThreadExchangeStreamCaptureMode
+            major = torch.version.hip.split(".")[0]
+            exchange = _loaded("libamdhip64.so", f"libamdhip64.so.{major}").hipThreadExchangeStreamCaptureMode
         else:
             major = str(torch.version.cuda).split(".")[0]
-            # torch has loaded this library already: it is found by its name.
-            exchange = ctypes.CDLL(f"libcudart.so.{major}").cudaThreadExchangeStreamCaptureMode
+            exchange = _loaded(f"libcudart.so.{major}").cudaThreadExchangeStreamCaptureMode
         exchange(ctypes.byref(ctypes.c_int(_THREAD_LOCAL_CAPTURE)))
     except (OSError, AttributeError):
         return  # a build of torch without that library: the default stays
+
+
+def _loaded(*names: str) -> ctypes.CDLL:
+    """A library that torch has loaded already. Another copy (of the system's ROCm, say) must not be loaded beside it.
+
+    Args:
+        *names: that it may have, one of which the wheels use, and another a torch built from source.
+
+    Raises:
+        OSError: no library of these names is loaded.
+    """
+    for name in names[:-1]:
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    return ctypes.CDLL(names[-1], mode=os.RTLD_NOLOAD | os.RTLD_NOW)
 
 
 def elapsed_ms(start: Mark, end: Mark) -> float:

@@ -205,7 +205,8 @@ class Window:
     def _is_unspoilt(self, log: StepLog) -> bool:
         """Whether the step that just ended is like the others of its mode."""
         skipped, stuck = bool(self._skipped), self._gate.stuck is not None
-        return not (skipped or log.compiled or log.divergence is not None or self._was_paused or stuck)
+        odd = log.compiled or log.captured or log.divergence is not None
+        return not (skipped or odd or self._was_paused or stuck)
 
     def _note_oddities(self, log: StepLog) -> None:
         """Have the report say why the step that just ended does not count, or what else was odd about it."""
@@ -214,6 +215,8 @@ class Window:
             return
         if log.compiled:
             self.note("a step in which torch.compile compiled was left out")
+        elif log.captured:
+            self.note("a step in which a CUDA graph was captured was left out")
         elif log.divergence is not None:
             self.note(f"a sequential step was left out: {log.divergence}")
         elif self._plan.counted and self._is_unspoilt(log):

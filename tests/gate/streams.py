@@ -49,6 +49,11 @@ class Device:
         self._before[number] = set(before)
         return number
 
+    @property
+    def all_work(self) -> dict[int, set[int]]:
+        """All work, and what each piece of it comes directly after."""
+        return dict(self._before)
+
     def is_before(self, first: int, second: int) -> bool:
         """Whether ``first`` must be done before ``second`` starts."""
         todo, seen = [second], set()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -102,3 +104,41 @@ def test_while_a_block_is_open_nothing_is_waited_for_and_after_it_collectives_ar
         assert member == ([("broadcast_", False)], {LetPass.COALESCING_BLOCK: 1})
         assert after == ([("allreduce_", True)], {})
         assert without_a_block == ([("allreduce_coalesced_", True)], {})
+
+
+def nested(rank: int) -> list[tuple[int, int]]:
+    groups = [dist.new_group([0, 1], backend="fake") for _ in range(2)]
+    gate = Gate()
+    gate.register()
+    gate.begin_step(sequential=False)
+    for _ in range(2):
+        with dist._coalescing_manager(groups[0], device=CPU), dist._coalescing_manager(groups[1], device=CPU):
+            for group in groups * 2:
+                dist.broadcast(torch.ones(2), 0, group=group)
+    found = gate.end_step().collectives
+    gate.close()
+    names = [group.group_name for group in groups]
+    return [(names.index(one.group.name), one.coalesced) for one in found]
+
+
+def test_blocks_of_two_groups_that_are_open_at_once_are_one_block_for_each_group():
+    first, second = [(0, 1), (1, 2)] * 2, [(0, 3), (1, 4)] * 2
+    assert run_ranks(nested, 2) == [first + second] * 2
+
+
+WITHOUT_PRIVATE_NAMES = """
+import torch.distributed.distributed_c10d as c10d
+del c10d._coalescing_manager
+del c10d._world
+from overlap_callbacks.gate.coalescing import CoalescingBlocks
+from overlap_callbacks.gate.collectives import operator_specs
+blocks = CoalescingBlocks()
+print(sorted({blocks.hold_back(spec) for spec in operator_specs() if spec.ends_block}))
+print(any(blocks.hold_back(spec) for spec in operator_specs() if not spec.ends_block))
+"""
+
+
+def test_without_torchs_private_names_what_may_end_a_block_is_held_back_and_the_library_loads():
+    command = [sys.executable, "-c", WITHOUT_PRIVATE_NAMES]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert ended.stdout.split() == ["[True]", "False"], ended.stderr

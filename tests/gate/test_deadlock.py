@@ -103,9 +103,18 @@ def test_the_ranks_of_a_large_group_are_abbreviated():
 A_COALESCED, B_COALESCED = collective("a", coalesced=1), collective("b", coalesced=1)
 
 
-def test_nothing_waits_for_a_member_of_a_coalescing_block():
-    assert conflict_of([A_COALESCED, B], [B, A]) is None
+def test_blocks_in_opposite_order_do_not_conflict_because_sequential_steps_wait_for_neither():
     assert conflict_of([A_COALESCED, B_COALESCED], [B_COALESCED, A_COALESCED]) is None
+
+
+def test_a_block_that_one_rank_issues_before_a_collective_and_another_after_it_conflicts():
+    # The first rank's job may wait for the block at once, and the second rank waits for the collective.
+    assert conflict_of([A_COALESCED, A_COALESCED, B], [B, A_COALESCED, A_COALESCED]) is not None
+    assert conflict_of([A_COALESCED, A_COALESCED, B], [A_COALESCED, A_COALESCED, B]) is None
+
+
+def test_members_of_one_block_make_no_order_among_each_other():
+    assert conflict_of([A_COALESCED, B_COALESCED, C], [B_COALESCED, A_COALESCED, C]) is None
 
 
 def test_a_coalesced_member_waits_for_what_precedes_it():
@@ -125,7 +134,7 @@ def test_an_exchange_in_which_one_sends_first_does_not_conflict():
 
 
 def test_an_exchange_in_which_both_send_first_does_not_conflict():
-    # Nothing waits for a send.
+    # Sequential steps wait for neither, and the job has just run through it.
     assert conflict_of([send(0, 1), receive(1, 0)], [send(1, 0), receive(0, 1)]) is None
 
 
@@ -196,10 +205,11 @@ def test_a_1f1b_pipeline_of_three_ranks_with_a_collective_at_its_end_does_not_co
     assert conflict_of(*sequences, groups=groups) is None
 
 
-def test_a_send_waits_for_the_collective_before_it_and_a_receive_holds_up_the_one_after_it():
+def test_messages_wait_for_the_collective_before_them_and_hold_up_the_one_after_them():
     assert conflict_of([A, send(0, 1)], [receive(0, 1), A]) is not None
     assert conflict_of([send(0, 1), A], [receive(0, 1), A]) is None
-    assert conflict_of([send(0, 1), A], [A, receive(0, 1)]) is None
+    # torch.distributed.send waits for its message at once, which is received after the collective.
+    assert conflict_of([send(0, 1), A], [A, receive(0, 1)]) is not None
     assert conflict_of([A, send(0, 1)], [A, receive(0, 1)]) is None
 
 
@@ -250,7 +260,6 @@ def test_two_ranks_that_wait_for_their_send_before_they_post_their_receive_confl
 
 def test_a_collective_after_a_batch_waits_for_its_sends_too():
     assert conflict_of([send(0, 1, posted=1), A], [A, receive(0, 1)]) is not None
-    assert conflict_of([send(0, 1), A], [A, receive(0, 1)]) is None
 
 
 def test_coalescing_blocks_within_a_batch_make_no_order():
@@ -393,12 +402,13 @@ def test_batches_of_a_sequence_are_identified_by_the_peers_ranks_in_their_groups
 # -- groups whose ranks are not known
 
 
-def test_collectives_of_groups_whose_ranks_are_not_known_are_not_waited_for_and_make_no_conflict():
-    known = {"known": (0, 1)}
-    unknown = {**known, "unregistered": ()}
-    forth = CollectiveSequence((Item("allreduce_", "unregistered"), Item("allreduce_", "known")), unknown)
-    back = CollectiveSequence((Item("allreduce_", "known"), Item("allreduce_", "unregistered")), unknown)
-    assert find_conflict({0: forth, 1: back}) is None
+def test_collectives_of_groups_whose_ranks_are_not_known_are_not_waited_for_but_the_job_may_wait_for_them():
+    groups = {"known": (0, 1), "first": (), "second": ()}
+    known, first, second = (collective(name) for name in groups)
+    assert conflict_of([first, second], [second, first], groups=groups) is None
+    assert conflict_of([first, known], [first, known], groups=groups) is None
+    conflict = conflict_of([first, known], [known, first], groups=groups)
+    assert "(number 0 of group 'first', ranks unknown)" in str(conflict)
 
 
 def test_a_sequence_communicates_if_any_of_its_groups_may_have_other_ranks():

@@ -285,7 +285,12 @@ def step(cuda: Device, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.setattr("overlap_callbacks.gate.gate.unbox_group", lambda group: group)
 
     def run_step(
-        tensor: Any, *, batch: bool = False, group: Group = GROUP, compute: Any = cuda.streams["compute"]
+        tensor: Any,
+        *,
+        batch: bool = False,
+        group: Group = GROUP,
+        compute: Any = cuda.streams["compute"],
+        sequential: bool = True,
     ) -> Any:
         monkeypatch.setattr(Group, "of", lambda of, dimensions: group)
         name = "send" if batch else "allreduce_"
@@ -294,7 +299,7 @@ def step(cuda: Device, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         gate = Gate()
         expected = ExpectedSequence([(name, "0")], batches=[((name, "0", -1),)])
         gate.register()
-        gate.begin_step(sequential=True, expected=expected, compute_stream=compute)
+        gate.begin_step(sequential=sequential, expected=expected, compute_stream=compute)
         if batch:
             gate.post(lambda: gate.before_call(spec, ([tensor], "0")), lambda _: [])
         else:
@@ -311,6 +316,18 @@ def step(cuda: Device, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 def on(device: torch.device) -> Any:
     kind = device.type
     return SimpleNamespace(device=device, is_cuda=kind == "cuda", is_cpu=kind == "cpu", dtype=torch.float32)
+
+
+@pytest.mark.parametrize("sequential", [False, True])
+def test_a_step_of_any_mode_tells_that_a_graph_was_captured_and_never_asks_for_tensors_of_the_host(
+    cuda: Device, step: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, sequential: bool
+) -> None:
+    assert not step(on(DEVICE), sequential=sequential).captured
+    cuda.capturing = True
+    assert step(on(DEVICE), sequential=sequential).captured
+    assert not step(on(torch.device("cpu")), sequential=sequential).captured
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: pytest.fail("asked"))
+    step(on(torch.device("cpu")), sequential=sequential, compute=None)
 
 
 @pytest.mark.parametrize("batch", [False, True])

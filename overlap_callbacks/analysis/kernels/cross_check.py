@@ -15,7 +15,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from overlap_callbacks.analysis.kernels.accounting import Account, accounts, copies_of
-from overlap_callbacks.analysis.kernels.issued import Expected, Issued, is_device_profile, runs_as
+from overlap_callbacks.analysis.kernels.issued import (
+    Expected,
+    Issued,
+    is_device_profile,
+    is_of_host_library,
+    runs_as,
+)
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
 
 # Above this share of all collectives, or where a kind of a group has no kernel at all, missing kernels are no accident.
@@ -56,7 +62,7 @@ def cross_check(kernels: KernelTable, issued: Issued) -> CrossCheck:
     lacking = {step: _not_copied(account) for step, account in by_step.items()}
     expected = [part for account in by_step.values() for part in account.expected]
     missing = [part for parts in lacking.values() for part in parts]
-    notes = []
+    notes = _of_host_libraries(issued)
     if missing:
         kinds = Counter(part.kind for part in missing)
         named = _named({kind: count / len(by_step) for kind, count in kinds.items()})
@@ -71,6 +77,19 @@ def cross_check(kernels: KernelTable, issued: Issued) -> CrossCheck:
     if extra:
         notes.append(f"the profile has communication of no collective that the gate saw, a step: {_named(extra)}")
     return CrossCheck(notes=tuple(notes), unseen=extra)
+
+
+def _of_host_libraries(issued: Issued) -> list[str]:
+    """A note, if collectives on tensors of the device launch no kernel and have bytes that matter."""
+    num_bytes: Counter[str] = Counter()
+    for collectives in issued.values():
+        for collective in collectives:
+            if collective.on_device and collective.group_size > 1:
+                backend = collective.group.backend if is_of_host_library(collective) else ""
+                num_bytes[backend] += collective.bytes_in + collective.bytes_out
+    least_bytes = _MIN_BYTES * sum(num_bytes.values())
+    named = ", ".join(sorted(backend for backend in num_bytes if backend and num_bytes[backend] > least_bytes))
+    return [f"collectives of {named} have no kernel of the device: their time is in no figure"] if named else []
 
 
 def _not_copied(account: Account) -> tuple[Expected, ...]:

@@ -6,6 +6,7 @@ Most collectives are one kernel each. These are not (all of NCCL, in torch's ``P
 - A collective without bytes launches none.
 - The members of a coalescing block are launched together when it ends: as one kernel, or a few.
 - A batch of sends and receives is one kernel if it is coalesced, else one for each message.
+- A collective of a library of the host (Gloo) launches none, even if its tensors are on the device: they are copied.
 - A barrier waits for an all-reduce of one element.
 """
 
@@ -30,6 +31,11 @@ class IssuedGroup(Protocol):
     @property
     def name(self) -> str:
         """Its name, the same on all its ranks."""
+        ...
+
+    @property
+    def backend(self) -> str:
+        """Its backend, or one for each kind of device: ``nccl``, or ``cpu:gloo,cuda:nccl``."""
         ...
 
 
@@ -102,6 +108,8 @@ _ON_HOST = {"reduce_scatter": "all_reduce"}
 _ALSO = {"all_gather": ("broadcast", SEND_RECV), "reduce_scatter": ("reduce", "all_reduce")}
 # Kinds that copy engines can do (NCCL 2.28 and later, torch's symmetric memory): they move data, and reduce none.
 COPIED = frozenset({"all_gather", "all_to_all", "gather", "scatter", "broadcast"})
+# Backends that launch no kernels for tensors of a device.
+_ON_HOST_ONLY = frozenset({"gloo", "mpi", "ucc"})
 
 
 @dataclass(frozen=True)
@@ -181,7 +189,7 @@ def _expected(collective: IssuedCollective, on_device: bool) -> Expected | None:
     """What one collective should launch; None for nothing."""
     kind = SEND_RECV if collective.point_to_point else name_rules.collective_of(collective.operator)
     num_bytes = _num_bytes(collective)
-    if collective.group_size == 1:
+    if collective.group_size == 1 or (on_device and is_of_host_library(collective)):
         return None
     if kind != "barrier" and (collective.on_device != on_device or not num_bytes):
         return None
@@ -193,6 +201,13 @@ def _expected(collective: IssuedCollective, on_device: bool) -> Expected | None:
         own_lane=not on_device or collective.asynchronous or collective.point_to_point,
         num_bytes=num_bytes,
     )
+
+
+def is_of_host_library(collective: IssuedCollective) -> bool:
+    """Whether a library of the host does the collective, even where its tensors are on a device."""
+    backend = collective.group.backend
+    by_device = dict(part.split(":", 1) for part in backend.split(",") if ":" in part)
+    return by_device.get("cuda", "" if by_device else backend) in _ON_HOST_ONLY
 
 
 def _num_bytes(collective: IssuedCollective) -> int:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.gate.collectives import Collective
-from overlap_callbacks.gate.let_pass import LetPass
 from overlap_callbacks.monitor.window import MeasuredStep
 
 
@@ -57,7 +56,7 @@ def profile_log(steps: Sequence[MeasuredStep]) -> ProfileLog:
 
 
 def _why_not_whole(step: MeasuredStep) -> str:
-    if LetPass.CAPTURE in step.log.let_pass:
+    if step.log.captured:
         return "a CUDA graph was captured"  # its collectives were issued, and launched no kernel
     if step.log.compiled:
         return "torch.compile compiled"

@@ -179,3 +179,17 @@ def test_copies_within_the_device_stay_copies_where_every_collective_has_its_ker
     assert with_copies(kernels, in_each(ALL_GATHER)) is kernels
     assert with_copies(kernels, in_each(ALL_REDUCE)) is kernels
     assert with_copies(kernels, in_each(*[ALL_GATHER] * 3)) is kernels
+
+
+@pytest.mark.parametrize("backend", ["gloo", "cpu:gloo,cuda:gloo", "mpi"])
+def test_collectives_of_a_library_of_the_host_need_no_kernel_whatever_their_tensors(backend: str) -> None:
+    kernels = columns([(f"ncclDevKernel_AllReduce_{step}", Kind.COMMUNICATION, step, 0.0, 1.0) for step in range(3)])
+
+    def check(side_bytes: int, side_backend: str) -> CrossCheck:
+        side = issue("broadcast_", "side", side_bytes, bytes_out=0, backend=side_backend)
+        return cross_check(kernels, {step: [issue("allreduce_", "data", 10_000), side] for step in range(3)})
+
+    assert check(8, backend) == CrossCheck()
+    (note,) = check(5_000, backend).notes
+    assert note.startswith(f"collectives of {backend} have no kernel")
+    assert check(5_000, "cpu:gloo,cuda:nccl").missing

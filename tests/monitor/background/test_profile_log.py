@@ -22,7 +22,7 @@ def step(index: int, log: StepLog, mode: Mode = Mode.SEQUENTIAL, *, counted: boo
     [
         (StepLog((), 0, None), True),
         (StepLog((), 0, None, let_pass={LetPass.SINGLE_MESSAGE: 4}), True),
-        (StepLog((), 0, None, let_pass={LetPass.CAPTURE: 1}), False),
+        (StepLog((), 0, None, captured=True), False),
         (StepLog((), 3, None), False),
         (StepLog((), 0, None, compiled=True), False),
     ],
