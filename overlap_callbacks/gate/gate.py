@@ -203,7 +203,12 @@ class Gate:
         if self._numbers is not None and not (self._unseen or dropped or compiled):
             foreign = self._numbers.foreign_groups(collectives, self.dimensions)
             self.nested = self.nested or bool(foreign)  # from the next window on
-            quiet = self._watching and self._numbers.complete and not foreign and self._is_quiet(len(collectives))
+            quiet = (
+                self._watching
+                and self._numbers.complete
+                and not foreign
+                and _all_complete(self._works, len(collectives))
+            )
         divergence = self._tracker.divergence
         let_pass = self._let_pass, self._unsupported_device, self._let_pass_bytes, self._captured
         log = StepLog(collectives, dropped, divergence, quiet, foreign, compiled, *let_pass)
@@ -212,10 +217,6 @@ class Gate:
         self._numbers = None
         self._reset_step(ExpectedSequence())
         return log
-
-    def _is_quiet(self, issued: int) -> bool:
-        """Whether all ``issued`` collectives are complete."""
-        return issued == len(self._works) and all(map(is_complete, self._works))
 
     # -- sends and receives, where a framework posts a batch of them
 
@@ -364,3 +365,8 @@ class Gate:
 def _unsupported_device(tensor: torch.Tensor | None) -> str:
     """The type of the tensor's device, if it is none on which anything can be timed; else empty."""
     return "" if tensor is None or tensor.is_cuda or tensor.is_cpu else tensor.device.type
+
+
+def _all_complete(works: Sequence[dist.Work | None], issued: int) -> bool:
+    """Whether all ``issued`` collectives are complete."""
+    return issued == len(works) and all(map(is_complete, works))
