@@ -30,7 +30,7 @@ from overlap_callbacks.analysis.results.estimate import Estimate, Spread
 from overlap_callbacks.analysis.results.power import JobPower
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow, TimedBlock
-from overlap_callbacks.analysis.validity import escaped_communication, remarks
+from overlap_callbacks.analysis.validity import escaped_communication, remarks, unlike_ranks
 
 # Kernels that a report keeps, those with the most time. Enough for the tables; messages and record stay bounded.
 MAX_KERNELS = 50
@@ -72,6 +72,10 @@ def aggregate_windows(
     if len({sample.complete for sample in samples}) > 1:
         valid = False
         all_problems.append("some ranks ended the window early: their steps ran in other modes than the rest's")
+    unlike = unlike_ranks(samples)
+    if unlike is not None:
+        valid = False
+        all_problems.append(unlike)
     all_problems += remarks(figures, first.device)
     environment = job_environment(samples)
     power = _power(samples, world_size)

@@ -204,7 +204,9 @@ class Gate:
             self.nested = self.nested or bool(foreign)  # from the next window on
             quiet = self._watching and self._numbers.complete and not foreign and self._is_quiet(len(collectives))
         divergence, let_pass, device = self._tracker.divergence, self._let_pass, self._unsupported_device
-        log = StepLog(collectives, dropped, divergence, quiet, foreign, compiled, let_pass, device)
+        # Another thread may be further on one rank than on another, at the same step.
+        counts = {} if self._numbers is None else self._numbers.before(self.dimensions, without=foreign)
+        log = StepLog(collectives, dropped, divergence, quiet, foreign, compiled, let_pass, device, counts)
         self._works.clear()
         self._groups.clear()  # keeps no process group alive between steps
         self._numbers = None

@@ -159,6 +159,8 @@ class StepLog:
             the reason.
         unsupported_device: type of a device other than CPU, CUDA and ROCm on which a collective's tensors were; empty
             if there was none.
+        issued_before: how many collectives this rank had issued on each group when the step began, by the group's name;
+            of groups that count, and on which nobody else communicated.
     """
 
     collectives: tuple[Collective, ...]
@@ -169,6 +171,7 @@ class StepLog:
     compiled: bool = False
     let_pass: Mapping[LetPass, int] = field(default_factory=dict)
     unsupported_device: str = ""
+    issued_before: Mapping[str, int] = field(default_factory=dict)
 
 
 # Sends and receives that are posted together: of each its operator, its group's name, and the peer's rank in it.

@@ -284,6 +284,8 @@ class RankWindow(msgspec.Struct, frozen=True):
             of the device are not known.
         environment: what the rank runs on; None in a record, which has ``OverlapReport.environment``.
         memory: bounds of its memory peak in each mode; empty on CPU.
+        terms: digest of what all ranks must have alike (the schedule, the form of sequential mode, the first step);
+            empty in a record of an earlier version.
     """
 
     rank: int
@@ -311,3 +313,4 @@ class RankWindow(msgspec.Struct, frozen=True):
     sm_loss: SmLoss | None = None
     environment: RankEnvironment | None = None
     memory: tuple[MemoryPeak, ...] = ()
+    terms: str = ""

@@ -135,6 +135,7 @@ class _Measurement:
             num_sms=profile.num_sms,
             sm_loss=profile.sm_loss,
             memory=memory_peaks(self._steps),
+            terms=window.terms,
         )
 
     def _note_let_pass(self, profiled: Sequence[ProfiledBlock]) -> None:
