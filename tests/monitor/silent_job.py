@@ -1,7 +1,7 @@
 """A job whose second rank, or whose store, falls silent.
 
-``test_silence.py`` starts it as ``python silent_job.py FOLDER WHAT STORE_PID [CLOSE_TIMEOUT_S]``, once for each rank, in
-a process that ends as an interpreter ends. It prints how long its steps and its ``close()`` took.
+``test_silence.py`` starts it once for each rank, as ``silent_job.py FOLDER WHAT STORE_PID [CLOSE_TIMEOUT_S]``, in a
+process that ends as an interpreter ends. It prints how long its steps and its ``close()`` took.
 """
 
 from __future__ import annotations
