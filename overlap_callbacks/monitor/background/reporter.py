@@ -126,7 +126,7 @@ class Reporter:
         self._worker.submit(self._close_sinks)
         if not self._await_end(settle):
             self._stop.set()  # ranks that have not reported by now are missing; the others are still reported
-            if not self._worker.close(1.0) and self._call.is_stuck:
+            if not self._worker.close(1.0) and self._call.under_way:
                 self._abandoned = True
                 logger.warning("overlap-callbacks: what was not reported yet is lost: the job's store does not answer")
                 self._close_by = time.monotonic() + _LAST_CLOSE_S

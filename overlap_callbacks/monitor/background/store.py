@@ -73,6 +73,10 @@ class OpenCall:
         self._since = None
 
     @property
+    def under_way(self) -> bool:
+        return self._since is not None
+
+    @property
     def is_stuck(self) -> bool:
         """Whether the store does not answer."""
         since = self._since
