@@ -33,7 +33,7 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import JobPower
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow, TimedBlock
-from overlap_callbacks.analysis.validity import escaped_communication, remarks
+from overlap_callbacks.analysis.validity import escaped_communication, remarks, unlike_ranks
 
 # Kernels that a report keeps, those with the most time. Enough for the tables; messages and record stay bounded.
 MAX_KERNELS = 50
@@ -72,6 +72,9 @@ def aggregate_windows(
         reasons += [f"{sentence}; no profile shows whether they ran beside compute" for sentence in let_pass]
     if len({sample.complete for sample in samples}) > 1:
         reasons.append("some ranks ended the window early: their steps ran in other modes than the rest's")
+    unlike = unlike_ranks(samples)
+    if unlike is not None:
+        reasons.append(unlike)
     valid = not reasons
     all_problems = [*reasons, *problems, *by_rank(samples, lambda sample: sample.problems)]
     if is_checked:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from overlap_callbacks.analysis.formatting import name_ranks
 from overlap_callbacks.analysis.results.catalogue import residual_comm_limit, residual_limit
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.window import RankWindow
 
 # Idle time that sequential steps have beyond overlapped ones, as a share of a sequential step.
 MAX_HOST_WAIT = 0.02
@@ -38,6 +40,22 @@ def escaped_communication(figures: Mapping[str, Estimate], device: str, backend:
             f"steps are those of overlapped ones, so the comparison does not hold"
         )
     return None
+
+
+def unlike_ranks(samples: Sequence[RankWindow]) -> str | None:
+    """Which ranks measured something else than the first, in words; None if all measured the same."""
+    first = samples[0]
+    others = [
+        sample.rank
+        for sample in samples
+        if (sample.terms, sample.window, sample.first_step) != (first.terms, first.window, first.first_step)
+    ]
+    if not others:
+        return None
+    return (
+        f"{name_ranks(others)} measured something else than rank {first.rank}: the schedule, the form of sequential "
+        f"mode or the first step differs, so means over the ranks say nothing"
+    )
 
 
 def remarks(figures: Mapping[str, Estimate], device: str) -> list[str]:

@@ -66,6 +66,20 @@ class SequenceNumbers:
                 foreign.append(described.label)
         return tuple(foreign)
 
+    def before(self, dimensions: Mapping[str, str], *, without: Iterable[str] = ()) -> dict[str, int]:
+        """The counts at the moment of construction, by the group's name.
+
+        Args:
+            dimensions: as for ``foreign_groups``.
+            without: labels of groups to leave out.
+        """
+        alive, left_out = groups_of_rank() or (), set(without)
+        return {
+            group.group_name: count
+            for group, count in self._before.items()
+            if group in alive and not (left_out and Group.of(group, dimensions).label in left_out)
+        }
+
 
 def _most_counted(collective: Collective) -> int:
     """By how much a group's count goes up for one call, at most."""

@@ -203,15 +203,13 @@ class Gate:
         if self._numbers is not None and not (self._unseen or dropped or compiled):
             foreign = self._numbers.foreign_groups(collectives, self.dimensions)
             self.nested = self.nested or bool(foreign)  # from the next window on
-            quiet = (
-                self._watching
-                and self._numbers.complete
-                and not foreign
-                and _all_complete(self._works, len(collectives))
-            )
-        divergence = self._tracker.divergence
+            is_quiet = self._watching and self._numbers.complete and not foreign
+            quiet = is_quiet and _all_complete(self._works, len(collectives))
         let_pass = self._let_pass, self._unsupported_device, self._let_pass_bytes, self._captured
-        log = StepLog(collectives, dropped, divergence, quiet, foreign, compiled, *let_pass)
+        # Another thread may be further on one rank than on another, at the same step.
+        counts = {} if self._numbers is None else self._numbers.before(self.dimensions, without=foreign)
+        divergence = self._tracker.divergence
+        log = StepLog(collectives, dropped, divergence, quiet, foreign, compiled, *let_pass, counts)
         self._works.clear()
         self._groups.clear()  # keeps no process group alive between steps
         self._numbers = None

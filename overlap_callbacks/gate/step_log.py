@@ -162,6 +162,8 @@ class StepLog:
         let_pass_bytes: of those that were let pass, of each the larger of its tensors read and written.
         captured: whether collectives were issued while a CUDA graph was captured. They launched no kernel, and the step
             took longer than others do.
+        issued_before: how many collectives this rank had issued on each group when the step began, by the group's name;
+            of groups that count, and on which nobody else communicated.
     """
 
     collectives: tuple[Collective, ...]
@@ -174,6 +176,7 @@ class StepLog:
     unsupported_device: str = ""
     let_pass_bytes: int = 0
     captured: bool = False
+    issued_before: Mapping[str, int] = field(default_factory=dict)
 
 
 # Sends and receives that are posted together: of each its operator, its group's name, and the peer's rank in it.

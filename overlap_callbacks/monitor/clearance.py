@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from overlap_callbacks.gate.deadlock import CollectiveSequence
 from overlap_callbacks.gate.step_log import StepLog
+from overlap_callbacks.monitor.background.agreement import WindowTerms
 from overlap_callbacks.monitor.background.order_check import Decision, OrderChecker, Ruling
 
 
@@ -24,7 +25,15 @@ class Clearance:
         self._rank = rank
         self._requested: CollectiveSequence | None = None
 
-    def request(self, key: str, log: StepLog, *, window: int | None, steps_per_block: int = 0) -> None:
+    def request(
+        self,
+        key: str,
+        log: StepLog,
+        *,
+        window: int | None,
+        steps_per_block: int = 0,
+        terms: WindowTerms | None = None,
+    ) -> None:
         """Hand in what a step recorded.
 
         Args:
@@ -32,12 +41,14 @@ class Clearance:
             log: of the recorded step.
             window: number of the window; None for a mode pinned by hand.
             steps_per_block: on rank 0, what it decided on the window's length.
+            terms: what this rank is about to measure; None for a mode pinned by hand.
         """
         # A rank whose step compiled asks all the same: the others wait for it, and all must decide alike.
         self._requested = CollectiveSequence.of(
             log.collectives, self._rank, incomplete=log.dropped > 0, compiled=log.compiled
         )
-        self._checker.start(key, self._requested, window, steps_per_block)
+        counts = log.issued_before if terms is not None else {}
+        self._checker.start(key, self._requested, window, steps_per_block, terms=terms, counts=counts)
 
     def ruling(self) -> Ruling:
         """Rank 0's ruling. Waits for it, for a bounded time; ``sequence`` is set if it is granted."""

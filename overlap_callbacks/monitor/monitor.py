@@ -303,7 +303,8 @@ class OverlapMonitor:
         that step has ended.
 
         Args:
-            timeout_s: maximum time for the reports on their way; by default as long as the ranks have to be heard.
+            timeout_s: maximum time for the reports on their way. By default as long as the ranks have to be heard, but
+                ranks of which nothing comes for some seconds are given up, because all ranks end alike.
         """
         driver = self._driver
         was_active, num_windows = self.active, driver.window_runner.num_opened
@@ -314,8 +315,8 @@ class OverlapMonitor:
             )
         switched_back = driver.close()
         if self._finalizer.detach() is not None:
-            timeout_s = self.config.report_timeout_s + 5.0 if timeout_s is None else timeout_s
-            driver.slot.close(timeout_s, restore=switched_back)
+            limit_s = self.config.report_timeout_s + 5.0 if timeout_s is None else timeout_s
+            driver.slot.close(limit_s, restore=switched_back, settle=timeout_s is None)
             record = _record_of(self.config.sinks) if was_active and num_windows else None
             if record is not None:
                 driver.notices.announce(f"the record is in {record}: overlap show {record}")

@@ -113,7 +113,7 @@ class PinnedRunner(StepRunner):
                 self._faults.switch_off(
                     "conflict", f"sequential mode is refused, and measuring is switched off: {ruling.reason}"
                 )
-            case Decision.SKIPPED:
+            case Decision.SKIPPED | Decision.UNLIKE | Decision.ASTRAY:
                 self._clearance = None  # record and check again
             case Decision.LATE | Decision.FAILED:
                 self._switch.set(sequential=False)

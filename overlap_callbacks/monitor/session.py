@@ -76,10 +76,10 @@ class Session:
         group: Any = weakref.ref(dist.group.WORLD)
         return cls(job=job, order_checker=checker, reporter=reporter, budget=budget, meter=meter, group=group)
 
-    def close(self, timeout_s: float) -> None:
-        """End all threads; reports that are on their way have ``timeout_s``."""
+    def close(self, timeout_s: float, *, settle: bool) -> None:
+        """End all threads; see ``Reporter.close``."""
         self.order_checker.close(1.0)
-        self.reporter.close(timeout_s)
+        self.reporter.close(timeout_s, settle=settle)
         if self.meter is not None:
             self.meter.close()
 
@@ -161,16 +161,17 @@ class SessionSlot:
             return None
         return Session.open(job, self._config, self._notices, self._faults)
 
-    def close(self, timeout_s: float, restore: bool = True) -> None:
+    def close(self, timeout_s: float, restore: bool = True, settle: bool = False) -> None:
         """Close the session and the gate.
 
         Args:
             timeout_s: maximum time for the reports that are on their way.
             restore: switch a framework's overlap on again; False if that must wait for the step's end.
+            settle: give up earlier what does not come any more, see ``Reporter.close``.
         """
         session, self._session = self._session, None
         self._gate.close()
         if restore:
             restore_overlap(self._switch)
         if session is not None:
-            session.close(timeout_s)
+            session.close(timeout_s, settle=settle)

@@ -79,6 +79,7 @@ class ClosedWindow:
         meter: of power; None if power is not measured.
         profile: a session that has been stopped; None if no step was profiled.
         missing_profile: why kernel times are missing, in words; empty if they are not.
+        terms: digest of what all ranks must be set up alike for, see ``WindowTerms``.
     """
 
     number: int
@@ -92,6 +93,7 @@ class ClosedWindow:
     meter: PowerMeter | None
     profile: Profile | None
     missing_profile: str
+    terms: str = ""
 
 
 class Window:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import enum
+import time
+from dataclasses import replace
 
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.native import SwitchState
 from overlap_callbacks.monitor.accelerators import refusal
+from overlap_callbacks.monitor.background.agreement import WindowTerms
 from overlap_callbacks.monitor.background.order_check import Decision, Ruling
+from overlap_callbacks.monitor.backoff import SilenceBackoff
 from overlap_callbacks.monitor.clearance import Clearance
 from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.monitor.faults import FaultGuard
@@ -28,13 +32,13 @@ class Phase(enum.Enum):
 
     # The window's first step runs: overlapped, its collectives are written down.
     # -> WAITING_FOR_RULING at its end: what was recorded went to the order check.
-    # -> MEASURING at its end, if no step of the window needs a ruling (an A/A control with blocks of fixed length).
     # -> IDLE at its end, if it trained nothing: it is not like the steps to come.
     RECORDING = enum.auto()
 
     # The order check runs on its thread, and overlapped steps go on meanwhile.
     # -> MEASURING before the first step that needs the ruling, if it is granted.
     # -> IDLE before that step, if it is not.
+    # An A/A control asks too: nothing is serialised, but its figures must not mix with those of other steps.
     WAITING_FOR_RULING = enum.auto()
 
     # All steps run by their plans.
@@ -97,6 +101,7 @@ class WindowRunner(StepRunner):
         self._window: _OpenWindow | None = None  # None if and only if the phase is IDLE
         self._step = -1
         self._rewinds = 0
+        self._backoff = SilenceBackoff(config.max_overhead)
 
     @property
     def in_window(self) -> bool:
@@ -105,6 +110,7 @@ class WindowRunner(StepRunner):
     def rewind(self) -> None:
         """The step number went back: windows may come again under the same number."""
         self._rewinds += 1
+        self._backoff.rewind()
         self.next_step = 0
 
     # -- a step
@@ -115,14 +121,14 @@ class WindowRunner(StepRunner):
             # A window that was cut short within a step may have left the switch for this place, between two steps.
             self._switch.set(sequential=False)
         plan = self._schedule_in_force.plan(step)
-        if plan is not None and plan.offset == 0:
+        if plan is not None and plan.offset == 0 and plan.window >= self._backoff.next_window:
             self._open(plan)
         if plan is None or self._window is None:
             self._skip_until(self._schedule.next_window_step(step + 1))
             return
         self.next_step = 0  # every step of a window
         if self._phase is not Phase.MEASURING and self._needs_ruling(plan):
-            self._act_on(self._window.clearance.ruling(), self._window)
+            self._await_ruling(plan, self._window)
             if self._window is None:
                 return
             plan = self._replan(plan, self._window)
@@ -154,14 +160,13 @@ class WindowRunner(StepRunner):
         if step.skipped:
             self._notices.info(f"window left out: its first step was skipped, {step.skipped}")
             self._close(complete=False, report=False)
-        elif self._schedule.control and not self._schedule.min_block_seconds:
-            self._phase = Phase.MEASURING
         else:
             window.clearance.request(
                 self._key(window.marks),
                 step.log,
                 window=window.marks.number,
                 steps_per_block=self._decide_length(window) if window.session.job.rank == 0 else 0,
+                terms=self._terms(window.marks.first_step),
             )
             self._phase = Phase.WAITING_FOR_RULING
 
@@ -199,7 +204,30 @@ class WindowRunner(StepRunner):
 
     def _needs_ruling(self, plan: Plan) -> bool:
         """Whether the step cannot begin without the ruling; the same on every rank."""
-        return plan.mode is Mode.SEQUENTIAL or self._depends_on_length(plan)
+        return plan.arm is Mode.SEQUENTIAL or self._depends_on_length(plan)
+
+    def _terms(self, first_step: int) -> WindowTerms:
+        """What this rank is about to measure."""
+        form = "gate" if self._switch.form is None else self._switch.form.name
+        options = {**self._schedule.as_dict(), "sequential": form}
+        return WindowTerms(step=first_step, options=options, control=self._schedule.control)
+
+    def _await_ruling(self, plan: Plan, window: _OpenWindow) -> None:
+        """Wait for the ruling, for a bounded time, and go on as it says; a wait in vain is held against later windows.
+
+        Args:
+            plan: of the step that needs it.
+            window: the open one.
+        """
+        step_s = window.marks.age_s / plan.offset
+        asked_s = time.monotonic()
+        ruling = window.clearance.ruling()
+        if ruling.decision is Decision.LATE:
+            waited_s = time.monotonic() - asked_s
+            self._backoff.not_heard(window.marks.number, waited_s, step_s * self._schedule.every_n_steps)
+        elif ruling.decision is not Decision.FAILED:
+            self._backoff.all_heard()
+        self._act_on(ruling, window)
 
     def _depends_on_length(self, plan: Plan | None) -> bool:
         """Whether this is the first step of its window that depends on how many steps blocks have."""
@@ -233,11 +261,18 @@ class WindowRunner(StepRunner):
                 self._faults.switch_off(
                     "conflict", f"sequential mode is refused, and measuring is switched off: {ruling.reason}"
                 )
+            case Decision.UNLIKE:
+                self._close(complete=False, report=False)
+                self._faults.switch_off("unlike", f"measuring is switched off: {ruling.reason}")
+            case Decision.ASTRAY:
+                self._notices.warn_once("astray", f"a window is left out: {ruling.reason}")
+                self._close(complete=False, report=False)
             case Decision.SKIPPED:
                 self._notices.info(f"window left out: {ruling.reason}")
                 self._close(complete=False, report=False)
             case Decision.LATE:
                 self._notices.warn_once("late", f"a window has no sequential steps: {ruling.reason}")
+                self._notices.info(f"windows before number {self._backoff.next_window} are left out")
                 self.abandon(ruling.reason)
             case Decision.FAILED:
                 self.abandon(ruling.reason)
@@ -283,7 +318,7 @@ class WindowRunner(StepRunner):
         self._skip_until(self._schedule.next_window_step(self._step + 1))
         if window is None:
             return
-        closed = window.marks.close(complete)
+        closed = replace(window.marks.close(complete), terms=self._terms(window.marks.first_step).digest)
         if closed.missing_profile:
             self._notices.warn_once("profiler", f"{closed.missing_profile}; the rest is measured")
         if report:
@@ -313,5 +348,8 @@ class WindowRunner(StepRunner):
         self.next_step = step
 
     def _key(self, window: Window) -> str:
-        """Names a window in the store: once, even where step numbers go back and windows come again."""
-        return f"{self._rewinds}/window{window.number}/{window.first_step}"
+        """Names a window in the store: once, even where step numbers go back and windows come again.
+
+        Not by its step: a rank whose window begins at another one must be found, and named.
+        """
+        return f"{self._rewinds}/window{window.number}"

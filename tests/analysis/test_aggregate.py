@@ -216,6 +216,16 @@ def test_without_step_times_there_are_kernels_and_nothing_of_step_times():
     assert not {"speedup_vs_sequential", "gap_to_ideal", "sequential_model_error", "comm_ratio"} & set(found)
 
 
+@pytest.mark.parametrize("other", [{"terms": "b"}, {"first_step": 21}, {"window": 1}])
+def test_ranks_that_measured_different_things_make_the_window_invalid_and_are_named(other):
+    windows = [rank_window(rank, terms="a") for rank in range(4)]
+    assert report_of(*windows).valid
+    windows[2] = msgspec.structs.replace(windows[2], **other)
+    found = report_of(*windows)
+    assert not found.valid
+    assert any(problem.startswith("rank 2 measured something else than rank 0") for problem in found.problems)
+
+
 def test_an_empty_window_has_no_figures_and_no_overhead():
     found = report_of(rank_window(timed=(), profiled=(), wall_ms=0.0, num_steps=0, complete=False))
     assert found.figures() == {}

@@ -51,7 +51,7 @@ class FakeChecker:
         self.keys: list[str] = []
         self.sequences: list[CollectiveSequence] = []
 
-    def start(self, key: str, sequence: CollectiveSequence, *_: Any) -> None:
+    def start(self, key: str, sequence: CollectiveSequence, *_: Any, **__: Any) -> None:
         self.keys.append(key)
         self.sequences.append(sequence)
 

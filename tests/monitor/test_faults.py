@@ -321,4 +321,5 @@ def test_a_rank_that_is_not_heard_any_more_is_waited_for_once_and_not_in_every_w
     first, in_vain, *later = found[1 - broken_rank]["patience"]
     assert first == (pytest.approx(0.9), False)
     assert in_vain == (pytest.approx(0.9), True)
-    assert later == [(pytest.approx(0.3), True)] * 4  # it looks for a moment, and goes on training
+    # In windows 2 and 4, and not in 3 and 5, it looks for a moment, and goes on training.
+    assert later == [(pytest.approx(0.3), True)] * 2

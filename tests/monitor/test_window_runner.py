@@ -44,7 +44,7 @@ def test_a_window_that_is_granted_runs_by_its_plans_and_is_reported_as_complete(
     assert bench.gate.modes == [OV, OV, SEQ, SEQ, OV] * 2
     assert bench.reporter.blocks == [(window, block) for window in (0, 1) for block in range(4)]
     assert bench.reporter.windows == [(0, True), (1, True)]
-    assert bench.checker.keys == ["0/window0/2", "0/window1/12"]
+    assert bench.checker.keys == ["0/window0", "0/window1"]
     assert runner.next_step == 22
 
 
@@ -72,18 +72,32 @@ def test_on_a_device_a_window_without_warm_up_steps_says_so(
     assert len([note for note in notes if note.startswith("warmup_steps=0")]) == noted
 
 
-def test_a_control_window_asks_for_no_ruling_and_runs_overlapped() -> None:
-    bench = Bench()
-    run(windows(bench, tiny_schedule(every_n_steps=10, control=True)), *range(10))
-    assert bench.gate.modes == [OV] * 5
+def test_a_control_window_runs_overlapped_and_needs_a_ruling_all_the_same() -> None:
+    bench = Bench(GRANTED, Ruling(Decision.ASTRAY, "why"))
+    run(windows(bench, tiny_schedule(every_n_steps=10, control=True)), *range(20))
+    assert bench.gate.modes == [OV] * 5 + [OV] * 2
     assert bench.reporter.blocks == [(0, block) for block in range(4)]
     assert bench.reporter.windows == [(0, True)]
+
+
+def test_after_windows_in_vain_ever_more_are_left_out_until_all_ranks_come_again() -> None:
+    late = Ruling(Decision.LATE, "why")
+    bench = Bench(late, late, late, GRANTED, GRANTED)
+    # A budget so large that only the number of windows in vain counts.
+    runner = WindowRunner(
+        MonitorConfig(schedule=SCHEDULE, max_overhead=None),
+        bench.slot, bench.gate, bench.switch, bench.notices, bench.faults,
+    )  # fmt: skip
+    run(runner, *range(2 + 10 * 10))
+    assert bench.reporter.windows == [(0, False), (2, False), (4, False), (8, True), (9, True)]
 
 
 @pytest.mark.parametrize(
     ("decision", "reported", "stopped", "line"),
     [
         (Decision.CONFLICT, [(0, False)], 1, "sequential mode is refused, and measuring is switched off: why"),
+        (Decision.UNLIKE, [], 1, "measuring is switched off: why"),
+        (Decision.ASTRAY, [], 0, "a window is left out: why"),
         (Decision.SKIPPED, [], 0, "window left out: why"),
         (Decision.LATE, [(0, False)], 0, "a window has no sequential steps: why"),
         (Decision.FAILED, [(0, False)], 0, "window 0 was cut short: why"),
@@ -157,7 +171,7 @@ def test_windows_that_come_again_after_the_numbers_went_back_have_keys_of_their_
     run(runner, *range(2, 7))
     runner.rewind()
     run(runner, *range(2, 7))
-    assert bench.checker.keys == ["0/window0/2", "1/window0/2"]
+    assert bench.checker.keys == ["0/window0", "1/window0"]
 
 
 def test_an_abandoned_window_within_a_step_leaves_the_switch_for_the_step_after() -> None:

@@ -291,6 +291,8 @@ class RankWindow(msgspec.Struct, frozen=True):
             ran.
         let_pass: what its sequential steps let pass, in words. The window is invalid if no rank has a profile of
             sequential steps, which would show whether that ran beside compute.
+        terms: digest of what all ranks must have alike (the schedule, the form of sequential mode, the first step);
+            empty in a record of an earlier version.
     """
 
     rank: int
@@ -320,3 +322,4 @@ class RankWindow(msgspec.Struct, frozen=True):
     memory: tuple[MemoryPeak, ...] = ()
     report_cpu_ms: float = 0.0
     let_pass: tuple[str, ...] = ()
+    terms: str = ""

@@ -138,6 +138,7 @@ class _Measurement:
             sm_loss=profile.sm_loss,
             memory=memory_peaks(self._steps),
             let_pass=let_pass,
+            terms=window.terms,
         )
 
     def _let_pass(self) -> tuple[str, ...]:

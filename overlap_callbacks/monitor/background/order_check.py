@@ -1,27 +1,32 @@
 """The order check: may the recorded collectives be serialised? Rank 0 decides for all ranks.
 
-Every rank publishes the sequence of its recorded step. Rank 0 searches the sequences for a cycle (``gate/deadlock.py``)
-and publishes its ruling. This runs on a thread of its own, with a store client of its own, so that a sink that stalls
-cannot delay a check.
+Every rank publishes the sequence of its recorded step, and what it is about to measure. Rank 0 compares the latter
+(``agreement.py``), searches the sequences for a cycle (``gate/deadlock.py``), and publishes its ruling. This runs on a
+thread of its own, with a store client of its own, so that a sink that stalls cannot delay a check.
 """
 
 from __future__ import annotations
 
 import enum
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import msgspec
 
 from overlap_callbacks._threads import Worker
 from overlap_callbacks.analysis.formatting import name_ranks
 from overlap_callbacks.gate.deadlock import CollectiveSequence, find_conflict
+from overlap_callbacks.monitor.background.agreement import OrderMessage, WindowTerms, different_step, different_terms
 from overlap_callbacks.monitor.background.budget import WindowBudget
-from overlap_callbacks.monitor.background.store import Job, StoreChannel
+from overlap_callbacks.monitor.background.store import Job, OpenCall, StoreChannel
 
 # Maximum time that the training thread waits for a check after one that was late: the ranks may have recovered, but
 # must not hold up training a second time.
 _SHORT_PATIENCE_S = 0.5
+# Time between two looks of the waiting training thread at whether the store still answers.
+_LOOK_S = 0.25
 
 
 class Decision(enum.Enum):
@@ -29,6 +34,8 @@ class Decision(enum.Enum):
 
     GRANTED = "granted"  # the recorded sequences may be serialised
     CONFLICT = "conflict"  # serialising them would deadlock, and every later check would find the same
+    UNLIKE = "unlike"  # the ranks are set up to measure different things, and every later check would find the same
+    ASTRAY = "astray"  # the ranks recorded different steps of the job
     SKIPPED = "skipped"  # this window is left out, because of its cost or because its first step compiled
     LATE = "late"  # a rank was not heard in time
     FAILED = "failed"  # there could be no check, for another reason
@@ -48,12 +55,39 @@ class Ruling(msgspec.Struct, frozen=True):
     steps_per_block: int = 0
 
 
+_NO_ANSWER = Ruling(Decision.LATE, "the job's store does not answer")
+
+
 class _Check:
-    """One order check under way."""
+    """One order check under way.
+
+    Attributes:
+        done: set once there is a ruling.
+        ruling: rank 0's.
+        given_up: whether the training thread went on without it.
+    """
 
     def __init__(self) -> None:
         self.done = threading.Event()
         self.ruling: Ruling | None = None
+        self.given_up = False
+
+    def answer(self, ruling: Ruling) -> None:
+        self.ruling = ruling
+        self.done.set()
+
+    def await_ruling(self, patience_s: float, is_stuck: Callable[[], bool]) -> Ruling:
+        """The ruling, or the lack of one, as seen by the training thread. Waits for a bounded time."""
+        deadline = time.monotonic() + patience_s
+        while not self.done.wait(max(0.0, min(_LOOK_S, deadline - time.monotonic()))):
+            if is_stuck():
+                self.given_up = True
+                return _NO_ANSWER
+            if time.monotonic() >= deadline:
+                self.given_up = True
+                return Ruling(Decision.LATE, f"the order check was not done within {patience_s:g} s")
+        assert self.ruling is not None
+        return self.ruling
 
 
 class OrderChecker:
@@ -82,12 +116,22 @@ class OrderChecker:
         self._budget = budget
         self._worker = Worker("overlap-callbacks-order", on_error)
         self._channel: StoreChannel | None = None
+        self._call = OpenCall()
         self._stop = threading.Event()
         self._check = _Check()
         self._last_key = ""
         self.patience_s = 3 * timeout_s
 
-    def start(self, key: str, sequence: CollectiveSequence, window: int | None, steps_per_block: int = 0) -> None:
+    def start(
+        self,
+        key: str,
+        sequence: CollectiveSequence,
+        window: int | None,
+        steps_per_block: int = 0,
+        *,
+        terms: WindowTerms | None = None,
+        counts: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         """Start the check ``key`` with this rank's sequence.
 
         Args:
@@ -95,9 +139,15 @@ class OrderChecker:
             sequence: of this rank's recorded step.
             window: number of the window; None for a mode pinned by hand.
             steps_per_block: on rank 0, what it decided on the window's length.
+            terms: what this rank is about to measure; None for a mode pinned by hand.
+            counts: how many collectives this rank had issued on each group before the recorded step.
         """
         self._check = check = _Check()  # one that is late must not answer for the next
-        self._worker.submit(lambda: self._run(check, key, sequence, window, steps_per_block))
+        if self._call.is_stuck:
+            check.answer(_NO_ANSWER)  # the thread still waits for the store, with an earlier check
+            return
+        message = OrderMessage(sequence.digest, terms, dict(counts))
+        self._worker.submit(lambda: self._run(check, key, sequence, message, window, steps_per_block))
 
     def await_ruling(self) -> Ruling:
         """The ruling of the check that was started last. Waits for it, for a bounded time.
@@ -105,11 +155,7 @@ class OrderChecker:
         After the first timeout the training thread waits only briefly: until every rank responds again, later windows
         are skipped.
         """
-        check = self._check
-        if check.done.wait(self.patience_s) and check.ruling is not None:
-            ruling = check.ruling
-        else:
-            ruling = Ruling(Decision.LATE, f"the order check was not done within {self.patience_s:g} s")
+        ruling = self._check.await_ruling(self.patience_s, lambda: self._call.is_stuck)
         late = ruling.decision is Decision.LATE
         self.patience_s = min(_SHORT_PATIENCE_S, self._timeout_s) if late else 3 * self._timeout_s
         return ruling
@@ -121,18 +167,28 @@ class OrderChecker:
         self._channel = None
 
     def _run(
-        self, check: _Check, key: str, sequence: CollectiveSequence, window: int | None, steps_per_block: int
+        self,
+        check: _Check,
+        key: str,
+        sequence: CollectiveSequence,
+        message: OrderMessage,
+        window: int | None,
+        steps_per_block: int,
     ) -> None:
+        if check.given_up:
+            return
         try:
             if self._channel is None:
-                self._channel = StoreChannel(self._job, self._prefix)
+                self._channel = StoreChannel(self._job, self._prefix, self._call)
             check.ruling = check_order(
                 self._channel,
                 key,
                 sequence,
+                message,
                 timeout_s=self._timeout_s,
                 reason_to_skip=self._budget.reason_to_skip(window) if self._job.rank == 0 else None,
-                stop=self._stop.is_set,
+                # A check that the training thread has given up must not keep the next one waiting.
+                stop=lambda: check.given_up or self._stop.is_set(),
                 steps_per_block=steps_per_block,
             )
             if self._job.rank == 0 and self._last_key:
@@ -140,6 +196,9 @@ class OrderChecker:
                 self._channel.delete(f"{self._last_key}/ruling")
             self._last_key = key
         except Exception as error:
+            if check.given_up:
+                self._channel = None  # a store that was stopped fails what had waited for it: begin anew
+                return
             check.ruling = Ruling(Decision.FAILED, f"the ranks' store failed: {error}")
             raise
         finally:
@@ -150,6 +209,7 @@ def check_order(
     channel: StoreChannel,
     key: str,
     sequence: CollectiveSequence,
+    message: OrderMessage,
     *,
     timeout_s: float,
     reason_to_skip: str | None,
@@ -162,6 +222,7 @@ def check_order(
         channel: of the calling thread.
         key: names the check; the same on every rank.
         sequence: of this rank.
+        message: what this rank hands in.
         timeout_s: maximum time for the ranks' sequences; twice this time for rank 0's ruling.
         reason_to_skip: on rank 0, why the window is left out even if its sequences may be serialised; None if it is
             not.
@@ -170,38 +231,52 @@ def check_order(
     """
     rank = channel.job.rank
     channel.publish_once(f"{key}/sequence/{sequence.digest}", sequence.encode())
-    channel.publish(f"{key}/order/{rank}", sequence.digest.encode())
+    channel.publish(f"{key}/order/{rank}", msgspec.json.encode(message))
     if rank == 0:
         ruling = decide(channel, key, timeout_s, stop)
-        if ruling.decision is Decision.GRANTED and reason_to_skip is not None:
+        control = message.terms is not None and message.terms.control
+        if ruling.decision is Decision.GRANTED and reason_to_skip is not None and not control:
             ruling = Ruling(Decision.SKIPPED, reason_to_skip)
+        if ruling.decision is Decision.GRANTED and stop():
+            ruling = Ruling(Decision.LATE, "rank 0 had gone on when the last rank reported its order of collectives")
         ruling = msgspec.structs.replace(ruling, steps_per_block=steps_per_block)
         channel.publish(f"{key}/ruling", msgspec.json.encode(ruling))
         return ruling
-    message = channel.await_message(f"{key}/ruling", 2 * timeout_s, stop)
-    if message is None:
+    answer = channel.await_message(f"{key}/ruling", 2 * timeout_s, stop)
+    if answer is None:
         return Ruling(Decision.LATE, f"rank 0 did not decide within {2 * timeout_s:g} s")
-    return msgspec.json.decode(message, type=Ruling)
+    return msgspec.json.decode(answer, type=Ruling)
 
 
 def decide(channel: StoreChannel, key: str, timeout_s: float, stop: Callable[[], bool]) -> Ruling:
-    """Rank 0: gather the sequences of all ranks, and search them for a cycle."""
-    digests = channel.gather(f"{key}/order", timeout_s, stop)
-    missing = [rank for rank in range(channel.job.world_size) if rank not in digests]
+    """Rank 0: gather what all ranks hand in, compare it, and search their sequences for a cycle."""
+    gathered = channel.gather(f"{key}/order", timeout_s, lambda _: stop())
+    missing = [rank for rank in range(channel.job.world_size) if rank not in gathered]
     if missing:
         return Ruling(
             Decision.LATE, f"{name_ranks(missing)} did not report the order of collectives within {timeout_s:g} s"
         )
-    sequences: dict[bytes, CollectiveSequence] = {}  # by digest: ranks with equal sequences share one copy
+    messages = {rank: msgspec.json.decode(message, type=OrderMessage) for rank, message in gathered.items()}
+    digests = {rank: message.sequence for rank, message in messages.items()}
+    sequences: dict[str, CollectiveSequence] = {}  # by digest: ranks with equal sequences share one copy
     for digest in set(digests.values()):
-        name = f"{key}/sequence/{digest.decode()}"
+        name = f"{key}/sequence/{digest}"
         message = channel.await_message(name, timeout_s, stop)
         if message is None:
             return Ruling(Decision.FAILED, "a rank that posted the order of its collectives is gone")
         channel.delete_once(name)
         sequences[digest] = CollectiveSequence.decode(message)
+    unlike = different_terms(messages)
+    if unlike is not None:
+        return Ruling(Decision.UNLIKE, f"the ranks are not set up alike: {unlike}")
+    astray = different_step(messages, {rank: sequences[digest] for rank, digest in digests.items()})
+    if astray is not None:
+        return Ruling(Decision.ASTRAY, astray)
     if any(sequence.compiled for sequence in sequences.values()):
         return Ruling(Decision.SKIPPED, "torch.compile compiled in its first step")
+    terms = messages[0].terms
+    if terms is not None and terms.control:
+        return Ruling(Decision.GRANTED)  # nothing is serialised
     for rank, digest in sorted(digests.items()):
         if sequences[digest].incomplete:
             return Ruling(

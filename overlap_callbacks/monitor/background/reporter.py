@@ -6,6 +6,7 @@ It has a store client of its own, and so does the order check: a sink that stall
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,13 +21,20 @@ from overlap_callbacks.analysis.results.window import RankWindow
 from overlap_callbacks.analysis.verdict import summary
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.measurement import measure, measure_block
-from overlap_callbacks.monitor.background.store import Job, StoreChannel
+from overlap_callbacks.monitor.background.store import Job, OpenCall, StoreChannel
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.monitor.window import ClosedWindow, FinishedBlock
 from overlap_callbacks.sinks import RunInfo, Sink
 from overlap_callbacks.sinks.fan_out import FanOut
 
 logger = logging.getLogger("overlap_callbacks")
+
+# At the end of the job: maximum time without a report, while some ranks are not heard. All ranks end alike.
+SETTLE_S = 5.0
+# Time for the sinks where the reporting thread was left behind with the store.
+_LAST_CLOSE_S = 2.0
+# Time between two looks of the closing thread at whether the store still answers.
+_LOOK_S = 0.25
 
 
 class Reporter:
@@ -70,8 +78,13 @@ class Reporter:
         self._budget = budget
         self._worker = Worker("overlap-callbacks-report", on_error)
         self._channel: StoreChannel | None = None
+        self._call = OpenCall()
         self._stop = threading.Event()
+        self._settle_from = math.inf  # host time from which ranks that are not heard are given up soon
+        self._own_s = 0.0  # time that measuring the last window took on this rank
+        self._abandoned = False  # the thread was left behind
         self._opened = False
+        self._closed = False
         self._close_by = 0.0
         self._late_keys: list[str] = []
 
@@ -96,26 +109,47 @@ class Reporter:
         if not self._worker.submit(lambda: self._report(window, key, tokens_per_step)):
             logger.warning("overlap-callbacks: window %d is lost: too many reports are waiting", window.number)
 
-    def close(self, timeout_s: float) -> None:
-        """Finish the reports that wait, then close the sinks."""
+    def close(self, timeout_s: float, *, settle: bool = False) -> None:
+        """Finish the reports that wait, then close the sinks.
+
+        Args:
+            timeout_s: maximum time.
+            settle: give up what does not come any more before that time is over: ranks that are not heard for some
+                seconds, because all ranks end alike, and a store that does not answer.
+        """
         self._close_by = time.monotonic() + timeout_s
         if not self._worker.started:
             self._close_sinks()  # and start no thread, which an interpreter that is ending would refuse
             return
+        if settle:
+            self._settle_from = time.monotonic()
         self._worker.submit(self._close_sinks)
-        if not self._worker.close(timeout_s):
+        if not self._await_end(settle):
             self._stop.set()  # ranks that have not reported by now are missing; the others are still reported
-            self._worker.close(1.0)
+            if not self._worker.close(1.0) and self._call.under_way:
+                self._abandoned = True
+                logger.warning("overlap-callbacks: what was not reported yet is lost: the job's store does not answer")
+                self._close_by = time.monotonic() + _LAST_CLOSE_S
+                self._close_sinks()
         self._channel = None
+
+    def _await_end(self, settle: bool) -> bool:
+        """Wait for the thread to end, until the time to close is over; False if it has not."""
+        while not self._worker.close(max(0.0, min(_LOOK_S, self._close_by - time.monotonic()))):
+            if time.monotonic() >= self._close_by or (settle and self._call.is_stuck):
+                return False
+        return True
 
     # -- on the reporting thread
 
     def _report(self, window: ClosedWindow, key: str, tokens_per_step: int | None) -> None:
+        began_s = time.monotonic()
         own = measure(window, self._job.rank, self._job.backend)
+        self._own_s = time.monotonic() - began_s
         # With every window: the message of a rank may come too late for one, and its size is small.
         own = msgspec.structs.replace(own, environment=self._environment())
         if self._channel is None:
-            self._channel = StoreChannel(self._job, self._prefix)
+            self._channel = StoreChannel(self._job, self._prefix, self._call)
         self._channel.publish(f"{key}/report/{self._job.rank}", msgspec.json.encode(own))
         if self._job.rank != 0:
             return
@@ -126,6 +160,8 @@ class Reporter:
             control=self._schedule.control,
             tokens_per_step=tokens_per_step,
         )
+        if self._abandoned:
+            return
         report = self._without_known_environment(report)
         self._budget.record(report)
         if not report.complete:
@@ -142,13 +178,23 @@ class Reporter:
 
     def _gather_others(self, channel: StoreChannel, key: str) -> list[RankWindow]:
         """Rank 0: what the other ranks measured, of those that report in time."""
-        messages = channel.gather(f"{key}/report", self._timeout_s, self._stop.is_set)
+        messages = channel.gather(f"{key}/report", self._timeout_s, self._is_over)
         messages.pop(0, None)
         # Reports that came too late for an earlier window are of no use any more, and must not pile up in the store.
         channel.delete(*self._late_keys)
         missing = set(range(self._job.world_size)) - messages.keys() - {0}
         self._late_keys = [f"{key}/report/{rank}" for rank in missing]
         return [msgspec.json.decode(message, type=RankWindow) for message in messages.values()]
+
+    def _is_over(self, last_s: float) -> bool:
+        """Whether no more reports of a window are waited for.
+
+        Args:
+            last_s: when the last one came (``time.monotonic``).
+        """
+        # The others take about as long as this rank to measure what they report.
+        patience_s = SETTLE_S + self._own_s
+        return self._stop.is_set() or time.monotonic() > max(last_s, self._settle_from) + patience_s
 
     def _log_block(self, block: FinishedBlock) -> None:
         measured = measure_block(block)
@@ -162,4 +208,6 @@ class Reporter:
             self._sinks.open(self._run())
 
     def _close_sinks(self) -> None:
-        self._sinks.close(self._close_by - time.monotonic())
+        if not self._closed:
+            self._closed = True
+            self._sinks.close(self._close_by - time.monotonic())

@@ -29,8 +29,11 @@ from overlap_callbacks.gate.collectives import backend_name
 _MIN_POLL_S = 0.002
 _MAX_POLL_S = 0.1
 # Timeout of a single store operation, on our clients only. The operations do not block on missing keys, so it is only
-# reached if the server is gone.
+# reached if the server is gone. It does not hold where the server is stopped: see ``OpenCall``.
 _OPERATION_TIMEOUT = datetime.timedelta(seconds=10)
+# Maximum time that others wait for a thread of ours whose call the store does not answer. A healthy store takes
+# milliseconds.
+ANSWER_TIMEOUT_S = 5.0
 
 # Numbers the monitors of one process in the order in which they opened. The order is the same on every rank of an SPMD
 # job.
@@ -53,52 +56,88 @@ class Job:
         return cls(dist.get_rank(), dist.get_world_size(), backend_name())
 
 
+class OpenCall:
+    """How long a call of the job's store has been under way. One thread calls, others look.
+
+    A server that is stopped, but not gone, keeps every call waiting until it goes on, whatever the timeout of the
+    client.
+    """
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def __enter__(self) -> None:
+        self._since = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self._since = None
+
+    @property
+    def under_way(self) -> bool:
+        return self._since is not None
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the store does not answer."""
+        since = self._since
+        return since is not None and time.monotonic() - since > ANSWER_TIMEOUT_S
+
+
 class StoreChannel:
     """Messages between the ranks. Not thread-safe: each thread has its own channel.
 
     Args:
         job: the job of this rank.
         prefix: keeps our keys apart from the job's.
+        call: told of each call of the store; by default nobody looks.
     """
 
-    def __init__(self, job: Job, prefix: str) -> None:
+    def __init__(self, job: Job, prefix: str, call: OpenCall | None = None) -> None:
         self.job = job
-        store: Any = c10d._get_default_store()
-        store = store.clone()
-        store.set_timeout(_OPERATION_TIMEOUT)
+        self._call = OpenCall() if call is None else call
+        with self._call:
+            store: Any = c10d._get_default_store()
+            store = store.clone()
+            store.set_timeout(_OPERATION_TIMEOUT)
         self._store: Any = c10d.PrefixStore(prefix, store)
 
     def publish(self, key: str, message: bytes) -> None:
         """Put ``message`` under ``key`` for the other ranks."""
-        self._store.set(key, message)
+        with self._call:
+            self._store.set(key, message)
 
     def publish_once(self, key: str, message: bytes) -> None:
         """Publish a message that several ranks have in common: only the first of them does."""
-        if self._store.add(f"{key}/published", 1) == 1:
-            self._store.set(key, message)
+        with self._call:
+            if self._store.add(f"{key}/published", 1) == 1:
+                self._store.set(key, message)
 
     def peek(self, key: str) -> bytes | None:
         """The message under ``key``, or None if there is none yet. Does not wait."""
-        return self._store.get(key) if self._store.check([key]) else None
+        with self._call:
+            return self._store.get(key) if self._store.check([key]) else None
 
     def delete(self, *keys: str) -> None:
         """Remove messages that nobody will read again."""
-        for key in keys:
-            self._store.delete_key(key)
+        with self._call:
+            for key in keys:
+                self._store.delete_key(key)
 
     def delete_once(self, key: str) -> None:
         """Remove a message of ``publish_once``."""
         self.delete(key, f"{key}/published")
 
-    def gather(self, key: str, timeout_s: float, stop: Callable[[], bool]) -> dict[int, bytes]:
+    def gather(self, key: str, timeout_s: float, stop: Callable[[float], bool]) -> dict[int, bytes]:
         """Rank 0: the messages that the ranks published under ``key``, by rank. Deletes what it reads.
 
         Args:
             key: of the messages; each rank publishes under ``{key}/{rank}``.
             timeout_s: ranks whose message does not come within this time are missing in the result.
-            stop: ends the waiting early when it returns True.
+            stop: ends the waiting early when it returns True. It gets the time of the last message, or of the call if
+                none has come (``time.monotonic``).
         """
-        deadline = time.monotonic() + timeout_s
+        last = time.monotonic()
+        deadline = last + timeout_s
         missing = list(range(self.job.world_size))
         messages: dict[int, bytes] = {}
         poll_s = _MIN_POLL_S
@@ -107,9 +146,10 @@ class StoreChannel:
                 message = self.peek(f"{key}/{rank}")
                 if message is not None:
                     messages[rank] = message
+                    last = time.monotonic()
                     self.delete(f"{key}/{rank}")
             missing = [rank for rank in missing if rank not in messages]
-            if not missing or time.monotonic() > deadline or stop():
+            if not missing or time.monotonic() > deadline or stop(last):
                 return messages
             time.sleep(poll_s)
             poll_s = min(1.2 * poll_s, _MAX_POLL_S)

@@ -1,0 +1,66 @@
+"""A job whose second rank, or whose store, falls silent.
+
+``test_silence.py`` starts it once for each rank, as ``silent_job.py FOLDER WHAT STORE_PID [CLOSE_TIMEOUT_S]``, in a
+process that ends as an interpreter ends. It prints how long its steps and its ``close()`` took.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from overlap_callbacks import OverlapMonitor, Schedule
+
+EVERY_N_STEPS = 10
+# Windows of 5 steps at 2, 12, ...; what falls silent does so when the first of them is reported.
+SILENT_FROM = 10
+NUM_STEPS = 200
+# The store goes on, if it does, when all ranks have given up a window.
+THAW_AT = 60
+
+
+def main(folder: Path, what: str, store_pid: int, close_timeout_s: float | None) -> None:
+    rank = int(os.environ["RANK"])
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    schedule = Schedule(
+        every_n_steps=EVERY_N_STEPS, first_step=2, repeats=1, steps_per_block=1, warmup_steps=0, profiled_steps=0
+    )
+    monitor = OverlapMonitor(schedule, run_dir=folder, max_overhead=None, power=False)
+    record, longest_s = folder / "overlap.jsonl", 0.0
+    last = 6 if what == "rank" else NUM_STEPS - 1
+    for step in range(last + 1):
+        if what != "rank" and step == SILENT_FROM:
+            while rank == 0 and not (record.exists() and record.read_text().count('"record":"window"')):
+                time.sleep(0.01)
+            dist.barrier()
+            if rank == 0:
+                os.kill(store_pid, signal.SIGSTOP)
+            dist.barrier()
+        if what == "store that goes on" and step == THAW_AT and rank == 0:
+            os.kill(store_pid, signal.SIGCONT)
+        began_s = time.monotonic()
+        monitor.step_begin(step)
+        dist.all_reduce(torch.ones(1))
+        if what == "rank" and step == last and rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)  # the job's communication is done, the last window is not reported
+        monitor.step_end(step)
+        longest_s = max(longest_s, time.monotonic() - began_s)
+    active = monitor.active
+    began_s = time.monotonic()
+    monitor.close(close_timeout_s)
+    close_s = time.monotonic() - began_s
+    print(json.dumps({"longest_s": longest_s, "close_s": close_s, "active": active}), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4]) if len(sys.argv) > 4 else None)

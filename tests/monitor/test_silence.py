@@ -1,0 +1,98 @@
+"""A rank or a store that is stopped holds up neither training nor ``close()`` for longer than our own bounds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from overlap_callbacks.monitor.background.reporter import SETTLE_S
+from overlap_callbacks.monitor.config import MonitorConfig
+from overlap_callbacks.report.record import read
+from tests.monitor import silent_job
+
+_SERVE = """
+import time
+import torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+time.sleep(600)
+"""
+_TIMEOUT_S = 100.0
+DEFAULTS = MonitorConfig()
+
+
+@contextlib.contextmanager
+def killed_at_the_end(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def run_job(folder: Path, what: str, *close_timeout_s: float) -> tuple[list[dict[str, Any]], str]:
+    """What the ranks that ended printed, and rank 0's log."""
+    root = str(Path(__file__).parents[2])
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(killed_at_the_end("-c", _SERVE))
+        assert server.stdout is not None
+        port = server.stdout.readline().strip()
+        arguments = [silent_job.__file__, str(folder), what, str(server.pid), *map(str, close_timeout_s)]
+        ranks = [
+            stack.enter_context(killed_at_the_end(*arguments, RANK=str(rank), MASTER_PORT=port, PYTHONPATH=root))
+            for rank in range(2)
+        ]
+        found, logs = [], []
+        for rank in ranks[:1] if what == "rank" else ranks:
+            output, log = rank.communicate(timeout=_TIMEOUT_S)
+            assert rank.returncode == 0, log
+            found.append(json.loads(output))
+            logs.append(log)
+        return found, logs[0]
+
+
+def test_close_gives_up_a_rank_that_is_stopped_before_the_time_for_reports_is_over(tmp_path: Path) -> None:
+    (first,), _ = run_job(tmp_path, "rank")
+    assert SETTLE_S < first["close_s"] < DEFAULTS.report_timeout_s
+    (window,) = read(tmp_path).windows
+    assert window.ranks == (0,)
+    assert "1 of 2 ranks were not heard" in window.problems
+
+
+def test_close_waits_as_long_as_it_is_told_to(tmp_path: Path) -> None:
+    timeout_s = SETTLE_S + 3
+    (first,), _ = run_job(tmp_path, "rank", timeout_s)
+    assert timeout_s < first["close_s"] < DEFAULTS.report_timeout_s
+
+
+def test_a_store_that_is_stopped_holds_up_neither_training_nor_the_end(tmp_path: Path) -> None:
+    found, log = run_job(tmp_path, "store")
+    for rank in found:
+        assert rank["longest_s"] < DEFAULTS.order_timeout_s
+        assert rank["close_s"] < DEFAULTS.report_timeout_s
+        assert rank["active"]
+    assert "a window has no sequential steps: the job's store does not answer" in log
+    assert "what was not reported yet is lost" in log
+    assert [window.ranks for window in read(tmp_path).windows] == [(0, 1)]
+
+
+def test_once_the_store_goes_on_measuring_does(tmp_path: Path) -> None:
+    found, _ = run_job(tmp_path, "store that goes on")
+    assert all(rank["active"] for rank in found)
+    windows = read(tmp_path).windows
+    after = [window for window in windows if window.first_step > silent_job.THAW_AT]
+    assert any(window.complete and window.ranks == (0, 1) for window in after)
+    assert not any(window.complete for window in windows if window.first_step in range(12, silent_job.THAW_AT))
