@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from overlap_callbacks.monitor.faults import FaultGuard
 from overlap_callbacks.monitor.notices import Notices
 from overlap_callbacks.monitor.run_info import run_info
 from overlap_callbacks.monitor.step_runner import restore_overlap
+from overlap_callbacks.monitor.window import Window
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +107,9 @@ class SessionSlot:
         switch: a framework's own switch, if an adapter has one.
         notices: says why there is nothing to measure.
         faults: gets the errors of the session's threads.
+
+    Attributes:
+        window: the open window of the session; None if none is open.
     """
 
     def __init__(
@@ -116,6 +121,7 @@ class SessionSlot:
         self._notices = notices
         self._faults = faults
         self._session: Session | None = None
+        self.window: Window | None = None
 
     def acquire(self) -> Session | None:
         """The session, with the gate registered; opened on first use.
@@ -162,13 +168,19 @@ class SessionSlot:
         return Session.open(job, self._config, self._notices, self._faults)
 
     def close(self, timeout_s: float, restore: bool = True) -> None:
-        """Close the session and the gate.
+        """Close the session and the gate, and stop the instruments of a window that is still open.
 
         Args:
             timeout_s: maximum time for the reports that are on their way.
             restore: switch a framework's overlap on again; False if that must wait for the step's end.
         """
         session, self._session = self._session, None
+        window, self.window = self.window, None
+        if window is not None:
+            # The interpreter ends, or the monitor was dropped, within the window. torch crashes if its profiler still
+            # runs when the interpreter has ended.
+            with contextlib.suppress(Exception):
+                window.close(complete=False)
         self._gate.close()
         if restore:
             restore_overlap(self._switch)
