@@ -15,6 +15,7 @@ from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.native import SwitchState
 from overlap_callbacks.instruments.clocks import StepClock
 from overlap_callbacks.instruments.environment import EnvironmentReader
+from overlap_callbacks.instruments.other_profilers import other_profilers
 from overlap_callbacks.instruments.power.discovery import devices_to_read
 from overlap_callbacks.instruments.power.meter import PowerMeter
 from overlap_callbacks.monitor.accelerators import accelerator_in_use, refusal
@@ -75,11 +76,13 @@ class Session:
         )
         checker = OrderChecker(job, prefix, timeout_s=config.order_timeout_s, budget=budget, on_error=faults.report)
         reporter.open()
+        other_profilers.watch()
         group: Any = weakref.ref(dist.group.WORLD)
         return cls(job=job, order_checker=checker, reporter=reporter, budget=budget, meter=meter, group=group)
 
     def close(self, timeout_s: float) -> None:
         """End all threads; reports that are on their way have ``timeout_s``."""
+        other_profilers.unwatch()
         self.order_checker.close(1.0)
         self.reporter.close(timeout_s)
         if self.meter is not None:
