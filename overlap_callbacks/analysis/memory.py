@@ -64,7 +64,7 @@ def peaks_by_mode(steps: Iterable[SteppedMemory]) -> tuple[MemoryPeak, ...]:
     bounds: dict[Mode, list[tuple[int, int | None]]] = {}
     for step in steps:
         bounds.setdefault(step.arm, []).append(peak_of_step(step.before, step.after))
-    return tuple(_highest(mode, bounds[mode]) for mode in Mode if mode in bounds)
+    return tuple([_highest(mode, bounds[mode]) for mode in Mode if mode in bounds])
 
 
 def pool(ranks: Iterable[Sequence[MemoryPeak]]) -> tuple[MemoryPeak, ...]:
@@ -73,7 +73,7 @@ def pool(ranks: Iterable[Sequence[MemoryPeak]]) -> tuple[MemoryPeak, ...]:
     for peaks in ranks:
         for peak in peaks:
             bounds.setdefault(peak.mode, []).append((peak.at_least_bytes, peak.at_most_bytes))
-    return tuple(_highest(mode, bounds[mode]) for mode in Mode if mode in bounds)
+    return tuple([_highest(mode, bounds[mode]) for mode in Mode if mode in bounds])
 
 
 def _highest(mode: Mode, bounds: Sequence[tuple[int, int | None]]) -> MemoryPeak:

@@ -75,7 +75,13 @@ class Session:
             on_sink_error=faults.sink_failed,
         )
         checker = OrderChecker(job, prefix, timeout_s=config.order_timeout_s, budget=budget, on_error=faults.report)
-        reporter.open()
+        try:
+            checker.open()
+            reporter.open()
+        except Exception:  # the system has no more threads to give
+            checker.close(1.0)
+            reporter.close(1.0)
+            raise
         other_profilers.watch()
         group: Any = weakref.ref(dist.group.WORLD)
         return cls(job=job, order_checker=checker, reporter=reporter, budget=budget, meter=meter, group=group)

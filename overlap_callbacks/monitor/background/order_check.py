@@ -87,6 +87,10 @@ class OrderChecker:
         self._last_key = ""
         self.patience_s = 3 * timeout_s
 
+    def open(self) -> None:
+        """Connect to the store, while its server is there; see ``Reporter.open``."""
+        self._worker.submit(self._connect)
+
     def start(self, key: str, sequence: CollectiveSequence, window: int | None, steps_per_block: int = 0) -> None:
         """Start the check ``key`` with this rank's sequence.
 
@@ -120,14 +124,18 @@ class OrderChecker:
         self._worker.close(timeout_s)
         self._channel = None
 
+    def _connect(self) -> StoreChannel:
+        if self._channel is None:
+            self._channel = StoreChannel(self._job, self._prefix)
+        return self._channel
+
     def _run(
         self, check: _Check, key: str, sequence: CollectiveSequence, window: int | None, steps_per_block: int
     ) -> None:
         try:
-            if self._channel is None:
-                self._channel = StoreChannel(self._job, self._prefix)
+            channel = self._connect()
             check.ruling = check_order(
-                self._channel,
+                channel,
                 key,
                 sequence,
                 timeout_s=self._timeout_s,
@@ -137,7 +145,7 @@ class OrderChecker:
             )
             if self._job.rank == 0 and self._last_key:
                 # Every rank has read the ruling before: it came to this check.
-                self._channel.delete(f"{self._last_key}/ruling")
+                channel.delete(f"{self._last_key}/ruling")
             self._last_key = key
         except Exception as error:
             check.ruling = Ruling(Decision.FAILED, f"the ranks' store failed: {error}")

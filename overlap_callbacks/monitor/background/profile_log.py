@@ -27,7 +27,7 @@ class ProfileLog:
 
     def of_steps(self, counted: Collection[int]) -> ProfileLog:
         """The same, if of all steps only these count."""
-        sequential = tuple(step for step in self.sequential if step in counted)
+        sequential = tuple([step for step in self.sequential if step in counted])
         return ProfileLog(self.issued, self.whole.intersection(counted), sequential)
 
 
@@ -39,7 +39,7 @@ def profile_log(steps: Sequence[MeasuredStep]) -> ProfileLog:
     return ProfileLog(
         issued={step.profile_index: step.log.collectives for step in profiled},
         whole=frozenset(step.profile_index for step in whole),
-        sequential=tuple(step.profile_index for step in counted if step.plan.mode is Mode.SEQUENTIAL),
+        sequential=tuple([step.profile_index for step in counted if step.plan.mode is Mode.SEQUENTIAL]),
     )
 
 
