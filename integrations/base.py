@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import logging
 import os
 import sys
 import weakref
@@ -15,12 +14,11 @@ from typing import Any
 
 import torch
 
+from overlap_callbacks._log import logger
 from overlap_callbacks.monitor import OverlapMonitor
 from overlap_callbacks.monitor.run_info import default_run_folder
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.sinks import FunctionSink, Sink
-
-logger = logging.getLogger("overlap_callbacks")
 
 _SCHEDULE_OPTIONS = frozenset(f.name for f in dataclasses.fields(Schedule) if f.init)
 _MONITOR_OPTIONS = frozenset(inspect.signature(OverlapMonitor).parameters) - {"framework"}

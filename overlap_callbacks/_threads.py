@@ -14,6 +14,10 @@ from collections.abc import Callable
 _STOP = None
 
 
+class ThreadExitError(RuntimeError):
+    """A task raised what ends a thread or a process (``SystemExit``, ``KeyboardInterrupt``). It ends neither here."""
+
+
 class Worker:
     """Runs tasks one after the other, on one thread that starts with the first task.
 
@@ -26,7 +30,7 @@ class Worker:
     def __init__(self, name: str, on_error: Callable[[Exception], None], capacity: int = 1024) -> None:
         self._name = name
         self._on_error = on_error
-        self._tasks: queue.Queue[Callable[[], None] | None] = queue.Queue(capacity)
+        self._tasks: queue.Queue[Callable[[], object] | None] = queue.Queue(capacity)
         self._thread: threading.Thread | None = None
         self._closing = False
 
@@ -35,11 +39,16 @@ class Worker:
         """Whether any task was ever submitted."""
         return self._thread is not None
 
-    def submit(self, task: Callable[[], None]) -> bool:
-        """Run ``task`` later. Returns False, and drops it, if too many tasks wait already."""
+    def submit(self, task: Callable[[], object]) -> bool:
+        """Run ``task`` later. Returns False, and drops it, if too many tasks wait already.
+
+        Raises:
+            RuntimeError: the system has no more threads to give.
+        """
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            thread.start()
+            self._thread = thread  # only now: a thread that did not start cannot be joined
         try:
             self._tasks.put_nowait(task)
         except queue.Full:
@@ -73,9 +82,18 @@ class Worker:
         while (task := self._tasks.get()) is not _STOP:
             try:
                 task()
-            except Exception as error:
-                self._on_error(error)
+            except BaseException as error:
+                self._on_error(as_exception(error))
             del task  # else the last task would keep its window alive until the next one comes
+
+
+def as_exception(error: BaseException) -> Exception:
+    """What a task raised, as an error that can be told. On threads of ours, no task may end the thread or the job."""
+    if isinstance(error, Exception):
+        return error
+    told = ThreadExitError(f"raised {type(error).__name__}({error})")
+    told.__cause__ = error
+    return told
 
 
 class DetachedWorker:
@@ -138,8 +156,8 @@ class DetachedWorker:
         def task() -> None:
             try:
                 work()
-            except Exception as error:
-                self._keep_error(error)
+            except BaseException as error:
+                self._keep_error(as_exception(error))
             finally:
                 with self._lock:
                     self._waiting -= 1

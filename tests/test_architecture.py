@@ -26,7 +26,7 @@ cli, integrations -> monitor -> gate -> instruments -> analysis
                      monitor -> sinks -> analysis
 cli -> report -> traces -> analysis
 """
-FOR_ALL = ("_threads", "_validation", "_version")  # these import nothing of ours, so every room may import them
+FOR_ALL = ("_log", "_threads", "_validation", "_version")  # these import nothing of ours, so every room may import them
 PUBLIC = "public names"  # overlap_callbacks/__init__.py and __main__.py
 # The public names lead anywhere, so an import of one of them hides an arrow. Only what stands where a user stands
 # may use them.

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from overlap_callbacks._threads import DetachedWorker
+from overlap_callbacks._threads import DetachedWorker, ThreadExitError, Worker
 
 
 def fail() -> None:
@@ -96,3 +96,38 @@ def test_where_no_place_comes_free_the_end_is_given_up() -> None:
     assert not worker.close(lambda: None, 0.2)
     assert time.monotonic() - start < 5.0
     release.set()
+
+
+def leave(error: BaseException) -> None:
+    raise error
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_a_task_that_asks_to_leave_is_told_and_ends_no_thread(error: BaseException) -> None:
+    told: list[Exception] = []
+    done: list[int] = []
+    worker = Worker("test", told.append)
+    worker.submit(lambda: leave(error))
+    worker.submit(lambda: done.append(1))
+    assert worker.close(20.0)
+    assert done == [1]
+    (found,) = told
+    assert isinstance(found, ThreadExitError)
+    assert type(error).__name__ in str(found)
+    aside = DetachedWorker("test", patience_s=20.0)
+    with pytest.raises(ThreadExitError, match=type(error).__name__):
+        aside.do(lambda: leave(error))
+    assert aside.do(lambda: None)
+
+
+def test_a_thread_that_does_not_start_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    worker = Worker("test", lambda _: None)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            worker.submit(lambda: None)
+    assert not worker.started
+    assert worker.close(1.0)

@@ -96,7 +96,7 @@ def aggregate_windows(
         complete=all(sample.complete for sample in samples),
         control=control,
         world_size=world_size,
-        ranks=tuple(sample.rank for sample in samples),
+        ranks=tuple([sample.rank for sample in samples]),
         backend=first.backend,
         device=first.device,
         valid=valid,
@@ -118,7 +118,7 @@ def aggregate_windows(
         tokens_per_step=tokens_per_step,
         # What stands in the report itself need not be there twice.
         samples=tuple(
-            msgspec.structs.replace(sample, pictures=(), power_trace=None, environment=None) for sample in samples
+            [msgspec.structs.replace(sample, pictures=(), power_trace=None, environment=None) for sample in samples]
         ),
         environment=environment,
         findings=lint(environment, samples),

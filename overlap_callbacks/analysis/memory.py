@@ -64,7 +64,7 @@ def peaks_by_mode(steps: Iterable[SteppedMemory]) -> tuple[MemoryPeak, ...]:
     bounds: dict[Mode, list[tuple[int, int | None]]] = {}
     for step in steps:
         bounds.setdefault(step.arm, []).append(peak_of_step(step.before, step.after))
-    return tuple(_highest(mode, bounds[mode]) for mode in Mode if mode in bounds)
+    return tuple([_highest(mode, bounds[mode]) for mode in Mode if mode in bounds])
 
 
 def pool(ranks: Iterable[Sequence[MemoryPeak]]) -> tuple[MemoryPeak, ...]:
@@ -80,7 +80,7 @@ def pool(ranks: Iterable[Sequence[MemoryPeak]]) -> tuple[MemoryPeak, ...]:
     for of_mode in bounds.values():
         if len(of_mode) < len(read):
             of_mode.append((0, None))
-    return tuple(_highest(mode, bounds[mode]) for mode in Mode if mode in bounds)
+    return tuple([_highest(mode, bounds[mode]) for mode in Mode if mode in bounds])
 
 
 def _highest(mode: Mode, bounds: Sequence[tuple[int, int | None]]) -> MemoryPeak:

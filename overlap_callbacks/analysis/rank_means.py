@@ -85,8 +85,10 @@ def with_transfers(collectives: Sequence[CollectiveTime], windows: Sequence[Rank
         for row in window.collectives:
             by_key.setdefault((row.operator, row.group), []).append(row)
     return tuple(
-        msgspec.structs.replace(row, transfer_ms=_transfer_ms(row, by_key.get((row.operator, row.group), [])))
-        for row in collectives
+        [
+            msgspec.structs.replace(row, transfer_ms=_transfer_ms(row, by_key.get((row.operator, row.group), [])))
+            for row in collectives
+        ]
     )
 
 

@@ -133,7 +133,7 @@ def without_details(report: OverlapReport) -> OverlapReport:
 
     Of a window that was cut short, rank 0's blocks stay too: they say what it can compare.
     """
-    blocks = () if report.complete else tuple(_blocks_alone(sample) for sample in report.samples[:1])
+    blocks = () if report.complete else tuple([_blocks_alone(sample) for sample in report.samples[:1]])
     return msgspec.structs.replace(
         report,
         kernels=(),

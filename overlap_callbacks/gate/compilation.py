@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable
 from typing import Any
 
-logger = logging.getLogger("overlap_callbacks")
+from overlap_callbacks._log import logger
 
 
 class CompileWatch:

@@ -116,7 +116,7 @@ class CollectiveSequence(msgspec.Struct, frozen=True):
 
     @property
     def keys(self) -> tuple[tuple[str, str], ...]:
-        return tuple(item.key for item in self.items)
+        return tuple([item.key for item in self.items])
 
     @property
     def batches(self) -> tuple[tuple[tuple[str, str, int], ...], ...]:
@@ -130,7 +130,7 @@ class CollectiveSequence(msgspec.Struct, frozen=True):
             other = item.target if item.operator in SENDS else item.source
             ranks = self.groups[item.group]
             batches[item.posted - 1].append((item.operator, item.group, ranks.index(other) if other >= 0 else -1))
-        return tuple(map(tuple, batches))
+        return tuple([tuple(batch) for batch in batches])
 
     @property
     def single_group(self) -> str | None:

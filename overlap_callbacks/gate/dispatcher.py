@@ -32,7 +32,6 @@ one needs.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from threading import get_ident
@@ -40,11 +39,10 @@ from typing import Any, Protocol
 
 import torch
 
+from overlap_callbacks._log import logger
 from overlap_callbacks.gate.collectives import OperatorSpec, operator_specs
 from overlap_callbacks.gate.compilation import CompileWatch
 from overlap_callbacks.gate.step_log import CollectiveCall
-
-logger = logging.getLogger("overlap_callbacks")
 
 OWN_KEY = "TESTING_ONLY_GenericMode"
 BACKEND_SELECT = "BackendSelect"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import logging
 from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
@@ -11,11 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from overlap_callbacks._log import logger
 from overlap_callbacks.gate.let_pass import LetPass
 from overlap_callbacks.gate.step_log import CollectiveCall
 from overlap_callbacks.instruments import clocks
-
-logger = logging.getLogger("overlap_callbacks")
 
 
 class StreamSerialiser:

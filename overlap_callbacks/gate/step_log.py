@@ -121,7 +121,7 @@ class StepRecorder:
         kept = min(used, len(self._storage))
         calls = self._storage[:kept]
         self._storage[:kept] = [None] * kept
-        return tuple(call.to_collective() for call in calls if call is not None), used - kept
+        return tuple([call.to_collective() for call in calls if call is not None]), used - kept
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ class SequenceTracker:
             return False
         batches = self._expected.batches
         expected = batches[number] if number < len(batches) else None
-        if expected == tuple((call.spec.name, call.group.name, call.peer) for call in calls):
+        if expected == tuple([(call.spec.name, call.group.name, call.peer) for call in calls]):
             return True
         if calls:
             self.divergence = Divergence(self._index - 1, ("another batch", ""), calls[-1].to_collective())

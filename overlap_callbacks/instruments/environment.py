@@ -134,6 +134,9 @@ def _within(timeout_s: float, read: Callable[[], T | None]) -> T | None:
         results.append(_or(lambda: None, read))
 
     thread = threading.Thread(target=run, name="overlap-callbacks-environment", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # the system has no more threads to give
+        return None
     thread.join(timeout_s)
     return results[0] if results else None

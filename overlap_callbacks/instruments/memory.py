@@ -43,7 +43,7 @@ def reading_of(raw: RawReading) -> AllocatorReading | None:
     """The counters that are used; None if the allocator does not have them."""
     try:
         allocated = raw["allocated_bytes"]["all"]
-        return AllocatorReading(int(allocated["current"]), int(allocated["peak"]), tuple(_peaks(raw)))
+        return AllocatorReading(int(allocated["current"]), int(allocated["peak"]), tuple(list(_peaks(raw))))
     except (KeyError, TypeError):
         return None
 

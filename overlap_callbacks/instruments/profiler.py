@@ -25,6 +25,7 @@ from overlap_callbacks.analysis.kernels.table import (
     device_kernels,
     host_kernels,
 )
+from overlap_callbacks.instruments.other_profilers import other_profilers
 
 _torch_profiler: Any = torch.autograd.profiler
 _UINT64 = 2**64 - 1
@@ -40,7 +41,7 @@ class Profile:
         on_cuda: whether to profile the device; else the CPU.
 
     Attributes:
-        taken_over: whether another profiler started during the session and took torch's only session over.
+        taken_over: whether the session ended because another profiler was prepared or started.
         truncated: whether Kineto stopped recording before the session ended, because its buffers were full (128 MiB
             by default). Then kernels are missing.
         session: torch's profiler; None once its events were read.
@@ -57,27 +58,27 @@ class Profile:
         self.bounds: list[tuple[int, int]] = []
         self._quiet_ns: list[int] = []
         self._step_start = 0
-        self._running = False
-        self._enable: Any = None
         self.taken_over = False
         self.truncated = False
 
     @staticmethod
     def available() -> bool:
-        """Whether no other profiler, such as one of the user's, runs in this process."""
+        """Whether no other profiler, such as one of the user's, runs in this process or is about to."""
         # The first check knows all sessions of this thread; the second those of all threads, if begun in Python.
-        return not (torch._C._autograd._profiler_enabled() or _torch_profiler._is_profiler_enabled)
+        running = torch._C._autograd._profiler_enabled() or _torch_profiler._is_profiler_enabled
+        return not (running or other_profilers.prepared)
 
     def start(self) -> None:
         """Begin the session. Raises what torch's profiler raises; then it is as if there had been no session."""
         assert self.session is not None
+        other_profilers.watch()
         try:
-            self.session.start()
+            with other_profilers.starting(self):
+                self.session.start()
         except Exception:
+            other_profilers.unwatch()
             _forget_session()
             raise
-        self._running = True
-        self._watch()
 
     def begin_step(self) -> None:
         """Mark the start of a step."""
@@ -97,23 +98,36 @@ class Profile:
             self._quiet_ns.append(end_ns)
 
     def stop(self) -> bool:
-        """End the session. Returns False if another profiler started meanwhile and took torch's only session over.
+        """End the session. Returns False if it had to end before, for another profiler.
 
         Raises what torch's profiler raises. The session has ended then too, and its events are lost.
         """
-        self._unwatch()
-        if self._running and self.session is not None:
-            self._running = False
-            # Only a profile of the device sets the flag anew: that of a CPU would read that of an earlier session.
-            self.truncated = self._on_cuda and _kineto_stopped()
+        if other_profilers.take_back(self):
             try:
-                self.session.stop()
-            except Exception:
-                _forget_session()
-                raise
-            # What the device had yet to run when we asked first is recorded while the session stops.
-            self.truncated = self.truncated or (self._on_cuda and _kineto_stopped())
+                self._end()
+            finally:
+                other_profilers.unwatch()
         return not self.taken_over
+
+    def give_way(self) -> None:
+        """End the session at once: another profiler starts. Its events are lost."""
+        self.taken_over = True
+        try:
+            self._end()
+        finally:
+            other_profilers.unwatch()
+
+    def _end(self) -> None:
+        assert self.session is not None
+        # Only a profile of the device sets the flag anew: that of a CPU would read that of an earlier session.
+        self.truncated = self._on_cuda and _kineto_stopped()
+        try:
+            self.session.stop()
+        except Exception:
+            _forget_session()
+            raise
+        # What the device had yet to run when we asked first is recorded while the session stops.
+        self.truncated = self.truncated or (self._on_cuda and _kineto_stopped())
 
     def kernels(self) -> KernelTable:
         """Read the events. May be called once, after ``stop``, on any thread. Raises what torch's profiler raises."""
@@ -123,23 +137,6 @@ class Profile:
         events = results.events()
         self.session = None
         return read_events(events, self.bounds, self._thread, self._quiet_ns, on_device=self._on_cuda)
-
-    # If the user's own profiler (e.g. one with a schedule) starts during ours, it silently takes the session over, and
-    # our stop would then end theirs. torch cannot tell whose session it is, so the start of another one is intercepted.
-    def _watch(self) -> None:
-        self._enable = enable = _torch_profiler._enable_profiler
-
-        def taken_over(*args: Any, **kwargs: Any) -> Any:
-            self.taken_over = True
-            self._running = False
-            self._unwatch()
-            return enable(*args, **kwargs)
-
-        _torch_profiler._enable_profiler = taken_over
-
-    def _unwatch(self) -> None:
-        if self._enable is not None:
-            _torch_profiler._enable_profiler, self._enable = self._enable, None
 
 
 def _forget_session() -> None:

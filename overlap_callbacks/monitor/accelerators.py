@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
 
-logger = logging.getLogger("overlap_callbacks")
+from overlap_callbacks._log import logger
 
 _MEASURED = ("cpu", "cuda")  # ROCm is "cuda" to torch
 

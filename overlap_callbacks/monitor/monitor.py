@@ -316,7 +316,7 @@ class OverlapMonitor:
         switched_back = driver.close()
         if self._finalizer.detach() is not None:
             limit_s = self.config.report_timeout_s + 5.0 if timeout_s is None else timeout_s
-            driver.slot.close(limit_s, restore=switched_back, settle=timeout_s is None)
+            driver.guarded(driver.slot.close, limit_s, restore=switched_back, settle=timeout_s is None)
             record = _record_of(self.config.sinks) if was_active and num_windows else None
             if record is not None:
                 driver.notices.announce(f"the record is in {record}: overlap show {record}")

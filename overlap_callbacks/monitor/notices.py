@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import sys
 
 import torch.distributed as dist
 
-logger = logging.getLogger("overlap_callbacks")
+from overlap_callbacks._log import logger, to_stderr
 
 
 class Notices:
@@ -47,10 +45,10 @@ class Notices:
         """The final line. Printed to stderr if logging is not configured, so the user always sees it."""
         if _rank():
             return
-        if logger.isEnabledFor(logging.INFO):
+        if logger.shows_info:
             logger.info("overlap-callbacks: %s", message)
-        elif not logging.getLogger().handlers and not logger.handlers:
-            print(f"overlap-callbacks: {message}", file=sys.stderr)
+        elif not logger.is_configured:
+            to_stderr(f"overlap-callbacks: {message}")
 
 
 def _rank() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.native import SwitchState
 from overlap_callbacks.instruments.clocks import StepClock
 from overlap_callbacks.instruments.environment import EnvironmentReader
+from overlap_callbacks.instruments.other_profilers import other_profilers
 from overlap_callbacks.instruments.power.discovery import devices_to_read
 from overlap_callbacks.instruments.power.meter import PowerMeter
 from overlap_callbacks.monitor.accelerators import accelerator_in_use, refusal
@@ -26,6 +28,7 @@ from overlap_callbacks.monitor.faults import FaultGuard
 from overlap_callbacks.monitor.notices import Notices
 from overlap_callbacks.monitor.run_info import run_info
 from overlap_callbacks.monitor.step_runner import restore_overlap
+from overlap_callbacks.monitor.window import Window
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +75,20 @@ class Session:
             on_sink_error=faults.sink_failed,
         )
         checker = OrderChecker(job, prefix, timeout_s=config.order_timeout_s, budget=budget, on_error=faults.report)
-        reporter.open()
+        try:
+            checker.open()
+            reporter.open()
+        except Exception:  # the system has no more threads to give
+            checker.close(1.0)
+            reporter.close(1.0)
+            raise
+        other_profilers.watch()
         group: Any = weakref.ref(dist.group.WORLD)
         return cls(job=job, order_checker=checker, reporter=reporter, budget=budget, meter=meter, group=group)
 
     def close(self, timeout_s: float, *, settle: bool) -> None:
         """End all threads; see ``Reporter.close``."""
+        other_profilers.unwatch()
         self.order_checker.close(1.0)
         self.reporter.close(timeout_s, settle=settle)
         if self.meter is not None:
@@ -105,6 +116,9 @@ class SessionSlot:
         switch: a framework's own switch, if an adapter has one.
         notices: says why there is nothing to measure.
         faults: gets the errors of the session's threads.
+
+    Attributes:
+        window: the open window of the session; None if none is open.
     """
 
     def __init__(
@@ -116,6 +130,7 @@ class SessionSlot:
         self._notices = notices
         self._faults = faults
         self._session: Session | None = None
+        self.window: Window | None = None
 
     def acquire(self) -> Session | None:
         """The session, with the gate registered; opened on first use.
@@ -162,7 +177,7 @@ class SessionSlot:
         return Session.open(job, self._config, self._notices, self._faults)
 
     def close(self, timeout_s: float, restore: bool = True, settle: bool = False) -> None:
-        """Close the session and the gate.
+        """Close the session and the gate, and stop the instruments of a window that is still open.
 
         Args:
             timeout_s: maximum time for the reports that are on their way.
@@ -170,6 +185,12 @@ class SessionSlot:
             settle: give up earlier what does not come any more, see ``Reporter.close``.
         """
         session, self._session = self._session, None
+        window, self.window = self.window, None
+        if window is not None:
+            # The interpreter ends, or the monitor was dropped, within the window. torch crashes if its profiler still
+            # runs when the interpreter has ended.
+            with contextlib.suppress(Exception):
+                window.close(complete=False)
         self._gate.close()
         if restore:
             restore_overlap(self._switch)

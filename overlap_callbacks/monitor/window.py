@@ -245,7 +245,7 @@ class Window:
 
     def steps_of(self, block: int) -> tuple[MeasuredStep, ...]:
         """The steps of a timed block that count."""
-        return tuple(s for s in self._steps if s.counted and s.plan.part is Part.TIMED and s.plan.block == block)
+        return tuple([s for s in self._steps if s.counted and s.plan.part is Part.TIMED and s.plan.block == block])
 
     # -- the end
 

@@ -309,10 +309,12 @@ class WindowRunner(StepRunner):
                 "still run on other streams"
             )
         self._window = _OpenWindow(marks, session, self._schedule)
+        self._slot.window = marks  # closed with the slot, should the job end without a word to us
         self._phase = Phase.RECORDING
 
     def _close(self, complete: bool, report: bool = True) -> None:
         window, self._window = self._window, None
+        self._slot.window = None
         self._phase = Phase.IDLE
         self.in_step = False
         self._skip_until(self._schedule.next_window_step(self._step + 1))
@@ -339,6 +341,7 @@ class WindowRunner(StepRunner):
 
     def discard(self) -> None:
         window, self._window = self._window, None
+        self._slot.window = None
         self._phase = Phase.IDLE
         if window is not None:
             window.marks.close(complete=False)

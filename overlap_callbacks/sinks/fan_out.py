@@ -7,17 +7,15 @@ its own, with a bounded wait.
 from __future__ import annotations
 
 import functools
-import logging
 import time
 from collections.abc import Callable, Sequence
 
-from overlap_callbacks._threads import DetachedWorker
+from overlap_callbacks._log import logger
+from overlap_callbacks._threads import DetachedWorker, as_exception
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.analysis.results.window import TimedBlock
 from overlap_callbacks.sinks.base import Sink
-
-logger = logging.getLogger("overlap_callbacks")
 
 # Maximum time that the record waits for another sink, once. What that sink is late with, it does on its own thread.
 _SINK_PATIENCE_S = 2.0
@@ -82,8 +80,8 @@ class FanOut:
                     sink.close()
                 else:
                     self._close_detached(sink, worker, deadline)
-            except Exception as error:
-                self._on_error(sink, error)
+            except BaseException as error:  # these threads are ours: a sink ends none of them
+                self._on_error(sink, as_exception(error))
         self._sinks = []
 
     def _close_detached(self, sink: Sink, worker: DetachedWorker, deadline: float) -> None:
@@ -111,6 +109,6 @@ class FanOut:
                     use(sink)
                 else:
                     worker.do(functools.partial(use, sink))
-            except Exception as error:
+            except BaseException as error:
                 self._sinks.remove(sink)
-                self._on_error(sink, error)
+                self._on_error(sink, as_exception(error))

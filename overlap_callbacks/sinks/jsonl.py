@@ -7,12 +7,15 @@ There are three kinds of line. ``{"record": "run", ...}`` opens a run; a resumed
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from overlap_callbacks._log import logger
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import FILE_NAME, RunInfo
 from overlap_callbacks.analysis.results.window import TimedBlock
@@ -21,6 +24,9 @@ from overlap_callbacks.sinks.base import Sink
 
 class JsonlSink(Sink):
     """Appends to ``overlap.jsonl`` in a folder, which it makes if there is none.
+
+    Should the folder be deleted meanwhile, it is made again, with the lines written so far. They can be read as long as
+    the file is open.
 
     Args:
         folder: of the run.
@@ -32,17 +38,15 @@ class JsonlSink(Sink):
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.path = Path(folder) / FILE_NAME
         self._file: Any = None
+        self._run: RunInfo | None = None
 
     def kept_record(self) -> Path:
         return self.path
 
     def open(self, run: RunInfo) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self.path.open("ab")
-        if self._file.tell():
-            # A run that was killed may have left half a line. End it, or our first line would become part of it.
-            self._file.write(b"\n")
-        self._write("run", run)
+        self._run = run
+        self._file = self._opened()
+        self._append("run", run)
 
     def block(self, window: int, first_step: int, block: TimedBlock) -> None:
         self._write("block", {"window": window, "first_step": first_step, "sample": block})
@@ -52,10 +56,47 @@ class JsonlSink(Sink):
 
     def close(self) -> None:
         if self._file is not None:
-            self._file.close()
-            self._file = None
+            try:
+                self._restore_if_gone()
+            finally:
+                self._file.close()
+                self._file = None
+
+    def _opened(self) -> Any:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        file = self.path.open("a+b")  # read only if the folder is deleted
+        if file.seek(0, os.SEEK_END):
+            # A run that was killed may have left half a line. End it, or our first line would become part of it.
+            file.write(b"\n")
+        return file
+
+    def _restore_if_gone(self) -> None:
+        """Write the record again if its file or folder was deleted, with all lines so far."""
+        with contextlib.suppress(OSError):
+            if os.path.samestat(self.path.stat(), os.fstat(self._file.fileno())):
+                return
+        gone, self._file = self._file, self._opened()
+        restored = False
+        if not self._file.tell():  # else somebody has put another file there, perhaps with these lines
+            with contextlib.suppress(OSError):  # a network's file system may have lost them
+                gone.seek(0)
+                shutil.copyfileobj(gone, self._file)
+                restored = self._file.tell() > 0
+        gone.close()
+        if restored:
+            outcome = "no line is lost"
+        else:
+            outcome = "its earlier lines are lost, unless somebody put them back"
+            self._append("run", self._run)
+        logger.warning(
+            "overlap-callbacks: the record was deleted during the run, and goes on in %s; %s", self.path, outcome
+        )
 
     def _write(self, kind: str, content: Any) -> None:
+        self._restore_if_gone()
+        self._append(kind, content)
+
+    def _append(self, kind: str, content: Any) -> None:
         fields = {"record": kind, **msgspec.to_builtins(content)}
         # The whole line in one write, then to the disk: a crash leaves whole lines, and at most one that is cut off.
         self._file.write(msgspec.json.encode(fields) + b"\n")

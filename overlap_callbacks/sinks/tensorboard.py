@@ -83,4 +83,4 @@ def _environment_rows(environment: RankEnvironment | None) -> tuple[tuple[str, s
     if environment is None:
         return ()
     known = (("NCCL", environment.nccl), ("driver", environment.driver), *environment.variables.items())
-    return tuple((name, value) for name, value in known if value)
+    return tuple([(name, value) for name, value in known if value])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 
@@ -40,3 +41,29 @@ def test_the_last_line_is_seen_where_logging_is_left_as_it_comes(
     monkeypatch.setattr(root, "handlers", [logging.NullHandler()])
     Notices.announce("the record is here")
     assert capsys.readouterr().err == ""
+
+
+class Raising(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        raise OSError("the log server is gone")
+
+
+def test_a_log_handler_that_raises_loses_no_warning_and_raises_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
+    logger, handler = logging.getLogger("overlap_callbacks"), Raising()
+    logger.addHandler(handler)
+    try:
+        notices = Notices()
+        notices.warn_once("late", "a rank was late", ValueError("no"))
+        notices.info("done")
+        notices.announce("the record is here")
+    finally:
+        logger.removeHandler(handler)
+    assert "overlap-callbacks: a rank was late" in capsys.readouterr().err
+
+
+def test_the_last_line_may_find_stderr_closed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    closed = (tmp_path / "stderr").open("w")
+    closed.close()
+    monkeypatch.setattr("sys.stderr", closed)
+    Notices().announce("the record is here")

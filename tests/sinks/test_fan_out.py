@@ -196,3 +196,27 @@ def test_without_sinks_it_is_false() -> None:
     assert sinks
     sinks.close(1.0)
     assert not sinks
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+@pytest.mark.parametrize("keeps_record", [True, False])
+def test_a_sink_that_asks_to_leave_is_named_and_the_rest_goes_on(
+    tmp_path: Path, keeps_record: bool, error: BaseException
+) -> None:
+    class Leaving(Noting):
+        def kept_record(self) -> Path | None:
+            return tmp_path / "other" if keeps_record else None
+
+        def log(self, report: OverlapReport) -> None:
+            raise error
+
+    failed: list[tuple[Sink, Exception]] = []
+    leaving, noting = Leaving(), Noting()
+    sinks = FanOut([leaving, noting], lambda sink, why: failed.append((sink, why)))
+    sinks.open(run_info())
+    for number in range(2):
+        sinks.log(window(number))
+    sinks.close(20.0)
+    assert [sink for sink, _ in failed] == [leaving]
+    assert type(error).__name__ in str(failed[0][1])
+    assert [call for call in noting.calls if call.startswith("log")] == ["log 0", "log 1"]

@@ -41,10 +41,12 @@ def job_environment(windows: Sequence[RankWindow]) -> JobEnvironment | None:
         num_hosts=len(hosts),
         num_devices=_num_devices(by_rank),
         places=tuple(
-            RankPlace(rank, e.hostname, e.device, e.device_uuid, e.pci_bus_id)
-            for rank, e in list(by_rank.items())[:MAX_PLACES]
+            [
+                RankPlace(rank, e.hostname, e.device, e.device_uuid, e.pci_bus_id)
+                for rank, e in list(by_rank.items())[:MAX_PLACES]
+            ]
         ),
-        differing=tuple(_differences(by_rank))[:MAX_DIFFERENCES],
+        differing=tuple(list(_differences(by_rank))[:MAX_DIFFERENCES]),
         transports=transports(by_rank, windows[0].backend),
         crowded_host=_crowded_host(by_rank),
     )
@@ -82,7 +84,7 @@ def _difference(name: str, value_of: Mapping[int, str | None]) -> Difference | N
     if len(ranks_of) == 1:
         return None
     values = sorted(ranks_of.items(), key=lambda item: -len(item[1]))
-    shown = tuple(RanksValue(value, _in_words(ranks), len(ranks)) for value, ranks in values[:MAX_VALUES])
+    shown = tuple([RanksValue(value, _in_words(ranks), len(ranks)) for value, ranks in values[:MAX_VALUES]])
     return Difference(name, shown, len(values))
 
 
@@ -100,7 +102,7 @@ def _crowded_host(by_rank: Mapping[int, RankEnvironment]) -> str:
         if not all(environment.cpus and environment.num_threads for environment in ranks):
             continue
         threads = sum(environment.num_threads for environment in ranks)
-        cpus = len(set().union(*(cpus_of(environment.cpus) for environment in ranks)))
+        cpus = len(set().union(*[cpus_of(environment.cpus) for environment in ranks]))
         if threads > cpus:
             return f"{len(ranks)} ranks on {ranks[0].hostname} have {threads} threads for {cpus} CPUs"
     return ""

@@ -41,7 +41,7 @@ class Account:
     @property
     def lacking_copied(self) -> tuple[Expected, ...]:
         """Those without a kernel that copy engines can do."""
-        return tuple(part for part in self.lacking if part.kind in COPIED)
+        return tuple([part for part in self.lacking if part.kind in COPIED])
 
     @property
     def copies_explain(self) -> bool:
@@ -69,7 +69,7 @@ def accounts(kernels: KernelTable, issued: Issued) -> dict[int, Account]:
     copies: Counter[int] = Counter()
     rows = np.flatnonzero(communicates & np.isin(kernels.step, list(issued)))
     columns = (kernels.step[rows], kernels.collective[rows], copy[rows])
-    for step, kind, copied in zip(*(column.tolist() for column in columns), strict=True):
+    for step, kind, copied in zip(*[column.tolist() for column in columns], strict=True):
         if copied:
             copies[step] += 1
         else:

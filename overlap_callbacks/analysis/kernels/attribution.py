@@ -197,8 +197,10 @@ def _numbered(columns: list[Indices]) -> Indices:
 def _common(mine: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[Indices, Indices]:
     """Numbers for the texts of both sides; equal texts get the same number."""
     codes: dict[str, int] = {}
-    return tuple(  # type: ignore[return-value]
-        np.array([codes.setdefault(text, len(codes)) for text in texts], dtype=np.int64) for texts in (mine, theirs)
+    return tuple(
+        [  # type: ignore[return-value]
+            np.array([codes.setdefault(text, len(codes)) for text in texts], dtype=np.int64) for texts in (mine, theirs)
+        ]
     )
 
 

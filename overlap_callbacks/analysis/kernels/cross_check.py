@@ -96,7 +96,7 @@ def _not_copied(account: Account) -> tuple[Expected, ...]:
     """What lacks a kernel and is no copy engine's work."""
     if not account.copies_explain:
         return account.lacking
-    return tuple(part for part in account.lacking if part not in account.lacking_copied)
+    return tuple([part for part in account.lacking if part not in account.lacking_copied])
 
 
 def _lacks_a_group(

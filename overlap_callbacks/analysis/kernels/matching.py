@@ -113,7 +113,7 @@ def _by_step(kernels: KernelTable, on_device: bool) -> dict[int, list[_Kernel]]:
     by_step: dict[int, list[_Kernel]] = defaultdict(list)
     kinds = [runs_as(kind, on_device=on_device) for kind in kernels.collectives]  # as before a relabelling
     columns = (kernels.step[rows], rows, kernels.collective[rows], kernels.lane[rows])
-    for step, row, kind, lane in zip(*(column.tolist() for column in columns), strict=True):
+    for step, row, kind, lane in zip(*[column.tolist() for column in columns], strict=True):
         by_step[step].append(_Kernel(row, kinds[kind], lane))
     return by_step
 
@@ -249,7 +249,7 @@ class _Lanes:
         while shared:  # lanes that share a class belong together
             lanes, classes = {next(iter(shared))}, set[Expected]()
             while True:
-                classes = classes.union(*(shared[lane] for lane in lanes))
+                classes = classes.union(*[shared[lane] for lane in lanes])
                 joined = {lane for lane in shared if lane in lanes or shared[lane] & classes}
                 if joined == lanes:
                     break

@@ -222,8 +222,8 @@ def device_kernels(
     )
     return KernelTable(
         intervals, kind, name, step, np.arange(len(name)), distinct, np.array(rows.shape, dtype=np.int64),
-        tuple(map(str, rows.shapes)) or ("",), collective, collectives, lane,
-        tuple(shape if isinstance(shape, LaunchShape) else None for shape in rows.shapes) or (None,),
+        tuple([str(shape) for shape in rows.shapes]) or ("",), collective, collectives, lane,
+        tuple([shape if isinstance(shape, LaunchShape) else None for shape in rows.shapes]) or (None,),
         without_launch, nowhere if from_graph is None else from_graph,
     )  # fmt: skip
 

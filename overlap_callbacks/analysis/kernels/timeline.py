@@ -35,7 +35,7 @@ def step_timeline(
         union = Intervals(np.clip(intervals.start_ns, start, end), np.clip(intervals.end_ns, start, end)).union()
         thin = union.thinned(max_intervals)
         pairs = zip((thin.start_ns - start).tolist(), (thin.end_ns - start).tolist(), strict=True)
-        return tuple((a / 1e6, b / 1e6) for a, b in pairs), (thin.sum_ns - union.sum_ns) / 1e6
+        return tuple([(a / 1e6, b / 1e6) for a, b in pairs]), (thin.sum_ns - union.sum_ns) / 1e6
 
     compute, closed_compute = within(Kind.COMPUTE)
     communication, closed_communication = within(Kind.COMMUNICATION)

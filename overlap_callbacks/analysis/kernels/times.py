@@ -187,16 +187,18 @@ def kernel_times(
     wanted = np.flatnonzero(((kind == Kind.COMPUTE) | (kind == Kind.COMMUNICATION)) & ran)
     wanted = wanted[np.argsort(-(ms_ov + ms_seq)[wanted], kind="stable")][:max_kernels]
     return tuple(
-        KernelTime(
-            name=kernels.names[i],
-            communication=bool(kind[i] == Kind.COMMUNICATION),
-            overlapped_calls=float(calls_ov[i]),
-            sequential_calls=float(calls_seq[i]),
-            overlapped_ms=float(ms_ov[i]),
-            sequential_ms=float(ms_seq[i]),
-            num_blocks=int(num_blocks[i]),
-        )
-        for i in wanted
+        [
+            KernelTime(
+                name=kernels.names[i],
+                communication=bool(kind[i] == Kind.COMMUNICATION),
+                overlapped_calls=float(calls_ov[i]),
+                sequential_calls=float(calls_seq[i]),
+                overlapped_ms=float(ms_ov[i]),
+                sequential_ms=float(ms_seq[i]),
+                num_blocks=int(num_blocks[i]),
+            )
+            for i in wanted
+        ]
     )
 
 

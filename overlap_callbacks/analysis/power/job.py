@@ -40,7 +40,7 @@ def pool(by_rank: Mapping[int, Sequence[DevicePower]], *, whole: bool = True) ->
     return JobPower(
         num_devices=len(devices),
         ranks=tuple(with_power),
-        without=tuple(rank for rank in sorted(by_rank) if not by_rank[rank]),
+        without=tuple([rank for rank in sorted(by_rank) if not by_rank[rank]]),
         modes=tuple(modes),
         problems=tuple(problems),
         source=all_power[0].source if all_power else None,

@@ -57,11 +57,11 @@ class Readings:
             memory_clock_mhz=column("memory_clock_mhz"),
             temperature_c=column("temperature_c"),
             limit_w=column("limit_w"),
-            reasons=tuple(r.reasons for r in readings),
+            reasons=tuple([r.reasons for r in readings]),
             reasons_since_ns=np.array(
                 [r.time_ns if r.reasons_since_ns is None else r.reasons_since_ns for r in readings], dtype=np.int64
             ),
-            utilisation=tuple(r.utilisation for r in readings),
+            utilisation=tuple([r.utilisation for r in readings]),
         )
 
     def __len__(self) -> int:

@@ -65,10 +65,12 @@ def power_trace(
         tdp_w=tdp_w,
         limit_w=None if np.isnan(limits).all() else float(np.nanmin(limits)),
         segments=tuple(
-            TraceSegment(
-                s.arm, round((s.start_ns - start_ns) / 1e6, _DIGITS), round((s.end_ns - start_ns) / 1e6, _DIGITS)
-            )
-            for s in sorted(segments, key=lambda s: s.start_ns)
+            [
+                TraceSegment(
+                    s.arm, round((s.start_ns - start_ns) / 1e6, _DIGITS), round((s.end_ns - start_ns) / 1e6, _DIGITS)
+                )
+                for s in sorted(segments, key=lambda s: s.start_ns)
+            ]
         ),
         num_readings=len(rows),
         communication=_thinned([step.communication for step in phases], start_ns),

@@ -301,17 +301,19 @@ _BY_NAME = {figure.name: figure for figure in (*FIGURES, MEASUREMENT_OVERHEAD)}
 # What a summary shows, section by section: what step times are, what follows from them, compute, communication, the
 # measurement.
 SUMMARY: tuple[tuple[Figure, ...], ...] = tuple(
-    tuple(_BY_NAME[name] for name in section)
-    for section in (
-        ("e2e_ideal_ms", "e2e_overlapped_ms", "e2e_sequential_ms", "e2e_sequential_model_ms"),
-        ("speedup_vs_sequential", "attained_fraction", "gap_to_ideal"),
-        ("compute_slowdown", "overlap_ratio"),
-        ("comm_ms", "hidden_comm_ms", "exposed_comm_ms", "comm_slowdown", "p2p_ms", "idle_ms", "bubble_ms"),
-        ("residual_overlap", "residual_comm_overlap"),
-    )
+    [
+        tuple([_BY_NAME[name] for name in section])
+        for section in (
+            ("e2e_ideal_ms", "e2e_overlapped_ms", "e2e_sequential_ms", "e2e_sequential_model_ms"),
+            ("speedup_vs_sequential", "attained_fraction", "gap_to_ideal"),
+            ("compute_slowdown", "overlap_ratio"),
+            ("comm_ms", "hidden_comm_ms", "exposed_comm_ms", "comm_slowdown", "p2p_ms", "idle_ms", "bubble_ms"),
+            ("residual_overlap", "residual_comm_overlap"),
+        )
+    ]
 )
 # Step times of the modes side by side.
-STEP_TIMES = tuple(_BY_NAME[name] for name in ("e2e_ideal_ms", "e2e_overlapped_ms", "e2e_sequential_ms"))
+STEP_TIMES = tuple([_BY_NAME[name] for name in ("e2e_ideal_ms", "e2e_overlapped_ms", "e2e_sequential_ms")])
 
 
 def figure_named(name: str) -> Figure:

@@ -59,7 +59,7 @@ class AmdTick:
         self._power, self._clock = wrapper.amdsmi_power_info_t(), wrapper.amdsmi_clk_info_t()
         self._count, self._resolution_uj, self._timestamp = ctypes.c_uint64(), ctypes.c_float(), ctypes.c_uint64()
         self._power_at, self._clock_at = ctypes.byref(self._power), ctypes.byref(self._clock)
-        self._energy_at = tuple(ctypes.byref(item) for item in (self._count, self._resolution_uj, self._timestamp))
+        self._energy_at = tuple([ctypes.byref(item) for item in (self._count, self._resolution_uj, self._timestamp)])
         self._kind = smi.AmdSmiClkType.GFX
 
     @classmethod

@@ -137,15 +137,17 @@ class PowerMeter:
             return MeasuredPower()
         late = self._late_of(sampler)
         figures = tuple(
-            power_figures(
-                source.info,
-                sampler.readings(since_ns, number),
-                segments,
-                interval_s=sampler.interval_s,
-                late=late,
-                phases=() if number else phases,
-            )
-            for number, source in enumerate(sampler.sources)
+            [
+                power_figures(
+                    source.info,
+                    sampler.readings(since_ns, number),
+                    segments,
+                    interval_s=sampler.interval_s,
+                    late=late,
+                    phases=() if number else phases,
+                )
+                for number, source in enumerate(sampler.sources)
+            ]
         )
         first = sampler.sources[0].info
         trace = power_trace(

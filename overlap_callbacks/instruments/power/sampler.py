@@ -98,10 +98,9 @@ class Sampler:
             return True
         self._stop = _Stop()
         self._pace_s = self.interval_s
-        self._thread = threading.Thread(
-            target=self._run, args=(self._stop,), name="overlap-callbacks-power", daemon=True
-        )
-        self._thread.start()
+        thread = threading.Thread(target=self._run, args=(self._stop,), name="overlap-callbacks-power", daemon=True)
+        thread.start()
+        self._thread = thread  # only now: a thread that did not start cannot be joined
         return True
 
     def rest(self, timeout_s: float = 1.0) -> None:

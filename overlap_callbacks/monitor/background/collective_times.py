@@ -60,18 +60,20 @@ def collective_times(
         total.bytes_in += collective.bytes_in
         total.bytes_out += collective.bytes_out
     return tuple(
-        CollectiveTime(
-            operator=key[0],
-            group=total.group.label,
-            group_size=total.group.num_ranks,
-            backend=total.group.backend,
-            messages=total.messages,
-            bytes_in=total.bytes_in,
-            bytes_out=total.bytes_out,
-            isolated_ms=isolated_ms.get(key),
-            dimension=total.group.dimension,
-            timed_bytes=max(timed_bytes[key]) if key in timed_bytes else None,
-            kernels_ms=kernels_ms.get(key),
-        )
-        for key, total in totals.items()
+        [
+            CollectiveTime(
+                operator=key[0],
+                group=total.group.label,
+                group_size=total.group.num_ranks,
+                backend=total.group.backend,
+                messages=total.messages,
+                bytes_in=total.bytes_in,
+                bytes_out=total.bytes_out,
+                isolated_ms=isolated_ms.get(key),
+                dimension=total.group.dimension,
+                timed_bytes=max(timed_bytes[key]) if key in timed_bytes else None,
+                kernels_ms=kernels_ms.get(key),
+            )
+            for key, total in totals.items()
+        ]
     )

@@ -60,7 +60,7 @@ def measure_block(block: FinishedBlock) -> TimedBlock | None:
 
 
 def _timed_block(block: int, arm: Mode, steps: Sequence[MeasuredStep]) -> TimedBlock | None:
-    times_ms = tuple(clocks.elapsed_ms(step.start, step.end) for step in steps)
+    times_ms = tuple([clocks.elapsed_ms(step.start, step.end) for step in steps])
     return TimedBlock(arm, block, times_ms) if times_ms else None
 
 
@@ -170,7 +170,7 @@ class _Measurement:
             if step.counted and self._await_passed(step.end):
                 by_block[step.plan.block, step.plan.arm].append(step)
         blocks = [_timed_block(number, arm, steps) for (number, arm), steps in by_block.items()]
-        return tuple(block for block in blocks if block is not None)
+        return tuple([block for block in blocks if block is not None])
 
     # -- power
 

@@ -122,6 +122,10 @@ class OrderChecker:
         self._last_key = ""
         self.patience_s = 3 * timeout_s
 
+    def open(self) -> None:
+        """Connect to the store, while its server is there; see ``Reporter.open``."""
+        self._worker.submit(self._connect)
+
     def start(
         self,
         key: str,
@@ -166,6 +170,11 @@ class OrderChecker:
         self._worker.close(timeout_s)
         self._channel = None
 
+    def _connect(self) -> StoreChannel:
+        if self._channel is None:
+            self._channel = StoreChannel(self._job, self._prefix, self._call)
+        return self._channel
+
     def _run(
         self,
         check: _Check,
@@ -178,10 +187,9 @@ class OrderChecker:
         if check.given_up:
             return
         try:
-            if self._channel is None:
-                self._channel = StoreChannel(self._job, self._prefix, self._call)
+            channel = self._connect()
             check.ruling = check_order(
-                self._channel,
+                channel,
                 key,
                 sequence,
                 message,
@@ -193,7 +201,7 @@ class OrderChecker:
             )
             if self._job.rank == 0 and self._last_key:
                 # Every rank has read the ruling before: it came to this check.
-                self._channel.delete(f"{self._last_key}/ruling")
+                channel.delete(f"{self._last_key}/ruling")
             self._last_key = key
         except Exception as error:
             if check.given_up:

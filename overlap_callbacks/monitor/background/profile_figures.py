@@ -113,8 +113,10 @@ def profile_figures(
             by_block[step.plan.block, step.plan.arm].append(step.profile_index)
     sums = KernelSums(kernels, transfer_starts(kernels, log.issued))
     blocks = tuple(
-        profiled_block(arm, block, sums, indices, _mean_step_ms(steps, indices, await_passed))
-        for (block, arm), indices in sorted(by_block.items(), key=lambda item: item[0][0])
+        [
+            profiled_block(arm, block, sums, indices, _mean_step_ms(steps, indices, await_passed))
+            for (block, arm), indices in sorted(by_block.items(), key=lambda item: item[0][0])
+        ]
     )
     dimensions = None
     if recorded is not None and log.issued:
@@ -136,7 +138,7 @@ def profile_figures(
             else ()
         ),
         kernels_ms=_kernels_ms(kernels, log) if window.clock.compute_stream is not None else {},
-        pictures=tuple(picture for step in drawn if (picture := step_timeline(kernels, *step)) is not None),
+        pictures=tuple([picture for step in drawn if (picture := step_timeline(kernels, *step)) is not None]),
         phases=phases_on_host(kernels, steps, window.clock, await_passed) if has_power else (),
         sm_loss=sm_loss(kernels, kernels.launches, chip_of(window.clock.compute_stream), overlapped, sequential),
         num_sms=num_sms(kernels),

@@ -41,7 +41,7 @@ class ProfileLog:
     def of_steps(self, counted: Collection[int]) -> ProfileLog:
         """The same, if of all steps only these count."""
         not_whole = {step: why for step, why in self.not_whole.items() if step in counted}
-        return ProfileLog(self.issued, not_whole, tuple(step for step in self.sequential if step in counted))
+        return ProfileLog(self.issued, not_whole, tuple([step for step in self.sequential if step in counted]))
 
 
 def profile_log(steps: Sequence[MeasuredStep]) -> ProfileLog:
@@ -51,7 +51,7 @@ def profile_log(steps: Sequence[MeasuredStep]) -> ProfileLog:
     return ProfileLog(
         issued={step.profile_index: step.log.collectives for step in profiled},
         not_whole={step.profile_index: _why_not_whole(step) for step in counted},
-        sequential=tuple(step.profile_index for step in counted if step.plan.mode is Mode.SEQUENTIAL),
+        sequential=tuple([step.profile_index for step in counted if step.plan.mode is Mode.SEQUENTIAL]),
     )
 
 

@@ -5,7 +5,6 @@ It has a store client of its own, and so does the order check: a sink that stall
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -13,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from overlap_callbacks._log import logger
 from overlap_callbacks._threads import Worker
 from overlap_callbacks.analysis.aggregate import aggregate_windows, drop_incomparable_figures
 from overlap_callbacks.analysis.results.environment import JobEnvironment, RankEnvironment
@@ -26,8 +26,6 @@ from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.monitor.window import ClosedWindow, FinishedBlock
 from overlap_callbacks.sinks import RunInfo, Sink
 from overlap_callbacks.sinks.fan_out import FanOut
-
-logger = logging.getLogger("overlap_callbacks")
 
 # At the end of the job: maximum time without a report, while some ranks are not heard. All ranks end alike.
 SETTLE_S = 5.0
@@ -89,7 +87,11 @@ class Reporter:
         self._late_keys: list[str] = []
 
     def open(self) -> None:
-        """Open the sinks, so that there is a record before the first window is done."""
+        """Connect to the store, and open the sinks, so that there is a record before the first window is done.
+
+        Connecting waits for the server, and goes on doing so where that has died: later it could outlive the job.
+        """
+        self._worker.submit(self._connect)
         if self._sinks:
             self._worker.submit(self._open_sinks)
 
@@ -142,19 +144,23 @@ class Reporter:
 
     # -- on the reporting thread
 
+    def _connect(self) -> StoreChannel:
+        if self._channel is None:
+            self._channel = StoreChannel(self._job, self._prefix, self._call)
+        return self._channel
+
     def _report(self, window: ClosedWindow, key: str, tokens_per_step: int | None) -> None:
         began_s = time.monotonic()
         own = measure(window, self._job.rank, self._job.backend)
         self._own_s = time.monotonic() - began_s
         # With every window: the message of a rank may come too late for one, and its size is small.
         own = msgspec.structs.replace(own, environment=self._environment())
-        if self._channel is None:
-            self._channel = StoreChannel(self._job, self._prefix, self._call)
-        self._channel.publish(f"{key}/report/{self._job.rank}", msgspec.json.encode(own))
+        channel = self._connect()
+        channel.publish(f"{key}/report/{self._job.rank}", msgspec.json.encode(own))
         if self._job.rank != 0:
             return
         report = aggregate_windows(
-            [own, *self._gather_others(self._channel, key)],
+            [own, *self._gather_others(channel, key)],
             world_size=self._job.world_size,
             every_n_steps=self._schedule.every_n_steps,
             control=self._schedule.control,

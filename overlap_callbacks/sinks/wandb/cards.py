@@ -19,13 +19,13 @@ from overlap_callbacks.analysis.verdict import cause_in_words
 
 # The CSS class of each bar; its colours can be told apart by the colour-blind and on a grey printer.
 _CLASSES = {"e2e_ideal_ms": "ideal", "e2e_overlapped_ms": "overlapped", "e2e_sequential_ms": "sequential"}
-ROWS = tuple(
+ROWS = tuple([
     figure_named(name)
     for name in (
         "speedup_vs_sequential", "compute_slowdown", "comm_slowdown", "gap_to_ideal", "exposed_comm_ms",
         "hidden_comm_fraction", "residual_overlap",
     )
-)  # fmt: skip
+])  # fmt: skip
 _MAX_NOTES, _MAX_TEXT_LENGTH = 10, 400
 
 # Width of a picture in its own units. A panel of a dashboard is about as wide, so text has the size of the text around.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from overlap_callbacks import _validation
+from overlap_callbacks._log import logger
 from overlap_callbacks.analysis.results.environment import JobEnvironment
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
@@ -24,8 +24,6 @@ from overlap_callbacks.sinks.wandb.alerts import Limits, finding_alerts
 from overlap_callbacks.sinks.wandb.environment import job_content
 from overlap_callbacks.sinks.wandb.summary import aggregates, run_metrics
 from overlap_callbacks.sinks.wandb.tables import tables
-
-logger = logging.getLogger("overlap_callbacks")
 
 # Our own x-axis. W&B's step may only rise, and belongs to the user's own logging: it is never passed.
 STEP_KEY = "overlap/step"

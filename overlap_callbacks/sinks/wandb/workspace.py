@@ -79,11 +79,11 @@ def _with_interval(key: str) -> tuple[str, ...]:
 
 
 def _both(section: str, *names: str) -> tuple[str, ...]:
-    return tuple(f"{section}/{mode}_{name}" for name in names for mode in ("overlapped", "sequential"))
+    return tuple([f"{section}/{mode}_{name}" for name in names for mode in ("overlapped", "sequential")])
 
 
 def _run(*names: str) -> tuple[str, ...]:
-    return tuple(f"overlap_run/{name}" for name in names)
+    return tuple([f"overlap_run/{name}" for name in names])
 
 
 SECTIONS = (

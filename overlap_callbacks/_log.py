@@ -1,0 +1,55 @@
+"""The library's messages. Log handlers, filters and stderr are the user's, and may fail: what fails there ends here."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from typing import Any
+
+
+class GuardedLogger:
+    """Like a logger, but nothing is raised.
+
+    Args:
+        logger: whose handlers and filters are the user's.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+
+    def warning(self, message: str, *args: object, **options: Any) -> None:
+        """Warn. Where a handler raises, the message goes to stderr: it must not be lost."""
+        try:
+            self._logger.warning(message, *args, stacklevel=2, **options)
+        except Exception:
+            to_stderr(message % args)
+
+    def info(self, message: str, *args: object, **options: Any) -> None:
+        """Say something that needs no action."""
+        with contextlib.suppress(Exception):
+            self._logger.info(message, *args, stacklevel=2, **options)
+
+    def debug(self, message: str, *args: object, **options: Any) -> None:
+        """Say something for those who look for it."""
+        with contextlib.suppress(Exception):
+            self._logger.debug(message, *args, stacklevel=2, **options)
+
+    @property
+    def shows_info(self) -> bool:
+        """Whether messages that need no action are shown."""
+        return self._logger.isEnabledFor(logging.INFO)
+
+    @property
+    def is_configured(self) -> bool:
+        """Whether the user has said where messages go."""
+        return bool(logging.getLogger().handlers or self._logger.handlers)
+
+
+def to_stderr(message: str) -> None:
+    """Print to stderr. Where it is closed, or what it leads to is full, the message is lost."""
+    with contextlib.suppress(Exception):
+        print(message, file=sys.stderr)
+
+
+logger = GuardedLogger(logging.getLogger("overlap_callbacks"))

@@ -1,0 +1,127 @@
+"""Notices when somebody else's profiler is prepared or started, so that ours gives way to it.
+
+A process has one profiler. Where two meet, torch loses events, raises, or crashes: a profiler with a schedule is
+prepared some steps before it starts, and a session of ours in between undoes the preparation. torch cannot tell whose
+session it is, and does not tell that one is prepared. So its two functions are wrapped while a monitor measures. Only
+profilers that start call them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch.autograd.profiler
+
+_torch_profiler: Any = torch.autograd.profiler
+
+
+class Yielding(Protocol):
+    """A session of ours, which another profiler can end."""
+
+    def give_way(self) -> None:
+        """End the session; on any thread."""
+
+
+class OtherProfilers:
+    """What is known of profilers that are not ours. Any thread may start one.
+
+    Attributes:
+        prepared: whether one is prepared and has not started yet.
+    """
+
+    def __init__(self) -> None:
+        self.prepared = False
+        self._lock = threading.RLock()
+        self._num_watching = 0
+        self._restore: list[tuple[str, Any, Any]] = []  # name, torch's own function, the one around it
+        self._starting = 0  # the thread that starts a session of ours now
+        self._ours: Yielding | None = None
+        self._disturbed = False  # a session of ours may have undone the preparation of one that was not seen
+
+    def watch(self) -> None:
+        """Begin to notice them. ``unwatch`` ends it, and must be called as often."""
+        with self._lock:
+            self._num_watching += 1
+            if self._num_watching == 1:
+                prepare, enable = _torch_profiler._prepare_profiler, _torch_profiler._enable_profiler
+                self._wrap("_prepare_profiler", prepare, self._around_prepare(prepare))
+                self._wrap("_enable_profiler", enable, self._around_enable(prepare, enable))
+
+    def unwatch(self) -> None:
+        """Leave torch as it was once nobody watches any more."""
+        with self._lock:
+            self._num_watching -= 1
+            while not self._num_watching and self._restore:
+                name, function, around = self._restore.pop()
+                if getattr(_torch_profiler, name) is around:  # else somebody has put their own around it
+                    setattr(_torch_profiler, name, function)
+            if not self._num_watching:
+                self.prepared = self._disturbed = False
+
+    @contextlib.contextmanager
+    def starting(self, ours: Yielding) -> Iterator[None]:
+        """Around the start of a session of ours, which is ours from then on if nothing is raised."""
+        self._starting = threading.get_ident()
+        try:
+            yield
+            self._ours = ours
+            self._disturbed = True
+        finally:
+            self._starting = 0
+
+    def take_back(self, ours: Yielding) -> bool:
+        """Whether the session is still ours; then it is the caller's to end. True for one caller at most."""
+        with self._lock:
+            if self._ours is not ours:
+                return False
+            self._ours = None
+            return True
+
+    # -- in torch's functions
+
+    def _wrap(self, name: str, function: Any, around: Any) -> None:
+        self._restore.append((name, function, around))
+        setattr(_torch_profiler, name, around)
+
+    def _around_prepare(self, prepare: Callable[..., Any]) -> Callable[..., Any]:
+        def prepare_and_note(*args: Any, **kwargs: Any) -> Any:
+            if self._starting == threading.get_ident():
+                return prepare(*args, **kwargs)
+            self._have_ours_give_way()
+            result = prepare(*args, **kwargs)
+            self.prepared = self._num_watching > 0
+            self._disturbed = False
+            return result
+
+        return prepare_and_note
+
+    def _around_enable(self, prepare: Callable[..., Any], enable: Callable[..., Any]) -> Callable[..., Any]:
+        def enable_and_note(*args: Any, **kwargs: Any) -> Any:
+            if self._starting == threading.get_ident():
+                return enable(*args, **kwargs)
+            unprepared = self._disturbed and not self.prepared
+            if self._have_ours_give_way():
+                _torch_profiler._run_on_profiler_start()  # the end of ours has taken the flag of theirs back
+            if unprepared:
+                # It was prepared before we watched, and ours undid that. Unprepared, it would crash the process.
+                with contextlib.suppress(Exception):
+                    prepare(*args[:2])
+            self.prepared = self._disturbed = False
+            return enable(*args, **kwargs)
+
+        return enable_and_note
+
+    def _have_ours_give_way(self) -> bool:
+        with self._lock:
+            ours, self._ours = self._ours, None
+            if ours is None:
+                return False
+            with contextlib.suppress(Exception):  # whatever becomes of ours, theirs starts
+                ours.give_way()
+            return True
+
+
+other_profilers = OtherProfilers()

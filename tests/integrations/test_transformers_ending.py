@@ -1,0 +1,45 @@
+"""How interpreters end that the Hugging Face Trainer runs in."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.autograd.profiler
+import torch.distributed as dist
+
+from tests.integrations.huggingface_jobs import overlap_callback, trainer
+from tests.interpreters import run_interpreters
+
+# Loading it takes seconds, and only the ranks need it.
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is missing")
+
+kept: list[Any] = []  # as the variables of a script's top level are: alive until the interpreter ends
+
+
+def end_within_profiled_steps(folder: str, how: str) -> None:
+    from transformers import TrainerCallback
+
+    class End(TrainerCallback):
+        def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+            if torch.autograd.profiler._is_profiler_enabled:
+                if how == "exit":
+                    sys.exit(3)
+                raise KeyError("of the user")
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    fit = trainer(rank, Path(folder, str(rank)), overlap_callback(run_dir=folder), End(), max_steps=30)
+    kept.append(fit)
+    fit.train()
+
+
+@pytest.mark.parametrize(("how", "code"), [("exit", 3), ("exception", 1)])
+def test_a_trainer_that_ends_within_profiled_steps_ends_as_without_the_library(
+    tmp_path: Path, how: str, code: int
+) -> None:
+    endings = run_interpreters(end_within_profiled_steps, 2, str(tmp_path), how, timeout_s=150.0)
+    assert [ending.code for ending in endings] == [code, code], "\n".join(map(str, endings))
