@@ -42,7 +42,7 @@ import torch
 
 from overlap_callbacks.gate.collectives import OperatorSpec, operator_specs
 from overlap_callbacks.gate.compilation import CompileWatch
-from overlap_callbacks.gate.interruptions import issuer, without_signal_check
+from overlap_callbacks.gate.interruptions import Interrupts, issuer, without_signal_check
 from overlap_callbacks.gate.step_log import CollectiveCall
 
 logger = logging.getLogger("overlap_callbacks")
@@ -227,12 +227,11 @@ class Dispatcher:
         own_key, backend_select: the two places where they may stand.
         stale: threads that began a step which ended on another thread. Each becomes ordinary when it next enters the
             kernels.
-        interrupts: what handlers of signals raised within the kernels, to be raised again where the step ends. The
-            kernels hold the list itself.
+        interrupts: what handlers of signals raised within the kernels, to be raised again where the step ends.
     """
 
     def __init__(self) -> None:
-        self.interrupts: list[BaseException] = []
+        self.interrupts = Interrupts()
         self.observer: CollectiveObserver | None = None
         self.placement: _Placement | None = None
         self._owner: object | None = None

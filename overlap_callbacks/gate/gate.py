@@ -35,7 +35,6 @@ from overlap_callbacks.gate.coalescing import CoalescingBlocks
 from overlap_callbacks.gate.collectives import Collective, Group, OperatorSpec
 from overlap_callbacks.gate.dispatcher import dispatcher
 from overlap_callbacks.gate.foreign import SequenceNumbers
-from overlap_callbacks.gate.interruptions import is_from_handler
 from overlap_callbacks.gate.let_pass import LetPass
 from overlap_callbacks.gate.serialiser import (
     CompletedWork,
@@ -196,7 +195,6 @@ class Gate:
     def end_step(self) -> StepLog:
         """Stop, and return what was seen."""
         self.stop()
-        self._find_own_errors()
         collectives, dropped = self._recorder.drain()
         compiled = dispatcher.num_compilations != self._compilations
         foreign: tuple[str, ...] = ()
@@ -213,33 +211,6 @@ class Gate:
         self._numbers = None
         self._reset_step(ExpectedSequence())
         return log
-
-    # -- what signal handlers of the user's raised within collectives of a step
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether there is such an exception that was not raised yet."""
-        return bool(dispatcher.interrupts)
-
-    def take_interrupt(self) -> BaseException | None:
-        """The exception to raise, once; what is no ``Exception``, such as ``KeyboardInterrupt``, goes first."""
-        kept = sorted(dispatcher.interrupts, key=lambda error: isinstance(error, Exception))
-        dispatcher.interrupts.clear()
-        return kept[0] if kept else None
-
-    def _find_own_errors(self) -> None:
-        """What the kernels caught may be an error of ours: Python ran out of stack or memory on the way to the gate."""
-        for error in tuple(dispatcher.interrupts):
-            if isinstance(error, (RecursionError, MemoryError)) and not is_from_handler(error):
-                dispatcher.interrupts.remove(error)
-                self.last_error = error
-
-    def _keep(self, error: Exception) -> None:
-        """Keep an exception until the step ends."""
-        if is_from_handler(error):
-            dispatcher.interrupts.append(error)
-        else:
-            self.last_error = error
 
     def _is_quiet(self, issued: int) -> bool:
         """Whether all ``issued`` collectives are complete."""
@@ -282,7 +253,7 @@ class Gate:
             serialiser = self._on_stream or self._on_host
             return serialiser.before_batch() if serialiser.obstacle(None) is None else None
         except Exception as error:
-            self._keep(error)
+            self.last_error = dispatcher.interrupts.own(error) or self.last_error
             return None
 
     def _end_batch(self, works: list[Any], order_after: Callable[[], None]) -> list[Any]:
@@ -297,7 +268,7 @@ class Gate:
                 handed_on[number] = CompletedWork()
             order_after()
         except Exception as error:
-            self._keep(error)
+            self.last_error = dispatcher.interrupts.own(error) or self.last_error
         return handed_on
 
     # -- a collective: called from the kernels, on whichever thread issues it. Nothing may escape.
@@ -348,7 +319,7 @@ class Gate:
             call.serialiser = serialiser
             return call
         except Exception as error:
-            self._keep(error)
+            self.last_error = dispatcher.interrupts.own(error) or self.last_error
             return None
 
     def _serialiser_of(self, call: CollectiveCall, tensor: torch.Tensor | None) -> Serialiser | LetPass:
@@ -379,7 +350,7 @@ class Gate:
             elif serialiser.completes and self._watching:
                 self._works.append(None)
         except Exception as error:
-            self._keep(error)
+            self.last_error = dispatcher.interrupts.own(error) or self.last_error
 
     def _give_up(self, call: CollectiveCall) -> None:
         """Stop serialising: this collective timed out, so the ranks wait for each other in a way no check foresaw."""

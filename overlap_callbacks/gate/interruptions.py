@@ -73,6 +73,28 @@ def issuer(redispatch: Callable[..., Any]) -> tuple[Any, Iterator[Any]]:
     return arguments, starmap(redispatch, iter(arguments.pop, None))
 
 
+class Interrupts(list[BaseException]):
+    """Exceptions that handlers raised within the kernels, until the step ends. The kernels add to it with ``+=``."""
+
+    def own(self, error: Exception) -> Exception | None:
+        """The error, if it is one of ours. Else it is kept, and None is returned."""
+        if not is_from_handler(error):
+            return error
+        self.append(error)
+        return None
+
+    def take(self) -> BaseException | None:
+        """The one to raise; what is no ``Exception``, such as ``KeyboardInterrupt``, goes first. All are forgotten."""
+        kept = sorted(self, key=lambda error: isinstance(error, Exception))
+        self.clear()
+        return kept[0] if kept else None
+
+
+def is_own(error: BaseException) -> bool:
+    """Whether what the kernels caught is an error of ours: Python ran out of stack or memory on the way to the gate."""
+    return isinstance(error, (RecursionError, MemoryError)) and not is_from_handler(error)
+
+
 def is_from_handler(error: BaseException) -> bool:
     """Whether a signal handler of the user's raised an exception: one is among the functions that it passed through.
 

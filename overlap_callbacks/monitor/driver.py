@@ -8,8 +8,9 @@ from typing import Any, ParamSpec
 
 from overlap_callbacks import _validation
 from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.gate.dispatcher import dispatcher
 from overlap_callbacks.gate.gate import Gate
-from overlap_callbacks.gate.interruptions import is_from_handler
+from overlap_callbacks.gate.interruptions import is_from_handler, is_own
 from overlap_callbacks.gate.native import SwitchState
 from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.monitor.faults import FaultGuard
@@ -88,7 +89,7 @@ class StepDriver:
         finally:
             self.in_runner_step = self.runner.in_step
             self.next_step = self.runner.next_step
-            if self.gate.interrupted or (self.faults.pending and self.active):
+            if dispatcher.interrupts or (self.faults.pending and self.active):
                 self.next_step = 0  # an error came in meanwhile, and its wake-up must not be lost
 
     def raise_interrupt(self) -> None:
@@ -97,10 +98,14 @@ class StepDriver:
         It is the user's own exception, so that no mode of ours keeps it back. The window is given up: where a
         collective was interrupted, it was not serialised.
         """
-        error = self.gate.take_interrupt()
-        if error is not None:
-            self._give_up_window()
-            raise error
+        error = dispatcher.interrupts.take()
+        if error is None:
+            return
+        if is_own(error):
+            self.guarded(_raise, error)
+            return
+        self._give_up_window()
+        raise error
 
     def _give_up_window(self) -> None:
         try:
@@ -231,3 +236,7 @@ class StepDriver:
     def _wake(self) -> None:
         """On any thread: have the next step ask for errors of our threads."""
         self.next_step = 0
+
+
+def _raise(error: BaseException) -> None:
+    raise error

@@ -13,6 +13,7 @@ from overlap_callbacks.analysis.contention.sm_loss import sm_loss
 from overlap_callbacks.analysis.kernels.attribution import pair_times_of
 from overlap_callbacks.analysis.kernels.by_collective import CollectiveKey, kernel_times_by_collective
 from overlap_callbacks.analysis.kernels.by_dimension import dimension_times, dimensions_of_rows
+from overlap_callbacks.analysis.kernels.host import uncounted_note
 from overlap_callbacks.analysis.kernels.receives import transfer_starts
 from overlap_callbacks.analysis.kernels.table import KernelTable
 from overlap_callbacks.analysis.kernels.timeline import step_timeline
@@ -105,6 +106,8 @@ def profile_figures(
     if seen.doubts:
         return ProfileFigures(problems=tuple(problems), doubts=seen.doubts)
     kernels = seen.kernels
+    if note := uncounted_note([kernels.uncounted[index] for index in by_arm[Mode.OVERLAPPED] if kernels.uncounted]):
+        problems.append(note)
     by_block: dict[tuple[int, Mode], list[int]] = defaultdict(list)
     for step in steps:
         if step.profile_index in by_arm[step.plan.arm]:
