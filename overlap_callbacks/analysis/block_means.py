@@ -43,9 +43,11 @@ def ranks_with_most_blocks(
     total = Counter(arm for arm, _ in set().union(*blocks_by_rank))
     counts = [Counter(arm for arm, _ in blocks) for blocks in blocks_by_rank]
     return tuple(
-        window
-        for window, count in zip(windows, counts, strict=True)
-        if total and all(2 * count[arm] > number for arm, number in total.items())
+        [
+            window
+            for window, count in zip(windows, counts, strict=True)
+            if total and all(2 * count[arm] > number for arm, number in total.items())
+        ]
     )
 
 
@@ -65,7 +67,7 @@ def ranks_left_out(windows: Sequence[RankWindow]) -> list[str]:
 def with_whole_tables(windows: Sequence[RankWindow]) -> tuple[RankWindow, ...]:
     """The ranks whose tables of kernels may be averaged: not those whose profile lacks too much of a mode."""
     counted = {window.rank for window in ranks_with_most_blocks(windows, profiled_blocks)}
-    return tuple(window for window in windows if not window.profiled or window.rank in counted)
+    return tuple([window for window in windows if not window.profiled or window.rank in counted])
 
 
 def block_means(ranks: Sequence[Mapping[int, Sequence[float]]]) -> list[npt.NDArray[np.float64]]:

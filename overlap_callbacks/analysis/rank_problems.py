@@ -63,7 +63,7 @@ def _merged(problem_of: dict[int, str], num_ranks: int) -> str:
 
 def _numbers(text: str) -> tuple[float, ...]:
     """The numbers of a text, in order."""
-    return tuple(_value(found) for found in _NUMBER.findall(text))
+    return tuple([_value(found) for found in _NUMBER.findall(text)])
 
 
 def _value(text: str) -> float:

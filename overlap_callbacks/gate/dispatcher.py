@@ -42,6 +42,7 @@ import torch
 from overlap_callbacks._log import logger
 from overlap_callbacks.gate.collectives import OperatorSpec, operator_specs
 from overlap_callbacks.gate.compilation import CompileWatch
+from overlap_callbacks.gate.interruptions import Interrupts, issuer, without_signal_check
 from overlap_callbacks.gate.step_log import CollectiveCall
 
 OWN_KEY = "TESTING_ONLY_GenericMode"
@@ -145,27 +146,36 @@ class _AtOwnKey(_Placement):
             self._include(self._key, False)
 
     def kernel(self, spec: OperatorSpec, dispatcher: Dispatcher) -> Callable[..., Any]:
-        redispatch, below, placement = spec.redispatch, self._below(), self
+        below, placement, interrupts = self._below(), self, dispatcher.interrupts
+        arguments, issue = issuer(spec.redispatch)
 
         def kernel(keyset: Any, *args: Any) -> Any:
-            observer = dispatcher.observer
-            if (
-                observer is None
-                or dispatcher.placement is not placement
-                or (dispatcher.stale and dispatcher.is_stale())
-            ):
-                # The step ended on another thread, which could not switch the key off here.
-                placement.leave()
-                dispatcher.forget_thread()
-                return redispatch(keyset & below, *args)
-            call = observer.before_call(spec, args)
-            result = redispatch(keyset & below, *args)
-            if call is not None:
-                observer.after_call(call, result)
-            return result
+            nonlocal arguments, interrupts
+            call = None
+            try:
+                observer = dispatcher.observer
+                if (
+                    observer is None
+                    or dispatcher.placement is not placement
+                    or (dispatcher.stale and dispatcher.is_stale())
+                ):
+                    # The step ended on another thread, which could not switch the key off here.
+                    placement.leave()
+                    dispatcher.forget_thread()
+                else:
+                    call = observer.before_call(spec, args)
+            except BaseException as error:
+                interrupts += (error,)
+            arguments += ((keyset & below, *args),)
+            for result in issue:
+                if call is not None:
+                    try:
+                        observer.after_call(call, result)  # type: ignore[union-attr]
+                    except BaseException as error:
+                        interrupts += (error,)
+                return result
 
-        _leave_out_of_dynamo(kernel)
-        return kernel
+        return _as_kernel(kernel)
 
 
 class _AtBackendSelect(_Placement):
@@ -181,20 +191,29 @@ class _AtBackendSelect(_Placement):
             torch._C._remove_obj_from_tls(MARK)
 
     def kernel(self, spec: OperatorSpec, dispatcher: Dispatcher) -> Callable[..., Any]:
-        redispatch, below, is_marked = spec.redispatch, self._below(), torch._C._is_key_in_tls
+        below, is_marked, interrupts = self._below(), torch._C._is_key_in_tls, dispatcher.interrupts
+        arguments, issue = issuer(spec.redispatch)
 
         def kernel(keyset: Any, *args: Any) -> Any:
+            nonlocal arguments, interrupts
+            call = None
             observer = dispatcher.observer
-            if observer is None or not is_marked(MARK) or (dispatcher.stale and dispatcher.is_stale()):
-                return redispatch(keyset & below, *args)
-            call = observer.before_call(spec, args)
-            result = redispatch(keyset & below, *args)
-            if call is not None:
-                observer.after_call(call, result)
-            return result
+            if observer is not None:
+                try:
+                    if is_marked(MARK) and not (dispatcher.stale and dispatcher.is_stale()):
+                        call = observer.before_call(spec, args)
+                except BaseException as error:
+                    interrupts += (error,)
+            arguments += ((keyset & below, *args),)
+            for result in issue:
+                if call is not None:
+                    try:
+                        observer.after_call(call, result)  # type: ignore[union-attr]
+                    except BaseException as error:
+                        interrupts += (error,)
+                return result
 
-        _leave_out_of_dynamo(kernel)
-        return kernel
+        return _as_kernel(kernel)
 
 
 class Dispatcher:
@@ -206,9 +225,11 @@ class Dispatcher:
         own_key, backend_select: the two places where they may stand.
         stale: threads that began a step which ended on another thread. Each becomes ordinary when it next enters the
             kernels.
+        interrupts: what handlers of signals raised within the kernels, to be raised again where the step ends.
     """
 
     def __init__(self) -> None:
+        self.interrupts = Interrupts()
         self.observer: CollectiveObserver | None = None
         self.placement: _Placement | None = None
         self._owner: object | None = None
@@ -347,6 +368,13 @@ class Dispatcher:
         """
         if self.placement is self.own_key and torch._C._current_graph_task_id() == -1:
             self.own_key.leave()
+
+
+def _as_kernel(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a kernel of a function. See ``interruptions.py`` for the form that its code must have."""
+    without_signal_check(kernel)
+    _leave_out_of_dynamo(kernel)
+    return kernel
 
 
 def _leave_out_of_dynamo(kernel: Callable[..., Any]) -> None:

@@ -7,7 +7,8 @@ The rules that keep it safe:
 
 - it adds waits and nothing else: it never issues, drops, reorders or resizes a collective;
 - it never raises. An exception inside DDP's reducer would break the reducer for good, so an error of the gate's own is
-  kept, and its owner switches the gate off at the next step boundary;
+  kept, and its owner switches the gate off at the next step boundary. What a signal handler of the user's raises there
+  is kept too, and raised at the step's end (``interruptions.py``);
 - sends and receives are recorded, never waited for where they are issued: waiting there hangs real pipeline schedules,
   and Gloo's p2p works cannot be waited for twice. An adapter that knows where its framework posts a whole batch of them
   has it waited for with ``post``;
@@ -101,12 +102,12 @@ class Gate:
         self._tracker = SequenceTracker(expected)
         self._unseen = False  # collectives of the step were let through unseen
         self._let_pass, self._let_pass_bytes = Counter[LetPass](), 0
-        self._unsupported_device = ""
-        self._captured = False
+        self._unsupported_device, self._captured = "", False
         self._compilations = dispatcher.num_compilations
         self._blocks = CoalescingBlocks()
-        self._batches = 0
-        self._posting = 0  # number of the batch of sends and receives that is being posted
+        self._batches = self._posting = (
+            0  # batches of sends and receives so far; number of the one that is being posted
+        )
         self._posted: list[CollectiveCall] = []  # its members so far
         self._batch_passes = False  # one of them cannot be waited for
 
@@ -208,8 +209,7 @@ class Gate:
         let_pass = self._let_pass, self._unsupported_device, self._let_pass_bytes, self._captured
         # Another thread may be further on one rank than on another, at the same step.
         counts = {} if self._numbers is None else self._numbers.before(self.dimensions, without=foreign)
-        divergence = self._tracker.divergence
-        log = StepLog(collectives, dropped, divergence, quiet, foreign, compiled, *let_pass, counts)
+        log = StepLog(collectives, dropped, self._tracker.divergence, quiet, foreign, compiled, *let_pass, counts)
         self._works.clear()
         self._groups.clear()  # keeps no process group alive between steps
         self._numbers = None
@@ -253,7 +253,7 @@ class Gate:
             serialiser = self._on_stream or self._on_host
             return serialiser.before_batch() if serialiser.obstacle(None) is None else None
         except Exception as error:
-            self.last_error = error
+            self.last_error = dispatcher.interrupts.own(error) or self.last_error
             return None
 
     def _end_batch(self, works: list[Any], order_after: Callable[[], None]) -> list[Any]:
@@ -268,7 +268,7 @@ class Gate:
                 handed_on[number] = CompletedWork()
             order_after()
         except Exception as error:
-            self.last_error = error
+            self.last_error = dispatcher.interrupts.own(error) or self.last_error
         return handed_on
 
     # -- a collective: called from the kernels, on whichever thread issues it. Nothing may escape.
@@ -321,7 +321,7 @@ class Gate:
             call.serialiser = serialiser
             return call
         except Exception as error:
-            self.last_error = error
+            self.last_error = dispatcher.interrupts.own(error) or self.last_error
             return None
 
     def _serialiser_of(self, call: CollectiveCall, tensor: torch.Tensor | None) -> Serialiser | LetPass:
@@ -352,7 +352,7 @@ class Gate:
             elif serialiser.completes and self._watching:
                 self._works.append(None)
         except Exception as error:
-            self.last_error = error
+            self.last_error = dispatcher.interrupts.own(error) or self.last_error
 
     def _give_up(self, call: CollectiveCall) -> None:
         """Stop serialising: this collective timed out, so the ranks wait for each other in a way no check foresaw."""

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from overlap_callbacks._log import logger
+from overlap_callbacks.gate.interruptions import is_from_handler
 from overlap_callbacks.gate.let_pass import LetPass
 from overlap_callbacks.gate.step_log import CollectiveCall
 from overlap_callbacks.instruments import clocks
@@ -112,7 +113,9 @@ class HostSerialiser:
         start_ns = perf_counter_ns()
         try:
             work.wait(self._patience)
-        except RuntimeError:
+        except RuntimeError as error:
+            if is_from_handler(error):
+                raise
             # Our patience is over, which leaves the work as it is; or the collective itself failed (a peer died), and
             # its owner's own wait raises the same error, in the place where the owner expects it.
             logger.debug("the gate's wait for a collective ended with an error", exc_info=True)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 import torch.autograd.profiler
 
+from overlap_callbacks.analysis.kernels.host import host_kernels
 from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
 from overlap_callbacks.analysis.kernels.table import (
     Indices,
@@ -23,7 +24,6 @@ from overlap_callbacks.analysis.kernels.table import (
     KernelTableBuilder,
     Kind,
     device_kernels,
-    host_kernels,
 )
 from overlap_callbacks.instruments.other_profilers import other_profilers
 
@@ -179,7 +179,7 @@ def read_events(
         elif event.is_async():
             _add_times(ranges, event)
             ranges.label(Kind.COMMUNICATION, event.name(), lane=event.device_resource_id())
-        elif event.device_resource_id() == thread:
+        elif activity == "cpu_op" and event.device_resource_id() == thread:
             start = event.start_ns()
             starts.append(start)
             ends.append(start + event.duration_ns())
@@ -277,6 +277,8 @@ def _activity(event: Any) -> str:
         return str(event.activity_type())
     # Before about torch 2.10, Kineto's events do not tell their activity; the device and the name do.
     if event.device_type() == torch._C._autograd.DeviceType.CPU:
+        if event.is_user_annotation():
+            return "user_annotation"
         return "cuda_runtime" if re.match(r"(cuda|hip|cu)[A-Z]", event.name()) else "cpu_op"
     if event.is_user_annotation():
         return "gpu_user_annotation"

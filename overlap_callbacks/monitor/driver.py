@@ -8,7 +8,9 @@ from typing import Any, ParamSpec
 
 from overlap_callbacks import _validation
 from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.gate.dispatcher import dispatcher
 from overlap_callbacks.gate.gate import Gate
+from overlap_callbacks.gate.interruptions import is_from_handler, is_own
 from overlap_callbacks.gate.native import SwitchState
 from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.monitor.faults import FaultGuard
@@ -73,14 +75,43 @@ class StepDriver:
         return self.runner.mode if isinstance(self.runner, PinnedRunner) else None
 
     def guarded(self, action: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Do a piece of our own work; see ``FaultGuard.run``."""
+        """Do a piece of our own work; see ``FaultGuard.run``.
+
+        Raises:
+            BaseException: what a signal handler of the user's raised meanwhile. The window is then given up.
+        """
         try:
             self.faults.run(action, *args, **kwargs)
+        except BaseException as error:
+            if not isinstance(error, Exception) or is_from_handler(error):
+                self._give_up_window()
+            raise
         finally:
             self.in_runner_step = self.runner.in_step
             self.next_step = self.runner.next_step
-            if self.faults.pending and self.active:
+            if dispatcher.interrupts or (self.faults.pending and self.active):
                 self.next_step = 0  # an error came in meanwhile, and its wake-up must not be lost
+
+    def raise_interrupt(self) -> None:
+        """Raise what a signal handler of the user's raised within a collective of the step that has ended.
+
+        It is the user's own exception, so that no mode of ours keeps it back. The window is given up: where a
+        collective was interrupted, it was not serialised.
+        """
+        error = dispatcher.interrupts.take()
+        if error is None:
+            return
+        if is_own(error):
+            self.guarded(_raise, error)
+            return
+        self._give_up_window()
+        raise error
+
+    def _give_up_window(self) -> None:
+        try:
+            self.runner.abandon("a signal handler raised an exception", within_step=self.open)
+        except Exception:
+            self._fail()  # the exception came in the midst of our own work
 
     # -- steps. What follows is called through ``guarded``.
 
@@ -205,3 +236,7 @@ class StepDriver:
     def _wake(self) -> None:
         """On any thread: have the next step ask for errors of our threads."""
         self.next_step = 0
+
+
+def _raise(error: BaseException) -> None:
+    raise error

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec
 
 from overlap_callbacks.gate.gate import Gate
+from overlap_callbacks.gate.interruptions import is_from_handler
 from overlap_callbacks.monitor.notices import Notices
 from overlap_callbacks.sinks import Sink
 
@@ -61,12 +62,17 @@ class FaultGuard:
     # -- on the training thread
 
     def run(self, action: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Call ``action``. What it raises does not reach the job, except in strict mode."""
+        """Call ``action``. What it raises does not reach the job, except in strict mode.
+
+        What a signal handler of the user's raises meanwhile does.
+        """
         try:
             action(*args, **kwargs)
         except MisuseError:
             raise  # only raised in strict mode
         except Exception as error:
+            if is_from_handler(error):
+                raise  # the user's own
             self._gate.stop()  # from here on the job's collectives pass as they are
             self._failed = True
             if not self.strict:

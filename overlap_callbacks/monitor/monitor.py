@@ -144,6 +144,7 @@ class OverlapMonitor:
             driver.last_step = step
             driver.open = True
             return
+        driver.raise_interrupt()
         nested, driver.open = driver.open, True
         driver.guarded(driver.begin, step, nested)
 
@@ -158,6 +159,7 @@ class OverlapMonitor:
             driver.open = False
             return
         driver.guarded(driver.end, step)
+        driver.raise_interrupt()
 
     def step(self, step: int | None = None) -> _StepContext:
         """``with monitor.step():`` around a step; numbered on from the last one unless a number is given.
@@ -321,6 +323,7 @@ class OverlapMonitor:
             if record is not None:
                 driver.notices.announce(f"the record is in {record}: overlap show {record}")
         driver.guarded(driver.faults.raise_reported)  # errors of the last reports
+        driver.raise_interrupt()
 
     def __enter__(self) -> OverlapMonitor:
         return self

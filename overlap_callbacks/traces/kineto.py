@@ -20,13 +20,13 @@ import numpy.typing as npt
 
 from overlap_callbacks.analysis import name_rules, safe_text
 from overlap_callbacks.analysis.intervals import Intervals
+from overlap_callbacks.analysis.kernels.host import host_kernels, uncounted_note
 from overlap_callbacks.analysis.kernels.table import (
     Indices,
     KernelTable,
     KernelTableBuilder,
     Kind,
     device_kernels,
-    host_kernels,
 )
 from overlap_callbacks.traces.collect import (
     MAX_TIME_NS,
@@ -204,6 +204,8 @@ def _trace_of_host(path: Path, collected: HostEvents, stream: EventStream) -> Tr
             f"{crossing} operators of the training thread overlap without nesting: their self time is not sure"
         )
     kernels = host_kernels(host, collected.ranges, _bounds(steps))
+    if note := uncounted_note(kernels.uncounted):
+        problems.append(note)
     return _trace(path, stream, kernels, np.zeros(len(kernels), dtype=np.int64), steps, {}, problems, on_host=True)
 
 

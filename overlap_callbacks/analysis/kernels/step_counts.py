@@ -48,7 +48,7 @@ def tails_of_steps(kernels: KernelTable, steps: Sequence[int]) -> dict[int, tupl
     for step in steps:
         rows = np.flatnonzero(wanted & (kernels.step == step))
         last = rows[np.argsort(kernels.intervals.start_ns[rows], kind="stable")[-_TAIL:]]
-        tails[step] = tuple(kernels.names[name] for name in kernels.name[last].tolist())
+        tails[step] = tuple([kernels.names[name] for name in kernels.name[last].tolist()])
     return tails
 
 

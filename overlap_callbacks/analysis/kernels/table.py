@@ -2,13 +2,12 @@
 
 On an accelerator, the kernels are those of the device. On a machine without one, the compute kernels are the torch
 operators of the training thread, each with its self time, and communication is the time ranges of Gloo's own threads.
-That is a real measurement: the two contend for the CPU.
+That is a real measurement: the two contend for the CPU (``host.py``).
 """
 
 from __future__ import annotations
 
 import enum
-import re
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis import name_rules, safe_text
-from overlap_callbacks.analysis.intervals import Intervals, self_segments
+from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
 from overlap_callbacks.analysis.kernels.placement import step_of, step_of_kernels
 
@@ -53,6 +52,8 @@ class KernelTable:
         launches: the distinct launch shapes, parallel to ``shapes``; None if unknown.
         without_launch: whether the profile has launches, but not that of the row; shape (n,).
         from_graph: whether the launch of a CUDA or HIP graph launched the row; shape (n,).
+        uncounted: on CPU, the share of each profiled step in which the training thread neither ran an operator that
+            counts nor issued a collective or waited for one, and nothing was in flight; else empty.
     """
 
     intervals: Intervals
@@ -69,6 +70,7 @@ class KernelTable:
     launches: tuple[LaunchShape | None, ...]
     without_launch: npt.NDArray[np.bool_]
     from_graph: npt.NDArray[np.bool_]
+    uncounted: tuple[float, ...] = ()
 
     def __len__(self) -> int:
         return len(self.intervals)
@@ -78,7 +80,7 @@ class KernelTable:
         return KernelTable(
             self.intervals[rows], self.kind[rows], self.name[rows], self.step[rows], self.call[rows], self.names,
             self.shape[rows], self.shapes, self.collective[rows], self.collectives, self.lane[rows],
-            self.launches, self.without_launch[rows], self.from_graph[rows],
+            self.launches, self.without_launch[rows], self.from_graph[rows], self.uncounted,
         )  # fmt: skip
 
     def of(self, kind: Kind) -> Intervals:
@@ -185,10 +187,6 @@ class KernelTableBuilder:
         return Intervals(np.array(self.start, dtype=np.int64), np.array(self.end, dtype=np.int64))
 
 
-# Torch operators that do not compute although their names begin with aten.
-_NO_COMPUTE = re.compile(r"wait_tensor|^aten::(record_stream|is_pinned)")
-
-
 def device_kernels(
     rows: KernelTableBuilder,
     launched_ns: Indices | None,
@@ -217,7 +215,7 @@ def device_kernels(
     else:
         step, without_launch = step_of_kernels(launched_ns, intervals, lane, bounds), launched_ns < 0
     by_metadata = np.array(rows.collective, dtype=np.int64)
-    collective, collectives = _collectives(
+    collective, collectives = collectives_of(
         name, distinct, kind == Kind.COMMUNICATION, by_metadata, rows.collectives.texts
     )
     return KernelTable(
@@ -234,59 +232,7 @@ def communicates(rows: KernelTableBuilder) -> npt.NDArray[np.bool_]:
     return by_name[np.array(rows.name, dtype=np.int64)] if len(rows) else np.empty(0, dtype=bool)
 
 
-def host_kernels(
-    host: KernelTableBuilder,
-    ranges: KernelTableBuilder,
-    bounds: Sequence[tuple[int, int]],
-    quiet_ns: Sequence[int] = (),
-) -> KernelTable:
-    """The table of a CPU job: operators of the training thread compute, communication libraries' ranges communicate.
-
-    Args:
-        host: all calls of the training thread.
-        ranges: asynchronous ranges, of communication or of anything else.
-        bounds: start and end of each step, in nanoseconds.
-        quiet_ns: ascending times at which no collective was in flight. A range that reaches beyond such a time is cut
-            there.
-    """
-    calls = host.intervals
-    pieces, owner = self_segments(calls)
-    called, call_names = np.array(host.name, dtype=np.int64), host.names.texts
-    computes = np.array([name.startswith("aten::") and not _NO_COMPUTE.search(name) for name in call_names], dtype=bool)
-    wanted = computes[called[owner]] if len(owner) else np.empty(0, dtype=bool)
-    pieces, owner = pieces[wanted], owner[wanted]
-    # The call's start decides the step, so that all pieces of a call are in the same step.
-    step = step_of(calls.start_ns, bounds)[owner]
-
-    is_comm = communicates(ranges)
-    comm, comm_name = _cut(ranges.intervals[is_comm], quiet_ns), np.array(ranges.name, dtype=np.int64)[is_comm]
-
-    name = np.concatenate((called[owner], comm_name + len(call_names)))
-    kind = np.repeat(np.array((Kind.COMPUTE, Kind.COMMUNICATION), dtype=np.uint8), (len(owner), len(comm)))
-    distinct = (*call_names, *ranges.names.texts)
-    without_metadata = np.zeros(len(name), dtype=np.int64)
-    collective, collectives = _collectives(name, distinct, kind == Kind.COMMUNICATION, without_metadata, ("",))
-    return KernelTable(
-        intervals=Intervals(
-            np.concatenate((pieces.start_ns, comm.start_ns)), np.concatenate((pieces.end_ns, comm.end_ns))
-        ),
-        kind=kind,
-        name=name,
-        step=np.concatenate((step, step_of(comm.start_ns, bounds))),
-        call=np.concatenate((owner, len(calls) + np.arange(len(comm)))),
-        names=distinct,
-        shape=np.zeros(len(name), dtype=np.int64),
-        shapes=("",),
-        collective=collective,
-        collectives=collectives,
-        lane=np.concatenate((np.zeros(len(owner), dtype=np.int64), np.array(ranges.lane, dtype=np.int64)[is_comm])),
-        launches=(None,),
-        without_launch=np.zeros(len(name), dtype=bool),
-        from_graph=np.zeros(len(name), dtype=bool),
-    )
-
-
-def _collectives(
+def collectives_of(
     name: Indices,
     distinct: Sequence[str],
     communicates: npt.NDArray[np.bool_],
@@ -305,11 +251,3 @@ def _collectives(
     if len(rows):
         collective[rows] = np.array([codes[label] for label in labels], dtype=np.int64)[inverse.reshape(-1)]
     return collective, codes.texts
-
-
-def _cut(ranges: Intervals, quiet_ns: Sequence[int]) -> Intervals:
-    """The ranges, each cut at the first quiet time after its start."""
-    never = np.iinfo(np.int64).max
-    quiet = np.append(np.asarray(quiet_ns, dtype=np.int64), never)
-    next_quiet = quiet[np.searchsorted(quiet, ranges.start_ns, side="left")]
-    return Intervals(ranges.start_ns, np.minimum(ranges.end_ns, next_quiet))

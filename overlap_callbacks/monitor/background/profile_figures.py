@@ -13,6 +13,7 @@ from overlap_callbacks.analysis.contention.sm_loss import sm_loss
 from overlap_callbacks.analysis.kernels.attribution import pair_times_of
 from overlap_callbacks.analysis.kernels.by_collective import CollectiveKey, kernel_times_by_collective
 from overlap_callbacks.analysis.kernels.by_dimension import dimension_times, dimensions_of_rows
+from overlap_callbacks.analysis.kernels.host import uncounted_note
 from overlap_callbacks.analysis.kernels.receives import transfer_starts
 from overlap_callbacks.analysis.kernels.table import KernelTable
 from overlap_callbacks.analysis.kernels.timeline import step_timeline
@@ -32,7 +33,7 @@ from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.instruments.chip import chip_of
 from overlap_callbacks.monitor.background.phases import phases_on_host
-from overlap_callbacks.monitor.background.profile_check import check_device_profile
+from overlap_callbacks.monitor.background.profile_check import CheckedProfile, check_device_profile
 from overlap_callbacks.monitor.background.profile_log import ProfileLog, profile_log
 from overlap_callbacks.monitor.window import ClosedWindow, MeasuredStep
 
@@ -93,20 +94,21 @@ def profile_figures(
             by_arm[step.plan.arm].append(step.profile_index)
     if not any(by_arm.values()):
         return _missing("no profiled step counts")
-    problems: list[str] = []
-    if window.clock.compute_stream is not None:
-        checked = check_device_profile(kernels, by_arm)
-        if checked.missing:
-            return _missing(checked.missing)
-        by_arm, problems = checked.by_arm, list(checked.problems)
+    on_device = window.clock.compute_stream is not None
+    checked = check_device_profile(kernels, by_arm) if on_device else CheckedProfile(by_arm)
+    if checked.missing:
+        return _missing(checked.missing)
+    by_arm, problems = checked.by_arm, list(checked.problems)
     log = profile_log(steps).of_steps({index for indices in by_arm.values() for index in indices})
-    if log.problem and window.clock.compute_stream is not None:  # profiles of CPU jobs are not compared at all
-        problems.append(log.problem)
+    if on_device:  # profiles of CPU jobs are not compared with the log
+        problems += log.problems
     seen = with_log(kernels, log.issued, log.whole, log.sequential)
     problems += seen.problems
     if seen.doubts:
         return ProfileFigures(problems=tuple(problems), doubts=seen.doubts)
     kernels = seen.kernels
+    if note := uncounted_note([kernels.uncounted[index] for index in by_arm[Mode.OVERLAPPED] if kernels.uncounted]):
+        problems.append(note)
     by_block: dict[tuple[int, Mode], list[int]] = defaultdict(list)
     for step in steps:
         if step.profile_index in by_arm[step.plan.arm]:

@@ -31,12 +31,12 @@ class ProfileLog:
         return frozenset(step for step, why in self.not_whole.items() if not why)
 
     @property
-    def problem(self) -> str:
+    def problems(self) -> tuple[str, ...]:
         """That no step could be compared, and why, in words; empty if one can."""
         if not self.not_whole or self.whole:
-            return ""
+            return ()
         reasons = " or ".join(sorted(set(self.not_whole.values())))
-        return f"the gate's log could not be held against the profile: in every profiled step {reasons}"
+        return (f"the gate's log could not be held against the profile: in every profiled step {reasons}",)
 
     def of_steps(self, counted: Collection[int]) -> ProfileLog:
         """The same, if of all steps only these count."""

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from overlap_callbacks.analysis.kernels.host import uncounted_note
 from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
 from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.instruments.profiler import read_events
@@ -310,3 +311,68 @@ def test_gloo_ranges_are_communication_in_the_step_in_which_they_begin():
         ("gloo:all_reduce", Kind.COMMUNICATION, 0, 120, 220, 1),
         ("gloo:all_reduce", Kind.COMMUNICATION, 1, 230, 240, 1),
     ]
+
+
+# -- what is an operator of a host
+
+
+def test_operators_of_any_name_compute():
+    names = [
+        "mylib::heavy",
+        "ScaleBackward",
+        "CompiledFunction",
+        "graph_0_cpp_fused_add_0",
+        "## Call CompiledFxGraph f ##",
+    ]
+    events = [op(name, 100 + 10 * place, 110 + 10 * place) for place, name in enumerate(names)]
+    assert [row[0] for row in read(events, BOUNDS)] == names
+
+
+def test_a_range_named_by_hand_leaves_its_time_to_the_operator_around_it():
+    note = event("my part", "user_annotation", 110, 190, resource=TRAINING_THREAD)
+    old_note = old_event("my part", "CPU", 120, 130, resource=TRAINING_THREAD, is_user_annotation=True)
+    python = event("train.py: step", "python_function", 100, 199, resource=TRAINING_THREAD)
+    assert read([op("mylib::heavy", 100, 195), note, old_note, python], BOUNDS) == [
+        ("mylib::heavy", Kind.COMPUTE, 0, 100, 195, 1)
+    ]
+
+
+def test_an_operator_that_issues_a_collective_may_wait_for_it_so_its_own_time_is_no_compute():
+    events = [
+        op("AsyncLinearBackward", 100, 190),
+        op("aten::mm", 110, 120),
+        op("c10d::allreduce_", 120, 125),  # its wait is somewhere until 190
+        op("aten::mm", 130, 140),
+        op("## Call CompiledFxGraph f ##", 200, 290),
+        op("_c10d_functional::all_reduce", 210, 220),
+        op("c10d::allreduce_", 212, 218),
+        op("_c10d_functional::wait_tensor", 230, 240),  # this one has a range for the wait
+    ]
+    assert [(row[0], row[3], row[4]) for row in read(events, BOUNDS)] == [
+        ("aten::mm", 110, 120),
+        ("aten::mm", 130, 140),
+        ("## Call CompiledFxGraph f ##", 200, 210),
+        ("## Call CompiledFxGraph f ##", 220, 230),
+        ("## Call CompiledFxGraph f ##", 240, 290),
+    ]
+
+
+def test_hooks_run_in_the_time_of_the_engine_and_do_not_count():
+    events = [op("autograd::engine::evaluate_function: X", 100, 190), op("torch::autograd::AccumulateGrad", 110, 180)]
+    assert read(events, BOUNDS) == []
+
+
+def test_the_share_of_a_step_in_no_operator_is_told():
+    events = [
+        op("aten::mm", 100, 150),
+        op("c10d::allreduce_", 150, 160),
+        event("gloo:all_reduce", "user_annotation", 155, 170, resource=OTHER_THREAD, is_async=True),
+        op("aten::mm", 200, 300),
+    ]
+    steps = [(EPOCH_NS + start, EPOCH_NS + end) for start, end in BOUNDS]
+    found = read_events(events, steps, TRAINING_THREAD)
+    assert np.allclose(found.uncounted, [0.3, 0.0, 1.0])
+    assert found[found.kind == Kind.COMPUTE].uncounted == found.uncounted
+    assert uncounted_note(found.uncounted[:1]).startswith("30% of a step runs in no torch operator")
+    assert not uncounted_note(found.uncounted[1:2])
+    assert not uncounted_note([])

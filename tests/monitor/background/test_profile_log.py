@@ -60,11 +60,11 @@ WHOLE = StepLog((), 0, None)
 )
 def test_where_no_step_can_be_compared_the_log_says_so_and_why(logs: list[StepLog], why: str) -> None:
     log = profile_log([step(number, log) for number, log in enumerate(logs)])
-    assert log.problem == f"the gate's log could not be held against the profile: in every profiled step {why}"
+    assert log.problems == (f"the gate's log could not be held against the profile: in every profiled step {why}",)
 
 
 def test_where_a_step_can_be_compared_or_none_counts_there_is_no_problem() -> None:
-    assert profile_log([step(0, CAPTURED), step(1, WHOLE)]).problem == ""
-    assert profile_log([step(0, CAPTURED), step(1, WHOLE)]).of_steps({0}).problem != ""
-    assert profile_log([step(0, CAPTURED, counted=False)]).problem == ""
-    assert profile_log([]).problem == ""
+    assert profile_log([step(0, CAPTURED), step(1, WHOLE)]).problems == ()
+    assert profile_log([step(0, CAPTURED), step(1, WHOLE)]).of_steps({0}).problems != ()
+    assert profile_log([step(0, CAPTURED, counted=False)]).problems == ()
+    assert profile_log([]).problems == ()

@@ -1,0 +1,147 @@
+"""The kernels of a CPU job: the training thread's operators compute, communication libraries' ranges communicate.
+
+An operator is whatever torch's profiler calls one (``cpu_op``), whatever its name: ``aten::mm``, an operator of the
+user's, an ``autograd.Function``, a region that torch.compile compiled. Ranges that were named by hand are no operators.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from overlap_callbacks.analysis import name_rules
+from overlap_callbacks.analysis.intervals import Intervals, self_segments
+from overlap_callbacks.analysis.kernels.placement import step_of
+from overlap_callbacks.analysis.kernels.table import (
+    Indices,
+    KernelTable,
+    KernelTableBuilder,
+    Kind,
+    collectives_of,
+    communicates,
+)
+
+# Share of a step from which on it is told that so much of it counts as nothing.
+MAX_UNCOUNTED = 0.2
+
+# Functional collectives, whose waits have ranges of their own.
+_FUNCTIONAL = re.compile(r"^_?c10d_functional|^_dtensor::shard_dim|wait_tensor")
+# Other operators that issue a collective, or wait for one.
+_ISSUES = re.compile(r"^c10d::|^symm_mem::|^record_param_comms")
+# No operators, although old versions of torch file them under operators: ranges of torch's own, named by hand.
+_ANNOTATIONS = re.compile(r"^(Optimizer\.(step|zero_grad)#|enumerate\(DataLoader\)#|DistributedDataParallel\.forward$)")
+# What does not compute itself. Hooks run in the time of the engine and of AccumulateGrad, and many hooks wait.
+_NO_COMPUTE = re.compile(
+    r"^autograd::engine::|^torch::autograd::AccumulateGrad|^aten::(record_stream|is_pinned)|" + _ANNOTATIONS.pattern
+)
+
+
+def host_kernels(
+    host: KernelTableBuilder,
+    ranges: KernelTableBuilder,
+    bounds: Sequence[tuple[int, int]],
+    quiet_ns: Sequence[int] = (),
+) -> KernelTable:
+    """The table of a CPU job.
+
+    Args:
+        host: the operators of the training thread.
+        ranges: asynchronous ranges, of communication or of anything else.
+        bounds: start and end of each step, in nanoseconds.
+        quiet_ns: ascending times at which no collective was in flight. A range that reaches beyond such a time is cut
+            there.
+    """
+    calls = host.intervals
+    pieces, owner = self_segments(calls)
+    called, call_names = np.array(host.name, dtype=np.int64), host.names.texts
+    waits, computes = _kinds(calls, called, call_names)
+    waiting, wanted = pieces[waits[owner]], computes[owner]
+    pieces, owner = pieces[wanted], owner[wanted]
+    # The call's start decides the step, so that all pieces of a call are in the same step.
+    step = step_of(calls.start_ns, bounds)[owner]
+
+    is_comm = communicates(ranges)
+    comm, comm_name = _cut(ranges.intervals[is_comm], quiet_ns), np.array(ranges.name, dtype=np.int64)[is_comm]
+
+    name = np.concatenate((called[owner], comm_name + len(call_names)))
+    kind = np.repeat(np.array((Kind.COMPUTE, Kind.COMMUNICATION), dtype=np.uint8), (len(owner), len(comm)))
+    distinct = (*call_names, *ranges.names.texts)
+    without_metadata = np.zeros(len(name), dtype=np.int64)
+    collective, collectives = collectives_of(name, distinct, kind == Kind.COMMUNICATION, without_metadata, ("",))
+    intervals = _joined(pieces, comm)
+    return KernelTable(
+        intervals=intervals,
+        kind=kind,
+        name=name,
+        step=np.concatenate((step, step_of(comm.start_ns, bounds))),
+        call=np.concatenate((owner, len(calls) + np.arange(len(comm)))),
+        names=distinct,
+        shape=np.zeros(len(name), dtype=np.int64),
+        shapes=("",),
+        collective=collective,
+        collectives=collectives,
+        lane=np.concatenate((np.zeros(len(owner), dtype=np.int64), np.array(ranges.lane, dtype=np.int64)[is_comm])),
+        launches=(None,),
+        without_launch=np.zeros(len(name), dtype=bool),
+        from_graph=np.zeros(len(name), dtype=bool),
+        uncounted=_uncounted(_joined(intervals, waiting), calls, bounds),
+    )
+
+
+def uncounted_note(shares: Sequence[float]) -> str:
+    """What to say of steps much of which counts as nothing; empty where little does.
+
+    Args:
+        shares: ``KernelTable.uncounted`` of the steps.
+    """
+    share = float(np.mean(shares)) if len(shares) else 0.0
+    if share <= MAX_UNCOUNTED:
+        return ""
+    return f"{share:.0%} of a step runs in no torch operator: it counts neither as compute nor as communication"
+
+
+def _kinds(
+    calls: Intervals, called: Indices, names: Sequence[str]
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Which calls issue collectives or wait for them, and which compute; in their own time; shape (n,) each.
+
+    An operator that issues a collective may wait for it in its own time: the wait for a ``Work`` has no range. So that
+    time is neither.
+    """
+
+    def those(matches: Sequence[bool]) -> npt.NDArray[np.bool_]:
+        return np.array(matches, dtype=bool)[called] if len(called) else np.empty(0, dtype=bool)
+
+    functional = those([bool(_FUNCTIONAL.search(name)) for name in names])
+    issues = those([bool(_ISSUES.search(name)) or name_rules.is_communication(name) for name in names]) & ~functional
+    idle = those([bool(_NO_COMPUTE.search(name)) for name in names])
+    # Those that a functional collective issues itself have a range for the wait.
+    alone = issues & (calls.covered_ns(calls[functional]) < calls.durations_ns)
+    starts = np.sort(calls.start_ns[alone])
+    within = np.searchsorted(starts, calls.end_ns) > np.searchsorted(starts, calls.start_ns)
+    return issues | functional, ~(issues | functional | idle | within)
+
+
+def _uncounted(counted: Intervals, calls: Intervals, bounds: Sequence[tuple[int, int]]) -> tuple[float, ...]:
+    """The share of each step that nothing covers; of the whole profile if it has no steps."""
+    if not len(calls):
+        return ()
+    steps = np.array(bounds or [(calls.start_ns.min(), calls.end_ns.max())], dtype=np.int64)
+    whole = Intervals(steps[:, 0], steps[:, 1])
+    lengths = np.maximum(whole.durations_ns, 1)
+    return tuple((1 - whole.covered_ns(counted) / lengths).tolist())
+
+
+def _joined(first: Intervals, second: Intervals) -> Intervals:
+    return Intervals(np.concatenate((first.start_ns, second.start_ns)), np.concatenate((first.end_ns, second.end_ns)))
+
+
+def _cut(ranges: Intervals, quiet_ns: Sequence[int]) -> Intervals:
+    """The ranges, each cut at the first quiet time after its start."""
+    never = np.iinfo(np.int64).max
+    quiet = np.append(np.asarray(quiet_ns, dtype=np.int64), never)
+    next_quiet = quiet[np.searchsorted(quiet, ranges.start_ns, side="left")]
+    return Intervals(ranges.start_ns, np.minimum(ranges.end_ns, next_quiet))

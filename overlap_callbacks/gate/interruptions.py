@@ -1,0 +1,119 @@
+"""Exceptions that a signal handler of the user's raises while Python code of ours runs within a collective.
+
+Python runs the handlers of signals on the main thread, between two bytecodes. Without the library there are no
+bytecodes within a collective: a handler that raises does so once ``backward()`` has returned, and the user may catch
+that and go on. With Python kernels in the dispatcher the exception would surface in them, within DDP's reducer, and
+break the reducer for good. Two things prevent that:
+
+- CPython asks for signals only where a function is entered, after a call, and where a loop jumps back. A kernel that is
+  entered ``without_signal_check`` and issues its collective with an ``issuer`` has no such place of its own;
+- what surfaces in the other work of a measured step is kept until the step ends, and is raised there.
+
+CPython 3.10 asks before almost every bytecode, and a build without the GIL has a function of Python's within the
+issuer: there a handler may still raise within a kernel.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from itertools import starmap
+from types import CodeType, FunctionType
+from typing import Any
+
+# Without the GIL, threads may run between any two bytecodes.
+_HAS_GIL = bool(getattr(sys, "_is_gil_enabled", lambda: True)())
+
+_RESUME = dis.opmap.get("RESUME")  # CPython 3.11 and later
+_NO_CHECK = 2  # as where a generator goes on after ``yield from``
+
+
+def without_signal_check(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Change a function of Python's, so that its entry is no place at which handlers of signals run.
+
+    Entering it is what ``RESUME 0`` stands for in its code: "here a function begins", with a check for signals.
+    ``RESUME 2`` has none, and is the same otherwise.
+    """
+    if _RESUME is not None and isinstance(function, FunctionType):
+        code = bytearray(function.__code__.co_code)
+        for place in range(0, len(code), 2):
+            if code[place] == _RESUME:
+                code[place + 1] = _NO_CHECK
+                function.__code__ = function.__code__.replace(co_code=bytes(code))
+                break
+    return function
+
+
+class _OfThread(threading.local):
+    """Arguments of each thread apart, where threads may run between any two bytecodes."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Any, ...]] = []
+
+    def __iadd__(self, arguments: tuple[tuple[Any, ...]]) -> _OfThread:
+        self._waiting += arguments
+        return self
+
+    def pop(self) -> tuple[Any, ...]:
+        return self._waiting.pop()
+
+
+def issuer(redispatch: Callable[..., Any]) -> tuple[Any, Iterator[Any]]:
+    """A way to call ``redispatch`` that has no check for signals after the call, as a call in Python has.
+
+    Returns:
+        A list and an iterator. ``arguments += (args,)`` and then a ``for`` loop that returns in its first round call
+        ``redispatch(*args)`` once. Other threads may do the same: the GIL is not released in between.
+    """
+    arguments: Any = [] if _HAS_GIL else _OfThread()
+    return arguments, starmap(redispatch, iter(arguments.pop, None))
+
+
+class Interrupts(list[BaseException]):
+    """Exceptions that handlers raised within the kernels, until the step ends. The kernels add to it with ``+=``."""
+
+    def own(self, error: Exception) -> Exception | None:
+        """The error, if it is one of ours. Else it is kept, and None is returned."""
+        if not is_from_handler(error):
+            return error
+        self.append(error)
+        return None
+
+    def take(self) -> BaseException | None:
+        """The one to raise; what is no ``Exception``, such as ``KeyboardInterrupt``, goes first. All are forgotten."""
+        kept = sorted(self, key=lambda error: isinstance(error, Exception))
+        self.clear()
+        return kept[0] if kept else None
+
+
+def is_own(error: BaseException) -> bool:
+    """Whether what the kernels caught is an error of ours: Python ran out of stack or memory on the way to the gate."""
+    return isinstance(error, (RecursionError, MemoryError)) and not is_from_handler(error)
+
+
+def is_from_handler(error: BaseException) -> bool:
+    """Whether a signal handler of the user's raised an exception: one is among the functions that it passed through.
+
+    Ask at once: the user may have set another handler later.
+    """
+    handlers = {code for number in signal.valid_signals() if (code := _code_of(signal.getsignal(number))) is not None}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in handlers:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    """The code of a handler; None if it is not written in Python."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if callable(handler) and not hasattr(handler, "__code__") and not hasattr(handler, "__func__"):
+        handler = type(handler).__call__  # an object of a class that can be called
+    code = getattr(getattr(handler, "__func__", handler), "__code__", None)
+    return code if isinstance(code, CodeType) else None
