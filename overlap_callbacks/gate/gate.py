@@ -105,9 +105,7 @@ class Gate:
         self._unsupported_device, self._captured = "", False
         self._compilations = dispatcher.num_compilations
         self._blocks = CoalescingBlocks()
-        self._batches = self._posting = (
-            0  # batches of sends and receives so far; number of the one that is being posted
-        )
+        self._batches = self._posting = 0  # batches of sends and receives so far; the open one
         self._posted: list[CollectiveCall] = []  # its members so far
         self._batch_passes = False  # one of them cannot be waited for
 

@@ -13,8 +13,6 @@ from overlap_callbacks.analysis.results.mode import Mode
 
 # Steps of one mode are like each other if their numbers of kernels differ from the usual one by at most this share.
 _MAX_DEVIATION = 0.02
-# Kernels at the end of a step whose names are compared: streams interleave, so the very last one varies.
-_TAIL = 8
 
 
 @dataclass(frozen=True)
@@ -42,13 +40,14 @@ def kernels_of_steps(kernels: KernelTable, steps: Sequence[int]) -> dict[int, in
 
 
 def tails_of_steps(kernels: KernelTable, steps: Sequence[int]) -> dict[int, tuple[str, ...]]:
-    """Names of the last compute and communication kernels of each of the given steps, in the order of their starts."""
+    """Names of the last compute or communication kernel on each stream, for each of the given steps; the latest last."""
     wanted = (kernels.kind == Kind.COMPUTE) | (kernels.kind == Kind.COMMUNICATION)
     tails = {}
     for step in steps:
         rows = np.flatnonzero(wanted & (kernels.step == step))
-        last = rows[np.argsort(kernels.intervals.start_ns[rows], kind="stable")[-_TAIL:]]
-        tails[step] = tuple([kernels.names[name] for name in kernels.name[last].tolist()])
+        rows = rows[np.argsort(kernels.intervals.start_ns[rows], kind="stable")]
+        last_of_lane = {lane: place for place, lane in enumerate(kernels.lane[rows].tolist())}
+        tails[step] = tuple([kernels.names[kernels.name[rows[place]]] for place in sorted(last_of_lane.values())])
     return tails
 
 
@@ -64,7 +63,7 @@ def compare_counts(
     Args:
         counts: number of kernels of each counted step, by its index.
         by_arm: the counted steps of each mode.
-        tails: names of the last kernels of each counted step, in order.
+        tails: names of the last kernel on each stream of each counted step; the latest last.
     """
     in_order = sorted(counts)
     if not any(counts.values()):

@@ -43,7 +43,7 @@ def test_only_steps_that_count_are_compared_and_all_are_kept() -> None:
     assert log.of_steps({0}).sequential == ()
 
 
-CAPTURED = StepLog((), 0, None, let_pass={LetPass.CAPTURE: 1})
+CAPTURED = StepLog((), 0, None, captured=True)
 COMPILED = StepLog((), 0, None, compiled=True)
 LOST = StepLog((), 3, None)
 WHOLE = StepLog((), 0, None)
