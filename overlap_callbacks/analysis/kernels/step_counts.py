@@ -40,7 +40,7 @@ def kernels_of_steps(kernels: KernelTable, steps: Sequence[int]) -> dict[int, in
 
 
 def tails_of_steps(kernels: KernelTable, steps: Sequence[int]) -> dict[int, tuple[str, ...]]:
-    """Names of the last compute or communication kernel on each stream, for each of the given steps; the latest last."""
+    """Names of the last compute or communication kernel on each stream, for each of the steps; the latest last."""
     wanted = (kernels.kind == Kind.COMPUTE) | (kernels.kind == Kind.COMMUNICATION)
     tails = {}
     for step in steps:
