@@ -457,4 +457,5 @@ def test_beside_the_users_own_profiler_only_the_timed_part_is_measured_and_the_r
     assert "compute_ms" not in beside["figures"]
     assert any("another profiler was running" in problem for problem in beside["problems"])
     assert "compute_ms" in alone["figures"]
-    assert alone["problems"] == []
+    # A step this small is mostly Python, and a note says so.
+    assert [problem for problem in alone["problems"] if "in no torch operator" not in problem] == []
