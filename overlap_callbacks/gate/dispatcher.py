@@ -8,8 +8,8 @@ inference mode.)
 **Where the kernels stand.** They stand at a dispatch key that no tensor has (``TESTING_ONLY_GenericMode``). Dispatch
 looks at such a key only on a thread that has put it into its own thread-local include set, and the measured thread does
 so only within the steps of a window. So between windows the gate costs nothing. Measured on a CPU with torch 2.13 and
-the backend ``fake``, which does nothing: an all-reduce takes 3.89 us without the kernels, 3.88 us with the kernels
-registered and the key off, and 13.1 us while the gate records it (``benchmarks/results/overhead-cpu.json``).
+the backend ``fake``, which does nothing: an all-reduce takes 5.12 us without the kernels, 5.10 us with the kernels
+registered and the key off, and 21.2 us while the gate records it (``benchmarks/results/overhead-cpu.json``).
 
 **Which threads they see.** The measured thread, and the threads of autograd that work for it: the autograd engine hands
 the thread-local state of the thread that called ``backward`` on to the threads that run it, and restores theirs after
@@ -26,7 +26,7 @@ job, perhaps other kernels with other rounding, and one of the few recompilation
 torch.compile has compiled anything in the process, the kernels are registered at ``BackendSelect`` as well, and our key
 stays off. At ``BackendSelect`` the kernels see every thread's collectives at all times. They record only those of
 threads that carry a mark in another piece of thread-local state, which autograd hands on as well, and pass the others
-on. This costs some 7 us a collective, in and between windows. The same form is used where a torch lacks what the first
+on. This costs 7 to 12 us a collective, in and between windows. The same form is used where a torch lacks what the first
 one needs.
 """
 
