@@ -39,13 +39,13 @@ def tree(windows: list[RankWindow], chance: np.random.Generator) -> JobPart:
 
 def assert_alike(found: Any, expected: Any, where: str = "report") -> None:
     """Equal, and numbers to 1e-9."""
-    if isinstance(expected, bool) or not isinstance(expected, (dict, list, float, int)):
+    if isinstance(expected, bool) or not isinstance(expected, (dict, list, tuple, float, int)):
         assert found == expected, where
     elif isinstance(expected, dict):
         assert found.keys() == expected.keys(), where
         for key, value in expected.items():
             assert_alike(found[key], value, f"{where}.{key}")
-    elif isinstance(expected, list):
+    elif isinstance(expected, (list, tuple)):
         assert len(found) == len(expected), (where, found, expected)
         for place, (one, other) in enumerate(zip(found, expected, strict=True)):
             assert_alike(one, other, f"{where}[{place}]")
