@@ -15,7 +15,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from overlap_callbacks.analysis.formatting import count
 from overlap_callbacks.analysis.identities import DIGEST_BYTES, digest
+from overlap_callbacks.analysis.rank_problems import too_many
 from overlap_callbacks.analysis.rank_set import RankSet, union_of
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import (
@@ -276,7 +278,7 @@ def pooled_power(sums: PowerSums, *, whole: bool) -> JobPower:
             modes.append(_of_mode(mode, of_mode, num_devices if whole else None))
     problems = [said.text for said in sums.problems]
     if sums.num_more:
-        problems.append(f"and {sums.num_more} more problems of power")
+        problems.append(too_many(count(sums.num_more, "more problem")))
     return JobPower(
         num_devices=num_devices,
         ranks=sums.ranks.first(MAX_RANKS),

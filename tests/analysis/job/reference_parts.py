@@ -84,7 +84,9 @@ def with_transfers(collectives: Sequence[CollectiveTime], windows: Sequence[Rank
             by_key.setdefault((row.operator, row.group), []).append(row)
     return tuple(
         [
-            msgspec.structs.replace(row, transfer_ms=_transfer_ms(row, by_key.get((row.operator, row.group), [])))
+            msgspec.structs.replace(
+                row, first_rank=msgspec.UNSET, transfer_ms=_transfer_ms(row, by_key.get((row.operator, row.group), []))
+            )
             for row in collectives
         ]
     )

@@ -57,7 +57,7 @@ def plain(report: OverlapReport) -> dict[str, Any]:
     """A report without what is kept of some ranks alone."""
     fields = msgspec.to_builtins(report)
     for name in ("samples", "ranks", "num_ranks"):
-        fields.pop(name)
+        fields.pop(name, None)
     if fields["power"]:
         fields["power"]["ranks"] = fields["power"]["ranks"][:MAX_RANKS_NAMED]
     assert isinstance(fields, dict)
@@ -117,7 +117,31 @@ def test_of_few_ranks_all_samples_are_kept_and_of_many_the_lowest_and_the_extrem
     many = report_of(tree(windows, np.random.default_rng(1)), world_size=50, every_n_steps=500)
     wanted = {0, *[rank for s in many.spread.values() for rank in (s.low_rank, s.high_rank)]}
     assert [sample.rank for sample in many.samples] == sorted(wanted)
-    assert many.samples[0] == msgspec.structs.replace(windows[0], environment=None)
+    recorded = tuple(msgspec.structs.replace(row, first_rank=msgspec.UNSET) for row in windows[0].collectives)
+    assert many.samples[0] == msgspec.structs.replace(windows[0], environment=None, collectives=recorded)
+
+
+def test_the_ranks_of_a_large_job_are_counted_and_a_report_of_an_earlier_version_counts_those_that_it_lists() -> None:
+    found = report_of(merge([part_of(window(rank)) for rank in range(100)]), world_size=128, every_n_steps=500)
+    assert (found.num_heard, found.ranks) == (100, tuple(range(64)))
+    assert found.metrics()["overlap/ranks_heard"] == 100
+    line = msgspec.json.encode(msgspec.structs.replace(found, ranks=tuple(range(100)), num_ranks=msgspec.UNSET))
+    assert b"num_ranks" not in line
+    assert msgspec.json.decode(line, type=OverlapReport).num_heard == 100
+
+
+def test_the_line_of_a_small_job_is_no_larger_than_one_with_all_samples() -> None:
+    windows = [msgspec.json.decode(msgspec.json.encode(own), type=RankWindow) for own in some_windows(4, 8)]
+    found = report_of(merge([part_of(own) for own in windows]), world_size=8, every_n_steps=500)
+    without = [
+        msgspec.structs.replace(
+            own, collectives=tuple(msgspec.structs.replace(row, first_rank=msgspec.UNSET) for row in own.collectives)
+        )
+        for own in windows
+    ]
+    expected = reference_report(without, world_size=8, every_n_steps=500)
+    # The last digits of sums differ, and so does how many are written.
+    assert len(msgspec.json.encode(found)) <= len(msgspec.json.encode(expected)) + 40
 
 
 def test_kernels_beyond_the_bound_are_in_one_row_and_no_time_is_lost() -> None:
