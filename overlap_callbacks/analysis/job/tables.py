@@ -182,7 +182,7 @@ def _sum(rows: Sequence[Row]) -> Row:
     name, communication, beside = rows[0].name, rows[0].communication, rows[0].beside
     return Row(
         name, communication, beside, min([row.first for row in rows]), sum([row.num_rows for row in rows]),
-        max([row.num_blocks for row in rows]), tuple(map(sum, zip(*[row.sums for row in rows], strict=True))),
+        max([row.num_blocks for row in rows]), tuple([sum(column) for column in zip(*[row.sums for row in rows], strict=True)]),
     )  # fmt: skip
 
 
