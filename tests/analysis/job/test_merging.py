@@ -19,6 +19,8 @@ from overlap_callbacks.analysis.job.tables import MAX_KERNEL_ROWS, OTHER_KERNELS
 from overlap_callbacks.analysis.results.report import MAX_RANKS_NAMED, OverlapReport
 from overlap_callbacks.analysis.results.window import CollectiveTime, KernelTime, RankWindow
 from tests.analysis.job.reference import reference_report
+from tests.analysis.job.reference_environment import job_environment
+from tests.analysis.job.reference_parts import pool
 from tests.analysis.job.windows import copies, some_windows
 from tests.samples import window
 
@@ -176,17 +178,20 @@ def test_of_many_groups_the_collectives_of_the_lowest_rank_keep_their_least_time
     assert {row.first_rank for row in part.transfers} == {0}
 
 
-def test_the_environment_is_that_of_all_ranks_at_once_also_over_many_hosts() -> None:
-    windows = some_windows(9, 1000, odd=False, shared=False)
-    expected = reference_report(windows, world_size=1000, every_n_steps=500)
-    leaves = [encode(merge([part_of(own) for own in windows[at : at + 64]])) for at in range(0, 1000, 64)]
+def test_environment_and_power_are_those_of_all_ranks_at_once_also_over_many_hosts() -> None:
+    windows = some_windows(9, 576, odd=False, shared=False)
+    leaves = [encode(merge([part_of(own) for own in windows[at : at + 64]])) for at in range(0, 576, 64)]
     part = merge([decode(leaf) for leaf in leaves])
-    found = report_of(part, world_size=1000, every_n_steps=500)
+    found = report_of(part, world_size=576, every_n_steps=500)
     assert part.environment is not None
     assert found.environment is not None
+    assert found.power is not None
     assert not part.environment.hosts
-    assert found.environment.num_hosts == 125
-    assert_alike(plain(found), plain(expected))
+    assert not part.power.owners
+    assert found.environment.num_hosts == 72
+    assert_alike(msgspec.to_builtins(found.environment), msgspec.to_builtins(job_environment(windows)))
+    expected = pool({own.rank: own.power for own in windows}, whole=False)
+    assert_alike(msgspec.to_builtins(found.power.modes), msgspec.to_builtins(expected.modes))
 
 
 def realistic(number: int) -> list[RankWindow]:
