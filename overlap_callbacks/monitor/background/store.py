@@ -193,8 +193,9 @@ class StoreChannel:
 
     def delete(self, *keys: str) -> None:
         """Remove messages that nobody will read again; those that there are not, are no error."""
-        for key in keys:
-            self.connection.run(lambda store, key=key: store.delete_key(self._name(key)))
+        names = [self._name(key) for key in keys]
+        if names:
+            self.connection.run(lambda store: [store.delete_key(name) for name in names])
 
     def await_message(self, key: str, timeout_s: float, stop: Callable[[], bool]) -> bytes | None:
         """The message under ``key`` as soon as it is there; None after ``timeout_s``, or once ``stop`` returns True."""

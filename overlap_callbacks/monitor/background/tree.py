@@ -65,7 +65,8 @@ class Tree:
         """The rank that this one reports to; None for rank 0."""
         if self.rank == 0:
             return None
-        return self.rank - self.rank % self.fan_in ** (self.level + 1)
+        width: int = self.fan_in ** (self.level + 1)
+        return self.rank - self.rank % width
 
     @property
     def children(self) -> tuple[int, ...]:
