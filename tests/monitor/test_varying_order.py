@@ -76,9 +76,7 @@ def test_a_check_that_is_late_does_not_answer_for_the_next(monkeypatch: pytest.M
     monkeypatch.setattr("overlap_callbacks.monitor.background.order_check.check_order", check_order)
     errors: list[Exception] = []
     channel = StoreChannel(Job(1, 2, "gloo"), "prefix", Connection(HashStore))
-    checks = OrderChecker(
-        channel, timeout_s=0.05, budget=WindowBudget(None), on_error=errors.append
-    )
+    checks = OrderChecker(channel, timeout_s=0.05, budget=WindowBudget(None), on_error=errors.append)
     order = CollectiveSequence(items=(Item("allreduce_", "0"),), groups={"0": (0, 1)})
     checks.start("first", order, 0)
     assert checks.await_ruling().decision is Decision.LATE

@@ -253,28 +253,48 @@ def check_order(
         steps_per_block: on rank 0, what it decided on the window's length.
         verdicts: on rank 0, of the checks before.
     """
-    tree = exchange.tree
-    own = OrderPart.of(tree.rank, sequence, message)
-    heard = exchange.gather(key, tree.patience_s(timeout_s), lambda _: stop())
-    part = OrderPart.merge([own, *[OrderPart.decode(data) for data in heard.values()]])
-    exchange.unheard = tree.members_without(part.ranks)
-    if tree.parent is None:
-        ruling = decide(part, tree.world_size, timeout_s, verdicts or Verdicts())
+    part = hand_in(exchange, key, OrderPart.of(exchange.tree.rank, sequence, message), timeout_s, stop)
+    if part is None:
+        ruling = Ruling(Decision.LATE, f"rank {exchange.tree.parent} does not take what this rank hands in")
+    elif exchange.tree.parent is not None:
+        return pass_on_ruling(exchange, key, timeout_s, stop)
+    else:
+        ruling = decide(part, exchange.tree.world_size, timeout_s, verdicts or Verdicts())
         control = message.terms is not None and message.terms.control
         if ruling.decision is Decision.GRANTED and reason_to_skip is not None and not control:
             ruling = Ruling(Decision.SKIPPED, reason_to_skip)
         if ruling.decision is Decision.GRANTED and stop():
             ruling = Ruling(Decision.LATE, "rank 0 had gone on when the last rank reported its order of collectives")
         ruling = msgspec.structs.replace(ruling, steps_per_block=steps_per_block)
-    else:
-        sent = exchange.send_up(key, part.encode(), 0.0, stop)
-        answer = exchange.await_answer(key, 2 * timeout_s, stop) if sent else None
-        if answer is not None:
-            ruling = msgspec.json.decode(answer, type=Ruling)
-        else:
-            ruling = Ruling(Decision.LATE, f"rank 0 did not decide within {2 * timeout_s:g} s")
     exchange.send_down(key, msgspec.json.encode(ruling))
     return ruling
+
+
+def hand_in(
+    exchange: Exchange, key: str, own: OrderPart, timeout_s: float, stop: Callable[[], bool]
+) -> OrderPart | None:
+    """Put together what this rank and those below it hand in, and send it up.
+
+    Returns:
+        What they hand in; None if the rank above does not take it.
+    """
+    tree = exchange.tree
+    heard = exchange.gather(key, tree.patience_s(timeout_s), lambda _: stop())
+    part = OrderPart.merge([own, *[OrderPart.decode(data) for data in heard.values()]])
+    exchange.unheard = tree.members_without(part.ranks)
+    if tree.parent is None or exchange.send_up(key, part.encode(), 0.0, stop):
+        return part
+    return None
+
+
+def pass_on_ruling(exchange: Exchange, key: str, timeout_s: float, stop: Callable[[], bool]) -> Ruling:
+    """Wait for rank 0's ruling, and pass it on to the ranks below. These get the lack of one too."""
+    answer = exchange.await_answer(key, 2 * timeout_s, stop)
+    if answer is None:
+        ruling = Ruling(Decision.LATE, f"rank 0 did not decide within {2 * timeout_s:g} s")
+        answer = msgspec.json.encode(ruling)
+    exchange.send_down(key, answer)
+    return msgspec.json.decode(answer, type=Ruling)
 
 
 def decide(part: OrderPart, world_size: int, timeout_s: float, verdicts: Verdicts) -> Ruling:

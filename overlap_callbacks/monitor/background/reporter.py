@@ -44,11 +44,37 @@ _LAST_CLOSE_S = 2.0
 _LOOK_S = 0.25
 
 
-class _Bundle(msgspec.Struct, array_like=True):
-    """What goes up the tree: which ranks were heard, as runs, and what they measured."""
+class Bundle(msgspec.Struct, array_like=True):
+    """What goes up the tree: which ranks were heard, as runs, and what they measured.
+
+    Attributes:
+        heard: in order.
+        part: encoded.
+    """
 
     heard: list[Run]
     part: bytes
+
+
+def with_members(
+    exchange: Exchange, own: JobPart, key: str, timeout_s: float, stop: Callable[[float], bool]
+) -> tuple[JobPart, list[Run]]:
+    """What this rank and those below it measured, of those that report in time; and which these are.
+
+    Args:
+        exchange: with the ranks above and below; learns which ranks were not heard.
+        own: what this rank measured.
+        key: of the window.
+        timeout_s: how long rank 0 waits; this rank waits as long as its place allows.
+        stop: see ``Exchange.gather``.
+    """
+    tree = exchange.tree
+    messages = exchange.gather(key, tree.patience_s(timeout_s), stop)
+    bundles = [msgspec.msgpack.decode(message, type=Bundle) for message in messages.values()]
+    heard = joined([(tree.rank, tree.rank), *[run for bundle in bundles for run in bundle.heard]])
+    exchange.unheard = tree.members_without(in_runs(heard))
+    part = merge([own, *[decode(bundle.part) for bundle in bundles]]) if bundles else own
+    return part, heard
 
 
 class Reporter:
@@ -165,9 +191,9 @@ class Reporter:
         self._own_s = time.monotonic() - began_s
         # With every window: the message of a rank may come too late for one, and its size is small.
         own = msgspec.structs.replace(own, environment=self._environment())
-        part, heard = self._with_members(part_of(own), key)
+        part, heard = with_members(self._exchange, part_of(own), key, self._timeout_s, self._is_over)
         if self._job.rank != 0:
-            self._send_up(_Bundle(heard, encode(part)), key)
+            self._send_up(Bundle(heard, encode(part)), key)
             return
         report = report_of(
             part,
@@ -193,22 +219,12 @@ class Reporter:
         self._job_environment = report.environment
         return report
 
-    def _with_members(self, own: JobPart, key: str) -> tuple[JobPart, list[Run]]:
-        """What this rank and those below it measured, of those that report in time; and which these are."""
-        if not self._tree.children:
-            return own, [(self._job.rank, self._job.rank)]
-        messages = self._exchange.gather(key, self._tree.patience_s(self._timeout_s), self._is_over)
-        bundles = [msgspec.msgpack.decode(message, type=_Bundle) for message in messages.values()]
-        heard = joined([(self._job.rank, self._job.rank), *[run for bundle in bundles for run in bundle.heard]])
-        self._exchange.unheard = self._tree.members_without(in_runs(heard))
-        return merge([own, *[decode(bundle.part) for bundle in bundles]]), heard
-
     def _silence(self) -> list[str]:
         """Rank 0: which ranks were not heard, in words; their number is in the report already."""
         silent = self._exchange.unheard
         return [f"no report came from {name_ranks(silent)}"] if silent else []
 
-    def _send_up(self, bundle: _Bundle, key: str) -> None:
+    def _send_up(self, bundle: Bundle, key: str) -> None:
         patience_s = 0.0 if self._parent_is_slow else self._timeout_s
         sent = self._exchange.send_up(key, msgspec.msgpack.encode(bundle), patience_s, self._stop.is_set)
         self._parent_is_slow = not sent

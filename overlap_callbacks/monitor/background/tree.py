@@ -45,7 +45,7 @@ class Tree:
     @classmethod
     def of(cls, job: Job) -> Tree:
         """The place of this process in its job."""
-        return cls(job.rank, job.world_size)
+        return cls(job.rank, job.world_size, FAN_IN)
 
     @property
     def level(self) -> int:

@@ -1,10 +1,10 @@
 """Messages along the edges of the ranks' tree, and nothing of them left in the store, whoever dies.
 
 Each edge has few places for messages, which are used in turn: a message waits in its place until it is taken, and its
-sender uses the place again only then. So what is left in the store by whoever is gone is bounded, does not grow with
-the job's length, and has names that others know. A rank that leaves takes all messages of its own edges with it; it
-also takes those of the ranks below it that were not heard, and, where nobody reads what it sent, those of its parent
-and of its parent's other children. Messages are left behind only where both ends of an edge, and all of these, are gone
+sender uses the place again only then. So what those who are gone may leave in the store is bounded, does not grow with
+the length of the job, and has names that others know. A rank that leaves takes all messages of its own edges away. It
+also takes those of the ranks below it that were not heard, and, where nobody reads what it sent, those of the ranks
+below its parent. Messages are left behind only where both ends of an edge, and all who would do this for them, are gone
 without a word.
 """
 
@@ -21,8 +21,10 @@ from overlap_callbacks.monitor.background.tree import Tree
 
 # Places for messages on an edge, in each direction.
 PLACES = 4
-# Ranks below a leaving one, not its own children, whose messages it takes away at most.
-MAX_CLEARED = 1024
+# Ranks below a leaving one that were not heard, and ranks below a parent that is gone, whose messages it takes away at
+# most: each of them is some calls of the store, and many ranks may leave at once.
+MAX_UNHEARD = 1024
+MAX_ORPHANS = 256
 # While one child is waited for, the others are looked at with this interval.
 _ROUND_S = 0.5
 # Keys of exchanges that are over: their messages come too late.
@@ -146,10 +148,10 @@ class Exchange:
         """
         if self.tree.world_size == 1:
             return
-        ranks = [self.tree.rank, *self._from, *self.unheard[:MAX_CLEARED]]
+        ranks = [self.tree.rank, *self._from, *self.unheard[:MAX_UNHEARD]]
         if parent_is_gone and self.tree.parent is not None:
             parent = Tree(self.tree.parent, self.tree.world_size, self.tree.fan_in)
-            ranks += [parent.rank, *parent.children]
+            ranks += [parent.rank, *parent.children, *parent.members[:MAX_ORPHANS]]
         for rank in dict.fromkeys(ranks):
             for direction in self._directions:
                 edge = self._edge(direction, rank)
