@@ -7,17 +7,14 @@ The equations are in ``overlap_callbacks.analysis.equations``, the statistics in
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 
-from overlap_callbacks.analysis.block_means import (
-    block_means,
-    profiled_blocks,
-    ranks_with_most_blocks,
-    timed_blocks,
-)
+from overlap_callbacks.analysis import statistics
+from overlap_callbacks.analysis.block_means import ArmSums, BlockSums, block_sums, merge_blocks
 from overlap_callbacks.analysis.equations import (
     attainable_step_ms,
     attained_fraction,
@@ -29,7 +26,17 @@ from overlap_callbacks.analysis.equations import (
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow
-from overlap_callbacks.analysis.statistics import Sample, estimate
+from overlap_callbacks.analysis.statistics import MIN_BLOCKS, Sample
+
+Tables = TypeVar("Tables")
+_Columns = TypeVar("_Columns", bound=tuple[float, ...])
+
+# The figures that ranks are compared by.
+SPREAD_OVER_RANKS = ("compute_slowdown", "e2e_overlapped_ms", "e2e_sequential_ms", "exposed_comm_ms")
+# Groups of ranks that a part keeps apart, by the number of their blocks.
+MAX_GROUPS = 4
+# More blocks than any window has.
+NO_INTERVAL = 2**31
 
 
 class _TimedMeans(NamedTuple):
@@ -80,12 +87,79 @@ def _log(value: float) -> float:
     return math.log(value) if value > 0 else math.nan
 
 
+class FigureSums(msgspec.Struct, Generic[Tables], frozen=True, array_like=True):
+    """What the figures over some ranks are computed from: sums, which can be added.
+
+    Attributes:
+        timed, profiled: sums over the ranks' blocks.
+        sends: whether any rank sends to single others.
+    """
+
+    timed: BlockSums[None]
+    profiled: BlockSums[Tables]
+    sends: bool
+
+
+def figure_sums(window: RankWindow, tables: Tables) -> FigureSums[Tables]:
+    """The sums of one rank.
+
+    Args:
+        window: what it measured.
+        tables: what counts only if its profile does.
+    """
+    # The ranks of a job step together, so they are not independent evidence: each block is averaged over the ranks.
+    timed = [
+        (block.arm, block.block, len(block.step_ms), (float(np.log(block.step_ms).mean()),))
+        for block in window.timed
+        if block.step_ms and min(block.step_ms) > 0
+    ]
+    profiled = [(block.arm, block.block, block.num_steps, _ProfiledMeans.of(block)) for block in window.profiled]
+    return FigureSums(
+        block_sums(window.rank, timed, None),
+        block_sums(window.rank, profiled, tables),
+        any(block.p2p_ms for block in window.profiled),
+    )
+
+
+def add_figure_sums(
+    parts: Sequence[FigureSums[Tables]], add_tables: Callable[[Sequence[Tables]], Tables]
+) -> FigureSums[Tables]:
+    """The sums over the ranks of all parts.
+
+    Args:
+        parts: of distinct ranks.
+        add_tables: adds up the tables of several groups of ranks.
+    """
+    return FigureSums(
+        merge_blocks([part.timed for part in parts], lambda tables: None, MAX_GROUPS),
+        merge_blocks([part.profiled for part in parts], add_tables, MAX_GROUPS),
+        any(part.sends for part in parts),
+    )
+
+
 def figures_of(windows: Sequence[RankWindow]) -> dict[str, Estimate]:
     """All figures over the given ranks; figures that were not measured are left out."""
-    step_ov = _timed_sample(windows, Mode.OVERLAPPED)
-    step_seq = _timed_sample(windows, Mode.SEQUENTIAL)
-    prof_ov = _profiled_sample(windows, Mode.OVERLAPPED)
-    prof_iso = _profiled_sample(windows, Mode.SEQUENTIAL)
+    return figures_from(add_figure_sums([figure_sums(window, None) for window in windows], lambda tables: None))
+
+
+def spread_figures(sums: FigureSums[Tables]) -> dict[str, float]:
+    """The figures that ranks are compared by, of one rank; without intervals, which take longer."""
+    return {name: figure.value for name, figure in _figures(sums, SPREAD_OVER_RANKS, NO_INTERVAL).items()}
+
+
+def figures_from(sums: FigureSums[Tables]) -> dict[str, Estimate]:
+    """All figures over the ranks of these sums; figures that were not measured are left out."""
+    return _figures(sums, None, MIN_BLOCKS)
+
+
+def _figures(sums: FigureSums[Tables], names: Collection[str] | None, min_blocks: int) -> dict[str, Estimate]:
+    step_ov, step_seq = (_sample(_TimedMeans, sums.timed.of(mode)) for mode in (Mode.OVERLAPPED, Mode.SEQUENTIAL))
+    prof_ov, prof_iso = (_sample(_ProfiledMeans, sums.profiled.of(mode)) for mode in (Mode.OVERLAPPED, Mode.SEQUENTIAL))
+
+    def estimate(
+        combine: Callable[..., float], *samples: Sample, scale: Callable[[float], float] = float
+    ) -> Estimate | None:
+        return statistics.estimate(combine, *samples, scale=scale, min_blocks=min_blocks)
 
     def ideal(step: _TimedMeans, ov: _ProfiledMeans, iso: _ProfiledMeans) -> float:
         return ideal_step_ms(math.exp(step.log_step), math.exp(ov.log_compute), math.exp(iso.log_compute))
@@ -99,85 +173,61 @@ def figures_of(windows: Sequence[RankWindow]) -> dict[str, Estimate]:
     def attained(seq: _TimedMeans, step: _TimedMeans, iso: _ProfiledMeans) -> float:
         return attained_fraction(math.exp(seq.log_step), math.exp(step.log_step), attainable(iso))
 
-    estimates = {
-        "compute_slowdown": estimate(
+    figures: dict[str, Callable[[], Estimate | None]] = {
+        "compute_slowdown": lambda: estimate(
             lambda ov, iso: log_slowdown(ov.log_compute, iso.log_compute), prof_ov, prof_iso, scale=math.expm1
         ),
-        "overlap_ratio": estimate(lambda ov: overlap_ratio(ov.covered_compute_ms, ov.compute_ms), prof_ov),
-        "e2e_overlapped_ms": estimate(lambda step: step.log_step, step_ov, scale=math.exp),
-        "e2e_ideal_ms": estimate(ideal, step_ov, prof_ov, prof_iso),
-        "e2e_sequential_model_ms": estimate(model, step_ov, prof_ov, prof_iso),
-        "e2e_sequential_ms": estimate(lambda step: step.log_step, step_seq, scale=math.exp),
-        "speedup_vs_sequential": estimate(
+        "overlap_ratio": lambda: estimate(lambda ov: overlap_ratio(ov.covered_compute_ms, ov.compute_ms), prof_ov),
+        "e2e_overlapped_ms": lambda: estimate(lambda step: step.log_step, step_ov, scale=math.exp),
+        "e2e_ideal_ms": lambda: estimate(ideal, step_ov, prof_ov, prof_iso),
+        "e2e_sequential_model_ms": lambda: estimate(model, step_ov, prof_ov, prof_iso),
+        "e2e_sequential_ms": lambda: estimate(lambda step: step.log_step, step_seq, scale=math.exp),
+        "speedup_vs_sequential": lambda: estimate(
             lambda seq, ov: seq.log_step - ov.log_step, step_seq, step_ov, scale=math.expm1
         ),
-        "attainable_ms": estimate(attainable, prof_iso),
-        "attained_fraction": estimate(attained, step_seq, step_ov, prof_iso),
-        "gap_to_ideal": estimate(
+        "attainable_ms": lambda: estimate(attainable, prof_iso),
+        "attained_fraction": lambda: estimate(attained, step_seq, step_ov, prof_iso),
+        "gap_to_ideal": lambda: estimate(
             lambda step, ov, iso: step.log_step - math.log(ideal(step, ov, iso)),
             step_ov, prof_ov, prof_iso, scale=math.expm1,
         ),
-        "sequential_model_error": estimate(
+        "sequential_model_error": lambda: estimate(
             lambda step, ov, iso, seq: math.log(model(step, ov, iso)) - seq.log_step,
             step_ov, prof_ov, prof_iso, step_seq, scale=math.expm1,
         ),
-        "compute_ms": estimate(lambda ov: ov.log_compute, prof_ov, scale=math.exp),
-        "compute_isolated_ms": estimate(lambda iso: iso.log_compute, prof_iso, scale=math.exp),
-        "compute_busy_ms": estimate(lambda ov: ov.compute_busy_ms, prof_ov),
-        "compute_busy_isolated_ms": estimate(lambda iso: iso.compute_busy_ms, prof_iso),
-        "comm_ms": estimate(lambda ov: ov.comm_busy_ms, prof_ov),
-        "comm_isolated_ms": estimate(lambda iso: iso.comm_busy_ms, prof_iso),
-        "hidden_comm_ms": estimate(lambda ov: ov.hidden_comm_ms, prof_ov),
-        "exposed_comm_ms": estimate(lambda ov: ov.comm_busy_ms - ov.hidden_comm_ms, prof_ov),
-        "hidden_comm_fraction": estimate(lambda ov: ov.hidden_comm_ms / ov.comm_busy_ms, prof_ov),
-        "comm_slowdown": estimate(
+        "compute_ms": lambda: estimate(lambda ov: ov.log_compute, prof_ov, scale=math.exp),
+        "compute_isolated_ms": lambda: estimate(lambda iso: iso.log_compute, prof_iso, scale=math.exp),
+        "compute_busy_ms": lambda: estimate(lambda ov: ov.compute_busy_ms, prof_ov),
+        "compute_busy_isolated_ms": lambda: estimate(lambda iso: iso.compute_busy_ms, prof_iso),
+        "comm_ms": lambda: estimate(lambda ov: ov.comm_busy_ms, prof_ov),
+        "comm_isolated_ms": lambda: estimate(lambda iso: iso.comm_busy_ms, prof_iso),
+        "hidden_comm_ms": lambda: estimate(lambda ov: ov.hidden_comm_ms, prof_ov),
+        "exposed_comm_ms": lambda: estimate(lambda ov: ov.comm_busy_ms - ov.hidden_comm_ms, prof_ov),
+        "hidden_comm_fraction": lambda: estimate(lambda ov: ov.hidden_comm_ms / ov.comm_busy_ms, prof_ov),
+        "comm_slowdown": lambda: estimate(
             lambda ov, iso: log_slowdown(ov.log_comm, iso.log_comm), prof_ov, prof_iso, scale=math.expm1
         ),
-        "comm_ratio": estimate(lambda ov, step: ov.comm_busy_ms / math.exp(step.log_step), prof_ov, step_ov),
-        "p2p_ms": estimate(lambda ov: ov.p2p_ms, prof_ov) if _sends(windows) else None,
-        "idle_ms": estimate(lambda ov: ov.idle_ms, prof_ov),
-        "idle_isolated_ms": estimate(lambda iso: iso.idle_ms, prof_iso),
-        "bubble_ms": estimate(lambda ov: ov.bubble_ms, prof_ov) if _sends(windows) else None,
-        "residual_overlap": estimate(lambda iso: overlap_ratio(iso.covered_compute_ms, iso.compute_ms), prof_iso),
-        "residual_comm_overlap": estimate(lambda iso: iso.hidden_comm_ms / iso.comm_busy_ms, prof_iso),
-        "profiler_slowdown": estimate(
+        "comm_ratio": lambda: estimate(lambda ov, step: ov.comm_busy_ms / math.exp(step.log_step), prof_ov, step_ov),
+        "p2p_ms": lambda: estimate(lambda ov: ov.p2p_ms, prof_ov) if sums.sends else None,
+        "idle_ms": lambda: estimate(lambda ov: ov.idle_ms, prof_ov),
+        "idle_isolated_ms": lambda: estimate(lambda iso: iso.idle_ms, prof_iso),
+        "bubble_ms": lambda: estimate(lambda ov: ov.bubble_ms, prof_ov) if sums.sends else None,
+        "residual_overlap": lambda: estimate(
+            lambda iso: overlap_ratio(iso.covered_compute_ms, iso.compute_ms), prof_iso
+        ),
+        "residual_comm_overlap": lambda: estimate(lambda iso: iso.hidden_comm_ms / iso.comm_busy_ms, prof_iso),
+        "profiler_slowdown": lambda: estimate(
             lambda ov, step: log_slowdown(ov.log_step, step.log_step), prof_ov, step_ov, scale=math.expm1
         ),
-        "profiler_slowdown_isolated": estimate(
+        "profiler_slowdown_isolated": lambda: estimate(
             lambda iso, seq: log_slowdown(iso.log_step, seq.log_step), prof_iso, step_seq, scale=math.expm1
         ),
     }  # fmt: skip
-    return {name: value for name, value in estimates.items() if value is not None}
+    found = {name: figure() for name, figure in figures.items() if names is None or name in names}
+    return {name: value for name, value in found.items() if value is not None}
 
 
-def _timed_sample(windows: Sequence[RankWindow], arm: Mode) -> Sample:
-    """Mean log step time of each timed block of one arm.
-
-    The ranks of a job step together, so they are not independent evidence: each block is first averaged over the ranks.
-    """
-    num_steps: dict[int, int] = {}
-    ranks: list[dict[int, _TimedMeans]] = []
-    for window in ranks_with_most_blocks(windows, timed_blocks):
-        blocks = [block for block in timed_blocks(window) if block.arm is arm]
-        ranks.append({block.block: _TimedMeans(float(np.log(block.step_ms).mean())) for block in blocks})
-        for block in blocks:
-            num_steps[block.block] = max(num_steps.get(block.block, 0), len(block.step_ms))
-    means = [_TimedMeans(*mean) for mean in block_means(ranks)]
-    return Sample.of_rows(_TimedMeans, means, sum(num_steps.values()))
-
-
-def _profiled_sample(windows: Sequence[RankWindow], arm: Mode) -> Sample:
-    """The profiled blocks of one arm, each averaged over the ranks."""
-    num_steps: dict[int, int] = {}
-    ranks: list[dict[int, _ProfiledMeans]] = []
-    for window in ranks_with_most_blocks(windows, profiled_blocks):
-        blocks = [block for block in window.profiled if block.arm is arm]
-        ranks.append({block.block: _ProfiledMeans.of(block) for block in blocks})
-        for block in blocks:
-            num_steps[block.block] = max(num_steps.get(block.block, 0), block.num_steps)
-    means = [_ProfiledMeans(*mean) for mean in block_means(ranks)]
-    return Sample.of_rows(_ProfiledMeans, means, sum(num_steps.values()))
-
-
-def _sends(samples: Sequence[RankWindow]) -> bool:
-    return any(block.p2p_ms for sample in samples for block in sample.profiled)
+def _sample(columns: type[_Columns], sums: ArmSums) -> Sample:
+    """The blocks of one mode, each averaged over the ranks."""
+    rows = [columns(*mean) for mean in sums.means()]
+    return Sample.of_rows(columns, rows, sum(sums.num_steps))

@@ -112,14 +112,25 @@ def count(amount: int, noun: str) -> str:
 
 def ranges(numbers: Iterable[int], max_ranges: int = 12) -> str:
     """Whole numbers in ascending order, consecutive ones as a range with a dash, e.g. ``0-4, 7``."""
-    runs: list[list[int]] = []
+    runs: list[tuple[int, int]] = []
     for value in sorted(set(numbers)):
         if runs and value == runs[-1][1] + 1:
-            runs[-1][1] = value
+            runs[-1] = (runs[-1][0], value)
         else:
-            runs.append([value, value])
+            runs.append((value, value))
+    return ranges_in_words(runs, max_ranges)
+
+
+def ranges_in_words(runs: Sequence[tuple[int, int]], max_ranges: int = 12, *, more: bool = False) -> str:
+    """As ``ranges``, from the first and last number of each range.
+
+    Args:
+        runs: the ranges, ascending.
+        max_ranges: that are shown.
+        more: whether there are more than ``runs`` has.
+    """
     shown = [str(low) if low == high else f"{low}{DASH}{high}" for low, high in runs[:max_ranges]]
-    return ", ".join(shown) + (", …" if len(runs) > max_ranges else "")
+    return ", ".join(shown) + (", …" if more or len(runs) > max_ranges else "")
 
 
 def rounded(value: float | None) -> float | None:

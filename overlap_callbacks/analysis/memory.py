@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.mode import Mode
 
@@ -67,20 +69,76 @@ def peaks_by_mode(steps: Iterable[SteppedMemory]) -> tuple[MemoryPeak, ...]:
     return tuple([_highest(mode, bounds[mode]) for mode in Mode if mode in bounds])
 
 
-def pool(ranks: Iterable[Sequence[MemoryPeak]]) -> tuple[MemoryPeak, ...]:
+class PeakSums(msgspec.Struct, frozen=True, array_like=True):
+    """The peaks of one mode on some ranks.
+
+    Attributes:
+        num_ranks: ranks that have readings of the mode.
+        at_least_bytes: the highest lower bound.
+        at_most_bytes: the highest upper bound; None if a rank has none.
+    """
+
+    num_ranks: int
+    at_least_bytes: int
+    at_most_bytes: int | None
+
+
+class MemorySums(msgspec.Struct, frozen=True, array_like=True):
+    """The peaks of ranks.
+
+    Attributes:
+        num_ranks: ranks that have readings.
+        modes: their peaks, by the mode's value.
+    """
+
+    num_ranks: int = 0
+    modes: dict[str, PeakSums] = {}
+
+
+def memory_of(peaks: Sequence[MemoryPeak]) -> MemorySums:
+    """The peaks of one rank."""
+    if not peaks:
+        return MemorySums()
+    return MemorySums(1, {peak.mode.value: PeakSums(1, peak.at_least_bytes, peak.at_most_bytes) for peak in peaks})
+
+
+def add_memory(parts: Iterable[MemorySums]) -> MemorySums:
+    """The peaks of the ranks of all parts."""
+    modes: dict[str, list[PeakSums]] = {}
+    num_ranks = 0
+    for part in parts:
+        num_ranks += part.num_ranks
+        for mode, peaks in part.modes.items():
+            modes.setdefault(mode, []).append(peaks)
+    return MemorySums(num_ranks, {mode: _highest_of(of_mode) for mode, of_mode in modes.items()})
+
+
+def _highest_of(parts: Sequence[PeakSums]) -> PeakSums:
+    upper = [part.at_most_bytes for part in parts if part.at_most_bytes is not None]
+    return PeakSums(
+        sum(part.num_ranks for part in parts),
+        max(part.at_least_bytes for part in parts),
+        max(upper) if len(upper) == len(parts) else None,
+    )
+
+
+def pooled_memory(sums: MemorySums) -> tuple[MemoryPeak, ...]:
     """Bounds of the highest peak of any rank, by mode, over the ranks that have readings.
 
     Where one of these has none of a mode, its peak there may be the highest: so nothing bounds that mode from above.
     """
-    bounds: dict[Mode, list[tuple[int, int | None]]] = {}
-    read = [peaks for peaks in ranks if peaks]
-    for peaks in read:
-        for peak in peaks:
-            bounds.setdefault(peak.mode, []).append((peak.at_least_bytes, peak.at_most_bytes))
-    for of_mode in bounds.values():
-        if len(of_mode) < len(read):
-            of_mode.append((0, None))
-    return tuple([_highest(mode, bounds[mode]) for mode in Mode if mode in bounds])
+    found = []
+    for mode in Mode:
+        peaks = sums.modes.get(mode.value)
+        if peaks is not None:
+            at_most = peaks.at_most_bytes if peaks.num_ranks == sums.num_ranks else None
+            found.append(MemoryPeak(mode, peaks.at_least_bytes, at_most))
+    return tuple(found)
+
+
+def pool(ranks: Iterable[Sequence[MemoryPeak]]) -> tuple[MemoryPeak, ...]:
+    """As ``pooled_memory``, from the peaks of each rank."""
+    return pooled_memory(add_memory([memory_of(peaks) for peaks in ranks]))
 
 
 def _highest(mode: Mode, bounds: Sequence[tuple[int, int | None]]) -> MemoryPeak:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from overlap_callbacks.analysis.formatting import name_ranks
+import msgspec
+
+from overlap_callbacks.analysis.rank_set import RankSet, union
 from overlap_callbacks.analysis.results.catalogue import residual_comm_limit, residual_limit
 from overlap_callbacks.analysis.results.estimate import Estimate
-from overlap_callbacks.analysis.results.window import RankWindow
 
 # Idle time that sequential steps have beyond overlapped ones, as a share of a sequential step.
 MAX_HOST_WAIT = 0.02
@@ -42,19 +43,44 @@ def escaped_communication(figures: Mapping[str, Estimate], device: str, backend:
     return None
 
 
-def unlike_ranks(samples: Sequence[RankWindow]) -> str | None:
+# Different things that ranks of one part measured; more are counted together.
+_MAX_TERMS = 16
+
+
+class Measured(msgspec.Struct, frozen=True, array_like=True):
+    """What all ranks must have alike, and the ranks that have it.
+
+    Attributes:
+        terms, window, first_step: as in ``RankWindow``.
+        ranks: the ranks.
+    """
+
+    terms: str
+    window: int
+    first_step: int
+    ranks: RankSet
+
+
+def add_measured(parts: Iterable[Sequence[Measured]]) -> tuple[Measured, ...]:
+    """What ranks of all parts measured, that of the lowest rank first."""
+    ranks_of: dict[tuple[str, int, int], list[RankSet]] = {}
+    for row in [row for part in parts for row in part]:
+        ranks_of.setdefault((row.terms, row.window, row.first_step), []).append(row.ranks)
+    rows = sorted([Measured(*key, union(ranks)) for key, ranks in ranks_of.items()], key=lambda row: row.ranks.lowest)
+    if len(rows) > _MAX_TERMS:
+        rest = rows[_MAX_TERMS - 1 :]
+        rows = [*rows[: _MAX_TERMS - 1], msgspec.structs.replace(rest[0], ranks=union([row.ranks for row in rest]))]
+    return tuple(rows)
+
+
+def unlike_ranks(measured: Sequence[Measured]) -> str | None:
     """Which ranks measured something else than the first, in words; None if all measured the same."""
-    first = samples[0]
-    others = [
-        sample.rank
-        for sample in samples
-        if (sample.terms, sample.window, sample.first_step) != (first.terms, first.window, first.first_step)
-    ]
+    others = union([row.ranks for row in measured[1:]])
     if not others:
         return None
     return (
-        f"{name_ranks(others)} measured something else than rank {first.rank}: the schedule, the form of sequential "
-        f"mode or the first step differs, so means over the ranks say nothing"
+        f"{others.named()} measured something else than rank {measured[0].ranks.lowest}: the schedule, the form of "
+        f"sequential mode or the first step differs, so means over the ranks say nothing"
     )
 
 

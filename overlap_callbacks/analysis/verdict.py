@@ -97,5 +97,5 @@ def summary(report: OverlapReport) -> str:
             bounds = PLAIN.figure_interval(figure, estimate)
             shown = PLAIN.figure(figure, estimate.value) + (f" [{bounds}]" if bounds else "")
             parts.append(f"{figure.short} {shown}")
-    parts.append(f"{len(report.ranks)} of {report.world_size} ranks")
+    parts.append(f"{report.num_heard} of {report.world_size} ranks")
     return ", ".join(parts)

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from overlap_callbacks.analysis.block_means import block_means
+from overlap_callbacks.analysis.block_means import ArmSums, add_arms
 from overlap_callbacks.analysis.figures import figures_of
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
@@ -15,6 +15,11 @@ from tests.analysis.test_aggregate import full_window, profiled, report_of
 
 OV, SEQ = Mode.OVERLAPPED, Mode.SEQUENTIAL
 ORDER = [OV, SEQ, SEQ, OV] * 2
+
+
+def block_means(ranks):
+    """The mean over ranks of each block, from the quantities of each rank's blocks by the block's number."""
+    return list(add_arms([ArmSums.of({block: (1, row) for block, row in rank.items()}) for rank in ranks]).means())
 
 
 def rank(number: int, compute_ms: float, without: tuple[int, ...] = (), slowdown: float = 0.0) -> RankWindow:

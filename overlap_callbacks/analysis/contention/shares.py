@@ -14,7 +14,6 @@ remains, where the counters say that it was exhausted. Else the remainder is une
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -33,7 +32,7 @@ from overlap_callbacks.analysis.results.shares import (
     SlowdownShare,
     SlowdownShares,
 )
-from overlap_callbacks.analysis.results.window import RankWindow, SmLoss
+from overlap_callbacks.analysis.results.window import SmLoss
 
 
 class Explanation(NamedTuple):
@@ -48,45 +47,27 @@ class Explanation(NamedTuple):
     shares: SlowdownShares | None = None
 
 
-def explain(figures: Mapping[str, Estimate], power: JobPower | None, samples: Sequence[RankWindow]) -> Explanation:
+def explain(
+    figures: Mapping[str, Estimate], power: JobPower | None, losses: Sequence[SmLoss], compute_ms: float | None
+) -> Explanation:
     """What the compute slowdown of a window is due to, as far as clocks, counters and launches tell.
 
     Args:
         figures: of the window, by name.
         power: over its devices.
-        samples: what each rank measured.
+        losses: the model's results, or their mean; empty if no rank has one.
+        compute_ms: sequential time of the compute kernels per step, mean over the ranks of ``losses``.
     """
     slowdown = figures.get("compute_slowdown")
     if slowdown is None:
         return Explanation()
     overlapped, sequential = (None if power is None else power.of(mode) for mode in (Mode.OVERLAPPED, Mode.SEQUENTIAL))
-    losses, compute_ms = _losses(samples)
     shares = slowdown_shares(slowdown.value, compute_ms, losses, overlapped, sequential)
     verdict = attribute(slowdown.value, overlapped, sequential)
     if verdict is not None and shares is not None:
         evidence = (*verdict.evidence, f"shares {shares_in_words(shares)}", *shares.notes)
         verdict = msgspec.structs.replace(verdict, evidence=evidence)
     return Explanation(verdict, shares)
-
-
-def _losses(samples: Sequence[RankWindow]) -> tuple[list[SmLoss], float | None]:
-    """The model's result of each rank that has one, and the mean sequential compute of these ranks in milliseconds.
-
-    A rank whose compute never runs beside communication has no result, and loses nothing. Without it, the loss of the
-    others would count as that of all.
-    """
-    losses, compute_ms = [], []
-    for sample in samples:
-        alone_ms = [block.compute_ms for block in sample.profiled if block.arm is Mode.SEQUENTIAL]
-        overlapped = [block for block in sample.profiled if block.arm is Mode.OVERLAPPED]
-        loses_nothing = bool(overlapped) and not any(block.covered_compute_ms for block in overlapped)
-        loss = sample.sm_loss or (SmLoss(sample.num_sms, 0.0, 0.0, 0.0, 0.0, 0.0) if loses_nothing else None)
-        if alone_ms and loss is not None:
-            losses.append(loss)
-            compute_ms.append(statistics.fmean(alone_ms))
-    if not any(loss.modelled_ms for loss in losses):
-        return [], None
-    return losses, statistics.fmean(compute_ms)
 
 
 def slowdown_shares(

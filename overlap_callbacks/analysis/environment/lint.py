@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from overlap_callbacks.analysis.environment.transport import WITHIN, is_on
 from overlap_callbacks.analysis.formatting import short_kernel_name, shortened
 from overlap_callbacks.analysis.results.environment import Finding, JobEnvironment, Severity
@@ -27,6 +29,10 @@ TORCH_RUN = "https://github.com/pytorch/pytorch/blob/main/torch/distributed/run.
 MIN_SM_SHARE = 0.25
 
 _BLACKWELL = 10  # major compute capability
+
+# What is kept of many ranks: rules ask for the first alone.
+_MAX_GRIDS = 8
+_MAX_DIMENSIONS = 32
 
 
 class Grid(NamedTuple):
@@ -53,32 +59,59 @@ class Grid(NamedTuple):
         return shortened(short_kernel_name(self.kernel).partition("(")[0], 80)
 
 
+class Traits(msgspec.Struct, frozen=True, array_like=True):
+    """What rules ask of the windows of ranks.
+
+    Attributes:
+        dimensions: of parallelism, that groups of more than one rank serve.
+        uses_nccl: whether any rank's default group does.
+        grids: the largest launches of NCCL's kernels: in blocks, and as a share of the device.
+    """
+
+    dimensions: tuple[str, ...]
+    uses_nccl: bool
+    grids: tuple[Grid, ...]
+
+
+def traits_of(window: RankWindow) -> Traits:
+    """Of one rank's window."""
+    grids = {
+        Grid(kernel.name, kernel.num_blocks, window.num_sms)
+        for kernel in window.kernels
+        if kernel.communication and kernel.num_blocks and "nccl" in kernel.name
+    }
+    dimensions = {row.dimension for row in window.collectives if row.dimension and row.group_size > 1}
+    return add_traits([Traits(tuple(dimensions), "nccl" in window.backend, tuple(grids))])
+
+
+def add_traits(parts: Sequence[Traits]) -> Traits:
+    """Of all ranks of the parts."""
+    grids = sorted({grid for part in parts for grid in part.grids}, key=lambda grid: (-grid.num_blocks, grid.kernel))
+    by_share = sorted([grid for grid in grids if grid.num_sms], key=lambda grid: -grid.num_blocks / grid.num_sms)
+    limited = [grid for grid in grids if grid.limited]
+    return Traits(
+        dimensions=tuple(sorted({name for part in parts for name in part.dimensions})[:_MAX_DIMENSIONS]),
+        uses_nccl=any(part.uses_nccl for part in parts),
+        grids=tuple(dict.fromkeys([*limited[:_MAX_GRIDS], *by_share[:_MAX_GRIDS]])),
+    )
+
+
 class JobFacts:
     """What rules may ask.
 
     Args:
         environment: of the job.
-        samples: what each rank measured in a window.
+        traits: of its ranks.
     """
 
-    def __init__(self, environment: JobEnvironment, samples: Sequence[RankWindow]) -> None:
+    def __init__(self, environment: JobEnvironment, traits: Traits) -> None:
         self.environment = environment
         self.own = environment.lowest_rank
         self.on_cpu = self.own.device == "cpu"
         self.on_amd = bool(self.own.hip)
-        self.dimensions = {
-            row.dimension for sample in samples for row in sample.collectives if row.dimension and row.group_size > 1
-        }
-        self.uses_nccl = any("nccl" in sample.backend for sample in samples)
-        self.grids = sorted(
-            {
-                Grid(kernel.name, kernel.num_blocks, sample.num_sms)
-                for sample in samples
-                for kernel in sample.kernels
-                if kernel.communication and kernel.num_blocks and "nccl" in kernel.name
-            },
-            key=lambda grid: (-grid.num_blocks, grid.kernel),
-        )
+        self.dimensions = set(traits.dimensions)
+        self.uses_nccl = traits.uses_nccl
+        self.grids = sorted(traits.grids, key=lambda grid: (-grid.num_blocks, grid.kernel))
         # The largest launch for which NCCL's limits hold.
         self.largest = next((grid for grid in self.grids if grid.limited), None)
 
@@ -135,9 +168,17 @@ def lint(environment: JobEnvironment | None, samples: Sequence[RankWindow]) -> t
         environment: of the job; None if unknown.
         samples: what each rank measured in a window.
     """
-    if environment is None:
-        return ()
-    facts = JobFacts(environment, samples)
+    return () if environment is None else lint_job(environment, add_traits([traits_of(sample) for sample in samples]))
+
+
+def lint_job(environment: JobEnvironment, traits: Traits) -> tuple[Finding, ...]:
+    """What the rules find, the most serious first.
+
+    Args:
+        environment: of the job.
+        traits: of its ranks in a window.
+    """
+    facts = JobFacts(environment, traits)
     found = [
         Finding(rule.name, rule.severity, message, rule.action, rule.source)
         for rule in RULES

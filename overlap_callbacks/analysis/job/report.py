@@ -1,12 +1,38 @@
-"""From the part of all ranks heard to the report."""
+"""From the part of all ranks heard to the report: figures, validity, means over ranks.
+
+The figures are in ``overlap_callbacks.analysis.figures``, what makes a window invalid in
+``overlap_callbacks.analysis.validity``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from overlap_callbacks.analysis.aggregate import aggregate_windows
+import msgspec
+
+from overlap_callbacks.analysis.contention.shares import Explanation, explain
+from overlap_callbacks.analysis.environment.job import pooled_environment
+from overlap_callbacks.analysis.environment.lint import lint_job
+from overlap_callbacks.analysis.figures import figures_from
 from overlap_callbacks.analysis.job.part import JobPart
-from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.job.samples import MAX_RANKS, in_report, unpacked
+from overlap_callbacks.analysis.job.sentences import said
+from overlap_callbacks.analysis.job.tables import (
+    ProfileTables,
+    add_tables,
+    mean_dimensions,
+    mean_kernels,
+    mean_loss,
+    mean_pairs,
+)
+from overlap_callbacks.analysis.job.transfers import with_transfers
+from overlap_callbacks.analysis.memory import pooled_memory
+from overlap_callbacks.analysis.power.sums import pooled_power
+from overlap_callbacks.analysis.rank_problems import bounded
+from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.power import JobPower
+from overlap_callbacks.analysis.results.report import MAX_RANKS_NAMED, OverlapReport
+from overlap_callbacks.analysis.validity import escaped_communication, remarks, unlike_ranks
 
 
 def report_of(
@@ -18,12 +44,130 @@ def report_of(
     problems: Sequence[str] = (),
     tokens_per_step: int | None = None,
 ) -> OverlapReport:
-    """The report of the ranks of a part. The arguments are those of ``aggregate_windows``."""
-    return aggregate_windows(
-        part.windows,
-        world_size=world_size,
-        every_n_steps=every_n_steps,
+    """Make the report of one window from what its ranks measured.
+
+    Args:
+        part: of all ranks that reported.
+        world_size: number of ranks of the job.
+        every_n_steps: steps from one window to the next. The window's cost is spread over them.
+        control: whether the schedule was an A/A control.
+        problems: problems met while the ranks' windows were gathered, in words.
+        tokens_per_step: tokens that one step of the job trains on; None if unknown.
+    """
+    num_ranks = part.ranks.count
+    samples = [unpacked(content) for _, content in sorted(part.samples.items())]
+    first = samples[0]
+    figures = figures_from(part.figures)
+    tables = _tables(part)
+    reasons, all_problems = _problems(part, figures, first.device, first.backend, world_size, control, problems)
+    power = _power(part, world_size)
+    if power is not None:
+        all_problems += power.problems
+    valid = not reasons
+    explained = explain(figures, power, *mean_loss(tables.losses)) if valid and not control else Explanation()
+    environment = None if part.environment is None else pooled_environment(part.environment, first.backend)
+    num_more = sum(sentences.num_more for sentences in (part.doubts, part.let_pass, part.problems))
+    return OverlapReport(
+        window=first.window,
+        first_step=first.first_step,
+        num_steps=part.num_steps,
+        complete=part.all_complete,
         control=control,
-        problems=problems,
+        world_size=world_size,
+        ranks=part.ranks.first(MAX_RANKS_NAMED),
+        num_ranks=num_ranks,
+        backend=first.backend,
+        device=first.device,
+        valid=valid,
+        problems=bounded([*reasons, *all_problems], num_more=num_more, of_each=num_ranks <= MAX_RANKS),
+        measurement_overhead=_overhead(part, figures.get("e2e_overlapped_ms"), every_n_steps),
+        wall_ms=part.wall_ms,
+        **figures,
+        spread={name: spread for name, moments in part.spread.items() if (spread := moments.spread()) is not None},
+        kernels=mean_kernels(tables.kernels),
+        pairs=mean_pairs(tables.pairs),
+        dimension_pairs=mean_pairs(tables.dimension_pairs),
+        dimensions=mean_dimensions(tables.dimensions),
+        pictures=first.pictures,
+        collectives=with_transfers(first.collectives, part.transfers),
+        power=power,
+        power_trace=first.power_trace,
+        power_verdict=explained.verdict,
+        slowdown_shares=explained.shares,
         tokens_per_step=tokens_per_step,
+        samples=in_report(samples, num_ranks),
+        environment=environment,
+        findings=() if environment is None else lint_job(environment, part.traits),
+        memory=pooled_memory(part.memory),
     )
+
+
+def _tables(part: JobPart) -> ProfileTables:
+    """The tables of the ranks that count: of those without a profile, and of those that have enough of one."""
+    return add_tables([group.tables for group in part.figures.profiled.groups])
+
+
+def _problems(
+    part: JobPart,
+    figures: Mapping[str, Estimate],
+    device: str,
+    backend: str,
+    world_size: int,
+    control: bool,
+    problems: Sequence[str],
+) -> tuple[list[str], list[str]]:
+    """Why the window is not valid, and what else is missing or doubtful, in words."""
+    num_ranks = part.ranks.count
+    reasons = said(part.doubts, num_ranks)
+    escaped = None if control else escaped_communication(figures, device, backend)
+    if escaped is not None:
+        reasons.insert(0, escaped)
+    let_pass = said(part.let_pass, num_ranks)
+    if not part.checked:
+        reasons += [f"{sentence}; no profile shows whether they ran beside compute" for sentence in let_pass]
+    if part.any_complete and not part.all_complete:
+        reasons.append("some ranks ended the window early: their steps ran in other modes than the rest's")
+    unlike = unlike_ranks(part.measured)
+    if unlike is not None:
+        reasons.append(unlike)
+    found = [*problems, *said(part.problems, num_ranks)]
+    if part.checked:
+        found += let_pass
+    if num_ranks < world_size:
+        found.append(f"{world_size - num_ranks} of {world_size} ranks were not heard")
+    for what, blocks in (("kernel times", part.figures.profiled), ("step times", part.figures.timed)):
+        if blocks.left_out:
+            found.append(
+                f"{what} of {blocks.left_out.named()} are left out: half or more of the blocks of a mode are missing "
+                "there"
+            )
+    return reasons, [*found, *remarks(figures, device)]
+
+
+def _power(part: JobPart, world_size: int) -> JobPower | None:
+    if not part.power.ranks:
+        return None
+    unread = part.power.unread
+    power = pooled_power(part.power, whole=not unread and part.ranks.count == world_size)
+    if unread:
+        problem = f"power of {unread.named()} was not measured: there are no sums over all devices"
+        power = msgspec.structs.replace(power, problems=(*power.problems, problem))
+    return power
+
+
+def _overhead(part: JobPart, step: Estimate | None, every_n_steps: int) -> float | None:
+    """What a window cost, as a fraction of the time between windows.
+
+    That is its time beyond what its steps would take overlapped, and the CPU time of the reporting thread after it. How
+    much of the latter the job loses is not known; at most all of it, where the two contend for Python's lock or a core.
+
+    Args:
+        part: of the ranks.
+        step: time of an overlapped step.
+        every_n_steps: steps from one window to the next.
+    """
+    if step is None or step.value <= 0:
+        return None
+    # A window that took no longer than its steps makes up for none of the time after it.
+    extra_ms = max(part.report_cpu_ms, *[time_ms - num_steps * step.value for num_steps, time_ms in part.extra_ms])
+    return extra_ms / (every_n_steps * step.value)

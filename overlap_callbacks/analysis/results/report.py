@@ -20,6 +20,9 @@ from overlap_callbacks.analysis.results.window import (
     StepTimeline,
 )
 
+# Ranks that a report lists one by one.
+MAX_RANKS_NAMED = 64
+
 
 class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
     """One window, all ranks. A figure that was not measured is None, never zero and never NaN.
@@ -32,7 +35,7 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
         complete: False where it was cut short.
         control: whether it was an A/A run, with both sides overlapped.
         world_size: ranks of the job.
-        ranks: the ranks that the report speaks for.
+        ranks: the ranks that the report speaks for; of many the lowest. ``num_heard`` says how many they are.
         backend, device: of the lowest rank heard.
         valid: False where the sequential steps were not sequential; ``problems`` says why.
         problems: what is missing or doubtful, in words.
@@ -49,13 +52,15 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
         power_trace: power against time, of rank 0's device.
         power_verdict: what the compute slowdown is due to, as far as clocks and the device's counters tell.
         tokens_per_step: tokens of one step of the whole job; None where not known.
-        samples: what each rank measured.
+        samples: what single ranks measured: of few ranks each, else the lowest and those with the extremes of
+            ``spread``.
         dimension_pairs: compute kernels beside the communication of each dimension of parallelism, means over ranks,
             the most expensive first.
         slowdown_shares: the compute slowdown divided among its causes; None where nothing is known of any.
         environment: what the ranks run on; None in a window where it is as in the one before.
         findings: settings that cost performance or change what figures mean, the most serious first.
         memory: bounds of the highest memory peak of any rank, by mode; empty on CPU.
+        num_ranks: how many ranks the report speaks for; 0 in a record of an earlier version, which lists them all.
     """
 
     window: int
@@ -117,6 +122,12 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
     environment: JobEnvironment | None = None
     findings: tuple[Finding, ...] = ()
     memory: tuple[MemoryPeak, ...] = ()
+    num_ranks: int = 0
+
+    @property
+    def num_heard(self) -> int:
+        """How many ranks the report speaks for."""
+        return self.num_ranks or len(self.ranks)
 
     @property
     def verified(self) -> bool:
@@ -146,7 +157,7 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
             flat["overlap/measurement_overhead"] = self.measurement_overhead
         return {
             **flat,
-            "overlap/ranks_heard": len(self.ranks),
+            "overlap/ranks_heard": self.num_heard,
             "overlap/valid": float(valid),
             "overlap/verified": float(self.verified),
             "overlap/complete": float(self.complete),

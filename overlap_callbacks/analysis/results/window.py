@@ -153,6 +153,7 @@ class CollectiveTime(msgspec.Struct, frozen=True):
         transfer_ms: time per sequential step of the transfer: the least over the ranks, for a rank that comes earlier
             waits for the last. Of its kernels where ``kernels_ms`` is known, else from issue to end. None on a single
             rank's window.
+        first_rank: lowest rank of the group; -1 if unknown, and in a record of an earlier version.
     """
 
     operator: str
@@ -167,6 +168,7 @@ class CollectiveTime(msgspec.Struct, frozen=True):
     timed_bytes: float | None = None
     kernels_ms: float | None = None
     transfer_ms: float | None = None
+    first_rank: int = -1
 
     @property
     def size_bytes(self) -> int:

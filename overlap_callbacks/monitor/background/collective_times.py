@@ -73,6 +73,7 @@ def collective_times(
                 dimension=total.group.dimension,
                 timed_bytes=max(timed_bytes[key]) if key in timed_bytes else None,
                 kernels_ms=kernels_ms.get(key),
+                first_rank=min(total.group.ranks, default=-1),
             )
             for key, total in totals.items()
         ]

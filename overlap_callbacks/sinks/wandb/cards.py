@@ -62,7 +62,7 @@ def step_card(report: OverlapReport, verdict: str) -> str:
         if report.valid or report.control or not compares(name)
     }
     cause = cause_in_words(report.power_verdict)
-    heard = f"{len(report.ranks)} of {report.world_size} ranks"
+    heard = f"{report.num_heard} of {report.world_size} ranks"
     body = [
         f'<p><span class="dim">The run so far</span><br><b>{_text(verdict)}</b></p>',
         f'<p class="dim">Window {report.window}, from step {report.first_step}, {heard}, {_text(report.device)}</p>',

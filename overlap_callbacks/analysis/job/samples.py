@@ -1,0 +1,76 @@
+"""What single ranks measured, whole, of a bounded number of ranks."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from overlap_callbacks.analysis.job.spread import Moments
+from overlap_callbacks.analysis.results.window import RankWindow
+
+# Up to so many ranks, each is kept.
+MAX_RANKS = 16
+# Of a rank but the job's first, what is larger than this when compressed goes without its tables.
+MAX_BYTES = 7_000
+# What a report keeps of ranks but the lowest, where it does not keep each: ranks beyond go without their tables.
+MAX_REPORT_BYTES = 100_000
+
+_TABLES = ("kernels", "pairs", "dimension_pairs", "dimensions", "collectives", "power")
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(RankWindow)
+
+
+def packed(window: RankWindow) -> bytes:
+    """What one rank measured, compressed; without its environment, which stands elsewhere."""
+    window = msgspec.structs.replace(window, environment=None)
+    content = zlib.compress(_ENCODER.encode(window), 1)
+    if window.rank and len(content) > MAX_BYTES:
+        content = zlib.compress(_ENCODER.encode(_without_tables(window)), 1)
+    return content
+
+
+def unpacked(content: bytes) -> RankWindow:
+    """What ``packed`` was given."""
+    return _DECODER.decode(zlib.decompress(content))
+
+
+def _without_tables(window: RankWindow) -> RankWindow:
+    return msgspec.structs.replace(window, **dict.fromkeys(_TABLES, ()))
+
+
+def chosen(
+    samples: Mapping[int, bytes], num_ranks: int, lowest: int, spread: Mapping[str, Moments]
+) -> dict[int, bytes]:
+    """Those that a part keeps: of few ranks all, else the lowest and those with the extremes of the spread.
+
+    Args:
+        samples: that the part may keep.
+        num_ranks: ranks of the part.
+        lowest: its lowest rank.
+        spread: over its ranks.
+    """
+    if num_ranks <= MAX_RANKS:
+        return dict(sorted(samples.items()))
+    wanted = {lowest, *[rank for moments in spread.values() for rank in (moments.low_rank, moments.high_rank)]}
+    return {rank: samples[rank] for rank in sorted(wanted)}
+
+
+def in_report(samples: Iterable[RankWindow], num_ranks: int) -> tuple[RankWindow, ...]:
+    """What a report keeps of them: of few ranks all, else all of the lowest and of others as much as there is room for.
+
+    Args:
+        samples: by rank, ascending.
+        num_ranks: ranks that the report speaks for.
+    """
+    # What stands in the report itself need not be there twice.
+    first, *others = [msgspec.structs.replace(sample, pictures=(), power_trace=None) for sample in samples]
+    if num_ranks <= MAX_RANKS:
+        return (first, *others)
+    kept, left_bytes = [first], MAX_REPORT_BYTES
+    for sample in others:
+        left_bytes -= len(msgspec.json.encode(sample))
+        kept.append(sample if left_bytes >= 0 else _without_tables(sample))
+    return tuple(kept)

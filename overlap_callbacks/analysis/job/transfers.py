@@ -1,0 +1,113 @@
+"""The time of each collective's transfer: the least over the ranks of its group, kept in bounded space.
+
+A rank that comes early waits for the last one within the collective; the last one does not wait. Over the collectives
+of a step another rank may be the last each time, so the result is an upper bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from overlap_callbacks.analysis.results.window import CollectiveTime
+
+# Ranks that timed the same part of a collective differ by less.
+_SAME_BYTES = 0.01
+# What a part keeps. The report shows the collectives of the lowest rank, so those of groups that it may be in come
+# first; a rank issues some tens of kinds.
+MAX_COLLECTIVES = 250
+MAX_SIZES = 6
+
+# Bytes, and the least time in milliseconds.
+_Time = tuple[float, float]
+
+
+class Transfers(msgspec.Struct, frozen=True, array_like=True):
+    """One kind of collective on one group, over ranks.
+
+    Attributes:
+        operator, group: as in ``CollectiveTime``.
+        first_rank: lowest rank of the group; -1 if unknown.
+        kernels: by size, the least time of its kernels.
+        isolated: by size, the least time from issue to end.
+    """
+
+    operator: str
+    group: str
+    first_rank: int
+    kernels: tuple[_Time, ...]
+    isolated: tuple[_Time, ...]
+
+
+def transfers_of(collectives: Sequence[CollectiveTime]) -> tuple[Transfers, ...]:
+    """Those of one rank."""
+    rows = []
+    for row in collectives:
+        kernels = ((float(row.size_bytes), row.kernels_ms),) if row.kernels_ms else ()
+        isolated = (
+            ((row.timed_bytes, row.isolated_ms),) if row.isolated_ms is not None and row.timed_bytes is not None else ()
+        )
+        if kernels or isolated:
+            rows.append(Transfers(row.operator, row.group, row.first_rank, kernels, isolated))
+    return tuple(rows)
+
+
+def add_transfers(parts: Iterable[Sequence[Transfers]], lowest_rank: int) -> tuple[Transfers, ...]:
+    """Those of the ranks of all parts.
+
+    Args:
+        parts: of several ranks.
+        lowest_rank: the lowest of them. A group whose ranks are all above it holds no lower rank either.
+    """
+    by_key: dict[tuple[str, str], list[Transfers]] = {}
+    for part in parts:
+        for row in part:
+            if row.first_rank <= lowest_rank:
+                by_key.setdefault((row.operator, row.group), []).append(row)
+    rows = [
+        Transfers(
+            operator,
+            group,
+            min(row.first_rank for row in alike),
+            _least(time for row in alike for time in row.kernels),
+            _least(time for row in alike for time in row.isolated),
+        )
+        for (operator, group), alike in by_key.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: (row.first_rank, row.group, row.operator))[:MAX_COLLECTIVES])
+
+
+def _least(times: Iterable[_Time]) -> tuple[_Time, ...]:
+    """The least time of each size; of many sizes, the shortest."""
+    least: dict[float, float] = {}
+    for size, time_ms in times:
+        least[size] = min(time_ms, least.get(size, time_ms))
+    found = sorted(least.items(), key=lambda item: (item[1], item[0]))[:MAX_SIZES]
+    return tuple(found)
+
+
+def with_transfers(collectives: Sequence[CollectiveTime], transfers: Sequence[Transfers]) -> tuple[CollectiveTime, ...]:
+    """The collectives of one rank, each with the time of its transfer."""
+    by_key = {(row.operator, row.group): row for row in transfers}
+    return tuple(
+        [
+            msgspec.structs.replace(row, transfer_ms=_transfer_ms(row, by_key.get((row.operator, row.group))))
+            for row in collectives
+        ]
+    )
+
+
+def _transfer_ms(row: CollectiveTime, found: Transfers | None) -> float | None:
+    """The rank's own time is one of them, also where its size is none of those that were kept."""
+    kernels, isolated = ((), ()) if found is None else (found.kernels, found.isolated)
+    if row.kernels_ms is not None:
+        own = [row.kernels_ms] if row.kernels_ms else []
+        return min([*own, *[ms for size, ms in kernels if _alike(size, row.size_bytes)]], default=None)
+    if row.isolated_ms is None or row.timed_bytes is None:
+        return None
+    return min([row.isolated_ms, *[ms for size, ms in isolated if _alike(size, row.timed_bytes)]])
+
+
+def _alike(one: float, other: float) -> bool:
+    return abs(one - other) <= _SAME_BYTES * max(one, other)
