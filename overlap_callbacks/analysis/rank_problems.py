@@ -24,9 +24,14 @@ def bounded(problems: Sequence[str], *, num_more: int = 0, of_each: bool = True)
     distinct = tuple(dict.fromkeys(problems))
     if len(distinct) <= MAX_PROBLEMS and not num_more:
         return distinct
-    more = max(0, len(distinct) - MAX_PROBLEMS) + num_more
-    where = "those of each rank" if of_each else "those of the ranks that it keeps whole"
-    return (*distinct[:MAX_PROBLEMS], f"and {count(more, 'more problem')}: the record has {where}")
+    more = count(max(0, len(distinct) - MAX_PROBLEMS) + num_more, "more problem")
+    last = f"and {more}: the record has those of each rank" if of_each else too_many(more)
+    return (*distinct[:MAX_PROBLEMS], last)
+
+
+def too_many(more: str) -> str:
+    """What stands in the place of the problems of a large job that are not kept, e.g. of ``3 more problems``."""
+    return f"and {more}: the record has those of the ranks that it keeps whole"
 
 
 def places_of(problems: Sequence[str]) -> dict[str, tuple[str, int]]:

@@ -8,8 +8,9 @@ import msgspec
 
 from overlap_callbacks.analysis.formatting import name_ranks, ranges_in_words
 
-# Ranges that are kept. ``ranges_in_words`` shows fewer, and ``name_ranks`` names fewer ranks.
-MAX_RANGES = 16
+# Ranges that are kept. ``ranges_in_words`` shows fewer, and ``name_ranks`` names fewer ranks. The 64 ranks that one
+# leader hears have no more.
+MAX_RANGES = 32
 # Of more ranks than this, ``name_ranks`` says that there are more.
 _NAMED = 9
 
@@ -42,6 +43,10 @@ class RankSet(msgspec.Struct, frozen=True, array_like=True):
     def is_whole(self) -> bool:
         """Whether the ranges hold every rank of the set."""
         return sum(last - first + 1 for first, last in self.ranges) == self.count
+
+    def cut(self, max_ranges: int) -> RankSet:
+        """The same with fewer ranges at most."""
+        return self if len(self.ranges) <= max_ranges else RankSet(self.count, self.ranges[:max_ranges])
 
     def first(self, number: int) -> tuple[int, ...]:
         """The lowest ranks, as many as asked for, or as are known."""

@@ -21,6 +21,10 @@ MAX_HOSTS = 64
 # Values of one name that are kept, those of most ranks, and names.
 MAX_VALUES_KEPT = 12
 MAX_NAMES = 128
+# Of so many names with several values, the ranks of each value are kept as far as they are of other sets; of others,
+# so few ranges.
+_MAX_DIFFERING = 24
+_FEW_RANGES = 3
 
 COMPARED = ("torch", "cuda", "hip", "nccl", "driver", "device")
 
@@ -199,7 +203,7 @@ def add_environments(parts: Sequence[EnvironmentSums]) -> EnvironmentSums:
         name: _add_values([part.variables.get(name) or Values((Value(None, part.ranks),)) for part in parts])
         for name in sorted(set().union(*[part.variables for part in parts]))
     }
-    kept = dict(list(variables.items())[:MAX_NAMES])
+    kept = _fewer_ranges(dict(list(variables.items())[:MAX_NAMES]))
     hosts = _add_hosts([host for part in parts for host in part.hosts])
     found = _add_found([part.found for part in parts])
     if len(hosts) > MAX_HOSTS:
@@ -230,6 +234,14 @@ def _add_values(parts: Sequence[Values]) -> Values:
     )
     num_more = sum(part.num_more for part in parts) + max(0, len(values) - MAX_VALUES_KEPT)
     return Values(tuple(values[:MAX_VALUES_KEPT]), num_more)
+
+
+def _fewer_ranges(variables: dict[str, Values]) -> dict[str, Values]:
+    differing = [name for name, values in variables.items() if len(values.values) > 1]
+    for name in differing[_MAX_DIFFERING:]:
+        few = [Value(value.value, value.ranks.cut(_FEW_RANGES)) for value in variables[name].values]
+        variables[name] = Values(tuple(few), variables[name].num_more)
+    return variables
 
 
 # -- hosts

@@ -75,7 +75,7 @@ def report_of(
         control=control,
         world_size=world_size,
         ranks=part.ranks.first(MAX_RANKS_NAMED),
-        num_ranks=num_ranks,
+        num_ranks=num_ranks if num_ranks > MAX_RANKS_NAMED else msgspec.UNSET,
         backend=first.backend,
         device=first.device,
         valid=valid,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from overlap_callbacks.analysis.job.spread import Moments
-from overlap_callbacks.analysis.results.window import RankWindow
+from overlap_callbacks.analysis.results.window import CollectiveTime, RankWindow
 
 # Up to so many ranks, each is kept.
 MAX_RANKS = 16
@@ -66,7 +66,10 @@ def in_report(samples: Iterable[RankWindow], num_ranks: int) -> tuple[RankWindow
         num_ranks: ranks that the report speaks for.
     """
     # What stands in the report itself need not be there twice.
-    first, *others = [msgspec.structs.replace(sample, pictures=(), power_trace=None) for sample in samples]
+    first, *others = [
+        msgspec.structs.replace(sample, pictures=(), power_trace=None, collectives=_as_recorded(sample.collectives))
+        for sample in samples
+    ]
     if num_ranks <= MAX_RANKS:
         return (first, *others)
     kept, left_bytes = [first], MAX_REPORT_BYTES
@@ -74,3 +77,7 @@ def in_report(samples: Iterable[RankWindow], num_ranks: int) -> tuple[RankWindow
         left_bytes -= len(msgspec.json.encode(sample))
         kept.append(sample if left_bytes >= 0 else _without_tables(sample))
     return tuple(kept)
+
+
+def _as_recorded(collectives: Sequence[CollectiveTime]) -> tuple[CollectiveTime, ...]:
+    return tuple([msgspec.structs.replace(row, first_rank=msgspec.UNSET) for row in collectives])

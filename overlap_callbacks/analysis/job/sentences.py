@@ -67,7 +67,8 @@ def add_sentences(parts: Iterable[Sentences]) -> Sentences:
 
 
 def _bounded(rows: Sequence[Sentence], num_more: int) -> Sentences:
-    kept, left = [], MAX_CHARACTERS
+    kept: list[Sentence] = []
+    left = MAX_CHARACTERS
     for row in sorted(rows, key=lambda row: row.first):
         left -= len(row.words) + len(row.text)
         if kept and (left < 0 or len(kept) == MAX_SENTENCES):

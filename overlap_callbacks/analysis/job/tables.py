@@ -139,7 +139,6 @@ def _losses(window: RankWindow) -> LossSums:
 
 def add_tables(parts: Sequence[ProfileTables]) -> ProfileTables:
     """The sums of several groups of ranks."""
-    losses = [part.losses for part in parts]
     return ProfileTables(
         kernels=_add([part.kernels for part in parts]),
         pairs=_most(_add([part.pairs for part in parts]), MAX_PAIRS, lambda row: row.sums[2] + row.sums[3]),
@@ -147,10 +146,20 @@ def add_tables(parts: Sequence[ProfileTables]) -> ProfileTables:
             _add([part.dimension_pairs for part in parts]), MAX_PAIRS, lambda row: row.sums[2] + row.sums[3]
         ),
         dimensions=_most(_add([part.dimensions for part in parts]), MAX_DIMENSIONS, lambda row: row.sums[2]),
-        losses=LossSums(
-            *[sum(column) for column in zip(*[msgspec.structs.astuple(loss)[:-1] for loss in losses], strict=True)],
-            num_sms=max((loss.num_sms for loss in losses if loss.num_ranks), default=0),
-        ),
+        losses=_add_losses([part.losses for part in parts]),
+    )
+
+
+def _add_losses(parts: Sequence[LossSums]) -> LossSums:
+    return LossSums(
+        num_ranks=sum(part.num_ranks for part in parts),
+        compute_ms=sum(part.compute_ms for part in parts),
+        from_sms_ms=sum(part.from_sms_ms for part in parts),
+        from_waves_ms=sum(part.from_waves_ms for part in parts),
+        beside_ms=sum(part.beside_ms for part in parts),
+        modelled_ms=sum(part.modelled_ms for part in parts),
+        held_ms=sum(part.held_ms for part in parts),
+        num_sms=max((part.num_sms for part in parts if part.num_ranks), default=0),
     )
 
 
@@ -200,7 +209,9 @@ def bounded_kernels(sums: FigureSums[ProfileTables]) -> FigureSums[ProfileTables
 
 
 def _bounded(table: Table, num_groups: int) -> Table:
-    kept, other, left_bytes = [], [], MAX_KERNEL_BYTES // num_groups
+    kept: list[Row] = []
+    other: list[Row] = []
+    left_bytes = MAX_KERNEL_BYTES // num_groups
     max_rows = max(MIN_KERNEL_ROWS, MAX_KERNEL_ROWS // num_groups)
     rows = sorted(table.rows, key=lambda row: (-(row.sums[2] + row.sums[3]), row.first))
     for row in rows:
@@ -220,10 +231,10 @@ _Result = TypeVar("_Result")
 
 def mean_kernels(table: Table) -> tuple[KernelTime, ...]:
     """Means over the ranks that have kernels; those that lose most time first."""
-    kernels = [
-        KernelTime(row.name, row.communication, *[value / table.num_ranks for value in row.sums], row.num_blocks)
-        for row in _in_order(table)
-    ]
+    kernels = []
+    for row in _in_order(table):
+        means = [value / table.num_ranks for value in row.sums]
+        kernels.append(KernelTime(row.name, row.communication, *means, num_blocks=row.num_blocks))
     return tuple(sorted(kernels, key=lambda kernel: -kernel.lost_ms))
 
 

@@ -49,7 +49,8 @@ def transfers_of(collectives: Sequence[CollectiveTime]) -> tuple[Transfers, ...]
             ((row.timed_bytes, row.isolated_ms),) if row.isolated_ms is not None and row.timed_bytes is not None else ()
         )
         if kernels or isolated:
-            rows.append(Transfers(row.operator, row.group, row.first_rank, kernels, isolated))
+            first_rank = -1 if row.first_rank is msgspec.UNSET else row.first_rank
+            rows.append(Transfers(row.operator, row.group, first_rank, kernels, isolated))
     return tuple(rows)
 
 
@@ -88,11 +89,15 @@ def _least(times: Iterable[_Time]) -> tuple[_Time, ...]:
 
 
 def with_transfers(collectives: Sequence[CollectiveTime], transfers: Sequence[Transfers]) -> tuple[CollectiveTime, ...]:
-    """The collectives of one rank, each with the time of its transfer."""
+    """The collectives of one rank as the record has them, each with the time of its transfer."""
     by_key = {(row.operator, row.group): row for row in transfers}
     return tuple(
         [
-            msgspec.structs.replace(row, transfer_ms=_transfer_ms(row, by_key.get((row.operator, row.group))))
+            msgspec.structs.replace(
+                row,
+                transfer_ms=_transfer_ms(row, by_key.get((row.operator, row.group))),
+                first_rank=msgspec.UNSET,
+            )
             for row in collectives
         ]
     )

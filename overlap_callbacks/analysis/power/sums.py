@@ -15,7 +15,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from overlap_callbacks.analysis.formatting import count
 from overlap_callbacks.analysis.identities import DIGEST_BYTES, digest
+from overlap_callbacks.analysis.rank_problems import too_many
 from overlap_callbacks.analysis.rank_set import RankSet, union_of
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import (
@@ -243,7 +245,7 @@ def _add_sums(parts: Sequence[Floats], num_columns: int) -> Floats:
 
 
 class _Column(NamedTuple):
-    count: int
+    number: int
     total: float
     least: float
     most: float
@@ -270,13 +272,13 @@ def pooled_power(sums: PowerSums, *, whole: bool) -> JobPower:
         of_mode = {
             name.removeprefix(prefix): column
             for name, column in columns.items()
-            if column.count and name.startswith(prefix)
+            if column.number and name.startswith(prefix)
         }
         if of_mode:
             modes.append(_of_mode(mode, of_mode, num_devices if whole else None))
     problems = [said.text for said in sums.problems]
     if sums.num_more:
-        problems.append(f"and {sums.num_more} more problems of power")
+        problems.append(too_many(count(sums.num_more, "more problem")))
     return JobPower(
         num_devices=num_devices,
         ranks=sums.ranks.first(MAX_RANKS),
@@ -289,10 +291,10 @@ def pooled_power(sums: PowerSums, *, whole: bool) -> JobPower:
 
 def _of_mode(mode: Mode, columns: dict[str, _Column], num_devices: int | None) -> JobModePower:
     def total(name: str) -> float | None:
-        return columns[name].total if name in columns and columns[name].count == num_devices else None
+        return columns[name].total if name in columns and columns[name].number == num_devices else None
 
     def mean(name: str) -> float | None:
-        return columns[name].total / columns[name].count if name in columns else None
+        return columns[name].total / columns[name].number if name in columns else None
 
     def least(name: str) -> float | None:
         return columns[name].least if name in columns else None
@@ -304,13 +306,13 @@ def _of_mode(mode: Mode, columns: dict[str, _Column], num_devices: int | None) -
     reasons = None
     if "reasons" in columns:
         words = sorted(name for name in columns if name.startswith("reason."))
-        reasons = {word.removeprefix("reason."): columns[word].total / columns["reasons"].count for word in words}
+        reasons = {word.removeprefix("reason."): columns[word].total / columns["reasons"].number for word in words}
     parts = None
     if "parts" in columns:
         parts = UnitUtilisation(**{part: mean(f"part.{part}") for part in _PARTS}, measured_s=columns["parts"].total)
     return JobModePower(
         mode=mode,
-        num_devices=columns["avg_w"].count if "avg_w" in columns else 0,
+        num_devices=columns["avg_w"].number if "avg_w" in columns else 0,
         total_avg_w=total("avg_w"),
         mean_avg_w=mean("avg_w"),
         peak_w=most("peak_w"),

@@ -60,7 +60,7 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
         environment: what the ranks run on; None in a window where it is as in the one before.
         findings: settings that cost performance or change what figures mean, the most serious first.
         memory: bounds of the highest memory peak of any rank, by mode; empty on CPU.
-        num_ranks: how many ranks the report speaks for; 0 in a record of an earlier version, which lists them all.
+        num_ranks: how many ranks the report speaks for; unset where ``ranks`` lists them all.
     """
 
     window: int
@@ -122,12 +122,12 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
     environment: JobEnvironment | None = None
     findings: tuple[Finding, ...] = ()
     memory: tuple[MemoryPeak, ...] = ()
-    num_ranks: int = 0
+    num_ranks: int | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def num_heard(self) -> int:
         """How many ranks the report speaks for."""
-        return self.num_ranks or len(self.ranks)
+        return len(self.ranks) if self.num_ranks is msgspec.UNSET else self.num_ranks
 
     @property
     def verified(self) -> bool:

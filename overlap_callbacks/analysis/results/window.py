@@ -153,7 +153,7 @@ class CollectiveTime(msgspec.Struct, frozen=True):
         transfer_ms: time per sequential step of the transfer: the least over the ranks, for a rank that comes earlier
             waits for the last. Of its kernels where ``kernels_ms`` is known, else from issue to end. None on a single
             rank's window.
-        first_rank: lowest rank of the group; -1 if unknown, and in a record of an earlier version.
+        first_rank: lowest rank of the group, between ranks; not in the record, and unset if unknown.
     """
 
     operator: str
@@ -168,7 +168,7 @@ class CollectiveTime(msgspec.Struct, frozen=True):
     timed_bytes: float | None = None
     kernels_ms: float | None = None
     transfer_ms: float | None = None
-    first_rank: int = -1
+    first_rank: int | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def size_bytes(self) -> int:

@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from overlap_callbacks.analysis.kernels.by_collective import CollectiveKey
 from overlap_callbacks.analysis.results.window import CollectiveTime
 from overlap_callbacks.gate.collectives import Group
@@ -73,7 +75,7 @@ def collective_times(
                 dimension=total.group.dimension,
                 timed_bytes=max(timed_bytes[key]) if key in timed_bytes else None,
                 kernels_ms=kernels_ms.get(key),
-                first_rank=min(total.group.ranks, default=-1),
+                first_rank=min(total.group.ranks, default=msgspec.UNSET),
             )
             for key, total in totals.items()
         ]

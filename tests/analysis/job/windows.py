@@ -1,0 +1,167 @@
+"""Windows of ranks that differ in everything in which ranks may differ, by chance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from overlap_callbacks.analysis.results.memory import MemoryPeak
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.power import DevicePower, ModePower, SourceInfo, UnitUtilisation
+from overlap_callbacks.analysis.results.window import (
+    CollectiveTime,
+    DimensionTime,
+    KernelTime,
+    PairTime,
+    ProfiledBlock,
+    RankWindow,
+    SmLoss,
+    TimedBlock,
+)
+from tests.environments import gpu_rank
+from tests.samples import OSSO, OV, SEQ, window
+
+
+def some_windows(seed: int, number: int, *, odd: bool = True, shared: bool = True) -> list[RankWindow]:
+    """The windows of so many ranks.
+
+    Args:
+        seed: of chance.
+        number: of ranks.
+        odd: whether some ranks lack blocks, end early, complain, or measured something else.
+        shared: whether two ranks share each device.
+    """
+    chance = np.random.default_rng(seed)
+    drift = chance.normal(0, 0.02, size=16)
+    return [_window(chance, rank, drift, odd=odd, shared=shared) for rank in range(number)]
+
+
+def _window(chance: np.random.Generator, rank: int, drift: Any, *, odd: bool, shared: bool) -> RankWindow:
+    usual = 1 + 0.3 * chance.random()
+
+    def around(value: float) -> float:
+        return float(value * usual * np.exp(chance.normal(0, 0.01)))
+
+    def lacks() -> bool:
+        return odd and chance.random() < 0.05
+
+    timed = tuple(
+        TimedBlock(arm, n, tuple(around(100 * np.exp(drift[n]) * (1.2 if arm is SEQ else 1)) for _ in range(3)))
+        for n, arm in enumerate(OSSO * 4)
+        if not lacks()
+    )
+    few = odd and chance.random() < 0.05
+    profiled = tuple(
+        ProfiledBlock(
+            arm, n, int(chance.integers(1, 3)), around(66 if arm is OV else 60), around(60), around(30), around(28),
+            around(20) if arm is OV else around(0.1), around(22) if arm is OV else around(0.2), 0.0,
+            around(1) if rank % 2 else 0.0, around(5), around(110), around(6) if rank % 7 else None,
+        )
+        for n, arm in enumerate(OSSO * 2)
+        if not lacks() and not (few and arm is SEQ and n > 2)
+    )  # fmt: skip
+    if odd and chance.random() < 0.05:
+        profiled = ()
+    kernels = [
+        KernelTime(f"kernel_{n}", False, 4, 4, around(10.0 + n), around(9.0 + n), int(chance.integers(0, 300)))
+        for n in range(12)
+        if chance.random() < 0.9
+    ]
+    kernels.append(
+        KernelTime("ncclDevKernel_AllReduce_Sum", True, 4, 4, around(30), around(20), int(chance.integers(8, 33)))
+    )
+    group = f"tp ({rank // 4})"
+    collectives = (
+        CollectiveTime("allreduce_", "dp (1)", 8, "nccl", 4, 4000, 4000, around(9), "data", 4000.0, around(7), None, 0),
+        CollectiveTime("allgather_", group, 4, "nccl", 4, 1000, 4000, around(5), "tensor", 4000.0, None, None,
+                       rank - rank % 4),
+    )  # fmt: skip
+    problems, doubts, let_pass = [], [], []
+    if odd:
+        if chance.random() < 0.3:
+            problems.append(f"{chance.integers(1, 4)} steps left out of {chance.integers(1, 3)} blocks")
+        if chance.random() < 0.1:
+            problems += ["the clock was late", f"{rank % 3} marks lost", f"{rank % 5} marks lost"]
+        if chance.random() < 0.02:
+            doubts.append(f"the profile lacks {chance.integers(1, 9)} kernels")
+        if chance.random() < 0.1:
+            let_pass.append(f"{chance.integers(1, 3)} sends passed")
+    loss = SmLoss(132, around(20), around(20), around(15), around(1), around(2)) if chance.random() < 0.8 else None
+    device = rank // 2 if shared else rank
+    variables = {"NCCL_DEBUG": "WARN"} | (
+        {"NCCL_MAX_CTAS": str(chance.integers(4, 7))} if chance.random() < 0.2 else {}
+    )
+    return window(
+        rank,
+        num_steps=65 - int(odd and chance.random() < 0.05),
+        complete=not (odd and chance.random() < 0.01),
+        backend="nccl",
+        device="NVIDIA H200",
+        wall_ms=around(9000),
+        report_cpu_ms=around(500),
+        timed=timed,
+        profiled=profiled,
+        kernels=tuple(kernels) if profiled else (),
+        pairs=tuple(
+            PairTime(f"family_{n}", False, "all_reduce", around(4), around(8), around(30 + n), around(20))
+            for n in range(4)
+        ),
+        dimension_pairs=(PairTime("gemm", False, "data", around(4), around(8), around(30), around(20)),),
+        dimensions=(DimensionTime("data", 12, 900, around(25), around(6), around(27), around(22)),)
+        + ((DimensionTime("tensor", 1, 100, around(3), around(2), around(3), around(2)),) if rank % 2 else ()),
+        collectives=collectives,
+        power=_power(chance, device, around) if rank % 9 else (),
+        power_elsewhere=bool(rank % 2),
+        problems=tuple(problems),
+        doubts=tuple(doubts),
+        let_pass=tuple(let_pass),
+        num_sms=132,
+        sm_loss=loss,
+        environment=gpu_rank(rank, variables=variables, nccl="2.28.3" if rank % 11 else "2.27.1"),
+        memory=tuple(
+            MemoryPeak(mode, int(chance.integers(100, 200)), int(chance.integers(200, 300)) if rank % 3 else None)
+            for mode in Mode
+        ),
+        terms="other" if odd and chance.random() < 0.01 else "usual",
+    )
+
+
+def _power(chance: np.random.Generator, device: int, around: Any) -> tuple[DevicePower, ...]:
+    source = SourceInfo("nvml", "NVIDIA H200", f"gpu-{device}", "instantaneous", 0.1, 0.02, 0.1, tdp_w=700.0)
+    measured = chance.random() < 0.9
+    modes = tuple(
+        ModePower(
+            mode,
+            avg_w=around(500) if measured else None,
+            peak_w=around(600) if measured else None,
+            avg_tdp_fraction=around(0.7) if measured else None,
+            energy_per_step_j=around(40) if measured else None,
+            energy_method=("counter" if chance.random() < 0.8 else "held samples") if measured else "",
+            sm_clock_mhz=around(1500),
+            throttle_fraction=float(chance.random()),
+            reasons={"sw_power_cap": float(chance.random())} if chance.random() < 0.8 else None,
+            parts=UnitUtilisation(0.9, None, around(0.4), around(0.3), None, around(20), 2.0),
+            missing="" if measured else "blocks are too short",
+            compute_clock_mhz=around(1500) if chance.random() < 0.9 else None,
+            compute_clock_readings=int(chance.integers(5, 20)),
+        )
+        for mode in Mode
+    )
+    return (DevicePower(source, 0.1, 0.3, modes, problems=("late",) if chance.random() < 0.2 else ()),)
+
+
+def copies(of: RankWindow, number: int) -> list[RankWindow]:
+    """A real window as so many ranks would have it, each a little slower or faster, with an environment of its own."""
+    chance = np.random.default_rng(1)
+    windows = []
+    for rank in range(number):
+        scale = float(np.exp(chance.normal(0, 0.02)))
+        timed = tuple(
+            msgspec.structs.replace(block, step_ms=tuple(time_ms * scale for time_ms in block.step_ms))
+            for block in of.timed
+        )
+        own = {} if rank == 0 else {"pictures": (), "power_trace": None}
+        windows.append(msgspec.structs.replace(of, rank=rank, timed=timed, environment=gpu_rank(rank), **own))
+    return windows
