@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import Any
 from unittest import mock
 
@@ -31,8 +32,10 @@ def train_until_some_die(rank: int, dead: list[int], at: int, settle: bool) -> d
         with contextlib.suppress(RuntimeError):  # peers are gone
             for step in range(12):
                 monitor.step_begin(step)
-                dist.all_reduce(torch.ones(1))
+                if step <= at:  # ranks that are not next to a dead one would wait for it
+                    dist.all_reduce(torch.ones(1))
                 if step == at and rank in dead:
+                    time.sleep(0.3)  # the others have what they need of it
                     die()
                 monitor.step_end(step)
         monitor.close(None if settle else 8.0)
