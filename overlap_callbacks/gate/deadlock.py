@@ -202,7 +202,7 @@ def _is_clear(sequences: Sequence[CollectiveSequence]) -> bool:
     """
     if any(item.operator in POINT_TO_POINT or item.batch != (0, 0) for of in sequences for item in of.items):
         return False
-    if len(sequences) == 1:
+    if len(sequences) <= 1:
         return True  # every edge leads to what comes later
     groups: dict[tuple[str, tuple[int, ...]], int] = {}
     nodes = []
