@@ -34,17 +34,22 @@ def too_many(more: str) -> str:
     return f"and {more}: the record has those of the ranks that it keeps whole"
 
 
-def places_of(problems: Sequence[str]) -> dict[str, tuple[str, int]]:
-    """The words of each problem of a rank, and its place among those that differ from it in numbers alone.
+def words_of(text: str) -> str:
+    """A text without its numbers: alike for texts that differ in their numbers alone."""
+    return _NUMBER.sub("#", text)
+
+
+def places_of(problems: Sequence[str]) -> dict[str, int]:
+    """The place of each problem of a rank among those that differ from it in numbers alone.
 
     The first is that with the largest first number, else the second, and so on.
     """
     seen: dict[str, int] = {}
     places = {}
     for problem in sorted(problems, key=numbers_of, reverse=True):
-        words = _NUMBER.sub("#", problem)
-        places[problem] = (words, seen.get(words, 0))
-        seen[words] = seen.get(words, 0) + 1
+        words = words_of(problem)
+        places[problem] = seen.get(words, 0)
+        seen[words] = places[problem] + 1
     return places
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from overlap_callbacks.analysis.formatting import count
-from overlap_callbacks.analysis.rank_problems import numbers_of, places_of
+from overlap_callbacks.analysis.rank_problems import numbers_of, places_of, words_of
 from overlap_callbacks.analysis.rank_set import RankSet, union_of
 
 # Sentences that a part keeps, more than a report shows, and their characters in all.
@@ -19,7 +19,6 @@ class Sentence(msgspec.Struct, frozen=True, array_like=True):
     """Sentences of several ranks that differ in their numbers alone.
 
     Attributes:
-        words: what they have in common.
         place: whether it is the first with its words on each rank, the second, and so on.
         text: of them that with the largest numbers; of equal ones that of the lowest rank.
         shown: the ranks that say just that.
@@ -27,7 +26,6 @@ class Sentence(msgspec.Struct, frozen=True, array_like=True):
         first: rank and place at which one first stands.
     """
 
-    words: str
     place: int
     text: str
     shown: RankSet
@@ -50,8 +48,8 @@ class Sentences(msgspec.Struct, frozen=True, array_like=True):
 def sentences_of(rank: int, problems: Sequence[str]) -> Sentences:
     """The sentences of one rank; they are never merged with each other."""
     distinct = list(dict.fromkeys(problems))
-    key_of = places_of(distinct)
-    rows = [Sentence(*key_of[text], text, RankSet.of(rank), 1, (rank, place)) for place, text in enumerate(distinct)]
+    place_of = places_of(distinct)
+    rows = [Sentence(place_of[text], text, RankSet.of(rank), 1, (rank, place)) for place, text in enumerate(distinct)]
     return _bounded(rows, 0)
 
 
@@ -62,7 +60,7 @@ def add_sentences(parts: Iterable[Sentences]) -> Sentences:
     for part in parts:
         num_more += part.num_more
         for row in part.rows:
-            by_key.setdefault((row.words, row.place), []).append(row)
+            by_key.setdefault((words_of(row.text), row.place), []).append(row)
     return _bounded([_merged(alike) for alike in by_key.values()], num_more)
 
 
@@ -70,7 +68,7 @@ def _bounded(rows: Sequence[Sentence], num_more: int) -> Sentences:
     kept: list[Sentence] = []
     left = MAX_CHARACTERS
     for row in sorted(rows, key=lambda row: row.first):
-        left -= len(row.words) + len(row.text)
+        left -= len(row.text)
         if kept and (left < 0 or len(kept) == MAX_SENTENCES):
             break
         kept.append(row)
@@ -83,7 +81,6 @@ def _merged(alike: Sequence[Sentence]) -> Sentence:
     largest = max(numbers_of(row.text) for row in alike)
     text = min((row for row in alike if numbers_of(row.text) == largest), key=lambda row: row.shown.lowest).text
     return Sentence(
-        words=alike[0].words,
         place=alike[0].place,
         text=text,
         shown=union_of(row.shown for row in alike if row.text == text),

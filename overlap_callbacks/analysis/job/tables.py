@@ -179,11 +179,16 @@ def _summed(rows: Iterable[Row]) -> tuple[Row, ...]:
 def _sum(rows: Sequence[Row]) -> Row:
     if len(rows) == 1:
         return rows[0]
-    name, communication, beside = rows[0].name, rows[0].communication, rows[0].beside
+    columns = zip(*[row.sums for row in rows], strict=True)
     return Row(
-        name, communication, beside, min([row.first for row in rows]), sum([row.num_rows for row in rows]),
-        max([row.num_blocks for row in rows]), tuple(map(sum, zip(*[row.sums for row in rows], strict=True))),
-    )  # fmt: skip
+        name=rows[0].name,
+        communication=rows[0].communication,
+        beside=rows[0].beside,
+        first=min([row.first for row in rows]),
+        num_rows=sum([row.num_rows for row in rows]),
+        num_blocks=max([row.num_blocks for row in rows]),
+        sums=tuple([sum(column) for column in columns]),
+    )
 
 
 def _most(table: Table, number: int, time_ms: Callable[[Row], float]) -> Table:
@@ -233,8 +238,10 @@ def mean_kernels(table: Table) -> tuple[KernelTime, ...]:
     """Means over the ranks that have kernels; those that lose most time first."""
     kernels = []
     for row in _in_order(table):
-        means = [value / table.num_ranks for value in row.sums]
-        kernels.append(KernelTime(row.name, row.communication, *means, num_blocks=row.num_blocks))
+        calls, calls_alone, time_ms, alone_ms = [value / table.num_ranks for value in row.sums]
+        kernels.append(
+            KernelTime(row.name, row.communication, calls, calls_alone, time_ms, alone_ms, num_blocks=row.num_blocks)
+        )
     return tuple(sorted(kernels, key=lambda kernel: -kernel.lost_ms))
 
 

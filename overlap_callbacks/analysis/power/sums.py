@@ -286,6 +286,7 @@ def pooled_power(sums: PowerSums, *, whole: bool) -> JobPower:
         modes=tuple(modes),
         problems=tuple(problems),
         source=sums.source,
+        num_without=sums.without.count if sums.without.count > MAX_RANKS else msgspec.UNSET,
     )
 
 

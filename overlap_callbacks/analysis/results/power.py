@@ -244,11 +244,12 @@ class JobPower(msgspec.Struct, frozen=True):
 
     Attributes:
         num_devices: devices that the ranks use; two ranks may share one.
-        ranks: ranks whose devices these are.
-        without: ranks that have no source of power.
+        ranks: ranks whose devices these are; of many the lowest.
+        without: ranks that have no source of power; of many the lowest.
         modes: figures of each mode.
         problems: those of the ranks, each once, and why figures of a mode are missing.
         source: where the figures of the lowest rank come from.
+        num_without: ranks that have no source of power; unset where ``without`` lists them all.
     """
 
     num_devices: int
@@ -257,6 +258,7 @@ class JobPower(msgspec.Struct, frozen=True):
     modes: tuple[JobModePower, ...] = ()
     problems: tuple[str, ...] = ()
     source: SourceInfo | None = None
+    num_without: int | msgspec.UnsetType = msgspec.UNSET
 
     def of(self, mode: Mode) -> JobModePower | None:
         """The figures of one mode."""

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from msgspec import UNSET
+
 from overlap_callbacks.analysis.formatting import PAGE, change_in_words, count, page_text, ranges
 from overlap_callbacks.analysis.results.catalogue import POWER_METRICS
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -42,8 +44,15 @@ def power_blocks(counting: Sequence[OverlapReport], every: Sequence[OverlapRepor
     without = sorted({rank for window in windows if window.power for rank in window.power.without})
     if without:
         noun = "rank" if len(without) == 1 else "ranks"
-        blocks.append(Note(f"Without a source of power: {noun} {ranges(without)}.", warning=True))
+        more = max(_num_unlisted(window.power) for window in windows if window.power)
+        others = f" and {more:,} more" if more else ""
+        blocks.append(Note(f"Without a source of power: {noun} {ranges(without)}{others}.", warning=True))
     return blocks
+
+
+def _num_unlisted(power: JobPower) -> int:
+    """How many ranks have no source of power and are not listed."""
+    return 0 if power.num_without is UNSET else power.num_without - len(power.without)
 
 
 def power_figures(windows: Sequence[OverlapReport]) -> dict[str, str]:

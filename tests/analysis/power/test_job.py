@@ -96,3 +96,18 @@ def test_clocks_in_compute_are_compared_on_the_devices_that_have_them_in_both_mo
     )
     found = [(m.compute_clock_mhz, m.compute_clock_readings) for m in pooled.modes]
     assert found == [(1600, 12), (1700, 6)]
+
+
+def test_of_many_ranks_without_a_source_the_lowest_are_listed_and_all_are_counted() -> None:
+    few = pool({0: figures("a", 300.0), 1: ()})
+    assert b"num_without" not in msgspec.json.encode(few)
+    many = pool({0: figures("a", 300.0), **{rank: () for rank in range(1, 200)}})
+    assert (many.without, many.num_without) == (tuple(range(1, 65)), 199)
+
+
+def test_of_many_devices_sums_and_extremes_are_those_of_all() -> None:
+    watts = {rank: 300.0 + rank for rank in range(200)}
+    by_rank = {rank: figures(f"device {rank}", value, sm_clock_mhz=1000.0 + rank) for rank, value in watts.items()}
+    found = overlapped(pool(by_rank))
+    assert found.total_avg_w == pytest.approx(sum(watts.values()))
+    assert (found.num_devices, found.peak_w, found.min_sm_clock_mhz) == (200, 499.0, 1000.0)
