@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from overlap_callbacks.gate.collectives import POINT_TO_POINT, SENDS, Collective
 
@@ -182,14 +183,56 @@ def find_conflict(sequences: Mapping[int, CollectiveSequence]) -> Conflict | Non
     Returns:
         The cycle, or None if the sequences can be serialised.
     """
-    union = PrecedenceGraph()
-    seen: set[int] = set()
+    distinct: dict[int, tuple[int, CollectiveSequence]] = {}
     for rank, sequence in sorted(sequences.items()):
-        if id(sequence) not in seen:
-            seen.add(id(sequence))
-            union.add(sequence, rank)
+        distinct.setdefault(id(sequence), (rank, sequence))
+    if _is_clear([sequence for _, sequence in distinct.values()]):
+        return None
+    union = PrecedenceGraph()
+    for rank, sequence in distinct.values():
+        union.add(sequence, rank)
     cycle = union.cycle()
     return None if cycle is None else Conflict(union.edges(cycle))
+
+
+def _is_clear(sequences: Sequence[CollectiveSequence]) -> bool:
+    """Whether the union has no cycle at all; only told of sequences in which nothing starts together.
+
+    The same as ``PrecedenceGraph`` finds, in a hundredth of the time: it must not keep the interpreter from training.
+    """
+    if any(item.operator in POINT_TO_POINT or item.batch != (0, 0) for of in sequences for item in of.items):
+        return False
+    if len(sequences) <= 1:
+        return True  # every edge leads to what comes later
+    groups: dict[tuple[str, tuple[int, ...]], int] = {}
+    nodes = []
+    for sequence in sequences:
+        numbers = {name: groups.setdefault((name, ranks), len(groups)) for name, ranks in sequence.groups.items()}
+        group = np.array([numbers[item.group] for item in sequence.items], dtype=np.int64)
+        # The number of each collective within its group.
+        by_group = np.argsort(group, kind="stable")
+        first = np.searchsorted(group[by_group], group[by_group])
+        number = np.empty_like(group)
+        number[by_group] = np.arange(len(group)) - first
+        nodes.append(group << 32 | number)
+    return not _has_cycle(nodes)
+
+
+def _has_cycle(orders: Sequence[np.ndarray[Any, Any]]) -> bool:
+    """Whether the union of total orders, each an array of different nodes, has a cycle."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    before, after = (np.concatenate(part) for part in zip(*[(of[:-1], of[1:]) for of in orders], strict=True))
+    names, places = np.unique(np.concatenate([before, after]), return_inverse=True)
+    size = len(names)
+    if not size:
+        return False
+    edges = np.unique(places[: len(before)] * size + places[len(before) :])
+    ends = ((edges // size).astype(np.int32), (edges % size).astype(np.int32))
+    graph = coo_array((np.ones(len(edges), dtype=bool), ends), shape=(size, size)).tocsr()
+    components, _ = connected_components(graph, directed=True, connection="strong")
+    return bool(components < size)
 
 
 class PrecedenceGraph:

@@ -22,7 +22,7 @@ from overlap_callbacks.monitor.accelerators import accelerator_in_use, refusal
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.order_check import OrderChecker
 from overlap_callbacks.monitor.background.reporter import Reporter
-from overlap_callbacks.monitor.background.store import Job, next_prefix
+from overlap_callbacks.monitor.background.store import Job, StoreChannel, next_prefix
 from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.monitor.faults import FaultGuard
 from overlap_callbacks.monitor.notices import Notices
@@ -56,15 +56,15 @@ class Session:
     @classmethod
     def open(cls, job: Job, config: MonitorConfig, notices: Notices, faults: FaultGuard) -> Session:
         """Start the threads and instruments. Called on the training thread, whose current device is measured."""
-        prefix = next_prefix()
+        # One connection to the store, which the two threads share.
+        channel = StoreChannel(job, next_prefix())
         budget = WindowBudget(config.max_overhead)
         # These three are read here because other threads have a current device of their own.
         meter = _power_meter(config, notices) if config.power else None
         device = StepClock().device
         environment = EnvironmentReader(config.framework)
         reporter = Reporter(
-            job,
-            prefix,
+            channel,
             schedule=config.schedule,
             sinks=config.sinks,
             run=lambda: run_info(job, config.schedule, config.framework, device, environment.read()),
@@ -74,7 +74,7 @@ class Session:
             on_error=faults.report,
             on_sink_error=faults.sink_failed,
         )
-        checker = OrderChecker(job, prefix, timeout_s=config.order_timeout_s, budget=budget, on_error=faults.report)
+        checker = OrderChecker(channel, timeout_s=config.order_timeout_s, budget=budget, on_error=faults.report)
         try:
             checker.open()
             reporter.open()
@@ -90,7 +90,7 @@ class Session:
         """End all threads; see ``Reporter.close``."""
         other_profilers.unwatch()
         self.order_checker.close(1.0)
-        self.reporter.close(timeout_s, settle=settle)
+        self.reporter.close(timeout_s, settle=settle, others=[self.order_checker.exchange])
         if self.meter is not None:
             self.meter.close()
 

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore
 
 from overlap_callbacks import Mode, OverlapMonitor, Schedule
 from overlap_callbacks.gate.deadlock import CollectiveSequence, Item
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.order_check import Decision, OrderChecker, Ruling
-from overlap_callbacks.monitor.background.store import Job
+from overlap_callbacks.monitor.background.store import Connection, Job, StoreChannel
 from overlap_callbacks.monitor.config import MonitorConfig
 from tests.distributed import captured_log, run_ranks
 from tests.monitor.jobs import KeptReports
@@ -66,18 +67,16 @@ def test_an_order_that_changes_after_the_check_costs_some_seconds_and_the_measur
 def test_a_check_that_is_late_does_not_answer_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
 
-    def check_order(channel: Any, key: str, *_: Any, **__: Any) -> Ruling:
+    def check_order(exchange: Any, key: str, *_: Any, **__: Any) -> Ruling:
         if key == "first":
             release.wait(10)
             return Ruling(Decision.GRANTED)
         return Ruling(Decision.CONFLICT, "a cycle")
 
     monkeypatch.setattr("overlap_callbacks.monitor.background.order_check.check_order", check_order)
-    monkeypatch.setattr("overlap_callbacks.monitor.background.order_check.StoreChannel", lambda *_: None)
     errors: list[Exception] = []
-    checks = OrderChecker(
-        Job(1, 2, "gloo"), "prefix", timeout_s=0.05, budget=WindowBudget(None), on_error=errors.append
-    )
+    channel = StoreChannel(Job(1, 2, "gloo"), "prefix", Connection(HashStore))
+    checks = OrderChecker(channel, timeout_s=0.05, budget=WindowBudget(None), on_error=errors.append)
     order = CollectiveSequence(items=(Item("allreduce_", "0"),), groups={"0": (0, 1)})
     checks.start("first", order, 0)
     assert checks.await_ruling().decision is Decision.LATE

@@ -8,6 +8,7 @@ compares before anything is measured.
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -38,28 +39,89 @@ class WindowTerms(msgspec.Struct, frozen=True):
         return hashlib.blake2b(msgspec.json.encode(self), digest_size=16).hexdigest()
 
 
+class GroupNote(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank's sequence has to do with one group, in short: enough where all ranks agree.
+
+    Attributes:
+        label: name of the group for people.
+        first, last: of its ranks; -1 where they are not known.
+        members: digest of its ranks.
+        places: digest of the places in the sequence that its collectives have.
+        exchanges: whether the rank sends or receives on it.
+    """
+
+    label: str
+    first: int
+    last: int
+    members: str
+    places: str
+    exchanges: bool
+
+    @classmethod
+    def of(cls, sequence: CollectiveSequence) -> dict[str, GroupNote]:
+        """By the group's name."""
+        places: dict[str, list[int]] = {name: [] for name in sequence.groups}
+        for place, item in enumerate(sequence.items):
+            places[item.group].append(place)
+        exchanging = {item.group for item in sequence.items if item.operator in POINT_TO_POINT}
+        return {
+            name: cls(
+                label=sequence.labels.get(name, name),
+                first=ranks[0] if ranks else -1,
+                last=ranks[-1] if ranks else -1,
+                members=_digest(array("q", ranks).tobytes()),
+                places=_digest(array("q", places[name]).tobytes()),
+                exchanges=name in exchanging,
+            )
+            for name, ranks in sequence.groups.items()
+        }
+
+
 class OrderMessage(msgspec.Struct, frozen=True):
-    """What a rank hands in to the order check.
+    """What a rank hands in to the order check, beside its sequence.
 
     Attributes:
         sequence: digest of its sequence of collectives.
         terms: what it is about to measure; None for a mode pinned by hand, in which nothing is measured.
         counts: how many collectives it had issued on each group before the recorded step, by the group's name.
+        groups: those on which its sequence has anything, by name.
+        incomplete, compiled, communicates: as in ``CollectiveSequence``.
     """
 
     sequence: str
     terms: WindowTerms | None = None
     counts: dict[str, int] = {}
+    groups: dict[str, GroupNote] = {}
+    incomplete: bool = False
+    compiled: bool = False
+    communicates: bool = True
+
+    @classmethod
+    def of(
+        cls, sequence: CollectiveSequence, terms: WindowTerms | None = None, counts: Mapping[str, int] | None = None
+    ) -> OrderMessage:
+        """Of a rank's own sequence."""
+        return cls(
+            sequence=sequence.digest,
+            terms=terms,
+            counts=dict(counts or {}),
+            groups=GroupNote.of(sequence),
+            incomplete=sequence.incomplete,
+            compiled=sequence.compiled,
+            communicates=sequence.communicates,
+        )
 
 
 def different_terms(messages: Mapping[int, OrderMessage]) -> str | None:
     """Which ranks are about to measure something else than rank 0, and what, in words; None if all do the same."""
     ours = messages[0].terms
     ranks_of: dict[str, list[int]] = defaultdict(list)
+    differences: dict[int, str] = {}  # ranks with equal messages share one
     for rank, message in sorted(messages.items()):
-        difference = _difference(message.terms, ours)
-        if difference:
-            ranks_of[difference].append(rank)
+        if id(message) not in differences:
+            differences[id(message)] = _difference(message.terms, ours)
+        if differences[id(message)]:
+            ranks_of[differences[id(message)]].append(rank)
     found = [f"{name_ranks(ranks)} with {difference}" for difference, ranks in ranks_of.items()]
     return "; ".join(found) if found else None
 
@@ -77,35 +139,48 @@ def _difference(theirs: WindowTerms | None, ours: WindowTerms | None) -> str:
     )
 
 
-def different_step(messages: Mapping[int, OrderMessage], sequences: Mapping[int, CollectiveSequence]) -> str | None:
+def different_step(messages: Mapping[int, OrderMessage]) -> str | None:
     """Which ranks recorded another step of the job than others, in words; None if all recorded the same.
 
     The members of a group have issued as many collectives on it when they are at the same step. Backends count sends
     and receives too, and their number differs from rank to rank: groups that have any in the step prove nothing.
-
-    Args:
-        messages: of all ranks.
-        sequences: the sequence of each rank.
     """
-    proves_nothing = _with_messages(sequences.values())
-    counts: dict[tuple[str, tuple[int, ...]], dict[int, int]] = defaultdict(dict)
-    for rank, sequence in sorted(sequences.items()):
-        for name, members in sequence.groups.items():
-            if rank in members and name in messages[rank].counts and name not in proves_nothing:
-                counts[name, members][rank] = messages[rank].counts[name]
-    for (name, members), by_rank in sorted(counts.items()):
-        first = min(by_rank)
-        others = [rank for rank, count in sorted(by_rank.items()) if count != by_rank[first]]
+    ranks_of: dict[int, list[int]] = defaultdict(list)  # ranks with equal messages share one
+    for rank, message in sorted(messages.items()):
+        ranks_of[id(message)].append(rank)
+    alike = [(messages[ranks[0]], ranks) for ranks in ranks_of.values()]
+    proves_nothing = {name for message, _ in alike for name, note in message.groups.items() if note.exchanges}
+    counts: dict[tuple[str, str], list[tuple[int, list[int], GroupNote]]] = defaultdict(list)
+    for message, ranks in alike:
+        for name, note in message.groups.items():
+            if note.first >= 0 and name in message.counts and name not in proves_nothing:
+                counts[name, note.members].append((message.counts[name], ranks, note))
+    for _, found in sorted(counts.items()):
+        expected, (first, *_), note = min(found, key=lambda of: of[1][0])
+        others = sorted((rank, count) for count, ranks, _ in found if count != expected for rank in ranks)
         if others:
-            label = sequences[first].labels.get(name, name)
             return (
-                f"{name_ranks(others)} recorded another step of the job than rank {first}: {by_rank[others[0]]} "
-                f"collectives came before it on group {label!r} (ranks {members[0]} to {members[-1]}) on rank "
-                f"{others[0]}, and {by_rank[first]} on rank {first}"
+                f"{name_ranks([rank for rank, _ in others])} recorded another step of the job than rank {first}: "
+                f"{others[0][1]} collectives came before it on group {note.label!r} (ranks {note.first} to "
+                f"{note.last}) on rank {others[0][0]}, and {expected} on rank {first}"
             )
     return None
 
 
-def _with_messages(sequences: Iterable[CollectiveSequence]) -> set[str]:
-    """Names of the groups on which a rank sends or receives in the step."""
-    return {item.group for sequence in sequences for item in sequence.items if item.operator in POINT_TO_POINT}
+def in_step(messages: Iterable[OrderMessage]) -> bool:
+    """Whether all members of each group have its collectives at the same places of their sequences.
+
+    Then their orders have no cycle, for what waits comes after what it waits for on every rank. Sequences with sends or
+    receives are not told of: the two ends of a message are at places of their own.
+    """
+    notes: dict[str, GroupNote] = {}
+    for message in messages:
+        for name, note in message.groups.items():
+            other = notes.setdefault(name, note)
+            if note.exchanges or (note.members, note.places) != (other.members, other.places):
+                return False
+    return True
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()

@@ -1,8 +1,9 @@
 """The order check: may the recorded collectives be serialised? Rank 0 decides for all ranks.
 
-Every rank publishes the sequence of its recorded step, and what it is about to measure. Rank 0 compares the latter
-(``agreement.py``), searches the sequences for a cycle (``gate/deadlock.py``), and publishes its ruling. This runs on a
-thread of its own, with a store client of its own, so that a sink that stalls cannot delay a check.
+Every rank hands in the sequence of its recorded step, and what it is about to measure. Both go up the ranks' tree, what
+is equal once (``order_parts.py``). Rank 0 compares what the ranks are about to measure (``agreement.py``), searches the
+sequences for a cycle (``gate/deadlock.py``), and its ruling goes down the tree. This runs on a thread of its own, so
+that a sink that stalls cannot delay a check.
 """
 
 from __future__ import annotations
@@ -17,10 +18,19 @@ import msgspec
 
 from overlap_callbacks._threads import Worker
 from overlap_callbacks.analysis.formatting import name_ranks
-from overlap_callbacks.gate.deadlock import CollectiveSequence, find_conflict
-from overlap_callbacks.monitor.background.agreement import OrderMessage, WindowTerms, different_step, different_terms
+from overlap_callbacks.gate.deadlock import CollectiveSequence, Conflict, find_conflict
+from overlap_callbacks.monitor.background.agreement import (
+    OrderMessage,
+    WindowTerms,
+    different_step,
+    different_terms,
+    in_step,
+)
 from overlap_callbacks.monitor.background.budget import WindowBudget
-from overlap_callbacks.monitor.background.store import Job, OpenCall, StoreChannel
+from overlap_callbacks.monitor.background.order_parts import OrderPart
+from overlap_callbacks.monitor.background.store import StoreChannel
+from overlap_callbacks.monitor.background.tree import Tree
+from overlap_callbacks.monitor.background.tree_mail import Exchange
 
 # Maximum time that the training thread waits for a check after one that was late: the ranks may have recovered, but
 # must not hold up training a second time.
@@ -94,37 +104,37 @@ class OrderChecker:
     """Runs order checks on its own thread. The training thread starts one and asks for its ruling some steps later.
 
     Args:
-        job: the job of this rank.
-        prefix: of our keys in the store.
+        channel: to the job's store.
         timeout_s: maximum time in which the ranks' sequences must come in.
         budget: rank 0 asks it whether a window is too expensive.
         on_error: gets what goes wrong, on the checker's thread.
+
+    Attributes:
+        exchange: with the ranks above and below; used by the checker's thread until ``close()``.
+        patience_s: maximum time that the training thread waits for a ruling.
     """
 
     def __init__(
         self,
-        job: Job,
-        prefix: str,
+        channel: StoreChannel,
         *,
         timeout_s: float,
         budget: WindowBudget,
         on_error: Callable[[Exception], None],
     ) -> None:
-        self._job = job
-        self._prefix = prefix
+        self._channel = channel
+        self.exchange = Exchange(channel, Tree.of(channel.job), "order", answered=True)
+        self._verdicts = Verdicts()
         self._timeout_s = timeout_s
         self._budget = budget
         self._worker = Worker("overlap-callbacks-order", on_error)
-        self._channel: StoreChannel | None = None
-        self._call = OpenCall()
         self._stop = threading.Event()
         self._check = _Check()
-        self._last_key = ""
         self.patience_s = 3 * timeout_s
 
     def open(self) -> None:
         """Connect to the store, while its server is there; see ``Reporter.open``."""
-        self._worker.submit(self._connect)
+        self._worker.submit(self._channel.open)
 
     def start(
         self,
@@ -147,11 +157,11 @@ class OrderChecker:
             counts: how many collectives this rank had issued on each group before the recorded step.
         """
         self._check = check = _Check()  # one that is late must not answer for the next
-        if self._call.is_stuck:
+        if self._channel.call.is_stuck:
             check.answer(_NO_ANSWER)  # the thread still waits for the store, with an earlier check
             return
-        message = OrderMessage(sequence.digest, terms, dict(counts))
-        self._worker.submit(lambda: self._run(check, key, sequence, message, window, steps_per_block))
+        counts = dict(counts)
+        self._worker.submit(lambda: self._run(check, key, sequence, terms, counts, window, steps_per_block))
 
     def await_ruling(self) -> Ruling:
         """The ruling of the check that was started last. Waits for it, for a bounded time.
@@ -159,53 +169,44 @@ class OrderChecker:
         After the first timeout the training thread waits only briefly: until every rank responds again, later windows
         are skipped.
         """
-        ruling = self._check.await_ruling(self.patience_s, lambda: self._call.is_stuck)
+        ruling = self._check.await_ruling(self.patience_s, lambda: self._channel.call.is_stuck)
         late = ruling.decision is Decision.LATE
         self.patience_s = min(_SHORT_PATIENCE_S, self._timeout_s) if late else 3 * self._timeout_s
         return ruling
 
     def close(self, timeout_s: float) -> None:
-        """End the thread; a check that is under way is given up."""
+        """End the thread; a check that is under way is given up. Its messages are the caller's to take away."""
         self._stop.set()
         self._worker.close(timeout_s)
-        self._channel = None
-
-    def _connect(self) -> StoreChannel:
-        if self._channel is None:
-            self._channel = StoreChannel(self._job, self._prefix, self._call)
-        return self._channel
 
     def _run(
         self,
         check: _Check,
         key: str,
         sequence: CollectiveSequence,
-        message: OrderMessage,
+        terms: WindowTerms | None,
+        counts: dict[str, int],
         window: int | None,
         steps_per_block: int,
     ) -> None:
         if check.given_up:
             return
         try:
-            channel = self._connect()
             check.ruling = check_order(
-                channel,
+                self.exchange,
                 key,
                 sequence,
-                message,
+                OrderMessage.of(sequence, terms, counts),
                 timeout_s=self._timeout_s,
-                reason_to_skip=self._budget.reason_to_skip(window) if self._job.rank == 0 else None,
+                reason_to_skip=self._budget.reason_to_skip(window) if self._channel.job.rank == 0 else None,
                 # A check that the training thread has given up must not keep the next one waiting.
                 stop=lambda: check.given_up or self._stop.is_set(),
                 steps_per_block=steps_per_block,
+                verdicts=self._verdicts,
             )
-            if self._job.rank == 0 and self._last_key:
-                # Every rank has read the ruling before: it came to this check.
-                channel.delete(f"{self._last_key}/ruling")
-            self._last_key = key
         except Exception as error:
             if check.given_up:
-                self._channel = None  # a store that was stopped fails what had waited for it: begin anew
+                self._channel.connection.renew()  # a store that was stopped fails what had waited for it: begin anew
                 return
             check.ruling = Ruling(Decision.FAILED, f"the ranks' store failed: {error}")
             raise
@@ -213,8 +214,21 @@ class OrderChecker:
             check.done.set()
 
 
+class Verdicts:
+    """Rank 0's last search for a cycle: mostly the sequences of a job stay what they are.
+
+    Attributes:
+        digests: of the sequences searched last.
+        conflict: what was found.
+    """
+
+    def __init__(self) -> None:
+        self.digests: frozenset[str] = frozenset()
+        self.conflict: Conflict | None = None
+
+
 def check_order(
-    channel: StoreChannel,
+    exchange: Exchange,
     key: str,
     sequence: CollectiveSequence,
     message: OrderMessage,
@@ -223,84 +237,126 @@ def check_order(
     reason_to_skip: str | None,
     stop: Callable[[], bool],
     steps_per_block: int = 0,
+    verdicts: Verdicts | None = None,
 ) -> Ruling:
     """One rank's part of the order check.
 
     Args:
-        channel: of the calling thread.
+        exchange: with the ranks above and below.
         key: names the check; the same on every rank.
         sequence: of this rank.
-        message: what this rank hands in.
+        message: what this rank hands in beside it.
         timeout_s: maximum time for the ranks' sequences; twice this time for rank 0's ruling.
         reason_to_skip: on rank 0, why the window is left out even if its sequences may be serialised; None if it is
             not.
         stop: ends the waiting early when it returns True.
         steps_per_block: on rank 0, what it decided on the window's length.
+        verdicts: on rank 0, of the checks before.
     """
-    rank = channel.job.rank
-    channel.publish_once(f"{key}/sequence/{sequence.digest}", sequence.encode())
-    channel.publish(f"{key}/order/{rank}", msgspec.json.encode(message))
-    if rank == 0:
-        ruling = decide(channel, key, timeout_s, stop)
+    part = hand_in(exchange, key, OrderPart.of(exchange.tree.rank, sequence, message), timeout_s, stop)
+    if part is None:
+        ruling = Ruling(Decision.LATE, f"rank {exchange.tree.parent} does not take what this rank hands in")
+    elif exchange.tree.parent is not None:
+        return pass_on_ruling(exchange, key, timeout_s, stop)
+    else:
+        ruling = decide(part, exchange.tree.world_size, timeout_s, verdicts or Verdicts())
         control = message.terms is not None and message.terms.control
         if ruling.decision is Decision.GRANTED and reason_to_skip is not None and not control:
             ruling = Ruling(Decision.SKIPPED, reason_to_skip)
         if ruling.decision is Decision.GRANTED and stop():
             ruling = Ruling(Decision.LATE, "rank 0 had gone on when the last rank reported its order of collectives")
         ruling = msgspec.structs.replace(ruling, steps_per_block=steps_per_block)
-        channel.publish(f"{key}/ruling", msgspec.json.encode(ruling))
-        return ruling
-    answer = channel.await_message(f"{key}/ruling", 2 * timeout_s, stop)
+    exchange.send_down(key, msgspec.json.encode(ruling))
+    return ruling
+
+
+def hand_in(
+    exchange: Exchange, key: str, own: OrderPart, timeout_s: float, stop: Callable[[], bool]
+) -> OrderPart | None:
+    """Put together what this rank and those below it hand in, and send it up.
+
+    Returns:
+        What they hand in; None if the rank above does not take it.
+    """
+    tree = exchange.tree
+    heard = exchange.gather(key, tree.patience_s(timeout_s), lambda _: stop())
+    part = OrderPart.merge([own, *[OrderPart.decode(data) for data in heard.values()]])
+    exchange.unheard = tree.members_without(part.ranks)
+    if tree.parent is None or exchange.send_up(key, part.encode(), 0.0, stop):
+        return part
+    return None
+
+
+def pass_on_ruling(exchange: Exchange, key: str, timeout_s: float, stop: Callable[[], bool]) -> Ruling:
+    """Wait for rank 0's ruling, and pass it on to the ranks below. These get the lack of one too."""
+    answer = exchange.await_answer(key, 2 * timeout_s, stop)
     if answer is None:
-        return Ruling(Decision.LATE, f"rank 0 did not decide within {2 * timeout_s:g} s")
+        ruling = Ruling(Decision.LATE, f"rank 0 did not decide within {2 * timeout_s:g} s")
+        answer = msgspec.json.encode(ruling)
+    exchange.send_down(key, answer)
     return msgspec.json.decode(answer, type=Ruling)
 
 
-def decide(channel: StoreChannel, key: str, timeout_s: float, stop: Callable[[], bool]) -> Ruling:
-    """Rank 0: gather what all ranks hand in, compare it, and search their sequences for a cycle."""
-    gathered = channel.gather(f"{key}/order", timeout_s, lambda _: stop())
-    missing = [rank for rank in range(channel.job.world_size) if rank not in gathered]
+def decide(part: OrderPart, world_size: int, timeout_s: float, verdicts: Verdicts) -> Ruling:
+    """Rank 0: compare what all ranks hand in, and search their sequences for a cycle.
+
+    Args:
+        part: what the ranks handed in.
+        world_size: ranks of the job.
+        timeout_s: maximum time that the ranks had, for the message.
+        verdicts: of the checks before.
+    """
+    messages = part.by_rank()
+    missing = [rank for rank in range(world_size) if rank not in messages]
     if missing:
         return Ruling(
             Decision.LATE, f"{name_ranks(missing)} did not report the order of collectives within {timeout_s:g} s"
         )
-    messages = {rank: msgspec.json.decode(message, type=OrderMessage) for rank, message in gathered.items()}
-    digests = {rank: message.sequence for rank, message in messages.items()}
-    sequences: dict[str, CollectiveSequence] = {}  # by digest: ranks with equal sequences share one copy
-    for digest in set(digests.values()):
-        name = f"{key}/sequence/{digest}"
-        message = channel.await_message(name, timeout_s, stop)
-        if message is None:
-            return Ruling(Decision.FAILED, "a rank that posted the order of its collectives is gone")
-        channel.delete_once(name)
-        sequences[digest] = CollectiveSequence.decode(message)
+    different = {id(message): message for message in messages.values()}.values()
     unlike = different_terms(messages)
     if unlike is not None:
         return Ruling(Decision.UNLIKE, f"the ranks are not set up alike: {unlike}")
-    astray = different_step(messages, {rank: sequences[digest] for rank, digest in digests.items()})
+    astray = different_step(messages)
     if astray is not None:
         return Ruling(Decision.ASTRAY, astray)
-    if any(sequence.compiled for sequence in sequences.values()):
+    if any(message.compiled for message in different):
         return Ruling(Decision.SKIPPED, "torch.compile compiled in its first step")
     terms = messages[0].terms
     if terms is not None and terms.control:
         return Ruling(Decision.GRANTED)  # nothing is serialised
-    for rank, digest in sorted(digests.items()):
-        if sequences[digest].incomplete:
-            return Ruling(
-                Decision.FAILED, f"rank {rank} issued more collectives in one step than the gate has storage for"
-            )
-    if not any(sequence.communicates for sequence in sequences.values()):
+    incomplete = [rank for rank, message in messages.items() if message.incomplete]
+    if incomplete:
+        return Ruling(
+            Decision.FAILED, f"rank {min(incomplete)} issued more collectives in one step than the gate has storage for"
+        )
+    if not any(message.communicates for message in different):
         return Ruling(
             Decision.FAILED,
             "the recorded step issued no collectives that could be serialised, so that sequential steps would be "
             "overlapped ones: replays of CUDA graphs and libraries of one's own pass the gate unseen",
         )
-    conflict = find_conflict({rank: sequences[digest] for rank, digest in digests.items()})
-    if conflict is not None:
+    if in_step(different):
+        return Ruling(Decision.GRANTED)
+    return _search(part, messages, verdicts)
+
+
+def _search(part: OrderPart, messages: Mapping[int, OrderMessage], verdicts: Verdicts) -> Ruling:
+    first_rank: dict[str, int] = {}
+    for rank, message in sorted(messages.items()):
+        first_rank.setdefault(message.sequence, rank)
+    if verdicts.digests != first_rank.keys():
+        sequences = part.decoded(first_rank)
+        if sequences is None:
+            return Ruling(
+                Decision.FAILED,
+                f"the ranks issue {len(first_rank)} different sequences of collectives, which are too many to compare",
+            )
+        verdicts.conflict = find_conflict({rank: sequences[digest] for digest, rank in first_rank.items()})
+        verdicts.digests = frozenset(first_rank)
+    if verdicts.conflict is not None:
         return Ruling(
             Decision.CONFLICT,
             f"the ranks issue the collectives of different groups in different orders, so that serialising them would "
-            f"deadlock: {conflict}",
+            f"deadlock: {verdicts.conflict}",
         )
     return Ruling(Decision.GRANTED)

@@ -1,10 +1,12 @@
 """Closed windows become reports, and reports go to the sinks, on one thread of our own.
 
-It has a store client of its own, and so does the order check: a sink that stalls cannot delay a check.
+Every rank makes a ``JobPart`` of what it measured. Parts go up the ranks' tree, and each level adds them up, so that
+rank 0's work does not grow with the job. The order check has a thread of its own: a sink that stalls cannot delay it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -14,14 +16,19 @@ import msgspec
 
 from overlap_callbacks._log import logger
 from overlap_callbacks._threads import Worker
-from overlap_callbacks.analysis.aggregate import aggregate_windows, drop_incomparable_figures
+from overlap_callbacks.analysis.aggregate import drop_incomparable_figures
+from overlap_callbacks.analysis.formatting import name_ranks
+from overlap_callbacks.analysis.job.merging import merge, part_of
+from overlap_callbacks.analysis.job.part import JobPart, decode, encode
+from overlap_callbacks.analysis.job.report import report_of
 from overlap_callbacks.analysis.results.environment import JobEnvironment, RankEnvironment
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.analysis.results.window import RankWindow
 from overlap_callbacks.analysis.verdict import summary
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.measurement import measure, measure_block
-from overlap_callbacks.monitor.background.store import Job, OpenCall, StoreChannel
+from overlap_callbacks.monitor.background.store import StoreChannel
+from overlap_callbacks.monitor.background.tree import Run, Tree, in_runs, joined
+from overlap_callbacks.monitor.background.tree_mail import Exchange
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.monitor.window import ClosedWindow, FinishedBlock
 from overlap_callbacks.sinks import RunInfo, Sink
@@ -29,18 +36,52 @@ from overlap_callbacks.sinks.fan_out import FanOut
 
 # At the end of the job: maximum time without a report, while some ranks are not heard. All ranks end alike.
 SETTLE_S = 5.0
+# And this much longer on each further level of the tree: what is put together on the level below comes later.
+_LEVEL_S = 1.0
 # Time for the sinks where the reporting thread was left behind with the store.
 _LAST_CLOSE_S = 2.0
 # Time between two looks of the closing thread at whether the store still answers.
 _LOOK_S = 0.25
 
 
+class Bundle(msgspec.Struct, array_like=True):
+    """What goes up the tree: which ranks were heard, as runs, and what they measured.
+
+    Attributes:
+        heard: in order.
+        part: encoded.
+    """
+
+    heard: list[Run]
+    part: bytes
+
+
+def with_members(
+    exchange: Exchange, own: JobPart, key: str, timeout_s: float, stop: Callable[[float], bool]
+) -> tuple[JobPart, list[Run]]:
+    """What this rank and those below it measured, of those that report in time; and which these are.
+
+    Args:
+        exchange: with the ranks above and below; learns which ranks were not heard.
+        own: what this rank measured.
+        key: of the window.
+        timeout_s: how long rank 0 waits; this rank waits as long as its place allows.
+        stop: see ``Exchange.gather``.
+    """
+    tree = exchange.tree
+    messages = exchange.gather(key, tree.patience_s(timeout_s), stop)
+    bundles = [msgspec.msgpack.decode(message, type=Bundle) for message in messages.values()]
+    heard = joined([(tree.rank, tree.rank), *[run for bundle in bundles for run in bundle.heard]])
+    exchange.unheard = tree.members_without(in_runs(heard))
+    part = merge([own, *[decode(bundle.part) for bundle in bundles]]) if bundles else own
+    return part, heard
+
+
 class Reporter:
     """Turns closed windows into reports and hands them to the sinks.
 
     Args:
-        job: the job of this rank; rank 0 reports.
-        prefix: of our keys in the store.
+        channel: to the job's store; rank 0 reports.
         schedule: of the windows.
         sinks: used on rank 0 only.
         run: makes what the sinks get first; called on the reporting thread.
@@ -53,8 +94,7 @@ class Reporter:
 
     def __init__(
         self,
-        job: Job,
-        prefix: str,
+        channel: StoreChannel,
         *,
         schedule: Schedule,
         sinks: Sequence[Sink],
@@ -65,18 +105,18 @@ class Reporter:
         on_error: Callable[[Exception], None],
         on_sink_error: Callable[[Sink, Exception], None],
     ) -> None:
-        self._job = job
-        self._prefix = prefix
+        self._job = channel.job
+        self._channel = channel
+        self._tree = Tree.of(channel.job)
+        self._exchange = Exchange(channel, self._tree, "report", answered=False)
         self._schedule = schedule
-        self._sinks = FanOut(sinks if job.rank == 0 else (), on_sink_error)
+        self._sinks = FanOut(sinks if self._job.rank == 0 else (), on_sink_error)
         self._run = run
         self._environment = environment
         self._job_environment: JobEnvironment | None = None  # as the record has it
         self._timeout_s = timeout_s
         self._budget = budget
         self._worker = Worker("overlap-callbacks-report", on_error)
-        self._channel: StoreChannel | None = None
-        self._call = OpenCall()
         self._stop = threading.Event()
         self._settle_from = math.inf  # host time from which ranks that are not heard are given up soon
         self._own_s = 0.0  # time that measuring the last window took on this rank
@@ -84,14 +124,14 @@ class Reporter:
         self._opened = False
         self._closed = False
         self._close_by = 0.0
-        self._late_keys: list[str] = []
+        self._parent_is_slow = False  # it had not taken the reports before the last one
 
     def open(self) -> None:
         """Connect to the store, and open the sinks, so that there is a record before the first window is done.
 
         Connecting waits for the server, and goes on doing so where that has died: later it could outlive the job.
         """
-        self._worker.submit(self._connect)
+        self._worker.submit(self._channel.open)
         if self._sinks:
             self._worker.submit(self._open_sinks)
 
@@ -111,13 +151,14 @@ class Reporter:
         if not self._worker.submit(lambda: self._report(window, key, tokens_per_step)):
             logger.warning("overlap-callbacks: window %d is lost: too many reports are waiting", window.number)
 
-    def close(self, timeout_s: float, *, settle: bool = False) -> None:
+    def close(self, timeout_s: float, *, settle: bool = False, others: Sequence[Exchange] = ()) -> None:
         """Finish the reports that wait, then close the sinks.
 
         Args:
             timeout_s: maximum time.
             settle: give up what does not come any more before that time is over: ranks that are not heard for some
                 seconds, because all ranks end alike, and a store that does not answer.
+            others: exchanges of threads that have ended, whose messages are to be taken away too.
         """
         self._close_by = time.monotonic() + timeout_s
         if not self._worker.started:
@@ -126,28 +167,23 @@ class Reporter:
         if settle:
             self._settle_from = time.monotonic()
         self._worker.submit(self._close_sinks)
+        self._worker.submit(lambda: self._leave([self._exchange, *others]))
         if not self._await_end(settle):
             self._stop.set()  # ranks that have not reported by now are missing; the others are still reported
-            if not self._worker.close(1.0) and self._call.under_way:
+            if not self._worker.close(1.0) and self._channel.call.under_way:
                 self._abandoned = True
                 logger.warning("overlap-callbacks: what was not reported yet is lost: the job's store does not answer")
                 self._close_by = time.monotonic() + _LAST_CLOSE_S
                 self._close_sinks()
-        self._channel = None
 
     def _await_end(self, settle: bool) -> bool:
         """Wait for the thread to end, until the time to close is over; False if it has not."""
         while not self._worker.close(max(0.0, min(_LOOK_S, self._close_by - time.monotonic()))):
-            if time.monotonic() >= self._close_by or (settle and self._call.is_stuck):
+            if time.monotonic() >= self._close_by or (settle and self._channel.call.is_stuck):
                 return False
         return True
 
     # -- on the reporting thread
-
-    def _connect(self) -> StoreChannel:
-        if self._channel is None:
-            self._channel = StoreChannel(self._job, self._prefix, self._call)
-        return self._channel
 
     def _report(self, window: ClosedWindow, key: str, tokens_per_step: int | None) -> None:
         began_s = time.monotonic()
@@ -155,15 +191,16 @@ class Reporter:
         self._own_s = time.monotonic() - began_s
         # With every window: the message of a rank may come too late for one, and its size is small.
         own = msgspec.structs.replace(own, environment=self._environment())
-        channel = self._connect()
-        channel.publish(f"{key}/report/{self._job.rank}", msgspec.json.encode(own))
+        part, heard = with_members(self._exchange, part_of(own), key, self._timeout_s, self._is_over)
         if self._job.rank != 0:
+            self._send_up(Bundle(heard, encode(part)), key)
             return
-        report = aggregate_windows(
-            [own, *self._gather_others(channel, key)],
+        report = report_of(
+            part,
             world_size=self._job.world_size,
             every_n_steps=self._schedule.every_n_steps,
             control=self._schedule.control,
+            problems=self._silence(),
             tokens_per_step=tokens_per_step,
         )
         if self._abandoned:
@@ -182,15 +219,24 @@ class Reporter:
         self._job_environment = report.environment
         return report
 
-    def _gather_others(self, channel: StoreChannel, key: str) -> list[RankWindow]:
-        """Rank 0: what the other ranks measured, of those that report in time."""
-        messages = channel.gather(f"{key}/report", self._timeout_s, self._is_over)
-        messages.pop(0, None)
-        # Reports that came too late for an earlier window are of no use any more, and must not pile up in the store.
-        channel.delete(*self._late_keys)
-        missing = set(range(self._job.world_size)) - messages.keys() - {0}
-        self._late_keys = [f"{key}/report/{rank}" for rank in missing]
-        return [msgspec.json.decode(message, type=RankWindow) for message in messages.values()]
+    def _silence(self) -> list[str]:
+        """Rank 0: which ranks were not heard, in words; their number is in the report already."""
+        silent = self._exchange.unheard
+        return [f"no report came from {name_ranks(silent)}"] if silent else []
+
+    def _send_up(self, bundle: Bundle, key: str) -> None:
+        patience_s = 0.0 if self._parent_is_slow else self._timeout_s
+        sent = self._exchange.send_up(key, msgspec.msgpack.encode(bundle), patience_s, self._stop.is_set)
+        self._parent_is_slow = not sent
+
+    def _leave(self, exchanges: Sequence[Exchange]) -> None:
+        """Wait until what this rank sent was read, for a bounded time, and leave nothing in the store."""
+        patience_s = SETTLE_S + self._own_s + _LEVEL_S * max(0, self._tree.num_levels - 1)
+        deadline = min(time.monotonic() + patience_s, self._close_by)
+        with contextlib.suppress(Exception):  # the store may be gone, and all that is in it
+            taken = [each.await_taken(deadline - time.monotonic(), self._stop.is_set) for each in exchanges]
+            for each in exchanges:
+                each.leave(parent_is_gone=not all(taken) and self._settle_from < math.inf)
 
     def _is_over(self, last_s: float) -> bool:
         """Whether no more reports of a window are waited for.
@@ -199,7 +245,7 @@ class Reporter:
             last_s: when the last one came (``time.monotonic``).
         """
         # The others take about as long as this rank to measure what they report.
-        patience_s = SETTLE_S + self._own_s
+        patience_s = SETTLE_S + self._own_s + _LEVEL_S * max(0, self._tree.level - 1)
         return self._stop.is_set() or time.monotonic() > max(last_s, self._settle_from) + patience_s
 
     def _log_block(self, block: FinishedBlock) -> None:

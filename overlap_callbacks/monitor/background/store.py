@@ -1,23 +1,26 @@
 """Messages between the ranks, through the job's key-value store.
 
 No collective of ours can hang the job, because there is none: a dead, late or disagreeing rank costs one missing row.
-All of this runs on threads of our own, with store clients of our own: a store client holds its lock while it waits, and
-the job uses its client to create groups. Every wait here polls (``check``) and never blocks.
+All of this runs on threads of our own, over one connection of our own: a store client holds its lock while it waits,
+and the job uses its client to create groups. Every wait here polls and never blocks.
 
-Rank 0 leads two exchanges:
+Messages go along the edges of a tree (``tree.py``, ``tree_mail.py``). Two exchanges use it:
 
 - the **order check** before the sequential steps of a window (``order_check.py``);
-- the **reports**: every rank publishes what it measured, and rank 0 makes one report of it (``reporter.py``).
+- the **reports**: every rank hands up what it and those below it measured, and rank 0 makes one report of it
+  (``reporter.py``).
 """
 
 from __future__ import annotations
 
 import datetime
 import itertools
+import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
@@ -28,16 +31,20 @@ from overlap_callbacks.gate.collectives import backend_name
 # do not keep the job's store busy.
 _MIN_POLL_S = 0.002
 _MAX_POLL_S = 0.1
-# Timeout of a single store operation, on our clients only. The operations do not block on missing keys, so it is only
+# Timeout of a single store operation, on our client only. The operations do not block on missing keys, so it is only
 # reached if the server is gone. It does not hold where the server is stopped: see ``OpenCall``.
 _OPERATION_TIMEOUT = datetime.timedelta(seconds=10)
 # Maximum time that others wait for a thread of ours whose call the store does not answer. A healthy store takes
 # milliseconds.
 ANSWER_TIMEOUT_S = 5.0
+# What no message of ours is.
+_MISSING = b"\0"
 
 # Numbers the monitors of one process in the order in which they opened. The order is the same on every rank of an SPMD
 # job.
 _instances = itertools.count()
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -83,87 +90,131 @@ class OpenCall:
         return since is not None and time.monotonic() - since > ANSWER_TIMEOUT_S
 
 
+class Connection:
+    """A connection to the job's store, for all threads of ours: they take turns, one short call at a time.
+
+    A call that the store does not answer keeps the others waiting, which it would not answer either. ``call`` tells the
+    threads that wait for them.
+
+    Args:
+        connect: makes the client, with the first call.
+
+    Attributes:
+        call: the call that is under way.
+    """
+
+    def __init__(self, connect: Callable[[], Any]) -> None:
+        self._connect = connect
+        self._store: Any = None
+        self._turn = threading.Lock()
+        self.call = OpenCall()
+
+    def run(self, action: Callable[[Any], T]) -> T:
+        """What ``action`` returns; it gets the client, and must not wait for a key."""
+        with self._turn, self.call:
+            if self._store is None:
+                self._store = self._connect()
+            return action(self._store)
+
+    def renew(self) -> None:
+        """Have the next call connect anew."""
+        with self._turn:
+            self._store = None
+
+
+def _connect_to_default() -> Any:
+    store: Any = c10d._get_default_store()
+    store = store.clone()
+    store.set_timeout(_OPERATION_TIMEOUT)
+    return store
+
+
+class _Shared:
+    """Keeps what this process has one of, as long as anybody else does."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._group: Callable[[], Any] = lambda: None
+        self._connection: Callable[[], Connection | None] = lambda: None
+
+    def connection(self) -> Connection:
+        """The connection to the store of the default process group."""
+        group: Any = dist.group.WORLD
+        with self._lock:
+            found = self._connection() if self._group() is group else None
+            if found is None:
+                found = Connection(_connect_to_default)
+                self._group, self._connection = weakref.ref(group), weakref.ref(found)
+            return found
+
+
+_shared = _Shared()
+
+
 class StoreChannel:
-    """Messages between the ranks. Not thread-safe: each thread has its own channel.
+    """Messages between the ranks. Threads may share it. It connects with the first call.
 
     Args:
         job: the job of this rank.
         prefix: keeps our keys apart from the job's.
-        call: told of each call of the store; by default nobody looks.
+        connection: by default, the one that this process shares.
     """
 
-    def __init__(self, job: Job, prefix: str, call: OpenCall | None = None) -> None:
+    def __init__(self, job: Job, prefix: str, connection: Connection | None = None) -> None:
         self.job = job
-        self._call = OpenCall() if call is None else call
-        with self._call:
-            store: Any = c10d._get_default_store()
-            store = store.clone()
-            store.set_timeout(_OPERATION_TIMEOUT)
-        self._store: Any = c10d.PrefixStore(prefix, store)
+        self.connection = connection or _shared.connection()
+        self._prefix = prefix
+
+    @property
+    def call(self) -> OpenCall:
+        """The call that is under way, of whatever thread."""
+        return self.connection.call
+
+    def open(self) -> None:
+        """Connect. This waits for the server, and goes on doing so where that has died."""
+        self.connection.run(lambda _: None)
 
     def publish(self, key: str, message: bytes) -> None:
         """Put ``message`` under ``key`` for the other ranks."""
-        with self._call:
-            self._store.set(key, message)
+        self.connection.run(lambda store: store.set(self._name(key), message))
 
-    def publish_once(self, key: str, message: bytes) -> None:
-        """Publish a message that several ranks have in common: only the first of them does."""
-        with self._call:
-            if self._store.add(f"{key}/published", 1) == 1:
-                self._store.set(key, message)
+    def has(self, key: str) -> bool:
+        """Whether there is a message under ``key``. Does not wait."""
+        return bool(self.connection.run(lambda store: store.check([self._name(key)])))
 
     def peek(self, key: str) -> bytes | None:
-        """The message under ``key``, or None if there is none yet. Does not wait."""
-        with self._call:
-            return self._store.get(key) if self._store.check([key]) else None
+        """The message under ``key``, or None if there is none yet. Does not wait.
+
+        ``get`` would wait for a message that is taken away between a look and itself. To compare with what no message
+        is gives the message, and changes nothing.
+        """
+        found = bytes(self.connection.run(lambda store: store.compare_set(self._name(key), _MISSING, b"")))
+        return None if found == _MISSING else found
 
     def delete(self, *keys: str) -> None:
-        """Remove messages that nobody will read again."""
-        with self._call:
-            for key in keys:
-                self._store.delete_key(key)
-
-    def delete_once(self, key: str) -> None:
-        """Remove a message of ``publish_once``."""
-        self.delete(key, f"{key}/published")
-
-    def gather(self, key: str, timeout_s: float, stop: Callable[[float], bool]) -> dict[int, bytes]:
-        """Rank 0: the messages that the ranks published under ``key``, by rank. Deletes what it reads.
-
-        Args:
-            key: of the messages; each rank publishes under ``{key}/{rank}``.
-            timeout_s: ranks whose message does not come within this time are missing in the result.
-            stop: ends the waiting early when it returns True. It gets the time of the last message, or of the call if
-                none has come (``time.monotonic``).
-        """
-        last = time.monotonic()
-        deadline = last + timeout_s
-        missing = list(range(self.job.world_size))
-        messages: dict[int, bytes] = {}
-        poll_s = _MIN_POLL_S
-        while True:
-            for rank in missing:
-                message = self.peek(f"{key}/{rank}")
-                if message is not None:
-                    messages[rank] = message
-                    last = time.monotonic()
-                    self.delete(f"{key}/{rank}")
-            missing = [rank for rank in missing if rank not in messages]
-            if not missing or time.monotonic() > deadline or stop(last):
-                return messages
-            time.sleep(poll_s)
-            poll_s = min(1.2 * poll_s, _MAX_POLL_S)
+        """Remove messages that nobody will read again; those that there are not, are no error."""
+        names = [self._name(key) for key in keys]
+        if names:
+            self.connection.run(lambda store: [store.delete_key(name) for name in names])
 
     def await_message(self, key: str, timeout_s: float, stop: Callable[[], bool]) -> bytes | None:
         """The message under ``key`` as soon as it is there; None after ``timeout_s``, or once ``stop`` returns True."""
-        deadline = time.monotonic() + timeout_s
-        poll_s = _MIN_POLL_S
-        while True:
-            message = self.peek(key)
-            if message is not None or time.monotonic() > deadline or stop():
-                return message
-            time.sleep(poll_s)
-            poll_s = min(1.2 * poll_s, _MAX_POLL_S)
+        return poll(lambda: self.peek(key), timeout_s, stop)
+
+    def _name(self, key: str) -> str:
+        return f"{self._prefix}/{key}"
+
+
+def poll(look: Callable[[], T | None], timeout_s: float, stop: Callable[[], bool]) -> T | None:
+    """What ``look`` returns, as soon as that is not None; None after ``timeout_s``, or once ``stop`` returns True."""
+    deadline = time.monotonic() + timeout_s
+    poll_s = _MIN_POLL_S
+    while True:
+        found = look()
+        if found is not None or time.monotonic() > deadline or stop():
+            return found
+        time.sleep(poll_s)
+        poll_s = min(1.2 * poll_s, _MAX_POLL_S)
 
 
 def next_prefix() -> str:

@@ -10,6 +10,7 @@ from overlap_callbacks import Schedule
 from overlap_callbacks.gate.deadlock import CollectiveSequence, Item
 from overlap_callbacks.gate.native import OverlapSwitch
 from overlap_callbacks.monitor.background.agreement import (
+    GroupNote,
     OrderMessage,
     WindowTerms,
     different_step,
@@ -124,23 +125,26 @@ def test_ranks_that_agree_are_measured(control: bool) -> None:
 THREE = {"a": (0, 1, 2), "p2p": (0, 1, 2)}
 
 
-def messages(*counts: dict[str, int]) -> dict[int, OrderMessage]:
-    return {rank: OrderMessage("", None, of_rank) for rank, of_rank in enumerate(counts)}
+def messages(orders: list[CollectiveSequence], *counts: dict[str, int]) -> dict[int, OrderMessage]:
+    return {
+        rank: OrderMessage("", None, of_rank, GroupNote.of(order))
+        for rank, (order, of_rank) in enumerate(zip(orders, counts, strict=True))
+    }
 
 
-def sequences(*of_rank: list[Item]) -> dict[int, CollectiveSequence]:
-    return {rank: order(*items, groups=THREE) for rank, items in enumerate(of_rank)}
+def sequences(*of_rank: list[Item]) -> list[CollectiveSequence]:
+    return [order(*items, groups=THREE) for items in of_rank]
 
 
 ALIKE = sequences(*[[collective("a")]] * 3)
 
 
 def test_equal_counts_and_counts_that_a_backend_does_not_have_tell_of_no_difference() -> None:
-    assert different_step(messages({"a": 3}, {"a": 3}, {}), ALIKE) is None
+    assert different_step(messages(ALIKE, {"a": 3}, {"a": 3}, {})) is None
 
 
 def test_a_rank_with_another_count_is_named_with_the_group() -> None:
-    found = different_step(messages({"a": 3, "other": 1}, {"a": 3, "other": 2}, {"a": 7}), ALIKE)
+    found = different_step(messages(ALIKE, {"a": 3, "other": 1}, {"a": 3, "other": 2}, {"a": 7}))
     assert found is not None
     assert found.startswith("rank 2 recorded another step of the job than rank 0: 7 collectives")
     assert "'a'" in found
@@ -148,7 +152,7 @@ def test_a_rank_with_another_count_is_named_with_the_group() -> None:
 
 def test_counts_of_a_group_with_sends_and_receives_prove_nothing() -> None:
     exchange = [collective("p2p"), send(0, 1)], [collective("p2p"), receive(0, 1)], [collective("p2p")]
-    assert different_step(messages({"p2p": 3}, {"p2p": 3}, {"p2p": 2}), sequences(*exchange)) is None
+    assert different_step(messages(sequences(*exchange), {"p2p": 3}, {"p2p": 3}, {"p2p": 2})) is None
 
 
 def test_ranks_that_differ_in_the_same_way_are_named_together() -> None:

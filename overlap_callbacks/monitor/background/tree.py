@@ -1,0 +1,111 @@
+"""The tree in which what the ranks say goes up to rank 0, and its answer down: a pure function of the rank.
+
+Rank 0 is the root. A rank's number, written in base ``FAN_IN``, names its place: its parent is the rank whose last
+digit other than zero is zero instead. So ranks 1 to 15 report to rank 0, ranks 17 to 31 to rank 16, and ranks 16, 32,
+... to rank 0. Consecutive ranks share a leader, and so do the ranks of a node, wherever the launcher numbers them node
+by node.
+
+Nothing but rank numbers and the size of the job goes in: all ranks know the same tree without talking. What a launcher
+says of nodes is not asked for. It differs between launchers, may be set on some ranks only, and ranks with different
+trees would wait for each other in vain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from overlap_callbacks.monitor.background.store import Job
+
+# Children that a rank has on each level, and one: rank 0 hears 15 on each level, so 45 of 4,096 ranks and 46 of 8,192.
+# More would mean fewer levels and more work for rank 0; a leader that is lost takes at most 1/16 of the job's rows.
+FAN_IN = 16
+
+# Maximum time by which a rank waits for its children for longer than these wait for theirs.
+_MAX_LEAD_S = 2.5
+
+# The first and the last of ranks that follow each other.
+Run = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The place of one rank.
+
+    Attributes:
+        rank: of this process.
+        world_size: ranks of the job.
+        fan_in: ranks that are put together at once, the leader included.
+    """
+
+    rank: int
+    world_size: int
+    fan_in: int = FAN_IN
+
+    @classmethod
+    def of(cls, job: Job) -> Tree:
+        """The place of this process in its job."""
+        return cls(job.rank, job.world_size, FAN_IN)
+
+    @property
+    def level(self) -> int:
+        """How many levels of ranks are below this one: 0 for a rank without children, the most for rank 0."""
+        level, width = 0, 1
+        while width < self.world_size and self.rank % (width * self.fan_in) == 0:
+            level, width = level + 1, width * self.fan_in
+        return level
+
+    @property
+    def num_levels(self) -> int:
+        """The level of rank 0."""
+        return Tree(0, self.world_size, self.fan_in).level
+
+    @property
+    def parent(self) -> int | None:
+        """The rank that this one reports to; None for rank 0."""
+        if self.rank == 0:
+            return None
+        width: int = self.fan_in ** (self.level + 1)
+        return self.rank - self.rank % width
+
+    @property
+    def children(self) -> tuple[int, ...]:
+        """The ranks that report to this one."""
+        widths = [self.fan_in**level for level in range(self.level)]
+        ranks = [self.rank + place * width for width in widths for place in range(1, self.fan_in)]
+        return tuple([rank for rank in ranks if rank < self.world_size])
+
+    @property
+    def members(self) -> range:
+        """This rank and all below it."""
+        return range(self.rank, min(self.rank + self.fan_in**self.level, self.world_size))
+
+    def members_without(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        """This rank and those below it, but for ``ranks``."""
+        others = set(ranks)
+        return tuple([rank for rank in self.members if rank not in others])
+
+    def patience_s(self, timeout_s: float) -> float:
+        """How long this rank waits for its children, so that what it has still reaches rank 0 within ``timeout_s``.
+
+        Args:
+            timeout_s: how long rank 0 waits.
+        """
+        levels = max(1, self.num_levels)
+        return timeout_s - (levels - self.level) * min(_MAX_LEAD_S, timeout_s / (2 * levels))
+
+
+def joined(runs: Iterable[Run]) -> list[Run]:
+    """Runs of ranks in order, those that follow each other joined."""
+    found: list[Run] = []
+    for first, last in sorted(runs):
+        if found and found[-1][1] + 1 == first:
+            found[-1] = (found[-1][0], last)
+        else:
+            found.append((first, last))
+    return found
+
+
+def in_runs(runs: Iterable[Run]) -> list[int]:
+    """The ranks of all runs."""
+    return [rank for first, last in runs for rank in range(first, last + 1)]

@@ -1,0 +1,230 @@
+"""Messages along the edges of the ranks' tree, and nothing of them left in the store, whoever dies.
+
+Each edge has few places for messages, which are used in turn: a message waits in its place until it is taken, and its
+sender uses the place again only then. So what those who are gone may leave in the store is bounded, does not grow with
+the length of the job, and has names that others know. A rank that leaves takes all messages of its own edges away. It
+also takes those of the ranks below it that were not heard, and, where nobody reads what it sent, those of the ranks
+below its parent. Messages are left behind only where both ends of an edge, and all who would do this for them, are gone
+without a word.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from overlap_callbacks.monitor.background.store import StoreChannel, poll
+from overlap_callbacks.monitor.background.tree import Tree
+
+# Places for messages on an edge, in each direction.
+PLACES = 4
+# Ranks below a leaving one that were not heard, and ranks below a parent that is gone, whose messages it takes away at
+# most: each of them is some calls of the store, and many ranks may leave at once.
+MAX_UNHEARD = 1024
+MAX_ORPHANS = 256
+# While one child is waited for, the others are looked at with this interval.
+_ROUND_S = 0.5
+# Keys of exchanges that are over: their messages come too late.
+_REMEMBERED = 64
+
+
+class _Letter(msgspec.Struct, array_like=True, frozen=True):
+    number: int
+    key: str
+    message: bytes
+
+
+class Exchange:
+    """One kind of message, up the tree and, where it is answered, down again. One thread uses it.
+
+    Args:
+        channel: to the store.
+        tree: the place of this rank.
+        kind: names the messages; the same on every rank.
+        answered: whether parents answer.
+
+    Attributes:
+        tree: the place of this rank.
+        unheard: ranks below this one that were not heard last; see ``leave``.
+    """
+
+    def __init__(self, channel: StoreChannel, tree: Tree, kind: str, *, answered: bool) -> None:
+        self.tree = tree
+        self.unheard: tuple[int, ...] = ()
+        self._channel = channel
+        self._kind = kind
+        self._directions = ("up", "down") if answered else ("up",)
+        self._to_parent = _Outlet(channel, self._edge("up", tree.rank))
+        self._from_parent = _Inlet(channel, self._edge("down", tree.rank))
+        self._from = {child: _Inlet(channel, self._edge("up", child)) for child in tree.children}
+        self._to = {child: _Outlet(channel, self._edge("down", child)) for child in tree.children}
+        self._gathered: deque[str] = deque(maxlen=_REMEMBERED)
+        self._answered: deque[str] = deque(maxlen=_REMEMBERED)
+
+    def send_up(self, key: str, message: bytes, patience_s: float, stop: Callable[[], bool]) -> bool:
+        """Hand ``message`` to the parent.
+
+        Args:
+            key: of the exchange; the same on every rank, and never used twice.
+            message: to send.
+            patience_s: maximum time to wait for a place, where the parent has not taken earlier messages yet.
+            stop: ends the waiting early when it returns True.
+
+        Returns:
+            False if there was no place for it.
+        """
+        return bool(poll(lambda: self._to_parent.offer(key, message) or None, patience_s, stop))
+
+    def gather(self, key: str, timeout_s: float, stop: Callable[[float], bool]) -> dict[int, bytes]:
+        """The messages of the children, by rank; those that do not come in time are missing.
+
+        Args:
+            key: of the exchange.
+            timeout_s: maximum time.
+            stop: ends the waiting early when it returns True. It gets the time of the last message, or of the call if
+                none has come (``time.monotonic``).
+        """
+        last_s = next_round_s = time.monotonic()
+        found: dict[int, bytes] = {}
+
+        def look(child: int, look_at: Callable[[str, Iterable[str]], bytes | None]) -> bool:
+            nonlocal last_s
+            message = look_at(key, self._gathered)
+            if message is not None:
+                found[child] = message
+                last_s = time.monotonic()
+            return message is not None
+
+        def look_at_missing() -> bool | None:
+            # All must come, so mostly it is enough to look at the first that is missing.
+            nonlocal next_round_s
+            all_of_them = time.monotonic() >= next_round_s
+            if all_of_them:
+                next_round_s = time.monotonic() + _ROUND_S
+            for child, inlet in self._from.items():
+                if child not in found and not look(child, inlet.look) and not all_of_them:
+                    break
+            return True if len(found) == len(self._from) else None
+
+        if poll(look_at_missing, timeout_s, lambda: stop(last_s)) is None:
+            for child, inlet in self._from.items():
+                if child not in found:
+                    look(child, inlet.search)
+        self._gathered.append(key)
+        return found
+
+    def send_down(self, key: str, message: bytes) -> None:
+        """Answer all children; not those that have taken none of the last answers."""
+        for outlet in self._to.values():
+            outlet.offer(key, message)
+
+    def await_answer(self, key: str, timeout_s: float, stop: Callable[[], bool]) -> bytes | None:
+        """The parent's answer as soon as it is there; None after ``timeout_s``, or once ``stop`` returns True."""
+        answer = poll(lambda: self._from_parent.look(key, self._answered), timeout_s, stop)
+        if answer is None:
+            answer = self._from_parent.search(key, self._answered)
+        self._answered.append(key)
+        return answer
+
+    def await_taken(self, timeout_s: float, stop: Callable[[], bool]) -> bool:
+        """Wait until all messages of this rank were taken; False if the parent has not taken all of its own."""
+        waiting = [self._to_parent, *self._to.values()]
+
+        def look() -> bool | None:
+            waiting[:] = [outlet for outlet in waiting if not outlet.is_empty()]
+            return None if waiting else True
+
+        poll(look, timeout_s, stop)
+        return self._to_parent not in waiting
+
+    def leave(self, *, parent_is_gone: bool = False) -> None:
+        """Take away what is left in the store; nothing is sent or gathered afterwards.
+
+        Args:
+            parent_is_gone: nobody has read what this rank sent, for as long as it waited.
+        """
+        if self.tree.world_size == 1:
+            return
+        ranks = [self.tree.rank, *self._from, *self.unheard[:MAX_UNHEARD]]
+        if parent_is_gone and self.tree.parent is not None:
+            parent = Tree(self.tree.parent, self.tree.world_size, self.tree.fan_in)
+            ranks += [parent.rank, *parent.children, *parent.members[:MAX_ORPHANS]]
+        for rank in dict.fromkeys(ranks):
+            for direction in self._directions:
+                edge = self._edge(direction, rank)
+                self._channel.delete(*[_place(edge, number) for number in range(PLACES)])
+
+    def _edge(self, direction: str, child: int) -> str:
+        return f"{self._kind}/{direction}/{child}"
+
+
+class _Outlet:
+    """The sender's end of an edge."""
+
+    def __init__(self, channel: StoreChannel, edge: str) -> None:
+        self._channel = channel
+        self._edge = edge
+        self._number = 0
+
+    def offer(self, key: str, message: bytes) -> bool:
+        """Send, if the next place is free."""
+        place = _place(self._edge, self._number)
+        if self._number >= PLACES and self._channel.has(place):
+            return False
+        self._channel.publish(place, msgspec.msgpack.encode(_Letter(self._number, key, message)))
+        self._number += 1
+        return True
+
+    def is_empty(self) -> bool:
+        """Whether all messages were taken. They are taken in order."""
+        return self._number == 0 or not self._channel.has(_place(self._edge, self._number - 1))
+
+
+class _Inlet:
+    """The reader's end of an edge."""
+
+    def __init__(self, channel: StoreChannel, edge: str) -> None:
+        self._channel = channel
+        self._edge = edge
+        self._number = 0
+        self._early: dict[str, bytes] = {}  # what was taken before it was asked for
+
+    def look(self, key: str, over: Iterable[str]) -> bytes | None:
+        """The message under ``key``, or None if it has not come yet.
+
+        Args:
+            key: of the exchange.
+            over: keys that nobody will ask for again.
+        """
+        while key not in self._early:
+            place = _place(self._edge, self._number)
+            data = self._channel.peek(place)
+            if data is None:
+                return None
+            self._channel.delete(place)
+            letter = msgspec.msgpack.decode(data, type=_Letter)
+            self._number = letter.number + 1
+            if letter.key not in over:
+                self._early[letter.key] = letter.message
+                if len(self._early) > PLACES:
+                    self._early.pop(next(iter(self._early)))
+        return self._early.pop(key)
+
+    def search(self, key: str, over: Iterable[str]) -> bytes | None:
+        """Like ``look``, in all places: where a message was taken away by others, the next is in another place."""
+        found = self.look(key, over)
+        if found is None:
+            places = [self._channel.peek(_place(self._edge, number)) for number in range(PLACES)]
+            numbers = [msgspec.msgpack.decode(data, type=_Letter).number for data in places if data is not None]
+            later = [number for number in numbers if number > self._number]
+            if later:
+                self._number = min(later)
+                found = self.look(key, over)
+        return found
+
+
+def _place(edge: str, number: int) -> str:
+    return f"{edge}/{number % PLACES}"

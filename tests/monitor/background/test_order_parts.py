@@ -1,0 +1,71 @@
+"""What ranks hand in to the order check is put together without loss, and what rank 0 does with it is bounded."""
+
+from __future__ import annotations
+
+import random
+from unittest import mock
+
+import pytest
+
+from overlap_callbacks.gate.deadlock import CollectiveSequence, PrecedenceGraph, find_conflict
+from overlap_callbacks.monitor.background import order_check, order_parts
+from overlap_callbacks.monitor.background.agreement import OrderMessage, in_step
+from overlap_callbacks.monitor.background.order_check import Decision, Verdicts, decide
+from overlap_callbacks.monitor.background.order_parts import OrderPart
+from tests.gate.sequences import A, B, C, order, receive, send
+
+
+def part_of(*orders: CollectiveSequence) -> OrderPart:
+    parts = [OrderPart.of(rank, of_rank, OrderMessage.of(of_rank)) for rank, of_rank in enumerate(orders)]
+    random.Random(0).shuffle(parts)
+    half = len(parts) // 2
+    merged = OrderPart.merge([OrderPart.merge(parts[:half]), OrderPart.merge(parts[half:])])
+    return OrderPart.decode(merged.encode())
+
+
+def test_equal_messages_and_sequences_travel_once_and_every_rank_has_its_own() -> None:
+    part = part_of(*[order(A, B)] * 5, order(B, A), *[order(A, B)] * 3)
+    assert len(part.messages) == len(part.sequences) == 2
+    digests = {rank: message.sequence for rank, message in part.by_rank().items()}
+    assert digests == {rank: order(*((B, A) if rank == 5 else (A, B))).digest for rank in range(9)}
+    assert part.ranks == set(range(9))
+
+
+def test_groups_whose_collectives_have_the_same_places_on_all_ranks_need_no_search() -> None:
+    assert in_step([OrderMessage.of(order(A, B, A)), OrderMessage.of(order(A, C, A))])
+    assert not in_step([OrderMessage.of(order(A, B)), OrderMessage.of(order(B, A))])
+    assert not in_step([OrderMessage.of(order(A, send(0, 1))), OrderMessage.of(order(A, receive(0, 1)))])
+
+
+def test_the_quick_search_finds_what_the_whole_one_finds() -> None:
+    draw = random.Random(1)
+    clear = 0
+    for _ in range(300):
+        orders = [order(*draw.sample([A, A, B, C], k=draw.randint(1, 4))) for _ in range(3)]
+        whole = PrecedenceGraph()
+        for rank, of_rank in enumerate(orders):
+            whole.add(of_rank, rank)
+        assert (find_conflict(dict(enumerate(orders))) is None) == (whole.cycle() is None)
+        clear += whole.cycle() is None
+    assert 50 < clear < 250
+
+
+def test_the_same_sequences_are_searched_once() -> None:
+    part, verdicts = part_of(order(A, B, B), order(B, A, B)), Verdicts()
+    with mock.patch.object(order_check, "find_conflict", wraps=find_conflict) as search:
+        assert [decide(part, 2, 1.0, verdicts).decision for _ in range(3)] == [Decision.CONFLICT] * 3
+        assert search.call_count == 1
+        assert decide(part_of(order(A, A, B), order(A, B)), 2, 1.0, verdicts).decision is Decision.GRANTED
+        assert search.call_count == 2
+
+
+@pytest.mark.parametrize("bound", ["MAX_COMPARED", "MAX_SEQUENCE_BYTES"])
+def test_more_sequences_than_are_compared_are_refused_with_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    monkeypatch.setattr(order_parts, bound, 3)
+    ruling = decide(part_of(order(A, A, B), order(A, B, A)), 2, 1.0, Verdicts())
+    assert ruling.decision is Decision.FAILED
+    assert "2 different sequences" in ruling.reason
+    # Where all groups are in step, no sequence is needed.
+    assert decide(part_of(order(A, B, A), order(A, C, A)), 2, 1.0, Verdicts()).decision is Decision.GRANTED

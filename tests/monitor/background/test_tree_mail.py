@@ -1,0 +1,154 @@
+"""Messages in the ranks' tree: a rank that is gone or late costs what it would have said, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from overlap_callbacks.monitor.background.store import Connection, Job, StoreChannel
+from overlap_callbacks.monitor.background.tree import Tree
+from overlap_callbacks.monitor.background.tree_mail import PLACES, Exchange
+
+RANKS = 7  # 0 hears 1, 2 and 4; 2 hears 3; 4 hears 5 and 6
+NOW = -1.0  # look once, and do not wait
+
+
+@pytest.fixture(scope="module")
+def server() -> Any:
+    """Serves itself: the ranks take turns."""
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+class Ranks:
+    """Plays the ranks in turn, on one thread."""
+
+    prefixes = itertools.count()
+
+    def __init__(self, server: Any, dead: dict[int, str] | None = None) -> None:
+        connection, prefix = Connection(lambda: server), f"test{next(self.prefixes)}"
+        self.dead = dead or {}
+        self.exchanges = [
+            Exchange(StoreChannel(Job(rank, RANKS, "gloo"), prefix, connection), Tree(rank, RANKS, 2), "order",
+                     answered=True)
+            for rank in range(RANKS)
+        ]  # fmt: skip
+
+    def __iter__(self) -> Iterator[Exchange]:
+        return iter(sorted(self.exchanges, key=lambda exchange: exchange.tree.level))
+
+    def lives(self, exchange: Exchange, moment: str) -> bool:
+        moments = ["at once", "after it gathered", "after it sent", "after it was answered"]
+        died = self.dead.get(exchange.tree.rank)
+        return died is None or moments.index(moment) < moments.index(died)
+
+    def send_all_up(self, key: str) -> list[int]:
+        """The ranks that rank 0 hears of."""
+        heard: list[int] = []
+        for exchange in self:
+            if not self.lives(exchange, "at once"):
+                continue
+            ranks = [exchange.tree.rank]
+            for message in exchange.gather(key, NOW, lambda _: False).values():
+                ranks += list(message)
+            exchange.unheard = exchange.tree.members_without(ranks)
+            if exchange.tree.rank == 0:
+                heard = ranks
+            elif self.lives(exchange, "after it gathered"):
+                exchange.send_up(key, bytes(ranks), NOW, lambda: False)
+        return sorted(heard)
+
+    def send_all_down(self, key: str) -> list[int]:
+        """The ranks that rank 0's answer reaches."""
+        reached = []
+        for exchange in reversed(list(self)):
+            if not self.lives(exchange, "after it sent"):
+                continue
+            rank = exchange.tree.rank
+            answer = b"answer" if rank == 0 else exchange.await_answer(key, NOW, lambda: False)
+            if answer is not None:
+                reached.append(rank)
+            if self.lives(exchange, "after it was answered"):
+                exchange.send_down(key, answer or b"none")
+        return sorted(reached)
+
+    def leave(self) -> None:
+        for exchange in self:
+            if exchange.tree.rank not in self.dead:
+                taken = exchange.await_taken(NOW, lambda: False)
+                exchange.leave(parent_is_gone=not taken)
+
+
+def test_all_ranks_are_heard_and_answered_and_nothing_is_left(server: Any) -> None:
+    before, ranks = server.num_keys(), Ranks(server)
+    for window in range(3 * PLACES):
+        assert ranks.send_all_up(f"window{window}") == list(range(RANKS))
+        assert ranks.send_all_down(f"window{window}") == list(range(RANKS))
+        assert server.num_keys() == before
+    ranks.leave()
+    assert server.num_keys() == before
+
+
+@pytest.mark.parametrize("moment", ["at once", "after it gathered"])
+def test_a_leader_that_is_gone_costs_its_members_alone(server: Any, moment: str) -> None:
+    ranks = Ranks(server, {4: moment})
+    assert ranks.send_all_up("window0") == [0, 1, 2, 3]
+    assert ranks.exchanges[0].unheard == (4, 5, 6)
+    ranks.leave()
+
+
+@pytest.mark.parametrize("moment", ["at once", "after it gathered", "after it sent", "after it was answered"])
+@pytest.mark.parametrize("num_dead", range(1, RANKS))
+def test_whoever_dies_when_the_others_leave_nothing_in_the_store(server: Any, moment: str, num_dead: int) -> None:
+    before = server.num_keys()
+    for dead in itertools.combinations(range(RANKS), num_dead):
+        ranks = Ranks(server, dict.fromkeys(dead, moment))
+        ranks.send_all_up("window0")
+        ranks.send_all_down("window0")
+        ranks.leave()
+        assert server.num_keys() == before, dead
+
+
+def test_a_late_message_is_not_taken_for_one_of_the_next_window(server: Any) -> None:
+    before, ranks = server.num_keys(), Ranks(server)
+    late = ranks.exchanges[1]
+    assert ranks.exchanges[0].gather("window0", NOW, lambda _: False) == {}
+    late.send_up("window0", b"old", NOW, lambda: False)
+    late.send_up("window1", b"new", NOW, lambda: False)
+    assert ranks.exchanges[0].gather("window1", NOW, lambda _: False) == {1: b"new"}
+    assert server.num_keys() == before
+
+
+def test_a_window_that_a_parent_has_not_come_to_yet_waits_for_it(server: Any) -> None:
+    before, ranks = server.num_keys(), Ranks(server)
+    for window in range(3):
+        assert ranks.exchanges[1].send_up(f"window{window}", bytes([window]), NOW, lambda: False)
+    for window in (0, 1, 2):
+        assert ranks.exchanges[0].gather(f"window{window}", NOW, lambda _: False) == {1: bytes([window])}
+    assert server.num_keys() == before
+
+
+def test_what_nobody_takes_does_not_pile_up(server: Any) -> None:
+    before, ranks = server.num_keys(), Ranks(server)
+    sent = [ranks.exchanges[1].send_up(f"window{window}", b"-", NOW, lambda: False) for window in range(50)]
+    assert sum(sent) == PLACES == server.num_keys() - before
+    # Once its parent goes on, so does it: what is over is dropped.
+    for window in range(50):
+        ranks.exchanges[0].gather(f"window{window}", NOW, lambda _: False)
+    assert ranks.exchanges[1].send_up("window50", b"-", NOW, lambda: False)
+    assert ranks.exchanges[0].gather("window50", NOW, lambda _: False) == {1: b"-"}
+    ranks.leave()
+    assert server.num_keys() == before
+
+
+def test_where_a_message_was_taken_away_by_others_the_next_one_is_found(server: Any) -> None:
+    ranks = Ranks(server)
+    ranks.exchanges[1].send_up("window0", b"-", NOW, lambda: False)
+    ranks.exchanges[6].leave(parent_is_gone=True)  # clears rank 4's members alone
+    ranks.exchanges[2].leave(parent_is_gone=True)
+    ranks.exchanges[1].send_up("window1", b"-", NOW, lambda: False)
+    assert ranks.exchanges[0].gather("window1", NOW, lambda _: False) == {1: b"-"}
+    ranks.leave()

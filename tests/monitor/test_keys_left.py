@@ -1,0 +1,69 @@
+"""Real jobs in which ranks die leave no key of ours in the job's store."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from overlap_callbacks.monitor.background import tree
+from tests.distributed import die, run_mortal_ranks
+from tests.monitor.jobs import KeptReports, new_monitor, tiny_schedule, wait_until
+
+RANKS = 5
+# With a fan-in of two, rank 0 hears ranks 1, 2 and 4, and rank 2 hears rank 3.
+RECORDED, RULED, REPORTED = 2, 4, 8  # in the window's first step; in a later one; when the window is done
+
+
+def train_until_some_die(rank: int, dead: list[int], at: int, settle: bool) -> dict[str, Any]:
+    store = dist.distributed_c10d._get_default_store()
+    dist.all_reduce(torch.ones(1))
+    dist.barrier()
+    before = store.num_keys()
+    dist.barrier()
+    with mock.patch.object(tree, "FAN_IN", 2):
+        sink = KeptReports()
+        monitor = new_monitor(sink, schedule=tiny_schedule(every_n_steps=50), order_timeout_s=1.0, report_timeout_s=3.0)
+        with contextlib.suppress(RuntimeError):  # peers are gone
+            for step in range(12):
+                monitor.step_begin(step)
+                if step <= at:  # ranks that are not next to a dead one would wait for it
+                    dist.all_reduce(torch.ones(1))
+                if step == at and rank in dead:
+                    time.sleep(0.3)  # the others have what they need of it
+                    die()
+                monitor.step_end(step)
+        monitor.close(None if settle else 8.0)
+    store.set(f"test/closed/{rank}", b"-")
+    living = [other for other in range(RANKS) if other not in dead]
+    wait_until(lambda: store.check([f"test/closed/{other}" for other in living]), 40.0)
+    return {"left": store.num_keys() - before - len(living), "reports": sink.facts()}
+
+
+@pytest.mark.parametrize(
+    ("dead", "at", "settle"),
+    [
+        ([], 100, True),
+        ([], 100, False),
+        ([3], RECORDED, True),
+        ([2], RULED, True),
+        ([0], RULED, True),
+        ([2, 3], REPORTED, True),
+        ([0, 2], REPORTED, True),
+        ([4], REPORTED, False),
+    ],
+)
+def test_whoever_dies_when_no_key_is_left(dead: list[int], at: int, settle: bool) -> None:
+    outcomes = run_mortal_ranks(train_until_some_die, RANKS, dead, at, settle, timeout_s=90)
+    living = [outcome for outcome in outcomes if outcome.rank not in dead]
+    assert all(outcome.returned for outcome in living), "\n".join(map(str, living))
+    assert [outcome.value["left"] for outcome in living] == [0] * len(living)
+    if not dead:
+        (report,) = outcomes[0].value["reports"]
+        assert report["complete"]
+        assert report["ranks"] == list(range(RANKS))
