@@ -24,6 +24,7 @@ from overlap_callbacks.monitor.background.measurement import measure, measure_bl
 from overlap_callbacks.monitor.background.store import Job, OpenCall, StoreChannel
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.monitor.window import ClosedWindow, FinishedBlock
+from overlap_callbacks.monitor.window_cost import WindowCost
 from overlap_callbacks.sinks import RunInfo, Sink
 from overlap_callbacks.sinks.fan_out import FanOut
 
@@ -33,6 +34,11 @@ SETTLE_S = 5.0
 _LAST_CLOSE_S = 2.0
 # Time between two looks of the closing thread at whether the store still answers.
 _LOOK_S = 0.25
+# Longest that a report waits for the steps after its window to be back to normal, and time between two looks. It is a
+# part of ``report_timeout_s`` at most, because the other ranks wait for the report.
+_AFTERMATH_S = 10.0
+_AFTERMATH_PART = 1 / 3
+_AFTERMATH_LOOK_S = 0.05
 
 
 class Reporter:
@@ -78,6 +84,8 @@ class Reporter:
         self._channel: StoreChannel | None = None
         self._call = OpenCall()
         self._stop = threading.Event()
+        self._closing = threading.Event()
+        self._last_cost: WindowCost | None = None  # of the window that was reported last
         self._settle_from = math.inf  # host time from which ranks that are not heard are given up soon
         self._own_s = 0.0  # time that measuring the last window took on this rank
         self._abandoned = False  # the thread was left behind
@@ -108,7 +116,9 @@ class Reporter:
             key: names the window in the store; the same on every rank, and never used twice.
             tokens_per_step: that one step of the whole job trains on; None if not known.
         """
+        self._budget.await_cost(window.number)
         if not self._worker.submit(lambda: self._report(window, key, tokens_per_step)):
+            self._budget.give_up(window.number)
             logger.warning("overlap-callbacks: window %d is lost: too many reports are waiting", window.number)
 
     def close(self, timeout_s: float, *, settle: bool = False) -> None:
@@ -120,6 +130,7 @@ class Reporter:
                 seconds, because all ranks end alike, and a store that does not answer.
         """
         self._close_by = time.monotonic() + timeout_s
+        self._closing.set()
         if not self._worker.started:
             self._close_sinks()  # and start no thread, which an interpreter that is ending would refuse
             return
@@ -150,17 +161,29 @@ class Reporter:
         return self._channel
 
     def _report(self, window: ClosedWindow, key: str, tokens_per_step: int | None) -> None:
+        cost = window.cost or WindowCost(window.opened_ns, None)
+        try:
+            self._report_with_cost(window, cost, key, tokens_per_step)
+        finally:
+            self._budget.give_up(window.number)
+            cost.work_done(finished=True)
+            self._last_cost = cost
+
+    def _report_with_cost(self, window: ClosedWindow, cost: WindowCost, key: str, tokens_per_step: int | None) -> None:
         began_s = time.monotonic()
         own = measure(window, self._job.rank, self._job.backend)
         self._own_s = time.monotonic() - began_s
+        own = self._with_cost(own, cost)
         # With every window: the message of a rank may come too late for one, and its size is small.
         own = msgspec.structs.replace(own, environment=self._environment())
         channel = self._connect()
         channel.publish(f"{key}/report/{self._job.rank}", msgspec.json.encode(own))
         if self._job.rank != 0:
             return
+        others = self._gather_others(channel, key)
+        cost.work_began()
         report = aggregate_windows(
-            [own, *self._gather_others(channel, key)],
+            [own, *others],
             world_size=self._job.world_size,
             every_n_steps=self._schedule.every_n_steps,
             control=self._schedule.control,
@@ -169,12 +192,28 @@ class Reporter:
         if self._abandoned:
             return
         report = self._without_known_environment(report)
-        self._budget.record(report)
+        self._budget.record(report, cost.opened_ns, lambda: cost.late_ms)
         if not report.complete:
             report = drop_incomparable_figures(report, self._schedule.blocks)
         logger.info("%s", summary(report))
         self._open_sinks()
         self._sinks.log(report)
+
+    def _with_cost(self, own: RankWindow, cost: WindowCost) -> RankWindow:
+        """Add what the window cost. Waits until the steps after it are back to normal, for a bounded time.
+
+        What the window before it cost after its own report is told with this one.
+        """
+        cost.work_done()
+        wait_until_s = time.monotonic() + min(_AFTERMATH_S, _AFTERMATH_PART * self._timeout_s)
+        while not (self._closing.is_set() or cost.stands_still or time.monotonic() >= wait_until_s):
+            if cost.await_settled(_AFTERMATH_LOOK_S):
+                break
+        lost_ms = cost.tell_ms(own.report_cpu_ms)
+        if lost_ms is None or cost.usual is None:
+            return own
+        late_ms = 0.0 if self._last_cost is None else self._last_cost.late_ms
+        return msgspec.structs.replace(own, lost_ms=lost_ms + late_ms, usual_step_ms=cost.usual.mean_ns / 1e6)
 
     def _without_known_environment(self, report: OverlapReport) -> OverlapReport:
         if report.environment == self._job_environment:
