@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import operator
 import re
 import sys
 import threading
 import time
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,13 @@ from overlap_callbacks.instruments.other_profilers import other_profilers
 
 _torch_profiler: Any = torch.autograd.profiler
 _UINT64 = 2**64 - 1
+
+# Events that are read without a pause, in about a millisecond, and the pause.
+_BURST = 512
+_PAUSE_S = 0.0005
+_ACTIVITY, _IS_ASYNC = operator.methodcaller("activity_type"), operator.methodcaller("is_async")
+_THREAD, _NAME = operator.methodcaller("device_resource_id"), operator.methodcaller("name")
+_START, _DURATION = operator.methodcaller("start_ns"), operator.methodcaller("duration_ns")
 
 
 class Profile:
@@ -134,8 +142,10 @@ class Profile:
         assert self.session is not None
         assert self.session.profiler is not None
         results: Any = self.session.profiler.kineto_results
+        _let_others_run()
         events = results.events()
         self.session = None
+        del results
         return read_events(events, self.bounds, self._thread, self._quiet_ns, on_device=self._on_cuda)
 
 
@@ -146,7 +156,7 @@ def _forget_session() -> None:
 
 
 def read_events(
-    events: Iterable[Any],
+    events: list[Any],
     bounds: Sequence[tuple[int, int]],
     thread: int,
     quiet_ns: Sequence[int] = (),
@@ -155,8 +165,10 @@ def read_events(
 ) -> KernelTable:
     """Turn Kineto's events into a table of kernels.
 
+    Reading an event holds the interpreter, so they are read in short bursts, between which the training thread runs.
+
     Args:
-        events: ``kineto_results.events()``.
+        events: ``kineto_results.events()``. They are taken out of the list: freeing all at once would take long too.
         bounds: host start and end of each profiled step, as of ``time.time_ns``.
         thread: native identifier of the training thread, whose operators are the compute of a CPU job.
         quiet_ns: ascending host times at which no collective was in flight; ranges of a CPU job are cut there.
@@ -166,24 +178,32 @@ def read_events(
     device, ranges, launches = _DeviceRows(), KernelTableBuilder(), _Launches()
     starts, ends = array("q"), array("q")
     operators: list[str] = []  # of the host: there are many of them, so only their names and times are kept
-    for event in events:
-        activity = _activity(event)
-        if activity == "kernel":
-            device.add(event, Kind.COMPUTE)
-        elif activity in ("gpu_memcpy", "gpu_memset"):
-            device.add(event, Kind.COPY)
-        elif activity in ("cuda_runtime", "cuda_driver"):
-            launches.add(event)
-        elif on_device:
+    for burst in _bursts(events):
+        on_host = []
+        for event, activity in zip(burst, _activities(burst), strict=True):
+            if activity == "cpu_op":
+                on_host.append(event)
+            elif activity == "kernel":
+                device.add(event, Kind.COMPUTE)
+            elif activity in ("gpu_memcpy", "gpu_memset"):
+                device.add(event, Kind.COPY)
+            elif activity in ("cuda_runtime", "cuda_driver"):
+                launches.add(event)
+            elif not on_device and event.is_async():
+                _add_range(ranges, event)
+        if on_device:
             continue
-        elif event.is_async():
-            _add_times(ranges, event)
-            ranges.label(Kind.COMMUNICATION, event.name(), lane=event.device_resource_id())
-        elif activity == "cpu_op" and event.device_resource_id() == thread:
-            start = event.start_ns()
-            starts.append(start)
-            ends.append(start + event.duration_ns())
-            operators.append(sys.intern(event.name()))  # each event gives a new string
+        own = []
+        for event, is_async, its_thread in zip(on_host, map(_IS_ASYNC, on_host), map(_THREAD, on_host), strict=True):
+            if is_async:
+                _add_range(ranges, event)
+            elif its_thread == thread:
+                own.append(event)
+        # By columns: the interpreter does nothing for each of these events but to call torch.
+        started = list(map(_START, own))
+        starts.extend(started)
+        ends.extend(map(operator.add, started, map(_DURATION, own)))
+        operators.extend(map(sys.intern, map(_NAME, own)))  # each event gives a new string
     rows = device.rows
     if on_device or len(rows):
         rows.clean_names()
@@ -193,6 +213,27 @@ def read_events(
     host.clean_names()
     ranges.clean_names()
     return host_kernels(host, ranges, bounds, quiet_ns)
+
+
+def _bursts(events: list[Any]) -> Iterator[list[Any]]:
+    """The events in order, some at a time; the other threads run in between. Empties the list."""
+    events.reverse()
+    while events:
+        burst = events[: -_BURST - 1 : -1]
+        del events[-_BURST:]
+        yield burst
+        del burst  # before the others run
+        _let_others_run()
+
+
+def _let_others_run() -> None:
+    """Give the interpreter to whoever waits for it. Without it, a thread waits 5 ms each time that it wants it back."""
+    time.sleep(_PAUSE_S)
+
+
+def _add_range(rows: KernelTableBuilder, event: Any) -> None:
+    _add_times(rows, event)
+    rows.label(Kind.COMMUNICATION, event.name(), lane=event.device_resource_id())
 
 
 def _add_times(rows: KernelTableBuilder, event: Any) -> None:
@@ -270,6 +311,13 @@ class _Launches:
             launched_ns[known] = np.array(self._time_ns, dtype=np.int64)[launch[known]]
             from_graph[known] = np.array(self._is_graph, dtype=bool)[launch[known]]
         return launched_ns, from_graph
+
+
+def _activities(events: list[Any]) -> list[str]:
+    try:
+        return list(map(_ACTIVITY, events))
+    except AttributeError:  # before about torch 2.10
+        return list(map(_activity, events))
 
 
 def _activity(event: Any) -> str:

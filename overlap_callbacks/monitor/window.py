@@ -18,6 +18,7 @@ from overlap_callbacks.instruments.memory import MemoryReader, RawReading
 from overlap_callbacks.instruments.power.meter import PowerMeter
 from overlap_callbacks.instruments.profiler import Profile
 from overlap_callbacks.monitor.schedule import Part, Plan
+from overlap_callbacks.monitor.window_cost import WindowCost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +81,7 @@ class ClosedWindow:
         profile: a session that has been stopped; None if no step was profiled.
         missing_profile: why kernel times are missing, in words; empty if they are not.
         terms: digest of what all ranks must be set up alike for, see ``WindowTerms``.
+        cost: what the window costs training; None if nobody looks at the steps around it.
     """
 
     number: int
@@ -94,6 +96,7 @@ class ClosedWindow:
     profile: Profile | None
     missing_profile: str
     terms: str = ""
+    cost: WindowCost | None = None
 
 
 class Window:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.native import SwitchState
+from overlap_callbacks.instruments import clocks
 from overlap_callbacks.monitor.accelerators import refusal
 from overlap_callbacks.monitor.background.agreement import WindowTerms
 from overlap_callbacks.monitor.background.order_check import Decision, Ruling
@@ -21,6 +22,7 @@ from overlap_callbacks.monitor.schedule import Part, Plan, Schedule
 from overlap_callbacks.monitor.session import Session, SessionSlot
 from overlap_callbacks.monitor.step_runner import StepRunner, check_gate_health
 from overlap_callbacks.monitor.window import FinishedBlock, MeasuredStep, Window
+from overlap_callbacks.monitor.window_cost import StepPace, WindowCost
 
 
 class Phase(enum.Enum):
@@ -55,10 +57,12 @@ class _OpenWindow:
         schedule: of this window; its blocks may become longer than those of the monitor's schedule.
         clearance: to serialise what its first step recorded.
         ended_blocks: timed blocks that have ended and are not in the record yet.
+        cost: what the window costs training.
     """
 
-    def __init__(self, marks: Window, session: Session, schedule: Schedule) -> None:
+    def __init__(self, marks: Window, session: Session, schedule: Schedule, cost: WindowCost) -> None:
         self.marks = marks
+        self.cost = cost
         self.session = session
         self.schedule = schedule
         self.clearance = Clearance(session.order_checker, session.job.rank)
@@ -102,6 +106,7 @@ class WindowRunner(StepRunner):
         self._step = -1
         self._rewinds = 0
         self._backoff = SilenceBackoff(config.max_overhead)
+        self._pace = StepPace()
 
     @property
     def in_window(self) -> bool:
@@ -117,14 +122,16 @@ class WindowRunner(StepRunner):
 
     def begin(self, step: int) -> None:
         self._step = step
+        begun_ns = clocks.now()
         if self._window is None:
+            self._pace.step_began(step, begun_ns)
             # A window that was cut short within a step may have left the switch for this place, between two steps.
             self._switch.set(sequential=False)
         plan = self._schedule_in_force.plan(step)
         if plan is not None and plan.offset == 0 and plan.window >= self._backoff.next_window:
-            self._open(plan)
+            self._open(plan, begun_ns)
         if plan is None or self._window is None:
-            self._skip_until(self._schedule.next_window_step(step + 1))
+            self._rest()
             return
         self.next_step = 0  # every step of a window
         if self._phase is not Phase.MEASURING and self._needs_ruling(plan):
@@ -297,8 +304,8 @@ class WindowRunner(StepRunner):
     def _schedule_in_force(self) -> Schedule:
         return self._schedule if self._window is None else self._window.schedule
 
-    def _open(self, plan: Plan) -> None:
-        session = self._slot.acquire()
+    def _open(self, plan: Plan, begun_ns: int) -> None:
+        session = self._slot.acquire()  # what opening it takes is part of the window's cost
         if session is None:
             return
         self.num_opened += 1
@@ -308,7 +315,7 @@ class WindowRunner(StepRunner):
                 "warmup_steps=0: the first step after a change of mode counts, although work of the step before it may "
                 "still run on other streams"
             )
-        self._window = _OpenWindow(marks, session, self._schedule)
+        self._window = _OpenWindow(marks, session, self._schedule, self._pace.window_opens(begun_ns))
         self._slot.window = marks  # closed with the slot, should the job end without a word to us
         self._phase = Phase.RECORDING
 
@@ -317,12 +324,17 @@ class WindowRunner(StepRunner):
         self._slot.window = None
         self._phase = Phase.IDLE
         self.in_step = False
-        self._skip_until(self._schedule.next_window_step(self._step + 1))
         if window is None:
+            self._rest()
             return
-        closed = replace(window.marks.close(complete), terms=self._terms(window.marks.first_step).digest)
+        first_step, cost = window.marks.first_step, window.cost
+        closed = replace(window.marks.close(complete), terms=self._terms(first_step).digest, cost=cost)
         if closed.missing_profile:
             self._notices.warn_once("profiler", f"{closed.missing_profile}; the rest is measured")
+        if not report:
+            cost.end()
+        self._pace.window_closed(cost, clocks.now(), self._step, self._step - first_step + 1)
+        self._rest()
         if report:
             window.session.reporter.submit_window(closed, self._key(window.marks), self.tokens_per_step)
 
@@ -346,9 +358,9 @@ class WindowRunner(StepRunner):
         if window is not None:
             window.marks.close(complete=False)
 
-    def _skip_until(self, step: int) -> None:
-        """Have nothing to do before ``step``."""
-        self.next_step = step
+    def _rest(self) -> None:
+        """Have nothing to do before the next window, but to look at the steps around windows."""
+        self.next_step = self._pace.next_step(self._step, self._schedule.next_window_step(self._step + 1))
 
     def _key(self, window: Window) -> str:
         """Names a window in the store: once, even where step numbers go back and windows come again.

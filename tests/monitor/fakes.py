@@ -16,6 +16,7 @@ from overlap_callbacks.monitor.background.order_check import Ruling
 from overlap_callbacks.monitor.background.store import Job
 from overlap_callbacks.monitor.faults import FaultGuard
 from overlap_callbacks.monitor.notices import Notices
+from overlap_callbacks.monitor.window_cost import WindowCost
 
 EMPTY_LOG = StepLog((), 0, None)
 
@@ -65,12 +66,14 @@ class FakeReporter:
     def __init__(self) -> None:
         self.blocks: list[tuple[int, int]] = []  # window and block
         self.windows: list[tuple[int, bool]] = []  # number, and whether it is complete
+        self.costs: list[WindowCost] = []
 
     def submit_block(self, block: Any) -> None:
         self.blocks.append((block.window, block.block))
 
     def submit_window(self, window: Any, key: str, tokens_per_step: int | None) -> None:
         self.windows.append((window.number, window.complete))
+        self.costs.append(window.cost)
 
 
 class Bench:

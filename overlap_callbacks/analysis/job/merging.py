@@ -30,6 +30,8 @@ def part_of(window: RankWindow) -> JobPart:
     own = RankSet.of(rank)
     figures = figure_sums(window, tables_of(window))
     environment = window.environment
+    knows_cost = window.lost_ms is not None
+    lost_ms = None if window.lost_ms is None or window.usual_step_ms <= 0 else max(0.0, window.lost_ms)
     return JobPart(
         ranks=own,
         measured=(Measured(window.terms, window.window, window.first_step, own),),
@@ -37,8 +39,10 @@ def part_of(window: RankWindow) -> JobPart:
         any_complete=window.complete,
         all_complete=window.complete,
         wall_ms=window.wall_ms,
-        extra_ms=((window.num_steps, window.wall_ms + window.report_cpu_ms),),
-        report_cpu_ms=window.report_cpu_ms,
+        extra_ms=() if knows_cost else ((window.num_steps, window.wall_ms + window.report_cpu_ms),),
+        report_cpu_ms=0.0 if knows_cost else window.report_cpu_ms,
+        lost_ms=lost_ms,
+        lost_steps=None if lost_ms is None else lost_ms / window.usual_step_ms,
         checked=any(block.arm is Mode.SEQUENTIAL for block in window.profiled),
         figures=figures,
         spread={name: Moments.of(rank, value) for name, value in spread_figures(figures).items()},
@@ -76,6 +80,8 @@ def merge(parts: Sequence[JobPart]) -> JobPart:
         wall_ms=max(part.wall_ms for part in parts),
         extra_ms=_longest([extra for part in parts for extra in part.extra_ms]),
         report_cpu_ms=max(part.report_cpu_ms for part in parts),
+        lost_ms=_most([part.lost_ms for part in parts]),
+        lost_steps=_most([part.lost_steps for part in parts]),
         checked=any(part.checked for part in parts),
         figures=_add_figures([part.figures for part in parts]),
         spread=spread,
@@ -102,3 +108,7 @@ def _longest(extra_ms: Iterable[tuple[int, float]]) -> tuple[tuple[int, float], 
         if not kept or time_ms > kept[-1][1]:
             kept.append((num_steps, time_ms))
     return tuple(kept[-_MAX_EXTRA:])
+
+
+def _most(values: Sequence[float | None]) -> float | None:
+    return max([value for value in values if value is not None], default=None)

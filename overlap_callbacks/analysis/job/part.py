@@ -31,8 +31,11 @@ class JobPart(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         any_complete, all_complete: whether any rank, and each rank, ran the whole window.
         wall_ms: host time of the window, the longest.
         extra_ms: by number of steps, the longest host time of the window and CPU time after it together, of the ranks
-            that ran so many; those alone that may be the longest beyond what their steps would take.
-        report_cpu_ms: CPU time after the window, the longest.
+            that ran so many and do not know what they lost; those alone that may be the longest beyond what their steps
+            would take.
+        report_cpu_ms: CPU time after the window, the longest of the same ranks.
+        lost_ms: time that training lost to the window, the most of the ranks that know it; None if none does.
+        lost_steps: the same in steps of each rank's usual time.
         checked: whether any rank has a profile of sequential steps.
         figures: sums over their blocks, and their tables.
         spread: the figures that ranks are compared by.
@@ -54,6 +57,8 @@ class JobPart(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     wall_ms: float
     extra_ms: tuple[tuple[int, float], ...]
     report_cpu_ms: float
+    lost_ms: float | None
+    lost_steps: float | None
     checked: bool
     figures: FigureSums[ProfileTables]
     spread: dict[str, Moments]

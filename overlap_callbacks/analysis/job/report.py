@@ -66,6 +66,7 @@ def report_of(
     valid = not reasons
     explained = explain(figures, power, *mean_loss(tables.losses)) if valid and not control else Explanation()
     environment = None if part.environment is None else pooled_environment(part.environment, first.backend)
+    cost = _cost(part, figures.get("e2e_overlapped_ms"), every_n_steps)
     num_more = sum(sentences.num_more for sentences in (part.doubts, part.let_pass, part.problems))
     return OverlapReport(
         window=first.window,
@@ -80,7 +81,8 @@ def report_of(
         device=first.device,
         valid=valid,
         problems=bounded([*reasons, *all_problems], num_more=num_more, of_each=num_ranks <= MAX_RANKS),
-        measurement_overhead=_overhead(part, figures.get("e2e_overlapped_ms"), every_n_steps),
+        measurement_overhead=None if cost is None else cost[1],
+        lost_ms=None if cost is None else cost[0],
         wall_ms=part.wall_ms,
         **figures,
         spread={name: spread for name, moments in part.spread.items() if (spread := moments.spread()) is not None},
@@ -155,19 +157,27 @@ def _power(part: JobPart, world_size: int) -> JobPower | None:
     return power
 
 
-def _overhead(part: JobPart, step: Estimate | None, every_n_steps: int) -> float | None:
-    """What a window cost, as a fraction of the time between windows.
+def _cost(part: JobPart, step: Estimate | None, every_n_steps: int) -> tuple[float, float] | None:
+    """The time in ms that training lost to a window, and its fraction of the time between windows; None if not known.
 
-    That is its time beyond what its steps would take overlapped, and the CPU time of the reporting thread after it. How
-    much of the latter the job loses is not known; at most all of it, where the two contend for Python's lock or a core.
+    Each rank has measured the time from the window's opening until steps were back to normal, beyond what steps usually
+    take. All ranks train at the pace of the slowest, so each has waited for the others: the most of any rank is told.
+
+    A rank that does not know it (windows follow each other, or the first has too few steps before it) is taken to have
+    lost the window's time beyond what its steps would take overlapped, and the CPU time of the reporting thread.
 
     Args:
         part: of the ranks.
         step: time of an overlapped step.
         every_n_steps: steps from one window to the next.
     """
-    if step is None or step.value <= 0:
+    costs = []
+    if part.lost_ms is not None and part.lost_steps is not None:
+        costs.append((part.lost_ms, part.lost_steps / every_n_steps))
+    if part.extra_ms and step is not None and step.value > 0:
+        # A window that took no longer than its steps makes up for none of the time after it.
+        extra_ms = max(part.report_cpu_ms, *[time_ms - num_steps * step.value for num_steps, time_ms in part.extra_ms])
+        costs.append((extra_ms, extra_ms / (every_n_steps * step.value)))
+    if not costs:
         return None
-    # A window that took no longer than its steps makes up for none of the time after it.
-    extra_ms = max(part.report_cpu_ms, *[time_ms - num_steps * step.value for num_steps, time_ms in part.extra_ms])
-    return extra_ms / (every_n_steps * step.value)
+    return max(lost_ms for lost_ms, _ in costs), max(fraction for _, fraction in costs)

@@ -8,6 +8,7 @@ That is a real measurement: the two contend for the CPU (``host.py``).
 from __future__ import annotations
 
 import enum
+import itertools
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -145,9 +146,10 @@ class KernelTableBuilder:
             texts: name of each row.
         """
         rows, count = cls(), len(texts)
-        codes = rows.names
+        numbers = rows.names.numbers
+        numbers.update(zip(dict.fromkeys(texts), itertools.count()))
         rows.start, rows.end = array("q", start), array("q", end)
-        rows.name = array("q", [codes[text] for text in texts])
+        rows.name = array("q", map(numbers.__getitem__, texts))  # no Python code for each row: there are many
         rows.kind, rows.correlation = array("b", bytes(count)), array("Q", bytes(8 * count))
         rows.shape, rows.collective, rows.lane = (array("q", bytes(8 * count)) for _ in range(3))
         if count:

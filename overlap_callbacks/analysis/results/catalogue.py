@@ -292,7 +292,7 @@ FIGURES = (
 MEASUREMENT_OVERHEAD = Figure(
     "measurement_overhead",
     "fraction",
-    "extra time that the window cost, over the time from one window to the next",
+    "time that training lost to the window and on the steps after it, over the time from one window to the next",
     "cost of measuring",
 )
 

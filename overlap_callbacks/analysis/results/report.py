@@ -39,8 +39,7 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
         backend, device: of the lowest rank heard.
         valid: False where the sequential steps were not sequential; ``problems`` says why.
         problems: what is missing or doubtful, in words.
-        measurement_overhead: extra time of the window, and CPU time of the reporting thread after it, as a fraction of
-            the time from one window to the next.
+        measurement_overhead: ``lost_ms`` as a fraction of the time from one window to the next.
         wall_ms: host time of the window, the longest over ranks.
         spread: by figure, over the ranks.
         kernels: means over ranks, those that lose most time first.
@@ -61,6 +60,8 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
         findings: settings that cost performance or change what figures mean, the most serious first.
         memory: bounds of the highest memory peak of any rank, by mode; empty on CPU.
         num_ranks: how many ranks the report speaks for; unset where ``ranks`` lists them all.
+        lost_ms: time that training lost to the window and on the steps after it, the most of any rank; None where not
+            known, and in records of earlier versions.
     """
 
     window: int
@@ -123,6 +124,7 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...] = ()
     memory: tuple[MemoryPeak, ...] = ()
     num_ranks: int | msgspec.UnsetType = msgspec.UNSET
+    lost_ms: float | None = None
 
     @property
     def num_heard(self) -> int:

@@ -295,6 +295,9 @@ class RankWindow(msgspec.Struct, frozen=True):
             sequential steps, which would show whether that ran beside compute.
         terms: digest of what all ranks must have alike (the schedule, the form of sequential mode, the first step);
             empty in a record of an earlier version.
+        lost_ms: time that training lost to the window and on the steps after it, until they were back to normal, and
+            what it lost to the window before after that one's report; None if not known.
+        usual_step_ms: host time of a step from begin to begin, mean over steps before the window; 0 if not known.
     """
 
     rank: int
@@ -325,3 +328,5 @@ class RankWindow(msgspec.Struct, frozen=True):
     report_cpu_ms: float = 0.0
     let_pass: tuple[str, ...] = ()
     terms: str = ""
+    lost_ms: float | None = None
+    usual_step_ms: float = 0.0

@@ -1,53 +1,100 @@
-"""The budget of windows: rank 0 skips windows where earlier ones cost more than ``max_overhead`` allows."""
+"""The budget of windows: rank 0 skips windows until training has paid for earlier ones, as ``max_overhead`` allows."""
 
 from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 
 from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.instruments import clocks
+
+
+def _nothing_late() -> float:
+    return 0.0
 
 
 class WindowBudget:
     """Says which windows to skip because of their cost, and keeps the time of a step.
 
+    A window that costs ``c`` seconds is paid for by ``c / max_overhead`` seconds of training. The next is measured once
+    all before it are paid for. What a window costs is known only after it, so at any time the cost of all windows is at
+    most ``max_overhead`` of the training time since the first one opened, plus the cost of the last one. Training time
+    is that of the host's clock, not a number of steps: steps that become shorter pay for less.
+
     Only rank 0 makes reports, so on other ranks the budget stays empty. Three threads use it: the reporting thread
-    calls ``record``, the order check's thread ``reason_to_skip``, and the training thread reads ``step_s``.
+    calls ``record``, the order check's thread ``reason_to_skip``, and the training thread the rest.
 
     Args:
         max_overhead: maximum fraction of training time that measuring may cost; None for no limit.
+        now_ns: the host's clock.
     """
 
-    def __init__(self, max_overhead: float | None) -> None:
+    def __init__(self, max_overhead: float | None, now_ns: Callable[[], int] = clocks.now) -> None:
         self._max_overhead = max_overhead
+        self._now_ns = now_ns
         self._lock = threading.Lock()
-        self._next_window = 0
+        self._paid_at_s = -math.inf
         self._reason = ""
         self._step_s = 0.0
+        self._unknown: set[int] = set()  # windows whose cost is not known yet
+        self._late_ms: Callable[[], float] = _nothing_late
 
-    def record(self, report: OverlapReport) -> None:
-        """Take note of what a window cost, and of how long an overlapped step took in it."""
-        cost = report.measurement_overhead
+    def await_cost(self, window: int) -> None:
+        """A window has ended. Until what it cost is known, no other is measured."""
         with self._lock:
+            self._unknown.add(window)
+
+    def give_up(self, window: int) -> None:
+        """What a window cost will not be known any more, if it is not by now."""
+        with self._lock:
+            self._unknown.discard(window)
+
+    def record(self, report: OverlapReport, opened_ns: int, late_ms: Callable[[], float] = _nothing_late) -> None:
+        """Take note of what a window cost, and of how long an overlapped step took in it.
+
+        Args:
+            report: of the window.
+            opened_ns: host time at which it opened.
+            late_ms: what it has cost since the report was made. The report of the next window has that too.
+        """
+        with self._lock:
+            self._unknown.discard(report.window)
             if report.e2e_overlapped_ms is not None:
                 self._step_s = report.e2e_overlapped_ms.value / 1e3
-            if self._max_overhead is None or cost is None or cost <= self._max_overhead:
+            known_s = self._late_ms() / 1e3
+            self._paid_at_s += self._paid_after_s(known_s)
+            self._late_ms = late_ms
+            # Where nothing is known but its length, a window cost no more than that.
+            cost_s = (report.wall_ms if report.lost_ms is None else report.lost_ms) / 1e3
+            owed_s = self._paid_after_s(max(0.0, cost_s - known_s))
+            self._paid_at_s = max(self._paid_at_s, opened_ns / 1e9) + owed_s
+            overhead = report.measurement_overhead
+            if self._max_overhead is None or overhead is None:
+                self._reason = "what a window costs is not known, and max_overhead is kept"
                 return
-            intervals = math.ceil(cost / self._max_overhead)
-            self._next_window = report.window + intervals
             self._reason = (
-                f"a window costs {cost:.2%} of training time and max_overhead allows {self._max_overhead:.2%}, "
-                f"so one window in {intervals} is measured"
+                f"a window costs {overhead:.2%} of training time and max_overhead allows {self._max_overhead:.2%}, "
+                f"so one window in {max(1, math.ceil(overhead / self._max_overhead))} is measured"
             )
 
     def reason_to_skip(self, window: int | None) -> str | None:
-        """Why a window is left out because of its cost, or None if it is not.
+        """Why a window is left out because of the cost of earlier ones, or None if it is not.
 
         Args:
             window: its number; None for a mode pinned by hand, which has no budget.
         """
+        if window is None or self._max_overhead is None:
+            return None
         with self._lock:
-            return None if window is None or window >= self._next_window else self._reason
+            if self._unknown:
+                return "what the window before it cost is not known yet"
+            paid_at_s = self._paid_at_s + self._paid_after_s(self._late_ms() / 1e3)
+            return self._reason if self._now_ns() / 1e9 < paid_at_s else None
+
+    def _paid_after_s(self, cost_s: float) -> float:
+        """Time after which a cost is paid for: the cost itself, and the training that pays for it."""
+        return 0.0 if self._max_overhead is None else cost_s + cost_s / self._max_overhead
 
     @property
     def step_s(self) -> float:

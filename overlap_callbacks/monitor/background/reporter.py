@@ -23,6 +23,7 @@ from overlap_callbacks.analysis.job.part import JobPart, decode, encode
 from overlap_callbacks.analysis.job.report import report_of
 from overlap_callbacks.analysis.results.environment import JobEnvironment, RankEnvironment
 from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.window import RankWindow
 from overlap_callbacks.analysis.verdict import summary
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.measurement import measure, measure_block
@@ -31,6 +32,7 @@ from overlap_callbacks.monitor.background.tree import Run, Tree, in_runs, joined
 from overlap_callbacks.monitor.background.tree_mail import Exchange
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.monitor.window import ClosedWindow, FinishedBlock
+from overlap_callbacks.monitor.window_cost import WindowCost
 from overlap_callbacks.sinks import RunInfo, Sink
 from overlap_callbacks.sinks.fan_out import FanOut
 
@@ -42,6 +44,11 @@ _LEVEL_S = 1.0
 _LAST_CLOSE_S = 2.0
 # Time between two looks of the closing thread at whether the store still answers.
 _LOOK_S = 0.25
+# Longest that a report waits for the steps after its window to be back to normal, and time between two looks. It is a
+# part of ``report_timeout_s`` at most, because the other ranks wait for the report.
+_AFTERMATH_S = 10.0
+_AFTERMATH_PART = 1 / 3
+_AFTERMATH_LOOK_S = 0.05
 
 
 class Bundle(msgspec.Struct, array_like=True):
@@ -118,6 +125,8 @@ class Reporter:
         self._budget = budget
         self._worker = Worker("overlap-callbacks-report", on_error)
         self._stop = threading.Event()
+        self._closing = threading.Event()
+        self._last_cost: WindowCost | None = None  # of the window that was reported last
         self._settle_from = math.inf  # host time from which ranks that are not heard are given up soon
         self._own_s = 0.0  # time that measuring the last window took on this rank
         self._abandoned = False  # the thread was left behind
@@ -148,7 +157,9 @@ class Reporter:
             key: names the window in the store; the same on every rank, and never used twice.
             tokens_per_step: that one step of the whole job trains on; None if not known.
         """
+        self._budget.await_cost(window.number)
         if not self._worker.submit(lambda: self._report(window, key, tokens_per_step)):
+            self._budget.give_up(window.number)
             logger.warning("overlap-callbacks: window %d is lost: too many reports are waiting", window.number)
 
     def close(self, timeout_s: float, *, settle: bool = False, others: Sequence[Exchange] = ()) -> None:
@@ -161,6 +172,7 @@ class Reporter:
             others: exchanges of threads that have ended, whose messages are to be taken away too.
         """
         self._close_by = time.monotonic() + timeout_s
+        self._closing.set()
         if not self._worker.started:
             self._close_sinks()  # and start no thread, which an interpreter that is ending would refuse
             return
@@ -186,15 +198,26 @@ class Reporter:
     # -- on the reporting thread
 
     def _report(self, window: ClosedWindow, key: str, tokens_per_step: int | None) -> None:
+        cost = window.cost or WindowCost(window.opened_ns, None)
+        try:
+            self._report_with_cost(window, cost, key, tokens_per_step)
+        finally:
+            self._budget.give_up(window.number)
+            cost.work_done(finished=True)
+            self._last_cost = cost
+
+    def _report_with_cost(self, window: ClosedWindow, cost: WindowCost, key: str, tokens_per_step: int | None) -> None:
         began_s = time.monotonic()
         own = measure(window, self._job.rank, self._job.backend)
         self._own_s = time.monotonic() - began_s
+        own = self._with_cost(own, cost)
         # With every window: the message of a rank may come too late for one, and its size is small.
         own = msgspec.structs.replace(own, environment=self._environment())
         part, heard = with_members(self._exchange, part_of(own), key, self._timeout_s, self._is_over)
         if self._job.rank != 0:
             self._send_up(Bundle(heard, encode(part)), key)
             return
+        cost.work_began()
         report = report_of(
             part,
             world_size=self._job.world_size,
@@ -206,12 +229,28 @@ class Reporter:
         if self._abandoned:
             return
         report = self._without_known_environment(report)
-        self._budget.record(report)
+        self._budget.record(report, cost.opened_ns, lambda: cost.late_ms)
         if not report.complete:
             report = drop_incomparable_figures(report, self._schedule.blocks)
         logger.info("%s", summary(report))
         self._open_sinks()
         self._sinks.log(report)
+
+    def _with_cost(self, own: RankWindow, cost: WindowCost) -> RankWindow:
+        """Add what the window cost. Waits until the steps after it are back to normal, for a bounded time.
+
+        What the window before it cost after its own report is told with this one.
+        """
+        cost.work_done()
+        wait_until_s = time.monotonic() + min(_AFTERMATH_S, _AFTERMATH_PART * self._timeout_s)
+        while not (self._closing.is_set() or cost.stands_still or time.monotonic() >= wait_until_s):
+            if cost.await_settled(_AFTERMATH_LOOK_S):
+                break
+        lost_ms = cost.tell_ms(own.report_cpu_ms)
+        if lost_ms is None or cost.usual is None:
+            return own
+        late_ms = 0.0 if self._last_cost is None else self._last_cost.late_ms
+        return msgspec.structs.replace(own, lost_ms=lost_ms + late_ms, usual_step_ms=cost.usual.mean_ns / 1e6)
 
     def _without_known_environment(self, report: OverlapReport) -> OverlapReport:
         if report.environment == self._job_environment:

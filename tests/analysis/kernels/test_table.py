@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from overlap_callbacks.analysis.kernels.host import uncounted_note
 from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
 from overlap_callbacks.analysis.kernels.table import Kind
+from overlap_callbacks.instruments import profiler
 from overlap_callbacks.instruments.profiler import read_events
 from tests.columns import EPOCH_NS
 
@@ -216,7 +218,7 @@ def test_kernels_of_a_graph_and_kernels_without_a_launch_are_marked():
 
 def test_a_profile_of_a_device_without_its_kernels_is_not_read_as_one_of_a_cpu():
     events = [launch(110, 1), op("aten::mm", 120, 130), event("gloo:all_reduce", "cpu_op", 10, 20, is_async=True)]
-    assert len(read_events(events, BOUNDS, TRAINING_THREAD, on_device=True)) == 0
+    assert len(read_events(list(events), BOUNDS, TRAINING_THREAD, on_device=True)) == 0
     assert len(read_events(events, BOUNDS, TRAINING_THREAD)) == 2
 
 
@@ -376,3 +378,15 @@ def test_the_share_of_a_step_in_no_operator_is_told():
     assert uncounted_note(found.uncounted[:1]).startswith("30% of a step runs in no torch operator")
     assert not uncounted_note(found.uncounted[1:2])
     assert not uncounted_note([])
+
+
+def test_events_are_read_in_bursts_between_which_other_threads_run_and_are_freed_with_them(monkeypatch):
+    left = []
+    events = [op("aten::mm", 110 + number, 111 + number) for number in range(2000)]
+    monkeypatch.setattr(profiler.time, "sleep", lambda _: left.append(len(events)))
+    found = read_events(events, [(EPOCH_NS + 100, EPOCH_NS + 5000)], TRAINING_THREAD)
+    assert len(found) == 2000
+    assert left[-1] == 0
+    assert all(before - after <= 512 for before, after in itertools.pairwise([2000, *left]))
+    starts = found.intervals.start_ns - EPOCH_NS
+    assert starts.tolist() == list(range(110, 2110))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain, cycle, repeat
+
 import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from overlap_callbacks import OverlapReport
 from overlap_callbacks.analysis.aggregate import aggregate_windows
@@ -10,32 +15,166 @@ from overlap_callbacks.analysis.results.report import Estimate
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from tests.samples import window as rank_window
 
+EVERY_N_STEPS = 500
+STEP_S = 0.02
+INTERVAL_S = EVERY_N_STEPS * STEP_S
+
+_MADE = aggregate_windows([rank_window()], world_size=1, every_n_steps=EVERY_N_STEPS)
+
 
 def report(window: int, cost: float | None, step_ms: float | None = 20.0) -> OverlapReport:
-    made = aggregate_windows([rank_window()], world_size=1, every_n_steps=500)
     step = None if step_ms is None else Estimate(step_ms, None, None, 1, 1)
-    return msgspec.structs.replace(made, window=window, measurement_overhead=cost, e2e_overlapped_ms=step)
+    lost_ms = None if cost is None else cost * INTERVAL_S * 1e3
+    return msgspec.structs.replace(
+        _MADE, window=window, measurement_overhead=cost, lost_ms=lost_ms, e2e_overlapped_ms=step
+    )
+
+
+class Clock:
+    """The host's clock, moved by hand."""
+
+    def __init__(self) -> None:
+        self.s = 100.0
+
+    def __call__(self) -> int:
+        return round(self.s * 1e9)
 
 
 def test_a_window_of_three_times_the_budget_has_two_skipped_after_it() -> None:
-    budget = WindowBudget(0.01)
-    budget.record(report(4, 0.0299))
-    skipped = [window for window in range(5, 9) if budget.reason_to_skip(window) is not None]
+    clock = Clock()
+    budget = WindowBudget(0.01, clock)
+    opened_ns = clock()
+    clock.s += 0.0299 * INTERVAL_S  # the window takes time itself
+    budget.record(report(4, 0.0299), opened_ns)
+    skipped = []
+    for window in range(5, 9):
+        clock.s += INTERVAL_S
+        if budget.reason_to_skip(window) is not None:
+            skipped.append(window)
+            assert "one window in 3 is measured" in str(budget.reason_to_skip(window))
     assert skipped == [5, 6]
-    assert "one window in 3 is measured" in str(budget.reason_to_skip(5))
     assert budget.reason_to_skip(None) is None  # a mode pinned by hand has no budget
 
 
 def test_a_window_within_the_budget_skips_none_and_without_one_nothing_is_too_expensive() -> None:
-    for max_overhead, cost in ((0.01, 0.01), (0.01, None), (None, 0.9)):
-        budget = WindowBudget(max_overhead)
-        budget.record(report(0, cost))
+    for max_overhead, cost in ((0.01, 0.0099), (None, 0.9)):
+        clock = Clock()
+        budget = WindowBudget(max_overhead, clock)
+        opened_ns = clock()
+        clock.s += cost * INTERVAL_S + INTERVAL_S
+        budget.record(report(0, cost), opened_ns)
         assert budget.reason_to_skip(1) is None
 
 
 def test_the_step_time_is_that_of_the_last_window_that_has_one() -> None:
     budget = WindowBudget(None)
     assert budget.step_s == 0
-    budget.record(report(0, None, step_ms=25.0))
-    budget.record(report(1, None, step_ms=None))
+    budget.record(report(0, None, step_ms=25.0), 0)
+    budget.record(report(1, None, step_ms=None), 0)
     assert budget.step_s == 0.025
+
+
+def test_no_window_is_measured_while_the_cost_of_the_one_before_is_not_known() -> None:
+    clock = Clock()
+    budget = WindowBudget(0.01, clock)
+    budget.await_cost(0)
+    assert "not known yet" in str(budget.reason_to_skip(1))
+    budget.record(report(0, 0.0), clock())
+    assert budget.reason_to_skip(1) is None
+    budget.await_cost(1)
+    budget.give_up(1)  # its report was lost
+    assert budget.reason_to_skip(2) is None
+    unlimited = WindowBudget(None, clock)
+    unlimited.await_cost(0)
+    assert unlimited.reason_to_skip(1) is None
+
+
+def test_a_window_of_which_only_the_length_is_known_is_paid_for_as_if_it_had_cost_all_of_it() -> None:
+    clock = Clock()
+    budget = WindowBudget(0.5, clock)
+    unknown = report(0, None)
+    budget.record(unknown, clock())
+    clock.s += 3 * unknown.wall_ms / 1e3 - 0.01
+    assert "is not known" in str(budget.reason_to_skip(1))
+    clock.s += 0.02
+    assert budget.reason_to_skip(1) is None
+
+
+def test_what_a_window_cost_after_its_report_is_paid_for_once() -> None:
+    clock = Clock()
+    budget = WindowBudget(0.01, clock)
+    budget.record(report(0, 0.005), clock(), late_ms=lambda: 0.010 * INTERVAL_S * 1e3)
+    clock.s += 1.1 * INTERVAL_S
+    assert budget.reason_to_skip(1) is not None
+    clock.s += INTERVAL_S
+    assert budget.reason_to_skip(2) is None
+    # The next window tells it too, and that is all that it tells.
+    budget.record(report(2, 0.010), clock())
+    assert budget.reason_to_skip(3) is None
+
+
+# -- whatever steps and windows do
+
+
+def run(max_overhead: float, costs_s: Iterator[float], steps_s: Iterator[float], intervals: int) -> None:
+    """A job of windows that cost what they cost; asserts the promise of ``max_overhead`` all the way.
+
+    Args:
+        max_overhead: as of the monitor.
+        costs_s: what each measured window costs.
+        steps_s: how long each interval's steps are.
+        intervals: from one window to the next.
+    """
+    clock = Clock()
+    budget = WindowBudget(max_overhead, clock)
+    told_s = trained_s = 0.0
+    first = last_s = None
+    for window in range(intervals):
+        step_s = next(steps_s)
+        opened_ns = clock()
+        if budget.reason_to_skip(window) is None:
+            # All windows so far are paid for by the training since the first of them.
+            assert told_s <= max_overhead * trained_s * (1 + 1e-6) + 1e-6
+            last_s = next(costs_s)
+            first = last_s if first is None else first
+            told_s += last_s
+            clock.s += last_s
+            # The fraction is of this interval's steps, which say nothing of the next ones'.
+            made = report(window, last_s / (EVERY_N_STEPS * step_s), step_s * 1e3)
+            budget.record(msgspec.structs.replace(made, lost_ms=last_s * 1e3), opened_ns)
+        clock.s += EVERY_N_STEPS * step_s
+        trained_s += EVERY_N_STEPS * step_s
+        assert last_s is not None
+        assert told_s <= max_overhead * trained_s * (1 + 1e-6) + last_s + 1e-6
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    max_overhead=st.sampled_from((0.001, 0.005, 0.05, 1.0)),
+    costs_s=st.lists(st.floats(0.0, 100.0), min_size=1, max_size=8),
+    steps_s=st.lists(st.floats(0.001, 10.0), min_size=1, max_size=8),
+)
+def test_the_budget_is_kept_whatever_windows_cost_and_steps_take(
+    max_overhead: float, costs_s: list[float], steps_s: list[float]
+) -> None:
+    run(max_overhead, cycle(costs_s), cycle(steps_s), intervals=60)
+
+
+def test_the_budget_is_kept_with_steps_that_swing_tenfold_and_a_window_a_hundred_times_as_dear() -> None:
+    run(0.005, repeat(0.2), cycle((0.1, 0.01, 0.01, 0.01)), intervals=400)  # measured on slow steps, paid by fast ones
+    run(0.005, chain(repeat(0.05, 5), (5.0,), repeat(0.05)), repeat(STEP_S), intervals=400)
+    run(0.005, chain((60.0,), repeat(0.05)), repeat(STEP_S), intervals=4000)
+
+
+def test_a_window_a_hundred_times_as_dear_is_paid_back_and_then_measuring_goes_on() -> None:
+    clock = Clock()
+    budget = WindowBudget(0.005, clock)
+    measured = []
+    for window in range(400):
+        if budget.reason_to_skip(window) is None:
+            measured.append(window)
+            cost = 0.4 if window == 3 else 0.004
+            budget.record(report(window, cost), clock())
+            clock.s += cost * INTERVAL_S
+        clock.s += INTERVAL_S
+    assert measured == [0, 1, 2, 3, *range(83, 400)]

@@ -1,0 +1,249 @@
+"""What a window costs training: the time from its opening until steps are back to normal, beyond what is usual.
+
+The steps after a window are slower too: the profiler's stop, the reading of its events and the report fall on them. So
+the training thread notes when steps begin (the host's clock; nothing waits for a device), and the reporting thread
+says when it works.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from overlap_callbacks.instruments import clocks
+
+# Steps before a window that tell how long a step usually takes, and the fewest that can.
+STEPS_BEFORE = 64
+_FEWEST_BEFORE = 4
+# A step that takes more than so many medians is none: an evaluation or a checkpoint lies between two steps.
+_NO_STEP = 20.0
+# Steps in a row, after the work of the reporting thread, that must be as long as those before the window.
+NORMAL_STEPS = 3
+# How much longer or shorter than any step before the window a step may be that is back to normal.
+_SLACK = 1.25
+# After so many steps without that the job has changed its pace, and it is no more for us to pay.
+_MAX_SETTLING_STEPS = 16
+# Steps after a window that are looked at in all.
+MAX_STEPS_AFTER = 512
+
+
+@dataclass(frozen=True)
+class UsualStep:
+    """How long steps take from begin to begin, outside windows; in nanoseconds of the host's clock.
+
+    Attributes:
+        mean_ns, shortest_ns, longest_ns: over the steps before a window.
+    """
+
+    mean_ns: float
+    shortest_ns: int
+    longest_ns: int
+
+    @classmethod
+    def of(cls, begins_ns: Sequence[int], *, of_new_job: bool = False) -> UsualStep | None:
+        """From the times at which steps in a row began; None from too few.
+
+        The mean, not the median: where steps swing, their sum is what counts.
+
+        Args:
+            begins_ns: host times.
+            of_new_job: the steps may be the first of a job, in which allocators and buckets settle. Then only the later
+                half is taken.
+        """
+        steps = np.diff(np.array(begins_ns, dtype=np.int64))
+        if of_new_job and len(steps) < STEPS_BEFORE:
+            steps = steps[len(steps) // 2 :]
+        if len(steps) < _FEWEST_BEFORE:
+            return None
+        steps = steps[steps <= _NO_STEP * np.median(steps)]
+        return cls(float(steps.mean()), int(steps.min()), int(steps.max()))
+
+    def is_like(self, step_ns: int) -> bool:
+        """Whether a step is about as long as one of those."""
+        return self.shortest_ns / _SLACK <= step_ns <= self.longest_ns * _SLACK
+
+
+class WindowCost:
+    """The time that training loses to one window on this rank; see the module.
+
+    The training thread calls ``window_closed``, ``step_began`` and ``end``, the reporting thread the rest.
+
+    Args:
+        opened_ns: host time at which the window's first step began.
+        usual: how long a step takes outside windows; None if not known, and then nothing is told.
+
+    Attributes:
+        over: whether the steps after the window need not be looked at any more.
+    """
+
+    def __init__(self, opened_ns: int, usual: UsualStep | None) -> None:
+        self.opened_ns = opened_ns
+        self.usual = usual
+        self.over = usual is None
+        self._window_ns = 0.0  # lost until the window closed
+        self._lost_ns = 0.0  # lost until the step that began last
+        self._told_ns = 0.0
+        self._last_ns: int | None = None
+        self._in_first_step = False  # the step in which the window closed is under way
+        self._working_since_ns: int | None = None
+        self._worked_until_ns = 0
+        self._finished = self._is_normal = False
+        self._num_after = self._num_settling = self._num_normal = 0
+        self._settled = threading.Event()
+
+    # -- on the training thread
+
+    def window_closed(self, now_ns: int, num_steps: int) -> None:
+        """The window has ended. The reporting thread works on it from here on.
+
+        Args:
+            now_ns: host time.
+            num_steps: steps of the window that have begun.
+        """
+        if self.usual is None:
+            return
+        self._window_ns = self._lost_ns = now_ns - self.opened_ns - num_steps * self.usual.mean_ns
+        self._last_ns = self._working_since_ns = now_ns
+        self._in_first_step = True
+
+    def step_began(self, now_ns: int) -> None:
+        """A step after the window begins."""
+        if self.over or self.usual is None or self._last_ns is None:
+            return
+        begun_ns, self._last_ns = self._last_ns, now_ns
+        step_ns, worked_ns = now_ns - begun_ns, self._worked_ns(begun_ns, now_ns)
+        usual = self.usual
+        # What takes far longer than we worked in it is not ours: an evaluation, a checkpoint.
+        if self._in_first_step:  # the rest of the window's last step, whose usual time is taken off already
+            self._in_first_step = False
+            self._lost_ns += min(step_ns, usual.longest_ns + worked_ns)
+            return
+        self._lost_ns += min(step_ns, 2 * usual.longest_ns + worked_ns) - usual.mean_ns
+        self._num_after += 1
+        if worked_ns or self._working_since_ns is not None:
+            self._num_normal = self._num_settling = 0
+        else:
+            self._num_settling += 1
+            self._num_normal = self._num_normal + 1 if usual.is_like(step_ns) else 0
+        self._is_normal = self._num_normal >= NORMAL_STEPS or self._num_settling >= _MAX_SETTLING_STEPS
+        if self._is_normal:
+            self._settled.set()
+        if (self._is_normal and self._finished) or self._num_after >= MAX_STEPS_AFTER:
+            self.end()
+
+    def end(self) -> None:
+        """Nothing after this counts: steps are back to normal, or another window opens."""
+        self.over = True
+        self._settled.set()
+
+    # -- on the reporting thread
+
+    def work_began(self) -> None:
+        """The reporting thread takes up work on the window again."""
+        self._settled.clear()
+        self._working_since_ns = clocks.now()
+
+    def work_done(self, *, finished: bool = False) -> None:
+        """The reporting thread pauses.
+
+        Args:
+            finished: nothing more will be done for this window.
+        """
+        self._worked_until_ns, self._working_since_ns = clocks.now(), None
+        self._finished = finished
+
+    def await_settled(self, wait_s: float) -> bool:
+        """Wait until steps are back to normal, or are not looked at any more; False if that takes longer."""
+        return self.over or self._settled.wait(wait_s)
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether no step has begun for so long that the job does something else than to train."""
+        if self.usual is None or self._last_ns is None:
+            return True
+        return clocks.now() - self._last_ns > max(1e9, 5 * self.usual.longest_ns)
+
+    def tell_ms(self, report_cpu_ms: float) -> float | None:
+        """The time that training has lost so far; None if not known. What it loses from here on is ``late_ms``.
+
+        Args:
+            report_cpu_ms: CPU time of the reporting thread. Where steps were not looked at until they were back to
+                normal, at least this is taken to be lost after the window: it is not known how much of it was.
+        """
+        if self.usual is None:
+            return None
+        self._told_ns = self._lost_ns
+        if not self._is_normal:
+            self._told_ns = max(self._lost_ns, self._window_ns + report_cpu_ms * 1e6)
+        return self._told_ns / 1e6
+
+    @property
+    def late_ms(self) -> float:
+        """The time that training has lost since ``tell_ms``."""
+        return max(0.0, self._lost_ns - self._told_ns) / 1e6 if self.usual is not None else 0.0
+
+    def _worked_ns(self, begin_ns: int, end_ns: int) -> int:
+        """How long the reporting thread worked, at most, between two times."""
+        until_ns = end_ns if self._working_since_ns is not None else min(end_ns, self._worked_until_ns)
+        return max(0, until_ns - begin_ns)
+
+
+class StepPace:
+    """When steps begin, around windows; on the training thread.
+
+    It looks at some steps before each window and at those after it, until they are back to normal. The steps between
+    need not be told to it.
+    """
+
+    def __init__(self) -> None:
+        self._begins_ns: list[int] = []
+        self._last_step = -1
+        self._usual: UsualStep | None = None
+        self._cost: WindowCost | None = None  # of a window that has closed, and is not over
+
+    def step_began(self, step: int, now_ns: int) -> None:
+        """A step outside windows, or the first of one, begins."""
+        if step != self._last_step + 1:
+            self._begins_ns.clear()
+            self._end_cost()
+        self._last_step = step
+        if self._cost is not None:
+            self._cost.step_began(now_ns)
+            if not self._cost.over:
+                return
+            self._cost = None
+        self._begins_ns.append(now_ns)
+        if len(self._begins_ns) > STEPS_BEFORE + 1:
+            del self._begins_ns[0]
+
+    def window_opens(self, now_ns: int) -> WindowCost:
+        """A window opens with the step that began last."""
+        self._end_cost()
+        self._usual = UsualStep.of(self._begins_ns, of_new_job=self._usual is None) or self._usual
+        self._begins_ns.clear()
+        return WindowCost(now_ns, self._usual)
+
+    def window_closed(self, cost: WindowCost, now_ns: int, step: int, num_steps: int) -> None:
+        """The window has ended, in or after a step.
+
+        Args:
+            cost: of the window.
+            now_ns: host time.
+            step: the step that began last.
+            num_steps: steps of the window that have begun.
+        """
+        cost.window_closed(now_ns, num_steps)
+        self._last_step = step
+        self._cost = None if cost.over else cost
+
+    def next_step(self, step: int, next_window: int) -> int:
+        """The next step after ``step`` that it needs to be told of, at most ``next_window``."""
+        return step + 1 if self._cost is not None else max(step + 1, next_window - STEPS_BEFORE)
+
+    def _end_cost(self) -> None:
+        if self._cost is not None:
+            self._cost.end()
+            self._cost = None

@@ -1,0 +1,86 @@
+"""What a report tells of its window's cost, and what it waits for to know it."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import msgspec
+import pytest
+
+from overlap_callbacks import Schedule
+from overlap_callbacks.instruments import clocks
+from overlap_callbacks.monitor.background.budget import WindowBudget
+from overlap_callbacks.monitor.background.reporter import Reporter
+from overlap_callbacks.monitor.background.store import Job
+from overlap_callbacks.monitor.window_cost import UsualStep, WindowCost
+from tests.samples import window as rank_window
+
+USUAL = UsualStep(mean_ns=1e6, shortest_ns=1, longest_ns=10**12)  # any step is normal
+
+
+def reporter(**options: float) -> Reporter:
+    return Reporter(
+        Job(0, 2, "gloo"), "prefix", schedule=Schedule(), sinks=(), run=pytest.fail, environment=pytest.fail,
+        timeout_s=options.get("timeout_s", 30.0), budget=WindowBudget(None), on_error=pytest.fail,
+        on_sink_error=pytest.fail,
+    )  # fmt: skip
+
+
+def closed_cost(usual: UsualStep | None = USUAL) -> WindowCost:
+    cost = WindowCost(clocks.now(), usual)
+    cost.window_closed(clocks.now(), num_steps=0)
+    return cost
+
+
+def test_a_report_waits_for_the_steps_after_its_window_and_tells_what_they_lost() -> None:
+    cost = closed_cost()
+
+    def train() -> None:
+        while not cost.over:
+            time.sleep(0.01)
+            cost.step_began(clocks.now())
+
+    steps = threading.Thread(target=train)
+    steps.start()
+    told = reporter()._with_cost(rank_window(report_cpu_ms=0.0), cost)
+    cost.work_done(finished=True)
+    steps.join()
+    assert told.usual_step_ms == 1.0
+    assert told.lost_ms is not None
+    assert told.lost_ms > 3 * 8  # three steps of 10 ms where 1 ms is usual
+
+
+def test_what_a_window_cost_after_its_report_is_told_with_the_next() -> None:
+    reports, first, second = reporter(), closed_cost(), closed_cost()
+    for cost in (first, second):
+        cost.end()
+    first._lost_ns = 7e6
+    reports._last_cost = first
+    assert reports._with_cost(rank_window(), second).lost_ms == pytest.approx(7.0 + (second.tell_ms(0) or 0.0), abs=1)
+
+
+def test_a_report_does_not_wait_for_a_job_that_ends_or_stands_still_or_for_ever() -> None:
+    closing = reporter()
+    closing._closing.set()
+    short = reporter(timeout_s=0.3)
+    for reports, cost in ((closing, closed_cost()), (short, closed_cost()), (reporter(), closed_cost(None))):
+        own = rank_window(report_cpu_ms=1500.0)
+        done = threading.Event()
+        told: list[float | None] = []
+
+        def report(reports=reports, own=own, cost=cost, told=told, done=done) -> None:  # type: ignore[no-untyped-def]
+            told.append(reports._with_cost(own, cost).lost_ms)
+            done.set()
+
+        threading.Thread(target=report, daemon=True).start()
+        assert done.wait(5.0)
+        # What was not seen is taken to be the reporting thread's time, whole.
+        assert told[0] is None if cost.usual is None else told[0] == pytest.approx(1500.0, abs=50.0)
+
+
+def test_old_records_have_no_cost_of_this_kind() -> None:
+    old = msgspec.json.decode(msgspec.json.encode(rank_window()), type=dict)
+    del old["lost_ms"], old["usual_step_ms"]
+    found = msgspec.convert(old, type=type(rank_window()))
+    assert (found.lost_ms, found.usual_step_ms) == (None, 0.0)

@@ -1,0 +1,204 @@
+"""The time that training loses to a window: until steps are back to normal, and nothing that is not ours."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from overlap_callbacks.instruments import clocks
+from overlap_callbacks.monitor.background.order_check import Decision, Ruling
+from overlap_callbacks.monitor.config import MonitorConfig
+from overlap_callbacks.monitor.window_cost import (
+    MAX_STEPS_AFTER,
+    NORMAL_STEPS,
+    STEPS_BEFORE,
+    StepPace,
+    UsualStep,
+    WindowCost,
+)
+from overlap_callbacks.monitor.window_runner import WindowRunner
+from tests.monitor.fakes import Bench
+from tests.monitor.jobs import TINY_WINDOW_STEPS, tiny_schedule
+
+MS = 1_000_000
+STEP = UsualStep(mean_ns=10.0 * MS, shortest_ns=9 * MS, longest_ns=12 * MS)
+WINDOW_MS, WINDOW_STEPS = 700, 40  # 300 ms more than its steps take
+
+
+class Clock:
+    """The host's clock, moved by hand."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ns = 0
+        monkeypatch.setattr(clocks, "now", lambda: self.ns)
+
+    def steps(self, cost: WindowCost, *lengths_ms: float) -> None:
+        for length_ms in lengths_ms:
+            self.ns += int(length_ms * MS)
+            cost.step_began(self.ns)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def closed(clock: Clock, usual: UsualStep | None = STEP) -> WindowCost:
+    """The cost of a window whose last step has ended, and whose next one begins at once."""
+    cost = WindowCost(clock.ns, usual)
+    clock.ns += WINDOW_MS * MS
+    cost.window_closed(clock.ns, WINDOW_STEPS)
+    cost.step_began(clock.ns)
+    return cost
+
+
+# -- how long a step usually takes
+
+
+def test_the_usual_step_is_the_mean_and_an_evaluation_between_two_steps_is_none() -> None:
+    lengths = [10, 10, 10, 90] * 16  # they swing: the median says nothing of their sum
+    usual = UsualStep.of(list(itertools.accumulate(lengths, initial=0)))
+    assert usual == UsualStep(mean_ns=30.0, shortest_ns=10, longest_ns=90)
+    assert UsualStep.of(list(itertools.accumulate([*lengths, 30_000], initial=0))) == usual
+
+
+def test_of_the_first_steps_of_a_job_the_later_half_counts_and_of_too_few_none_does() -> None:
+    begins = list(itertools.accumulate([500, 100, 50, 20, 10, 10, 10, 10], initial=0))
+    assert UsualStep.of(begins, of_new_job=True) == UsualStep(mean_ns=10.0, shortest_ns=10, longest_ns=10)
+    assert UsualStep.of(begins[:4]) is None
+
+
+# -- what is lost
+
+
+def test_slower_steps_after_a_window_count_until_they_are_back_to_normal(clock: Clock) -> None:
+    cost = closed(clock)
+    clock.steps(cost, 60, 40)  # the reporting thread reads the profile
+    cost.work_done()
+    clock.steps(cost, 22)  # and something of that is left
+    assert not cost.await_settled(0)
+    clock.steps(cost, *[10] * NORMAL_STEPS)
+    assert cost.await_settled(0)
+    assert cost.tell_ms(report_cpu_ms=80.0) == pytest.approx(300 + 50 + 30 + 12)  # its CPU time is not counted again
+    assert not cost.over  # the report is still to be made
+    cost.work_began()
+    clock.steps(cost, 30)
+    cost.work_done(finished=True)
+    clock.steps(cost, *[10] * (NORMAL_STEPS + 1))
+    assert cost.over
+    assert cost.late_ms == pytest.approx(20)
+    clock.steps(cost, 500)
+    assert cost.late_ms == pytest.approx(20)  # nothing of this is ours
+
+
+def test_an_evaluation_after_a_window_is_not_what_the_window_cost(clock: Clock) -> None:
+    cost = closed(clock)
+    clock.ns += 30 * MS
+    cost.work_done(finished=True)
+    clock.steps(cost, 30_000, *[10] * NORMAL_STEPS)
+    told = cost.tell_ms(0.0)
+    assert told is not None
+    assert 300 + 30 <= told <= 300 + 30 + 2 * 12  # what we worked in it, and no more than two steps
+
+
+def test_steps_that_run_ahead_of_the_device_again_give_back_what_the_window_took(clock: Clock) -> None:
+    cost = closed(clock)
+    cost.work_done(finished=True)
+    clock.steps(cost, 1, 1, 1, *[10] * NORMAL_STEPS)  # the host does not wait until the device's queue is full
+    assert cost.over
+    assert cost.tell_ms(0.0) == pytest.approx(300 - 27)
+
+
+def test_where_steps_were_not_seen_to_settle_the_reporting_threads_time_counts_whole(clock: Clock) -> None:
+    cost = closed(clock)
+    clock.steps(cost, 60)
+    cost.work_done()
+    assert cost.tell_ms(report_cpu_ms=80.0) == pytest.approx(300 + 80)
+    assert cost.late_ms == 0.0
+    clock.steps(cost, *[20] * 5)
+    assert cost.late_ms == pytest.approx(20)
+
+
+def test_a_job_whose_pace_has_changed_is_not_looked_at_for_ever(clock: Clock) -> None:
+    for work, most in ((True, 20), (False, MAX_STEPS_AFTER)):
+        cost = closed(clock)
+        if work:
+            cost.work_done(finished=True)
+        count = 0
+        while not cost.over:
+            clock.steps(cost, 20)
+            count += 1
+        assert count <= most
+
+
+def test_without_steps_before_it_nothing_is_told_and_nothing_is_waited_for(clock: Clock) -> None:
+    cost = closed(clock, None)
+    assert cost.over
+    assert cost.stands_still
+    assert cost.tell_ms(80.0) is None
+    assert cost.late_ms == 0.0
+
+
+def test_a_job_that_no_longer_steps_is_not_waited_for(clock: Clock) -> None:
+    cost = closed(clock)
+    assert not cost.stands_still
+    clock.ns += 2000 * MS
+    assert cost.stands_still
+
+
+# -- which steps are looked at
+
+
+def asked(runner: WindowRunner, bench: Bench, steps: range, clock: Clock) -> list[int]:
+    """The steps that the monitor hands to the runner; each takes 10 ms."""
+    handed = []
+    for step in steps:
+        clock.ns += 10 * MS
+        if step >= runner.next_step:
+            handed.append(step)
+            runner.begin(step)
+        if runner.in_step:
+            runner.end()
+        for cost in bench.reporter.costs:
+            cost.work_done(finished=True)
+    return handed
+
+
+def test_between_windows_a_step_is_one_comparison_but_for_those_around_them(clock: Clock) -> None:
+    granted = Ruling(Decision.GRANTED)
+    bench = Bench(granted, granted)
+    schedule = tiny_schedule(every_n_steps=1000, first_step=100)
+    runner = WindowRunner(
+        MonitorConfig(schedule=schedule), bench.slot, bench.gate, bench.switch, bench.notices, bench.faults
+    )
+    handed = asked(runner, bench, range(1150), clock)
+    after = 100 + TINY_WINDOW_STEPS
+    expected = {0, *range(100 - STEPS_BEFORE, after), *range(1100 - STEPS_BEFORE, 1100 + TINY_WINDOW_STEPS)}
+    assert expected <= set(handed)
+    settling = [step for step in handed if step not in expected]
+    assert settling[: NORMAL_STEPS + 1] == list(range(after, after + NORMAL_STEPS + 1))
+    assert max(step for step in settling if step < 1000) < after + 8
+    assert [cost.usual for cost in bench.reporter.costs] == [UsualStep(10.0 * MS, 10 * MS, 10 * MS)] * 2
+    assert all(cost.over for cost in bench.reporter.costs)
+    assert all(cost.tell_ms(0.0) == 0.0 for cost in bench.reporter.costs)
+
+
+def test_the_next_window_ends_the_looking_and_knows_the_usual_step_of_the_one_before() -> None:
+    pace = StepPace()
+    for step in range(10):
+        pace.step_began(step, step * 10 * MS)
+    first = pace.window_opens(90 * MS)
+    pace.window_closed(first, 400 * MS, step=14, num_steps=6)
+    pace.step_began(15, 410 * MS)
+    second = pace.window_opens(410 * MS)
+    assert first.over
+    assert second.usual == first.usual is not None
+
+
+def test_steps_with_a_gap_between_them_are_no_steps_in_a_row() -> None:
+    pace = StepPace()
+    for step in range(10):
+        pace.step_began(step, step * 10 * MS)
+    pace.step_began(50, 9000 * MS)
+    assert pace.window_opens(9000 * MS).usual is None
