@@ -73,6 +73,7 @@ def reference_report(
     all_problems += remarks(figures, first.device)
     profiled = with_whole_tables(samples)
     environment = job_environment(samples)
+    cost = _cost(samples, figures.get("e2e_overlapped_ms"), every_n_steps)
     power = _power(samples, world_size)
     if power is not None:
         all_problems += power.problems
@@ -89,7 +90,8 @@ def reference_report(
         device=first.device,
         valid=valid,
         problems=bounded(all_problems),
-        measurement_overhead=_overhead(samples, figures.get("e2e_overlapped_ms"), every_n_steps),
+        measurement_overhead=None if cost is None else cost[1],
+        lost_ms=None if cost is None else cost[0],
         wall_ms=max(sample.wall_ms for sample in samples),
         **figures,
         spread=_spread(samples),
@@ -125,23 +127,32 @@ def _power(samples: Sequence[RankWindow], world_size: int) -> JobPower | None:
     return power
 
 
-def _overhead(samples: Sequence[RankWindow], step: Estimate | None, every_n_steps: int) -> float | None:
-    """What a window cost, as a fraction of the time between windows.
+def _cost(samples: Sequence[RankWindow], step: Estimate | None, every_n_steps: int) -> tuple[float, float] | None:
+    """The time in ms that training lost to a window, and its fraction of the time between windows; None if not known.
 
-    That is its time beyond what its steps would take overlapped, and the CPU time of the reporting thread after it. How
-    much of the latter the job loses is not known; at most all of it, where the two contend for Python's lock or a core.
+    Each rank has measured the time from the window's opening until steps were back to normal, beyond what steps usually
+    take. All ranks train at the pace of the slowest, so each has waited for the others: the most of any rank is told.
+
+    A rank that does not know it (windows follow each other, or the first has too few steps before it) is taken to have
+    lost the window's time beyond what its steps would take overlapped, and the CPU time of the reporting thread.
 
     Args:
         samples: the ranks' windows.
         step: time of an overlapped step.
         every_n_steps: steps from one window to the next.
     """
-    if step is None or step.value <= 0:
+    costs = []
+    for sample in samples:
+        if sample.lost_ms is not None:
+            costs.append((max(0.0, sample.lost_ms), sample.usual_step_ms))
+        elif step is not None:
+            extra_ms = max(0.0, sample.wall_ms - sample.num_steps * step.value)
+            costs.append((extra_ms + sample.report_cpu_ms, step.value))
+    costs = [(lost_ms, step_ms) for lost_ms, step_ms in costs if step_ms > 0]
+    if not costs:
         return None
-    extra_ms = max(
-        max(0.0, sample.wall_ms - sample.num_steps * step.value) + sample.report_cpu_ms for sample in samples
-    )
-    return extra_ms / (every_n_steps * step.value)
+    fraction = max(lost_ms / (every_n_steps * step_ms) for lost_ms, step_ms in costs)
+    return max(lost_ms for lost_ms, _ in costs), fraction
 
 
 _SPREAD_OVER_RANKS = ("compute_slowdown", "e2e_overlapped_ms", "e2e_sequential_ms", "exposed_comm_ms")

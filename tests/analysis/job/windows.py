@@ -93,6 +93,7 @@ def _window(chance: np.random.Generator, rank: int, drift: Any, *, odd: bool, sh
     variables = {"NCCL_DEBUG": "WARN"} | (
         {"NCCL_MAX_CTAS": str(chance.integers(4, 7))} if chance.random() < 0.2 else {}
     )
+    knows_cost = chance.random() < 0.6
     return window(
         rank,
         num_steps=65 - int(odd and chance.random() < 0.05),
@@ -101,6 +102,8 @@ def _window(chance: np.random.Generator, rank: int, drift: Any, *, odd: bool, sh
         device="NVIDIA H200",
         wall_ms=around(9000),
         report_cpu_ms=around(500),
+        lost_ms=float(chance.normal(2000, 1500)) if knows_cost else None,
+        usual_step_ms=around(100) if knows_cost and chance.random() < 0.9 else 0.0,
         timed=timed,
         profiled=profiled,
         kernels=tuple(kernels) if profiled else (),

@@ -12,7 +12,7 @@ from overlap_callbacks import Schedule
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.reporter import Reporter
-from overlap_callbacks.monitor.background.store import Job
+from overlap_callbacks.monitor.background.store import Connection, Job, StoreChannel
 from overlap_callbacks.monitor.window_cost import UsualStep, WindowCost
 from tests.samples import window as rank_window
 
@@ -21,7 +21,7 @@ USUAL = UsualStep(mean_ns=1e6, shortest_ns=1, longest_ns=10**12)  # any step is 
 
 def reporter(**options: float) -> Reporter:
     return Reporter(
-        Job(0, 2, "gloo"), "prefix", schedule=Schedule(), sinks=(), run=pytest.fail, environment=pytest.fail,
+        StoreChannel(Job(0, 2, "gloo"), "prefix", Connection(pytest.fail)), schedule=Schedule(), sinks=(), run=pytest.fail, environment=pytest.fail,
         timeout_s=options.get("timeout_s", 30.0), budget=WindowBudget(None), on_error=pytest.fail,
         on_sink_error=pytest.fail,
     )  # fmt: skip
