@@ -20,8 +20,9 @@ USUAL = UsualStep(mean_ns=1e6, shortest_ns=1, longest_ns=10**12)  # any step is 
 
 
 def reporter(**options: float) -> Reporter:
+    channel = StoreChannel(Job(0, 2, "gloo"), "prefix", Connection(pytest.fail))
     return Reporter(
-        StoreChannel(Job(0, 2, "gloo"), "prefix", Connection(pytest.fail)), schedule=Schedule(), sinks=(), run=pytest.fail, environment=pytest.fail,
+        channel, schedule=Schedule(), sinks=(), run=pytest.fail, environment=pytest.fail,
         timeout_s=options.get("timeout_s", 30.0), budget=WindowBudget(None), on_error=pytest.fail,
         on_sink_error=pytest.fail,
     )  # fmt: skip
