@@ -33,7 +33,7 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import JobPower
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow, TimedBlock
-from overlap_callbacks.analysis.validity import escaped_communication, remarks, unlike_ranks
+from overlap_callbacks.analysis.validity import escaped_communication, remarks, uncounted_modes, unlike_ranks
 
 # Kernels that a report keeps, those with the most time. Enough for the tables; messages and record stay bounded.
 MAX_KERNELS = 50
@@ -75,6 +75,9 @@ def aggregate_windows(
     unlike = unlike_ranks(samples)
     if unlike is not None:
         reasons.append(unlike)
+    uncounted = uncounted_modes(figures) if all(sample.complete for sample in samples) else None
+    if uncounted is not None:
+        reasons.append(uncounted)
     valid = not reasons
     all_problems = [*reasons, *problems, *by_rank(samples, lambda sample: sample.problems)]
     if is_checked:

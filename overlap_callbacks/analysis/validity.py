@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from overlap_callbacks.analysis.formatting import name_ranks
 from overlap_callbacks.analysis.results.catalogue import residual_comm_limit, residual_limit
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import RankWindow
 
 # Idle time that sequential steps have beyond overlapped ones, as a share of a sequential step.
@@ -40,6 +41,22 @@ def escaped_communication(figures: Mapping[str, Estimate], device: str, backend:
             f"steps are those of overlapped ones, so the comparison does not hold"
         )
     return None
+
+
+def uncounted_modes(figures: Mapping[str, Estimate]) -> str | None:
+    """Which mode a whole window has no step time of, in words; None if it has both.
+
+    Args:
+        figures: of the window, over all ranks.
+    """
+    missing = [
+        mode.value
+        for mode, name in ((Mode.OVERLAPPED, "e2e_overlapped_ms"), (Mode.SEQUENTIAL, "e2e_sequential_ms"))
+        if name not in figures
+    ]
+    if not missing:
+        return None
+    return f"no {' and no '.join(missing)} step counts, so there is nothing to compare"
 
 
 def unlike_ranks(samples: Sequence[RankWindow]) -> str | None:
