@@ -197,21 +197,22 @@ class _AtBackendSelect(_Placement):
 
         def kernel(keyset: Any, *args: Any) -> Any:
             nonlocal arguments, interrupts
-            try:
-                call = None
-                observer = dispatcher.observer
-                if observer is not None and is_marked(MARK) and not (dispatcher.stale and dispatcher.is_stale()):
-                    call = observer.before_call(spec, args)
-            except BaseException as error:
-                call = None
-                interrupts += (error,)
-            arguments += ((keyset & below, *args),)
-            for result in issue:
+            call = None
+            observer = dispatcher.observer
+            # Between windows nothing is kept: on CPython 3.10 a Ctrl-C would else wait for the next window.
+            if observer is not None:
                 try:
-                    if call is not None:
-                        observer.after_call(call, result)  # type: ignore[union-attr]
+                    if is_marked(MARK) and not (dispatcher.stale and dispatcher.is_stale()):
+                        call = observer.before_call(spec, args)
                 except BaseException as error:
                     interrupts += (error,)
+            arguments += ((keyset & below, *args),)
+            for result in issue:
+                if call is not None:
+                    try:
+                        observer.after_call(call, result)  # type: ignore[union-attr]
+                    except BaseException as error:
+                        interrupts += (error,)
                 return result
 
         return _as_kernel(kernel)
