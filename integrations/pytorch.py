@@ -59,16 +59,11 @@ def attach(
     Raises:
         TypeError: an argument that is not an optimizer, model or schedule, or an option that does not exist.
         ValueError: (``strict=True`` only) a value is not allowed, the model or schedule cannot be made sequential in
-            this way, or the optimizer has a monitor already.
+            this way, the optimizer takes no step hooks (PostLocalSGDOptimizer), or it has a monitor already.
         RuntimeError: (``strict=True`` only) called before ``init_process_group``.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r} (a {type(optimizer).__name__})")
-    if not hasattr(optimizer, "_optimizer_step_post_hooks"):
-        raise TypeError(
-            f"optimizer must take step hooks, which a {type(optimizer).__name__} does not: give the torch optimizer "
-            "within it (for Accelerate's: integrations.transformers.attach_accelerate)"
-        )
     models = _as_list(model)
     if pipeline is not None:
         from . import _pytorch_pipelining as pipelining
@@ -121,6 +116,11 @@ def _as_list(model: Any) -> list[nn.Module]:
 def _check_ready(optimizer: torch.optim.Optimizer) -> None:
     if not (dist.is_available() and dist.is_initialized()):
         raise RuntimeError("attach(optimizer) was called before torch.distributed.init_process_group: call it after")
+    if not hasattr(optimizer, "_optimizer_step_post_hooks"):  # a wrapper, which is an optimizer by name only
+        raise ValueError(
+            f"optimizer must take step hooks, which a {type(optimizer).__name__} does not: give the torch optimizer "
+            "within it (for Accelerate's: integrations.transformers.attach_accelerate)"
+        )
     _attachments.check_free(optimizer)
 
 

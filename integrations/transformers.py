@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
@@ -30,6 +31,10 @@ try:
     from accelerate.utils import DistributedType
 except ImportError as error:
     raise ImportError(lacks("accelerate", accelerate.__version__, f"{error.name} as here ({error})")) from error
+
+
+# What ``attach`` takes beside the options of the monitor.
+_ARGUMENTS = frozenset(inspect.signature(attach).parameters) - {"options"}
 
 
 class OverlapCallback(transformers.TrainerCallback):
@@ -123,8 +128,8 @@ def attach_accelerate(optimizer: AcceleratedOptimizer, **options: Any) -> Overla
         The monitor; its ``close()`` removes the hook from the optimizer.
 
     Raises:
-        TypeError: not a prepared optimizer, an optimizer that DeepSpeed steps, or an option that does not exist.
-        ValueError: (``strict=True`` only) an option's value is not allowed.
+        TypeError: not a prepared optimizer, or an option that does not exist.
+        ValueError: (``strict=True`` only) an option's value is not allowed, or DeepSpeed steps the optimizer.
         RuntimeError: (``strict=True`` only) this Accelerate lacks something needed.
     """
     if not isinstance(optimizer, AcceleratedOptimizer):
@@ -132,17 +137,18 @@ def attach_accelerate(optimizer: AcceleratedOptimizer, **options: Any) -> Overla
             f"optimizer must be what accelerator.prepare gave, got {optimizer!r} (a {type(optimizer).__name__}); "
             f"integrations.pytorch.attach takes a plain torch optimizer"
         )
+    check_names({name: value for name, value in options.items() if name not in _ARGUMENTS})
     try:
         check_version("accelerate", accelerate.__version__, missing_of(optimizer, "optimizer"))
-    except RuntimeError as error:
+        # Accelerate's wrapper is an optimizer by name only: it takes no hooks.
+        inner = optimizer.optimizer
+        if type(optimizer) is not AcceleratedOptimizer or not isinstance(inner, torch.optim.Optimizer):
+            raise ValueError(
+                f"{type(optimizer).__name__} is stepped by its engine: use integrations.deepspeed.attach with the "
+                f"model that accelerator.prepare gave"
+            )
+    except (ValueError, RuntimeError) as error:
         return switched_off(f"accelerate {accelerate.__version__}", error, strict=options.get("strict"))
-    # Accelerate's wrapper is an optimizer by name only: it takes no hooks.
-    inner = optimizer.optimizer
-    if type(optimizer) is not AcceleratedOptimizer or not isinstance(inner, torch.optim.Optimizer):
-        raise TypeError(
-            f"{type(optimizer).__name__} is stepped by its engine: use integrations.deepspeed.attach with the model "
-            f"that accelerator.prepare gave"
-        )
     monitor: OverlapMonitor = attach(inner, **options)
     monitor.name_groups(dimensions_of(parameter for group in inner.param_groups for parameter in group["params"]))
     return monitor

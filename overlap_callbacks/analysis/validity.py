@@ -9,6 +9,7 @@ import msgspec
 from overlap_callbacks.analysis.rank_set import RankSet, union
 from overlap_callbacks.analysis.results.catalogue import residual_comm_limit, residual_limit
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.mode import Mode
 
 # Idle time that sequential steps have beyond overlapped ones, as a share of a sequential step.
 MAX_HOST_WAIT = 0.02
@@ -71,6 +72,22 @@ def add_measured(parts: Iterable[Sequence[Measured]]) -> tuple[Measured, ...]:
         rest = rows[_MAX_TERMS - 1 :]
         rows = [*rows[: _MAX_TERMS - 1], msgspec.structs.replace(rest[0], ranks=union([row.ranks for row in rest]))]
     return tuple(rows)
+
+
+def uncounted_modes(figures: Mapping[str, Estimate]) -> str | None:
+    """Which mode a whole window has no step time of, in words; None if it has both.
+
+    Args:
+        figures: of the window, over all ranks.
+    """
+    missing = [
+        mode.value
+        for mode, name in ((Mode.OVERLAPPED, "e2e_overlapped_ms"), (Mode.SEQUENTIAL, "e2e_sequential_ms"))
+        if name not in figures
+    ]
+    if not missing:
+        return None
+    return f"no {' and no '.join(missing)} step counts, so there is nothing to compare"
 
 
 def unlike_ranks(measured: Sequence[Measured]) -> str | None:

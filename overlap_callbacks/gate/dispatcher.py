@@ -151,8 +151,8 @@ class _AtOwnKey(_Placement):
 
         def kernel(keyset: Any, *args: Any) -> Any:
             nonlocal arguments, interrupts
-            call = None
             try:
+                call = None
                 observer = dispatcher.observer
                 if (
                     observer is None
@@ -165,14 +165,15 @@ class _AtOwnKey(_Placement):
                 else:
                     call = observer.before_call(spec, args)
             except BaseException as error:
+                call = None
                 interrupts += (error,)
             arguments += ((keyset & below, *args),)
             for result in issue:
-                if call is not None:
-                    try:
+                try:
+                    if call is not None:
                         observer.after_call(call, result)  # type: ignore[union-attr]
-                    except BaseException as error:
-                        interrupts += (error,)
+                except BaseException as error:
+                    interrupts += (error,)
                 return result
 
         return _as_kernel(kernel)
@@ -198,6 +199,7 @@ class _AtBackendSelect(_Placement):
             nonlocal arguments, interrupts
             call = None
             observer = dispatcher.observer
+            # Between windows nothing is kept: on CPython 3.10 a Ctrl-C would else wait for the next window.
             if observer is not None:
                 try:
                     if is_marked(MARK) and not (dispatcher.stale and dispatcher.is_stale()):

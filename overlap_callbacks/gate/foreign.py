@@ -66,6 +66,14 @@ class SequenceNumbers:
                 foreign.append(described.label)
         return tuple(foreign)
 
+    @property
+    def issued(self) -> int | None:
+        """How many collectives all groups together have issued since then; None if one of them does not count."""
+        alive = groups_of_rank() or ()
+        after = {group: _sequence_number(group) for group in self._before if group in alive}
+        known = [number - self._before[group] for group, number in after.items() if number is not None]
+        return sum(known) if self.complete and len(known) == len(after) else None
+
     def before(self, dimensions: Mapping[str, str], *, without: Iterable[str] = ()) -> dict[str, int]:
         """The counts at the moment of construction, by the group's name.
 

@@ -207,7 +207,8 @@ class Gate:
         let_pass = self._let_pass, self._unsupported_device, self._let_pass_bytes, self._captured
         # Another thread may be further on one rank than on another, at the same step.
         counts = {} if self._numbers is None else self._numbers.before(self.dimensions, without=foreign)
-        log = StepLog(collectives, dropped, self._tracker.divergence, quiet, foreign, compiled, *let_pass, counts)
+        rest = counts, None if self._numbers is None else self._numbers.issued
+        log = StepLog(collectives, dropped, self._tracker.divergence, quiet, foreign, compiled, *let_pass, *rest)
         self._works.clear()
         self._groups.clear()  # keeps no process group alive between steps
         self._numbers = None

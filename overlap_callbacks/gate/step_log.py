@@ -164,6 +164,8 @@ class StepLog:
             took longer than others do.
         issued_before: how many collectives this rank had issued on each group when the step began, by the group's name;
             of groups that count, and on which nobody else communicated.
+        issued: how many collectives this rank issued in the step on all its groups, on any thread, as the groups count;
+            None if one of them does not.
     """
 
     collectives: tuple[Collective, ...]
@@ -177,6 +179,7 @@ class StepLog:
     let_pass_bytes: int = 0
     captured: bool = False
     issued_before: Mapping[str, int] = field(default_factory=dict)
+    issued: int | None = None
 
 
 # Sends and receives that are posted together: of each its operator, its group's name, and the peer's rank in it.

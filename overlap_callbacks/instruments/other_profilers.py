@@ -9,6 +9,7 @@ profilers that start call them.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -16,6 +17,14 @@ from typing import Any, Protocol
 import torch.autograd.profiler
 
 _torch_profiler: Any = torch.autograd.profiler
+
+
+def serves_a_daemon() -> bool:
+    """Whether Kineto takes requests for traces from a daemon (dynolog), as torch asks when it is loaded.
+
+    Nothing in Python tells when such a trace begins, and a session of ours within it leaves it empty.
+    """
+    return "KINETO_USE_DAEMON" in os.environ
 
 
 class Yielding(Protocol):

@@ -15,6 +15,7 @@ from overlap_callbacks.gate.native import SwitchState
 from overlap_callbacks.gate.step_log import ExpectedSequence, StepLog
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.instruments.memory import MemoryReader, RawReading
+from overlap_callbacks.instruments.other_profilers import serves_a_daemon
 from overlap_callbacks.instruments.power.meter import PowerMeter
 from overlap_callbacks.instruments.profiler import Profile
 from overlap_callbacks.monitor.schedule import Part, Plan
@@ -278,6 +279,9 @@ class Window:
         )
 
     def _start_profile(self) -> None:
+        if serves_a_daemon():
+            self._miss_profile("Kineto takes requests from a daemon (KINETO_USE_DAEMON), whose traces ours would empty")
+            return
         if not Profile.available():
             self._miss_profile("another profiler was running in this process")
             return

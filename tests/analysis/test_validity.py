@@ -125,3 +125,24 @@ def test_on_a_cpu_neither_is_noted_for_there_the_host_is_the_device():
     found = report_of(full_window(profiled=blocks, backend="gloo", device="cpu"))
     assert found.idle_isolated_ms.value == pytest.approx(50)
     assert found.problems == ()
+
+
+@pytest.mark.parametrize(
+    ("arms", "reason"),
+    [
+        ((), "no overlapped and no sequential step counts"),
+        ((OV,), "no sequential step counts"),
+        ((SEQ,), "no overlapped step counts"),
+        ((OV, SEQ), None),
+    ],
+)
+@pytest.mark.parametrize("control", [False, True])
+def test_a_whole_window_without_counted_steps_of_both_modes_is_invalid(arms, reason, control):
+    timed = tuple(block for block in full_window().timed if block.arm in arms)
+    found = report_of(full_window(timed=timed), control=control)
+    assert found.valid is (reason is None)
+    assert found.problems[:1] == ((f"{reason}, so there is nothing to compare",) if reason else ())
+
+
+def test_a_window_that_was_cut_short_says_so_itself():
+    assert report_of(full_window(timed=(), complete=False)).valid

@@ -102,6 +102,8 @@ def test_the_cause_comes_with_its_evidence() -> None:
 def test_the_log_has_a_line_for_each_window() -> None:
     report = msgspec.structs.replace(
         window(0, timed=(), profiled=()),
+        valid=True,
+        problems=(),
         e2e_overlapped_ms=estimate(412.04, 411.27, 412.8),
         compute_slowdown=estimate(0.143, 0.138, 0.148),
         speedup_vs_sequential=estimate(0.1, None, None),

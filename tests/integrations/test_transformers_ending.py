@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +31,13 @@ def end_within_profiled_steps(folder: str, how: str) -> None:
             if torch.autograd.profiler._is_profiler_enabled:
                 if how == "exit":
                     sys.exit(3)
-                raise KeyError("of the user")
+                if how == "exception":
+                    raise KeyError("of the user")
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(60.0)
 
+    if how == "SIGTERM, and a handler that exits":
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     fit = trainer(rank, Path(folder, str(rank)), overlap_callback(run_dir=folder), End(), max_steps=30)
@@ -37,7 +45,10 @@ def end_within_profiled_steps(folder: str, how: str) -> None:
     fit.train()
 
 
-@pytest.mark.parametrize(("how", "code"), [("exit", 3), ("exception", 1)])
+ENDINGS = {"exit": 3, "exception": 1, "SIGTERM": -signal.SIGTERM, "SIGTERM, and a handler that exits": 5}
+
+
+@pytest.mark.parametrize(("how", "code"), ENDINGS.items())
 def test_a_trainer_that_ends_within_profiled_steps_ends_as_without_the_library(
     tmp_path: Path, how: str, code: int
 ) -> None:

@@ -32,7 +32,7 @@ from overlap_callbacks.analysis.rank_problems import bounded
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.power import JobPower
 from overlap_callbacks.analysis.results.report import MAX_RANKS_NAMED, OverlapReport
-from overlap_callbacks.analysis.validity import escaped_communication, remarks, unlike_ranks
+from overlap_callbacks.analysis.validity import escaped_communication, remarks, uncounted_modes, unlike_ranks
 
 
 def report_of(
@@ -132,6 +132,9 @@ def _problems(
     unlike = unlike_ranks(part.measured)
     if unlike is not None:
         reasons.append(unlike)
+    uncounted = uncounted_modes(figures) if part.all_complete else None
+    if uncounted is not None:
+        reasons.append(uncounted)
     found = [*problems, *said(part.problems, num_ranks)]
     if part.checked:
         found += let_pass

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -79,11 +79,20 @@ def odd_steps(steps: Sequence[MeasuredStep]) -> set[int]:
 
     Such a step is not like the others: for example, it ran all micro-batches twice because a loss scaler skipped an
     update in between. A few more collectives, as a job's logging adds them, make no difference.
+
+    What the measured threads issue decides, and not what others do beside them. But a communication hook may issue
+    collectives where an earlier one ends (PowerSGD does). That is on the training thread if it has ended already, as
+    in sequential steps, and else on a thread of the backend's, which nobody sees. So a step is odd only if the number
+    of all threads together, which does not depend on that, is odd too.
     """
-    numbers = {index: len(step.log.collectives) for index, step in enumerate(steps) if step.counted}
-    if not numbers:
-        return set()
-    usual = float(np.median(list(numbers.values())))
+    counted = {index: step.log for index, step in enumerate(steps) if step.counted}
+    odd = _far_from_median({index: len(log.collectives) for index, log in counted.items()})
+    issued = {index: log.issued for index, log in counted.items() if log.issued is not None}
+    return odd & _far_from_median(issued) if len(issued) == len(counted) else odd
+
+
+def _far_from_median(numbers: Mapping[int, int]) -> set[int]:
+    usual = float(np.median(list(numbers.values()))) if numbers else 0.0
     return {index for index, number in numbers.items() if abs(number - usual) > _MAX_DEVIATION * usual}
 
 

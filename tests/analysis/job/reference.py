@@ -21,7 +21,7 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import JobPower
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import RankWindow, SmLoss
-from overlap_callbacks.analysis.validity import escaped_communication, remarks
+from overlap_callbacks.analysis.validity import escaped_communication, remarks, uncounted_modes
 from tests.analysis.job.reference_environment import job_environment
 from tests.analysis.job.reference_figures import figures_of, ranks_left_out, with_whole_tables
 from tests.analysis.job.reference_parts import by_rank, mean_dimensions, mean_kernels, mean_pairs, pool, with_transfers
@@ -63,6 +63,9 @@ def reference_report(
     unlike = unlike_ranks(samples)
     if unlike is not None:
         reasons.append(unlike)
+    uncounted = uncounted_modes(figures) if all(sample.complete for sample in samples) else None
+    if uncounted is not None:
+        reasons.append(uncounted)
     valid = not reasons
     all_problems = [*reasons, *problems, *by_rank(samples, lambda sample: sample.problems)]
     if is_checked:

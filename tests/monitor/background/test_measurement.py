@@ -15,7 +15,7 @@ from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments.clocks import StepClock
 from overlap_callbacks.instruments.profiler import Profile
 from overlap_callbacks.monitor.background.collective_times import collective_times
-from overlap_callbacks.monitor.background.measurement import measure, memory_peaks, segments_of
+from overlap_callbacks.monitor.background.measurement import measure, memory_peaks, odd_steps, segments_of
 from overlap_callbacks.monitor.schedule import Part, Plan
 from overlap_callbacks.monitor.window import ClosedWindow, MeasuredStep
 from tests.columns import columns
@@ -56,6 +56,39 @@ def test_a_step_that_does_not_count_cuts_it_too() -> None:
 def test_a_single_step_is_a_stretch() -> None:
     assert segments_in_ms(steps_of([0])) == [(0, 100, 1)]
     assert segments_in_ms([]) == []
+
+
+# -- steps that are not like the others
+
+
+def issuing(seen: int, issued: int | None, counted: bool = True) -> MeasuredStep:
+    collective = Collective("allreduce_", Group("0", "", (0, 1), "gloo"), 4, 4, None, 0, -1, 0, 0)
+    plan = Plan(0, 0, Part.TIMED, 0, Mode.OVERLAPPED, Mode.OVERLAPPED, True, False)
+    return MeasuredStep(
+        plan=plan, start=0, end=MS, log=StepLog((collective,) * seen, 0, None, issued=issued), counted=counted
+    )
+
+
+@pytest.mark.parametrize(
+    ("numbers", "odd"),
+    [
+        ([(4, 4), (4, 4), (8, 8), (4, 4)], {2}),
+        ([(4, 4), (5, 5), (4, 4), (4, 4)], set()),  # a job's logging adds one
+        ([(1, 3), (3, 3), (3, 3), (1, 3)], set()),  # a hook's callbacks run on this thread, or on another
+        ([(1, 3), (3, 3), (6, 6), (1, 3)], {2}),
+        ([(4, 4), (4, 40), (4, 4), (4, 4)], set()),  # another thread's collectives are no part of the step
+        ([(4, None), (4, None), (8, None), (4, None)], {2}),  # a backend that does not count
+        ([(0, 0), (0, 0)], set()),
+        ([], set()),
+    ],
+)
+def test_odd_steps_are_told_by_what_the_measured_threads_issue(numbers, odd) -> None:
+    assert odd_steps([issuing(*number) for number in numbers]) == odd
+
+
+def test_steps_that_do_not_count_say_nothing_of_what_is_usual() -> None:
+    steps = [issuing(4, 4), issuing(9, 9, counted=False), issuing(9, 9, counted=False), issuing(9, 9, counted=False)]
+    assert odd_steps(steps) == set()
 
 
 # -- collectives
