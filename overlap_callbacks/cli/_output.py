@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -91,7 +92,7 @@ def newest_run(path: Path) -> Path:
 
 
 def read_record(run: Path) -> Record:
-    """Read the record of a run.
+    """Read the record of a run; details of windows stay in the file until they are asked for.
 
     Raises:
         click.ClickException: there is no record, or it cannot be read.
@@ -99,7 +100,7 @@ def read_record(run: Path) -> Record:
     from overlap_callbacks.report import record
 
     try:
-        return read_with_progress(run, record.read)
+        return read_with_progress(run, functools.partial(record.read, details=False))
     except record.RecordError as error:
         raise click.ClickException(one_line(str(error))) from None
 

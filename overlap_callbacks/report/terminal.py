@@ -59,6 +59,8 @@ def tables(record: Record, everything: bool = True) -> RenderableType:
     if figures:
         parts += [Text(), _figure_table(figures, pooled_from)]
     last = next(reversed(windows or record.windows), record.unfinished)
+    if last is not None:
+        last = record.whole(last)
     # Kernels and pairs are compared with sequential steps. In a window that does not count, those were not sequential.
     counts = bool(windows) or partial is not None
     if last is not None:
@@ -121,7 +123,7 @@ def as_json(record: Record) -> dict[str, Any]:
         "figures": record.pooled(),
         "unfinished": None if partial is None else {"window": partial.window, "figures": partial.figures()},
         "by_window": [
-            {"window": w.window, "valid": w.valid, "verified": w.verified, "metrics": w.metrics()}
+            {"window": w.window, "valid": w.valid, "verified": w.verified, "metrics": record.whole(w).metrics()}
             for w in record.windows
         ],
         "environment": job_environment_of(record),

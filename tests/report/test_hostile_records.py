@@ -32,7 +32,7 @@ def test_an_option_of_the_schedule_that_is_of_another_type_is_passed_over(
 def test_a_line_longer_than_any_line_of_a_record_is_passed_over_in_bounded_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("overlap_callbacks.report.record._MAX_LINE_BYTES", 2**20)
+    monkeypatch.setattr("overlap_callbacks.report.record_lines.MAX_LINE_BYTES", 2**20)
     reports = [window_report(0), window_report(1)]
     path = write(tmp_path, reports=reports[:1])
     with path.open("ab") as file:
