@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -99,10 +100,13 @@ def read_record(run: Path) -> Record:
     """
     from overlap_callbacks.report import record
 
+    gc.disable()  # of a long run, hundreds of thousands of small objects are kept, and none is garbage
     try:
         return read_with_progress(run, functools.partial(record.read, details=False))
     except record.RecordError as error:
         raise click.ClickException(one_line(str(error))) from None
+    finally:
+        gc.enable()
 
 
 def print_record(run: Path, as_json: bool, everything: bool = False) -> None:

@@ -157,8 +157,7 @@ def read(
     if not file.is_file():
         raise RecordError(f"no record at {file}: give a run folder or its {FILE_NAME}")
     record = Record(file)
-    # Keyed by the block's number. A block may be logged again with more of its steps: its last entry is whole.
-    blocks: dict[tuple[int, int], dict[int, TimedBlock]] = {}
+    blocks = _Blocks()
     take = _whole_window if details else Outlines()
     try:
         for start, line in lines_of(file, progress or _no_progress):
@@ -169,28 +168,71 @@ def read(
             try:
                 kind = _kind_of(line)
                 if kind == "block":
-                    block = _decode_block(line)
-                    blocks.setdefault((block.window, block.first_step), {})[block.sample.block] = block.sample
+                    blocks.add(line)
                 elif kind == "window":
                     window, left = take(start, line)
                     record.windows.append(window)
                     if left is not None:
                         record._details[id(window)] = left
-                    blocks.pop((window.window, window.first_step), None)
+                    record.broken_lines += blocks.end_window(window.window, window.first_step)
                 elif kind == "run":
                     _check_schema(file, _decode_header(line))
                     record.runs.append(_with_known_schedule(_decode_run(line)))
-                    blocks.clear()
+                    record.broken_lines += blocks.end_run()
             except UNREADABLE:
                 record.broken_lines += 1
     except OSError as error:
         raise RecordError(f"{file} cannot be read: {error.strerror or error}") from None
     if not record.runs:
         raise RecordError(f"{file} is not an overlap record: it has no readable line of kind 'run'")
-    if blocks:
-        key, of_window = next(reversed(blocks.items()))
+    record.broken_lines += blocks.decode()
+    if blocks.by_window:
+        key, of_window = next(reversed(blocks.by_window.items()))
         record.unfinished = _unfinished(record.runs[-1], key, [of_window[number] for number in sorted(of_window)])
     return record
+
+
+class _Blocks:
+    """The blocks whose window has no report yet. There are many, and most need not be decoded: their report follows.
+
+    Attributes:
+        by_window: those decoded, by window and first step, then by number. A block may be logged again with more of its
+            steps: its last entry is whole.
+    """
+
+    def __init__(self) -> None:
+        self.by_window: dict[tuple[int, int], dict[int, TimedBlock]] = {}
+        self._lines: list[bytes] = []
+
+    def add(self, line: bytes) -> None:
+        self._lines.append(line)
+
+    def decode(self) -> int:
+        """Decode all that were added. Returns how many cannot be."""
+        broken = 0
+        for line in self._lines:
+            try:
+                block = _decode_block(line)
+            except UNREADABLE:
+                broken += 1
+            else:
+                self.by_window.setdefault((block.window, block.first_step), {})[block.sample.block] = block.sample
+        self._lines.clear()
+        return broken
+
+    def end_window(self, window: int, first_step: int) -> int:
+        """Leave out the blocks of a window whose report is there. Returns how many of all cannot be decoded."""
+        begin = b'{"record":"block","window":%d,"first_step":%d,"sample":' % (window, first_step)
+        self._lines = [line for line in self._lines if not (line.startswith(begin) and line.endswith(b"}}"))]
+        broken = self.decode()
+        self.by_window.pop((window, first_step), None)
+        return broken
+
+    def end_run(self) -> int:
+        """Leave out all blocks. Returns how many cannot be decoded."""
+        broken = self.decode()
+        self.by_window.clear()
+        return broken
 
 
 def _whole_window(start: int, line: bytes) -> tuple[OverlapReport, None]:

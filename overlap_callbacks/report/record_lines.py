@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 # A longer line is no line of a record: that of a window of 8,192 ranks is far shorter.
 MAX_LINE_BYTES = 256 * 2**20
@@ -13,16 +13,8 @@ MAX_LINE_BYTES = 256 * 2**20
 _PIECE_BYTES = 2**20
 
 
-class Line(NamedTuple):
-    """A line of a record.
-
-    Attributes:
-        start: its place in the file, in bytes.
-        content: its bytes, without the line break; None of a line that is longer than ``MAX_LINE_BYTES``.
-    """
-
-    start: int
-    content: bytes | None
+# A line's place in the file, in bytes, and its bytes without the line break; None of one of more than MAX_LINE_BYTES.
+Line = tuple[int, "bytes | None"]
 
 
 def lines_of(file: Path, progress: Callable[[int, int], None]) -> Iterator[Line]:
@@ -41,17 +33,18 @@ def lines_of(file: Path, progress: Callable[[int, int], None]) -> Iterator[Line]
             *whole, rest = (rest + piece).split(b"\n")
             for content in whole:
                 if content and not content.isspace():
-                    yield Line(start, content)
+                    yield start, content
                 start += len(content) + 1
             if len(rest) >= _PIECE_BYTES:
-                long, rest = _long_line(source, start, len(rest)), b""
-                if long.content is None or not long.content.isspace():
-                    yield long
+                _, long = _long_line(source, start, len(rest))
+                rest = b""
+                if long is None or not long.isspace():
+                    yield start, long
                 start = source.tell()
             done = source.tell()
             progress(done, max(size, done))  # the job may still be writing
         if rest and not rest.isspace():
-            yield Line(start, rest)
+            yield start, rest
 
 
 def line_at(file: Path, start: int) -> bytes:
@@ -78,4 +71,4 @@ def _long_line(source: IO[bytes], start: int, known: int) -> Line:
         source.seek(start)
         content = source.read(length)  # once: it may be most of the memory that there is
     source.seek(start + length + 1)
-    return Line(start, content)
+    return start, content
