@@ -9,15 +9,15 @@ import msgspec
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import RankWindow
 
-# So many windows are kept whole, and so many of each further doubling, times the logarithm of two.
-ALL_WHOLE = 100
+# From two of these on, every second window is kept whole, from three on every third, and so on.
+_STRETCH = 100
 
 
 class KeptDetails:
-    """Leaves out, of most windows after the first hundred, what only a close look at that window needs.
+    """Leaves out, of most windows after the first two hundred, what only a close look at that window needs.
 
     That is its pictures, its trace of power, and each rank's own tables. All figures, the job's tables and each rank's
-    blocks stay. Windows that do not count are thinned apart from the others: the first hundred of those stay whole too.
+    blocks stay. Windows that do not count are thinned apart from the others: the first of those stay whole too.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class KeptDetails:
         counts = report.valid and report.complete
         number = self._seen[counts]
         self._seen[counts] += 1
-        if number % max(1, number // ALL_WHOLE) == 0:
+        if number % max(1, number // _STRETCH) == 0:
             return report
         samples = tuple([_without_tables(sample) for sample in report.samples])
         return msgspec.structs.replace(report, pictures=(), power_trace=None, samples=samples)
