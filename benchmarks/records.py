@@ -24,8 +24,7 @@ from typing import Any
 
 import msgspec
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.report import record
@@ -111,9 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--windows", type=int, default=10_000)
     parser.add_argument("--from", dest="source", type=Path, help="a real record; else the demo makes one")
-    parser.add_argument(
-        "--earlier", action="store_true", help="with all details of every window, as earlier versions wrote it"
-    )
+    parser.add_argument("--earlier", action="store_true", help="all details of every window, as earlier versions")
     parser.add_argument("--json", nargs="?", const="-", help="print JSON, or write it into this file")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="overlap-records-") as name:

@@ -103,8 +103,8 @@ class Record:
     def whole(self, window: OverlapReport) -> OverlapReport:
         """One of ``windows`` with its details: tables, pictures, samples.
 
-        They are read from the file again if ``read`` left them there. Should that fail, the line counts as one that could
-        not be read, and the window is returned as it is.
+        They are read from the file again if ``read`` left them there. Should that fail, the line counts as one that
+        could not be read, and the window is returned as it is.
         """
         details = self._details.get(id(window))
         if details is None:
@@ -145,8 +145,8 @@ def read(
     Args:
         path: a run folder, or its ``overlap.jsonl``.
         progress: called every few lines with the number of bytes read so far, and the size of the file in bytes.
-        details: whether to read tables, pictures and samples of all windows at once. If not, ``Record.whole`` reads them
-            when they are asked for, which takes a third of the time and a small part of the memory.
+        details: whether to read tables, pictures and samples of all windows at once. If not, ``Record.whole`` reads
+            them when they are asked for: a long record then takes far less time and memory.
 
     Raises:
         RecordError: no such file, one that cannot be read, no record, or of a schema that is newer than this library.

@@ -261,10 +261,9 @@ def _notes(record: Record) -> list[RenderableType]:
     lines = [
         f"- {one_line(problem)}" + (f" ({which(numbers)})" if several else "") for problem, numbers in shown.items()
     ]
-    if len(shown) < len(windows_with):
-        lines.append(
-            f"- {len(windows_with) - len(shown):,} more notes, no more frequent than these: overlap show --json has them all"
-        )
+    more = len(windows_with) - len(shown)
+    if more:
+        lines.append(f"- {more:,} more notes, no more frequent than these: overlap show --json has them all")
     others = left_out(record.summary)
     if others:
         why = "; ".join(f"{kind}: {numbers}" for kind, numbers in others)

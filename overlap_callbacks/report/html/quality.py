@@ -168,8 +168,8 @@ def _window_table(view: RunView) -> Table:
     caption = ""
     if len(shown) < len(windows):
         caption = (
-            f"{len(shown):,} of {len(windows):,}: the first and the last ones, those with the highest and the lowest of "
-            f"each figure, and the last {MAX_DOUBTFUL:,} that do not count. The record holds all."
+            f"{len(shown):,} of {len(windows):,}: the first and the last ones, those with the highest and the lowest "
+            f"of each figure, and the last {MAX_DOUBTFUL:,} that do not count. The record holds all."
         )
     columns = heads(
         "Window", "First step", "*State", "Overlapped, ms", "Sequential, ms", "Compute slowdown", "Residual overlap",
