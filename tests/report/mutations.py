@@ -16,7 +16,7 @@ _TEXTS = (
     "", "\x00", "\x1b[2J\x1b]0;x\x07", "\u202eevil", "\u2066\u2069", "\x9b31m", "\ud800", "</script><script>alert(1)",
     "{{ 7 * 7 }}", "[bold]x[/bold]", "[/]", "=1+1", "\r\n", "%s%n", "é" * 50, "a" * 100_000, "\U0001f600", "NaN",
 )  # fmt: skip
-_OTHERS = (None, True, False, [], {}, [[]], [None], {"": None}, [1, [2, [3]]], {"value": "x"})
+_OTHERS: tuple[Any, ...] = (None, True, False, [], {}, [[]], [None], {"": None}, [1, [2, [3]]], {"value": "x"})
 
 Change = Callable[[Any, random.Random], Any]
 
