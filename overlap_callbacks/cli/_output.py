@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -91,17 +93,20 @@ def newest_run(path: Path) -> Path:
 
 
 def read_record(run: Path) -> Record:
-    """Read the record of a run.
+    """Read the record of a run; details of windows stay in the file until they are asked for.
 
     Raises:
         click.ClickException: there is no record, or it cannot be read.
     """
     from overlap_callbacks.report import record
 
+    gc.disable()  # of a long run, hundreds of thousands of small objects are kept, and none is garbage
     try:
-        return read_with_progress(run, record.read)
+        return read_with_progress(run, functools.partial(record.read, details=False))
     except record.RecordError as error:
         raise click.ClickException(one_line(str(error))) from None
+    finally:
+        gc.enable()
 
 
 def print_record(run: Path, as_json: bool, everything: bool = False) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
@@ -17,13 +16,10 @@ from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import FILE_NAME, SCHEMA_VERSION, RunInfo
 from overlap_callbacks.analysis.results.window import RankWindow, TimedBlock
-from overlap_callbacks.analysis.run_summary import RunSummary, blocks_of
+from overlap_callbacks.analysis.run_summary import RunSummary, blocks_of, without_details
+from overlap_callbacks.report.record_lines import line_at, lines_of
+from overlap_callbacks.report.record_windows import UNREADABLE, Details, Outlines, decode_window
 
-# Lines between two calls of ``progress``.
-_LINES_PER_PROGRESS = 20
-# A longer line is no line of a record: that of a window of 8,192 ranks is far shorter.
-_MAX_LINE_BYTES = 256 * 2**20
-_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 # The options of a schedule that reports use, and their types.
 _SCHEDULE_TYPES = {"every_n_steps": int, "profiled_steps": int, "control": bool, "blocks": str}
 
@@ -53,12 +49,14 @@ class _BlockLine(msgspec.Struct):
     sample: TimedBlock
 
 
+# How the sink begins the lines of which there are many. Other lines are looked at twice.
+_BLOCK, _WINDOW = b'{"record":"block",', b'{"record":"window",'
+
 # Each line is decoded into its struct at once: a detour over dictionaries would take ten times the memory.
 _decode_kind = msgspec.json.Decoder(_Line).decode
 _decode_header = msgspec.json.Decoder(_Header).decode
 _decode_run = msgspec.json.Decoder(RunInfo).decode
 _decode_block = msgspec.json.Decoder(_BlockLine).decode
-_decode_window = msgspec.json.Decoder(OverlapReport).decode
 
 
 @dataclass
@@ -68,9 +66,10 @@ class Record:
     Attributes:
         path: the file.
         runs: one entry for each start of the job.
-        windows: the reports, in the order of measurement.
+        windows: the reports, in the order of measurement; without their details if ``read`` was told so.
         unfinished: what rank 0 had measured of a window that was cut off before its report; None without one.
         broken_lines: lines that could not be read.
+        long_lines: those of them that are longer than any line of a record.
     """
 
     path: Path
@@ -78,6 +77,9 @@ class Record:
     windows: list[OverlapReport] = field(default_factory=list)
     unfinished: OverlapReport | None = None
     broken_lines: int = 0
+    long_lines: int = 0
+    # Of the windows without their details, by ``id``: where the details are.
+    _details: dict[int, Details] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def summary(self) -> RunSummary:
@@ -98,13 +100,53 @@ class Record:
         """Each figure over the valid windows; the unit of its interval is the window."""
         return self.summary.pooled()
 
+    def whole(self, window: OverlapReport) -> OverlapReport:
+        """One of ``windows`` with its details: tables, pictures, samples.
 
-def read(path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None) -> Record:
+        They are read from the file again if ``read`` left them there. Should that fail, the line counts as one that
+        could not be read, and the window is returned as it is.
+        """
+        details = self._details.get(id(window))
+        if details is None:
+            return window
+        try:
+            found = decode_window(line_at(self.path, details.start))
+            if without_details(found) == window:  # else somebody has written another record there
+                return found
+        except (OSError, *UNREADABLE):
+            pass
+        self.broken_lines += 1
+        del self._details[id(window)]
+        return window
+
+    def latest_valid(self, part: str) -> OverlapReport | None:
+        """The last window that counts and has a part, e.g. ``kernels``; with its details."""
+        return self._latest(part, self.valid_windows)
+
+    def latest(self, part: str) -> OverlapReport | None:
+        """The last window that has a part, with its details; one that counts if there is any."""
+        return self.latest_valid(part) or self._latest(part, self.windows)
+
+    def _latest(self, part: str, windows: Sequence[OverlapReport]) -> OverlapReport | None:
+        for window in reversed(windows):
+            details = self._details.get(id(window))
+            if part in details.parts if details is not None else getattr(window, part):
+                whole = self.whole(window)
+                if getattr(whole, part):
+                    return whole
+        return None
+
+
+def read(
+    path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None, *, details: bool = True
+) -> Record:
     """Read a record.
 
     Args:
         path: a run folder, or its ``overlap.jsonl``.
         progress: called every few lines with the number of bytes read so far, and the size of the file in bytes.
+        details: whether to read tables, pictures and samples of all windows at once. If not, ``Record.whole`` reads
+            them when they are asked for: a long record then takes far less time and memory.
 
     Raises:
         RecordError: no such file, one that cannot be read, no record, or of a schema that is newer than this library.
@@ -115,30 +157,94 @@ def read(path: str | os.PathLike[str], progress: Callable[[int, int], None] | No
     if not file.is_file():
         raise RecordError(f"no record at {file}: give a run folder or its {FILE_NAME}")
     record = Record(file)
-    # Keyed by the block's number. A block may be logged again with more of its steps: its last entry is whole.
-    blocks: dict[tuple[int, int], dict[int, TimedBlock]] = {}
-    for line in _lines(file, progress or _no_progress):
-        try:
-            kind = _decode_kind(line).record
-            if kind == "run":
-                _check_schema(file, _decode_header(line))
-                record.runs.append(_with_known_schedule(_decode_run(line)))
-                blocks.clear()
-            elif kind == "block":
-                block = _decode_block(line)
-                blocks.setdefault((block.window, block.first_step), {})[block.sample.block] = block.sample
-            elif kind == "window":
-                window = _decode_window(line)
-                record.windows.append(window)
-                blocks.pop((window.window, window.first_step), None)
-        except _UNREADABLE:
-            record.broken_lines += 1
+    blocks = _Blocks()
+    take = _whole_window if details else Outlines()
+    try:
+        for start, line in lines_of(file, progress or _no_progress):
+            if line is None:
+                record.long_lines += 1
+                record.broken_lines += 1
+                continue
+            try:
+                kind = _kind_of(line)
+                if kind == "block":
+                    blocks.add(line)
+                elif kind == "window":
+                    window, left = take(start, line)
+                    record.windows.append(window)
+                    if left is not None:
+                        record._details[id(window)] = left
+                    record.broken_lines += blocks.end_window(window.window, window.first_step)
+                elif kind == "run":
+                    _check_schema(file, _decode_header(line))
+                    record.runs.append(_with_known_schedule(_decode_run(line)))
+                    record.broken_lines += blocks.end_run()
+            except UNREADABLE:
+                record.broken_lines += 1
+    except OSError as error:
+        raise RecordError(f"{file} cannot be read: {error.strerror or error}") from None
     if not record.runs:
         raise RecordError(f"{file} is not an overlap record: it has no readable line of kind 'run'")
-    if blocks:
-        key, of_window = next(reversed(blocks.items()))
+    record.broken_lines += blocks.decode()
+    if blocks.by_window:
+        key, of_window = next(reversed(blocks.by_window.items()))
         record.unfinished = _unfinished(record.runs[-1], key, [of_window[number] for number in sorted(of_window)])
     return record
+
+
+class _Blocks:
+    """The blocks whose window has no report yet. There are many, and most need not be decoded: their report follows.
+
+    Attributes:
+        by_window: those decoded, by window and first step, then by number. A block may be logged again with more of its
+            steps: its last entry is whole.
+    """
+
+    def __init__(self) -> None:
+        self.by_window: dict[tuple[int, int], dict[int, TimedBlock]] = {}
+        self._lines: list[bytes] = []
+
+    def add(self, line: bytes) -> None:
+        self._lines.append(line)
+
+    def decode(self) -> int:
+        """Decode all that were added. Returns how many cannot be."""
+        broken = 0
+        for line in self._lines:
+            try:
+                block = _decode_block(line)
+            except UNREADABLE:
+                broken += 1
+            else:
+                self.by_window.setdefault((block.window, block.first_step), {})[block.sample.block] = block.sample
+        self._lines.clear()
+        return broken
+
+    def end_window(self, window: int, first_step: int) -> int:
+        """Leave out the blocks of a window whose report is there. Returns how many of all cannot be decoded."""
+        begin = b'{"record":"block","window":%d,"first_step":%d,"sample":' % (window, first_step)
+        self._lines = [line for line in self._lines if not (line.startswith(begin) and line.endswith(b"}}"))]
+        broken = self.decode()
+        self.by_window.pop((window, first_step), None)
+        return broken
+
+    def end_run(self) -> int:
+        """Leave out all blocks. Returns how many cannot be decoded."""
+        broken = self.decode()
+        self.by_window.clear()
+        return broken
+
+
+def _whole_window(start: int, line: bytes) -> tuple[OverlapReport, None]:
+    return decode_window(line), None
+
+
+def _kind_of(line: bytes) -> Any:
+    if line.startswith(_WINDOW):
+        return "window"
+    if line.startswith(_BLOCK):
+        return "block"
+    return _decode_kind(line).record
 
 
 def runs_in(folder: str | os.PathLike[str]) -> list[Path]:
@@ -152,38 +258,6 @@ def runs_in(folder: str | os.PathLike[str]) -> list[Path]:
 
 def _no_progress(done_bytes: int, total_bytes: int) -> None:
     """Default progress callback: does nothing."""
-
-
-def _lines(file: Path, progress: Callable[[int, int], None]) -> Iterator[bytes]:
-    """The lines that are not blank. Of a line that is too long, its beginning, which cannot be decoded."""
-    try:
-        lines = file.open("rb")
-    except OSError as error:
-        raise RecordError(f"{file} cannot be read: {error.strerror or error}") from None
-    with lines:
-        size, done = os.fstat(lines.fileno()).st_size, 0
-        for number in itertools.count():
-            line = lines.readline(_MAX_LINE_BYTES)
-            if not line:
-                return
-            done += len(line)
-            if len(line) == _MAX_LINE_BYTES:
-                line = line[:1]
-                done += _skip_line(lines)
-            if number % _LINES_PER_PROGRESS == 0:
-                progress(done, max(size, done))  # the job may still be writing
-            if line.strip():
-                yield line
-
-
-def _skip_line(lines: IO[bytes]) -> int:
-    """Read to the end of a line, and return the number of its bytes."""
-    skipped = 0
-    while part := lines.readline(2**20):
-        skipped += len(part)
-        if part.endswith(b"\n"):
-            break
-    return skipped
 
 
 def _check_schema(file: Path, header: _Header) -> None:

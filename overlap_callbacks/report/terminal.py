@@ -25,10 +25,12 @@ from overlap_callbacks.report.slowdown_words import OF_MEAN_TIMES, beside_nothin
 from overlap_callbacks.report.terminal_causes import cause_parts
 from overlap_callbacks.report.terminal_environment import environment_parts, finding_parts
 from overlap_callbacks.report.terminal_power import power_parts
-from overlap_callbacks.report.window_words import left_out, which, windows_that_count
+from overlap_callbacks.report.window_words import left_out, unreadable, which, windows_that_count
 
 # Maximum rows of a table; W&B and the record hold everything.
 _MAX_KERNELS, _MAX_PAIRS = 8, 10
+# Maximum of different notes on windows.
+_MAX_PROBLEMS = 50
 
 
 class SanitizedRenderable:
@@ -59,6 +61,8 @@ def tables(record: Record, everything: bool = True) -> RenderableType:
     if figures:
         parts += [Text(), _figure_table(figures, pooled_from)]
     last = next(reversed(windows or record.windows), record.unfinished)
+    if last is not None:
+        last = record.whole(last)
     # Kernels and pairs are compared with sequential steps. In a window that does not count, those were not sequential.
     counts = bool(windows) or partial is not None
     if last is not None:
@@ -121,7 +125,7 @@ def as_json(record: Record) -> dict[str, Any]:
         "figures": record.pooled(),
         "unfinished": None if partial is None else {"window": partial.window, "figures": partial.figures()},
         "by_window": [
-            {"window": w.window, "valid": w.valid, "verified": w.verified, "metrics": w.metrics()}
+            {"window": w.window, "valid": w.valid, "verified": w.verified, "metrics": record.whole(w).metrics()}
             for w in record.windows
         ],
         "environment": job_environment_of(record),
@@ -249,10 +253,17 @@ def _notes(record: Record) -> list[RenderableType]:
         for problem in window.problems:
             windows_with.setdefault(problem, []).append(window.window)
     several = len(record.windows) > 1
+    shown = windows_with
+    if len(windows_with) > _MAX_PROBLEMS:  # the most frequent, of equals the newest, in the order of the first window
+        by_number = sorted(windows_with, key=lambda problem: (len(windows_with[problem]), windows_with[problem][-1]))
+        frequent = by_number[-_MAX_PROBLEMS:]
+        shown = {problem: windows_with[problem] for problem in windows_with if problem in set(frequent)}
     lines = [
-        f"- {one_line(problem)}" + (f" ({which(numbers)})" if several else "")
-        for problem, numbers in windows_with.items()
+        f"- {one_line(problem)}" + (f" ({which(numbers)})" if several else "") for problem, numbers in shown.items()
     ]
+    more = len(windows_with) - len(shown)
+    if more:
+        lines.append(f"- {more:,} more notes, no more frequent than these: overlap show --json has them all")
     others = left_out(record.summary)
     if others:
         why = "; ".join(f"{kind}: {numbers}" for kind, numbers in others)
@@ -260,5 +271,5 @@ def _notes(record: Record) -> list[RenderableType]:
     if record.unfinished is not None:
         lines.append(f"- window {record.unfinished.window} is unfinished: {record.unfinished.problems[0]}")
     if record.broken_lines:
-        lines.append(f"- {count(record.broken_lines, 'line')} of the record could not be read")
+        lines.append(f"- {unreadable(record)}")
     return [Text(), Text("Notes", style="bold"), Text("\n".join(lines))] if lines else []

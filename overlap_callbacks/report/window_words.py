@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from overlap_callbacks.analysis.formatting import count, ranges
 from overlap_callbacks.analysis.run_summary import CONTROL, COUNTS, CUT_SHORT, NO_CONTROL, NOT_VALID, RunSummary
+from overlap_callbacks.report.record import Record
+from overlap_callbacks.report.record_lines import MAX_LINE_BYTES
 
 _KINDS = (
     ("not valid", frozenset({NOT_VALID})),
@@ -26,6 +28,14 @@ def left_out(summary: RunSummary) -> list[tuple[str, str]]:
         if numbers:
             found.append((kind, f"{len(numbers):,} ({which(numbers)})"))
     return found
+
+
+def unreadable(record: Record) -> str:
+    """How many lines of a record could not be read; for one that has any."""
+    told = f"{count(record.broken_lines, 'line')} of the record could not be read"
+    if record.long_lines:
+        told += f"; {record.long_lines:,} of them longer than {MAX_LINE_BYTES // 2**20} MiB, so no line of ours"
+    return told
 
 
 def which(numbers: list[int]) -> str:

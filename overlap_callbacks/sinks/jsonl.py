@@ -20,6 +20,7 @@ from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import FILE_NAME, RunInfo
 from overlap_callbacks.analysis.results.window import TimedBlock
 from overlap_callbacks.sinks.base import Sink
+from overlap_callbacks.sinks.kept_details import KeptDetails
 
 
 class JsonlSink(Sink):
@@ -27,6 +28,8 @@ class JsonlSink(Sink):
 
     Should the folder be deleted meanwhile, it is made again, with the lines written so far. They can be read as long as
     the file is open.
+
+    The record of a long run leaves out some details of most windows: see ``KeptDetails``.
 
     Args:
         folder: of the run.
@@ -39,6 +42,7 @@ class JsonlSink(Sink):
         self.path = Path(folder) / FILE_NAME
         self._file: Any = None
         self._run: RunInfo | None = None
+        self._details = KeptDetails()
 
     def kept_record(self) -> Path:
         return self.path
@@ -52,7 +56,7 @@ class JsonlSink(Sink):
         self._write("block", {"window": window, "first_step": first_step, "sample": block})
 
     def log(self, report: OverlapReport) -> None:
-        self._write("window", report)
+        self._write("window", self._details.of(report))
 
     def close(self) -> None:
         if self._file is not None:

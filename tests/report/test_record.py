@@ -459,7 +459,8 @@ def test_step_times_are_pooled_by_their_logarithms() -> None:
     assert pool([Estimate(value, None, None, 10, 8) for value in (0.0, 2.0)], logs=True).value == 1.0
 
 
-def test_reading_tells_how_far_it_is(tmp_path: Path) -> None:
+def test_reading_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("overlap_callbacks.report.record_lines._PIECE_BYTES", 2**14)
     write(tmp_path, reports=[window_report(number) for number in range(10)])
     told: list[tuple[int, int]] = []
     read(tmp_path, lambda done, total: told.append((done, total)))

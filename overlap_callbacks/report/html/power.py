@@ -24,12 +24,15 @@ _HEADLINES = ("avg_w", "energy_per_step_j", "sm_clock_mhz")
 _ModeReader = Callable[[JobModePower], "float | None"]
 
 
-def power_blocks(counting: Sequence[OverlapReport], every: Sequence[OverlapReport]) -> list[Block]:
+def power_blocks(
+    counting: Sequence[OverlapReport], every: Sequence[OverlapReport], traced: OverlapReport | None
+) -> list[Block]:
     """Everything of power: a table of the modes, what the slowdown is due to, the trace; or that there is none.
 
     Args:
         counting: the windows that count.
         every: all windows; looked at where none counts.
+        traced: the window whose trace is shown; None where no window has one.
     """
     windows = counting or every
     if not any(window.power is not None for window in windows):
@@ -38,7 +41,6 @@ def power_blocks(counting: Sequence[OverlapReport], every: Sequence[OverlapRepor
     cause = _cause(counting)
     if cause is not None:
         blocks.append(cause)
-    traced = next((window for window in reversed(windows) if window.power_trace is not None), None)
     if traced is not None and traced.power_trace is not None:
         blocks.append(trace_chart(traced, traced.power_trace))
     without = sorted({rank for window in windows if window.power for rank in window.power.without})

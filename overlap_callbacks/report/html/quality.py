@@ -17,11 +17,15 @@ from overlap_callbacks.report.environment_words import environment_of
 from overlap_callbacks.report.html import tables
 from overlap_callbacks.report.html.elements import Block, Cell, Facts, Note, Section, Table, heads
 from overlap_callbacks.report.html.run import RunView
-from overlap_callbacks.report.window_words import left_out, windows_that_count
+from overlap_callbacks.report.window_words import left_out, unreadable, windows_that_count
 
 # Maximum rows of the tables of windows and of problems; the record holds all.
 MAX_WINDOWS = 1000
 MAX_PROBLEMS = 50
+# Of the former, windows that do not count, however old.
+MAX_DOUBTFUL = 300
+# The figures of the table of windows.
+_COLUMNS = ("e2e_overlapped_ms", "e2e_sequential_ms", "compute_slowdown", "residual_overlap")
 
 
 def quality(view: RunView) -> Section:
@@ -37,7 +41,7 @@ def quality(view: RunView) -> Section:
         cut = page_text("; ".join(record.unfinished.problems))
         blocks.append(Note(f"Window {record.unfinished.window} is unfinished: {cut}.", warning=True))
     if record.broken_lines:
-        blocks.append(Note(f"{count(record.broken_lines, 'line')} of the record could not be read.", warning=True))
+        blocks.append(Note(f"{unreadable(record)}.", warning=True))
     if view.measured:
         blocks.append(tables.figure_table(view.figures, view.info.meanings))
     if record.windows:
@@ -144,7 +148,7 @@ def _problem_table(windows: Sequence[OverlapReport]) -> Table | None:
 
 def _window_table(view: RunView) -> Table:
     windows = view.windows
-    shown = windows[-MAX_WINDOWS:]
+    shown = _listed(view)
     rows = []
     for window in shown:
         state = view.summary.state_of(window)
@@ -161,14 +165,38 @@ def _window_table(view: RunView) -> Table:
                 Cell(f"{window.num_heard} of {window.world_size}", window.num_heard),
             )
         )
-    caption = (
-        f"The last {MAX_WINDOWS:,} of {len(windows):,}; the record holds all." if len(shown) < len(windows) else ""
-    )
+    caption = ""
+    if len(shown) < len(windows):
+        caption = (
+            f"{len(shown):,} of {len(windows):,}: the first and the last ones, those with the highest and the lowest "
+            f"of each figure, and the last {MAX_DOUBTFUL:,} that do not count. The record holds all."
+        )
     columns = heads(
         "Window", "First step", "*State", "Overlapped, ms", "Sequential, ms", "Compute slowdown", "Residual overlap",
         "Ranks",
     )  # fmt: skip
     return Table("Every window", columns, tuple(rows), caption, folded=True)
+
+
+def _listed(view: RunView) -> list[OverlapReport]:
+    """Of very many windows, those that a reader looks for: the first, the extremes, the doubtful, the last."""
+    windows = view.windows
+    if len(windows) <= MAX_WINDOWS:
+        return windows
+    kept = {0}
+    states = list(map(view.summary.state_of, windows))
+    for name in _COLUMNS:
+        values = {i: value for i, w in enumerate(windows) if (value := _value(getattr(w, name))) is not None}
+        of_counting = {i: value for i, value in values.items() if states[i] == COUNTS}
+        for among in (values, of_counting):
+            if among:
+                kept |= {min(among, key=among.__getitem__), max(among, key=among.__getitem__)}
+    kept.update([i for i, state in enumerate(states) if state != COUNTS][-MAX_DOUBTFUL:])
+    for i in range(len(windows) - 1, -1, -1):
+        if len(kept) >= MAX_WINDOWS:
+            break
+        kept.add(i)
+    return [windows[i] for i in sorted(kept)]
 
 
 def _value(figure: Estimate | None) -> float | None:

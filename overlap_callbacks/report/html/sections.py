@@ -90,13 +90,13 @@ def cost(view: RunView) -> Section:
     """Slowdown by kernel and by what ran beside it; power."""
     causes = cause_table(view.valid_windows)
     blocks: list[Block] = [] if causes is None else [causes]
-    window = view.summary.latest_valid("kernels")
+    window = view.record.latest_valid("kernels")
     if window is not None:
         blocks.append(tables.kernel_table(window))
-    paired = view.summary.latest_valid("pairs")
+    paired = view.record.latest_valid("pairs")
     if paired is not None:
         blocks.append(tables.pair_table(paired))
-    divided = view.summary.latest_valid("dimension_pairs")
+    divided = view.record.latest_valid("dimension_pairs")
     # With one dimension alone, the table of pairs says the same.
     if divided is not None and len(compute_slowdowns(divided.dimension_pairs)) > 1:
         blocks.append(tables.dimension_pair_table(divided))
@@ -104,7 +104,8 @@ def cost(view: RunView) -> Section:
         blocks.append(Note(_why_no_kernels(view)))
     elif paired is None:
         blocks.append(Note("What ran beside what was not measured."))
-    blocks += power_blocks(view.valid_windows, view.windows)
+    traced = view.record.latest_valid("power_trace") if view.valid_windows else view.record.latest("power_trace")
+    blocks += power_blocks(view.valid_windows, view.windows, traced)
     by_dimension = "" if divided is None else _dimension_answer(divided)
     answer = f"{_cost_answer(view.figures)}{by_dimension} {power_answer(view.valid_windows)}".strip()
     if view.control:
@@ -168,15 +169,15 @@ def ideal(view: RunView) -> Section:
     parts = step_parts(view.figures)
     if parts is not None:
         blocks.append(parts)
-    drawn = view.summary.latest("pictures")
+    drawn = view.record.latest("pictures")
     if drawn is not None:
         blocks.append(timeline(drawn))
     else:
         blocks.append(Note("No step was drawn: that needs a profile of rank 0."))
-    divided = view.summary.latest("dimensions")
+    divided = view.record.latest("dimensions")
     if divided is not None and len(divided.dimensions) > 1:
         blocks += [dimension_chart(divided), tables.dimension_table(divided)]
-    collectives = view.summary.latest("collectives")
+    collectives = view.record.latest("collectives")
     if collectives is not None:
         blocks.append(tables.collective_table(collectives))
     else:

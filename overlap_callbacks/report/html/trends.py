@@ -119,7 +119,8 @@ def _lines(
         caption.append("The axis does not start at zero.")
     if excluded:
         verb = "does" if len(excluded) == 1 else "do"
-        caption.append(f"\N{MULTIPLICATION SIGN} marks {count(len(excluded), 'window')} that {verb} not count.")
+        some = f"; {len(crosses):,} of them are drawn" if len(crosses) < len(excluded) else ""
+        caption.append(f"\N{MULTIPLICATION SIGN} marks {count(len(excluded), 'window')} that {verb} not count{some}.")
     if thinned:
         caption.append(
             f"Of {len(windows):,} windows at most {MAX_POINTS:,} are drawn: the extremes of each stretch stay."

@@ -318,7 +318,7 @@ def test_more_windows_than_can_be_drawn_are_thinned_and_the_page_says_so(tmp_pat
     )
     text = text_of(content)
     assert "at most 1,000 are drawn: the extremes of each stretch stay" in text
-    assert "The last 1,000 of 3,000; the record holds all." in text
+    assert "1,000 of 3,000: the first and the last ones, those with the highest" in text
 
 
 # -- the pieces
