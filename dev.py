@@ -2,11 +2,14 @@
 """Set-up and everyday commands, with nothing but Python: ``python3 dev.py demo``, ``python3 dev.py test``.
 
 Each makes (or reuses) the virtual environment ``.venv`` beside this file and installs the tested versions of
-``constraints.txt`` into it, so that it works beside any other installation.
+``constraints.txt`` into it, so that it works beside any other installation. ``python3 dev.py test --versions oldest``
+(or ``newest``) has an environment of its own, ``.venv-oldest``, with the versions of ``constraints-oldest.txt`` (or the
+newest that pip finds, looked up once a day), and runs the tests that depend on them.
 """
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import os
 import subprocess
@@ -17,7 +20,12 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 VENV = HERE / ".venv"
 EXTRAS = {"demo": "lightning,wandb", "test": "test", "check": "dev", "docs": "docs"}
-USAGE = "usage: python3 dev.py demo|test|check|docs [arguments passed on to `overlap demo`, pytest or `mkdocs build`]"
+USAGE = (
+    "usage: python3 dev.py demo|test|check|docs [arguments passed on to `overlap demo`, pytest or `mkdocs build`]\n"
+    "       python3 dev.py test --versions oldest|newest [arguments passed on to pytest]"
+)
+# What holds for one set of versions only: the style of the docs and of the code, pages in a browser.
+VERSION_TESTS = ("tests", "--ignore=tests/docs", "--ignore=tests/gpu", "--ignore=tests/report/html")
 
 
 def main() -> int:
@@ -28,8 +36,17 @@ def main() -> int:
     if not (3, 10) <= sys.version_info[:2] <= (3, 13):
         print(f"Python 3.10 to 3.13 is needed, this is {sys.version.split()[0]}", file=sys.stderr)
         return 2
-    command, arguments = sys.argv[1], sys.argv[2:]
-    bin_folder = set_up(EXTRAS[command])
+    command, arguments, versions = sys.argv[1], sys.argv[2:], "tested"
+    if command == "test" and arguments[:1] == ["--versions"]:
+        versions = "".join(arguments[1:2])
+        if versions not in ("oldest", "newest"):
+            print(f"--versions must be oldest or newest, got {versions!r}\n{USAGE}", file=sys.stderr)
+            return 2
+        # Options alone, such as -x, go with the tests chosen here.
+        arguments = arguments[2:]
+        if all(argument.startswith("-") for argument in arguments):
+            arguments = [*VERSION_TESTS, *arguments]
+    bin_folder = set_up(EXTRAS[command], versions)
     if command == "demo":
         return run(bin_folder / "overlap", "demo", *arguments)
     if command == "test":
@@ -43,19 +60,30 @@ def main() -> int:
     )
 
 
-def set_up(extras: str) -> Path:
-    """The virtual environment's folder of programs, with the project and ``extras`` installed."""
-    bin_folder = VENV / "bin"
+def set_up(extras: str, versions: str = "tested") -> Path:
+    """The virtual environment's folder of programs, with the project and ``extras`` installed.
+
+    Args:
+        extras: of ``pyproject.toml``, separated by commas.
+        versions: ``tested`` (``constraints.txt``), ``oldest`` (``constraints-oldest.txt``) or ``newest``.
+    """
+    folder = VENV if versions == "tested" else HERE / f".venv-{versions}"
+    constraints = {"tested": "constraints.txt", "oldest": "constraints-oldest.txt", "newest": None}[versions]
+    bin_folder = folder / "bin"
     if not (bin_folder / "python").exists():
-        print(f"making {VENV}", flush=True)
-        venv.create(VENV, with_pip=True)
+        print(f"making {folder}", flush=True)
+        venv.create(folder, with_pip=True)
     # Installed before with the same requirements? Then there is nothing to do.
-    inputs = b"".join((HERE / name).read_bytes() for name in ("pyproject.toml", "constraints.txt"))
-    stamp = VENV / f"installed-{extras.replace(',', '-')}"
+    inputs = b"".join((HERE / name).read_bytes() for name in ("pyproject.toml", constraints) if name)
+    if versions == "newest":
+        inputs += datetime.date.today().isoformat().encode()
+    stamp = folder / f"installed-{extras.replace(',', '-')}"
     wanted = hashlib.sha256(inputs + str(HERE).encode()).hexdigest()
     if not stamp.exists() or stamp.read_text() != wanted:
-        print(f"installing overlap-callbacks[{extras}] with the versions of constraints.txt", flush=True)
-        pip = (bin_folder / "python", "-m", "pip", "install", "--quiet", "-c", HERE / "constraints.txt")
+        source = f"versions of {constraints}" if constraints else "newest versions"
+        print(f"installing overlap-callbacks[{extras}] with the {source}", flush=True)
+        options = ("-c", HERE / constraints) if constraints else ("--upgrade", "--upgrade-strategy", "eager")
+        pip = (bin_folder / "python", "-m", "pip", "install", "--quiet", *options)
         # torch first: with it installed, no other package's requirement can pull a different build.
         for what in (("torch",), ("-e", f"{HERE}[{extras}]")):
             if code := run(*pip, *what):

@@ -17,8 +17,10 @@ def count(name: str, value: Any, *, minimum: int) -> int:
         TypeError: not a whole number.
         ValueError: smaller than ``minimum``.
     """
-    if isinstance(value, bool):
-        raise TypeError(f"{name} must be a whole number of at least {minimum}, got {value!r} (a bool)")
+    # NumPy before 2.3 and torch take their booleans for indices. Their dtype tells, without an import of either.
+    if isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool"):
+        kind = type(value).__name__
+        raise TypeError(f"{name} must be a whole number of at least {minimum}, got {value!r} (a {kind})")
     try:
         number = operator.index(value)
     except TypeError:

@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+import torch
 
 from overlap_callbacks import _validation
 
@@ -29,7 +30,7 @@ def test_what_is_no_count_is_refused_by_name_value_and_type(value, kind):
         _validation.count("repeats", value, minimum=1)
 
 
-@pytest.mark.parametrize("value", [np.True_, np.float64(2.0), math.nan])
+@pytest.mark.parametrize("value", [np.True_, np.array(True), torch.tensor(True), np.float64(2.0), math.nan])
 def test_other_libraries_booleans_and_floats_are_refused_too(value):
     with pytest.raises(TypeError, match="repeats must be a whole number of at least 1, got"):
         _validation.count("repeats", value, minimum=1)

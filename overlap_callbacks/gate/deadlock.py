@@ -265,6 +265,7 @@ class PrecedenceGraph:
 
     def cycle(self) -> list[int] | None:
         """The nodes of a shortest cycle through something that a sequential step waits for, or None."""
+        import numpy as np
         from scipy.sparse import coo_array
         from scipy.sparse.csgraph import connected_components
 
@@ -272,8 +273,9 @@ class PrecedenceGraph:
         edges = [(before, after) for before, afters in enumerate(self.after) for after in afters]
         if not edges:
             return None
-        before, after = zip(*edges, strict=True)
-        graph = coo_array(([True] * len(edges), (before, after)), shape=(size, size)).tocsr()
+        # 32-bit indices: SciPy 1.11.1 and 1.11.2 raise on others.
+        before, after = np.array(edges, dtype=np.int32).T
+        graph = coo_array((np.ones(len(edges), dtype=bool), (before, after)), shape=(size, size)).tocsr()
         _, component = connected_components(graph, directed=True, connection="strong")
         members: dict[int, int] = defaultdict(int)
         for label in component:

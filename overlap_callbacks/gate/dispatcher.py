@@ -179,6 +179,12 @@ class _AtOwnKey(_Placement):
         return _as_kernel(kernel)
 
 
+def _is_marked() -> Callable[[str], Any]:
+    """What tells whether this thread has the mark: a mark that could not be removed is False."""
+    has, value = torch._C._is_key_in_tls, torch._C._get_obj_in_tls
+    return has if hasattr(torch._C, "_remove_obj_from_tls") else lambda key: has(key) and value(key)
+
+
 class _AtBackendSelect(_Placement):
     """Kernels that see every thread's collectives, and pass on those of threads without a mark."""
 
@@ -189,10 +195,13 @@ class _AtBackendSelect(_Placement):
 
     def leave(self) -> None:
         if torch._C._is_key_in_tls(MARK):
-            torch._C._remove_obj_from_tls(MARK)
+            if hasattr(torch._C, "_remove_obj_from_tls"):
+                torch._C._remove_obj_from_tls(MARK)
+            else:  # torch 2.8 cannot remove it
+                torch._C._stash_obj_in_tls(MARK, False)
 
     def kernel(self, spec: OperatorSpec, dispatcher: Dispatcher) -> Callable[..., Any]:
-        below, is_marked, interrupts = self._below(), torch._C._is_key_in_tls, dispatcher.interrupts
+        below, is_marked, interrupts = self._below(), _is_marked(), dispatcher.interrupts
         arguments, issue = issuer(spec.redispatch)
 
         def kernel(keyset: Any, *args: Any) -> Any:

@@ -3,7 +3,9 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 
+import numpy as np
 import pytest
+from scipy.sparse import csgraph
 
 from overlap_callbacks.gate.collectives import Collective, Group
 from overlap_callbacks.gate.deadlock import CollectiveSequence, Item, find_conflict
@@ -381,6 +383,19 @@ def test_a_step_of_many_collectives_on_many_ranks_is_checked():
     assert conflict_of(*sequences, groups=groups) is None
     sequences[6].sort(key=lambda item: item.group, reverse=True)  # all of its tensor parallel group first
     assert 6 in {step.rank for step in conflict_of(*sequences, groups=groups).steps}
+
+
+def test_the_search_for_cycles_gets_32_bit_indices(monkeypatch):
+    # SciPy 1.11.1 and 1.11.2 raise on others, and only print the error: their answer is then no answer.
+    search, seen = csgraph.connected_components, []
+
+    def watched(graph, **options):
+        seen.append((graph.indices.dtype, graph.indptr.dtype))
+        return search(graph, **options)
+
+    monkeypatch.setattr(csgraph, "connected_components", watched)
+    assert conflict_of([A, B], [B, A]) is not None
+    assert seen == [(np.int32, np.int32)]
 
 
 def test_batches_of_a_sequence_are_identified_by_the_peers_ranks_in_their_groups():

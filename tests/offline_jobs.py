@@ -1,0 +1,72 @@
+"""A job without a network: imports the library, trains the demo, shows its record, writes its page."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+_LOCAL_NAMES = ("localhost", "", None)
+
+
+class RequestError(AssertionError):
+    """Something was about to leave the machine."""
+
+
+def _refuse_others(host: Any, what: str) -> None:
+    name = host.decode() if isinstance(host, bytes) else host
+    if name in (*_LOCAL_NAMES, socket.gethostname()):
+        return
+    try:
+        if ipaddress.ip_address(str(name).split("%")[0]).is_loopback:
+            return
+    except ValueError:
+        pass
+    raise RequestError(f"{what} asked for {host!r}")
+
+
+def forbid_requests() -> None:
+    """Make the network's functions raise for anything but this machine."""
+    real_connect, real_connect_ex, real_resolve = socket.socket.connect, socket.socket.connect_ex, socket.getaddrinfo
+
+    def guarded(real: Any) -> Any:
+        def connect(self: socket.socket, address: Any) -> Any:
+            if self.family in (socket.AF_INET, socket.AF_INET6):
+                _refuse_others(address[0], "connect")
+            return real(self, address)
+
+        return connect
+
+    def resolve(host: Any, *args: Any, **options: Any) -> Any:
+        _refuse_others(host, "getaddrinfo")
+        return real_resolve(host, *args, **options)
+
+    socket.socket.connect = guarded(real_connect)  # type: ignore[method-assign]
+    socket.socket.connect_ex = guarded(real_connect_ex)  # type: ignore[method-assign]
+    socket.getaddrinfo = resolve
+
+
+def run_rank_offline(rank: int, config: Any, port: int, queue: Any) -> None:
+    """A rank of the demo, whose process may not ask the network either."""
+    forbid_requests()
+    from overlap_callbacks.cli.demo.worker import run_rank
+
+    run_rank(rank, config, port, queue)
+
+
+def main(folder: Path) -> None:
+    forbid_requests()
+    from overlap_callbacks.cli.demo import launch
+    from overlap_callbacks.cli.main import main as overlap
+
+    launch.run_rank = run_rank_offline
+    demo = ["--steps", "95", "--layers", "1", "--hidden", "32", "--run-dir", str(folder / "run"), "--json"]
+    overlap(["demo", *demo], standalone_mode=False)
+    overlap(["show", str(folder / "run")], standalone_mode=False)
+    overlap(["report", str(folder / "run"), "--output", str(folder / "page.html")], standalone_mode=False)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

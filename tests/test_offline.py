@@ -1,0 +1,72 @@
+"""The library asks nothing of the network: not when it is imported, measures, shows a record or writes its page."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import offline_jobs
+
+JOB = [sys.executable, "-m", "tests.offline_jobs"]
+ROOT = Path(__file__).parent.parent
+# What a page loads by itself: a link that a reader may follow is none of these.
+LOADED = re.compile(
+    r"""<(?:script|img|iframe|link|source|video|audio|embed|object)\b[^>]*?\b(?:src|href|data)\s*=\s*["']?(?:https?:)?//"""
+    r"""|url\(\s*["']?(?:https?:)?//|@import\s+["']?(?:https?:)?//""",
+    re.IGNORECASE,
+)
+
+
+def isolated() -> bool:
+    """Whether a network namespace of one's own may be made here, and its loopback interface brought up."""
+    if not all(map(shutil.which, ("unshare", "ip"))):
+        return False
+    tried = subprocess.run(
+        ["unshare", "-rn", "ip", "link", "set", "lo", "up"], capture_output=True, check=False, timeout=30
+    )
+    return tried.returncode == 0
+
+
+def check(command: list[str], folder: Path) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (folder / "run" / "overlap.jsonl").stat().st_size > 0
+    page = (folder / "page.html").read_text()
+    assert "</html>" in page
+    assert LOADED.findall(page) == []
+
+
+@pytest.mark.slow
+def test_nothing_but_this_machine_is_connected_to_or_looked_up(tmp_path: Path) -> None:
+    check([*JOB, str(tmp_path)], tmp_path)
+
+
+@pytest.mark.slow
+def test_everything_works_where_there_is_no_network_but_loopback(tmp_path: Path) -> None:
+    if not isolated():
+        pytest.skip("no network namespace may be made here, or ip(8) is missing")
+    inside = 'ip link set lo up && exec "$@"'
+    check(["unshare", "-rn", "sh", "-c", inside, "sh", *JOB, str(tmp_path)], tmp_path)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "example.invalid", b"example.invalid", "2001:db8::1"])
+def test_the_guard_refuses_any_other_machine(host: str | bytes) -> None:
+    with pytest.raises(offline_jobs.RequestError, match="asked for"):
+        offline_jobs._refuse_others(host, "connect")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", socket.gethostname()])
+def test_the_guard_lets_this_machine_pass(host: str) -> None:
+    offline_jobs._refuse_others(host, "connect")
+
+
+def test_what_a_page_would_load_is_found() -> None:
+    assert LOADED.search('<script src="https://cdn.invalid/a.js">')
+    assert LOADED.search("body { background: url(//cdn.invalid/a.png) }")
+    assert not LOADED.search('<a href="https://example.invalid">read on</a>')
