@@ -16,8 +16,9 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 VENV = HERE / ".venv"
-EXTRAS = {"demo": "lightning,wandb", "test": "test", "check": "dev", "docs": "docs"}
-USAGE = "usage: python3 dev.py demo|test|check|docs [arguments passed on to `overlap demo`, pytest or `mkdocs build`]"
+EXTRAS = {"demo": "lightning,wandb", "test": "test", "check": "dev", "docs": "docs", "campaign": "test"}
+USAGE = """usage: python3 dev.py demo|test|check|docs|campaign [arguments passed on]
+to `overlap demo`, pytest, nothing, `mkdocs build`, or the faults put into running jobs (`campaign --help`)"""
 
 
 def main() -> int:
@@ -36,6 +37,8 @@ def main() -> int:
         return run(bin_folder / "python", "-m", "pytest", *arguments)
     if command == "docs":
         return run(bin_folder / "python", "-m", "mkdocs", "build", "--strict", *arguments)  # into site/
+    if command == "campaign":
+        return run(bin_folder / "python", "-m", "tests.campaign", *arguments)
     return max(
         run(bin_folder / "ruff", "check", "."),
         run(bin_folder / "ruff", "format", "--check", "."),

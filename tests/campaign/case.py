@@ -41,14 +41,14 @@ class Case:
         runs: in the full form.
         says: what the library says, a regular expression; empty where it has nothing to say.
         may_be_silent: whether it may have nothing to say, because the fault came between windows, say.
-        speakers: how many ranks say it at most; None for any number.
+        sentences: how many sentences a rank may say, where the fault has several consequences for its user.
+        in_record: whether the sentence stands in the record, as a note of a window, and not in the log.
+        also: ways of ending that come about by chance without the library, whichever rank ends first.
         bound_s: how much longer than without the library the job may take.
         limit_s: hard limit of a run.
         torchrun: start it with torchrun, which restarts it so often at most; None for plain processes.
         needs: says why the case cannot run here; empty if it can.
         options: that the ranks get, in the full form and in the quick one.
-        weights_may_differ: why the steps that both runs have done need not be the same ones; for cases whose fault comes
-            at another step by chance.
         record: whether there must be a record that can be read: "yes", "maybe" or "none".
     """
 
@@ -62,7 +62,9 @@ class Case:
     runs: int = 3
     says: str = ""
     may_be_silent: bool = False
-    speakers: int | None = None
+    sentences: int = 1
+    in_record: bool = False
+    also: tuple[str, ...] = ()
     bound_s: float = 15.0
     limit_s: float = 90.0
     torchrun: int | None = None
@@ -75,7 +77,9 @@ class Case:
 CASES: dict[str, Case] = {}
 
 
-def case(name: str, group: str, what: str, **attributes: Any) -> Callable[[Callable[[Rank], None]], Callable[[Rank], None]]:
+def case(
+    name: str, group: str, what: str, **attributes: Any
+) -> Callable[[Callable[[Rank], None]], Callable[[Rank], None]]:
     """Enter a function as a case."""
 
     def enter(run: Callable[[Rank], None]) -> Callable[[Rank], None]:

@@ -36,7 +36,9 @@ def main(arguments: Sequence[str]) -> int:
     outcomes = []
     with zygotes() as (plain, library):
         for case in chosen:
-            outcomes.append(run_case(case, plain, library, repeat=options.repeat, quick=options.quick, keep=options.keep))
+            outcomes.append(
+                run_case(case, plain, library, repeat=options.repeat, quick=options.quick, keep=options.keep)
+            )
             print(_line(outcomes[-1]), flush=True)
             if options.json:
                 save(Path(options.json), [outcomes[-1]], quick=options.quick)
@@ -62,7 +64,13 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def run_case(
-    case: Case, plain: Zygote, library: Zygote, *, repeat: int | None = None, quick: bool = False, keep: str | None = None
+    case: Case,
+    plain: Zygote,
+    library: Zygote,
+    *,
+    repeat: int | None = None,
+    quick: bool = False,
+    keep: str | None = None,
 ) -> dict[str, Any]:
     """Run a case as often as asked, each time with another seed.
 
@@ -93,7 +101,9 @@ def run_case(
                 references.append(
                     run_job(case, plain, plain, folder / f"plain-{seed}", library=False, seed=seed, quick=quick)
                 )
-            pairs.append(run_job(case, library, plain, folder / f"library-{seed}", library=True, seed=seed, quick=quick))
+            pairs.append(
+                run_job(case, library, plain, folder / f"library-{seed}", library=True, seed=seed, quick=quick)
+            )
         verdicts = [judge(case, run, references, library) for run in pairs]
     finally:
         if keep is None:

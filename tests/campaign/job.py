@@ -56,9 +56,7 @@ class Rank:
         if store is None:
             dist.init_process_group("gloo", timeout=timeout)
         else:
-            dist.init_process_group(
-                "gloo", store=store, rank=self.number, world_size=self.world_size, timeout=timeout
-            )
+            dist.init_process_group("gloo", store=store, rank=self.number, world_size=self.world_size, timeout=timeout)
 
     def attach(self, training: Training, *, same_log: bool = True, **options: Any) -> Any:
         """The user's line; something that does nothing where the job is not measured."""

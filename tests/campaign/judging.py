@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tests.campaign.processes import Zygote, wait_for
 from tests.campaign.running import Run
 
 CHECKS = ("ending", "weights", "time", "record", "sentence")
+FILE = "overlap.jsonl"
 _SHOW_S = 60.0
 
 
@@ -36,18 +38,18 @@ class Verdict:
 def judge(case: Case, run: Run, references: Sequence[Run], zygote: Zygote) -> Verdict:
     """Hold a run with the library against those without it."""
     found = {
-        "ending": _ending(run, references),
+        "ending": _ending(case, run, references),
         "weights": _weights(run, references),
         "time": _time(case, run, references),
         "record": _record(case, run, zygote),
         "sentence": _sentence(case, run),
     }
     faults = {check: fault for check, fault in found.items() if fault}
-    return Verdict(faults, _plain(_matching(case, run)), ", ".join(run.kinds()), run.seconds)
+    return Verdict(faults, _plain(_sentences(case, run)), ", ".join(run.kinds()), run.seconds)
 
 
-def _ending(run: Run, references: Sequence[Run]) -> str:
-    allowed = [set(kinds) for kinds in zip(*(reference.kinds() for reference in references), strict=True)]
+def _ending(case: Case, run: Run, references: Sequence[Run]) -> str:
+    allowed = [{*case.also, *kinds} for kinds in zip(*(reference.kinds() for reference in references), strict=True)]
     wrong = [
         f"rank {rank} ended with {kind!r}, without the library with {' or '.join(sorted(map(repr, kinds)))}"
         for rank, (kind, kinds) in enumerate(zip(run.kinds(), allowed, strict=True))
@@ -68,12 +70,12 @@ def _weights(run: Run, references: Sequence[Run]) -> str:
     if not expected.keys() & run.steps.keys():
         return "no step of both jobs is the same"
     done = [reference for reference in references if all(ending.code == 0 for ending in reference.endings)]
-    if done and not case_free(run, done):
+    if done and not _as_far(run, done):
         return "the job has done other steps than without the library"
     return ""
 
 
-def case_free(run: Run, done: Sequence[Run]) -> bool:
+def _as_far(run: Run, done: Sequence[Run]) -> bool:
     """Whether a run has the steps of one of those that were done."""
     return any(reference.steps.keys() == run.steps.keys() for reference in done)
 
@@ -82,13 +84,15 @@ def _time(case: Case, run: Run, references: Sequence[Run]) -> str:
     longest_s = max(reference.seconds for reference in references)
     if run.seconds <= longest_s + case.bound_s:
         return ""
-    return f"took {run.seconds:.1f} s, without the library {longest_s:.1f} s at most, and {case.bound_s:g} s more are allowed"
+    return (
+        f"took {run.seconds:.1f} s; without the library {longest_s:.1f} s at most, and {case.bound_s:g} s may be added"
+    )
 
 
 def _record(case: Case, run: Run, zygote: Zygote) -> str:
     if case.record == "none":
         return ""
-    if not (run.record / "overlap.jsonl").exists():
+    if not (run.record / FILE).exists():
         return "" if case.record == "maybe" else "there is no record"
     output = run.folder / "shown"
     process = zygote.start(ranks.show_record, [str(run.record)], run.folder, output)
@@ -102,38 +106,38 @@ def _record(case: Case, run: Run, zygote: Zygote) -> str:
     return ""
 
 
-def _matching(case: Case, run: Run) -> list[tuple[int, str]]:
-    return [(line.rank, line.text) for line in run.said if case.says and re.search(case.says, line.text)]
+def _sentences(case: Case, run: Run) -> list[tuple[int, str]]:
+    """What was said of the fault, by rank: warnings, else what needs no action, else notes in the record."""
+    if case.in_record:
+        return [(0, problem) for problem in _problems(run.record / FILE) if re.search(case.says, problem)]
+    warnings = [(line.rank, line.text) for line in run.said if line.level != "INFO"]
+    if warnings or not case.says:
+        return warnings
+    return [(line.rank, line.text) for line in run.said if re.search(case.says, line.text)][:1]
+
+
+def _problems(path: Path) -> Iterator[str]:
+    for line in path.read_text().splitlines() if path.exists() else ():
+        yield from json.loads(line).get("problems", ())
 
 
 def _sentence(case: Case, run: Run) -> str:
-    matching = _matching(case, run)
-    others = [
-        f"rank {line.rank} said {line.text!r}" for line in run.said
-        if line.level != "INFO" and (line.rank, line.text) not in matching
-    ]  # fmt: skip
-    if others:
-        return "beside it: " + "; ".join(others)
-    if not matching:
+    said = _sentences(case, run)
+    if beside := [f"rank {rank}: {text}" for rank, text in said if not (case.says and re.search(case.says, text))]:
+        return "other words: " + "; ".join(beside)
+    if not said:
         return "" if case.may_be_silent or not case.says else "nothing was said"
-    speakers = [rank for rank, _ in matching]
-    for rank in sorted(set(speakers)):
-        if speakers.count(rank) > 1:
-            return f"rank {rank} said it {speakers.count(rank)} times: " + "; ".join(
-                text for speaker, text in matching if speaker == rank
-            )
+    for rank in sorted({rank for rank, _ in said}):
+        own = [text for speaker, text in said if speaker == rank]
+        if len(own) > case.sentences:
+            return f"rank {rank} said {len(own)} sentences: " + "; ".join(own)
     return ""
 
 
-def _plain(matching: Sequence[tuple[int, str]]) -> str:
+def _plain(said: Sequence[tuple[int, str]]) -> str:
     """The first of some like sentences, without numbers and places."""
-    if not matching:
+    if not said:
         return ""
-    text = re.sub(r"^overlap-callbacks( \(rank \d+\))?: ", "", matching[0][1])
+    text = re.sub(r"^overlap-callbacks( \(rank \d+\))?: ", "", said[0][1])
     text = re.sub(r"/\S+", "…", text)
     return re.sub(r"\d+(\.\d+)?", "…", text)
-
-
-def shown(path: Path) -> str:
-    """The text of a file that may be missing."""
-    return path.read_text(errors="replace") if path.exists() else ""

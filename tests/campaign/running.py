@@ -21,7 +21,9 @@ from tests.campaign.processes import HOST, ROOT, Ending, Rank, Zygote, free_port
 # The last line of a traceback.
 _ERROR = re.compile(r"^(?:\[rank\d+\]: ?)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit))\b", re.MULTILINE)
 # What the library says in every job, whatever happens.
-_ROUTINE = re.compile(r"the record is in|there will be no confidence intervals|will have no confidence intervals|the rest is measured")
+_ROUTINE = re.compile(
+    r"the record is in|there will be no confidence intervals|will have no confidence intervals|the rest is measured"
+)
 _TORCHRUN_SCRIPT = """
 import faulthandler, signal, sys
 faulthandler.enable(all_threads=True)
@@ -137,7 +139,13 @@ def _processes(
     }  # fmt: skip
     processes = [
         zygote.start(
-            ranks.run_rank, arguments, folder, folder / f"output-{rank}", RANK=str(rank), LOCAL_RANK=str(rank), **variables
+            ranks.run_rank,
+            arguments,
+            folder,
+            folder / f"output-{rank}",
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            **variables,
         )
         for rank in range(case.world_size)
     ]

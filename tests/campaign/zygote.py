@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -26,6 +27,9 @@ def serve(modules: list[str]) -> dict[str, Any] | None:
     """Fork what is asked for until there are no more requests. Returns in a rank, with what it has to do."""
     for module in modules:
         importlib.import_module(module)
+    # What is loaded by now is shared with all ranks: without this each would copy it when its garbage is collected.
+    gc.collect()
+    gc.freeze()
     _say({"ready": os.getpid()})
     living: set[int] = set()
     waiting = b""

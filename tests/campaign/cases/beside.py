@@ -31,7 +31,14 @@ def fork_workers(rank: Rank) -> None:
     monitor.close()
 
 
-@case("uneven-inputs", GROUP, "DDP's `join()`: rank 1 has eleven batches fewer than rank 0", bound_s=30.0, may_be_silent=True, says=r"left out|no sequential steps|did not finish|was cut short")
+@case(
+    "uneven-inputs",
+    GROUP,
+    "DDP's `join()`: rank 1 has eleven batches fewer than rank 0",
+    bound_s=30.0,
+    may_be_silent=True,
+    says=r"left out|no sequential steps|did not finish|was cut short",
+)
 def join_uneven(rank: Rank) -> None:
     rank.start()
     training = Training(rank.number)
@@ -42,7 +49,8 @@ def join_uneven(rank: Rank) -> None:
 
 
 @case(
-    "toggles", GROUP, "`force()` switches the mode 10,000 times; memory, threads, descriptors and keys of the store are watched",
+    "toggles", GROUP,
+    "`force()` switches the mode 10,000 times; memory, threads, descriptors and keys of the store are watched",
     runs=1, limit_s=500.0, bound_s=300.0, options={"toggles": 10_000}, quick_options={"toggles": 100}, record="maybe",
 )  # fmt: skip
 def toggle(rank: Rank) -> None:
@@ -87,8 +95,8 @@ def _without_gpu() -> str:
 
 
 @case(
-    "cuda-graphs", GROUP, "the model's step is replayed from a CUDA graph, gradients are reduced beside it", needs=_without_gpu,
-    may_be_silent=True, says=r"",
+    "cuda-graphs", GROUP, "the model's step is replayed from a CUDA graph, gradients are reduced beside it",
+    needs=_without_gpu, may_be_silent=True, says=r"",
 )  # fmt: skip
 def replay(rank: Rank) -> None:
     rank.start()

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-from tests.campaign.case import Case, CASES, Job, case
+from tests.campaign.case import CASES, Case, Job, case
 from tests.campaign.job import Rank, Training, kept
 
 GROUP = "The job ends early"
@@ -18,7 +18,9 @@ FAR = 600
 # Longest wait after a step's end, so that the moment lies anywhere in a step or in the work of our threads.
 _MOMENT_S = 0.04
 # Where a window was open, its end is told on level INFO.
-CUT_SHORT = r"window \d+ was cut short: an exception in the user's step|window left out: an exception in the user's step"
+CUT_SHORT = (
+    r"window \d+ was cut short: an exception in the user's step|window left out: an exception in the user's step"
+)
 
 
 def train_on(rank: Rank) -> None:
@@ -43,8 +45,17 @@ def _enter(name: str, what: str, number: int, victim: int, **attributes: object)
     CASES[name] = Case(name, GROUP, what, train_on, disturb=disturb, record="maybe", **attributes)  # type: ignore[arg-type]
 
 
-_SILENT = {"says": CUT_SHORT, "may_be_silent": True}
-_enter("kill-rank-0", "SIGKILL of rank 0, which serves the store, at a random moment", signal.SIGKILL, 0, runs=30, **_SILENT)
+# Whichever rank ends first, the others' collectives fail.
+_PEER_GONE = "1 RuntimeError"
+_SILENT = {"says": CUT_SHORT, "may_be_silent": True, "also": (_PEER_GONE,)}
+_enter(
+    "kill-rank-0",
+    "SIGKILL of rank 0, which serves the store, at a random moment",
+    signal.SIGKILL,
+    0,
+    runs=30,
+    **_SILENT,
+)
 _enter("kill-another", "SIGKILL of rank 1 at a random moment", signal.SIGKILL, 1, runs=30, **_SILENT)
 _enter("kill-all", "SIGKILL of all ranks at a random moment", signal.SIGKILL, -1, runs=30)
 _enter("sigterm-one", "SIGTERM to rank 1 at a random moment", signal.SIGTERM, 1, runs=5, **_SILENT)
@@ -85,7 +96,9 @@ def exit_one(rank: Rank) -> None:
     _end(rank, lambda: sys.exit(3))
 
 
-@case("sys-exit-all", GROUP, "`sys.exit(3)` of all ranks within the same random step", runs=5, record="maybe", **_SILENT)
+@case(
+    "sys-exit-all", GROUP, "`sys.exit(3)` of all ranks within the same random step", runs=5, record="maybe", **_SILENT
+)
 def exit_all(rank: Rank) -> None:
     _end(rank, lambda: sys.exit(3), alone=False)
 

@@ -51,7 +51,7 @@ def lose_store(rank: Rank) -> None:
 @case(
     "store-stopped", GROUP, "the process that serves the store is stopped (SIGSTOP) at a random moment, for good",
     server=True, runs=5, disturb=_strike_store(signal.SIGSTOP), record="maybe", bound_s=25.0,
-    says=r"the job's store does not answer",
+    says=r"the job's store does not answer", sentences=2,
 )  # fmt: skip
 def freeze_store(rank: Rank) -> None:
     lose_store(rank)
@@ -114,7 +114,8 @@ def begin_anew(rank: Rank) -> None:
 
 
 @case(
-    "torchrun-restart", GROUP, "`torchrun --max-restarts 1`: rank 1 is killed within a random step, all ranks start again",
+    "torchrun-restart", GROUP,
+    "`torchrun --max-restarts 1`: rank 1 is killed within a random step, all ranks start again",
     torchrun=1, limit_s=240.0, bound_s=30.0, record="yes", says=r"was cut short|left out", may_be_silent=True, runs=2,
 )  # fmt: skip
 def start_again(rank: Rank) -> None:
