@@ -85,7 +85,7 @@ def _time(case: Case, run: Run, references: Sequence[Run]) -> str:
     if run.seconds <= longest_s + case.bound_s:
         return ""
     return (
-        f"took {run.seconds:.1f} s; without the library {longest_s:.1f} s at most, and {case.bound_s:g} s may be added"
+        f"took {run.seconds:.1f} s; without the library {longest_s:.1f} s at most, and {case.bound_s:g} s more are fine"
     )
 
 

@@ -18,6 +18,10 @@ _CHECKS = {
     "record": "the record cannot be read",
     "sentence": "not one clear sentence",
 }
+_HEAD = (
+    "| fault | passed | with the library | without | what is said | date |",
+    "| --- | --- | --- | --- | --- | --- |",
+)
 _TEXT = """\
 # Faults
 
@@ -29,13 +33,13 @@ without it is the reference. The job with it must
 - take no longer than the reference and a bound: 15 s in most cases. Where a rank or the store falls silent, timeouts of
   the library pass once, and the bound is 20 to 30 s;
 - leave a record that `overlap show` can read;
-- say what happened, in one sentence on each rank that has something to say. If a job is killed, or ends between windows,
-  there is nothing to say.
+- say what happened, in one sentence on each rank that has something to say. If a job is killed, or ends between
+  windows, there is nothing to say.
 
 Each job has two ranks over Gloo on one machine, in processes of their own that end as an interpreter ends. Windows are
 short and come every 16 steps, so that most faults fall within one. The moment of a fault is left to chance, and differs
-from run to run. A run of each case is part of the tests. All runs are made by `python3 dev.py campaign`, nightly and before a
-release.
+from run to run. A run of each case is part of the tests. All runs are made by `python3 dev.py campaign`, nightly and
+before a release.
 
 {summary} With {versions}, on {machine}. This page is written by the command, from `benchmarks/results/campaign.json`.
 """
@@ -64,11 +68,7 @@ def page(results: dict[str, Any]) -> str:
         parts.append("\n".join(["## What does not pass", "", *(_failing(case) for case in failing), ""]))
     for group in dict.fromkeys(case["group"] for case in cases):
         rows = [_row(case) for case in cases if case["group"] == group]
-        head = [
-            "| fault | passed | with the library | without | what is said | date |",
-            "| --- | --- | --- | --- | --- | --- |",
-        ]
-        parts.append("\n".join([f"## {group}", "", *head, *rows, ""]))
+        parts.append("\n".join([f"## {group}", "", *_HEAD, *rows, ""]))
     return "\n".join(parts)
 
 
@@ -101,8 +101,5 @@ def _said(case: dict[str, Any]) -> Iterator[str]:
 
 def _cell(text: str) -> str:
     """Text that Markdown leaves alone, for a cell of a table."""
-    return (
-        text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ").replace("_", "\\_")
-        if "`" not in text
-        else text
-    )
+    text = text.replace("|", "\\|").replace("\n", " ")
+    return text if "`" in text else text.replace("<", "&lt;").replace("_", "\\_").replace("*", "\\*")

@@ -146,8 +146,8 @@ def zygotes() -> Iterator[tuple[Zygote, Zygote]]:
     try:
         library = Zygote(
             [
-                "torch", "torch._dynamo", "torch.profiler", "torch.distributed.fsdp", "scipy.special", "tests.campaign.job",
-                "tests.campaign.cases", "overlap_callbacks.integrations.pytorch", "overlap_callbacks.sinks",
+                "torch", "torch._dynamo", "torch.profiler", "torch.distributed.fsdp", "scipy.special",
+                "tests.campaign.job", "tests.campaign.cases", "overlap_callbacks.integrations.pytorch", "overlap_callbacks.sinks",
                 "overlap_callbacks.report.record", "overlap_callbacks.cli",
             ]
         )  # fmt: skip

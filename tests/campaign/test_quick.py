@@ -47,6 +47,7 @@ def test_a_job_with_this_fault_ends_as_without_the_library(name: str, processes:
 
 
 CASE = Case("made-up", "none", "nothing", lambda rank: None, says="gone", bound_s=5.0, record="none")
+SENTENCE = Said(0, "WARNING", "overlap-callbacks: it is gone")
 
 
 def _run(folder: Path, **changes: Any) -> Run:
@@ -66,7 +67,7 @@ WRONG: dict[str, tuple[str, dict[str, Any]]] = {
     "a step less": ("weights", {"steps": {"0.0.1": "a"}}),
     "too late": ("time", {"endings": [Ending(0, "", 6.5)]}),
     "no sentence": ("sentence", {"said": []}),
-    "two sentences": ("sentence", {"said": [Said(0, "WARNING", "overlap-callbacks: it is gone")] * 2}),
+    "two sentences": ("sentence", {"said": [SENTENCE] * 2}),
     "other words": ("sentence", {"said": [Said(0, "WARNING", "overlap-callbacks: it is here")]}),
 }
 
