@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import platform
+import resource
 import shutil
 import tempfile
 import time
@@ -43,7 +45,11 @@ def main(arguments: Sequence[str]) -> int:
             if options.json:
                 save(Path(options.json), [outcomes[-1]], quick=options.quick)
     failed = [outcome["name"] for outcome in outcomes if outcome["failures"]]
-    print(f"{len(outcomes)} cases, {len(failed)} failed" + (f": {', '.join(failed)}" if failed else ""))
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(
+        f"{len(outcomes)} cases in {used.ru_utime + used.ru_stime:.0f} s of CPU, {len(failed)} failed"
+        + (f": {', '.join(failed)}" if failed else "")
+    )
     if options.json and Path(options.json).resolve() == RESULTS:
         write_page()
     return int(bool(failed))
@@ -157,7 +163,7 @@ def save(path: Path, outcomes: Sequence[dict[str, Any]], *, quick: bool) -> None
         "date": datetime.date.today().isoformat(),
         "command": "python -m tests.campaign" + (" --quick" if quick else ""),
         "versions": {"torch": torch.__version__, "python": platform.python_version(), "overlap-callbacks": _version()},
-        "machine": f"{platform.machine()}, {_cores()} cores",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "cases": [by_name[name] for name in CASES if name in by_name],
     }
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
@@ -167,9 +173,3 @@ def _version() -> str:
     namespace: dict[str, str] = {}
     exec((ROOT / "overlap_callbacks" / "_version.py").read_text(), namespace)
     return namespace["__version__"]
-
-
-def _cores() -> int:
-    import os
-
-    return os.cpu_count() or 0

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -175,8 +176,6 @@ def serve_store(port: int) -> None:
     """Serve the job's store until killed, as the agent of ``torchrun`` does."""
     kept.append(dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False))
     while True:
-        import time
-
         time.sleep(3600)
 
 

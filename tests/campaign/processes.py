@@ -147,8 +147,8 @@ def zygotes() -> Iterator[tuple[Zygote, Zygote]]:
         library = Zygote(
             [
                 "torch", "torch._dynamo", "torch.profiler", "torch.distributed.fsdp", "scipy.special",
-                "tests.campaign.job", "tests.campaign.cases", "overlap_callbacks.integrations.pytorch", "overlap_callbacks.sinks",
-                "overlap_callbacks.report.record", "overlap_callbacks.cli",
+                "tests.campaign.job", "tests.campaign.cases", "overlap_callbacks.integrations.pytorch",
+                "overlap_callbacks.sinks", "overlap_callbacks.report.record", "overlap_callbacks.cli",
             ]
         )  # fmt: skip
         try:
