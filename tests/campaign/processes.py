@@ -56,7 +56,8 @@ class Zygote:
         self._started: queue.Queue[int] = queue.Queue()
         self._ended: dict[int, tuple[int, float]] = {}
         self._ready = threading.Event()
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
         if not self._ready.wait(_START_S):
             raise TimeoutError("the process that forks ranks did not start")
 
@@ -81,8 +82,11 @@ class Zygote:
     def close(self) -> None:
         """End the process, and all ranks that still run."""
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait(10.0)
+        self._listener.join(10.0)
+        self._process.stdout.close()
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
