@@ -18,8 +18,8 @@ from tests.campaign import job as ranks
 from tests.campaign.case import Case
 from tests.campaign.processes import HOST, ROOT, Ending, Rank, Zygote, free_port, wait_for
 
-# The last line of a traceback.
-_ERROR = re.compile(r"^(?:\[rank\d+\]: ?)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit))\b", re.MULTILINE)
+# The last line of a traceback. (Others begin alike: "Exception raised from" in torch's C++, "Exception ignored in".)
+_ERROR = re.compile(r"^(?:\[rank\d+\]: ?)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit))(?::|$)", re.MULTILINE)
 # What the library says in every job, whatever happens.
 _ROUTINE = re.compile(
     r"the record is in|there will be no confidence intervals|will have no confidence intervals|the rest is measured"

@@ -17,7 +17,7 @@ from tests.campaign.command import run_case
 from tests.campaign.judging import judge
 from tests.campaign.page import RESULTS
 from tests.campaign.processes import Ending, Zygote, zygotes
-from tests.campaign.running import Run, Said
+from tests.campaign.running import Run, Said, kind_of
 
 pytestmark = pytest.mark.slow
 
@@ -89,3 +89,9 @@ def test_a_record_that_cannot_be_read_is_found(tmp_path: Path, processes: tuple[
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "overlap.jsonl").write_text("no record\n")
     assert set(judge(case, run, [run], processes[1]).faults) == {"record"}
+
+
+def test_the_kind_of_an_error_is_that_of_the_traceback() -> None:
+    output = "[rank1]: RuntimeError: Connection closed by peer\nException raised from recvBytes at Utils.hpp:685\n"
+    assert kind_of(Ending(1, output, 1.0)) == "1 RuntimeError"
+    assert kind_of(Ending(-signal.SIGINT, "KeyboardInterrupt\n", 1.0)) == "-SIGINT KeyboardInterrupt"
