@@ -44,11 +44,13 @@ class Case:
         sentences: how many sentences a rank may say, where the fault has several consequences for its user.
         in_record: whether the sentence stands in the record, as a note of a window, and not in the log.
         also: ways of ending that come about by chance without the library, whichever rank ends first.
+        ends: whether the fault ends the job without the library; else it had no effect, and shows nothing.
         bound_s: how much longer than without the library the job may take.
         limit_s: hard limit of a run.
         torchrun: start it with torchrun, which restarts it so often at most; None for plain processes.
         needs: says why the case cannot run here; empty if it can.
         options: that the ranks get, in the full form and in the quick one.
+        nightly: why it is left out of the quick form; empty if it is not.
         record: whether there must be a record that can be read: "yes", "maybe" or "none".
     """
 
@@ -65,11 +67,13 @@ class Case:
     sentences: int = 1
     in_record: bool = False
     also: tuple[str, ...] = ()
+    ends: bool = False
     bound_s: float = 15.0
     limit_s: float = 90.0
     torchrun: int | None = None
     needs: Callable[[], str] = lambda: ""
     options: dict[str, Any] | None = None
+    nightly: str = ""
     quick_options: dict[str, Any] | None = None
     record: str = "yes"
 

@@ -36,6 +36,8 @@ def _known_failures(name: str) -> set[str]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_job_with_this_fault_ends_as_without_the_library(name: str, processes: tuple[Zygote, Zygote]) -> None:
+    if CASES[name].nightly:
+        pytest.skip(CASES[name].nightly)
     outcome = run_case(CASES[name], *processes, quick=True)
     if "skipped" in outcome:
         pytest.skip(outcome["skipped"])
@@ -80,6 +82,11 @@ def test_what_is_wrong_is_found(what: str, tmp_path: Path, processes: tuple[Zygo
     reference = _run(tmp_path, said=[])
     assert judge(CASE, _run(tmp_path), [reference], processes[1]).faults == {}
     assert set(judge(CASE, _run(tmp_path, **changes), [reference], processes[1]).faults) == {check}
+
+
+def test_a_fault_without_effect_is_found(tmp_path: Path, processes: tuple[Zygote, Zygote]) -> None:
+    reference = _run(tmp_path, said=[])
+    assert set(judge(replace(CASE, ends=True), _run(tmp_path), [reference], processes[1]).faults) == {"ending"}
 
 
 def test_a_record_that_cannot_be_read_is_found(tmp_path: Path, processes: tuple[Zygote, Zygote]) -> None:

@@ -71,6 +71,8 @@ def become(request: dict[str, Any]) -> Any:
     os.close(nothing)
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
+    # A shell starts what runs in the background with SIGINT ignored, and ranks would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.enable(all_threads=True)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     return getattr(importlib.import_module(request["module"]), request["function"])

@@ -47,7 +47,7 @@ def _enter(name: str, what: str, number: int, victim: int, **attributes: object)
 
 # Whichever rank ends first, the others' collectives fail.
 _PEER_GONE = "1 RuntimeError"
-_SILENT = {"says": CUT_SHORT, "may_be_silent": True, "also": (_PEER_GONE,)}
+_SILENT = {"says": CUT_SHORT, "may_be_silent": True, "also": (_PEER_GONE,), "ends": True}
 _enter(
     "kill-rank-0",
     "SIGKILL of rank 0, which serves the store, at a random moment",
@@ -57,9 +57,9 @@ _enter(
     **_SILENT,
 )
 _enter("kill-another", "SIGKILL of rank 1 at a random moment", signal.SIGKILL, 1, runs=30, **_SILENT)
-_enter("kill-all", "SIGKILL of all ranks at a random moment", signal.SIGKILL, -1, runs=30)
+_enter("kill-all", "SIGKILL of all ranks at a random moment", signal.SIGKILL, -1, runs=30, ends=True)
 _enter("sigterm-one", "SIGTERM to rank 1 at a random moment", signal.SIGTERM, 1, runs=5, **_SILENT)
-_enter("sigterm-all", "SIGTERM to all ranks at a random moment", signal.SIGTERM, -1, runs=5)
+_enter("sigterm-all", "SIGTERM to all ranks at a random moment", signal.SIGTERM, -1, runs=5, ends=True)
 _enter("sigint-random", "SIGINT to all ranks (Ctrl-C) at a random moment", signal.SIGINT, -1, runs=5, **_SILENT)
 
 
