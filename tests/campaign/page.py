@@ -18,6 +18,7 @@ _CHECKS = {
     "record": "the record cannot be read",
     "sentence": "not one clear sentence",
 }
+_MAX_EXAMPLE = 300  # characters
 _HEAD = (
     "| fault | passed | with the library | without | what is said | date |",
     "| --- | --- | --- | --- | --- | --- |",
@@ -41,7 +42,9 @@ short and come every 16 steps, so that most faults fall within one. The moment o
 from run to run. A run of each case is part of the tests. All runs are made by `python3 dev.py campaign`, nightly and
 before a release.
 
-{summary} With {versions}, on {machine}. This page is written by the command, from `benchmarks/results/campaign.json`.
+{summary}
+With {versions}, on {machine}.
+This page is written by the command, from `benchmarks/results/campaign.json`.
 """
 
 
@@ -81,7 +84,8 @@ def _failing(case: dict[str, Any]) -> str:
 
 
 def _example(case: dict[str, Any], check: str) -> str:
-    return next(failure["fault"] for failure in case["failures"] if failure["check"] == check)
+    fault = next(failure["fault"] for failure in case["failures"] if failure["check"] == check)
+    return fault if len(fault) <= _MAX_EXAMPLE else f"{fault[:_MAX_EXAMPLE]}…"
 
 
 def _row(case: dict[str, Any]) -> str:

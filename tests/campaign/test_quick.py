@@ -89,6 +89,11 @@ def test_a_fault_without_effect_is_found(tmp_path: Path, processes: tuple[Zygote
     assert set(judge(replace(CASE, ends=True), _run(tmp_path), [reference], processes[1]).faults) == {"ending"}
 
 
+def test_a_reference_that_hangs_is_no_reference(tmp_path: Path, processes: tuple[Zygote, Zygote]) -> None:
+    reference = _run(tmp_path, said=[], endings=[Ending(None, "", 1.0)])
+    assert "without the library hung" in judge(CASE, _run(tmp_path), [reference], processes[1]).faults["ending"]
+
+
 def test_a_record_that_cannot_be_read_is_found(tmp_path: Path, processes: tuple[Zygote, Zygote]) -> None:
     case = replace(CASE, record="yes")
     run = _run(tmp_path)
