@@ -19,11 +19,10 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 VENV = HERE / ".venv"
-EXTRAS = {"demo": "lightning,wandb", "test": "test", "check": "dev", "docs": "docs"}
-USAGE = (
-    "usage: python3 dev.py demo|test|check|docs [arguments passed on to `overlap demo`, pytest or `mkdocs build`]\n"
-    "       python3 dev.py test --versions oldest|newest [arguments passed on to pytest]"
-)
+EXTRAS = {"demo": "lightning,wandb", "test": "test", "check": "dev", "docs": "docs", "campaign": "test"}
+USAGE = """usage: python3 dev.py demo|test|check|docs|campaign [arguments passed on]
+ to `overlap demo`, pytest, nothing, `mkdocs build`, or the faults put into running jobs (`campaign --help`)
+       python3 dev.py test --versions oldest|newest [arguments passed on to pytest]"""
 # What holds for one set of versions only: the style of the docs and of the code, pages in a browser.
 VERSION_TESTS = ("tests", "--ignore=tests/docs", "--ignore=tests/gpu", "--ignore=tests/report/html")
 
@@ -53,6 +52,8 @@ def main() -> int:
         return run(bin_folder / "python", "-m", "pytest", *arguments)
     if command == "docs":
         return run(bin_folder / "python", "-m", "mkdocs", "build", "--strict", *arguments)  # into site/
+    if command == "campaign":
+        return run(bin_folder / "python", "-m", "tests.campaign", *arguments)
     return max(
         run(bin_folder / "ruff", "check", "."),
         run(bin_folder / "ruff", "format", "--check", "."),

@@ -1,0 +1,131 @@
+"""The job's key-value store and its process groups: gone, stopped, of another kind, replaced; jobs that start again."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+import torch.distributed as dist
+
+from tests.campaign.case import Job, case
+from tests.campaign.job import Rank, Training, kept
+
+GROUP = "Stores, process groups and restarts"
+STEPS = 60
+
+
+def train_and_close(rank: Rank, store: dist.Store | None = None) -> None:
+    rank.start(store)
+    training = Training(rank.number)
+    monitor = rank.attach(training)
+    rank.train(training, STEPS)
+    monitor.close()
+
+
+def _strike_store(number: int) -> object:
+    def disturb(job: Job, chance: random.Random) -> None:
+        step, delay_s = chance.randint(2, 30), chance.uniform(0.0, 0.03)
+        if job.await_step(0, step):
+            time.sleep(delay_s)
+            job.signal_store(number)
+
+    return disturb
+
+
+@case(
+    "store-killed", GROUP, "the process that serves the store is killed at a random moment", server=True, runs=10,
+    disturb=_strike_store(signal.SIGKILL), record="maybe", says=r"the ranks' store failed",
+)  # fmt: skip
+def lose_store(rank: Rank) -> None:
+    rank.start()
+    training = Training(rank.number)
+    monitor = rank.attach(training)
+    for _ in range(STEPS):
+        rank.train(training, 1)
+        time.sleep(0.005)  # so that the store goes while the job trains
+    monitor.close()
+
+
+@case(
+    "store-stopped", GROUP, "the process that serves the store is stopped (SIGSTOP) at a random moment, for good",
+    server=True, runs=5, disturb=_strike_store(signal.SIGSTOP), record="maybe", bound_s=25.0,
+    says=r"the job's store does not answer", sentences=2,
+)  # fmt: skip
+def freeze_store(rank: Rank) -> None:
+    lose_store(rank)
+
+
+@case("file-store", GROUP, "the process group uses a `FileStore`")
+def use_file_store(rank: Rank) -> None:
+    train_and_close(rank, dist.FileStore(str(rank.folder / "store"), rank.world_size))
+
+
+@case(
+    "hash-store", GROUP, "the process group uses a `HashStore`, which one process alone can use", world_size=1,
+    says=r"the job has one rank", record="none",
+)  # fmt: skip
+def use_hash_store(rank: Rank) -> None:
+    train_and_close(rank, dist.HashStore())
+
+
+@case(
+    "group-destroyed", GROUP, "`destroy_process_group()` comes before `close()`, within a window",
+    says=r"torch\.distributed has no process group|process group was replaced|was cut short", may_be_silent=True,
+)  # fmt: skip
+def destroy_group(rank: Rank) -> None:
+    num_steps = rank.some_step()
+    rank.start()
+    training = Training(rank.number)
+    monitor = rank.attach(training)
+    rank.train(training, num_steps)
+    dist.destroy_process_group()
+    monitor.close()
+
+
+@case(
+    "group-replaced", GROUP, "the process group is destroyed, and another one made, while the job is measured",
+    says=r"the process group was replaced",
+)  # fmt: skip
+def replace_group(rank: Rank) -> None:
+    rank.start()
+    training = Training(rank.number)
+    monitor = rank.attach(training)
+    rank.train(training, rank.some_step())
+    dist.destroy_process_group()
+    # A store of its own: the first one's server stays rank 0's.
+    rank.start(dist.FileStore(str(rank.folder / "second-store"), rank.world_size))
+    training.model = type(training.model)(training.model.module, bucket_cap_mb=0.002)
+    rank.train(training, STEPS)
+    monitor.close()
+
+
+@case("group-anew", GROUP, "a second process group after the first, each with a monitor of its own", record="yes")
+def begin_anew(rank: Rank) -> None:
+    train_and_close(rank)
+    dist.destroy_process_group()
+    rank.start(dist.FileStore(str(rank.folder / "second-store"), rank.world_size))
+    training = Training(rank.number)
+    training.num_steps = STEPS
+    monitor = rank.attach(training)
+    rank.train(training, STEPS)
+    monitor.close()
+
+
+@case(
+    "torchrun-restart", GROUP,
+    "`torchrun --max-restarts 1`: rank 1 is killed within a random step, all ranks start again",
+    torchrun=1, limit_s=240.0, bound_s=30.0, record="yes", says=r"was cut short|left out", may_be_silent=True, runs=2,
+    nightly="torch's own restart over Gloo times out at times, after minutes, with the library and without",
+)  # fmt: skip
+def start_again(rank: Rank) -> None:
+    step = rank.some_step()
+    rank.start()
+    training = Training(rank.number)
+    kept.append(training)
+    monitor = rank.attach(training)
+    die = {step: lambda: os.kill(os.getpid(), signal.SIGKILL)} if rank.number == 1 and not rank.attempt else {}
+    rank.train(training, STEPS, die)
+    monitor.close()
+    dist.destroy_process_group()

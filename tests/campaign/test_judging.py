@@ -1,0 +1,65 @@
+"""The judge of the campaign finds what it looks for."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.campaign.case import Case
+from tests.campaign.judging import judge
+from tests.campaign.processes import Ending
+from tests.campaign.running import Run, Said, kind_of
+
+NOBODY: Any = None  # reads a record; there is none here
+CASE = Case("made-up", "none", "nothing", lambda rank: None, says="gone", bound_s=5.0, record="none")
+SENTENCE = Said(0, "WARNING", "overlap-callbacks: it is gone")
+
+
+def _run(folder: Path, **changes: Any) -> Run:
+    run = Run(
+        [Ending(0, "", 1.0)],
+        {"0.0.1": "a", "0.0.2": "b"},
+        [Said(0, "WARNING", "overlap-callbacks: it is gone")],
+        folder,
+    )
+    return replace(run, **changes)
+
+
+WRONG: dict[str, tuple[str, dict[str, Any]]] = {
+    "a signal": ("ending", {"endings": [Ending(-signal.SIGABRT, "", 1.0)]}),
+    "a hang": ("ending", {"endings": [Ending(None, "", 1.0)]}),
+    "other weights": ("weights", {"steps": {"0.0.1": "a", "0.0.2": "c"}}),
+    "a step less": ("weights", {"steps": {"0.0.1": "a"}}),
+    "too late": ("time", {"endings": [Ending(0, "", 6.5)]}),
+    "no sentence": ("sentence", {"said": []}),
+    "two sentences": ("sentence", {"said": [SENTENCE] * 2}),
+    "other words": ("sentence", {"said": [Said(0, "WARNING", "overlap-callbacks: it is here")]}),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_is_found(what: str, tmp_path: Path) -> None:
+    check, changes = WRONG[what]
+    reference = _run(tmp_path, said=[])
+    assert judge(CASE, _run(tmp_path), [reference], NOBODY).faults == {}
+    assert set(judge(CASE, _run(tmp_path, **changes), [reference], NOBODY).faults) == {check}
+
+
+def test_a_fault_without_effect_is_found(tmp_path: Path) -> None:
+    reference = _run(tmp_path, said=[])
+    assert set(judge(replace(CASE, ends=True), _run(tmp_path), [reference], NOBODY).faults) == {"ending"}
+
+
+def test_a_reference_that_hangs_is_no_reference(tmp_path: Path) -> None:
+    reference = _run(tmp_path, said=[], endings=[Ending(None, "", 1.0)])
+    assert "without the library hung" in judge(CASE, _run(tmp_path), [reference], NOBODY).faults["ending"]
+
+
+def test_the_kind_of_an_error_is_that_of_the_traceback() -> None:
+    output = "[rank1]: RuntimeError: Connection closed by peer\nException raised from recvBytes at Utils.hpp:685\n"
+    assert kind_of(Ending(1, output, 1.0)) == "1 RuntimeError"
+    assert kind_of(Ending(-signal.SIGINT, "KeyboardInterrupt\n", 1.0)) == "-SIGINT KeyboardInterrupt"
