@@ -1,0 +1,100 @@
+"""Megatron-LM's own ``pretrain_gpt.py``, from a checkout (see ``scripts``), with ``hook_pretrain()`` before it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integrations import megatron_shims
+from tests.loops import cpu_shims
+from tests.loops.harness import NUM_STEPS, compare, expect_measured
+from tests.loops.scripts import checkout, run_with_lines
+
+pytestmark = pytest.mark.slow
+
+COMMON = [
+    "--use-cpu-initialization",
+    "--distributed-backend",
+    "gloo",
+    "--mock-data",
+    "--tokenizer-type",
+    "NullTokenizer",
+    "--vocab-size",
+    "127",
+    "--transformer-impl",
+    "local",
+    "--no-persist-layer-norm",
+    "--no-gradient-accumulation-fusion",
+    "--no-masked-softmax-fusion",
+    "--no-bias-gelu-fusion",
+    "--no-bias-swiglu-fusion",
+    "--no-bias-dropout-fusion",
+    "--no-rope-fusion",
+    "--attention-dropout",
+    "0",
+    "--hidden-dropout",
+    "0",
+    "--num-layers",
+    "2",
+    "--hidden-size",
+    "32",
+    "--num-attention-heads",
+    "4",
+    "--seq-length",
+    "32",
+    "--max-position-embeddings",
+    "32",
+    "--micro-batch-size",
+    "2",
+    "--lr",
+    "1e-3",
+    "--min-lr",
+    "1e-3",
+    "--lr-decay-style",
+    "constant",
+    "--eval-iters",
+    "1",
+    "--eval-interval",
+    "1000",
+    "--log-interval",
+    "1",
+    "--rerun-mode",
+    "disabled",
+    "--num-workers",
+    "0",
+    "--seed",
+    "1",
+]
+SETUPS = {
+    "data": "--global-batch-size 8 --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather",
+    "tensor": "--global-batch-size 2 --tensor-model-parallel-size 2 --sequence-parallel",
+    "pipeline": "--global-batch-size 8 --pipeline-model-parallel-size 2",
+}
+
+
+def _pretrain(options: dict[str, Any] | None, folder: str, arguments: list[str]) -> None:
+    sys.path.insert(0, folder)
+    os.chdir(folder)
+    os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
+    warnings.simplefilter("ignore")
+    cpu_shims.install_megatron_lm()
+    megatron_shims.install()
+    if options is not None:
+        from overlap_callbacks.integrations.megatron import hook_pretrain
+
+        hook_pretrain(**options)
+    run_with_lines(
+        Path(folder, "pretrain_gpt.py"), [*COMMON, "--train-iters", str(NUM_STEPS + 1), *arguments], {}, None
+    )
+
+
+@pytest.mark.parametrize("setup", SETUPS)
+def test_pretrain(setup: str, tmp_path: Path) -> None:
+    folder = checkout("Megatron-LM")
+    window = compare(_pretrain, tmp_path / "run", str(folder), SETUPS[setup].split(), timeout_s=200)
+    expect_measured(window)

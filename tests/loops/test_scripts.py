@@ -1,0 +1,69 @@
+"""Scripts of nanoGPT and of PyTorch's examples, from checkouts; see ``scripts``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.loops import cpu_shims
+from tests.loops.harness import NUM_STEPS, compare, expect_measured
+from tests.loops.scripts import checkout, run_with_lines
+
+pytestmark = pytest.mark.slow
+
+NANOGPT = {
+    "raw_model = model.module if ddp else model # unwrap DDP container if needed": "\nmonitor = attach(optimizer, **options)",
+    "    if iter_num > max_iters:\n        break\n": "\nmonitor.close()\n",
+}  # fmt: skip
+SMALL = ["--n_layer=2", "--n_head=2", "--n_embd=32", "--block_size=16", "--batch_size=4", "--dropout=0.1"]
+SMALL += ["--dataset=random", "--eval_interval=1000", "--eval_iters=2", f"--max_iters={NUM_STEPS}", "--dtype=float32"]
+
+
+def _nanogpt(options: dict[str, Any] | None, folder: str, arguments: list[str]) -> None:
+    cpu_shims.install()
+    os.chdir(folder)
+    run_with_lines(Path(folder, "train.py"), [*SMALL, *arguments], NANOGPT, options)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--compile=False", "--gradient_accumulation_steps=2"],
+        ["--compile=False", "--gradient_accumulation_steps=8"],
+        ["--compile=True", "--gradient_accumulation_steps=4"],
+    ],
+    ids=["one micro-batch", "four micro-batches", "compiled"],
+)
+def test_nanogpt(tmp_path: Path, arguments: list[str]) -> None:
+    shutil.copytree(checkout("nanoGPT"), tmp_path / "nanoGPT", ignore=shutil.ignore_patterns("assets", "*.ipynb"))
+    data = tmp_path / "nanoGPT/data/random"
+    data.mkdir()
+    tokens = np.random.default_rng(0).integers(0, 64, 20_000).astype(np.uint16)
+    for split in ("train", "val"):
+        tokens.tofile(data / f"{split}.bin")
+    window = compare(_nanogpt, tmp_path / "run", str(tmp_path / "nanoGPT"), arguments, timeout_s=280)
+    expect_measured(window)
+
+
+def _ddp_series(options: dict[str, Any] | None, folder: str, script: str) -> None:
+    cpu_shims.install()
+    torch.manual_seed(0)
+    os.chdir(folder)
+    additions = {
+        "trainer = Trainer(model, train_data, optimizer, save_every, snapshot_path)": "; monitor = attach(optimizer, **options)",
+        "    trainer.train(total_epochs)": "; monitor.close()",
+    }  # fmt: skip
+    run_with_lines(Path(folder, script), ["1", "1", "--batch_size", "32"], additions, options)
+
+
+def test_the_ddp_tutorial(tmp_path: Path) -> None:
+    folder = tmp_path / "series"
+    shutil.copytree(checkout("examples") / "distributed/ddp-tutorial-series", folder)
+    window = compare(_ddp_series, tmp_path / "run", str(folder), "multigpu_torchrun.py")
+    expect_measured(window)

@@ -1,0 +1,118 @@
+"""torchtitan's own ``Trainer`` on two Gloo ranks, with FSDP2, and one line: ``attach(trainer.optimizers)``.
+
+torchtitan has no CPU form. Its device module is replaced here, and so is its attention, which on a CPU has no backward
+pass. The loop, the parallelism, the optimizer and the clipping are torchtitan's.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.loops.harness import NUM_STEPS, compare, expect_measured
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("torchtitan") is None, reason="torchtitan is not installed"),
+    pytest.mark.slow,
+]
+SEQUENCE, BATCH = 32, 2
+
+
+def _install_cpu() -> None:
+    from torchtitan.tools import utils
+
+    nothing = dict.fromkeys(("set_device", "empty_cache", "reset_peak_memory_stats", "synchronize"), lambda *_: None)
+    utils.device_type = "cpu"
+    utils.device_module = SimpleNamespace(
+        **nothing,
+        get_device_name=lambda *_: "cpu",
+        current_device=lambda: 0,
+        get_device_properties=lambda *_: SimpleNamespace(total_memory=2**30),
+        memory_stats=lambda *_: {},
+    )
+    utils.get_local_device = lambda: torch.device("cpu")
+
+    from torchtitan.models.common.attention import FlexAttention
+
+    def attention(_: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        gqa = q.shape[1] != k.shape[1]
+        found = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=gqa)
+        return found.transpose(1, 2)
+
+    FlexAttention.forward = attention
+
+
+def _config(folder: str, accumulate: int) -> Any:
+    from dataclasses import dataclass
+
+    from torchtitan.components.dataloader import BaseDataLoader
+    from torchtitan.components.tokenizer import BaseTokenizer
+    from torchtitan.models.llama3.config_registry import llama3_debugmodel
+
+    class NoTokenizer(BaseTokenizer):
+        @dataclass(kw_only=True, slots=True)
+        class Config(BaseTokenizer.Config):
+            pass
+
+        def __init__(self, config: Config, **_: Any) -> None:
+            super().__init__()
+
+        encode = decode = get_vocab_size = None
+
+    class RandomTokens(BaseDataLoader):
+        @dataclass(kw_only=True, slots=True)
+        class Config(BaseDataLoader.Config):
+            pass
+
+        def __init__(self, config: Config, *, dp_rank: int, **_: Any) -> None:
+            self._generator = torch.Generator().manual_seed(dp_rank)
+
+        def __iter__(self) -> Any:
+            while True:
+                tokens = torch.randint(0, 2048, (BATCH, SEQUENCE + 1), generator=self._generator)
+                yield {"input": tokens[:, :-1]}, tokens[:, 1:]
+
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+    config = llama3_debugmodel()
+    config.dump_folder = folder
+    config.tokenizer = NoTokenizer.Config()
+    config.dataloader = RandomTokens.Config()
+    config.training.seq_len = SEQUENCE
+    config.training.local_batch_size = BATCH
+    config.training.global_batch_size = 2 * BATCH * accumulate
+    config.training.steps = NUM_STEPS
+    config.training.disable_cuda_graphs = True
+    config.training.mixed_precision_param = "float32"
+    config.optimizer.implementation = "foreach"
+    config.debug.seed = 0
+    config.validator.enable = False
+    config.checkpoint.enable = False
+    return config
+
+
+def _titan(options: dict[str, Any] | None, folder: str, accumulate: int) -> None:
+    _install_cpu()
+    trainer = _config(folder, accumulate).build()
+    if options is None:
+        trainer.train()
+    else:
+        from overlap_callbacks.integrations.pytorch import attach
+
+        with attach(trainer.optimizers, **options):
+            trainer.train()
+    trainer.close()
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_torchtitan(accumulate: int, tmp_path: Path) -> None:
+    expect_measured(compare(_titan, tmp_path / "run", str(tmp_path / "out"), accumulate))
