@@ -272,6 +272,7 @@ def _judged(intervals: list[list[float]], truth: float) -> dict[str, float]:
     """How many intervals hold the truth, and how wide and how far off they are."""
     held = sum(low <= truth <= high for _, low, high in intervals)
     values = [value for value, _, _ in intervals]
+    halves = [(high - low) / 2 for _, low, high in intervals]
     return {
         "held": held,
         "of": len(intervals),
@@ -279,9 +280,7 @@ def _judged(intervals: list[list[float]], truth: float) -> dict[str, float]:
         "too_low": sum(high < truth for _, _, high in intervals),
         "too_high": sum(low > truth for _, low, _ in intervals),
         "mean": statistics.fmean(values) if values else math.nan,
-        "median_half_width": statistics.median((high - low) / 2 for _, low, high in intervals)
-        if intervals
-        else math.nan,
+        "median_half_width": statistics.median(halves) if halves else math.nan,
     }
 
 

@@ -1,4 +1,4 @@
-"""Runs a training loop of somebody else's on two Gloo ranks, with the library and without, and compares what it trained.
+"""Runs somebody else's training loop on two Gloo ranks, with the library and without, and compares what it trained.
 
 A loop is a function that trains: it gets the options of the library, or None to train without it.
 """

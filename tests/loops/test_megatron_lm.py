@@ -17,59 +17,15 @@ from tests.loops.scripts import checkout, run_with_lines
 
 pytestmark = pytest.mark.slow
 
-COMMON = [
-    "--use-cpu-initialization",
-    "--distributed-backend",
-    "gloo",
-    "--mock-data",
-    "--tokenizer-type",
-    "NullTokenizer",
-    "--vocab-size",
-    "127",
-    "--transformer-impl",
-    "local",
-    "--no-persist-layer-norm",
-    "--no-gradient-accumulation-fusion",
-    "--no-masked-softmax-fusion",
-    "--no-bias-gelu-fusion",
-    "--no-bias-swiglu-fusion",
-    "--no-bias-dropout-fusion",
-    "--no-rope-fusion",
-    "--attention-dropout",
-    "0",
-    "--hidden-dropout",
-    "0",
-    "--num-layers",
-    "2",
-    "--hidden-size",
-    "32",
-    "--num-attention-heads",
-    "4",
-    "--seq-length",
-    "32",
-    "--max-position-embeddings",
-    "32",
-    "--micro-batch-size",
-    "2",
-    "--lr",
-    "1e-3",
-    "--min-lr",
-    "1e-3",
-    "--lr-decay-style",
-    "constant",
-    "--eval-iters",
-    "1",
-    "--eval-interval",
-    "1000",
-    "--log-interval",
-    "1",
-    "--rerun-mode",
-    "disabled",
-    "--num-workers",
-    "0",
-    "--seed",
-    "1",
-]
+COMMON = (
+    "--use-cpu-initialization --distributed-backend gloo --mock-data --tokenizer-type NullTokenizer --vocab-size 127 "
+    "--transformer-impl local --no-persist-layer-norm --no-gradient-accumulation-fusion --no-masked-softmax-fusion "
+    "--no-bias-gelu-fusion --no-bias-swiglu-fusion --no-bias-dropout-fusion --no-rope-fusion --attention-dropout 0 "
+    "--hidden-dropout 0 --num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 --seed 1 "
+    "--max-position-embeddings 32 --micro-batch-size 2 --lr 1e-3 --min-lr 1e-3 --lr-decay-style constant "
+    "--eval-iters 1 --eval-interval 1000 --log-interval 1 --rerun-mode disabled --num-workers 0 "
+    f"--train-iters {NUM_STEPS + 1}"
+)
 SETUPS = {
     "data": "--global-batch-size 8 --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather",
     "tensor": "--global-batch-size 2 --tensor-model-parallel-size 2 --sequence-parallel",
@@ -88,9 +44,7 @@ def _pretrain(options: dict[str, Any] | None, folder: str, arguments: list[str])
         from overlap_callbacks.integrations.megatron import hook_pretrain
 
         hook_pretrain(**options)
-    run_with_lines(
-        Path(folder, "pretrain_gpt.py"), [*COMMON, "--train-iters", str(NUM_STEPS + 1), *arguments], {}, None
-    )
+    run_with_lines(Path(folder, "pretrain_gpt.py"), [*COMMON.split(), *arguments], {}, None)
 
 
 @pytest.mark.parametrize("setup", SETUPS)

@@ -17,10 +17,12 @@ from tests.loops.scripts import checkout, run_with_lines
 
 pytestmark = pytest.mark.slow
 
+ATTACH = "monitor = attach(optimizer, **options)"
+CLOSE = "monitor.close()"
 NANOGPT = {
-    "raw_model = model.module if ddp else model # unwrap DDP container if needed": "\nmonitor = attach(optimizer, **options)",
-    "    if iter_num > max_iters:\n        break\n": "\nmonitor.close()\n",
-}  # fmt: skip
+    "raw_model = model.module if ddp else model # unwrap DDP container if needed": f"\n{ATTACH}",
+    "    if iter_num > max_iters:\n        break\n": f"\n{CLOSE}\n",
+}
 SMALL = ["--n_layer=2", "--n_head=2", "--n_embd=32", "--block_size=16", "--batch_size=4", "--dropout=0.1"]
 SMALL += ["--dataset=random", "--eval_interval=1000", "--eval_iters=2", f"--max_iters={NUM_STEPS}", "--dtype=float32"]
 
@@ -56,9 +58,9 @@ def _ddp_series(options: dict[str, Any] | None, folder: str, script: str) -> Non
     torch.manual_seed(0)
     os.chdir(folder)
     additions = {
-        "trainer = Trainer(model, train_data, optimizer, save_every, snapshot_path)": "; monitor = attach(optimizer, **options)",
-        "    trainer.train(total_epochs)": "; monitor.close()",
-    }  # fmt: skip
+        "trainer = Trainer(model, train_data, optimizer, save_every, snapshot_path)": f"; {ATTACH}",
+        "    trainer.train(total_epochs)": f"; {CLOSE}",
+    }
     run_with_lines(Path(folder, script), ["1", "1", "--batch_size", "32"], additions, options)
 
 

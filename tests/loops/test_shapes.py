@@ -34,7 +34,7 @@ def _attached(optimizer: torch.optim.Optimizer, options: dict[str, Any] | None) 
 
 
 def _toggled_synchronisation(options: dict[str, Any] | None, accumulate: int, scaler_on: bool) -> None:
-    """Gradients accumulate by ``require_backward_grad_sync``, with a scaler, clipping and the next batch fetched early."""
+    """Gradients accumulate by ``require_backward_grad_sync``; with a scaler, clipping, and batches fetched early."""
     dist.init_process_group("gloo")
     data = torch.Generator().manual_seed(dist.get_rank())
     model = DistributedDataParallel(_network(), bucket_cap_mb=0.005)
