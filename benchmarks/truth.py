@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,9 @@ from overlap_callbacks import JsonlSink, Mode, OverlapMonitor, Schedule
 from overlap_callbacks.report import record
 
 FIGURES = ("compute_slowdown", "speedup_vs_sequential", "gap_to_ideal")
-SLOWDOWNS = (0.0, 0.05, 0.2)
+SLOWDOWNS = (0.05, 0.2, 0.0)
 GOAL = 0.94
 
-_LAYERS = 6
 _WIDTH = 128
 _BATCH = 16
 _STEPS_BEFORE = 10
@@ -61,7 +60,8 @@ class TruthJob:
         work: ``clock`` or ``operations``.
         windows: number of windows.
         gap_steps: steps between windows, for the reports of the last one.
-        operator_ms: length of an operator in sequential steps, for ``clock``.
+        operator_ms: length of an operator in sequential steps; for ``operations`` about so much on an idle core.
+        layers: layers of the network; each has one operator.
         repeats, profiled_steps: as in ``Schedule``.
     """
 
@@ -69,8 +69,9 @@ class TruthJob:
     control: bool = False
     work: str = "clock"
     windows: int = 100
-    gap_steps: int = 30
-    operator_ms: float = 0.6
+    gap_steps: int = 5
+    operator_ms: float = 8.0
+    layers: int = 2
     repeats: int = 4
     profiled_steps: int = 4
 
@@ -95,16 +96,17 @@ class TruthJob:
 class Operator:
     """The operator ``truth::work``, which takes a known time or does a known number of operations."""
 
-    # 40, 42 and 48 pieces are whole numbers. Each takes some 15 us.
+    # 40, 42 and 48 pieces are whole numbers. Together 40 take about as long as asked for.
     _PIECES = 40
-    _PIECE_ELEMENTS = 6144
+    _ELEMENTS_PER_MS = 10_000
 
     def __init__(self, job: TruthJob) -> None:
         self._job = job
         self._library = torch.library.Library("truth", "FRAGMENT")
         self._library.define("work(Tensor(a!) scratch, float factor) -> ()")
         self._library.impl("work", self._clocked if job.work == "clock" else self._counted, "CPU")
-        self._scratch = torch.rand(self._PIECE_ELEMENTS)
+        by_clock = job.work == "clock"
+        self._scratch = torch.rand(10_000 if by_clock else int(job.operator_ms * self._ELEMENTS_PER_MS))
 
     def __call__(self, factor: float) -> None:
         torch.ops.truth.work(self._scratch, factor)
@@ -124,12 +126,13 @@ class Network:
 
     Args:
         rank: seeds the data.
+        layers: number of them.
         operator: the compute of known length.
     """
 
-    def __init__(self, rank: int, operator: Operator) -> None:
+    def __init__(self, rank: int, layers: int, operator: Operator) -> None:
         weights = torch.Generator().manual_seed(0)
-        self.weights = [torch.randn(_WIDTH, _WIDTH, generator=weights) / _WIDTH**0.5 for _ in range(_LAYERS)]
+        self.weights = [torch.randn(_WIDTH, _WIDTH, generator=weights) / _WIDTH**0.5 for _ in range(layers)]
         self._data = torch.randn(_BATCH, _WIDTH, generator=torch.Generator().manual_seed(1 + rank))
         self._operator = operator
 
@@ -150,7 +153,7 @@ class Network:
         gradient = outputs[-1] - 0.5
         compute_s = now() - begin
         reductions = []
-        for layer in reversed(range(_LAYERS)):
+        for layer in reversed(range(len(self.weights))):
             begin = now()
             self._operator(factor)
             gradient = gradient * (1 - outputs[layer + 1].square())
@@ -171,7 +174,7 @@ def _train(rank: int, job: TruthJob, port: int, folder: str) -> None:
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=datetime.timedelta(seconds=120))
-    network = Network(rank, Operator(job))
+    network = Network(rank, job.layers, Operator(job))
     schedule = job.schedule()
     monitor = OverlapMonitor(
         schedule, [JsonlSink(folder)], run_dir=folder, max_overhead=None, strict=True, power=False
@@ -303,12 +306,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--windows", type=int, default=100)
     parser.add_argument("--work", choices=["clock", "operations"], nargs="+", default=["clock", "operations"])
+    parser.add_argument("--operator-ms", type=float, default=8.0, help="length of an operator in sequential steps")
+    parser.add_argument("--layers", type=int, default=2, help="layers of the network; each has one operator")
+    parser.add_argument("--profiled-steps", type=int, default=4, help="as in the schedule")
     parser.add_argument("--only", nargs="+", help="names of jobs, e.g. A/A +5%%")
     parser.add_argument("--json", type=Path, help="add the figures to this file too")
     arguments = parser.parse_args()
     for work in arguments.work:
-        jobs = [TruthJob(slowdown=slowdown, work=work, windows=arguments.windows) for slowdown in SLOWDOWNS]
-        jobs.insert(0, TruthJob(control=True, work=work, windows=arguments.windows))
+        job = TruthJob(
+            work=work,
+            windows=arguments.windows,
+            operator_ms=arguments.operator_ms,
+            layers=arguments.layers,
+            profiled_steps=arguments.profiled_steps,
+        )
+        jobs = [replace(job, control=True), *[replace(job, slowdown=slowdown) for slowdown in SLOWDOWNS]]
         for job in jobs:
             if arguments.only and job.name not in arguments.only:
                 continue

@@ -69,6 +69,31 @@ def install_megatron_lm() -> None:
     kernels.enable_batch_invariant_mode = kernels.set_batch_invariant_mode = lambda *_: None  # type: ignore[attr-defined]
     kernels.is_batch_invariant_mode_enabled = lambda: False  # type: ignore[attr-defined]
     sys.modules["megatron.core.transformer.custom_layers.batch_invariant_kernels"] = kernels
+    importlib.import_module("megatron.core.datasets.utils").compile_helpers = lambda: None  # the wheel has them
+    importlib.import_module("megatron.legacy.fused_kernels").load = lambda *_: None
     training = importlib.import_module("megatron.training.training")
+    training.set_jit_fusion_options = lambda *_: None  # warms up fused kernels on the device
     initialize = training.initialize_megatron
     training.initialize_megatron = lambda *args, **kwargs: initialize(*args, **{**kwargs, "allow_no_cuda": True})
+
+
+def stub_modules(*names: str) -> None:
+    """Modules that a framework imports and does not use on a CPU: any name in them is an empty class."""
+    import sys
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+    class Stub(ModuleType):
+        __path__: list[str] = []  # noqa: RUF012
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return type(name, (), {})
+
+    for name in names:
+        stub = sys.modules[name] = Stub(name)
+        stub.__spec__ = ModuleSpec(name, None)
+        parent, _, last = name.rpartition(".")
+        if isinstance(sys.modules.get(parent), Stub):
+            setattr(sys.modules[parent], last, stub)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.loops.cpu_shims import stub_modules
 from tests.loops.harness import NUM_STEPS, compare, expect_measured
 
 pytestmark = [
@@ -22,6 +23,9 @@ pytestmark = [
 
 
 def _composer(options: dict[str, Any] | None, micro_batch: int) -> None:
+    if importlib.util.find_spec("torchvision") is None:
+        parts = ("transforms", "transforms.functional", "datasets", "models", "models.resnet", "ops", "utils")
+        stub_modules("torchvision", *[f"torchvision.{part}" for part in parts])
     from composer import Callback, Trainer
     from composer.models import ComposerModel
 

@@ -34,7 +34,7 @@ SETUPS = {
 
 
 def _pretrain(options: dict[str, Any] | None, folder: str, arguments: list[str]) -> None:
-    sys.path.insert(0, folder)
+    sys.path.append(folder)  # after the installed Megatron-core, whose helpers in C++ are compiled
     os.chdir(folder)
     os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     warnings.simplefilter("ignore")

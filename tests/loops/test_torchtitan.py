@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.loops.cpu_shims import stub_modules
 from tests.loops.harness import NUM_STEPS, compare, expect_measured
 
 pytestmark = [
@@ -37,15 +38,30 @@ def _install_cpu() -> None:
     )
     utils.get_local_device = lambda: torch.device("cpu")
 
+    from torch.distributed.fsdp import FSDPModule
+
+    divide = FSDPModule.set_gradient_divide_factor
+
+    def sum_on_gloo(module: FSDPModule, factor: float) -> None:
+        module.set_force_sum_reduction_for_comms(True)  # Gloo cannot scale while it reduces
+        divide(module, factor)
+
+    FSDPModule.set_gradient_divide_factor = sum_on_gloo
+    # Expert parallelism's kernels, which need Triton when they are imported.
+    stub_modules("torchtitan.distributed.minimal_async_ep.kernels")
     from torchtitan.models.common.attention import FlexAttention
 
-    def attention(_: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    def attention(self: Any, q_BLNH: Any, k_BLNH: Any, v_BLNH: Any, **__: Any) -> torch.Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (q_BLNH, k_BLNH, v_BLNH))
         gqa = q.shape[1] != k.shape[1]
         found = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=gqa)
         return found.transpose(1, 2)
 
     FlexAttention.forward = attention
+
+    from torchtitan.distributed import utils as distributed
+
+    distributed.set_pg_timeouts = lambda *_, **__: None  # needs a torch later than 2.13
 
 
 def _config(folder: str, accumulate: int) -> Any:
@@ -93,6 +109,7 @@ def _config(folder: str, accumulate: int) -> Any:
     config.training.steps = NUM_STEPS
     config.training.disable_cuda_graphs = True
     config.training.mixed_precision_param = "float32"
+    config.parallelism.spmd_backend = "partial_dtensor"  # the others need a torch after 2.13
     config.optimizer.implementation = "foreach"
     config.debug.seed = 0
     config.validator.enable = False
