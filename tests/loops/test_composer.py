@@ -7,6 +7,7 @@ installed without its dependencies, it is tried all the same.
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def _composer(options: dict[str, Any] | None, micro_batch: int) -> None:
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(2 * 8 * NUM_STEPS, 16, generator=generator)
     data = torch.utils.data.TensorDataset(inputs, torch.randint(0, 4, (len(inputs),), generator=generator))
-    sampler = torch.utils.data.DistributedSampler(data, shuffle=False, num_replicas=2)
+    sampler = torch.utils.data.DistributedSampler(data, shuffle=False, num_replicas=2, rank=int(os.environ["RANK"]))
     net = Net()
     Trainer(
         model=net,

@@ -56,7 +56,9 @@ def test_nanogpt(tmp_path: Path, arguments: list[str]) -> None:
 def _ddp_series(options: dict[str, Any] | None, folder: str, script: str) -> None:
     cpu_shims.install()
     torch.manual_seed(0)
-    os.chdir(folder)
+    own = Path(folder, "without" if options is None else "with")  # it loads a snapshot that it finds
+    own.mkdir(exist_ok=True)
+    os.chdir(own)
     additions = {
         "trainer = Trainer(model, train_data, optimizer, save_every, snapshot_path)": f"; {ATTACH}",
         "    trainer.train(total_epochs)": f"; {CLOSE}",
