@@ -1,7 +1,7 @@
 """Scripts of other repositories, run as they are but for the lines that the documentation tells to add.
 
-None of their code is in this repository. ``OVERLAP_LOOPS`` names a folder with checkouts: ``nanoGPT``, ``examples`` (of
-PyTorch), ``accelerate``, ``Megatron-LM``. Without it the tests of these scripts skip.
+None of their code is in this repository. ``OVERLAP_LOOPS`` names a folder with checkouts, such as
+``nanoGPT``. Without it the tests of these scripts skip.
 """
 
 from __future__ import annotations

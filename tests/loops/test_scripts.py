@@ -1,4 +1,4 @@
-"""Scripts of nanoGPT and of PyTorch's examples, from checkouts; see ``scripts``."""
+"""nanoGPT's ``train.py``, from a checkout; see ``scripts``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tests.loops import cpu_shims
 from tests.loops.harness import NUM_STEPS, compare, expect_measured
@@ -33,41 +32,13 @@ def _nanogpt(options: dict[str, Any] | None, folder: str, arguments: list[str]) 
     run_with_lines(Path(folder, "train.py"), [*SMALL, *arguments], NANOGPT, options)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--compile=False", "--gradient_accumulation_steps=2"],
-        ["--compile=False", "--gradient_accumulation_steps=8"],
-        ["--compile=True", "--gradient_accumulation_steps=4"],
-    ],
-    ids=["one micro-batch", "four micro-batches", "compiled"],
-)
-def test_nanogpt(tmp_path: Path, arguments: list[str]) -> None:
+def test_nanogpt(tmp_path: Path) -> None:
     shutil.copytree(checkout("nanoGPT"), tmp_path / "nanoGPT", ignore=shutil.ignore_patterns("assets", "*.ipynb"))
     data = tmp_path / "nanoGPT/data/random"
     data.mkdir()
     tokens = np.random.default_rng(0).integers(0, 64, 20_000).astype(np.uint16)
     for split in ("train", "val"):
         tokens.tofile(data / f"{split}.bin")
+    arguments = ["--compile=False", "--gradient_accumulation_steps=2"]
     window = compare(_nanogpt, tmp_path / "run", str(tmp_path / "nanoGPT"), arguments, timeout_s=280)
-    expect_measured(window)
-
-
-def _ddp_series(options: dict[str, Any] | None, folder: str, script: str) -> None:
-    cpu_shims.install()
-    torch.manual_seed(0)
-    own = Path(folder, "without" if options is None else "with")  # it loads a snapshot that it finds
-    own.mkdir(exist_ok=True)
-    os.chdir(own)
-    additions = {
-        "trainer = Trainer(model, train_data, optimizer, save_every, snapshot_path)": f"; {ATTACH}",
-        "    trainer.train(total_epochs)": f"; {CLOSE}",
-    }
-    run_with_lines(Path(folder, script), ["1", "1", "--batch_size", "32"], additions, options)
-
-
-def test_the_ddp_tutorial(tmp_path: Path) -> None:
-    folder = tmp_path / "series"
-    shutil.copytree(checkout("examples") / "distributed/ddp-tutorial-series", folder)
-    window = compare(_ddp_series, tmp_path / "run", str(folder), "multigpu_torchrun.py")
     expect_measured(window)
