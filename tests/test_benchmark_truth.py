@@ -1,0 +1,53 @@
+"""``benchmarks/truth.py``: a slow-down that is put into a job is what the library finds there."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FILE = Path(__file__).resolve().parents[1] / "benchmarks/truth.py"
+
+
+@pytest.fixture
+def truth(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    # Ranks that are spawned import the module by its name.
+    monkeypatch.syspath_prepend(str(FILE.parent))
+    spec = importlib.util.spec_from_file_location("truth", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "truth", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_truth_follows_from_the_equations(truth: ModuleType) -> None:
+    # A step of 10 s has 6 s of compute, sequentially 11 s and 5 s: without the slow-down it would take 9 s.
+    outside = [(0, "timed", "overlapped", 10.0, 6.0), (0, "timed", "sequential", 11.0, 5.0)]
+    outside += [(0, "profiled", "overlapped", 12.0, 6.0), (0, "profiled", "sequential", 13.0, 5.0)]
+    found = truth.truth_of(outside)
+    assert found == pytest.approx({"compute_slowdown": 0.2, "speedup_vs_sequential": 0.1, "gap_to_ideal": 1 / 9})
+
+
+def test_an_interval_holds_the_truth_or_lies_beside_it(truth: ModuleType) -> None:
+    found = truth._judged([[0.1, 0.0, 0.2], [0.3, 0.25, 0.35], [-0.1, -0.2, 0.05]], 0.1)
+    assert (found["held"], found["of"], found["too_low"], found["too_high"]) == (1, 3, 1, 1)
+
+
+@pytest.mark.slow
+def test_the_library_finds_what_the_clock_outside_finds(truth: ModuleType) -> None:
+    # Compute takes twice as long in overlapped steps: far more than any noise of the machine.
+    found = truth.run_job(truth.TruthJob(slowdown=1.0, windows=3, gap_steps=10))
+    assert found["reported"] == 3
+    assert found["counted"] >= 1, found["not_counted"]
+    for inside in found["windows"]:
+        value, low, _ = inside["compute_slowdown"]
+        assert value > 0.3
+        assert low < value
+    inside = [math.log1p(window["compute_slowdown"][0]) for window in found["windows"]]
+    assert math.expm1(sum(inside) / len(inside)) == pytest.approx(found["truth"]["compute_slowdown"], rel=0.5)
