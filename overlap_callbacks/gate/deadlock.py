@@ -265,7 +265,6 @@ class PrecedenceGraph:
 
     def cycle(self) -> list[int] | None:
         """The nodes of a shortest cycle through something that a sequential step waits for, or None."""
-        import numpy as np
         from scipy.sparse import coo_array
         from scipy.sparse.csgraph import connected_components
 

@@ -8,6 +8,7 @@ from typing import Any, ParamSpec
 
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.interruptions import is_from_handler
+from overlap_callbacks.monitor.background.store import StoreFailedError
 from overlap_callbacks.monitor.notices import Notices
 from overlap_callbacks.sinks import Sink
 
@@ -76,9 +77,7 @@ class FaultGuard:
             self._gate.stop()  # from here on the job's collectives pass as they are
             self._failed = True
             if not self.strict:
-                self._notices.warn_once(
-                    "failed", f"an internal error switched measuring off, training goes on: {error!r}", error
-                )
+                self._notices.warn_once("failed", _why(error), error)
             _call(self._fail)
             if self.strict:
                 raise
@@ -123,6 +122,12 @@ class FaultGuard:
         self._notices.warn_once(f"sink {name}", f"{name} failed and is not used again, the rest goes on: {error}")
         if self.strict:
             self.report(error)
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, StoreFailedError):  # no error of ours: the process that serves it is gone, mostly
+        return f"{error}; measuring is switched off, training goes on"
+    return f"an internal error switched measuring off, training goes on: {error!r}"
 
 
 def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:

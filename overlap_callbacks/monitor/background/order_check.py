@@ -28,7 +28,7 @@ from overlap_callbacks.monitor.background.agreement import (
 )
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.order_parts import OrderPart
-from overlap_callbacks.monitor.background.store import StoreChannel
+from overlap_callbacks.monitor.background.store import StoreChannel, StoreFailedError
 from overlap_callbacks.monitor.background.tree import Tree
 from overlap_callbacks.monitor.background.tree_mail import Exchange
 
@@ -208,7 +208,8 @@ class OrderChecker:
             if check.given_up:
                 self._channel.connection.renew()  # a store that was stopped fails what had waited for it: begin anew
                 return
-            check.ruling = Ruling(Decision.FAILED, f"the ranks' store failed: {error}")
+            store_failed = isinstance(error, StoreFailedError)
+            check.ruling = Ruling(Decision.FAILED, str(error) if store_failed else f"the order check failed: {error!r}")
             raise
         finally:
             check.done.set()

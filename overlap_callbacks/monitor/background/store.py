@@ -13,8 +13,10 @@ Messages go along the edges of a tree (``tree.py``, ``tree_mail.py``). Two excha
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import itertools
+import socket
 import threading
 import time
 import weakref
@@ -37,6 +39,8 @@ _OPERATION_TIMEOUT = datetime.timedelta(seconds=10)
 # Maximum time that others wait for a thread of ours whose call the store does not answer. A healthy store takes
 # milliseconds.
 ANSWER_TIMEOUT_S = 5.0
+# File descriptors that connecting takes, those for looking up the host's name included.
+_DESCRIPTORS = 4
 # What no message of ours is.
 _MISSING = b"\0"
 
@@ -45,6 +49,10 @@ _MISSING = b"\0"
 _instances = itertools.count()
 
 T = TypeVar("T")
+
+
+class StoreFailedError(RuntimeError):
+    """The job's store is gone, refused a request, or cannot be reached."""
 
 
 @dataclass(frozen=True)
@@ -110,11 +118,18 @@ class Connection:
         self.call = OpenCall()
 
     def run(self, action: Callable[[Any], T]) -> T:
-        """What ``action`` returns; it gets the client, and must not wait for a key."""
+        """What ``action`` returns; it gets the client, and must not wait for a key.
+
+        Raises:
+            StoreFailedError: the store did not do it.
+        """
         with self._turn, self.call:
-            if self._store is None:
-                self._store = self._connect()
-            return action(self._store)
+            try:
+                if self._store is None:
+                    self._store = self._connect()
+                return action(self._store)
+            except (OSError, RuntimeError) as error:
+                raise StoreFailedError(f"the ranks' store failed: {error}") from error
 
     def renew(self) -> None:
         """Have the next call connect anew."""
@@ -123,6 +138,11 @@ class Connection:
 
 
 def _connect_to_default() -> Any:
+    # Without a free descriptor torch tries to connect for as long as its timeout, and a process that ends meanwhile
+    # crashes. So ask before.
+    with contextlib.ExitStack() as free:
+        for _ in range(_DESCRIPTORS):
+            free.enter_context(socket.socket())
     store: Any = c10d._get_default_store()
     store = store.clone()
     store.set_timeout(_OPERATION_TIMEOUT)

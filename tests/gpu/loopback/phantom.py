@@ -1,0 +1,46 @@
+"""The phantom rank's part in what the library's ranks say to each other.
+
+Whatever rank 0 hands in, rank 1 hands in too. Both would meet in two functions of the library, one of the order check
+and one of the reports, which gather what the ranks below say. Here rank 0's own stands for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from unittest import mock
+
+import msgspec
+
+from overlap_callbacks.analysis.job.merging import merge, part_of
+from overlap_callbacks.analysis.job.part import JobPart
+from overlap_callbacks.analysis.results.window import RankWindow
+from overlap_callbacks.monitor.background import order_check, reporter
+from overlap_callbacks.monitor.background.order_parts import OrderPart
+from overlap_callbacks.monitor.background.tree import Run
+
+_BOTH: list[Run] = [(0, 1)]
+
+
+@contextlib.contextmanager
+def phantom_rank() -> Iterator[None]:
+    """Let rank 1 take part."""
+    with (
+        mock.patch.object(order_check, "hand_in", _hand_in),
+        mock.patch.object(reporter, "part_of", _part_of_both),
+        mock.patch.object(reporter, "with_members", _with_members),
+    ):
+        yield
+
+
+def _hand_in(_exchange: object, _key: str, own: OrderPart, *_: object) -> OrderPart:
+    theirs = msgspec.structs.replace(own, messages=[(message, [(1, 1)]) for message, _ in own.messages])
+    return OrderPart.merge([own, theirs])
+
+
+def _part_of_both(window: RankWindow) -> JobPart:
+    return merge([part_of(window), part_of(msgspec.structs.replace(window, rank=1))])
+
+
+def _with_members(_exchange: object, own: JobPart, *_: object) -> tuple[JobPart, list[Run]]:
+    return own, _BOTH
