@@ -11,6 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from overlap_callbacks._log import logger
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.native import SwitchState
 from overlap_callbacks.instruments.clocks import StepClock
@@ -22,7 +23,7 @@ from overlap_callbacks.monitor.accelerators import accelerator_in_use, refusal
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.order_check import OrderChecker
 from overlap_callbacks.monitor.background.reporter import Reporter
-from overlap_callbacks.monitor.background.store import Job, StoreChannel, next_prefix
+from overlap_callbacks.monitor.background.store import Job, StoreChannel, StoreFailedError, next_prefix
 from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.monitor.faults import FaultGuard
 from overlap_callbacks.monitor.notices import Notices
@@ -63,6 +64,15 @@ class Session:
         meter = _power_meter(config, notices) if config.power else None
         device = StepClock().device
         environment = EnvironmentReader(config.framework)
+        group: Any = weakref.ref(dist.group.WORLD)
+
+        def report_error(error: Exception) -> None:
+            if isinstance(error, StoreFailedError) and group() is not dist.group.WORLD:
+                # The store went with its process group. That is said when the next window would open.
+                logger.debug("the store of a process group that is gone", exc_info=error)
+            else:
+                faults.report(error)
+
         reporter = Reporter(
             channel,
             schedule=config.schedule,
@@ -71,10 +81,10 @@ class Session:
             environment=environment.read,
             timeout_s=config.report_timeout_s,
             budget=budget,
-            on_error=faults.report,
+            on_error=report_error,
             on_sink_error=faults.sink_failed,
         )
-        checker = OrderChecker(channel, timeout_s=config.order_timeout_s, budget=budget, on_error=faults.report)
+        checker = OrderChecker(channel, timeout_s=config.order_timeout_s, budget=budget, on_error=report_error)
         try:
             checker.open()
             reporter.open()
@@ -83,7 +93,6 @@ class Session:
             reporter.close(1.0)
             raise
         other_profilers.watch()
-        group: Any = weakref.ref(dist.group.WORLD)
         return cls(job=job, order_checker=checker, reporter=reporter, budget=budget, meter=meter, group=group)
 
     def close(self, timeout_s: float, *, settle: bool) -> None:
