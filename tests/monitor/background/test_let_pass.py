@@ -12,7 +12,7 @@ import pytest
 from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.window import RankWindow
+from overlap_callbacks.analysis.results.window import RankWindow, TimedBlock
 from overlap_callbacks.gate.collectives import Collective, Group
 from overlap_callbacks.gate.let_pass import LetPass
 from overlap_callbacks.gate.step_log import StepLog
@@ -74,7 +74,9 @@ def window_of(steps: list[MeasuredStep], profile: Any = None) -> RankWindow:
         profile=profile,
         missing_profile="",
     )
-    return measure(closed, rank=0, backend="nccl")
+    # A whole window has step times of both modes.
+    timed = (TimedBlock(Mode.OVERLAPPED, 0, (1.0,)), TimedBlock(Mode.SEQUENTIAL, 1, (1.0,)))
+    return msgspec.structs.replace(measure(closed, rank=0, backend="nccl"), timed=timed)
 
 
 def test_without_a_profile_a_window_whose_steps_let_collectives_pass_is_not_valid() -> None:

@@ -8,12 +8,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.window import RankWindow
+from overlap_callbacks.analysis.results.window import RankWindow, TimedBlock
 from overlap_callbacks.gate.collectives import Collective, Group
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments.clocks import StepClock
@@ -92,6 +93,9 @@ def blocks_of(found: RankWindow) -> list[int]:
 def test_a_whole_profile_gives_figures_and_no_problem() -> None:
     found = measured(whole())
     assert (found.problems, found.doubts, blocks_of(found)) == ((), (), list(range(8)))
+    # A whole window has step times of both modes.
+    timed = (TimedBlock(Mode.OVERLAPPED, 0, (900.0,)), TimedBlock(Mode.SEQUENTIAL, 1, (900.0,)))
+    found = msgspec.structs.replace(found, timed=timed)
     report = aggregate_windows([found], world_size=1, every_n_steps=1000)
     assert (report.valid, report.verified, report.problems) == (True, True, ())
     assert report.compute_ms is not None
