@@ -188,7 +188,10 @@ def read(
     record.broken_lines += blocks.decode()
     if blocks.by_window:
         key, of_window = next(reversed(blocks.by_window.items()))
-        record.unfinished = _unfinished(record.runs[-1], key, [of_window[number] for number in sorted(of_window)])
+        try:
+            record.unfinished = _unfinished(record.runs[-1], key, [of_window[number] for number in sorted(of_window)])
+        except OverflowError:  # a number that no window and no step has
+            record.broken_lines += len(of_window)
     return record
 
 

@@ -12,7 +12,7 @@ from overlap_callbacks.analysis.results.window import CollectiveTime, RankWindow
 
 # Up to so many ranks, each is kept.
 MAX_RANKS = 16
-# Of a rank but the job's first, what is larger than this when compressed goes without its tables.
+# Of more, what is larger than this when compressed goes without its tables, but for rank 0.
 MAX_BYTES = 7_000
 # What a report keeps of ranks but the lowest, where it does not keep each: ranks beyond go without their tables.
 MAX_REPORT_BYTES = 100_000
@@ -25,11 +25,7 @@ _DECODER = msgspec.msgpack.Decoder(RankWindow)
 
 def packed(window: RankWindow) -> bytes:
     """What one rank measured, compressed; without its environment, which stands elsewhere."""
-    window = msgspec.structs.replace(window, environment=None)
-    content = zlib.compress(_ENCODER.encode(window), 1)
-    if window.rank and len(content) > MAX_BYTES:
-        content = zlib.compress(_ENCODER.encode(_without_tables(window)), 1)
-    return content
+    return zlib.compress(_ENCODER.encode(msgspec.structs.replace(window, environment=None)), 1)
 
 
 def unpacked(content: bytes) -> RankWindow:
@@ -55,7 +51,14 @@ def chosen(
     if num_ranks <= MAX_RANKS:
         return dict(sorted(samples.items()))
     wanted = {lowest, *[rank for moments in spread.values() for rank in (moments.low_rank, moments.high_rank)]}
-    return {rank: samples[rank] for rank in sorted(wanted)}
+    return {rank: _small(rank, samples[rank]) for rank in sorted(wanted)}
+
+
+def _small(rank: int, content: bytes) -> bytes:
+    """The same, without tables if it is large."""
+    if not rank or len(content) <= MAX_BYTES:
+        return content
+    return packed(_without_tables(unpacked(content)))
 
 
 def in_report(samples: Iterable[RankWindow], num_ranks: int) -> tuple[RankWindow, ...]:
