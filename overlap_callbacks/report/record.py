@@ -187,12 +187,15 @@ def read(
         raise RecordError(f"{file} is not an overlap record: it has no readable line of kind 'run'")
     record.broken_lines += blocks.decode()
     if blocks.by_window:
-        key, of_window = next(reversed(blocks.by_window.items()))
-        try:
-            record.unfinished = _unfinished(record.runs[-1], key, [of_window[number] for number in sorted(of_window)])
-        except OverflowError:  # a number that no window and no step has
-            record.broken_lines += len(of_window)
+        _add_unfinished(record, *next(reversed(blocks.by_window.items())))
     return record
+
+
+def _add_unfinished(record: Record, key: tuple[int, int], of_window: dict[int, TimedBlock]) -> None:
+    try:
+        record.unfinished = _unfinished(record.runs[-1], key, [of_window[number] for number in sorted(of_window)])
+    except OverflowError:  # a number that no window and no step has
+        record.broken_lines += len(of_window)
 
 
 class _Blocks:
