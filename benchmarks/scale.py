@@ -266,8 +266,10 @@ class RankZero:
         before = self.record.path.stat().st_size if self.record.path.exists() else 0
         self.record.written.clear()
         with mock.patch.object(reporting, "measure", return_value=window):
-            self.reporter.submit_window(SimpleNamespace(number=window.window), key, None)  # type: ignore[arg-type]
-            self.record.written.wait()
+            closed: Any = SimpleNamespace(number=window.window, opened_ns=0, cost=None)
+            self.reporter.submit_window(closed, key, None)
+            if not self.record.written.wait(TIMEOUT_S):
+                raise RuntimeError(f"no report of window {window.window} within {TIMEOUT_S:g} s")
         return self.record.path.stat().st_size - before
 
 
