@@ -24,6 +24,9 @@ _NO_STEP = 20.0
 NORMAL_STEPS = 3
 # How much longer or shorter than any step before the window a step may be that is back to normal.
 _SLACK = 1.25
+# A step of a window takes no longer than so many times the longest one before it, and the third longest of the window,
+# without our own work in it. What does is no step: an evaluation lies in it, or another rank's.
+_MOST_IN_WINDOW = 2.0
 # After so many steps without that the job has changed its pace, and it is no more for us to pay.
 _MAX_SETTLING_STEPS = 16
 # Steps after a window that are looked at in all.
@@ -69,7 +72,7 @@ class UsualStep:
 class WindowCost:
     """The time that training loses to one window on this rank; see the module.
 
-    The training thread calls ``window_closed``, ``step_began`` and ``end``, the reporting thread the rest.
+    The training thread calls what stands from ``window_step_began`` to ``end``, the reporting thread the rest.
 
     Args:
         opened_ns: host time at which the window's first step began.
@@ -83,6 +86,10 @@ class WindowCost:
         self.opened_ns = opened_ns
         self.usual = usual
         self.over = usual is None
+        self._steps_ns: list[int] = []  # of the window: how long each took, without our work on the training thread
+        self._begun_ns = opened_ns  # the window's step under way
+        self._entered_ns: int | None = None
+        self._own_ns = 0  # our work on the training thread in that step
         self._window_ns = 0.0  # lost until the window closed
         self._lost_ns = 0.0  # lost until the step that began last
         self._told_ns = 0.0
@@ -96,6 +103,22 @@ class WindowCost:
 
     # -- on the training thread
 
+    def window_step_began(self, now_ns: int) -> None:
+        """A further step of the window begins."""
+        self._steps_ns.append(now_ns - self._begun_ns - self._own_ns)
+        self._begun_ns, self._own_ns = now_ns, 0
+
+    def enter(self, now_ns: int) -> None:
+        """The training thread works for us from here on, to ``leave`` or to the end of the window."""
+        if self._entered_ns is None:
+            self._entered_ns = now_ns
+
+    def leave(self, now_ns: int) -> None:
+        """The training thread trains again."""
+        if self._entered_ns is not None:
+            self._own_ns += now_ns - self._entered_ns
+            self._entered_ns = None
+
     def window_closed(self, now_ns: int, num_steps: int) -> None:
         """The window has ended. The reporting thread works on it from here on.
 
@@ -105,7 +128,10 @@ class WindowCost:
         """
         if self.usual is None:
             return
-        self._window_ns = self._lost_ns = now_ns - self.opened_ns - num_steps * self.usual.mean_ns
+        self.leave(now_ns)
+        self.window_step_began(now_ns)
+        took_ns = now_ns - self.opened_ns - self._not_ours_ns(self.usual)
+        self._window_ns = self._lost_ns = took_ns - num_steps * self.usual.mean_ns
         self._last_ns = self._working_since_ns = now_ns
         self._in_first_step = True
 
@@ -184,6 +210,13 @@ class WindowCost:
     def late_ms(self) -> float:
         """The time that training has lost since ``tell_ms``."""
         return max(0.0, self._lost_ns - self._told_ns) / 1e6 if self.usual is not None else 0.0
+
+    def _not_ours_ns(self, usual: UsualStep) -> float:
+        """What else than training lay in the window, between its steps or in them."""
+        # What steps take longer because of us, several do.
+        third_ns = sorted(self._steps_ns)[-3] if len(self._steps_ns) >= 3 else 0
+        most_ns = _MOST_IN_WINDOW * max(usual.longest_ns, third_ns)
+        return sum(step_ns - most_ns for step_ns in self._steps_ns if step_ns > most_ns)
 
     def _worked_ns(self, begin_ns: int, end_ns: int) -> int:
         """How long the reporting thread worked, at most, between two times."""

@@ -127,6 +127,9 @@ class WindowRunner(StepRunner):
             self._pace.step_began(step, begun_ns)
             # A window that was cut short within a step may have left the switch for this place, between two steps.
             self._switch.set(sequential=False)
+        else:
+            self._window.cost.window_step_began(begun_ns)
+            self._window.cost.enter(begun_ns)
         plan = self._schedule_in_force.plan(step)
         if plan is not None and plan.offset == 0 and plan.window >= self._backoff.next_window:
             self._open(plan, begun_ns)
@@ -141,9 +144,12 @@ class WindowRunner(StepRunner):
             plan = self._replan(plan, self._window)
         self.in_step = True
         self._window.marks.begin_step(plan, self._window.clearance.sequence)
+        self._window.cost.leave(clocks.now())
 
     def end(self) -> None:
         assert self._window is not None
+        cost = self._window.cost
+        cost.enter(clocks.now())
         self.in_step = False
         step = self._window.marks.end_step()
         stuck = check_gate_health(self._gate)
@@ -162,6 +168,7 @@ class WindowRunner(StepRunner):
         if step.plan.last:
             self._switch.set(sequential=False)
             self._close(complete=True)
+        cost.leave(clocks.now())
 
     def _end_recorded_step(self, step: MeasuredStep, window: _OpenWindow) -> None:
         if step.skipped:
@@ -315,7 +322,9 @@ class WindowRunner(StepRunner):
                 "warmup_steps=0: the first step after a change of mode counts, although work of the step before it may "
                 "still run on other streams"
             )
-        self._window = _OpenWindow(marks, session, self._schedule, self._pace.window_opens(begun_ns))
+        cost = self._pace.window_opens(begun_ns)
+        cost.enter(begun_ns)
+        self._window = _OpenWindow(marks, session, self._schedule, cost)
         self._slot.window = marks  # closed with the slot, should the job end without a word to us
         self._phase = Phase.RECORDING
 
@@ -328,6 +337,7 @@ class WindowRunner(StepRunner):
             self._rest()
             return
         first_step, cost = window.marks.first_step, window.cost
+        cost.enter(clocks.now())
         closed = replace(window.marks.close(complete), terms=self._terms(first_step).digest, cost=cost)
         if closed.missing_profile:
             self._notices.warn_once("profiler", f"{closed.missing_profile}; the rest is measured")

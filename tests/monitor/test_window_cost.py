@@ -46,9 +46,23 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def closed(clock: Clock, usual: UsualStep | None = STEP) -> WindowCost:
     """The cost of a window whose last step has ended, and whose next one begins at once."""
+    return after_window(clock, [WINDOW_MS / WINDOW_STEPS] * WINDOW_STEPS, usual=usual)
+
+
+def after_window(
+    clock: Clock, lengths_ms: list[float], usual: UsualStep | None = STEP, own_ms: dict[int, float] | None = None
+) -> WindowCost:
+    """The same, of a window whose steps have these lengths, with our own work in some of them."""
     cost = WindowCost(clock.ns, usual)
-    clock.ns += WINDOW_MS * MS
-    cost.window_closed(clock.ns, WINDOW_STEPS)
+    for number, length_ms in enumerate(lengths_ms):
+        if number:
+            cost.window_step_began(clock.ns)
+        cost.enter(clock.ns)
+        own_ns = int((own_ms or {}).get(number, 0.0) * MS)
+        clock.ns += own_ns
+        cost.leave(clock.ns)
+        clock.ns += int(length_ms * MS) - own_ns
+    cost.window_closed(clock.ns, len(lengths_ms))
     cost.step_began(clock.ns)
     return cost
 
@@ -100,6 +114,26 @@ def test_an_evaluation_after_a_window_is_not_what_the_window_cost(clock: Clock) 
     told = cost.tell_ms(0.0)
     assert told is not None
     assert 300 + 30 <= told <= 300 + 30 + 2 * 12  # what we worked in it, and no more than two steps
+
+
+@pytest.mark.parametrize("place", [0, 5, WINDOW_STEPS - 1])
+def test_an_evaluation_in_a_window_is_not_what_the_window_cost(clock: Clock, place: int) -> None:
+    lengths_ms = [WINDOW_MS / WINDOW_STEPS] * WINDOW_STEPS
+    lengths_ms[place] += 30_000
+    told = after_window(clock, lengths_ms).tell_ms(0.0)
+    assert told is not None
+    assert 300 <= told <= 300 + 2 * WINDOW_MS / WINDOW_STEPS
+
+
+def test_what_we_do_in_a_window_is_told_whole_however_long_it_takes(clock: Clock) -> None:
+    lengths_ms = [WINDOW_MS / WINDOW_STEPS] * WINDOW_STEPS
+    lengths_ms[3] += 30_000
+    assert after_window(clock, lengths_ms, own_ms={3: 30_000}).tell_ms(0.0) == pytest.approx(300 + 30_000)
+
+
+def test_sequential_steps_far_longer_than_usual_are_told_whole(clock: Clock) -> None:
+    lengths_ms = [10.0, *[10.0, 80.0, 80.0, 10.0] * 2]
+    assert after_window(clock, lengths_ms).tell_ms(0.0) == pytest.approx(4 * 70)
 
 
 def test_steps_that_run_ahead_of_the_device_again_give_back_what_the_window_took(clock: Clock) -> None:

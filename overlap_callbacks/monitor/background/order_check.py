@@ -135,6 +135,7 @@ class OrderChecker:
     def open(self) -> None:
         """Connect to the store, while its server is there; see ``Reporter.open``."""
         self._worker.submit(self._channel.open)
+        self._worker.submit(self.exchange.open)
 
     def start(
         self,

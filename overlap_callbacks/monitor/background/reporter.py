@@ -141,6 +141,7 @@ class Reporter:
         Connecting waits for the server, and goes on doing so where that has died: later it could outlive the job.
         """
         self._worker.submit(self._channel.open)
+        self._worker.submit(self._exchange.open)
         if self._sinks:
             self._worker.submit(self._open_sinks)
 

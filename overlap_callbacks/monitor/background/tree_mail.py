@@ -6,6 +6,9 @@ the length of the job, and has names that others know. A rank that leaves takes 
 also takes those of the ranks below it that were not heard, and, where nobody reads what it sent, those of the ranks
 below its parent. Messages are left behind only where both ends of an edge, and all who would do this for them, are gone
 without a word.
+
+A job that starts again may find the store of the one that was killed (``torchrun --max-restarts`` keeps it), with the
+same names in it. So whoever sends takes away what lies in its places before anything is sent.
 """
 
 from __future__ import annotations
@@ -63,6 +66,14 @@ class Exchange:
         self._to = {child: _Outlet(channel, self._edge("down", child)) for child in tree.children}
         self._gathered: deque[str] = deque(maxlen=_REMEMBERED)
         self._answered: deque[str] = deque(maxlen=_REMEMBERED)
+
+    def open(self) -> None:
+        """Take away what a process before this one has sent as this rank, and nobody has taken. Nothing is sent yet."""
+        if self.tree.parent is not None:
+            self._empty("up", self.tree.rank)
+        if "down" in self._directions:
+            for child in self._to:
+                self._empty("down", child)
 
     def send_up(self, key: str, message: bytes, patience_s: float, stop: Callable[[], bool]) -> bool:
         """Hand ``message`` to the parent.
@@ -154,8 +165,11 @@ class Exchange:
             ranks += [parent.rank, *parent.children, *parent.members[:MAX_ORPHANS]]
         for rank in dict.fromkeys(ranks):
             for direction in self._directions:
-                edge = self._edge(direction, rank)
-                self._channel.delete(*[_place(edge, number) for number in range(PLACES)])
+                self._empty(direction, rank)
+
+    def _empty(self, direction: str, child: int) -> None:
+        edge = self._edge(direction, child)
+        self._channel.delete(*[_place(edge, number) for number in range(PLACES)])
 
     def _edge(self, direction: str, child: int) -> str:
         return f"{self._kind}/{direction}/{child}"

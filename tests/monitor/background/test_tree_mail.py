@@ -28,14 +28,17 @@ class Ranks:
 
     prefixes = itertools.count()
 
-    def __init__(self, server: Any, dead: dict[int, str] | None = None) -> None:
-        connection, prefix = Connection(lambda: server), f"test{next(self.prefixes)}"
+    def __init__(self, server: Any, dead: dict[int, str] | None = None, prefix: str = "") -> None:
+        connection = Connection(lambda: server)
+        self.prefix = prefix = prefix or f"test{next(self.prefixes)}"
         self.dead = dead or {}
         self.exchanges = [
             Exchange(StoreChannel(Job(rank, RANKS, "gloo"), prefix, connection), Tree(rank, RANKS, 2), "order",
                      answered=True)
             for rank in range(RANKS)
         ]  # fmt: skip
+        for exchange in self.exchanges:
+            exchange.open()
 
     def __iter__(self) -> Iterator[Exchange]:
         return iter(sorted(self.exchanges, key=lambda exchange: exchange.tree.level))
@@ -119,6 +122,27 @@ def test_a_late_message_is_not_taken_for_one_of_the_next_window(server: Any) -> 
     late.send_up("window0", b"old", NOW, lambda: False)
     late.send_up("window1", b"new", NOW, lambda: False)
     assert ranks.exchanges[0].gather("window1", NOW, lambda _: False) == {1: b"new"}
+    assert server.num_keys() == before
+
+
+@pytest.mark.parametrize("num_sent", range(1, 2 * PLACES))
+def test_what_a_killed_job_has_left_is_not_taken_for_a_message_of_the_one_that_starts_again(
+    server: Any, num_sent: int
+) -> None:
+    before, killed = server.num_keys(), Ranks(server)
+    for window in range(num_sent):
+        assert killed.send_all_up(f"window{window}") == list(range(RANKS))
+        assert killed.send_all_down(f"window{window}") == list(range(RANKS))
+    for rank in range(1, RANKS):  # killed between what they sent and who reads it
+        killed.exchanges[rank].send_up(f"window{num_sent}", b"old", NOW, lambda: False)
+    for exchange in killed:
+        exchange.send_down(f"window{num_sent}", b"old")
+    again = Ranks(server, prefix=killed.prefix)
+    assert again.exchanges[0].gather(f"window{num_sent}", NOW, lambda _: False) == {}
+    assert again.exchanges[1].await_answer(f"window{num_sent}", NOW, lambda: False) is None
+    for window in range(num_sent + 1, num_sent + 2 * PLACES):
+        assert again.send_all_up(f"window{window}") == list(range(RANKS))
+        assert again.send_all_down(f"window{window}") == list(range(RANKS))
     assert server.num_keys() == before
 
 
