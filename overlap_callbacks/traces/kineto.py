@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis import name_rules, safe_text
+from overlap_callbacks.analysis.formatting import count
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.host import host_kernels, uncounted_note
 from overlap_callbacks.analysis.kernels.table import (
@@ -37,7 +38,7 @@ from overlap_callbacks.traces.collect import (
     Note,
 )
 from overlap_callbacks.traces.files import Progress
-from overlap_callbacks.traces.metadata import CollectiveInfo, annotated, with_groups
+from overlap_callbacks.traces.metadata import CollectiveInfo, annotated, copied, with_groups
 from overlap_callbacks.traces.stream import Event, EventStream, ExactEvent
 
 _Collector = TypeVar("_Collector", bound=EventCollector)
@@ -171,6 +172,7 @@ def _trace_of_device(path: Path, collected: DeviceEvents, stream: EventStream) -
     annotations = [note for note in collected.notes if note.name.startswith("nccl:")]
     collectives = annotated(rows, collected.known, launched_ns, thread_of, annotations)
     problems += _untold(rows, collectives)
+    problems += _copied(copied(rows, launched_ns, thread_of, annotations))
     for row, info in collectives.items():
         rows.collective[row] = rows.collectives[info.kind]
     has_launches = len(collected.launch_correlation) > 0
@@ -327,6 +329,15 @@ def _untold(rows: KernelTableBuilder, collectives: dict[int, CollectiveInfo]) ->
         yield (
             f"the names of {sum(untold.values())} kernels stand for several collectives, and nothing else tells which: "
             f"they count as {name_rules.collective_of(next(iter(untold)))}: {next(iter(untold))[:80]}"
+        )
+
+
+def _copied(found: Counter[str]) -> Iterator[str]:
+    """Which collectives may be the work of copy engines, in words."""
+    if found:
+        yield (
+            f"{count(found.total(), 'collective')} launched copies within the device and no kernel: "
+            f"{found.most_common(1)[0][0][:80]}; their copies count as copies, in no overlap"
         )
 
 

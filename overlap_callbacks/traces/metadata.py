@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from overlap_callbacks.analysis import name_rules, safe_text
+from overlap_callbacks.analysis.kernels.copies import WITHIN_DEVICE
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTableBuilder, communicates
 from overlap_callbacks.traces.stream import Args
 
@@ -131,27 +132,84 @@ def annotated(
         What is known about every communication kernel, by row.
     """
     collectives = dict(known)
-    by_thread = defaultdict(list)
-    for name, thread, start, end, args in notes:
-        by_thread[str(thread)].append((start, end, name, args))
-    for ranges in by_thread.values():
-        ranges.sort(key=lambda note: note[:2])
-    starts = {thread: np.array([note[0] for note in ranges]) for thread, ranges in by_thread.items()}
+    ranges = _Ranges(notes)
     texts = rows.names.texts
     for row in np.flatnonzero(communicates(rows)).tolist():
         if row in known:
             continue
-        launch, thread = int(launched_ns[row]), str(thread_of(row))
-        if launch >= 0 and thread in starts:
-            place = int(np.searchsorted(starts[thread], launch, side="right")) - 1
-            if place >= 0 and launch < by_thread[thread][place][1]:
-                note_name, args = by_thread[thread][place][2:]
-                kind = name_rules.collective_of(note_name)
-                if kind != name_rules.OTHER:
-                    collectives[row] = CollectiveInfo(kind=kind, num_bytes=_input_bytes(kind, args))
-                    continue
+        found = ranges.around(int(launched_ns[row]), thread_of(row))
+        if found is not None:
+            kind = name_rules.collective_of(found.name)
+            if kind != name_rules.OTHER:
+                collectives[row] = CollectiveInfo(kind=kind, num_bytes=_input_bytes(kind, found.args))
+                continue
         collectives[row] = CollectiveInfo(kind=name_rules.collective_of(texts[rows.name[row]]), by_name=True)
     return collectives
+
+
+def copied(
+    rows: KernelTableBuilder,
+    launched_ns: Indices,
+    thread_of: Callable[[int], Any],
+    notes: Sequence[tuple[str, int | str, int, int, Args | None]],
+) -> Counter[str]:
+    """How many collectives of each name launched copies within the device, and nothing that communicates.
+
+    Copy engines may have done their work. But a group of one rank copies too, so such copies are only counted.
+
+    Args:
+        rows: the kernels and copies.
+        launched_ns: when each row was launched, -1 if unknown; shape (n,).
+        thread_of: gives the thread that launched a row.
+        notes: torch's ranges of collectives, as for ``annotated``.
+    """
+    within = [number for number, name in enumerate(rows.names.texts) if name.startswith(WITHIN_DEVICE)]
+    if not within or not notes:
+        return Counter()
+    ranges = _Ranges(notes)
+    communicating = communicates(rows)
+    copying, done = set[_Range](), set[_Range]()
+    for row in np.flatnonzero(communicating | np.isin(np.array(rows.name), within)).tolist():
+        found = ranges.around(int(launched_ns[row]), thread_of(row))
+        if found is not None:
+            (done if communicating[row] else copying).add(found)
+    return Counter(found.name for found in copying - done)
+
+
+class _Range(NamedTuple):
+    thread: str
+    start_ns: int
+    end_ns: int
+    name: str
+    args: Args | None
+
+    def __hash__(self) -> int:
+        return hash(self[:4])
+
+
+class _Ranges:
+    """Torch's ranges of collectives, by thread."""
+
+    def __init__(self, notes: Sequence[tuple[str, int | str, int, int, Args | None]]) -> None:
+        self._by_thread: dict[str, list[_Range]] = defaultdict(list)
+        for name, thread, start, end, args in notes:
+            self._by_thread[str(thread)].append(_Range(str(thread), start, end, name, args))
+        for ranges in self._by_thread.values():
+            ranges.sort(key=lambda found: found[1:3])
+        self._starts = {
+            thread: np.array([found.start_ns for found in ranges]) for thread, ranges in self._by_thread.items()
+        }
+
+    def around(self, launched_ns: int, thread: Any) -> _Range | None:
+        """The range in which the thread made a launch; None for an unknown launch, and outside of all ranges."""
+        starts = self._starts.get(str(thread))
+        if launched_ns < 0 or starts is None:
+            return None
+        place = int(np.searchsorted(starts, launched_ns, side="right")) - 1
+        if place < 0:
+            return None
+        found = self._by_thread[str(thread)][place]
+        return found if launched_ns < found.end_ns else None
 
 
 def _input_bytes(kind: str, args: Args | None) -> int | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from overlap_callbacks import FIGURES
 from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.mode import Mode
 from tests.docs.conftest import DOCS
@@ -53,6 +54,12 @@ def test_every_key_of_the_code_is_explained_and_no_other(hooks: ModuleType) -> N
     flags = {general(key) for key in window(0).metrics() if key.startswith("overlap/")} - known
     assert set(_HEADINGS) == known | flags
     assert len(_HEADINGS) == len(set(_HEADINGS))
+
+
+def test_the_method_defines_figures_that_there_are_and_last_the_one_that_is_no_estimate() -> None:
+    equations = (DOCS / "method.md").read_text().partition("### Receives")[0]
+    *defined, last = re.findall(r"^\|[^|]*`overlap/(\w+)` \|", equations, re.MULTILINE)
+    assert {*defined, last} - {figure.name for figure in FIGURES} == {last}
 
 
 def test_each_explanation_says_what_is_good_and_what_to_do() -> None:

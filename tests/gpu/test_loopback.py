@@ -93,6 +93,12 @@ def test_one_process_makes_a_complete_and_valid_report_of_two_ranks(found: Found
     assert report.compute_slowdown is not None
 
 
+def test_the_residual_overlap_of_sequential_steps_is_below_two_percent(found: Found) -> None:
+    (report,) = found.reports
+    assert report.residual_overlap is not None
+    assert report.residual_overlap.value < 0.02
+
+
 def test_weights_and_losses_are_bit_identical_to_a_run_without_the_library(found: Found) -> None:
     assert found.attached == found.absent
 
@@ -153,3 +159,31 @@ def test_a_sequential_step_takes_the_known_time_of_its_communication_at_least(fo
     assert report.comm_isolated_ms.value >= 0.98 * known
     isolated_ms = [row.isolated_ms for row in report.collectives]
     assert sum(time for time in isolated_ms if time is not None) >= 0.98 * known
+
+
+# -- a window with both sides overlapped
+
+
+def _control(kind: str) -> OverlapReport:
+    kept = Keep()
+    options = {**ONE_WINDOW, "repeats": 4, "control": True}
+    with open_job(LINK) as loop, jobs.job(0, kind) as job, job.attach(sinks=[kept], **options) as monitor:
+        train(loop, job, options["first_step"] + monitor.schedule.window_steps + 2, monitor)
+        monitor.close()
+    (report,) = kept.reports
+    return report
+
+
+@pytest.mark.skipif(not ON_CPU, reason="test_loopback_device.py has it on a GPU")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_control_finds_no_difference(kind: str) -> None:
+    jobs.need(kind)
+    report: OverlapReport = run_alone(_control, kind, timeout_s=240)
+    assert report.complete, report.problems
+    estimate = report.speedup_vs_sequential
+    assert estimate is not None
+    assert estimate.ci_low is not None
+    assert estimate.ci_high is not None
+    # One interval of 95% in twenty misses zero; one of twice the width hardly ever does.
+    margin = estimate.ci_high - estimate.ci_low
+    assert estimate.ci_low - margin / 2 <= 0 <= estimate.ci_high + margin / 2

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,3 +69,10 @@ def test_the_last_line_may_find_stderr_closed(monkeypatch: pytest.MonkeyPatch, t
     closed.close()
     monkeypatch.setattr("sys.stderr", closed)
     Notices().announce("the record is here")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_the_last_line_may_find_that_what_stderr_leads_to_is_full() -> None:
+    code = "from overlap_callbacks.monitor.notices import Notices; Notices().announce('the record is here')"
+    with Path("/dev/full").open("w") as full:
+        assert subprocess.run([sys.executable, "-c", code], stderr=full, check=False).returncode == 0

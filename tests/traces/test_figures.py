@@ -14,7 +14,7 @@ from overlap_callbacks.cli.main import main
 from overlap_callbacks.traces import analyze, read_trace
 from tests import kineto
 from tests.traces import reference
-from tests.traces.events import MS, collective, figures_of, gemm
+from tests.traces.events import MS, collective, figures_of, gemm, said
 
 # -- the whole file and its steps
 
@@ -74,8 +74,8 @@ def test_copies_and_fills_are_neither_compute_nor_communication(tmp_path: Path) 
     assert [(family.calls, family.time_ms) for family in found.families] == [(1, 2)]
 
 
-def copy(name: str, start: float, end: float) -> kineto.Event:
-    return {**gemm(start, end), "name": name, "cat": "gpu_memcpy"}
+def copy(name: str, start: float, end: float, correlation: int = 0) -> kineto.Event:
+    return {**gemm(start, end, correlation), "name": name, "cat": "gpu_memcpy"}
 
 
 def test_copies_to_another_device_communicate_and_those_within_the_device_do_not(tmp_path: Path) -> None:
@@ -90,6 +90,23 @@ def test_a_pattern_of_the_user_makes_copies_communicate_too(tmp_path: Path, monk
     monkeypatch.setattr(name_rules, "communication_patterns", [*name_rules.communication_patterns, "Memcpy DtoD"])
     found = figures_of(tmp_path, [gemm(0, 6), copy("Memcpy DtoD (Device -> Device)", 4, 9)])
     assert (found.total.comm_ms, found.total.copy_ms) == (5, 0)
+
+
+def test_collectives_that_launched_copies_within_the_device_and_no_kernel_are_named(tmp_path: Path) -> None:
+    within = "Memcpy DtoD (Device -> Device)"
+
+    def events(*kernel: kineto.Event) -> list[kineto.Event]:
+        ranges = [kineto.host_range("nccl:_all_gather_base", 5, 25), kineto.host_range("nccl:broadcast", 30, 40)]
+        copies = [copy(within, 4, 9, number) for number in (2, 3)]
+        # The second copy was launched outside of all collectives.
+        launches = [kineto.launch(time, number) for time, number in ((1, 1), (10, 2), (27, 3), (12, 4))]
+        return [*ranges, *launches, gemm(0, 6, 1), *copies, *kernel]
+
+    found = figures_of(tmp_path, events())
+    assert said(found.problems, "1 collective launched copies within the device and no kernel", "_all_gather_base")
+    assert (found.total.comm_ms, found.total.copy_ms) == (0, 10)
+    # Beside a kernel, copies pack and unpack.
+    assert not said(figures_of(tmp_path, events(collective(6, 8, 4))).problems, "launched copies")
 
 
 def test_only_events_of_the_device_s_categories_are_kernels(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from overlap_callbacks.analysis.kernels.issued import Issued
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
 
 # Copies from one place of a device's addresses to another, as CUPTI and roctracer name them.
-_WITHIN = ("Memcpy DtoD", "CopyDeviceToDevice")
+WITHIN_DEVICE = ("Memcpy DtoD", "CopyDeviceToDevice")
 
 
 def with_copies(kernels: KernelTable, issued: Issued) -> KernelTable:
@@ -27,7 +27,7 @@ def with_copies(kernels: KernelTable, issued: Issued) -> KernelTable:
         issued: the collectives of each step, by its index, in the order of issue. All its steps must agree: if one of
             them lacks kernels and has fewer such copies than collectives without a kernel, all copies stay copies.
     """
-    within = np.array([name.startswith(_WITHIN) for name in kernels.names], dtype=bool)
+    within = np.array([name.startswith(WITHIN_DEVICE) for name in kernels.names], dtype=bool)
     if not within.any():
         return kernels
     computing = np.unique(kernels.lane[kernels.kind == Kind.COMPUTE])
