@@ -45,8 +45,9 @@ _LAST_CLOSE_S = 2.0
 # Time between two looks of the closing thread at whether the store still answers.
 _LOOK_S = 0.25
 # Longest that a report waits for the steps after its window to be back to normal, and time between two looks. It is a
-# part of ``report_timeout_s`` at most, because the other ranks wait for the report.
-_AFTERMATH_S = 10.0
+# part of ``report_timeout_s`` at most, because the other ranks wait for the report; and less than ``SETTLE_S``, because
+# a rank that has closed takes its report away when nobody has read it for so long.
+_AFTERMATH_S = 4.0
 _AFTERMATH_PART = 1 / 3
 _AFTERMATH_LOOK_S = 0.05
 

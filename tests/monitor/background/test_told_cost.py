@@ -10,6 +10,7 @@ import pytest
 
 from overlap_callbacks import Schedule
 from overlap_callbacks.instruments import clocks
+from overlap_callbacks.monitor.background import reporter as reporting
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.reporter import Reporter
 from overlap_callbacks.monitor.background.store import Connection, Job, StoreChannel
@@ -85,3 +86,7 @@ def test_old_records_have_no_cost_of_this_kind() -> None:
     del old["lost_ms"], old["usual_step_ms"]
     found = msgspec.convert(old, type=type(rank_window()))
     assert (found.lost_ms, found.usual_step_ms) == (None, 0.0)
+
+
+def test_rank_0_gathers_before_a_rank_that_has_closed_takes_its_report_away() -> None:
+    assert reporting._AFTERMATH_S < reporting.SETTLE_S
