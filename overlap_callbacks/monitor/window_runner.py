@@ -68,6 +68,21 @@ class _OpenWindow:
         self.clearance = Clearance(session.order_checker, session.job.rank)
         self.ended_blocks: list[tuple[int, Mode]] = []
 
+    def decide_length(self) -> int:
+        """Rank 0: the counted steps that blocks of ``min_block_seconds`` have; before the ruling.
+
+        By the step time of the last window; in the first window by that of its recorded step, on the host.
+        """
+        step_s = self.session.budget.step_s or self.marks.age_s
+        block_s = self.schedule.min_block_seconds
+        steps, wanted = self.schedule.steps_that_take(block_s, step_s), self.schedule.steps_wanted(block_s, step_s)
+        if steps < wanted:
+            self.marks.note(
+                f"blocks of min_block_seconds={block_s:g} would need {wanted} steps; every_n_steps="
+                f"{self.schedule.every_n_steps} leaves room for {steps}"
+            )
+        return steps
+
 
 class WindowRunner(StepRunner):
     """Runs the steps of windows by the schedule's plans; see ``Phase`` for the way of a window.
@@ -179,7 +194,7 @@ class WindowRunner(StepRunner):
                 self._key(window.marks),
                 step.log,
                 window=window.marks.number,
-                steps_per_block=self._decide_length(window) if window.session.job.rank == 0 else 0,
+                steps_per_block=window.decide_length() if window.session.job.rank == 0 else 0,
                 terms=self._terms(window.marks.first_step),
             )
             self._phase = Phase.WAITING_FOR_RULING
@@ -246,21 +261,6 @@ class WindowRunner(StepRunner):
     def _depends_on_length(self, plan: Plan | None) -> bool:
         """Whether this is the first step of its window that depends on how many steps blocks have."""
         return plan is not None and self._schedule.min_block_seconds > 0 and plan.offset == self._schedule.decided_by
-
-    def _decide_length(self, window: _OpenWindow) -> int:
-        """Rank 0: the counted steps that blocks of ``min_block_seconds`` have.
-
-        By the step time of the last window; in the first window by that of its recorded step, on the host.
-        """
-        step_s = window.session.budget.step_s or window.marks.age_s
-        block_s = self._schedule.min_block_seconds
-        steps, wanted = self._schedule.steps_that_take(block_s, step_s), self._schedule.steps_wanted(block_s, step_s)
-        if steps < wanted:
-            window.marks.note(
-                f"blocks of min_block_seconds={block_s:g} would need {wanted} steps; every_n_steps="
-                f"{self._schedule.every_n_steps} leaves room for {steps}"
-            )
-        return steps
 
     def _act_on(self, ruling: Ruling, window: _OpenWindow) -> None:
         """Go on as the ruling says: measure, or close the window."""
