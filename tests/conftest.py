@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+# torch looks up the name of each socket that it connects. Where the name server does not answer, that takes 5 s a time.
+# The C library of the processes that tests start reads this.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 pytest_plugins = ["tests.pages"]
 
