@@ -39,6 +39,8 @@ def test_a_job_with_this_fault_ends_as_without_the_library(name: str, processes:
     outcome = run_case(CASES[name], *processes, quick=True)
     if "skipped" in outcome:
         pytest.skip(outcome["skipped"])
+    if any("the job without the library hung" in failure["fault"] for failure in outcome["failures"]):
+        pytest.xfail(f"there is no reference: {outcome['failures']}")
     failed = {failure["check"] for failure in outcome["failures"]}
     if failed and failed <= _known_failures(name):
         pytest.xfail(f"docs/faults.md shows it as failing: {outcome['failures']}")
