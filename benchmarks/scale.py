@@ -40,6 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from overlap_callbacks import OverlapReport, Schedule
 from overlap_callbacks.analysis.job.merging import part_of
 from overlap_callbacks.analysis.job.part import encode
+from overlap_callbacks.analysis.results.environment import RankEnvironment
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import (
     CollectiveTime,
@@ -67,6 +68,7 @@ from overlap_callbacks.monitor.background.tree import Tree
 from overlap_callbacks.monitor.background.tree_mail import Exchange
 from overlap_callbacks.monitor.run_info import run_info
 from overlap_callbacks.sinks import JsonlSink
+from tests.analysis.communication.layouts import Layout
 
 TIMEOUT_S = 3600.0
 DIFFERENT = 64
@@ -123,7 +125,25 @@ class Client:
 # -- what ranks have to say
 
 
-def window_of(rank: int, number: int) -> RankWindow:
+def layout_of(ranks: int) -> Layout:
+    """Dimensions of the job: tensor and pipeline of 8 each where the ranks are enough."""
+    return Layout(8, 8, ranks // 64) if ranks % 64 == 0 else Layout(1, 1, ranks)
+
+
+def environment_of(rank: int, ranks: int) -> RankEnvironment:
+    """What a rank of a large job would tell of itself."""
+    layout = layout_of(ranks)
+    host, place = divmod(rank, layout.ranks_per_host)
+    return RankEnvironment(
+        hostname=f"gpu-node-{host:04d}", host_id=f"{host:032x}", cpus="0-95", num_threads=12, torch="2.13.0",
+        cuda="13.0", nccl="2.28.3", driver="580.82.07", device="NVIDIA H100 80GB HBM3", compute_capability="9.0",
+        num_sms=132, memory_bytes=85_000_000_000, device_uuid=f"GPU-{rank:032x}", pci_bus_id=f"0000:{place:02x}:00.0",
+        nvlink_devices=tuple([f"0000:{each:02x}:00.0" for each in range(layout.ranks_per_host) if each != place]),
+        framework="megatron 0.16.1", variables={"CUDA_DEVICE_MAX_CONNECTIONS": "1", "NCCL_DEBUG": "WARN"},
+    )  # fmt: skip
+
+
+def window_of(rank: int, number: int, ranks: int) -> RankWindow:
     """A window as a rank would have measured it, of real size: 24 blocks, 200 kernels, 60 pairs, 12 collectives."""
     draw = np.random.default_rng((rank, number))
     arms = (Mode.OVERLAPPED, Mode.SEQUENTIAL, Mode.SEQUENTIAL, Mode.OVERLAPPED)
@@ -162,6 +182,8 @@ def window_of(rank: int, number: int) -> RankWindow:
         ]),
         report_cpu_ms=20.0 * next(noise),
         terms="terms",
+        environment=environment_of(rank, ranks),
+        messages=layout_of(ranks).messages(rank),
     )  # fmt: skip
 
 
@@ -211,7 +233,7 @@ class Players:
 
     def report(self, key: str, number: int) -> None:
         for tree in self.trees:
-            exchange, own = self.reports[tree.rank], part_of(window_of(tree.rank, number))
+            exchange, own = self.reports[tree.rank], part_of(window_of(tree.rank, number, tree.world_size))
             part, heard = with_members(exchange, own, key, TIMEOUT_S, lambda _: False)
             message = msgspec.msgpack.encode(Bundle(heard, encode(part)))
             assert exchange.send_up(key, message, TIMEOUT_S, lambda: False)
@@ -249,7 +271,8 @@ class RankZero:
         budget = WindowBudget(None)
         self.checker = OrderChecker(channel, timeout_s=TIMEOUT_S, budget=budget, on_error=_raise)
         self.reporter = Reporter(
-            channel, schedule=SCHEDULE, sinks=[self.record], environment=lambda: None, timeout_s=TIMEOUT_S,
+            channel, schedule=SCHEDULE, sinks=[self.record], timeout_s=TIMEOUT_S,
+            environment=lambda: environment_of(0, ranks),
             run=lambda: run_info(channel.job, SCHEDULE, "", "cpu"), budget=budget, on_error=_raise,
             on_sink_error=lambda _, error: _raise(error),
         )  # fmt: skip
@@ -266,7 +289,7 @@ class RankZero:
         before = self.record.path.stat().st_size if self.record.path.exists() else 0
         self.record.written.clear()
         with mock.patch.object(reporting, "measure", return_value=window):
-            closed: Any = SimpleNamespace(number=window.window, opened_ns=0, cost=None)
+            closed: Any = SimpleNamespace(number=window.window, opened_ns=0, wall_ms=0.0, cost=None)
             self.reporter.submit_window(closed, key, None)
             if not self.record.written.wait(TIMEOUT_S):
                 raise RuntimeError(f"no report of window {window.window} within {TIMEOUT_S:g} s")
@@ -308,7 +331,7 @@ def lead(port: int, arguments: argparse.Namespace, steps: list[Any]) -> dict[str
             checks.append(since(began))
             all_do("pass_on", f"check{number}")
             all_do("report", f"window{number}", number)
-            window = window_of(0, number)
+            window = window_of(0, number, arguments.ranks)
             began = clock()
             lines.append(leader.report(f"window{number}", window))
             reports.append(since(began))
@@ -330,7 +353,7 @@ def lead(port: int, arguments: argparse.Namespace, steps: list[Any]) -> dict[str
         "ranks": arguments.ranks,
         "rank0_cpu_s": round(statistics.median(cpu[1:]), 4),
         "rank0_wall_s": round(statistics.median(walls[1:]), 4),
-        "record_line_bytes": max(lines[1:]),
+        "record_line_bytes": max(lines),
         "store_bytes": moved // (arguments.windows + 1),
         "connections_per_rank": leader.client.made,
         "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),

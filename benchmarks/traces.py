@@ -47,8 +47,9 @@ print(json.dumps(dict(wall_s=wall, cpu_s=used, peak_mb=peak / 1024)))
 
 _WORK = {
     OURS: (
-        "import io\nfrom rich.console import Console\nfrom overlap_callbacks.traces import analyze, read_trace, tables",
-        "Console(file=io.StringIO()).print(tables.analysis_tables(analyze([read_trace(path)])))",
+        "import io\nfrom rich.console import Console\nfrom overlap_callbacks.report import terminal_traces\n"
+        "from overlap_callbacks.traces import analyze, read_trace",
+        "Console(file=io.StringIO()).print(terminal_traces.analysis_tables(analyze([read_trace(path)])))",
     ),
     HTA: (
         "from hta.trace_analysis import TraceAnalysis\nimport logging; logging.disable(logging.CRITICAL)",

@@ -114,6 +114,17 @@ def memory_metrics() -> list[tuple[str, str, str]]:
     ]
 
 
+def peaks() -> str:
+    """The peaks of devices, as a table."""
+    from overlap_callbacks.analysis.peaks import DEVICES, PRECISIONS
+
+    lines = [f"| device | {' | '.join(PRECISIONS)} | source |", f"|{' --- |' * (len(PRECISIONS) + 2)}"]
+    for device in DEVICES:
+        rates = [f"{device.tflop_per_s[name]:,g}" if name in device.tflop_per_s else "" for name in PRECISIONS]
+        lines.append(f"| {device.label} | {' | '.join(rates)} | [data sheet]({device.source}) |")
+    return "\n".join(lines)
+
+
 def described() -> dict[str, tuple[str, str]]:
     """Unit and meaning by key."""
     return {key: (unit, meaning) for key, unit, meaning in (*figure_metrics(), *power_metrics(), *memory_metrics())}
@@ -149,6 +160,7 @@ TABLES = {
     "figures": lambda: _table(figure_metrics()),
     "power": lambda: _table(power_metrics()),
     "memory": lambda: _table(memory_metrics()),
+    "peaks": peaks,
 }
 
 

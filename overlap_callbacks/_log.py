@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import traceback
+from collections.abc import Callable
 from typing import Any
 
 
@@ -17,10 +19,16 @@ class GuardedLogger:
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
+        self._hide: Callable[[str], str] | None = None
+
+    def hide(self, change: Callable[[str], str]) -> None:
+        """Pass every message, and every traceback, through ``change`` from here on."""
+        self._hide = change
 
     def warning(self, message: str, *args: object, **options: Any) -> None:
         """Warn. Where a handler raises, the message goes to stderr: it must not be lost."""
         try:
+            message, args, options = self._hidden(message, args, options)
             self._logger.warning(message, *args, stacklevel=2, **options)
         except Exception:
             to_stderr(message % args)
@@ -28,12 +36,28 @@ class GuardedLogger:
     def info(self, message: str, *args: object, **options: Any) -> None:
         """Say something that needs no action."""
         with contextlib.suppress(Exception):
+            message, args, options = self._hidden(message, args, options)
             self._logger.info(message, *args, stacklevel=2, **options)
 
     def debug(self, message: str, *args: object, **options: Any) -> None:
         """Say something for those who look for it."""
         with contextlib.suppress(Exception):
+            message, args, options = self._hidden(message, args, options)
             self._logger.debug(message, *args, stacklevel=2, **options)
+
+    def hidden(self, text: str) -> str:
+        """A text as messages show it."""
+        return text if self._hide is None else self._hide(text)
+
+    def _hidden(
+        self, message: str, args: tuple[object, ...], options: dict[str, Any]
+    ) -> tuple[str, tuple[object, ...], dict[str, Any]]:
+        if self._hide is None:
+            return message, args, options
+        text, error = (message % args) if args else message, options.get("exc_info")
+        if isinstance(error, BaseException):
+            text = "\n".join([text, "".join(traceback.format_exception(error)).rstrip()])
+        return "%s", (self.hidden(text),), {name: value for name, value in options.items() if name != "exc_info"}
 
     @property
     def shows_info(self) -> bool:

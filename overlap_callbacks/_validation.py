@@ -7,15 +7,15 @@ import operator
 from typing import Any
 
 
-def count(name: str, value: Any, *, minimum: int) -> int:
-    """Return ``value`` as an int of at least ``minimum``.
+def count(name: str, value: Any, *, minimum: int, maximum: int | None = None) -> int:
+    """Return ``value`` as an int of at least ``minimum`` and, where it is given, at most ``maximum``.
 
     Booleans and floats are refused: ``repeats=True`` and ``repeats=2.0`` are mistakes, not counts. Integer types of
     other libraries (``numpy.int64``) pass.
 
     Raises:
         TypeError: not a whole number.
-        ValueError: smaller than ``minimum``.
+        ValueError: smaller than ``minimum``, or larger than ``maximum``.
     """
     # NumPy before 2.3 and torch take their booleans for indices. Their dtype tells, without an import of either.
     if isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool"):
@@ -29,6 +29,8 @@ def count(name: str, value: Any, *, minimum: int) -> int:
         ) from None
     if number < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {number}")
+    if maximum is not None and number > maximum:
+        raise ValueError(f"{name} must be at most {maximum}, got {number}")
     return number
 
 
@@ -43,6 +45,30 @@ def fraction(name: str, value: Any) -> float:
     if not 0 < number <= 1:
         raise ValueError(f"{name} must be a fraction above 0 and at most 1, got {value!r}")
     return number
+
+
+def positive(name: str, value: Any) -> float:
+    """Return ``value`` as a positive, finite number.
+
+    Raises:
+        TypeError: not a number.
+        ValueError: not positive, or not finite.
+    """
+    number = _real(name, value, "a positive number")
+    if not 0 < number < float("inf"):
+        raise ValueError(f"{name} must be a positive, finite number, got {value!r}")
+    return number
+
+
+def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:
+    """Return ``value`` if it is one of the texts that are allowed.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+    return value
 
 
 def seconds(name: str, value: Any, *, zero: bool = False) -> float:

@@ -3,6 +3,10 @@
 A hang becomes a failure within ``timeout_s``, with every rank's stack; a rank that raises ends the others and shows its
 traceback. Nothing is shared with the pytest process, and environment variables set there do not reach the ranks.
 
+A rank ends as an interpreter does: it joins its threads, runs its ``atexit`` functions, leaves its daemon threads
+behind, and torch is taken down. What its function returned is handed over before. A rank that then dies or hangs is a
+failure all the same.
+
 Ranks are forked from a server that has torch and the library loaded already, because loading them takes seconds. A test
 module whose ranks need more names it in ``RANKS_LOAD = ("lightning.pytorch",)``: its ranks come from a server of their
 own, which has that loaded too.
@@ -11,8 +15,10 @@ own, which has that loaded too.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import datetime
 import faulthandler
+import gc
 import logging
 import multiprocessing
 import multiprocessing.forkserver
@@ -60,7 +66,7 @@ class Outcome:
         value: what it returned.
         error: traceback of what it raised; empty if nothing.
         exit_code: of the process; negative for a signal.
-        hung: whether it had to be killed.
+        hung: whether it had to be killed, within the function or while its interpreter ended.
         output: stdout and stderr.
     """
 
@@ -72,11 +78,18 @@ class Outcome:
     hung: bool
     output: str
 
+    @property
+    def faulty_end(self) -> bool:
+        """Whether the function returned, but the interpreter did not end well."""
+        return self.returned and self.exit_code != 0
+
     def __str__(self) -> str:
-        if self.returned:
+        if self.hung:
+            ending = "returned, but did not end" if self.returned else "was killed: it hung, or another rank had failed"
+        elif self.faulty_end:
+            ending = f"returned, but its interpreter ended with exit code {self.exit_code}"
+        elif self.returned:
             ending = "returned"
-        elif self.hung:
-            ending = "was killed: it hung, or another rank had failed"
         else:
             ending = f"ended with exit code {self.exit_code}"
         return f"--- rank {self.rank} {ending}\n{self.error}{self.output}"
@@ -95,24 +108,23 @@ def run_ranks(
         backend: of the process group.
 
     Raises:
-        RanksFailedError: a rank raised, died or hung.
+        RanksFailedError: a rank raised, died or hung, within the function or at its end.
     """
     outcomes = _run(function, world_size, args, timeout_s, backend, mortal=False)
-    if not all(outcome.returned for outcome in outcomes):
-        raise RanksFailedError(f"{function.__qualname__} on {world_size} ranks:\n" + "\n".join(map(str, outcomes)))
+    _require_returned(function.__qualname__, outcomes)
     return [outcome.value for outcome in outcomes]
 
 
 def run_mortal_ranks(
     function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 45.0, backend: str = "gloo"
 ) -> list[Outcome]:
-    """Like ``run_ranks`` where ranks may die or raise: the others go on, and nothing but a hang is a failure.
+    """Like ``run_ranks`` where ranks may die or raise: the others go on.
 
     Raises:
-        RanksFailedError: a rank hung.
+        RanksFailedError: a rank hung, or returned and then did not end well.
     """
     outcomes = _run(function, world_size, args, timeout_s, backend, mortal=True)
-    if any(outcome.hung for outcome in outcomes):
+    if any(outcome.hung or outcome.faulty_end for outcome in outcomes):
         raise RanksFailedError(f"{function.__qualname__} on {world_size} ranks:\n" + "\n".join(map(str, outcomes)))
     return outcomes
 
@@ -130,8 +142,7 @@ def run_script(
         timeout_s: longest time for all.
     """
     outcomes = _run(_run_as_main, world_size, (str(script), arguments, environment), timeout_s, "", mortal=False)
-    if not all(outcome.returned for outcome in outcomes):
-        raise RanksFailedError(f"{script.name} on {world_size} ranks:\n" + "\n".join(map(str, outcomes)))
+    _require_returned(script.name, outcomes)
     return outcomes
 
 
@@ -141,10 +152,9 @@ def run_alone(function: Callable[..., Any], *args: Any, timeout_s: float = 45.0)
     Raises:
         RanksFailedError: it raised, died or hung.
     """
-    (outcome,) = _run(_call, 1, (function, *args), timeout_s, "", mortal=False)
-    if not outcome.returned:
-        raise RanksFailedError(f"{function.__qualname__}:\n{outcome}")
-    return outcome.value
+    outcomes = _run(_call, 1, (function, *args), timeout_s, "", mortal=False)
+    _require_returned(function.__qualname__, outcomes)
+    return outcomes[0].value
 
 
 def die() -> None:
@@ -175,16 +185,21 @@ def captured_log(level: int = logging.WARNING) -> Iterator[list[str]]:
 # -- in the pytest process
 
 
+def _require_returned(name: str, outcomes: list[Outcome]) -> None:
+    if not all(outcome.returned and outcome.exit_code == 0 for outcome in outcomes):
+        raise RanksFailedError(f"{name} on {len(outcomes)} ranks:\n" + "\n".join(map(str, outcomes)))
+
+
 def _run(
     function: Callable[..., Any], world_size: int, args: tuple[Any, ...], timeout_s: float, backend: str, mortal: bool
 ) -> list[Outcome]:
     # The store is served from here: its port is free for sure, and it outlives any rank.
     store = dist.TCPStore(_HOST, 0, is_master=True, wait_for_workers=False)
-    start = _starter(function)
+    start = starter(function)
     context = multiprocessing.get_context("forkserver")
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         job = _RankJob(function, args, world_size, store.port, backend, folder, mortal, os.getcwd())
-        processes = [context.Process(target=_rank_main, args=(job, rank), daemon=True) for rank in range(world_size)]
+        processes = [context.Process(target=_rank_main, args=([job], rank), daemon=True) for rank in range(world_size)]
         try:
             for process in processes:
                 start(process)
@@ -197,7 +212,7 @@ def _run(
 _servers: dict[tuple[str, ...], Any] = {}
 
 
-def _starter(function: Callable[..., Any]) -> Callable[[Any], None]:
+def starter(function: Callable[..., Any]) -> Callable[[Any], None]:
     """Starts a rank from the server that has loaded what the function's module asks for."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
@@ -247,7 +262,7 @@ def _outcome(job: _RankJob, rank: int, process: Any, hung: bool) -> Outcome:
     returned, value, error = False, None, ""
     if job.result(rank).exists():
         returned, value, error = pickle.loads(job.result(rank).read_bytes())
-    return Outcome(rank, returned, value, error, process.exitcode, hung and not returned, output)
+    return Outcome(rank, returned, value, error, process.exitcode, hung, output)
 
 
 # -- in the ranks
@@ -271,45 +286,50 @@ class _RankJob:
         return Path(self.folder, f"result-{rank}")
 
 
-def _rank_main(job: _RankJob, rank: int) -> None:
-    _redirect_output(job.output(rank))
+def _rank_main(jobs: list[_RankJob], rank: int) -> None:
+    # What is loaded by now is the server's: each rank would copy it when it collects its garbage, which takes a second.
+    gc.freeze()
+    end_interpreter(_run_rank(jobs.pop(), rank))
+
+
+def end_interpreter(code: int) -> None:
+    """End this fork as Python ends a script. multiprocessing would leave with ``os._exit``, where no fault shows."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ctypes.pythonapi.Py_Exit(code)
+
+
+def _run_rank(job: _RankJob, rank: int) -> int:
+    """Run the function, and hand over what came of it; the exit code."""
+    redirect_output(job.output(rank))
     faulthandler.enable(all_threads=True)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     torch.set_num_threads(1)
-    code = 1
     try:
         os.chdir(job.directory)
         store = dist.TCPStore(_HOST, job.port, is_master=False)
-        if not job.backend:
+        if job.backend:
+            # Should a test hang in a collective, the harness finds it first, and shows where.
+            dist.init_process_group(
+                job.backend,
+                store=store,
+                rank=rank,
+                world_size=job.world_size,
+                timeout=datetime.timedelta(seconds=600),
+            )
+        else:
             # The script finds the store as it would under torchrun, whose agent serves it.
             os.environ.update(
                 RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(job.world_size), MASTER_ADDR=_HOST,
                 LOCAL_WORLD_SIZE=str(job.world_size), MASTER_PORT=str(job.port), TORCHELASTIC_USE_AGENT_STORE="True",
             )  # fmt: skip
-            value = job.function(rank, *job.args)
-            _write_result(job.result(rank), (True, value, ""))
-            code = 0
-            return
-        # Should a test hang in a collective, the harness finds it first, and shows where.
-        dist.init_process_group(
-            job.backend,
-            store=store,
-            rank=rank,
-            world_size=job.world_size,
-            timeout=datetime.timedelta(seconds=600),
-        )
-        value = job.function(rank, *job.args)
-        _write_result(job.result(rank), (True, value, ""))
-        code = 0
-        if not job.mortal:
+        _write_result(job.result(rank), (True, job.function(rank, *job.args), ""))
+        if job.backend and not job.mortal:
             _say_farewell(store, rank, job.world_size)
+        return 0
     except BaseException:
         _write_result(job.result(rank), (False, None, traceback.format_exc()))
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # Without the interpreter's and Gloo's teardown: with peers gone, the latter ends in std::terminate at times.
-        os._exit(code)
+        return 1
 
 
 def _call(_: int, function: Callable[..., Any], *args: Any) -> Any:
@@ -323,7 +343,7 @@ def _run_as_main(rank: int, script: str, arguments: list[str], environment: dict
     runpy.run_path(script, run_name="__main__")
 
 
-def _redirect_output(path: Path) -> None:
+def redirect_output(path: Path) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)

@@ -1,15 +1,18 @@
-"""Runs a function in several real interpreters that start as scripts do and end as they do; for tests of the end.
+"""Runs a function in several interpreters that end as scripts do; for tests of the end.
 
-Ranks of ``tests/distributed.py`` leave with ``os._exit``, and so cannot show what happens while an interpreter ends:
-its ``atexit`` functions, its daemon threads, and crashes in what torch does last. These do. Rank 0 serves the store
-of the job, as without ``torchrun``, so that the store dies with it.
+Like the ranks of ``tests/distributed.py``, they are forked from a server that has torch loaded, and end as the
+interpreter of a script ends. But nothing stands between the function and the end: it makes its own process group, and
+exits, raises or dies as a script's top level would. Rank 0 serves the store of the job, as without ``torchrun``, so
+that the store dies with it.
 """
 
 from __future__ import annotations
 
+import faulthandler
+import gc
+import multiprocessing
 import os
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,16 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from tests.distributed import end_interpreter, redirect_output, starter
+
 _HOST = "127.0.0.1"
-_ROOT = Path(__file__).parent.parent
 _POLL_S = 0.01
-# Faults of the C++ part show the stack of each Python thread.
-_SCRIPT = """
-import faulthandler
-faulthandler.enable(all_threads=True)
-from {module} import {function}
-{function}(*{args!r})
-"""
 
 
 @dataclass(frozen=True)
@@ -60,26 +59,31 @@ def run_interpreters(
     Args:
         function: of a module's top level; makes its own process group, from the environment.
         world_size: interpreters.
-        *args: further arguments; what ``repr`` shows of them makes them again.
+        *args: further arguments; pickled.
         timeout_s: longest time for all; those that are left then are killed.
         environment: variables that they get beside those of ``torchrun``.
     """
-    source = _SCRIPT.format(module=function.__module__, function=function.__name__, args=args)
+    context, start = multiprocessing.get_context("forkserver"), starter(function)
     with tempfile.TemporaryDirectory(prefix="interpreters-") as folder:
-        script = Path(folder, "script.py")
-        script.write_text(source)
         outputs = [Path(folder, f"output-{rank}") for rank in range(world_size)]
-        port = _free_port()
+        variables = {
+            "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": _HOST,
+            "MASTER_PORT": str(_free_port()), **(environment or {}),
+        }  # fmt: skip
         processes = [
-            _start(script, output, rank, world_size, port, environment or {}) for rank, output in enumerate(outputs)
+            context.Process(target=_main, args=([(function, args)], rank, str(output), variables), daemon=True)
+            for rank, output in enumerate(outputs)
         ]
         try:
+            for process in processes:
+                start(process)
             _await(processes, timeout_s)
-            codes = [process.poll() for process in processes]
+            codes = [process.exitcode for process in processes]
         finally:
             for process in processes:
-                process.kill()
-                process.wait()
+                if process.pid is not None:
+                    process.kill()
+                    process.join()
         return [
             Ending(rank, code, output.read_text(errors="replace"))
             for rank, (code, output) in enumerate(zip(codes, outputs, strict=True))
@@ -93,19 +97,38 @@ def _free_port() -> int:
         return port
 
 
-def _start(
-    script: Path, output: Path, rank: int, world_size: int, port: int, environment: dict[str, str]
-) -> subprocess.Popen[bytes]:
-    variables = {
-        **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT), "RANK": str(rank), "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": _HOST,
-        "MASTER_PORT": str(port), **environment,
-    }  # fmt: skip
-    with output.open("wb") as file:
-        return subprocess.Popen([sys.executable, str(script)], env=variables, stdout=file, stderr=subprocess.STDOUT)
-
-
-def _await(processes: list[subprocess.Popen[bytes]], timeout_s: float) -> None:
+def _await(processes: list[Any], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
-    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+    while any(process.exitcode is None for process in processes) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
+
+
+# -- in the interpreters
+
+
+def _main(
+    calls: list[tuple[Callable[..., Any], tuple[Any, ...]]], rank: int, output: str, variables: dict[str, str]
+) -> None:
+    gc.freeze()  # see tests/distributed.py
+    redirect_output(Path(output))
+    faulthandler.enable(all_threads=True)
+    torch.set_num_threads(1)
+    os.environ.update(variables, RANK=str(rank), LOCAL_RANK=str(rank))
+    end_interpreter(_call(*calls.pop()))
+
+
+def _call(function: Callable[..., Any], args: tuple[Any, ...]) -> int:
+    """Call the function as a script's top level; the exit code that Python would give."""
+    try:
+        function(*args)
+    except SystemExit as ending:
+        if not isinstance(ending.code, str):
+            return ending.code or 0
+        print(ending.code, file=sys.stderr)
+        return 1
+    except BaseException:
+        # What Python does with an exception that nobody catches: its frames live until the end.
+        sys.last_type, sys.last_value, sys.last_traceback = sys.exc_info()
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0

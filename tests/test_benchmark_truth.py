@@ -34,6 +34,16 @@ def test_the_truth_follows_from_the_equations(truth: ModuleType) -> None:
     assert found == pytest.approx({"compute_slowdown": 0.2, "speedup_vs_sequential": 0.1, "gap_to_ideal": 1 / 9})
 
 
+def test_what_is_put_in_follows_from_the_length_of_the_operators(truth: ModuleType) -> None:
+    # Two operators of 10 ms, 20 % longer: 4 ms of a step of 44 ms, whose compute takes 25 ms alone.
+    job = truth.TruthJob(slowdown=0.2, layers=2, operator_ms=10.0)
+    outside = [(0, "timed", "overlapped", 0.044, 0.0), (0, "profiled", "sequential", 0.050, 0.025)]
+    found = truth.put_in(job, outside)
+    assert found == pytest.approx({"compute_slowdown": 4 / 25, "gap_to_ideal": 44 / 40 - 1})
+    assert set(truth.put_in(truth.TruthJob(control=True), outside).values()) == {0.0}
+    assert truth.put_in(truth.TruthJob(work="operations"), outside) == {}
+
+
 def test_an_interval_holds_the_truth_or_lies_beside_it(truth: ModuleType) -> None:
     found = truth._judged([[0.1, 0.0, 0.2], [0.3, 0.25, 0.35], [-0.1, -0.2, 0.05]], 0.1)
     assert (found["held"], found["of"], found["too_low"], found["too_high"]) == (1, 3, 1, 1)

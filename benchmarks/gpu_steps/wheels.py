@@ -18,8 +18,11 @@ from gpu_steps.environment import ROOT, child_environment
 # What the library and its tests need and such images lack; deepspeed's and megatron-core's own needs included.
 PACKAGES = (
     "msgspec", "isal", "deepspeed", "megatron-core", "hjson", "pydantic", "pydantic-core", "annotated-types",
-    "typing-inspection", "einops", "py-cpuinfo", "pytest-timeout", "hypothesis", "nvidia-ml-py",
+    "typing-inspection", "einops", "py-cpuinfo", "msgpack", "ninja", "packaging", "psutil", "tqdm", "pytest-timeout",
+    "hypothesis", "sortedcontainers", "nvidia-ml-py",
 )  # fmt: skip
+# What that machine is taken to have.
+THERE = ("torch", "numpy", "typing-extensions", "pytest")
 # Builds this project, in an environment of pip's own.
 _BUILD = ("setuptools",)
 # Published as sources only.
@@ -68,10 +71,20 @@ def unpack(folder: Path) -> int:
 
 
 def tested_versions() -> dict[str, str]:
-    """The versions of ``constraints.txt``, by the package's normalised name."""
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    pairs = [line.split("#")[0].strip().split("==") for line in lines if "==" in line.split("#")[0]]
-    return {_normalised(name): version for name, version in pairs}
+    """The versions of ``constraints.txt`` for that machine's Python, by the package's normalised name."""
+    try:
+        from packaging.requirements import Requirement
+    except ImportError:  # whoever packs has pip, and perhaps nothing else
+        from pip._vendor.packaging.requirements import Requirement  # type: ignore[assignment]
+
+    lines = (line.split("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines())
+    python = {"python_version": PYTHON, "python_full_version": f"{PYTHON}.0"}
+    wanted = [
+        wanted
+        for wanted in map(Requirement, filter(None, lines))
+        if not wanted.marker or wanted.marker.evaluate(python)
+    ]
+    return {_normalised(wanted.name): next(iter(wanted.specifier)).version for wanted in wanted}
 
 
 def package_of(wheel: Path) -> str:

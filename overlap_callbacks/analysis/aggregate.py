@@ -15,6 +15,7 @@ from overlap_callbacks.analysis.job.report import report_of
 from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow, TimedBlock
+from overlap_callbacks.analysis.results.workload import Workload
 
 # Kernels that a rank keeps, those with the most time. Enough for the tables; messages and record stay bounded.
 MAX_KERNELS = 50
@@ -28,6 +29,7 @@ def aggregate_windows(
     control: bool = False,
     problems: Sequence[str] = (),
     tokens_per_step: int | None = None,
+    work: Workload | None = None,
 ) -> OverlapReport:
     """Make the report of one window from what its ranks measured.
 
@@ -38,6 +40,7 @@ def aggregate_windows(
         control: whether the schedule was an A/A control.
         problems: problems met while the ranks' windows were gathered, in words.
         tokens_per_step: tokens that one step of the job trains on; None if unknown.
+        work: what else is known of the job's work; None for no figures of throughput.
     """
     return report_of(
         merge([part_of(window) for window in windows]),
@@ -46,6 +49,7 @@ def aggregate_windows(
         control=control,
         problems=problems,
         tokens_per_step=tokens_per_step,
+        work=work,
     )
 
 

@@ -13,7 +13,6 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
-from overlap_callbacks.analysis import statistics
 from overlap_callbacks.analysis.block_means import ArmSums, BlockSums, block_sums, merge_blocks
 from overlap_callbacks.analysis.equations import (
     attainable_step_ms,
@@ -26,7 +25,7 @@ from overlap_callbacks.analysis.equations import (
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow
-from overlap_callbacks.analysis.statistics import MIN_BLOCKS, Sample
+from overlap_callbacks.analysis.statistics import MIN_BLOCKS, Interval, Sample, interval_of
 
 Tables = TypeVar("Tables")
 _Columns = TypeVar("_Columns", bound=tuple[float, ...])
@@ -139,27 +138,28 @@ def add_figure_sums(
 
 def figures_of(windows: Sequence[RankWindow]) -> dict[str, Estimate]:
     """All figures over the given ranks; figures that were not measured are left out."""
-    return figures_from(add_figure_sums([figure_sums(window, None) for window in windows], lambda tables: None))
+    sums = add_figure_sums([figure_sums(window, None) for window in windows], lambda tables: None)
+    return {name: interval.estimate() for name, interval in intervals_from(sums).items()}
 
 
 def spread_figures(sums: FigureSums[Tables]) -> dict[str, float]:
     """The figures that ranks are compared by, of one rank; without intervals, which take longer."""
-    return {name: figure.value for name, figure in _figures(sums, SPREAD_OVER_RANKS, NO_INTERVAL).items()}
+    return {name: figure.estimate().value for name, figure in _figures(sums, SPREAD_OVER_RANKS, NO_INTERVAL).items()}
 
 
-def figures_from(sums: FigureSums[Tables]) -> dict[str, Estimate]:
+def intervals_from(sums: FigureSums[Tables]) -> dict[str, Interval]:
     """All figures over the ranks of these sums; figures that were not measured are left out."""
     return _figures(sums, None, MIN_BLOCKS)
 
 
-def _figures(sums: FigureSums[Tables], names: Collection[str] | None, min_blocks: int) -> dict[str, Estimate]:
+def _figures(sums: FigureSums[Tables], names: Collection[str] | None, min_blocks: int) -> dict[str, Interval]:
     step_ov, step_seq = (_sample(_TimedMeans, sums.timed.of(mode)) for mode in (Mode.OVERLAPPED, Mode.SEQUENTIAL))
     prof_ov, prof_iso = (_sample(_ProfiledMeans, sums.profiled.of(mode)) for mode in (Mode.OVERLAPPED, Mode.SEQUENTIAL))
 
     def estimate(
         combine: Callable[..., float], *samples: Sample, scale: Callable[[float], float] = float
-    ) -> Estimate | None:
-        return statistics.estimate(combine, *samples, scale=scale, min_blocks=min_blocks)
+    ) -> Interval | None:
+        return interval_of(combine, *samples, scale=scale, min_blocks=min_blocks)
 
     def ideal(step: _TimedMeans, ov: _ProfiledMeans, iso: _ProfiledMeans) -> float:
         return ideal_step_ms(math.exp(step.log_step), math.exp(ov.log_compute), math.exp(iso.log_compute))
@@ -173,7 +173,7 @@ def _figures(sums: FigureSums[Tables], names: Collection[str] | None, min_blocks
     def attained(seq: _TimedMeans, step: _TimedMeans, iso: _ProfiledMeans) -> float:
         return attained_fraction(math.exp(seq.log_step), math.exp(step.log_step), attainable(iso))
 
-    figures: dict[str, Callable[[], Estimate | None]] = {
+    figures: dict[str, Callable[[], Interval | None]] = {
         "compute_slowdown": lambda: estimate(
             lambda ov, iso: log_slowdown(ov.log_compute, iso.log_compute), prof_ov, prof_iso, scale=math.expm1
         ),

@@ -42,8 +42,11 @@ class Style:
     decimals: Mapping[str, int]
 
     def number(self, value: float, decimals: int) -> str:
-        """E.g. ``-1,234.5``; never a negative zero."""
-        text = f"{abs(value):,.{decimals}f}"
+        """E.g. ``-1,234.5``; never a negative zero. A whole number beyond a float's range is ``inf``."""
+        try:
+            text = f"{abs(value):,.{decimals}f}"
+        except OverflowError:  # in a record that somebody else has written
+            text = "inf"
         is_negative = value < 0 and bool(text.strip("0.,"))
         return (self.minus if is_negative else "") + text.replace(",", self.thousands)
 

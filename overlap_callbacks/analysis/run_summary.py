@@ -150,8 +150,11 @@ def without_details(report: OverlapReport) -> OverlapReport:
         dimension_pairs=(),
         pictures=(),
         collectives=(),
+        transfers=(),
         samples=blocks,
         power_trace=None,
+        messages=None,
+        expert_details=None,
     )
 
 

@@ -6,6 +6,9 @@ there. So the unit is the block: each block gives one mean, of logarithms if the
 is Welch's over the block means. If a figure combines several quantities (equations 4 and 5), their block means are
 combined by the delta method, with Satterthwaite's degrees of freedom. For a difference of two means that is exactly
 Welch's interval.
+
+An interval can be given a least width, which the run's earlier windows tell
+(``overlap_callbacks.analysis.earlier_windows``).
 """
 
 from __future__ import annotations
@@ -59,12 +62,56 @@ class Sample:
         return means if self.columns is None else self.columns(*means)
 
 
+@dataclass(frozen=True)
+class Interval:
+    """An estimate on the scale on which its interval is symmetric.
+
+    Attributes:
+        center: the figure on that scale.
+        half_width: half the width of its interval; None where there are too few blocks for one.
+        scale: increasing function from that scale to the figure's own.
+        num_steps, num_blocks: that it rests on.
+    """
+
+    center: float
+    half_width: float | None
+    scale: Callable[[float], float]
+    num_steps: int
+    num_blocks: int
+
+    def estimate(self, least_half_width: float = 0.0) -> Estimate:
+        """The figure on its own scale.
+
+        Args:
+            least_half_width: of the interval, if there is one.
+        """
+        low = high = None
+        if self.half_width is not None:
+            half = max(self.half_width, least_half_width)
+            with np.errstate(all="ignore"):  # what is beyond a float's range gives no interval
+                low, high = _finite(self.scale, [self.center - half]), _finite(self.scale, [self.center + half])
+        if low is None or high is None:
+            low = high = None
+        return Estimate(self.scale(self.center), low, high, self.num_steps, self.num_blocks)
+
+
 def estimate(
     combine: Callable[..., float],
     *samples: Sample,
     scale: Callable[[float], float] = float,
     min_blocks: int = MIN_BLOCKS,
 ) -> Estimate | None:
+    """Estimate a function of the means of independent samples: ``interval_of`` on the figure's own scale."""
+    found = interval_of(combine, *samples, scale=scale, min_blocks=min_blocks)
+    return None if found is None else found.estimate()
+
+
+def interval_of(
+    combine: Callable[..., float],
+    *samples: Sample,
+    scale: Callable[[float], float] = float,
+    min_blocks: int = MIN_BLOCKS,
+) -> Interval | None:
     """Estimate a function of the means of independent samples.
 
     Args:
@@ -80,21 +127,17 @@ def estimate(
     """
     if any(not len(sample.blocks) for sample in samples):
         return None
-    means = [sample.blocks.mean(axis=0) for sample in samples]
-    with np.errstate(all="ignore"):
+    half = None
+    with np.errstate(all="ignore"):  # what is beyond a float's range gives no figure, or no interval
+        means = [sample.blocks.mean(axis=0) for sample in samples]
         center = _combined(combine, samples, means)
-    if center is None:
-        return None
+        if center is None:
+            return None
+        if all(len(sample.blocks) >= min_blocks for sample in samples):
+            half = _half_width(combine, samples, means)
     num_steps = sum(sample.num_steps for sample in samples)
     num_blocks = sum(len(sample.blocks) for sample in samples)
-    low = high = None
-    if all(len(sample.blocks) >= min_blocks for sample in samples):
-        half = _half_width(combine, samples, means)
-        if half is not None:
-            low, high = _finite(scale, [center - half]), _finite(scale, [center + half])
-    if low is None or high is None:
-        low = high = None
-    return Estimate(scale(center), low, high, num_steps, num_blocks)
+    return Interval(center, half, scale, num_steps, num_blocks)
 
 
 def pool(windows: Sequence[Estimate], *, logs: bool = False) -> Estimate | None:
@@ -133,8 +176,7 @@ def _half_width(
 ) -> float | None:
     from scipy.special import stdtrit  # takes half a second to import, so only where a window was measured
 
-    variance = 0.0
-    spread = 0.0
+    parts: list[tuple[float, int]] = []  # of the variance, with their degrees of freedom
     for position, sample in enumerate(samples):
         blocks = sample.blocks
         gradient = _gradient(combine, samples, means, position)
@@ -142,12 +184,14 @@ def _half_width(
             return None
         used = gradient != 0  # quantities that the figure does not use may be undefined
         covariance = np.atleast_2d(np.cov(blocks[:, used], rowvar=False, ddof=1)) if used.any() else np.zeros((0, 0))
-        part = float(gradient[used] @ covariance @ gradient[used]) / len(blocks)
-        variance += part
-        spread += part**2 / (len(blocks) - 1)
+        parts.append((float(gradient[used] @ covariance @ gradient[used]) / len(blocks), len(blocks) - 1))
+    variance = sum([part for part, _ in parts])
     if variance <= 0.0:
         return 0.0
-    degrees = variance**2 / spread
+    if not math.isfinite(variance):
+        return None
+    # Of shares: squares of the parts themselves may be out of a float's range.
+    degrees = 1.0 / sum([(part / variance) ** 2 / freedom for part, freedom in parts])
     return float(stdtrit(degrees, 0.5 + CONFIDENCE / 2)) * math.sqrt(variance)
 
 

@@ -17,12 +17,48 @@ rule_option = click.option(
 )  # fmt: skip
 communication_option = click.option(
     "--communication", "patterns", multiple=True, metavar="REGEX",
-    help="Kernels whose name holds REGEX communicate, beside those built in. May be repeated.",
+    help="Kernels and copies whose name holds REGEX communicate, beside those built in. May be repeated.",
 )  # fmt: skip
 output_option = click.option(
     "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write everything to this file too, as JSON."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+
+
+_MATRIX_OPTIONS = (
+    click.option(
+        "--by", type=click.Choice(["rank", "host", "stage"]), default=None,
+        help="What rows and columns of the matrix stand for. [default: rank up to 64 ranks, else host, else stage]",
+    ),
+    click.option(
+        "--order", type=click.Choice(["logical", "physical"]), default="logical", show_default=True,
+        help="Ranks by number, or by host.",
+    ),
+    click.option(
+        "--algorithm", type=click.Choice(["auto", "ring", "tree"]), default="ring", show_default=True,
+        help="How all-reduces run; auto: as trees where messages between hosts are small.",
+    ),
+    click.option(
+        "--mapping", metavar="ORDER", default=None,
+        help="Compare with another order of the dimensions on the same hosts, the innermost first, e.g. tp-dp-pp.",
+    ),
+    click.option(
+        "--ranks-per-host", type=click.IntRange(min=1), default=None, help="What if each host had so many ranks?"
+    ),
+    click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), help="Draw the matrix into this file."),
+    click.option(
+        "--png", type=click.Path(path_type=Path, dir_okay=False), help="The same as pixels; needs matplotlib."
+    ),
+)  # fmt: skip
+# Their names as parameters of a command.
+MATRIX_PARAMETERS = ("by", "order", "algorithm", "mapping", "ranks_per_host", "svg", "png")
+
+
+def matrix_options(function: _Function) -> _Function:
+    """Options of a command that shows a traffic matrix."""
+    for option in reversed(_MATRIX_OPTIONS):
+        function = option(function)
+    return function
 
 
 def csv_option(tables: Sequence[str]) -> Callable[[_Function], _Function]:

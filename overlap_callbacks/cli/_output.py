@@ -14,6 +14,7 @@ import click
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from overlap_callbacks.analysis.communication.view import TrafficView
     from overlap_callbacks.report.record import Record
 
 # Nothing heavy is imported at the top: every command's help needs this module.
@@ -62,11 +63,11 @@ def print_result(
         try:
             output.write_bytes(msgspec.json.encode(result) + b"\n")
         except OSError as error:
-            raise click.ClickException(f"--output {output} cannot be written: {error.strerror}") from None
+            raise click.ClickException(one_line(f"--output {output} cannot be written: {error.strerror}")) from None
     if csv is not None:
         click.echo(csv, nl=False)
         for problem in problems:
-            click.echo(f"Note: {problem}", err=True)
+            click.echo(one_line(f"Note: {problem}"), err=True)
     elif as_json:
         print_json(result)
     else:
@@ -122,9 +123,9 @@ def print_record(run: Path, as_json: bool, everything: bool = False) -> None:
 
 def one_line(text: str) -> str:
     """A text on one line, of bounded length, without control characters."""
-    from overlap_callbacks.report import terminal
+    from overlap_callbacks.report import terminal_cells
 
-    return terminal.one_line(text, 2000)
+    return terminal_cells.one_line(text, 2000)
 
 
 def print_json(content: Any) -> None:
@@ -144,6 +145,35 @@ def print_tables(tables: RenderableType) -> None:
     from overlap_callbacks.report.terminal import SanitizedRenderable
 
     Console().print(SanitizedRenderable(tables))
+
+
+def draw_matrix(view: TrafficView, svg: Path | None, png: Path | None) -> list[str]:
+    """Draw a traffic matrix into the files that the user named.
+
+    Returns:
+        The files.
+
+    Raises:
+        click.ClickException: a file cannot be written, or matplotlib is missing.
+    """
+    from overlap_callbacks.analysis.communication.heat_map import svg as drawn
+
+    if png is not None:
+        require("matplotlib", "plots")
+    if svg is not None:
+        _write(svg, "--svg", drawn(view, standalone=True).encode())
+    if png is not None:
+        from overlap_callbacks.report.traffic_png import png_of
+
+        _write(png, "--png", png_of(view))
+    return [str(path) for path in (svg, png) if path is not None]
+
+
+def _write(path: Path, option: str, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise click.ClickException(f"{option} {path} cannot be written: {error.strerror}") from None
 
 
 def require(module: str, extra: str) -> None:

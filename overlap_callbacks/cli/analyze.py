@@ -14,7 +14,7 @@ from overlap_callbacks.cli._options import (
     output_option,
     rule_option,
 )
-from overlap_callbacks.cli._output import print_result, read_with_progress
+from overlap_callbacks.cli._output import one_line, print_result, read_with_progress
 
 # Tables of an analysis that can be printed as CSV.
 TABLES = ("steps", "collectives", "families", "estimates", "skew")
@@ -46,7 +46,7 @@ def command(
     try:
         result = analyze([read_with_progress(trace, read_trace) for trace in traces])
     except TraceError as error:
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(one_line(str(error))) from None
     problems = [*dict.fromkeys(problem for trace in result.traces for problem in trace.problems), *result.problems]
     table = terminal_traces.analysis_csv(result, csv) if csv else None
     print_result(result, as_json, output, table, terminal_traces.analysis_tables, problems)

@@ -14,7 +14,7 @@ from overlap_callbacks.cli._options import (
     output_option,
     rule_option,
 )
-from overlap_callbacks.cli._output import print_result, read_with_progress
+from overlap_callbacks.cli._output import one_line, print_result, read_with_progress
 
 # Tables of a comparison that can be printed as CSV.
 TABLES = ("figures", "kernels", "pairs", "unmatched")
@@ -45,6 +45,6 @@ def command(
     try:
         result = compare(read_with_progress(overlapped, read_trace), read_with_progress(sequential, read_trace))
     except (TraceError, ValueError) as error:
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(one_line(str(error))) from None
     table = terminal_traces.comparison_csv(result, csv) if csv else None
     print_result(result, as_json, output, table, terminal_traces.comparison_tables, result.problems)

@@ -15,8 +15,10 @@ _MODULES = {
     "analyze": "overlap_callbacks.cli.analyze",
     "compare": "overlap_callbacks.cli.compare",
     "demo": "overlap_callbacks.cli.demo.command",
+    "predict": "overlap_callbacks.cli.predict",
     "report": "overlap_callbacks.cli.report",
     "show": "overlap_callbacks.cli.show",
+    "traffic": "overlap_callbacks.cli.traffic",
     "workspace": "overlap_callbacks.cli.workspace",
 }
 

@@ -15,8 +15,13 @@ from overlap_callbacks.cli._output import newest_run, one_line, print_json, read
     "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), default=None,
     help="The page; an older one is replaced. [default: report.html in the folder of RUN; of several, in this folder]",
 )  # fmt: skip
+@click.option(
+    "--axis", metavar="NAME", default=None,
+    help="Show several runs against NAME: world_size, tokens_per_step, precision, model, a dimension of parallelism, "
+    "one of your settings, or an environment variable. [default: world_size, if it varies]",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON too.")
-def command(runs: tuple[Path, ...], output: Path | None, as_json: bool) -> None:
+def command(runs: tuple[Path, ...], output: Path | None, axis: str | None, as_json: bool) -> None:
     """Make a page of RUN, a run folder or its overlap.jsonl; several are compared. Of a folder of runs, of the newest.
 
     The page is one HTML file that needs nothing else: it opens from a disk, without a network, and prints.
@@ -25,18 +30,26 @@ def command(runs: tuple[Path, ...], output: Path | None, as_json: bool) -> None:
     from rich.console import Console
 
     from overlap_callbacks.report import terminal, write_page
+    from overlap_callbacks.report.axis import AxisError, as_plain, compared
+    from overlap_callbacks.report.html.page import distinct_names
 
+    if axis is not None and len(runs) < 2:
+        raise click.UsageError("--axis compares several runs: give two or more")
     console = Console(stderr=True)
     records = [read_record(newest_run(run)) for run in runs]
     if output is None:
         output = (records[0].path.parent if len(records) == 1 else Path()) / "report.html"
     try:
         with console.status("making the page"):
-            size = write_page(records, output)
+            size = write_page(records, output, axis)
+    except AxisError as error:
+        raise click.ClickException(one_line(f"--{error}")) from None
     except OSError as error:
         raise click.ClickException(
-            f"{output} cannot be written: {error.strerror}; name another file with --output"
+            one_line(f"{output} cannot be written: {error.strerror}; name another file with --output")
         ) from None
     if as_json:
-        print_json({"page": str(output), "bytes": size, "runs": [terminal.as_json(record) for record in records]})
+        content = {"page": str(output), "bytes": size, "runs": [terminal.as_json(record) for record in records]}
+        found = compared(distinct_names(records), records, axis) if len(records) > 1 else None
+        print_json(content if found is None else {**content, "against": as_plain(found)})
     console.print(one_line(f"The page is {output} ({size / 1e6:.1f} MB)"), highlight=False, markup=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,9 @@ POINT_TO_POINT = SENDS | RECEIVES
 
 
 _NO_NAME = "unregistered"
+
+# Rows that an all-to-all receives from each rank of its group, and that it sends to each.
+Splits = tuple[Sequence[int], Sequence[int]]
 
 # What the gate needs of a call's tensors: bytes in, bytes out, and the first tensor (None without any).
 Sizes = tuple[int, int, "torch.Tensor | None"]
@@ -46,6 +49,7 @@ class OperatorSpec:
         async_op: position of ``async_op``; without one, a position that no call has.
         asynchronous: its value where a call leaves it out; without one, whether the operator returns a ``Work``.
         ends_block: whether it is one of the operators that a coalescing block issues at its end.
+        splits: positions of the sizes of what is received from, and sent to, each rank of the group; None without.
     """
 
     name: str
@@ -60,6 +64,7 @@ class OperatorSpec:
     async_op: int = sys.maxsize
     asynchronous: bool = True
     ends_block: bool = False
+    splits: tuple[int, int] | None = None
 
 
 @functools.cache
@@ -85,6 +90,7 @@ def _spec(name: str, operator: Any, arguments: list[str]) -> OperatorSpec:
         return next((arguments.index(n) for n in names if n in arguments), -1)
 
     async_op = position("async_op", "asyncOp")
+    splits = position("output_split_sizes"), position("input_split_sizes")
     returns_work = any("Work" in str(value.type) for value in operator._schema.returns)
     default = operator._schema.arguments[async_op].default_value if async_op >= 0 else returns_work
     return OperatorSpec(
@@ -100,6 +106,7 @@ def _spec(name: str, operator: Any, arguments: list[str]) -> OperatorSpec:
         async_op=async_op if async_op >= 0 else sys.maxsize,
         asynchronous=bool(default),
         ends_block="coalesced" in name,
+        splits=splits if min(splits) >= 0 else None,
     )
 
 
@@ -141,6 +148,12 @@ def _sizes_of(name: str, operator: Any, arguments: list[str]) -> Callable[[tuple
     if types == ["Tensor", "Tensor"] and (outputs, inputs) == ([0], [1]):
         return out_and_in
     return anything
+
+
+def splits_of(positions: tuple[int, int], args: tuple[Any, ...]) -> Splits | None:
+    """Rows received from and sent to each rank; None where the call leaves them out because all are equal."""
+    received, sent = args[positions[0]], args[positions[1]]
+    return (received, sent) if received and sent else None
 
 
 def num_bytes(value: Any) -> int:
@@ -246,6 +259,7 @@ class Collective:
         asynchronous: the operator's ``async_op``. NCCL runs a collective on a stream of its communicator if it is True,
             and on the issuing stream otherwise. Sends and receives are always asynchronous.
         on_device: whether its first tensor is on a CUDA or ROCm device.
+        splits: of an all-to-all with split sizes, rows received from and sent to each rank; else None.
     """
 
     operator: str
@@ -262,6 +276,7 @@ class Collective:
     posted: int = 0
     asynchronous: bool = True
     on_device: bool = False
+    splits: Splits | None = None
 
     @property
     def group_size(self) -> int:

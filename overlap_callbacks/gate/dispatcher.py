@@ -208,7 +208,7 @@ class _AtBackendSelect(_Placement):
             nonlocal arguments, interrupts
             call = None
             observer = dispatcher.observer
-            # Between windows nothing is kept: on CPython 3.10 a Ctrl-C would else wait for the next window.
+            # Between windows nothing is kept: without the GIL a Ctrl-C would else wait for the next window.
             if observer is not None:
                 try:
                     if is_marked(MARK) and not (dispatcher.stale and dispatcher.is_stale()):

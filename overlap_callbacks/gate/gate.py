@@ -32,10 +32,10 @@ import torch
 import torch.distributed as dist
 
 from overlap_callbacks.gate.coalescing import CoalescingBlocks
-from overlap_callbacks.gate.collectives import Collective, Group, OperatorSpec
+from overlap_callbacks.gate.collectives import Collective, Group, OperatorSpec, splits_of
 from overlap_callbacks.gate.dispatcher import dispatcher
 from overlap_callbacks.gate.foreign import SequenceNumbers
-from overlap_callbacks.gate.let_pass import LetPass
+from overlap_callbacks.gate.let_pass import IN_THE_CHECKED_ORDER, LetPass
 from overlap_callbacks.gate.serialiser import (
     CompletedWork,
     HostSerialiser,
@@ -93,9 +93,7 @@ class Gate:
         self._works: list[dist.Work | None] = []  # one for each collective that has returned; None if complete
         self._numbers: SequenceNumbers | None = None
         self._step_thread = 0  # the thread that began the open step
-        self._serialise = False
-        self._watching = False
-        self._suspended = False
+        self._serialise = self._watching = self._suspended = False
         self._reset_step(ExpectedSequence())
 
     def _reset_step(self, expected: ExpectedSequence) -> None:
@@ -301,6 +299,7 @@ class Gate:
                 self._posting if spec.point_to_point else 0,
                 args[spec.async_op] if len(args) > spec.async_op else spec.asynchronous,
                 on_device,
+                splits=splits_of(spec.splits, args) if spec.splits else None,
             )
             if call.posted:
                 self._posted.append(call)
@@ -313,6 +312,8 @@ class Gate:
                 self._let_pass[serialiser] += 1
                 self._let_pass_bytes += max(bytes_in, bytes_out)
                 self._batch_passes = True
+                if serialiser in IN_THE_CHECKED_ORDER and self._on_stream is not None:
+                    self._on_stream.let_pass(tensor)
                 return watched
             if call.posted:
                 return watched  # ``post`` waits for the whole batch

@@ -9,8 +9,8 @@ break the reducer for good. Two things prevent that:
   entered ``without_signal_check`` and issues its collective with an ``issuer`` has no such place of its own;
 - what surfaces in the other work of a measured step is kept until the step ends, and is raised there.
 
-CPython 3.10 asks before almost every bytecode, and a build without the GIL has a function of Python's within the
-issuer: there a handler may still raise within a kernel.
+A build without the GIL has a function of Python's within the issuer: there a handler may still raise within a kernel.
+CPython 3.10 asked before almost every bytecode; the library does not support it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 # Without the GIL, threads may run between any two bytecodes.
 _HAS_GIL = bool(getattr(sys, "_is_gil_enabled", lambda: True)())
 
-_RESUME = dis.opmap.get("RESUME")  # CPython 3.11 and later
+_RESUME = dis.opmap.get("RESUME")
 _NO_CHECK = 2  # as where a generator goes on after ``yield from``
 
 

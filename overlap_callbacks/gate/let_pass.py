@@ -13,3 +13,7 @@ class LetPass(enum.Enum):
     COALESCING_BLOCK = "they were in a coalescing block, and start when it ends"
     UNKNOWN_GROUP = "their process group is not registered with torch.distributed, so that its ranks are not known"
     SINGLE_MESSAGE = "they were sent or received singly, and waiting for one could hang a pipeline"
+
+
+# What has its place in the order that the order check looked at, as if the job waited for it at once.
+IN_THE_CHECKED_ORDER = (LetPass.COALESCING_BLOCK, LetPass.SINGLE_MESSAGE)

@@ -59,17 +59,30 @@ class StreamSerialiser:
         issuing = self._gather()
         return lambda: self._release(issuing)
 
+    def let_pass(self, tensor: torch.Tensor | None) -> None:
+        """What is issued now is not ordered. All else on its stream is, with the collectives to come.
+
+        Only for what the order check takes for something that the job waits for: then this cannot deadlock.
+
+        Args:
+            tensor: the first of the collective.
+        """
+        if self.obstacle(tensor) is None:
+            self._know_issuing()
+
+    def _know_issuing(self) -> torch.cuda.Stream:
+        """The current stream, which is a known one from here on."""
+        issuing = torch.cuda.current_stream(self._compute.device)
+        if issuing not in self._known:
+            self._known.append(issuing)
+        return issuing
+
     def _gather(self) -> torch.cuda.Stream:
         """Have the current stream wait for all that is enqueued on the known streams, and return it."""
-        issuing = torch.cuda.current_stream(self._compute.device)
-        is_known = False
+        issuing = self._know_issuing()
         for stream in self._known:
-            if stream == issuing:
-                is_known = True
-            else:
+            if stream != issuing:
                 issuing.wait_stream(stream)
-        if not is_known:
-            self._known.append(issuing)
         return issuing
 
     def _release(self, issuing: torch.cuda.Stream, mark: torch.cuda.Event | None = None) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from overlap_callbacks.gate.collectives import Collective, Group, OperatorSpec
+from overlap_callbacks.gate.collectives import Collective, Group, OperatorSpec, Splits
 from overlap_callbacks.gate.deadlock import CollectiveSequence
 from overlap_callbacks.gate.let_pass import LetPass
 
@@ -74,6 +74,7 @@ class CollectiveCall(msgspec.Struct, gc=False):
     on_device: bool = False
     start: clocks.Mark | None = None
     end: clocks.Mark | None = None
+    splits: Splits | None = None
     serialiser: Serialiser | None = None
     stream: torch.cuda.Stream | None = None
 
@@ -94,6 +95,7 @@ class CollectiveCall(msgspec.Struct, gc=False):
             self.posted,
             self.asynchronous,
             self.on_device,
+            self.splits,
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import socket
 import threading
 from collections.abc import Callable, Iterable
 from functools import cached_property
@@ -16,8 +17,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from overlap_callbacks.analysis.environment.hidden_hosts import HiddenNames, hidden_environment, mark_of
 from overlap_callbacks.analysis.environment.variables import environment_variables
-from overlap_callbacks.analysis.results.environment import RankEnvironment
+from overlap_callbacks.analysis.results.environment import PCIE, RankEnvironment
 from overlap_callbacks.analysis.safe_text import digest
 from overlap_callbacks.instruments.power.discovery import from_properties
 from overlap_callbacks.instruments.power.nvlink import nvlink_devices
@@ -39,10 +41,12 @@ class EnvironmentReader:
 
     Args:
         framework: name and version of the adapter's framework.
+        hide: replaces names of hosts in texts; None where they may be told.
     """
 
-    def __init__(self, framework: str = "") -> None:
+    def __init__(self, framework: str = "", hide: Callable[[str], str] | None = None) -> None:
         self._framework = framework
+        self._hide = hide
         # As for step times: only a process that already uses CUDA trains on it.
         on_cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
         self._device = torch.cuda.current_device() if on_cuda else None
@@ -56,7 +60,7 @@ class EnvironmentReader:
     @cached_property
     def _environment(self) -> RankEnvironment:
         device: dict[str, Any] = {} if self._device is None else _or(dict, lambda: _device(self._device))
-        return RankEnvironment(
+        environment = RankEnvironment(
             hostname=_or(str, platform.node),
             host_id=_or(str, _host_id),
             cpus=_or(str, lambda: cpu_list(os.sched_getaffinity(0))),
@@ -68,6 +72,22 @@ class EnvironmentReader:
             variables=_or(dict, lambda: environment_variables(os.environ)),
             **device,
         )
+        return environment if self._hide is None else hidden_environment(environment, self._hide)
+
+
+def hidden_names(own_host: str = "") -> HiddenNames:
+    """The names of this host, and of that of rank 0, as far as the system and the launcher tell.
+
+    Args:
+        own_host: what to put in the place of this host's name; by default the mark for which rank 0 puts its number.
+    """
+    own = [_or(str, platform.node), _or(str, socket.gethostname), *map(_variable, ("HOSTNAME", "SLURMD_NODENAME"))]
+    instead = own_host or mark_of(_or(str, _host_id) or own[0])
+    return HiddenNames({**{_variable("MASTER_ADDR"): "host 0"}, **dict.fromkeys(own, instead)})
+
+
+def _variable(name: str) -> str:
+    return os.environ.get(name, "").strip()
 
 
 def _or(default: Callable[[], T], read: Callable[[], T]) -> T:
@@ -110,7 +130,17 @@ def _device(index: int | None) -> dict[str, Any]:
         "nccl": _or(str, _nccl_version),
         "driver": _or(str, lambda: _driver_version(hip)),
         "nvlink_devices": links,
+        "host_link": _or(str, lambda: _host_link(hip)),
     }
+
+
+def _host_link(hip: bool) -> str:
+    """What connects the device with its host; empty if unknown.
+
+    NVIDIA's GPUs are on the PCI bus of hosts with x86 processors. Other processors may have NVLink to the GPU (POWER,
+    Grace). AMD's GPUs may have Infinity Fabric.
+    """
+    return PCIE if not hip and platform.machine().lower() in ("x86_64", "amd64") else ""
 
 
 def _nccl_version() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import operator
 import re
@@ -28,15 +29,21 @@ from overlap_callbacks.analysis.kernels.table import (
 )
 from overlap_callbacks.instruments.other_profilers import other_profilers
 
+_torch_autograd: Any = torch.autograd
 _torch_profiler: Any = torch.autograd.profiler
 _UINT64 = 2**64 - 1
 
 # Events that are read without a pause, in about a millisecond, and the pause.
 _BURST = 512
 _PAUSE_S = 0.0005
-_ACTIVITY, _IS_ASYNC = operator.methodcaller("activity_type"), operator.methodcaller("is_async")
+_ACTIVITY = operator.methodcaller("activity_type")
 _THREAD, _NAME = operator.methodcaller("device_resource_id"), operator.methodcaller("name")
 _START, _DURATION = operator.methodcaller("start_ns"), operator.methodcaller("duration_ns")
+
+
+def _record_on_this_thread(record: bool) -> None:
+    """Whether operators of this thread, and of the threads of autograd that work for it, are recorded."""
+    _torch_autograd._enable_record_function(record)
 
 
 class Profile:
@@ -53,7 +60,7 @@ class Profile:
         truncated: whether Kineto stopped recording before the session ended, because its buffers were full (128 MiB
             by default). Then kernels are missing.
         session: torch's profiler; None once its events were read.
-        bounds: host start and end of each profiled step, as of ``time.time_ns``.
+        bounds: host start and end of each recorded step, as of ``time.time_ns``.
     """
 
     def __init__(self, on_cuda: bool) -> None:
@@ -66,6 +73,7 @@ class Profile:
         self.bounds: list[tuple[int, int]] = []
         self._quiet_ns: list[int] = []
         self._step_start = 0
+        self._deaf = False  # the training thread records nothing now
         self.taken_over = False
         self.truncated = False
 
@@ -88,12 +96,22 @@ class Profile:
             _forget_session()
             raise
 
-    def begin_step(self) -> None:
-        """Mark the start of a step."""
+    def begin_step(self, record: bool = True) -> None:
+        """Mark the start of a step.
+
+        Args:
+            record: whether its operators are wanted. Each operator that is recorded costs the training thread some
+                four microseconds when the session ends, and the reading thread some two. Only a profile of the CPU can
+                leave a step out.
+        """
+        # Once another profiler runs, nothing is left out: the operators are its own now.
+        if not (record or self._on_cuda or self.taken_over):
+            self._deaf = True
+            _record_on_this_thread(False)
         self._step_start = time.time_ns()
 
-    def end_step(self, quiet: bool = False) -> None:
-        """Mark the end of the step that began last. Its index is the number of steps that ended before it.
+    def end_step(self, quiet: bool = False) -> int:
+        """Mark the end of the step that began last. Returns its index among the recorded ones, -1 if it is none.
 
         Args:
             quiet: whether every collective that was issued so far is complete. Then ranges of the host that end later
@@ -101,15 +119,20 @@ class Profile:
                 its core in between, the range goes on for milliseconds in which nothing is communicated.
         """
         end_ns = time.time_ns()
-        self.bounds.append((self._step_start, end_ns))
         if quiet:
             self._quiet_ns.append(end_ns)
+        if self._deaf:
+            self._listen()
+            return -1
+        self.bounds.append((self._step_start, end_ns))
+        return len(self.bounds) - 1
 
     def stop(self) -> bool:
         """End the session. Returns False if it had to end before, for another profiler.
 
         Raises what torch's profiler raises. The session has ended then too, and its events are lost.
         """
+        self._listen()
         if other_profilers.take_back(self):
             try:
                 self._end()
@@ -120,10 +143,17 @@ class Profile:
     def give_way(self) -> None:
         """End the session at once: another profiler starts. Its events are lost."""
         self.taken_over = True
+        self._listen()
         try:
             self._end()
         finally:
             other_profilers.unwatch()
+
+    def _listen(self) -> None:
+        """Have the training thread record again, for whoever profiles. Another thread cannot."""
+        if self._deaf and threading.get_native_id() == self._thread:
+            _record_on_this_thread(True)  # before the flag: a signal handler may raise in between
+            self._deaf = False
 
     def _end(self) -> None:
         assert self.session is not None
@@ -176,14 +206,11 @@ def read_events(
             read as that of a CPU job.
     """
     device, ranges, launches = _DeviceRows(), KernelTableBuilder(), _Launches()
-    starts, ends = array("q"), array("q")
-    operators: list[str] = []  # of the host: there are many of them, so only their names and times are kept
+    host = _HostOperators(thread)
     for burst in _bursts(events):
-        on_host = []
-        for event, activity in zip(burst, _activities(burst), strict=True):
-            if activity == "cpu_op":
-                on_host.append(event)
-            elif activity == "kernel":
+        unclear = burst if on_device else host.take(burst)
+        for event, activity in zip(unclear, _activities(unclear), strict=True):
+            if activity == "kernel":
                 device.add(event, Kind.COMPUTE)
             elif activity in ("gpu_memcpy", "gpu_memset"):
                 device.add(event, Kind.COPY)
@@ -191,28 +218,17 @@ def read_events(
                 launches.add(event)
             elif not on_device and event.is_async():
                 _add_range(ranges, event)
-        if on_device:
-            continue
-        own = []
-        for event, is_async, its_thread in zip(on_host, map(_IS_ASYNC, on_host), map(_THREAD, on_host), strict=True):
-            if is_async:
-                _add_range(ranges, event)
-            elif its_thread == thread:
-                own.append(event)
-        # By columns: the interpreter does nothing for each of these events but to call torch.
-        started = list(map(_START, own))
-        starts.extend(started)
-        ends.extend(map(operator.add, started, map(_DURATION, own)))
-        operators.extend(map(sys.intern, map(_NAME, own)))  # each event gives a new string
+            elif not on_device and activity == "cpu_op":
+                host.add([event], [event.name()])
     rows = device.rows
     if on_device or len(rows):
         rows.clean_names()
         launched_ns, from_graph = launches.of(np.array(rows.correlation, dtype=np.uint64))
         return device_kernels(rows, launched_ns if len(launches) else None, bounds, from_graph)
-    host = KernelTableBuilder.of_host(starts, ends, operators)
-    host.clean_names()
+    operators = host.rows
+    operators.clean_names()
     ranges.clean_names()
-    return host_kernels(host, ranges, bounds, quiet_ns)
+    return host_kernels(operators, ranges, bounds, quiet_ns)
 
 
 def _bursts(events: list[Any]) -> Iterator[list[Any]]:
@@ -242,6 +258,52 @@ def _add_times(rows: KernelTableBuilder, event: Any) -> None:
     rows.end.append(start + event.duration_ns())
 
 
+class _HostOperators:
+    """The operators of the training thread: many, so only their names and times are kept.
+
+    They are read by columns: the interpreter does nothing for each event but to call torch, four times.
+
+    Args:
+        thread: native identifier of the training thread.
+    """
+
+    def __init__(self, thread: int) -> None:
+        self._is_own = thread.__eq__
+        self._names = _OperatorNames()
+        self._start, self._end = array("q"), array("q")
+        self._texts: list[str] = []
+
+    def take(self, events: list[Any]) -> list[Any]:
+        """Append those that are operators by their name. Returns the others."""
+        texts = list(map(sys.intern, map(_NAME, events)))  # each event gives a new string
+        known = list(map(self._names.__getitem__, texts))
+        self.add(list(itertools.compress(events, known)), list(itertools.compress(texts, known)))
+        return list(itertools.compress(events, map(operator.not_, known)))
+
+    def add(self, events: list[Any], texts: list[str]) -> None:
+        """Append operators, but for those of other threads."""
+        own = list(map(self._is_own, map(_THREAD, events)))
+        if not all(own):
+            events, texts = list(itertools.compress(events, own)), list(itertools.compress(texts, own))
+        started = list(map(_START, events))
+        self._start.extend(started)
+        self._end.extend(map(operator.add, started, map(_DURATION, events)))
+        self._texts += texts
+
+    @property
+    def rows(self) -> KernelTableBuilder:
+        """What was appended."""
+        return KernelTableBuilder.of_host(self._start, self._end, self._texts)
+
+
+class _OperatorNames(dict[str, bool]):
+    """Whether a name tells that an event is an operator. Torch's own need not be asked what else they are."""
+
+    def __missing__(self, name: str) -> bool:
+        self[name] = known = name.startswith("aten::")
+        return known
+
+
 # What a launch shape is read from. The rest of the metadata, such as the correlation number, differs in every event.
 _SHAPE = re.compile(r'("(?:grid|block|registers per thread|shared memory|blocks per SM)"): *(\[[^\]]*\]|[^\s,}]+)')
 
@@ -264,7 +326,7 @@ class _DeviceRows:
         self.rows.label(kind, event.name(), event.correlation_id(), shape, lane=event.device_resource_id())
 
     def _launch_shape(self, event: Any) -> LaunchShape | str:
-        """How a kernel was launched, if this torch tells (2.10 and later); else the empty text.
+        """How a kernel was launched, if this torch tells (about 2.10 and later); else the empty text.
 
         The metadata is a fragment of JSON, without braces. Equal ones are parsed once.
         """
@@ -316,14 +378,14 @@ class _Launches:
 def _activities(events: list[Any]) -> list[str]:
     try:
         return list(map(_ACTIVITY, events))
-    except AttributeError:  # before about torch 2.10
+    except AttributeError:  # in older versions of torch
         return list(map(_activity, events))
 
 
 def _activity(event: Any) -> str:
     if hasattr(event, "activity_type"):
         return str(event.activity_type())
-    # Before about torch 2.10, Kineto's events do not tell their activity; the device and the name do.
+    # In older versions of torch, Kineto's events do not tell their activity; the device and the name do.
     if event.device_type() == torch._C._autograd.DeviceType.CPU:
         if event.is_user_annotation():
             return "user_annotation"

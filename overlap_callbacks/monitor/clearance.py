@@ -33,6 +33,7 @@ class Clearance:
         window: int | None,
         steps_per_block: int = 0,
         terms: WindowTerms | None = None,
+        usual_step_s: float | None = None,
     ) -> None:
         """Hand in what a step recorded.
 
@@ -42,13 +43,16 @@ class Clearance:
             window: number of the window; None for a mode pinned by hand.
             steps_per_block: on rank 0, what it decided on the window's length.
             terms: what this rank is about to measure; None for a mode pinned by hand.
+            usual_step_s: how long a step takes outside windows; None if not known.
         """
         # A rank whose step compiled asks all the same: the others wait for it, and all must decide alike.
         self._requested = CollectiveSequence.of(
             log.collectives, self._rank, incomplete=log.dropped > 0, compiled=log.compiled
         )
         counts = log.issued_before if terms is not None else {}
-        self._checker.start(key, self._requested, window, steps_per_block, terms=terms, counts=counts)
+        self._checker.start(
+            key, self._requested, window, steps_per_block, terms=terms, counts=counts, usual_step_s=usual_step_s
+        )
 
     def ruling(self) -> Ruling:
         """Rank 0's ruling. Waits for it, for a bounded time; ``sequence`` is set if it is granted."""

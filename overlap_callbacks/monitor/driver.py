@@ -13,6 +13,7 @@ from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.interruptions import is_from_handler, is_own
 from overlap_callbacks.gate.native import SwitchState
 from overlap_callbacks.monitor.config import MonitorConfig
+from overlap_callbacks.monitor.expert_sampling import SamplingRunner
 from overlap_callbacks.monitor.faults import FaultGuard
 from overlap_callbacks.monitor.notices import Notices
 from overlap_callbacks.monitor.pinned import PinnedRunner
@@ -48,12 +49,14 @@ class StepDriver:
     def __init__(self, config: MonitorConfig, gate: Gate) -> None:
         self.gate = gate
         self.switch = SwitchState(None)
-        self.notices = Notices()
+        self.notices = Notices(hosts=config.hosts)
         self.faults = FaultGuard(
             self.notices, gate, strict=config.strict, stop=self.stop, fail=self._fail, wake=self._wake
         )
         self.slot = SessionSlot(config, gate, self.switch, self.notices, self.faults)
-        self.window_runner = WindowRunner(config, self.slot, gate, self.switch, self.notices, self.faults)
+        parts = config, self.slot, gate, self.switch, self.notices, self.faults
+        every = config.sample_experts_every
+        self.window_runner = WindowRunner(*parts) if every is None else SamplingRunner(every, *parts)
         self.runner: WindowRunner | PinnedRunner | Stopped = self.window_runner
         self.last_step = -1
         self.open = False
@@ -201,7 +204,7 @@ class StepDriver:
             can only be turned between steps; then they and the adapter's hooks follow at the step's end.
         """
         if self.runner.in_window:
-            self.guarded(self.runner.abandon, "the monitor was closed", within_step=self.open)
+            self.guarded(self.runner.abandon, "the monitor was closed", within_step=self.open, job_ends=True)
         self.stop()
         self._closing = self.open and self.switch.must_wait
         if not self._closing:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.workload import Setting
 from overlap_callbacks.analysis.statistics import MIN_BLOCKS
 from overlap_callbacks.gate.gate import Gate
-from overlap_callbacks.gate.native import OverlapSwitch
 from overlap_callbacks.monitor.config import MonitorConfig, default_sinks
 from overlap_callbacks.monitor.driver import StepDriver
 from overlap_callbacks.monitor.faults import MisuseError
+from overlap_callbacks.monitor.for_adapters import ForAdapters
 from overlap_callbacks.monitor.notices import Notices
 from overlap_callbacks.monitor.run_info import default_run_folder
 from overlap_callbacks.monitor.schedule import Schedule
@@ -33,7 +34,7 @@ T = TypeVar("T")
 EXCEPTION_CLOSE_TIMEOUT_S = 5.0
 
 
-class OverlapMonitor:
+class OverlapMonitor(ForAdapters):
     """Measures what overlapping computation with communication costs and saves, on a few steps of a live job.
 
     Call ``step_begin(step)`` and ``step_end(step)`` around each optimizer step (all its micro-batches), or use
@@ -59,8 +60,18 @@ class OverlapMonitor:
         power_interval_s: time between readings of power, at least 0.001; None for 0.1 (NVIDIA, CPU) or 0.02 (AMD).
         power_idle_interval_s: time between readings outside windows; None for no readings there.
         power_per_node: the first rank of each node reads all of its devices, on one thread; else each reads its own.
-        tokens_per_step: tokens that one step of the whole job trains on, for energy per token; None if not known.
+        tokens_per_step: tokens that one step of the whole job trains on; None if not known.
+        samples_per_step: samples of it; None if not known.
+        flop_per_step: model FLOP of one step of the whole job; or
+        model_parameters: parameters that a token passes, of a transformer; or
+        model_preset: the model by name, one of those of ``overlap predict``. None if not known.
+        precision: of the matrix products: ``fp32``, ``tf32``, ``bf16``, ``fp16`` or ``fp8``; None if not known.
+        peak_flop_per_s: of one device; None for that of the table of peaks.
+        settings: what you vary from run to run, by name, for ``overlap report --axis``.
+        sample_experts_every: between windows, record the split sizes of all-to-alls in every so-manieth step; None for
+            windows alone.
         framework: the adapter in use, for the record.
+        hosts: whether hosts may be called by their names; if not, they have numbers in all that is written.
 
     Raises:
         TypeError, ValueError: a parameter has the wrong type or value.
@@ -81,7 +92,16 @@ class OverlapMonitor:
         power_idle_interval_s: float | None = None,
         power_per_node: bool = False,
         tokens_per_step: int | None = None,
+        samples_per_step: int | None = None,
+        flop_per_step: float | None = None,
+        model_parameters: float | None = None,
+        model_preset: str | None = None,
+        precision: str | None = None,
+        peak_flop_per_s: float | None = None,
+        settings: Mapping[str, Setting] | None = None,
+        sample_experts_every: int | None = None,
         framework: str = "",
+        hosts: bool = True,
     ) -> None:
         folder = default_run_folder() if run_dir is None else Path(run_dir)
         self._set_up(
@@ -98,7 +118,16 @@ class OverlapMonitor:
                 power_idle_interval_s=power_idle_interval_s,
                 power_per_node=power_per_node,
                 tokens_per_step=tokens_per_step,
+                samples_per_step=samples_per_step,
+                flop_per_step=flop_per_step,
+                model_parameters=model_parameters,
+                model_preset=model_preset,
+                precision=precision,
+                peak_flop_per_s=peak_flop_per_s,
+                settings=settings,
+                sample_experts_every=sample_experts_every,
                 framework=framework,
+                hosts=hosts,
             ),
             Gate(),
         )
@@ -257,43 +286,6 @@ class OverlapMonitor:
             yield
         finally:
             self.force(before)
-
-    # -- for adapters
-
-    def name_groups(self, dimensions: Mapping[str, str]) -> None:
-        """Say which dimension of parallelism process groups serve, by ``group.group_name``; for the report.
-
-        DeviceMesh and Megatron-core describe their groups, so only others need it.
-        """
-        self._driver.gate.dimensions.update(dimensions)
-
-    def expect_nested_collectives(self) -> None:
-        """Say that operators issue collectives themselves, as those on DTensors do. Call it before the first window.
-
-        The gate then stands where it sees them too, which costs some microseconds a collective between windows.
-        """
-        self._driver.gate.nested = True
-
-    def use_native(self, form: OverlapSwitch) -> None:
-        """Run sequential steps by a framework's own switches instead of the gate. Call it before the first step.
-
-        The order check is made all the same, and the collectives are recorded, but not serialised.
-        """
-        if not isinstance(form, OverlapSwitch):
-            raise TypeError(f"form must be an OverlapSwitch, got {form!r} (a {type(form).__name__})")
-        self._driver.switch.form = form
-
-    def post(self, issue: Callable[[], T], works_of: Callable[[T], Sequence[Any]]) -> tuple[T, list[Any]]:
-        """Issue a batch of sends and receives, and wait for them in sequential steps; see ``Gate.post``."""
-        return self._driver.gate.post(issue, works_of)
-
-    def call_on_close(self, action: Callable[[], None]) -> None:
-        """Have ``close()`` call ``action``, once: an adapter takes off its hooks."""
-        self._driver.on_close.append(action)
-
-    def sink_failed(self, sink: Sink, error: Exception) -> None:
-        """Say that a sink failed and is not used again; raised at the next step if strict."""
-        self._driver.faults.sink_failed(sink, error)
 
     # -- end
 

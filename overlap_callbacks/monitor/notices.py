@@ -7,12 +7,19 @@ import os
 import torch.distributed as dist
 
 from overlap_callbacks._log import logger, to_stderr
+from overlap_callbacks.instruments.environment import hidden_names
 
 
 class Notices:
-    """Messages through ``logging``: warnings from every rank, with its number; everything else from rank 0 only."""
+    """Messages through ``logging``: warnings from every rank, with its number; everything else from rank 0 only.
 
-    def __init__(self) -> None:
+    Args:
+        hosts: whether hosts may be called by their names. If not, no message of this process names them from here on.
+    """
+
+    def __init__(self, *, hosts: bool = True) -> None:
+        if not hosts:
+            logger.hide(hidden_names("this host"))
         self._given: set[str] = set()
 
     def warn_once(self, key: str, message: str, error: Exception | None = None) -> None:
@@ -48,7 +55,7 @@ class Notices:
         if logger.shows_info:
             logger.info("overlap-callbacks: %s", message)
         elif not logger.is_configured:
-            to_stderr(f"overlap-callbacks: {message}")
+            to_stderr(logger.hidden(f"overlap-callbacks: {message}"))
 
 
 def _rank() -> int:

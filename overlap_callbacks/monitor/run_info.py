@@ -8,9 +8,11 @@ import secrets
 import time
 from pathlib import Path
 
+import msgspec
 import torch
 
 from overlap_callbacks._version import __version__
+from overlap_callbacks.analysis.environment.hidden_hosts import numbered
 from overlap_callbacks.analysis.results.catalogue import (
     FIGURES,
     memory_meanings,
@@ -19,6 +21,9 @@ from overlap_callbacks.analysis.results.catalogue import (
     power_units,
 )
 from overlap_callbacks.analysis.results.environment import RankEnvironment
+from overlap_callbacks.analysis.results.experts import expert_meanings, expert_units
+from overlap_callbacks.analysis.results.throughput_metrics import throughput_meanings, throughput_units
+from overlap_callbacks.analysis.results.workload import Workload
 from overlap_callbacks.monitor.background.store import Job
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.sinks import RunInfo
@@ -38,10 +43,27 @@ def default_run_folder(prefix: str = "") -> Path:
 
 
 def run_info(
-    job: Job, schedule: Schedule, framework: str, device: str, environment: RankEnvironment | None = None
+    job: Job,
+    schedule: Schedule,
+    framework: str,
+    device: str,
+    environment: RankEnvironment | None = None,
+    *,
+    hosts: bool = True,
+    workload: Workload | None = None,
 ) -> RunInfo:
-    """Everything about the run that is known before its first window."""
-    return RunInfo(
+    """Everything about the run that is known before its first window.
+
+    Args:
+        job: of this rank.
+        schedule: of the windows.
+        framework: name and version of the adapter's framework.
+        device: name of the device.
+        environment: what this rank runs on.
+        hosts: whether hosts may be called by their names.
+        workload: what the user tells of the job's work.
+    """
+    info = RunInfo(
         library_version=__version__,
         torch_version=str(torch.__version__),
         python_version=platform.python_version(),
@@ -52,7 +74,26 @@ def run_info(
         backend=job.backend,
         device=device,
         schedule=schedule.as_dict(),
-        units={**{figure.name: figure.unit for figure in FIGURES}, **power_units(), **memory_units()},
-        meanings={**{figure.name: figure.meaning for figure in FIGURES}, **power_meanings(), **memory_meanings()},
+        units={
+            **{figure.name: figure.unit for figure in FIGURES},
+            **power_units(),
+            **memory_units(),
+            **throughput_units(),
+            **expert_units(),
+        },
+        meanings={
+            **{figure.name: figure.meaning for figure in FIGURES},
+            **power_meanings(),
+            **memory_meanings(),
+            **throughput_meanings(),
+            **expert_meanings(),
+        },
         environment=environment,
+        workload=workload,
+        hosts_named=hosts,
     )
+    if hosts:
+        return info
+    # Rank 0 writes this, so that its host is the first.
+    mark = "" if environment is None else environment.hostname
+    return numbered(msgspec.structs.replace(info, hostname="host 0"), {mark: 0})

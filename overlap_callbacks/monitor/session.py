@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import weakref
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from overlap_callbacks._log import logger
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.native import SwitchState
 from overlap_callbacks.instruments.clocks import StepClock
-from overlap_callbacks.instruments.environment import EnvironmentReader
+from overlap_callbacks.instruments.environment import EnvironmentReader, hidden_names
 from overlap_callbacks.instruments.other_profilers import other_profilers
 from overlap_callbacks.instruments.power.discovery import devices_to_read
 from overlap_callbacks.instruments.power.meter import PowerMeter
@@ -63,7 +62,8 @@ class Session:
         # These three are read here because other threads have a current device of their own.
         meter = _power_meter(config, notices) if config.power else None
         device = StepClock().device
-        environment = EnvironmentReader(config.framework)
+        hide = None if config.hosts else hidden_names()
+        environment = EnvironmentReader(config.framework, hide)
         group: Any = weakref.ref(dist.group.WORLD)
 
         def report_error(error: Exception) -> None:
@@ -77,8 +77,18 @@ class Session:
             channel,
             schedule=config.schedule,
             sinks=config.sinks,
-            run=lambda: run_info(job, config.schedule, config.framework, device, environment.read()),
+            run=lambda: run_info(
+                job,
+                config.schedule,
+                config.framework,
+                device,
+                environment.read(),
+                hosts=config.hosts,
+                workload=config.workload,
+            ),
             environment=environment.read,
+            hide=hide,
+            workload=config.workload,
             timeout_s=config.report_timeout_s,
             budget=budget,
             on_error=report_error,
@@ -198,8 +208,7 @@ class SessionSlot:
         if window is not None:
             # The interpreter ends, or the monitor was dropped, within the window. torch crashes if its profiler still
             # runs when the interpreter has ended.
-            with contextlib.suppress(Exception):
-                window.close(complete=False)
+            window.discard()
         self._gate.close()
         if restore:
             restore_overlap(self._switch)

@@ -51,12 +51,13 @@ class StepRunner:
     def resume(self) -> None:
         """The pause ends. The step may have been given up meanwhile."""
 
-    def abandon(self, reason: str, *, within_step: bool = False) -> None:
+    def abandon(self, reason: str, *, within_step: bool = False, job_ends: bool = False) -> None:
         """Give up what is under way: collectives pass from here on, and steps are overlapped again.
 
         Args:
             reason: why, in words.
             within_step: the step goes on, so that a framework's own switch must stay until its end.
+            job_ends: nothing more is measured.
         """
         self._gate.stop()
         if not within_step:

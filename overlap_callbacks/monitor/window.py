@@ -6,9 +6,11 @@ from which ``background/measurement.py`` computes figures on another thread.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.gate.collectives import Collective
 from overlap_callbacks.gate.deadlock import CollectiveSequence
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.native import SwitchState
@@ -30,7 +32,8 @@ class MeasuredStep:
         plan: what the step was to do.
         start, end: its bounds.
         log: its collectives.
-        profile_index: its index in the profile; -1 outside the profile.
+        profile_index: its index in the profile; -1 outside the profile. Warm-up steps of CPU jobs are outside, if all
+            steps have ended with nothing in flight: their operators would only make the profile dearer.
         counted: whether it counts: it was planned to, and nothing spoilt it.
         skipped: why it trained nothing; empty if it did.
         memory: the allocator's counters when it began and when it ended; None where there are none.
@@ -44,6 +47,19 @@ class MeasuredStep:
     counted: bool = True
     skipped: str = ""
     memory: tuple[RawReading, RawReading] | None = None
+
+
+@dataclass(frozen=True)
+class SampledStep:
+    """A step between windows.
+
+    Attributes:
+        step: its number.
+        calls: its all-to-alls that have split sizes.
+    """
+
+    step: int
+    calls: tuple[Collective, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +99,7 @@ class ClosedWindow:
         missing_profile: why kernel times are missing, in words; empty if they are not.
         terms: digest of what all ranks must be set up alike for, see ``WindowTerms``.
         cost: what the window costs training; None if nobody looks at the steps around it.
+        sampled: steps since the window before whose all-to-alls were recorded.
     """
 
     number: int
@@ -98,6 +115,7 @@ class ClosedWindow:
     missing_profile: str
     terms: str = ""
     cost: WindowCost | None = None
+    sampled: tuple[SampledStep, ...] = ()
 
 
 class Window:
@@ -109,6 +127,9 @@ class Window:
         gate: registered.
         switch: a framework's own switch. If there is one, it makes sequential steps sequential, and the gate does not.
         meter: of power; None if power is not measured.
+
+    Attributes:
+        sampled: steps since the window before whose all-to-alls were recorded.
     """
 
     def __init__(
@@ -116,6 +137,7 @@ class Window:
     ) -> None:
         self.number = number
         self.first_step = first_step
+        self.sampled: tuple[SampledStep, ...] = ()
         self._gate = gate
         self._switch = switch
         self._meter = meter
@@ -124,7 +146,8 @@ class Window:
         self._problems: list[str] = []
         self._profile: Profile | None = None
         self._missing_profile = ""
-        self._num_profiled = 0
+        self._all_quiet: bool | None = None  # profiled steps so far; None before the first
+        self._unseen = False  # the step that ended last left collectives in flight which the profile has not
         self._memory = MemoryReader.of(self._clock.compute_stream)
         self._memory_before: RawReading | None = None
         self._opened_ns = clocks.now()
@@ -179,7 +202,7 @@ class Window:
             watch=watch,
         )
         if self._profile is not None:
-            self._profile.begin_step()
+            self._profile.begin_step(record=plan.counted or not self._all_quiet)
         self._start = self._clock.mark()
 
     def end_step(self) -> MeasuredStep:
@@ -188,19 +211,21 @@ class Window:
         end = self._clock.mark()
         log = self._gate.end_step()
         before, after = self._memory_before, self._memory.read()
-        profile_index = -1
+        profile_index, unseen = -1, self._unseen
         if self._profile is not None:
-            self._profile.end_step(quiet=log.quiet)
-            profile_index = self._num_profiled
-            self._num_profiled += 1
+            profile_index = self._profile.end_step(quiet=log.quiet)
+            self._unseen = profile_index < 0 and not log.quiet
+            self._all_quiet = log.quiet and self._all_quiet is not False
         self._note_oddities(log)
+        if unseen:
+            self.note("a profiled step was left out: the step before it had left collectives in flight")
         step = MeasuredStep(
             plan=self._plan,
             start=self._start,
             end=end,
             log=log,
             profile_index=profile_index,
-            counted=self._plan.counted and self._is_unspoilt(log),
+            counted=self._plan.counted and self._is_unspoilt(log) and not unseen,
             skipped=self._skipped,
             memory=None if before is None or after is None else (before, after),
         )
@@ -261,8 +286,7 @@ class Window:
         """
         self._paused = False  # a pause that ends later resumes nothing
         self._gate.stop()
-        if self._meter is not None:
-            self._meter.end()
+        self._end_meter()
         profile = self._stop_profile()
         return ClosedWindow(
             number=self.number,
@@ -276,7 +300,22 @@ class Window:
             meter=self._meter,
             profile=profile,
             missing_profile=self._missing_profile,
+            sampled=self.sampled,
         )
+
+    def discard(self) -> None:
+        """Stop all instruments after an error of ours, whichever of them it was: nothing is kept.
+
+        torch crashes when the interpreter ends while its profiler still runs.
+        """
+        self._paused = False
+        for stop in (self._gate.stop, self._end_meter, self._stop_profile):
+            with contextlib.suppress(Exception):
+                stop()
+
+    def _end_meter(self) -> None:
+        if self._meter is not None:
+            self._meter.end()
 
     def _start_profile(self) -> None:
         if serves_a_daemon():

@@ -76,7 +76,7 @@ class WindowCost:
 
     Args:
         opened_ns: host time at which the window's first step began.
-        usual: how long a step takes outside windows; None if not known, and then nothing is told.
+        usual: how long a step takes outside windows; None if not known. Then only the window's own steps can tell.
 
     Attributes:
         over: whether the steps after the window need not be looked at any more.
@@ -90,6 +90,8 @@ class WindowCost:
         self._begun_ns = opened_ns  # the window's step under way
         self._entered_ns: int | None = None
         self._own_ns = 0  # our work on the training thread in that step
+        self._took_ns: float | None = None  # from the opening to the end, of what is ours; None if that is not known
+        self._num_steps = 0
         self._window_ns = 0.0  # lost until the window closed
         self._lost_ns = 0.0  # lost until the step that began last
         self._told_ns = 0.0
@@ -119,19 +121,25 @@ class WindowCost:
             self._own_ns += now_ns - self._entered_ns
             self._entered_ns = None
 
-    def window_closed(self, now_ns: int, num_steps: int) -> None:
+    def window_closed(self, now_ns: int, num_steps: int, *, job_ends: bool = False) -> None:
         """The window has ended. The reporting thread works on it from here on.
 
         Args:
             now_ns: host time.
             num_steps: steps of the window that have begun.
+            job_ends: no step follows. Then it is not known what the window cost: the last step may have been broken
+                off, and nobody waits for what comes after it.
         """
-        if self.usual is None:
+        if job_ends:
+            self.usual = None
+            self.end()
             return
         self.leave(now_ns)
         self.window_step_began(now_ns)
-        took_ns = now_ns - self.opened_ns - self._not_ours_ns(self.usual)
-        self._window_ns = self._lost_ns = took_ns - num_steps * self.usual.mean_ns
+        self._took_ns, self._num_steps = now_ns - self.opened_ns - self._not_ours_ns(), num_steps
+        if self.usual is None:
+            return
+        self._window_ns = self._lost_ns = self._took_ns - num_steps * self.usual.mean_ns
         self._last_ns = self._working_since_ns = now_ns
         self._in_first_step = True
 
@@ -206,16 +214,31 @@ class WindowCost:
             self._told_ns = max(self._lost_ns, self._window_ns + report_cpu_ms * 1e6)
         return self._told_ns / 1e6
 
+    def tell_by_own_steps_ms(self, step_ms: float, report_cpu_ms: float) -> float | None:
+        """The time lost, where it is not known how long steps take outside windows; None if it is not known at all.
+
+        It is the window's time beyond that of its steps, and the CPU time of the reporting thread.
+
+        Args:
+            step_ms: of an overlapped step of the window.
+            report_cpu_ms: CPU time of the reporting thread.
+        """
+        if self._took_ns is None:
+            return None
+        return max(0.0, self._took_ns / 1e6 - self._num_steps * step_ms) + report_cpu_ms
+
     @property
     def late_ms(self) -> float:
         """The time that training has lost since ``tell_ms``."""
         return max(0.0, self._lost_ns - self._told_ns) / 1e6 if self.usual is not None else 0.0
 
-    def _not_ours_ns(self, usual: UsualStep) -> float:
+    def _not_ours_ns(self) -> float:
         """What else than training lay in the window, between its steps or in them."""
         # What steps take longer because of us, several do.
         third_ns = sorted(self._steps_ns)[-3] if len(self._steps_ns) >= 3 else 0
-        most_ns = _MOST_IN_WINDOW * max(usual.longest_ns, third_ns)
+        if self.usual is None and not third_ns:
+            return 0.0
+        most_ns = _MOST_IN_WINDOW * max(0 if self.usual is None else self.usual.longest_ns, third_ns)
         return sum(step_ns - most_ns for step_ns in self._steps_ns if step_ns > most_ns)
 
     def _worked_ns(self, begin_ns: int, end_ns: int) -> int:
@@ -259,7 +282,9 @@ class StepPace:
         self._begins_ns.clear()
         return WindowCost(now_ns, self._usual)
 
-    def window_closed(self, cost: WindowCost, now_ns: int, step: int, num_steps: int) -> None:
+    def window_closed(
+        self, cost: WindowCost, now_ns: int, step: int, num_steps: int, *, job_ends: bool = False
+    ) -> None:
         """The window has ended, in or after a step.
 
         Args:
@@ -267,8 +292,9 @@ class StepPace:
             now_ns: host time.
             step: the step that began last.
             num_steps: steps of the window that have begun.
+            job_ends: no step follows.
         """
-        cost.window_closed(now_ns, num_steps)
+        cost.window_closed(now_ns, num_steps, job_ends=job_ends)
         self._last_step = step
         self._cost = None if cost.over else cost
 

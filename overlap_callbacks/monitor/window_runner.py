@@ -190,12 +190,14 @@ class WindowRunner(StepRunner):
             self._notices.info(f"window left out: its first step was skipped, {step.skipped}")
             self._close(complete=False, report=False)
         else:
+            usual = window.cost.usual
             window.clearance.request(
                 self._key(window.marks),
                 step.log,
                 window=window.marks.number,
                 steps_per_block=window.decide_length() if window.session.job.rank == 0 else 0,
                 terms=self._terms(window.marks.first_step),
+                usual_step_s=usual.mean_ns / 1e9 if usual is not None else None,
             )
             self._phase = Phase.WAITING_FOR_RULING
 
@@ -328,9 +330,8 @@ class WindowRunner(StepRunner):
         self._slot.window = marks  # closed with the slot, should the job end without a word to us
         self._phase = Phase.RECORDING
 
-    def _close(self, complete: bool, report: bool = True) -> None:
-        window, self._window = self._window, None
-        self._slot.window = None
+    def _close(self, complete: bool, report: bool = True, job_ends: bool = False) -> None:
+        window = self._window
         self._phase = Phase.IDLE
         self.in_step = False
         if window is None:
@@ -339,34 +340,36 @@ class WindowRunner(StepRunner):
         first_step, cost = window.marks.first_step, window.cost
         cost.enter(clocks.now())
         closed = replace(window.marks.close(complete), terms=self._terms(first_step).digest, cost=cost)
+        self._window = self._slot.window = None  # if closing it fails, it is still there to be discarded
         if closed.missing_profile:
             self._notices.warn_once("profiler", f"{closed.missing_profile}; the rest is measured")
         if not report:
             cost.end()
-        self._pace.window_closed(cost, clocks.now(), self._step, self._step - first_step + 1)
+        self._pace.window_closed(cost, clocks.now(), self._step, self._step - first_step + 1, job_ends=job_ends)
         self._rest()
         if report:
             window.session.reporter.submit_window(closed, self._key(window.marks), self.tokens_per_step)
 
-    def abandon(self, reason: str, *, within_step: bool = False) -> None:
+    def abandon(self, reason: str, *, within_step: bool = False, job_ends: bool = False) -> None:
         """End the window early; what was measured so far is reported as incomplete.
 
         Args:
             reason: why, in words.
             within_step: the step goes on, so that a framework's own switch must stay until its end.
+            job_ends: nothing more is measured.
         """
-        super().abandon(reason, within_step=within_step)
+        super().abandon(reason, within_step=within_step, job_ends=job_ends)
         if self._window is not None:
             self._notices.info(f"window {self._window.marks.number} was cut short: {reason}")
             self._window.marks.note(f"cut short: {reason}")
-            self._close(complete=False)
+            self._close(complete=False, job_ends=job_ends)
 
     def discard(self) -> None:
         window, self._window = self._window, None
         self._slot.window = None
         self._phase = Phase.IDLE
         if window is not None:
-            window.marks.close(complete=False)
+            window.marks.discard()
 
     def _rest(self) -> None:
         """Have nothing to do before the next window, but to look at the steps around windows."""

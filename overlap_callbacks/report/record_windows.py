@@ -15,6 +15,7 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 # The parts of a report that ``without_details`` leaves out.
 _DETAILS = (
     "kernels", "pairs", "dimensions", "dimension_pairs", "pictures", "collectives", "samples", "power_trace",
+    "messages", "expert_details", "transfers",
 )  # fmt: skip
 # The parts that are often alike from window to window. They are kept once.
 _SHARED = ("ranks", "problems", "findings", "backend", "device")

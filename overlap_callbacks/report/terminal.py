@@ -10,21 +10,27 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from overlap_callbacks.analysis import safe_text
-from overlap_callbacks.analysis.formatting import PLAIN, count, short_kernel_name, shortened
+from overlap_callbacks.analysis.formatting import PLAIN, count, short_kernel_name
 from overlap_callbacks.analysis.results.catalogue import SUMMARY, Figure
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.metrics import compute_slowdowns
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import PairTime
 from overlap_callbacks.analysis.safe_text import printable
+from overlap_callbacks.analysis.throughput import run_throughput
 from overlap_callbacks.analysis.verdict import run_verdict
+from overlap_callbacks.report.communication_json import communication_as_json
 from overlap_callbacks.report.environment_words import findings_of, job_environment_of
+from overlap_callbacks.report.expert_words import loads_in_words
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.slowdown_words import OF_MEAN_TIMES, beside_nothing
+from overlap_callbacks.report.terminal_bottleneck import advice_parts, bottleneck_as_json
 from overlap_callbacks.report.terminal_causes import cause_parts
+from overlap_callbacks.report.terminal_cells import name_cell, one_line
+from overlap_callbacks.report.terminal_communication import communication_details
 from overlap_callbacks.report.terminal_environment import environment_parts, finding_parts
 from overlap_callbacks.report.terminal_power import power_parts
+from overlap_callbacks.report.throughput_words import throughput_facts
 from overlap_callbacks.report.window_words import left_out, unreadable, which, windows_that_count
 
 # Maximum rows of a table; W&B and the record hold everything.
@@ -60,6 +66,8 @@ def tables(record: Record, everything: bool = True) -> RenderableType:
     parts: list[RenderableType] = [Text(run_verdict(summary), style="bold"), Text(_head(record), style="dim")]
     if figures:
         parts += [Text(), _figure_table(figures, pooled_from)]
+    parts += _throughput_parts(windows)
+    parts += advice_parts(summary)
     last = next(reversed(windows or record.windows), record.unfinished)
     if last is not None:
         last = record.whole(last)
@@ -67,6 +75,7 @@ def tables(record: Record, everything: bool = True) -> RenderableType:
     counts = bool(windows) or partial is not None
     if last is not None:
         details, missing = _details(last, counts)
+        details |= communication_details(record)
         ran_on = environment_parts(record)
         if ran_on:
             details["environment"] = ran_on
@@ -106,6 +115,8 @@ def _details(window: OverlapReport, counts: bool) -> tuple[dict[str, list[Render
         if window.dimension_pairs and counts:
             title = f"What compute loses beside each dimension (window {window.window})"
             details["dimensions"] += [Text(), pair_table(window.dimension_pairs, title)]
+    if window.experts is not None:
+        details["experts"] = [Text(), Text(one_line(f"Experts: {loads_in_words(window.experts)}", 1000))]
     if power:
         details["power"] = power
     if window.collectives:
@@ -122,8 +133,11 @@ def as_json(record: Record) -> dict[str, Any]:
         "windows": len(record.windows),
         "valid_windows": len(record.valid_windows),
         "verdict": run_verdict(record.summary),
+        "bottleneck": bottleneck_as_json(record.summary),
         "figures": record.pooled(),
+        "throughput": run_throughput(record.valid_windows),
         "unfinished": None if partial is None else {"window": partial.window, "figures": partial.figures()},
+        "communication": communication_as_json(record),
         "by_window": [
             {"window": w.window, "valid": w.valid, "verified": w.verified, "metrics": record.whole(w).metrics()}
             for w in record.windows
@@ -134,15 +148,18 @@ def as_json(record: Record) -> dict[str, Any]:
     }
 
 
+def _throughput_parts(windows: Sequence[OverlapReport]) -> list[RenderableType]:
+    throughput = run_throughput(windows)
+    if throughput is None:
+        return []
+    said = [f"{label} {value} ({basis})" for label, value, basis in throughput_facts(throughput)]
+    return [Text(), Text(one_line(f"Throughput: {'; '.join(said)}.", 1000))]
+
+
 def _head(record: Record) -> str:
     run = record.runs[-1]
     parts = (run.framework, count(run.world_size, "rank"), run.backend, run.device, f"started {run.started_at}")
     return one_line(", ".join(part for part in parts if part))
-
-
-def one_line(text: str, max_length: int = 300) -> str:
-    """Text of a record as a line of its own: no name may look like a line of ours, or fill the terminal."""
-    return shortened(safe_text.clean(text), max_length)
 
 
 def row_label(figure: Figure) -> str:
@@ -219,7 +236,7 @@ def _dimension_table(window: OverlapReport, counts: bool) -> Table:
 
 
 def _collective_table(window: OverlapReport) -> Table:
-    title = f"Collectives of a step, on rank {window.ranks[0]} (window {window.window})"
+    title = f"Collectives of a step, on rank {window.first_rank} (window {window.window})"
     table = Table(title=title, title_justify="left")
     table.add_column("collective")
     table.add_column("group")
@@ -240,11 +257,6 @@ def kernel_name(name: str) -> Text:
 def change(fraction: float | None) -> str:
     """A relative change, e.g. ``+6.2%``; empty where there is none."""
     return "" if fraction is None else PLAIN.percent(fraction, signed=True)
-
-
-def name_cell(name: str) -> Text:
-    """A name as it is, without markup; it is cut where the table is too narrow."""
-    return Text(one_line(name), no_wrap=True, overflow="ellipsis")
 
 
 def _notes(record: Record) -> list[RenderableType]:

@@ -16,8 +16,9 @@ from rich.text import Text
 from overlap_callbacks.analysis.formatting import PLAIN
 from overlap_callbacks.analysis.results.catalogue import SUMMARY
 from overlap_callbacks.analysis.results.window import KernelTime, PairTime
-from overlap_callbacks.analysis.safe_text import spreadsheet_cell
-from overlap_callbacks.report.terminal import change, kernel_name, name_cell, pair_table, row_label
+from overlap_callbacks.analysis.safe_text import printable, spreadsheet_cell
+from overlap_callbacks.report.terminal import change, kernel_name, pair_table, row_label
+from overlap_callbacks.report.terminal_cells import name_cell
 from overlap_callbacks.traces.figures import (
     Analysis,
     CollectiveFigures,
@@ -176,8 +177,14 @@ def _csv(header: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
     writer = csv.DictWriter(out, header, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        writer.writerow({key: "" if value is None else spreadsheet_cell(value) for key, value in row.items()})
+        writer.writerow({key: _cell(value) for key, value in row.items()})
     return out.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """A cell that steers neither a terminal nor a spreadsheet: file names are whatever somebody has called a file."""
+    cell = "" if value is None else spreadsheet_cell(value)
+    return printable(cell) if isinstance(cell, str) else cell
 
 
 # -- tables

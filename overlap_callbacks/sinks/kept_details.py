@@ -16,7 +16,8 @@ _STRETCH = 100
 class KeptDetails:
     """Leaves out, of most windows after the first two hundred, what only a close look at that window needs.
 
-    That is its pictures, its trace of power, and each rank's own tables. All figures, the job's tables and each rank's
+    That is its pictures, its trace of power, its experts' loads by step, and each rank's own tables. All figures, the
+    job's tables and each rank's
     blocks stay. Windows that do not count are thinned apart from the others: the first of those stay whole too.
     """
 
@@ -31,7 +32,7 @@ class KeptDetails:
         if number % max(1, number // _STRETCH) == 0:
             return report
         samples = tuple([_without_tables(sample) for sample in report.samples])
-        return msgspec.structs.replace(report, pictures=(), power_trace=None, samples=samples)
+        return msgspec.structs.replace(report, pictures=(), power_trace=None, expert_details=None, samples=samples)
 
 
 def _without_tables(sample: RankWindow) -> RankWindow:

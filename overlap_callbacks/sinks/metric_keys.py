@@ -8,21 +8,35 @@ from collections.abc import Mapping
 from functools import cache
 from typing import NamedTuple
 
+from overlap_callbacks.analysis.results.bound import Bound
 from overlap_callbacks.analysis.results.catalogue import FIGURES, MEASUREMENT_OVERHEAD, memory_units, power_units
+from overlap_callbacks.analysis.results.experts import expert_units
+from overlap_callbacks.analysis.results.throughput_metrics import throughput_units
 from overlap_callbacks.analysis.safe_text import digest
 
 # What is appended to a figure's key for a value that is not the figure itself.
 BOUNDS = ("ci_low", "ci_high", "rank_low", "rank_high")
-FLAGS = frozenset({"overlap/valid", "overlap/verified", "overlap/complete", "overlap/control"})
+FLAGS = frozenset(
+    {"overlap/valid", "overlap/verified", "overlap/complete", "overlap/control", *(bound.key for bound in Bound)}
+)
 COUNTS = frozenset({"overlap/ranks_heard"})
 
 _BY_SUFFIX = (("_ms", "ms"), ("_bytes", "bytes"), ("_messages", "messages"), ("_comm_slowdown", "fraction"),
-              ("_compute_slowdown", "fraction"))  # fmt: skip
+              ("_compute_slowdown", "fraction"), ("_fraction", "fraction"))  # fmt: skip
 _MAX_KEY_PART_LENGTH = 100
 
 # Sections whose keys hold a name of the job's, and how such keys end.
 NAMED_SECTIONS = {"comm": "collective", "dimension": "dimension"}
-_ENDS = ("_comm_slowdown", "_compute_slowdown", "_exposed_ms", "_comm_ms", "_busbw_gb_s", "_bytes", "_messages")
+_ENDS = (
+    "_comm_slowdown",
+    "_compute_slowdown",
+    "_step_fraction",
+    "_exposed_ms",
+    "_comm_ms",
+    "_busbw_gb_s",
+    "_bytes",
+    "_messages",
+)
 
 
 class Key(NamedTuple):
@@ -59,6 +73,8 @@ def _units() -> dict[str, str]:
         **{figure.key: figure.unit for figure in (*FIGURES, MEASUREMENT_OVERHEAD)},
         **power_units(),
         **memory_units(),
+        **throughput_units(),
+        **expert_units(),
     }
 
 

@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 
 from overlap_callbacks.analysis import safe_text
 from overlap_callbacks.analysis.results.catalogue import FIGURES, power_meanings
+from overlap_callbacks.analysis.results.experts import expert_meanings
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
+from overlap_callbacks.analysis.results.throughput_metrics import throughput_meanings
 from overlap_callbacks.sinks.base import Sink
 from overlap_callbacks.sinks.metric_keys import NAMED_SECTIONS, describe, fit_name, split
 
@@ -153,7 +155,12 @@ def _meaning(key: str, metric: Gauge) -> str:
     figure = describe(key).figure
     if metric.label in NAMED_SECTIONS.values():  # one text for all values of the label
         return f"{split(figure)[2].strip('_').replace('_', ' ')} by {metric.label}"
-    known = {**{one.key: one.meaning for one in FIGURES}, **power_meanings()}
+    known = {
+        **{one.key: one.meaning for one in FIGURES},
+        **power_meanings(),
+        **throughput_meanings(),
+        **expert_meanings(),
+    }
     return known.get(figure, figure.partition("/")[2].replace("_", " "))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.sinks.base import Sink
 from overlap_callbacks.sinks.metric_keys import fit
+
+# Of the event files of this process: two may begin within one second.
+_numbers = itertools.count()
 
 
 class TensorBoardSink(Sink):
@@ -28,8 +33,10 @@ class TensorBoardSink(Sink):
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self._writer: Any = None
+        self._hosts_named = True
 
     def open(self, run: RunInfo) -> None:
+        self._hosts_named = run.hosts_named
         rows = (
             ("framework", run.framework),
             ("device", run.device),
@@ -75,8 +82,47 @@ class TensorBoardSink(Sink):
                     "tensorboard is not installed: pip install 'overlap-callbacks[tensorboard]', or leave "
                     "TensorBoardSink out"
                 ) from None
-            self._writer = SummaryWriter(str(self.folder))  # type: ignore[no-untyped-call, unused-ignore]
+            if self._hosts_named:
+                self._writer = SummaryWriter(str(self.folder))  # type: ignore[no-untyped-call, unused-ignore]
+            else:
+                self._writer = _PlainWriter(self.folder)
         return self._writer
+
+
+class _PlainWriter:
+    """Writes an event file whose name does not hold the host's, as every one of ``SummaryWriter`` does.
+
+    Args:
+        folder: of the file; made if it is missing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+        from torch.utils.tensorboard import summary
+
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{int(time.time()):010d}.host0.{os.getpid()}.{next(_numbers)}"
+        self._records: Any = RecordWriter((folder / name).open("wb"))
+        self._event: Any = Event
+        self._summary: Any = summary
+        self._write(file_version="brain.Event:2")
+        self.flush()
+
+    def add_scalar(self, key: str, value: float, step: int) -> None:
+        self._write(summary=self._summary.scalar(key, value), step=step)
+
+    def add_text(self, key: str, text: str, step: int = 0) -> None:
+        self._write(summary=self._summary.text(key, text), step=step)
+
+    def flush(self) -> None:
+        self._records.flush()
+
+    def close(self) -> None:
+        self._records.close()
+
+    def _write(self, **content: Any) -> None:
+        self._records.write(self._event(wall_time=time.time(), **content).SerializeToString())
 
 
 def _environment_rows(environment: RankEnvironment | None) -> tuple[tuple[str, str], ...]:

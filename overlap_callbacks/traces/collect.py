@@ -36,6 +36,8 @@ MIN_TIME_NS, MAX_TIME_NS, MAX_DURATION_NS = -(2**61), 2**62, 2**61
 _MAX_EXACT_US = 2**43
 _UINT64 = 2**64 - 1
 _NO_ARGS = Args()
+# Torch's operator around what a collective launches.
+_COLLECTIVE_OPERATOR = "record_param_comms"
 
 
 class EventTimes:
@@ -143,9 +145,7 @@ class EventCollector:
 
     def note(self, event: Event, name: str) -> None:
         """Keep a range of the host, if its times can be read."""
-        start, duration = _nanoseconds(event.ts), _nanoseconds(event.dur)
-        if start is not None and duration is not None:
-            self.notes.append(Note(name, _hashable(event.tid), start, start + max(duration, 0), event.args))
+        self.notes.extend(_as_note(event, name))
 
     @property
     def inexact(self) -> bool:
@@ -159,6 +159,8 @@ class DeviceEvents(EventCollector):
     Attributes:
         devices: number of each row's device.
         known: what each communication kernel's own metadata tells, by row.
+        operators: torch's operators of collectives, where they describe theirs. Those of one kind on one group share
+            their arguments, so that many take little memory; sizes and numbers in them are those of the first.
         launch_correlation: number that each launch shares with its kernel.
         launch_thread: thread of each launch, as it is in the file.
         launch_times: when each launch was made.
@@ -168,6 +170,9 @@ class DeviceEvents(EventCollector):
         super().__init__()
         self.devices = array("q")
         self.known: dict[int, CollectiveInfo] = {}
+        self.operators: list[Note] = []
+        self._shared_args: dict[tuple[Any, ...], Args] = {}
+        self._lanes: dict[tuple[int, int | str], int] = {}
         self.launch_correlation = array("Q")
         self.launch_thread: list[Any] = []
         self._metadata = KernelMetadata()
@@ -184,7 +189,9 @@ class DeviceEvents(EventCollector):
             category = category_of(event.cat)  # type: ignore[arg-type]
             if category is None or event.ph != "X":
                 continue
-            if category == _OPERATOR:  # most events are operators, and none is needed here
+            if category == _OPERATOR:  # most events are operators, and few are needed here
+                if event.name == _COLLECTIVE_OPERATOR:
+                    self._operator(event)
                 continue
             if category == _LAUNCH:
                 args = event.args
@@ -198,6 +205,13 @@ class DeviceEvents(EventCollector):
                     self.note(event, name)
             else:
                 self._kernel(event, category)
+
+    def _operator(self, event: Event) -> None:
+        for note in _as_note(event, _COLLECTIVE_OPERATOR):
+            args = note.args
+            if args is not None and args.collective is not None:
+                shared = self._shared_args.setdefault(self._metadata.key(args), args)
+                self.operators.append(note._replace(args=shared))
 
     def _kernel(self, event: Event, category: int) -> None:
         if not self.times.add(event):
@@ -217,10 +231,12 @@ class DeviceEvents(EventCollector):
         device = args.device
         if type(device) is not int:
             device = event.pid if type(event.pid) is int else 0
-        self.devices.append(device if 0 <= device < 2**31 else 0)
+        device = device if 0 <= device < 2**31 else 0
+        self.devices.append(device)
+        lane = self._lanes.setdefault((device, _hashable(event.tid)), len(self._lanes))  # a stream, of one device
         number = args.correlation if type(args.correlation) is int else 0
         kind = Kind.COMPUTE if category == _KERNEL else Kind.COPY
-        self.rows.label(kind, _short(event.name), number, shape, collective)
+        self.rows.label(kind, _short(event.name), number, shape, collective, lane)
 
 
 _LAUNCH_METADATA = ("grid", "block", "registers per thread", "shared memory", "blocks per SM")
@@ -279,6 +295,14 @@ class HostEvents(EventCollector):
     @property
     def inexact(self) -> bool:
         return super().inexact or self.range_times.inexact
+
+
+def _as_note(event: Event, name: str) -> tuple[Note, ...]:
+    """A range of the host; empty if its times cannot be read."""
+    start, duration = _nanoseconds(event.ts), _nanoseconds(event.dur)
+    if start is None or duration is None:
+        return ()
+    return (Note(name, _hashable(event.tid), start, start + max(duration, 0), event.args),)
 
 
 def _nanoseconds(time: Any) -> int | None:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from overlap_callbacks.analysis import name_rules, safe_text
 from overlap_callbacks.analysis.formatting import count
 from overlap_callbacks.analysis.intervals import Intervals
+from overlap_callbacks.analysis.kernels.copies import as_communication
 from overlap_callbacks.analysis.kernels.host import host_kernels, uncounted_note
 from overlap_callbacks.analysis.kernels.table import (
     Indices,
@@ -37,8 +38,9 @@ from overlap_callbacks.traces.collect import (
     HostEvents,
     Note,
 )
+from overlap_callbacks.traces.copies import copies_of_collectives
 from overlap_callbacks.traces.files import Progress
-from overlap_callbacks.traces.metadata import CollectiveInfo, annotated, copied, with_groups
+from overlap_callbacks.traces.metadata import CollectiveInfo, annotated, with_groups
 from overlap_callbacks.traces.stream import Event, EventStream, ExactEvent
 
 _Collector = TypeVar("_Collector", bound=EventCollector)
@@ -172,11 +174,14 @@ def _trace_of_device(path: Path, collected: DeviceEvents, stream: EventStream) -
     annotations = [note for note in collected.notes if note.name.startswith("nccl:")]
     collectives = annotated(rows, collected.known, launched_ns, thread_of, annotations)
     problems += _untold(rows, collectives)
-    problems += _copied(copied(rows, launched_ns, thread_of, annotations))
     for row, info in collectives.items():
         rows.collective[row] = rows.collectives[info.kind]
     has_launches = len(collected.launch_correlation) > 0
     kernels = device_kernels(rows, launched_ns if has_launches else None, _bounds(steps))
+    copies = copies_of_collectives(kernels, launched_ns, thread_of, collected.operators, annotations)
+    problems += _copied(copies.untold)
+    kernels = as_communication(kernels, {row: info.kind for row, info in copies.communicating.items()})
+    collectives |= copies.communicating
     device = np.array(collected.devices, dtype=np.int64)
     if not usable.all():
         kept = np.flatnonzero(usable)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from overlap_callbacks.analysis import name_rules, safe_text
-from overlap_callbacks.analysis.kernels.copies import WITHIN_DEVICE
+from overlap_callbacks.analysis.kernels.accounting import is_copy
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTableBuilder, communicates
 from overlap_callbacks.traces.stream import Args
 
@@ -64,16 +64,22 @@ class KernelMetadata:
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], tuple[CollectiveInfo, int | None]] = {}
 
-    def read(self, args: Args) -> CollectiveInfo:
-        """What the arguments of one communication kernel tell about its collective."""
+    @staticmethod
+    def key(args: Args) -> tuple[Any, ...]:
+        """What two collectives of one kind on one group have in common."""
         size = args.group_size if type(args.group_size) is int and args.group_size > 0 else None
-        key = (
+        return (
             _text(args.collective), _text(args.dtype), _text(args.group), _text(args.group_description),
             _text(args.group_ranks), size,
         )  # fmt: skip
+
+    def read(self, args: Args) -> CollectiveInfo:
+        """What the arguments of one communication kernel tell about its collective."""
+        key = self.key(args)
         cached = self._known.get(key)
         if cached is None:
-            name, dtype, group, description, ranks, _ = (safe_text.clean(str(text)) for text in key)
+            name, dtype, group, description, ranks = (safe_text.clean(text) for text in key[:-1])
+            size = key[-1]
             info = CollectiveInfo(name_rules.collective_of(name), group, description, ranks, size)
             cached = self._known[key] = (info, _width(dtype))
         info, width = cached
@@ -129,10 +135,10 @@ def annotated(
         notes: torch's ranges of collectives: name, thread, start and end in nanoseconds, arguments.
 
     Returns:
-        What is known about every communication kernel, by row.
+        What is known about every communication kernel, by row. Copies have no size: several may be one collective.
     """
     collectives = dict(known)
-    ranges = _Ranges(notes)
+    ranges = Ranges(notes)
     texts = rows.names.texts
     for row in np.flatnonzero(communicates(rows)).tolist():
         if row in known:
@@ -141,42 +147,18 @@ def annotated(
         if found is not None:
             kind = name_rules.collective_of(found.name)
             if kind != name_rules.OTHER:
-                collectives[row] = CollectiveInfo(kind=kind, num_bytes=_input_bytes(kind, found.args))
+                collectives[row] = CollectiveInfo(
+                    kind=kind,
+                    num_bytes=None if is_copy(texts[rows.name[row]]) else _input_bytes(kind, found.args),
+                )
                 continue
         collectives[row] = CollectiveInfo(kind=name_rules.collective_of(texts[rows.name[row]]), by_name=True)
     return collectives
 
 
-def copied(
-    rows: KernelTableBuilder,
-    launched_ns: Indices,
-    thread_of: Callable[[int], Any],
-    notes: Sequence[tuple[str, int | str, int, int, Args | None]],
-) -> Counter[str]:
-    """How many collectives of each name launched copies within the device, and nothing that communicates.
+class Range(NamedTuple):
+    """One of torch's ranges of collectives."""
 
-    Copy engines may have done their work. But a group of one rank copies too, so such copies are only counted.
-
-    Args:
-        rows: the kernels and copies.
-        launched_ns: when each row was launched, -1 if unknown; shape (n,).
-        thread_of: gives the thread that launched a row.
-        notes: torch's ranges of collectives, as for ``annotated``.
-    """
-    within = [number for number, name in enumerate(rows.names.texts) if name.startswith(WITHIN_DEVICE)]
-    if not within or not notes:
-        return Counter()
-    ranges = _Ranges(notes)
-    communicating = communicates(rows)
-    copying, done = set[_Range](), set[_Range]()
-    for row in np.flatnonzero(communicating | np.isin(np.array(rows.name), within)).tolist():
-        found = ranges.around(int(launched_ns[row]), thread_of(row))
-        if found is not None:
-            (done if communicating[row] else copying).add(found)
-    return Counter(found.name for found in copying - done)
-
-
-class _Range(NamedTuple):
     thread: str
     start_ns: int
     end_ns: int
@@ -187,20 +169,24 @@ class _Range(NamedTuple):
         return hash(self[:4])
 
 
-class _Ranges:
-    """Torch's ranges of collectives, by thread."""
+class Ranges:
+    """Torch's ranges of collectives, by thread.
+
+    Args:
+        notes: name, thread, start and end in nanoseconds, and arguments of each range.
+    """
 
     def __init__(self, notes: Sequence[tuple[str, int | str, int, int, Args | None]]) -> None:
-        self._by_thread: dict[str, list[_Range]] = defaultdict(list)
+        self._by_thread: dict[str, list[Range]] = defaultdict(list)
         for name, thread, start, end, args in notes:
-            self._by_thread[str(thread)].append(_Range(str(thread), start, end, name, args))
+            self._by_thread[str(thread)].append(Range(str(thread), start, end, name, args))
         for ranges in self._by_thread.values():
             ranges.sort(key=lambda found: found[1:3])
         self._starts = {
             thread: np.array([found.start_ns for found in ranges]) for thread, ranges in self._by_thread.items()
         }
 
-    def around(self, launched_ns: int, thread: Any) -> _Range | None:
+    def around(self, launched_ns: int, thread: Any) -> Range | None:
         """The range in which the thread made a launch; None for an unknown launch, and outside of all ranges."""
         starts = self._starts.get(str(thread))
         if launched_ns < 0 or starts is None:

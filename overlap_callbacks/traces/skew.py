@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from overlap_callbacks.analysis.kernels.accounting import copies_of
 from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.traces.figures import CollectiveSkew, RankTime
 from overlap_callbacks.traces.kineto import Trace
@@ -119,9 +120,12 @@ def _row(kind: str, group: str, members: tuple[_Member, ...], collectives: list[
 
 
 def _collectives(trace: Trace) -> Iterator[tuple[_Place, int]]:
-    """Each collective of a trace, in order of time, and the duration of its kernel in nanoseconds."""
+    """Each collective of a trace, in order of time, and the duration of its kernel in nanoseconds.
+
+    Copies are left out: they do not wait for other ranks.
+    """
     kernels = trace.kernels
-    rows = np.flatnonzero(kernels.kind == Kind.COMMUNICATION)
+    rows = np.flatnonzero((kernels.kind == Kind.COMMUNICATION) & ~copies_of(kernels))
     rows = rows[np.argsort(kernels.intervals.start_ns[rows], kind="stable")]
     durations = kernels.intervals.durations_ns
     turns: Counter[_Place] = Counter()

@@ -172,6 +172,16 @@ def test_bounds_that_the_scale_cannot_hold_are_both_absent():
     assert (found.ci_low, found.ci_high) == (None, None)
 
 
+@pytest.mark.parametrize(("size", "has_interval"), [(1e-100, True), (1e100, True), (1e307, False)])
+def test_figures_at_the_ends_of_a_float_s_range_have_an_interval_or_none_and_no_error(size, has_interval):
+    found = estimate(lambda means: float(means[0]), Sample(size * np.array([[1.0], [2.0], [4.0], [5.0]]), 4))
+    assert found.value == pytest.approx(3 * size)
+    assert (found.ci_low is not None) == has_interval
+    if has_interval:
+        expected = estimate(lambda means: float(means[0]), Sample(np.array([[1.0], [2.0], [4.0], [5.0]]), 4))
+        assert found.ci_high == pytest.approx(expected.ci_high * size)
+
+
 def test_too_few_blocks_in_any_sample_give_a_value_without_an_interval():
     enough, few = sample(np.arange(MIN_BLOCKS, dtype=float)), sample(np.arange(MIN_BLOCKS - 1, dtype=float))
     assert estimate(difference, enough, enough).ci_low is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,9 +50,12 @@ class Case:
         limit_s: hard limit of a run.
         torchrun: start it with torchrun, which restarts it so often at most; None for plain processes.
         needs: says why the case cannot run here; empty if it can.
+        packages: that it runs, as the package index names them. The table shows their versions. Without one of them the
+            case cannot run.
         options: that the ranks get, in the full form and in the quick one.
         nightly: why it is left out of the quick form; empty if it is not.
         record: whether there must be a record that can be read: "yes", "maybe" or "none".
+        whole_window: whether the record must hold a window with all steps of all ranks.
     """
 
     name: str
@@ -72,10 +76,26 @@ class Case:
     limit_s: float = 90.0
     torchrun: int | None = None
     needs: Callable[[], str] = lambda: ""
+    packages: tuple[str, ...] = ()
     options: dict[str, Any] | None = None
     nightly: str = ""
     quick_options: dict[str, Any] | None = None
     record: str = "yes"
+    whole_window: bool = False
+
+    def lacks(self) -> str:
+        """Why it cannot run here; empty if it can."""
+        if missing := [name for name in self.packages if not version_of(name)]:
+            return f"needs {' and '.join(missing)}, see [loops that were run](loops.md#to-run-them)"
+        return self.needs()
+
+
+def version_of(package: str) -> str:
+    """The version that is installed; empty if none is."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 CASES: dict[str, Case] = {}

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import tests.campaign.cases  # noqa: F401  (enters the cases)
-from tests.campaign.case import CASES, Case
+from tests.campaign.case import CASES, Case, version_of
 from tests.campaign.judging import CHECKS, Verdict, judge
 from tests.campaign.page import RESULTS, write_page
 from tests.campaign.processes import ROOT, Zygote, zygotes
@@ -94,8 +94,9 @@ def run_case(
     outcome: dict[str, Any] = {
         "name": case.name, "group": case.group, "what": case.what, "date": datetime.date.today().isoformat(),
         "runs": 0, "failures": [], "sentences": {}, "silent": 0, "endings": {},
+        "packages": {name: version_of(name) for name in case.packages},
     }  # fmt: skip
-    if reason := case.needs():
+    if reason := case.lacks():
         return {**outcome, "skipped": reason}
     runs = repeat or (1 if quick else case.runs)
     folder = Path(keep or tempfile.mkdtemp(prefix="campaign-")).resolve() / f"{case.name}-{time.time_ns()}"

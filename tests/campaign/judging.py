@@ -70,7 +70,7 @@ def _weights(run: Run, references: Sequence[Run]) -> str:
     if any(len(weights) > 1 for weights in expected.values()):
         return "the jobs without the library differ among themselves"
     if different := [key for key, weights in run.steps.items() if key in expected and weights not in expected[key]]:
-        return f"weights differ from rank.attempt.step {different[0]} on: {run.steps[different[0]]}"
+        return f"they differ from rank.attempt.step {different[0]} on: {run.steps[different[0]]}"
     if not expected.keys() & run.steps.keys():
         return "no step of both jobs is the same"
     done = [reference for reference in references if all(ending.code == 0 for ending in reference.endings)]
@@ -107,7 +107,18 @@ def _record(case: Case, run: Run, zygote: Zygote) -> str:
     clear = ending.code == 0 or (re.search(r"^Error: .+", ending.output, re.MULTILINE) and case.record == "maybe")
     if "Traceback" in ending.output or not clear:
         return f"`overlap show` ended with {ending.code}: {ending.output.strip().splitlines()[-1:]}"
+    if case.whole_window and not _has_whole_window(case, run.record / FILE):
+        return "no window of the record has all steps of all ranks"
     return ""
+
+
+def _has_whole_window(case: Case, path: Path) -> bool:
+    from overlap_callbacks.report import record
+
+    return any(
+        window.complete and window.num_heard == case.world_size and window.speedup_vs_sequential is not None
+        for window in record.read(path).windows
+    )
 
 
 def _sentences(case: Case, run: Run) -> list[tuple[int, str]]:

@@ -7,22 +7,32 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from tests.campaign.cases.trainers import GROUP as TRAINERS
 from tests.campaign.processes import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results" / "campaign.json"
 PAGE = ROOT / "docs" / "faults.md"
 _CHECKS = {
     "ending": "the ranks end otherwise than without the library",
-    "weights": "weights or steps differ",
+    "weights": "losses, weights or steps differ",
     "time": "it took longer than allowed",
     "record": "the record cannot be read",
     "sentence": "not one clear sentence",
 }
 _MAX_EXAMPLE = 300  # characters
 _HEAD = (
-    "| fault | passed | with the library | without | what is said | date |",
+    "| {first} | passed | with the library | without | what is said | date |",
     "| --- | --- | --- | --- | --- | --- |",
 )
+# What stands above the table of a group whose cases are no faults.
+_LEADS = {
+    TRAINERS: """\
+Here nothing goes wrong. Training loops from the package index run with the documented line and without the library. All
+losses and all weights after every step must be bit-identical, and the record must hold a whole window. Runs without the
+library are compared with each other too. The loops, and what was replaced to run them on a CPU, are on
+[a page of their own](loops.md).
+""",
+}
 _TEXT = """\
 # Faults
 
@@ -39,8 +49,8 @@ without it is the reference. The job with it must
 
 Each job has two ranks over Gloo on one machine, in processes of their own that end as an interpreter ends. Windows are
 short and come every 16 steps, so that most faults fall within one. The moment of a fault is left to chance, and differs
-from run to run. A run of each case is part of the tests. All runs are made by `python3 dev.py campaign`, nightly and
-before a release.
+from run to run. A run of each fault is part of the tests. All runs are made by `python3 dev.py campaign`, nightly and
+before a release. The last section has no faults: it is training loops of others.
 
 {summary}
 With {versions}, on {machine}.
@@ -71,7 +81,9 @@ def page(results: dict[str, Any]) -> str:
         parts.append("\n".join(["## What does not pass", "", *(_failing(case) for case in failing), ""]))
     for group in dict.fromkeys(case["group"] for case in cases):
         rows = [_row(case) for case in cases if case["group"] == group]
-        parts.append("\n".join([f"## {group}", "", *_HEAD, *rows, ""]))
+        lead = [_LEADS[group]] if group in _LEADS else []
+        head = [line.format(first="loop" if lead else "fault") for line in _HEAD]
+        parts.append("\n".join([f"## {group}", "", *lead, *head, *rows, ""]))
     return "\n".join(parts)
 
 
@@ -89,7 +101,8 @@ def _example(case: dict[str, Any], check: str) -> str:
 
 
 def _row(case: dict[str, Any]) -> str:
-    name = f"`{case['name']}`: {_cell(case['what'])}"
+    packages = ", ".join(f"{name} {version}" for name, version in case.get("packages", {}).items() if version)
+    name = f"`{case['name']}`: {_cell(case['what'])}" + (f" ({packages})" if packages else "")
     if "skipped" in case:
         return f"| {name} | not run: {case['skipped']} | | | | {case['date']} |"
     failed = len({failure["run"] for failure in case["failures"]})

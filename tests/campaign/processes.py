@@ -19,6 +19,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HOST = "127.0.0.1"
+# Of all processes. torch looks up the name of each socket that it connects, and a name server that does not answer
+# costs five seconds a time; see tests/conftest.py.
+VARIABLES = {"PYTHONPATH": str(ROOT), "KINETO_LOG_LEVEL": "99", "RES_OPTIONS": "timeout:1 attempts:1"}
+_ports: set[int] = set()
+_ports_lock = threading.Lock()
 _POLL_S = 0.005
 _START_S = 120.0
 
@@ -46,13 +51,14 @@ class Zygote:
     """
 
     def __init__(self, modules: Sequence[str]) -> None:
-        variables = {**os.environ, "PYTHONPATH": str(ROOT), "KINETO_LOG_LEVEL": "99"}
+        variables = {**os.environ, **VARIABLES}
         variables.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
         script = Path(__file__).with_name("zygote.py")
         self._process = subprocess.Popen(
             [sys.executable, str(script), *modules], env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             start_new_session=True,
         )  # fmt: skip
+        self._asking = threading.Lock()
         self._started: queue.Queue[int] = queue.Queue()
         self._ended: dict[int, tuple[int, float]] = {}
         self._ready = threading.Event()
@@ -64,16 +70,17 @@ class Zygote:
     def start(
         self, function: Callable[..., Any], arguments: Sequence[Any], folder: Path, output: Path, **environment: str
     ) -> Rank:
-        """Fork a process that calls ``function(*arguments)`` in ``folder``."""
+        """Fork a process that calls ``function(*arguments)`` in ``folder``. Threads may do so at the same time."""
         request = {
             "module": function.__module__, "function": function.__name__, "arguments": list(arguments),
             "folder": str(folder), "output": str(output), "environment": environment,
         }  # fmt: skip
         assert self._process.stdin is not None
-        began_s = time.time()
-        self._process.stdin.write(json.dumps(request).encode() + b"\n")
-        self._process.stdin.flush()
-        return Rank(self, self._started.get(timeout=_START_S), output, began_s)
+        with self._asking:
+            began_s = time.time()
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+            return Rank(self, self._started.get(timeout=_START_S), output, began_s)
 
     def ended(self, pid: int) -> tuple[int, float] | None:
         """The return code of a process and the time at which it ended; None while it runs."""
@@ -164,8 +171,12 @@ def zygotes() -> Iterator[tuple[Zygote, Zygote]]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody listens on, and that no other job of this process gets."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind((HOST, 0))
+            port: int = probe.getsockname()[1]
+        with _ports_lock:
+            if port not in _ports:
+                _ports.add(port)
+                return port

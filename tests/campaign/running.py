@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.campaign import job as ranks
 from tests.campaign.case import Case
-from tests.campaign.processes import HOST, ROOT, Ending, Rank, Zygote, free_port, wait_for
+from tests.campaign.processes import HOST, VARIABLES, Ending, Rank, Zygote, free_port, wait_for
 
 # The last line of a traceback. (Others begin alike: "Exception raised from" in torch's C++, "Exception ignored in".)
 _ERROR = re.compile(r"^(?:\[rank\d+\]: ?)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit))(?::|$)", re.MULTILINE)
@@ -167,7 +167,9 @@ def _torchrun(case: Case, arguments: list[object], folder: Path) -> Ending:
         sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={case.world_size}",
         f"--max-restarts={case.torchrun}", "--monitor-interval=0.2", str(script),
     ]  # fmt: skip
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "KINETO_LOG_LEVEL": "99"}
+    # By default torchrun's agent keeps one store over restarts, with the addresses in it that the killed ranks left for
+    # Gloo under the same names. Ranks that read these before they are replaced fail to connect.
+    variables = {**os.environ, **VARIABLES, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     began_s = time.monotonic()
     with (folder / "output-0").open("wb") as output:
         process = subprocess.Popen(

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 import tests.campaign.cases  # noqa: F401  (enters the cases)
 from tests.campaign.case import CASES
+from tests.campaign.cases.beside import GRAPHS_WITHOUT_GPU
+from tests.campaign.command import run_case
 from tests.campaign.page import PAGE, RESULTS, page
+from tests.campaign.processes import ROOT
+
+NOBODY: Any = None  # forks ranks; there are none here
 
 
 @pytest.fixture
@@ -24,12 +31,32 @@ def test_every_case_has_a_result_and_is_described_alike(results: dict) -> None:
     assert [(case["name"], case["what"]) for case in results["cases"]] == [(c.name, c.what) for c in CASES.values()]
 
 
+@pytest.mark.parametrize("name", GRAPHS_WITHOUT_GPU)
+def test_the_tests_that_the_page_names_exist(name: str) -> None:
+    file, test = name.split("::")
+    assert f"def {test}(" in (ROOT / file).read_text()
+
+
+def test_versions_of_what_a_case_runs_are_shown(results: dict) -> None:
+    case = next(case for case in results["cases"] if case["name"] == "loop-lightning")
+    assert case["packages"]["lightning"]
+    assert f"{case['what']} (lightning {case['packages']['lightning']})" in page(results)
+
+
+def test_a_case_without_its_package_is_shown_as_not_run(results: dict) -> None:
+    case = replace(CASES["loop-lightning"], packages=("of-nobody",))
+    outcome = run_case(case, NOBODY, NOBODY)
+    assert "needs of-nobody" in outcome["skipped"]
+    shown = page({**results, "cases": [outcome]})
+    assert f"| `{case.name}`: {case.what} | not run: needs of-nobody" in shown
+
+
 def test_a_case_that_fails_is_shown_as_failing(results: dict) -> None:
     case = next(case for case in results["cases"] if not case.get("skipped") and not case["failures"])
-    case["failures"] = [{"run": 0, "check": "weights", "fault": "weights differ from step 3 on"}]
+    case["failures"] = [{"run": 0, "check": "weights", "fault": "they differ from step 3 on"}]
     shown = page(results)
     assert (
-        f"- `{case['name']}`: weights or steps differ in 1 of {case['runs']} runs (weights differ from step 3 on)"
+        f"- `{case['name']}`: losses, weights or steps differ in 1 of {case['runs']} runs (they differ from step 3 on)"
         in shown
     )
     assert f"| {case['runs'] - 1} of {case['runs']} |" in shown

@@ -1,29 +1,52 @@
-"""Each case of the campaign once, in its shortest form."""
+"""Each case of the campaign once, in its shortest form.
+
+Most jobs wait for most of their time: for timeouts, for each other, for the interpreter to end. So several run at once.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import tests.campaign.cases  # noqa: F401  (enters the cases)
 from tests.campaign.case import CASES
 from tests.campaign.command import run_case
-from tests.campaign.judging import judge
+from tests.campaign.judging import FILE, judge
 from tests.campaign.page import RESULTS
 from tests.campaign.processes import Ending, Zygote, zygotes
-from tests.campaign.running import Run
+from tests.campaign.running import Run, run_job
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.alone, pytest.mark.slow]
+JOBS = 4
+LONGEST_S = 600.0
 
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[tuple[Zygote, Zygote]]:
     with zygotes() as both:
         yield both
+
+
+@pytest.fixture(scope="module")
+def outcomes(
+    request: pytest.FixtureRequest, processes: tuple[Zygote, Zygote]
+) -> Iterator[dict[str, Future[dict[str, Any]]]]:
+    """The outcomes of the cases that were asked for, by name; under way from the first test on."""
+    asked = [item.callspec.params["name"] for item in request.session.items if item.originalname == CASE_TEST]
+    # Those that take longest start first, so that none of them is waited for alone.
+    names = sorted([name for name in asked if not CASES[name].nightly], key=lambda name: -CASES[name].bound_s)
+    with ThreadPoolExecutor(JOBS) as pool:
+        yield {name: pool.submit(run_case, CASES[name], *processes, quick=True) for name in names}
+        pool.shutdown(cancel_futures=True)
+
+
+CASE_TEST = "test_a_job_with_this_fault_ends_as_without_the_library"
 
 
 def _known_failures(name: str) -> set[str]:
@@ -33,10 +56,12 @@ def _known_failures(name: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_job_with_this_fault_ends_as_without_the_library(name: str, processes: tuple[Zygote, Zygote]) -> None:
+def test_a_job_with_this_fault_ends_as_without_the_library(
+    name: str, outcomes: dict[str, Future[dict[str, Any]]]
+) -> None:
     if CASES[name].nightly:
         pytest.skip(CASES[name].nightly)
-    outcome = run_case(CASES[name], *processes, quick=True)
+    outcome = outcomes[name].result(LONGEST_S)
     if "skipped" in outcome:
         pytest.skip(outcome["skipped"])
     if any("the job without the library hung" in failure["fault"] for failure in outcome["failures"]):
@@ -45,6 +70,16 @@ def test_a_job_with_this_fault_ends_as_without_the_library(name: str, processes:
     if failed and failed <= _known_failures(name):
         pytest.xfail(f"docs/faults.md shows it as failing: {outcome['failures']}")
     assert outcome["failures"] == []
+
+
+def test_a_record_without_a_whole_window_is_found(tmp_path: Path, processes: tuple[Zygote, Zygote]) -> None:
+    case = replace(CASES["file-store"], name="made-up", whole_window=True)
+    run = run_job(case, processes[1], processes[0], tmp_path / "job", library=True, seed=0, quick=True)
+    assert judge(case, run, [run], processes[1]).faults == {}
+    lines = (run.record / FILE).read_text().splitlines()
+    (run.record / FILE).write_text(lines[0] + "\n")  # what ran, without its windows
+    assert set(judge(case, run, [run], processes[1]).faults) == {"record"}
+    assert judge(replace(case, whole_window=False), run, [run], processes[1]).faults == {}
 
 
 def test_a_record_that_cannot_be_read_is_found(tmp_path: Path, processes: tuple[Zygote, Zygote]) -> None:

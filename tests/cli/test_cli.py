@@ -8,16 +8,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from click.testing import CliRunner
 
 from overlap_callbacks import FIGURES, JsonlSink, Schedule
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import KernelTime, TimedBlock
-from overlap_callbacks.cli.main import main
 from overlap_callbacks.monitor.background.store import Job
 from overlap_callbacks.monitor.run_info import run_info
 from overlap_callbacks.report import record
+from tests.commands import invoke
 from tests.samples import window_report
 
 
@@ -34,7 +33,7 @@ def write_record(
 
 
 def show(*arguments: str) -> str:
-    result = CliRunner().invoke(main, ["show", *arguments], env={"COLUMNS": "100"})
+    result = invoke("show", *arguments, env={"COLUMNS": "100"})
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -92,7 +91,7 @@ def test_names_in_errors_and_of_older_runs_do_not_steer_the_terminal(tmp_path: P
         json.dumps({"record": "run", "schema_version": 99, "library_version": "\x1b[2J"}) + "\n"
     )
     for folder in (tmp_path, tmp_path / "a\x1b[2J", tmp_path / "c"):
-        result = CliRunner().invoke(main, ["show", str(folder)])
+        result = invoke("show", str(folder))
         assert "\x1b" not in result.stdout + result.stderr
 
 
@@ -166,12 +165,12 @@ def test_of_a_folder_of_runs_the_newest_is_shown_and_said(tmp_path: Path) -> Non
     for age, name in enumerate(("run-b", "run-c", "run-a")):
         write_record(tmp_path / name, window_report())
         os.utime(tmp_path / name / "overlap.jsonl", (10**9 + age, 10**9 + age))
-    result = CliRunner().invoke(main, ["show", str(tmp_path), "--json"])
+    result = invoke("show", str(tmp_path), "--json")
     assert result.exit_code == 0
     assert json.loads(result.stdout)["path"] == str(tmp_path / "run-a" / "overlap.jsonl")
     assert result.stderr == f"{tmp_path} holds 3 runs; this is the newest, run-a. Older: run-c, run-b\n"
     (tmp_path / "empty").mkdir()
-    result = CliRunner().invoke(main, ["show", str(tmp_path / "empty")])
+    result = invoke("show", str(tmp_path / "empty"))
     assert (result.exit_code, "no record at" in result.output) == (1, True)
 
 
@@ -199,14 +198,14 @@ def test_json_holds_the_figures_with_their_intervals(tmp_path: Path) -> None:
 )
 def test_what_is_no_record_gives_one_line_that_says_so(tmp_path: Path, content: str) -> None:
     (tmp_path / "overlap.jsonl").write_text(content)
-    result = CliRunner().invoke(main, ["show", str(tmp_path)])
+    result = invoke("show", str(tmp_path))
     assert result.exit_code == 1
     assert result.output.startswith("Error: ")
     assert result.output.count("\n") == 1
 
 
 def test_a_missing_folder_gives_one_line_that_says_so(tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, ["show", str(tmp_path / "none")])
+    result = invoke("show", str(tmp_path / "none"))
     assert (result.exit_code, result.output.count("\n")) == (1, 1)
     assert "no record at" in result.output
 
@@ -221,7 +220,7 @@ def test_a_missing_folder_gives_one_line_that_says_so(tmp_path: Path) -> None:
     ],
 )
 def test_demo_refuses_options_that_cannot_be(option: str, value: str, said: str) -> None:
-    result = CliRunner().invoke(main, ["demo", option, value])
+    result = invoke("demo", option, value)
     assert result.exit_code == 2
     assert option in result.output
     assert said in result.output

@@ -4,16 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from overlap_callbacks.cli.main import main
+from tests.commands import invoke
 from tests.report.runs import window, write
 
 
 def test_the_command_makes_the_page_and_says_where_it_is(tmp_path: Path) -> None:
     write(tmp_path / "run", window())
     target = tmp_path / "page.html"
-    result = CliRunner().invoke(main, ["report", str(tmp_path / "run"), "-o", str(target)], env={"COLUMNS": "300"})
+    result = invoke("report", str(tmp_path / "run"), "-o", str(target), env={"COLUMNS": "300"})
     assert result.exit_code == 0, result.output
     assert f"The page is {target} (0." in result.output
     assert target.read_text(encoding="utf-8").startswith("<!doctype html>")
@@ -22,7 +21,7 @@ def test_the_command_makes_the_page_and_says_where_it_is(tmp_path: Path) -> None
 def test_a_record_s_file_serves_as_well_as_its_folder_and_several_are_compared(tmp_path: Path) -> None:
     runs = [str(write(tmp_path / name, window()) / "overlap.jsonl") for name in ("one", "two")]
     target = tmp_path / "page.html"
-    result = CliRunner().invoke(main, ["report", *runs, "-o", str(target)])
+    result = invoke("report", *runs, "-o", str(target))
     assert result.exit_code == 0, result.output
     assert "2 runs compared" in target.read_text(encoding="utf-8")
 
@@ -30,7 +29,7 @@ def test_a_record_s_file_serves_as_well_as_its_folder_and_several_are_compared(t
 def test_json_prints_the_results_alone_on_stdout(tmp_path: Path) -> None:
     write(tmp_path / "run", window())
     target = tmp_path / "page.html"
-    result = CliRunner().invoke(main, ["report", str(tmp_path / "run"), "-o", str(target), "--json"])
+    result = invoke("report", str(tmp_path / "run"), "-o", str(target), "--json")
     found = json.loads(result.stdout)
     assert found["page"] == str(target)
     assert found["bytes"] == target.stat().st_size
@@ -41,7 +40,7 @@ def test_json_prints_the_results_alone_on_stdout(tmp_path: Path) -> None:
 def test_a_record_that_is_not_there_gives_one_line_and_no_page(tmp_path: Path, runs: list[str]) -> None:
     write(tmp_path / "run", window())
     target = tmp_path / "page.html"
-    result = CliRunner().invoke(main, ["report", *(str(tmp_path / run) for run in runs), "-o", str(target)])
+    result = invoke("report", *(str(tmp_path / run) for run in runs), "-o", str(target))
     assert result.exit_code == 1
     assert result.output.startswith("Error: no record at")
     assert result.output.count("\n") == 1
@@ -50,13 +49,13 @@ def test_a_record_that_is_not_there_gives_one_line_and_no_page(tmp_path: Path, r
 
 def test_a_page_that_cannot_be_written_gives_one_line(tmp_path: Path) -> None:
     write(tmp_path / "run", window())
-    result = CliRunner().invoke(main, ["report", str(tmp_path / "run"), "-o", str(tmp_path / "no" / "page.html")])
+    result = invoke("report", str(tmp_path / "run"), "-o", str(tmp_path / "no" / "page.html"))
     assert result.exit_code == 1
     assert "cannot be written: No such file or directory" in result.output
 
 
 def test_a_run_must_be_given() -> None:
-    assert CliRunner().invoke(main, ["report"]).exit_code == 2
+    assert invoke("report").exit_code == 2
 
 
 @pytest.mark.parametrize("run", ["run", "run/overlap.jsonl", "."])
@@ -67,7 +66,7 @@ def test_the_page_of_one_run_goes_into_its_own_folder(
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    result = CliRunner().invoke(main, ["report", str(tmp_path / run)], env={"COLUMNS": "300"})
+    result = invoke("report", str(tmp_path / run), env={"COLUMNS": "300"})
     assert result.exit_code == 0, result.output
     assert f"The page is {tmp_path / 'run' / 'report.html'} (0." in result.output
     assert (tmp_path / "run" / "report.html").exists()
@@ -79,6 +78,6 @@ def test_the_page_of_several_runs_goes_into_the_current_folder(tmp_path: Path, m
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    result = CliRunner().invoke(main, ["report", *runs])
+    result = invoke("report", *runs)
     assert result.exit_code == 0, result.output
     assert [file.name for file in elsewhere.iterdir()] == ["report.html"]

@@ -96,7 +96,13 @@ def observe_all_cases(rank: int) -> dict[tuple[str, str], Observed]:
     gate, found = Gate(), {}
     gate.register()
     for name, case in CASES.items():
-        result, log = observe(gate, lambda case=case: case.use(rank))
+        try:
+            result, log = observe(gate, lambda case=case: case.use(rank))
+        except RuntimeError as error:
+            # Not this case's alone to fail: tests/known_failures.py says which versions refuse what.
+            if "does not support" not in str(error):
+                raise
+            continue
         found[name, "overlapped"] = observed(result, log)
         keys = [c.key for c in log.collectives]
         result, log = observe(gate, lambda case=case: case.use(rank), sequential=True, keys=keys)

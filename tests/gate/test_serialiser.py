@@ -123,7 +123,9 @@ def run(cuda: Device, program: Program) -> tuple[list[tuple[int, str, int]], lis
             kernels.append((place, stream, cuda.current.enqueue()))
             continue
         known = known | {stream}
-        if what == "batch":
+        if what == "let pass":
+            serialiser.let_pass(None)
+        elif what == "batch":
             order_after = serialiser.before_batch()
             works = [Work(cuda, Stream(cuda, "communicator")) for _ in range(2)]
             for work in works:
@@ -138,7 +140,8 @@ def run(cuda: Device, program: Program) -> tuple[list[tuple[int, str, int]], lis
 
 def steps_of(*streams: str) -> st.SearchStrategy[Program]:
     kernel = st.tuples(st.just("kernel"), st.sampled_from((*streams, SECOND_COMPUTE)))
-    collective = st.tuples(st.sampled_from(("asynchronous", "synchronous", "batch")), st.sampled_from(streams))
+    issued = ("asynchronous", "synchronous", "batch", "let pass")
+    collective = st.tuples(st.sampled_from(issued), st.sampled_from(streams))
     return st.lists(kernel | collective, max_size=25)
 
 
@@ -171,6 +174,26 @@ def test_kernels_on_the_stream_of_an_earlier_collective_come_before_the_next_one
     kernels, collectives = run(cuda, [("synchronous", "scatter"), ("kernel", "scatter"), ("synchronous", "gather")])
     ((_, _, adding_up),) = kernels
     assert cuda.is_before(adding_up, collectives[1][1])
+
+
+def test_a_stream_that_only_issued_what_was_let_pass_is_ordered_with_the_next_collective(cuda: Device) -> None:
+    """DeepSpeed gathers in a block with a device on a stream of its own, and copies there what it gathered."""
+    program = [("let pass", "gather"), ("kernel", "gather"), ("synchronous", "compute"), ("kernel", "gather")]
+    ((_, _, before), (_, _, after)), ((_, collective, _),) = run(cuda, program)
+    assert cuda.is_before(before, collective)
+    assert cuda.is_before(collective, after)
+
+
+def test_a_stream_that_is_captured_or_of_another_device_is_not_ordered_for_what_was_let_pass(cuda: Device) -> None:
+    serialiser: Any = new_serialiser(cuda)
+    cuda.current = cuda.streams["gather"]
+    serialiser.let_pass(SimpleNamespace(device=torch.device("cuda", 1)))
+    cuda.capturing = True
+    serialiser.let_pass(SimpleNamespace(device=DEVICE))
+    cuda.capturing = False
+    cuda.log.clear()
+    issue(cuda, serialiser, "compute")
+    assert not any("gather" in line for line in cuda.log)
 
 
 def test_a_stream_that_never_issued_is_not_ordered(cuda: Device) -> None:
@@ -347,6 +370,27 @@ def test_what_cannot_be_serialised_is_counted_by_the_reason_and_has_no_time(
         assert log.let_pass_bytes == sum(max(c.bytes_in, c.bytes_out) for c in log.collectives)
         assert [(c.start, c.end) for c in log.collectives] == [(None, None)]
     assert cuda.log.count("event on compute") == 0
+
+
+def test_the_stream_of_a_message_that_was_let_pass_is_ordered_with_the_next_collective(
+    cuda: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("overlap_callbacks.gate.gate.unbox_group", lambda group: group)
+    monkeypatch.setattr(Group, "of", lambda of, dimensions: GROUP)
+    usual = {**vars(new_call().spec), "sizes": lambda _: (4, 4, on(DEVICE))}
+    message, collective = OperatorSpec(**{**usual, "name": "send", "point_to_point": True}), OperatorSpec(**usual)
+    gate = Gate()
+    gate.register()
+    expected = ExpectedSequence([("send", "0"), ("allreduce_", "0")])
+    gate.begin_step(sequential=True, expected=expected, compute_stream=cuda.streams["compute"])  # type: ignore[arg-type]
+    for spec, stream in ((message, "gather"), (collective, "compute")):
+        cuda.current = cuda.streams[stream]
+        gate.before_call(spec, ([], "0"))
+    log = gate.end_step()
+    gate.close()
+    assert gate.last_error is None, repr(gate.last_error)
+    assert log.let_pass == {LetPass.SINGLE_MESSAGE: 1}
+    assert "compute waits for gather" in cuda.log
 
 
 def test_a_device_that_is_neither_cpu_nor_cuda_is_named_and_its_collectives_are_let_pass(

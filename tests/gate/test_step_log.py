@@ -34,7 +34,7 @@ def call(operator: str = "allreduce_", group: str = "a", peer: int = -1) -> Coll
 
 def test_a_call_becomes_a_collective_with_all_that_is_known_of_it() -> None:
     issued = CollectiveCall(call("send").spec, GROUPS["b"], 4, 8, None, 2, 1, 5, 17, 3, False, True)
-    issued.start, issued.end = 20, 30
+    issued.start, issued.end, issued.splits = 20, 30, ([1, 0], [2, 3])
     expected = {
         "operator": "send",
         "group": GROUPS["b"],
@@ -50,6 +50,7 @@ def test_a_call_becomes_a_collective_with_all_that_is_known_of_it() -> None:
         "posted": 3,
         "asynchronous": False,
         "on_device": True,
+        "splits": ([1, 0], [2, 3]),
     }
     collective = issued.to_collective()
     assert {field.name: getattr(collective, field.name) for field in dataclasses.fields(Collective)} == expected

@@ -116,6 +116,16 @@ def test_a_driver_that_hangs_does_not_keep_the_report(gpu: dict[str, Any], monke
     hang.set()
 
 
+@pytest.mark.parametrize(("machine", "link"), [("x86_64", "PCIe"), ("AMD64", "PCIe"), ("aarch64", ""), ("ppc64le", "")])
+def test_pcie_is_known_on_hosts_that_have_no_other_link(
+    gpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch, machine: str, link: str
+) -> None:
+    monkeypatch.setattr(environment.platform, "machine", lambda: machine)
+    assert EnvironmentReader().read().host_link == link
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert EnvironmentReader().read().host_link == ""
+
+
 def test_amd_has_its_architecture_and_no_nvlink(gpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "hip", "7.0.1")
     monkeypatch.setitem(H200, "gcnArchName", "gfx942:sramecc+")

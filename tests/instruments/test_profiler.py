@@ -61,6 +61,68 @@ def test_the_profiler_s_clock_agrees_with_the_host_s():
         assert low <= before <= after <= high
 
 
+def operators_of(profile):
+    found = profile.kernels()
+    return {(found.names[name], step) for name, step in zip(found.name, found.step.tolist(), strict=True)}
+
+
+def test_a_step_that_is_not_wanted_leaves_no_operators_and_no_bounds():
+    weight = torch.ones(4, requires_grad=True)
+    profile = Profile(on_cuda=False)
+    profile.start()
+    indices = []
+    for function, record in ((torch.cos, True), (torch.exp, False), (torch.sin, True)):
+        profile.begin_step(record=record)
+        function(weight).sum().backward()
+        indices.append(profile.end_step(quiet=True))
+    profile.stop()
+    assert indices == [0, -1, 1]
+    assert len(profile.bounds) == 2
+    found = operators_of(profile)
+    assert {("aten::cos", 0), ("aten::sin", 1)} <= found
+    assert not any(name in ("aten::exp", "ExpBackward0") for name, _ in found)
+
+
+def test_a_session_that_ends_within_an_unwanted_step_leaves_nothing_switched_off():
+    def theirs():
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as theirs:
+            torch.cos(torch.ones(4))
+        return {event.name for event in theirs.events()}
+
+    stopped = Profile(on_cuda=False)
+    stopped.start()
+    stopped.begin_step(record=False)
+    stopped.stop()
+    assert "aten::cos" in theirs()
+    in_the_way = Profile(on_cuda=False)
+    in_the_way.start()
+    in_the_way.begin_step(record=False)
+    assert "aten::cos" in theirs()  # ours gives way at once
+    assert in_the_way.stop() is False
+
+
+def test_a_profile_of_a_device_leaves_no_step_out():
+    profile = Profile(on_cuda=True)
+    profile.begin_step(record=False)
+    assert profile.end_step() == 0
+
+
+def test_operators_are_told_from_ranges_named_by_hand_and_from_other_threads():
+    profile = Profile(on_cuda=False)
+    profile.start()
+    profile.begin_step()
+    with torch.profiler.record_function("by hand"):
+        torch.cos(torch.ones(4, requires_grad=True)).sum().backward()
+    other = threading.Thread(target=torch.tan, args=(torch.ones(4),))
+    other.start()
+    other.join()
+    profile.end_step()
+    profile.stop()
+    found = {name for name, _ in operators_of(profile)}
+    assert {"aten::cos", "CosBackward0"} <= found  # one told by its name, one by what torch says of it
+    assert found.isdisjoint({"by hand", "aten::tan"})
+
+
 def test_only_one_profiler_runs_at_a_time_and_that_can_be_asked():
     assert Profile.available()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from overlap_callbacks import Mode
-from overlap_callbacks.report import record
+if TYPE_CHECKING:  # jobs without the library use this module too
+    from overlap_callbacks import Mode
+    from overlap_callbacks.report import record
 
 NUM_STEPS = 20
 NUM_TOGGLING_STEPS = 200
@@ -154,6 +155,8 @@ def anatomy(*objects: Any) -> list[Any]:
 
 
 def the_record(folder: str | Path) -> record.Record:
+    from overlap_callbacks.report import record
+
     (file,) = Path(folder).rglob("overlap.jsonl")
     return record.read(file)
 

@@ -33,6 +33,8 @@ class Setup:
         overlap_grad_reduce, overlap_param_gather, overlap_p2p_comm: as Megatron names them.
         align: let pipeline stages start reductions and gathers together.
         fp16: half precision, with a loss scale of so much.
+        vocabulary: rows of the word embeddings.
+        tied: whether the output layer shares its weights with the word embeddings.
         config, ddp: further settings of Megatron's.
     """
 
@@ -52,6 +54,8 @@ class Setup:
     overlap_p2p_comm: bool = False
     align: bool = False
     fp16: float = 0.0
+    vocabulary: int = VOCABULARY
+    tied: bool = True
     config: tuple[tuple[str, Any], ...] = ()
     ddp: tuple[tuple[str, Any], ...] = ()
 
@@ -170,11 +174,11 @@ class Job:
         model = GPTModel(
             self.config,
             get_gpt_layer_local_spec(num_experts=4 if self.setup.moe else None, moe_grouped_gemm=False),
-            vocab_size=VOCABULARY,
+            vocab_size=self.setup.vocabulary,
             max_sequence_length=SEQUENCE,
             pre_process=parallel_state.is_pipeline_first_stage(**where),
             post_process=parallel_state.is_pipeline_last_stage(**where),
-            share_embeddings_and_output_weights=True,
+            share_embeddings_and_output_weights=self.setup.tied,
             **stage,
         )
         return model.half() if self.setup.fp16 else model

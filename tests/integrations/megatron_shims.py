@@ -71,9 +71,12 @@ def _streams() -> None:
 
 def _random_numbers() -> None:
     # Tensor parallelism forks CUDA's generators; without dropout, and with initialisation on the CPU, none is used.
-    from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
+    from megatron.core.tensor_parallel import random
 
-    CudaRNGStatesTracker.fork = lambda *_, **__: contextlib.nullcontext()
+    random.CudaRNGStatesTracker.fork = lambda *_, **__: contextlib.nullcontext()
+    # Recomputation keeps and restores their states.
+    random._get_cuda_rng_state = lambda *_, **__: None
+    random._set_cuda_rng_state = lambda *_, **__: None
 
 
 def _norms() -> None:

@@ -5,6 +5,8 @@ Nothing of this library is shimmed. A script keeps its text; "cuda" is the CPU f
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import re
 from typing import Any
 
@@ -22,12 +24,11 @@ def install() -> None:
 
     init = dist.init_process_group
 
-    def init_gloo(backend: str | None = None, **kwargs: Any) -> None:
+    def init_gloo(backend: str | None = None, device_id: Any = None, **kwargs: Any) -> None:
         init("gloo" if backend in (None, "nccl") else backend, **kwargs)
 
     dist.init_process_group = init_gloo
-    # A Gloo group that is destroyed waits for peers, which may have gone: seen without this library.
-    dist.destroy_process_group = lambda *_: dist.barrier()
+    keep_groups()
 
     wrap = nn.parallel.DistributedDataParallel.__init__
 
@@ -35,6 +36,40 @@ def install() -> None:
         wrap(ddp, module, None, *args, **kwargs)
 
     nn.parallel.DistributedDataParallel.__init__ = without_devices  # type: ignore[method-assign]
+
+
+def keep_groups() -> None:
+    """Let loops not destroy their Gloo groups: that waits for peers, which may have gone. Seen without this library."""
+    dist.destroy_process_group = lambda *_: dist.barrier()
+
+
+def install_accelerator(kind: str) -> None:
+    """For scripts that ask ``torch.accelerator``: it has four devices of this type. Call ``install`` too."""
+    own = torch.accelerator.current_accelerator
+    torch.accelerator.is_available = lambda: True
+    torch.accelerator.device_count = lambda: 4
+    torch.accelerator.set_device_index = lambda *_: None
+    torch.accelerator.device_index = lambda *_: contextlib.nullcontext()  # type: ignore[assignment, misc]
+    # Who wants to know whether it is there, as torch and this library do, gets the truth.
+    torch.accelerator.current_accelerator = lambda check_available=False: (
+        own(check_available=True) if check_available else torch.device(kind)
+    )
+    nn.Module.cuda = lambda module, *_: module  # type: ignore[method-assign]
+    torch.tensor = _made_on_cpu(torch.tensor)
+
+
+def define_vision_operators() -> None:
+    """torchvision from the package index is built for CUDA, and is not imported without its operators."""
+    if importlib.util.find_spec("torchvision") is None:
+        return
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, name):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _kept.append(library)
+
+
+_kept: list[Any] = []  # an operator lives as long as its library
 
 
 def _on_cpu(move: Any) -> Any:
@@ -51,6 +86,13 @@ def _on_cpu(move: Any) -> Any:
     return moved
 
 
+def _made_on_cpu(make: Any) -> Any:
+    def made(*args: Any, device: Any = None, **kwargs: Any) -> Any:
+        return make(*args, device="cpu" if str(device).startswith("cuda") else device, **kwargs)
+
+    return made
+
+
 def install_megatron_lm() -> None:
     """For Megatron-LM's own scripts, beside ``megatron_shims``. Call it with the checkout on ``sys.path``."""
     import importlib
@@ -62,7 +104,8 @@ def install_megatron_lm() -> None:
     torch.cuda.get_rng_state = lambda *_: torch.zeros(16, dtype=torch.uint8)
     torch.cuda.set_rng_state = lambda *_: None
     torch.cuda.memory_stats = lambda *_: {}
-    torch.cuda.get_device_properties = lambda *_: SimpleNamespace(total_memory=2**30, multi_processor_count=1)
+    torch.cuda.get_device_properties = lambda *_: SimpleNamespace(total_memory=2**30, multi_processor_count=1, major=8)
+    torch.ones = _made_on_cpu(torch.ones)
     nn.Module.cuda = lambda module, *_: module  # type: ignore[method-assign]
     # These kernels need Triton when they are imported.
     kernels = ModuleType("batch_invariant_kernels")
@@ -75,6 +118,21 @@ def install_megatron_lm() -> None:
     training.set_jit_fusion_options = lambda *_: None  # warms up fused kernels on the device
     initialize = training.initialize_megatron
     training.initialize_megatron = lambda *args, **kwargs: initialize(*args, **{**kwargs, "allow_no_cuda": True})
+
+
+def keep_memory_of_sends() -> None:
+    """Let a send hold the memory of its tensor.
+
+    Gloo's send holds the tensor, and reads its memory later. Megatron's interleaved pipeline gives the memory back
+    while the send is under way, and leaves the tensor one element (``deallocate_output_tensor``). So what arrives may
+    be what came into that memory meanwhile. This library has no part in it.
+    """
+    own = dist.isend
+
+    def isend(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return own(tensor.detach(), *args, **kwargs)
+
+    dist.isend = dist.distributed_c10d.isend = isend
 
 
 def stub_modules(*names: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 FOLDER = "OVERLAP_LOOPS"
 
@@ -32,8 +33,8 @@ def run_with_lines(
     Args:
         script: its path; it runs in its own folder.
         arguments: of its command line.
-        additions: from a line of the script, which is there once, to the line to put after it. What is added may use
-            the names ``attach`` and ``options``.
+        additions: from a text of the script, which is there once, to what to put after it. What is added may use the
+            names ``attach``, ``attach_accelerate`` and ``options``.
         options: of the library; None for the script as it is.
 
     Returns:
@@ -44,11 +45,18 @@ def run_with_lines(
     if options is not None:
         from overlap_callbacks.integrations.pytorch import attach
 
-        names |= {"attach": attach, "options": options}
+        names |= {"attach": attach, "attach_accelerate": _attach_accelerate, "options": options}
         for line, addition in additions.items():
             assert text.count(line) == 1, (line, text.count(line))
             text = text.replace(line, line + addition)
+    torch.manual_seed(0)  # for scripts that set none
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.parent))
     exec(compile(text, str(script), "exec"), names)
     return names
+
+
+def _attach_accelerate(*args: Any, **options: Any) -> Any:
+    from overlap_callbacks.integrations.transformers import attach_accelerate
+
+    return attach_accelerate(*args, **options)

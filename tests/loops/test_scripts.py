@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from tests.loops import cpu_shims
-from tests.loops.harness import NUM_STEPS, compare, expect_measured
+from tests.loops.harness import compare, expect_measured
 from tests.loops.scripts import checkout, run_with_lines
+from tests.loops.watching import NUM_STEPS
 
 pytestmark = pytest.mark.slow
 

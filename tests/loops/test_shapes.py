@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.loops.harness import NUM_STEPS, compare, expect_measured
+from tests.loops.harness import compare, expect_measured
+from tests.loops.watching import NUM_STEPS
 
 
 def _network() -> nn.Module:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from overlap_callbacks import JsonlSink, OverlapMonitor, WandbSink
+from overlap_callbacks.analysis.results.workload import Workload
 from overlap_callbacks.monitor.config import MonitorConfig
 
 BAD = {
@@ -24,6 +25,15 @@ BAD = {
     "power_idle_interval_s": (True, TypeError),
     "power_per_node": ("yes", TypeError),
     "tokens_per_step": (0, ValueError),
+    "hosts": ("no", TypeError),
+    "samples_per_step": (0, ValueError),
+    "flop_per_step": (-1.0, ValueError),
+    "model_parameters": ("7B", TypeError),
+    "model_preset": ("gpt5", ValueError),
+    "precision": ("bfloat16", ValueError),
+    "peak_flop_per_s": (float("inf"), ValueError),
+    "settings": (["bucket_mb"], TypeError),
+    "sample_experts_every": (0, ValueError),
 }
 
 
@@ -43,6 +53,33 @@ def test_the_constructor_of_a_monitor_has_the_options_of_its_config_and_their_de
     # What a config makes for itself is None in the constructor.
     for name in parameters.keys() - {"schedule", "sinks", "run_dir"}:
         assert parameters[name].default == fields[name].default
+
+
+def test_only_one_option_tells_the_flop_of_a_step() -> None:
+    with pytest.raises(ValueError, match="give one of flop_per_step and model_preset"):
+        MonitorConfig(flop_per_step=1e15, model_preset="gpt2")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"": 1}, "a name must be text"),
+        ({"a": None}, r"settings\['a'\] must be a number"),
+        ({"a": float("nan")}, r"settings\['a'\] must be finite"),
+        ({"a": "x" * 101}, "at most 100 characters"),
+        ({str(number): 1 for number in range(33)}, "at most 32"),
+    ],
+)
+def test_settings_that_no_record_keeps_are_refused(settings: Any, said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        MonitorConfig(settings=settings)
+
+
+def test_what_is_told_of_the_work_is_kept_together() -> None:
+    config = MonitorConfig(tokens_per_step=64, model_parameters=10, precision="fp8", settings={"bucket_mb": 25})
+    assert config.workload == Workload(
+        tokens_per_step=64, model_parameters=10.0, precision="fp8", settings={"bucket_mb": 25}
+    )
 
 
 def test_checked_values_are_kept_and_an_option_cannot_be_changed_later() -> None:

@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 
 from overlap_callbacks import Schedule
+from overlap_callbacks.instruments.profiler import Profile
 from tests.distributed import run_ranks
 from tests.monitor.jobs import KeptReports, Training, new_monitor
+
+pytestmark = pytest.mark.alone
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 ROUNDS = 6
@@ -45,9 +48,9 @@ def test_a_job_with_the_library_takes_as_much_longer_as_its_windows_are_said_to_
 EVALUATION_S = 2.0
 
 
-def _evaluate_in_a_window(rank: int, where: str) -> list[float | None]:
+def _evaluate_in_a_window(rank: int, where: str, first_step: int) -> list[float | None]:
     training, sink = Training(rank), KeptReports()
-    schedule = Schedule(every_n_steps=100, first_step=30, profiled_steps=0)
+    schedule = Schedule(every_n_steps=100, first_step=first_step, profiled_steps=0)
     monitor = new_monitor(sink, schedule=schedule, power=False)
     for step in range(90):
         with monitor.step():
@@ -61,7 +64,48 @@ def _evaluate_in_a_window(rank: int, where: str) -> list[float | None]:
     return [report.lost_ms for report in sink.reports]
 
 
+@pytest.mark.parametrize("first_step", [2, 30], ids=["few steps before", "enough steps before"])
 @pytest.mark.parametrize("where", ["between steps", "in a pause", "on one rank"])
-def test_an_evaluation_in_a_window_is_not_said_to_be_its_cost(where: str) -> None:
-    (lost_ms,) = run_ranks(_evaluate_in_a_window, 2, where)[0]
+def test_an_evaluation_in_a_window_is_not_said_to_be_its_cost(where: str, first_step: int) -> None:
+    (lost_ms,) = run_ranks(_evaluate_in_a_window, 2, where, first_step)[0]
     assert lost_ms < EVALUATION_S * 1e3 / 2
+
+
+def _end_in_a_window(rank: int) -> list[tuple[bool, float | None, float | None]]:
+    training, sink = Training(rank), KeptReports()
+    monitor = new_monitor(sink, schedule=Schedule(every_n_steps=100, first_step=30, profiled_steps=0), power=False)
+    for _ in range(55):
+        with monitor.step():
+            training.step()
+    monitor.close()
+    return [(report.complete, report.lost_ms, report.measurement_overhead) for report in sink.reports]
+
+
+def test_a_window_in_which_the_job_ends_is_not_said_to_have_cost_nothing() -> None:
+    assert run_ranks(_end_in_a_window, 2)[0] == [(False, None, None)]
+
+
+def _profile(rank: int) -> tuple[list[int], list[int], list[str]]:
+    recorded: list[int] = []
+    stop = Profile.stop
+    Profile.stop = lambda profile: (recorded.append(len(profile.bounds)), stop(profile))[1]  # type: ignore[method-assign]
+    training, sink = Training(rank), KeptReports()
+    schedule = Schedule(every_n_steps=100, first_step=5, repeats=1, steps_per_block=1)
+    monitor = new_monitor(sink, schedule=schedule, power=False)
+    for _ in range(5 + schedule.window_steps + 3):
+        with monitor.step():
+            training.step()
+    monitor.close()
+    Profile.stop = stop  # type: ignore[method-assign]
+    return (
+        recorded,
+        [len(sample.profiled) for report in sink.reports for sample in report.samples],
+        [problem for report in sink.reports for problem in report.problems if "profiled step" in problem],
+    )
+
+
+def test_warm_up_steps_of_a_job_that_leaves_nothing_in_flight_are_not_recorded() -> None:
+    recorded, blocks, problems = run_ranks(_profile, 2)[0]
+    assert recorded == [9]  # of 16: the first warm-up step, and those that count
+    assert blocks == [8, 8]
+    assert problems == []

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import hashlib
 import signal
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -119,8 +122,21 @@ def raise_from_handler(kind: type[BaseException]) -> None:
     signal.raise_signal(signal.SIGUSR1)
 
 
-def all_reduce_with_interrupted(rank: int, kind: type[BaseException], method: str, nested: bool) -> dict[str, Any]:
-    """In the window's first sequential step the handler raises within a method of the gate."""
+def raise_from_another_thread(kind: type[BaseException]) -> None:
+    """As if another thread had set the exception on this one: Python raises it at its next look."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(threading.get_ident()), ctypes.py_object(kind))
+    while True:
+        pass
+
+
+def all_reduce_with_interrupted(
+    rank: int,
+    kind: type[BaseException],
+    method: str,
+    nested: bool,
+    interrupt: Callable[[type[BaseException]], None] = raise_from_handler,
+) -> dict[str, Any]:
+    """In the window's first sequential step an exception is raised within a method of the gate."""
     tensor, sink = torch.ones(4), KeptReports()
     monitor, raised = new_monitor(sink), []
     if nested:
@@ -129,7 +145,7 @@ def all_reduce_with_interrupted(rank: int, kind: type[BaseException], method: st
     for step in range(12):
         monitor.step_begin(step)
         if step == 4:
-            setattr(Gate, method, lambda *args: raise_from_handler(kind))
+            setattr(Gate, method, lambda *args: interrupt(kind))
         dist.all_reduce(tensor)
         setattr(Gate, method, inner)
         try:
@@ -152,6 +168,14 @@ def test_an_interrupted_collective_is_issued_once_and_the_step_s_end_raises(kind
         assert result["active"]
         assert result["raised"] == [(4, kind)]
     assert any(complete for complete, _ in results[0]["windows"])
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["own key", "BackendSelect"])
+def test_what_another_thread_sets_on_this_one_is_kept_until_the_step_s_end(nested):
+    for result in run_ranks(all_reduce_with_interrupted, 2, Tick, "before_call", nested, raise_from_another_thread):
+        assert result["sum"] == 2.0**12
+        assert result["active"]
+        assert result["raised"] == [(4, Tick)]
 
 
 def test_what_a_handler_raises_is_told_from_an_error_of_ours():

@@ -7,14 +7,23 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
+from overlap_callbacks.gate.deadlock import CollectiveSequence, Item
+from overlap_callbacks.monitor.background.budget import WindowBudget
+from overlap_callbacks.monitor.background.order_check import Decision, OrderChecker
 from overlap_callbacks.monitor.background.reporter import SETTLE_S
+from overlap_callbacks.monitor.background.store import Connection, Job, StoreChannel
 from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.report.record import read
+from tests.distributed import captured_log, run_ranks
 from tests.monitor import silent_job
+from tests.monitor.jobs import Training, new_monitor, tiny_schedule
 
 _SERVE = """
 import time
@@ -96,3 +105,42 @@ def test_once_the_store_goes_on_measuring_does(tmp_path: Path) -> None:
     after = [window for window in windows if window.first_step > silent_job.THAW_AT]
     assert any(window.complete and window.ranks == (0, 1) for window in after)
     assert not any(window.complete for window in windows if window.first_step in range(12, silent_job.THAW_AT))
+
+
+def train_beside_a_rank_that_does_not_measure(rank: int) -> dict[str, Any]:
+    """The longest step, and what was said; only rank 0 has a monitor."""
+    training, longest_s = Training(rank), 0.0
+    monitor = new_monitor(schedule=tiny_schedule(first_step=20, every_n_steps=20)) if rank == 0 else None
+    with captured_log() as lines:
+        for step in range(60):
+            began_s = time.monotonic()
+            with monitor.step(step) if monitor is not None else contextlib.nullcontext():
+                training.step()
+            longest_s = max(longest_s, time.monotonic() - began_s)
+        if monitor is not None:
+            monitor.close(1.0)
+    return {"longest_s": longest_s, "lines": lines}
+
+
+def test_the_first_wait_for_a_rank_that_never_answers_is_short_where_steps_are() -> None:
+    first, _ = run_ranks(train_beside_a_rank_that_does_not_measure, 2)
+    assert first["longest_s"] < DEFAULTS.order_timeout_s
+    (line,) = [line for line in first["lines"] if "no sequential steps" in line]
+    assert "rank 1 did not report the order of collectives within" in line
+    assert f"within {DEFAULTS.order_timeout_s:g} s" not in line
+
+
+def test_ranks_have_less_time_until_all_were_heard_once() -> None:
+    channel = StoreChannel(Job(0, 1, "gloo"), "prefix", Connection(dist.HashStore))
+    checker = OrderChecker(channel, timeout_s=10.0, budget=WindowBudget(None), on_error=lambda _: None)
+    assert [checker.timeout_s(step_s) for step_s in (0.008, 0.2, 3.0, None)] == [2.0, 4.0, 10.0, 10.0]
+    order = CollectiveSequence(items=(Item("allreduce_", "0"),), groups={"0": (0,)}, compiled=True)
+    checker.start("check", order, 0, usual_step_s=0.008)
+    assert checker.patience_s == 3 * 2.0
+    assert checker.await_ruling().decision is Decision.SKIPPED  # a ruling of rank 0 on what all ranks handed in
+    assert checker.timeout_s(0.008) == 10.0
+    assert checker.patience_s == 3 * 10.0
+    checker.close(5.0)
+    # A user's own limit is never exceeded.
+    hasty = OrderChecker(channel, timeout_s=0.3, budget=WindowBudget(None), on_error=lambda _: None)
+    assert hasty.timeout_s(0.008) == 0.3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -12,7 +14,7 @@ from overlap_callbacks.instruments.profiler import Profile
 from overlap_callbacks.monitor.background.measurement import measure
 from overlap_callbacks.monitor.schedule import Part, Plan
 from overlap_callbacks.monitor.window import ClosedWindow, Window
-from tests.monitor.fakes import FakeGate
+from tests.monitor.fakes import EMPTY_LOG, FakeGate
 
 
 def profiled(num_steps: int = 2) -> ClosedWindow:
@@ -23,6 +25,38 @@ def profiled(num_steps: int = 2) -> ClosedWindow:
         torch.ones(4).cos()
         window.end_step()
     return window.close(complete=True)
+
+
+def steps_of(quiet: list[bool]) -> ClosedWindow:
+    """Profiled steps, a warm-up step before each one that counts; whether nothing is in flight at the end of each."""
+    gate = FakeGate()
+    window = Window(0, 0, gate, SwitchState(None))  # type: ignore[arg-type]
+    for number, is_quiet in enumerate(quiet):
+        gate.log = dataclasses.replace(EMPTY_LOG, quiet=is_quiet)
+        plan = Plan(0, number, Part.PROFILED, number // 2, Mode.OVERLAPPED, Mode.OVERLAPPED, bool(number % 2), False)
+        window.begin_step(plan, None)
+        torch.ones(4).cos()
+        window.end_step()
+    return window.close(complete=True)
+
+
+def test_warm_up_steps_are_recorded_only_until_steps_are_known_to_leave_nothing_in_flight() -> None:
+    quiet = steps_of([True] * 8)
+    assert [step.profile_index for step in quiet.steps] == [0, 1, -1, 2, -1, 3, -1, 4]
+    assert [step.counted for step in quiet.steps] == [False, True] * 4
+    assert quiet.profile is not None
+    kernels = quiet.profile.kernels()
+    assert sorted(set(kernels.step.tolist()) - {-1}) == [0, 1, 2, 3, 4]
+    busy = steps_of([True, False, True, True, True, True])
+    assert [step.profile_index for step in busy.steps] == [0, 1, 2, 3, 4, 5]
+    assert quiet.problems == busy.problems == ()
+
+
+def test_a_step_does_not_count_if_the_unrecorded_one_before_it_left_something_in_flight() -> None:
+    closed = steps_of([True, True, False, True, True, True])
+    assert [step.profile_index for step in closed.steps] == [0, 1, -1, 2, 3, 4]
+    assert [step.counted for step in closed.steps] == [False, True, False, False, False, True]
+    assert closed.problems == ("a profiled step was left out: the step before it had left collectives in flight",)
 
 
 def fail(*_: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 
@@ -123,6 +124,57 @@ def test_an_evaluation_in_a_window_is_not_what_the_window_cost(clock: Clock, pla
     told = after_window(clock, lengths_ms).tell_ms(0.0)
     assert told is not None
     assert 300 <= told <= 300 + 2 * WINDOW_MS / WINDOW_STEPS
+
+
+@pytest.mark.parametrize("place", [0, 5, WINDOW_STEPS - 1])
+def test_nor_is_it_where_too_few_steps_came_before_the_window(clock: Clock, place: int) -> None:
+    lengths_ms = [WINDOW_MS / WINDOW_STEPS] * WINDOW_STEPS
+    lengths_ms[place] += 30_000
+    told = after_window(clock, lengths_ms, usual=None).tell_by_own_steps_ms(10.0, report_cpu_ms=50.0)
+    assert told is not None
+    assert 350 <= told <= 350 + 2 * WINDOW_MS / WINDOW_STEPS
+
+
+def test_of_a_window_that_the_end_of_the_job_cuts_short_nothing_is_told(clock: Clock) -> None:
+    for usual in (STEP, None):
+        cost = WindowCost(clock.ns, usual)
+        clock.ns += 50 * MS
+        cost.window_closed(clock.ns, num_steps=3, job_ends=True)
+        assert cost.tell_ms(80.0) is None
+        assert cost.tell_by_own_steps_ms(10.0, 80.0) is None
+        assert cost.over
+        assert cost.late_ms == 0.0
+
+
+def test_where_steps_swing_what_windows_cost_is_told_in_sum(clock: Clock) -> None:
+    """What the budget adds up is no less than what windows cost, though each is known only roughly."""
+    draw = random.Random(0)
+
+    def swinging() -> int:
+        return draw.choice((10, 10, 10, 100)) * MS
+
+    pace, told_ms, extra_ms, step, windows = StepPace(), 0.0, 7, 0, 300
+    for _ in range(windows):
+        for _ in range(STEPS_BEFORE + 1):
+            pace.step_began(step, clock.ns)
+            clock.ns += swinging()
+            step += 1
+        pace.step_began(step, clock.ns)
+        cost = pace.window_opens(clock.ns)
+        for number in range(WINDOW_STEPS):
+            if number:
+                step += 1
+                cost.window_step_began(clock.ns)
+            clock.ns += swinging() + extra_ms * MS
+        pace.window_closed(cost, clock.ns, step, WINDOW_STEPS)
+        cost.work_done(finished=True)
+        while not cost.over:
+            step += 1
+            pace.step_began(step, clock.ns)
+            clock.ns += swinging()
+        step += 2  # what comes next is no step in a row
+        told_ms += max(0.0, cost.tell_ms(0.0) or 0.0)
+    assert told_ms >= windows * WINDOW_STEPS * extra_ms
 
 
 def test_what_we_do_in_a_window_is_told_whole_however_long_it_takes(clock: Clock) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 # Python's json writes them as NaN, Infinity and -Infinity, which are no JSON.
 _NUMBERS = (
     0, -1, 1, 2**31, 2**63, -(2**63) - 1, 10**400, 1e308, -1e308, 5e-324, 1e-300, -0.0, float("nan"), float("inf"),
-    float("-inf"), 0.5, 1e17,
+    float("-inf"), 0.5, 1e17, 1e100, 1e-100,
 )  # fmt: skip
 _TEXTS = (
     "", "\x00", "\x1b[2J\x1b]0;x\x07", "\u202eevil", "\u2066\u2069", "\x9b31m", "\ud800", "</script><script>alert(1)",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -13,6 +14,7 @@ from overlap_callbacks.cli.main import main
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.report import record_lines
 from overlap_callbacks.report.record import read
+from tests.report import runs
 from tests.report.test_record import run_info, timed, window_report, write
 
 OV = Mode.OVERLAPPED
@@ -77,3 +79,38 @@ def test_lines_that_end_at_any_place_of_what_is_read_at_a_time_are_whole(
     monkeypatch.setattr(record_lines, "_PIECE_BYTES", 4)
     found = list(record_lines.lines_of(path, lambda done, total: None))
     assert [content for _, content in found] == [line if len(line) <= 10 else None for line in lines if line]
+
+
+@pytest.mark.parametrize("command", [["show"], ["show", "--all"], ["show", "--json"], ["report"]], ids=" ".join)
+def test_a_window_that_names_no_rank_ends_no_command_in_a_traceback(tmp_path: Path, command: list[str]) -> None:
+    whole = runs.window(0, power=True)
+    assert whole.collectives
+    assert whole.power_trace is not None
+    runs.write(tmp_path, msgspec.structs.replace(whole, ranks=()))
+    options = ["--output", str(tmp_path / "report.html")] if command == ["report"] else []
+    result = CliRunner().invoke(main, [command[0], str(tmp_path), *command[1:], *options])
+    assert result.exit_code == 0, result.output
+
+
+def test_a_whole_number_beyond_a_float_s_range_ends_no_page_in_a_traceback(tmp_path: Path) -> None:
+    whole = runs.window(0)
+    runs.write(tmp_path, whole)
+    path = tmp_path / "overlap.jsonl"
+    messages = b'"messages":%d' % whole.collectives[0].messages
+    lines = path.read_bytes().replace(b" ", b"")
+    assert messages in lines
+    path.write_bytes(lines.replace(messages, b'"messages":1' + b"0" * 400))
+    result = CliRunner().invoke(main, ["report", str(tmp_path), "--output", str(tmp_path / "report.html")])
+    assert result.exit_code == 0, result.output
+    assert ">inf<" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("world_size", [-(2**63) - 1, -1, 10**12, 2**70])
+def test_an_unfinished_window_of_any_number_of_ranks_is_read_in_bounded_memory(tmp_path: Path, world_size: int) -> None:
+    write(tmp_path, run=run_info(world_size=world_size), blocks=[(0, 20, timed(0, OV, 100.0))])
+    tracemalloc.start()
+    try:
+        read(tmp_path).pooled()
+        assert tracemalloc.get_traced_memory()[1] < 50e6
+    finally:
+        tracemalloc.stop()

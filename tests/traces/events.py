@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from click.testing import CliRunner
-
-from overlap_callbacks.cli.main import main
 from overlap_callbacks.traces import analyze, read_trace
 from overlap_callbacks.traces.figures import TraceFigures
 from tests import kineto
+from tests.commands import invoke
 
 MS = 1_000_000
 
@@ -33,7 +31,7 @@ def said(problems: tuple[str, ...], *words: str) -> bool:
 
 
 def overlap(*arguments: str) -> Any:
-    result = CliRunner().invoke(main, list(arguments), env={"COLUMNS": "200"})
+    result = invoke(*arguments, env={"COLUMNS": "200"})
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result

@@ -4,15 +4,17 @@ import contextlib
 import gzip
 import json
 import os
+import re
 import time
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from overlap_callbacks.traces import TraceError, analyze, read_trace
+from overlap_callbacks.traces import TraceError, analyze, read_trace, stream
 from overlap_callbacks.traces.figures import Analysis
 from overlap_callbacks.traces.files import PIECE_BYTES
 from tests import kineto
@@ -453,3 +455,22 @@ def test_a_file_without_an_event_is_read_in_time_linear_in_its_size(tmp_path: Pa
 
     small, large = seconds(2**20), seconds(2**22)
     assert large < 8 * small + 0.3  # linear: 4 times
+
+
+def test_no_text_is_searched_again_with_each_piece_for_where_an_event_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched = 0
+
+    class Counting:
+        def finditer(self, buffer: bytearray, begin: int, end: int) -> Iterator[re.Match[bytes]]:
+            nonlocal searched
+            searched += end - begin
+            return boundary.finditer(buffer, begin, end)
+
+    boundary = stream._BOUNDARY
+    monkeypatch.setattr(stream, "_BOUNDARY", Counting())
+    path, size = tmp_path / "trace.json", 2**19
+    path.write_bytes(b'{"traceEvents":[' + b"{" * size)
+    assert not any(stream.EventStream(path, piece_bytes=2**14))
+    assert size <= searched < 2 * size

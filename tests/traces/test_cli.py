@@ -10,10 +10,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from overlap_callbacks.analysis import name_rules
-from overlap_callbacks.cli.main import main
 from overlap_callbacks.traces import analyze, compare, read_trace
 from overlap_callbacks.traces.figures import (
     Analysis,
@@ -25,7 +24,7 @@ from overlap_callbacks.traces.figures import (
     StepFigures,
     UnmatchedKernel,
 )
-from tests import kineto
+from tests import commands, kineto
 from tests.traces.events import short_trace
 
 
@@ -55,7 +54,7 @@ def other_rank(tmp_path: Path) -> str:
 
 
 def invoke(*arguments: str, columns: int = 120) -> Result:
-    result = CliRunner().invoke(main, list(arguments), env={"COLUMNS": str(columns)})
+    result = commands.invoke(*arguments, env={"COLUMNS": str(columns)})
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result

@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from overlap_callbacks.analysis import name_rules
 from overlap_callbacks.analysis.kernels.timeline import MAX_INTERVALS
-from overlap_callbacks.cli.main import main
 from overlap_callbacks.traces import analyze, read_trace
 from tests import kineto
+from tests.commands import invoke
 from tests.traces import reference
-from tests.traces.events import MS, collective, figures_of, gemm, said
+from tests.traces.events import MS, collective, figures_of, gemm
 
 # -- the whole file and its steps
 
@@ -90,23 +89,6 @@ def test_a_pattern_of_the_user_makes_copies_communicate_too(tmp_path: Path, monk
     monkeypatch.setattr(name_rules, "communication_patterns", [*name_rules.communication_patterns, "Memcpy DtoD"])
     found = figures_of(tmp_path, [gemm(0, 6), copy("Memcpy DtoD (Device -> Device)", 4, 9)])
     assert (found.total.comm_ms, found.total.copy_ms) == (5, 0)
-
-
-def test_collectives_that_launched_copies_within_the_device_and_no_kernel_are_named(tmp_path: Path) -> None:
-    within = "Memcpy DtoD (Device -> Device)"
-
-    def events(*kernel: kineto.Event) -> list[kineto.Event]:
-        ranges = [kineto.host_range("nccl:_all_gather_base", 5, 25), kineto.host_range("nccl:broadcast", 30, 40)]
-        copies = [copy(within, 4, 9, number) for number in (2, 3)]
-        # The second copy was launched outside of all collectives.
-        launches = [kineto.launch(time, number) for time, number in ((1, 1), (10, 2), (27, 3), (12, 4))]
-        return [*ranges, *launches, gemm(0, 6, 1), *copies, *kernel]
-
-    found = figures_of(tmp_path, events())
-    assert said(found.problems, "1 collective launched copies within the device and no kernel", "_all_gather_base")
-    assert (found.total.comm_ms, found.total.copy_ms) == (0, 10)
-    # Beside a kernel, copies pack and unpack.
-    assert not said(figures_of(tmp_path, events(collective(6, 8, 4))).problems, "launched copies")
 
 
 def test_only_events_of_the_device_s_categories_are_kernels(tmp_path: Path) -> None:
@@ -196,7 +178,7 @@ def test_a_rule_of_the_user_goes_before_those_built_in(tmp_path: Path, monkeypat
     path = str(kineto.write(tmp_path / "trace.json", [gemm(0, 4), kineto.kernel("mine_7", 4 * MS, 6 * MS, 0)]))
     monkeypatch.setattr(name_rules, "families", list(name_rules.families))
     rules = ["--rule", r"mine=mine_\d", "--rule", "dense=(?i)GEMM", "--rule", "late=gemm"]
-    result = CliRunner().invoke(main, ["analyze", path, "--csv", "families", *rules])
+    result = invoke("analyze", path, "--csv", "families", *rules)
     assert result.exit_code == 0
     rows = [line.split(",")[3:6] for line in result.stdout.splitlines()[1:]]
     assert rows == [["dense", "1", "4.0"], ["mine", "1", "2.0"]]

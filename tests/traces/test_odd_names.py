@@ -57,6 +57,18 @@ def test_a_file_name_of_any_kind_is_shown_as_it_is(tmp_path: Path, name: str) ->
     assert name in overlap("compare", path, path).output
 
 
+def test_a_file_name_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    path = str(kineto.write(tmp_path / "a\x9b31m\u202eb.json", short_trace()))
+    missing, output = path + "x", str(tmp_path / "no\x9bfolder" / "out.json")
+    commands = [["analyze", path, *options] for options in ([], ["--json"], ["--csv", "steps"])]
+    commands += [["compare", path, path, *options] for options in ([], ["--json"], ["--csv", "figures"])]
+    commands += [["analyze", missing], ["compare", path, missing], ["analyze", path, "--output", output]]
+    for command in commands:
+        shown = overlap(*command).output
+        assert shown
+        assert all(char.isprintable() or char == "\n" for char in shown), command
+
+
 # -- several files, steps and devices
 
 

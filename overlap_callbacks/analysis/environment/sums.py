@@ -12,7 +12,7 @@ import msgspec
 
 from overlap_callbacks.analysis.identities import Identities, add_identities
 from overlap_callbacks.analysis.rank_set import RankSet, union_of
-from overlap_callbacks.analysis.results.environment import RankEnvironment, RankPlace
+from overlap_callbacks.analysis.results.environment import PCIE, RankEnvironment, RankPlace
 
 # What a record keeps of a large job. Counts are of all ranks.
 MAX_PLACES = 64
@@ -60,11 +60,13 @@ class Links(msgspec.Struct, frozen=True, array_like=True):
         linked: two on one GPU, or on two that NVLink connects.
         not_linked: two on GPUs that NVLink does not connect.
         rank_unknown: a rank that does not tell.
+        no_pcie: a rank whose GPU is not known to be connected with its host by PCIe.
     """
 
     linked: bool = False
     not_linked: bool = False
     rank_unknown: bool = False
+    no_pcie: bool = False
 
 
 class Host(msgspec.Struct, frozen=True, array_like=True):
@@ -190,7 +192,7 @@ def _host(rank: int, identity: str, environment: RankEnvironment) -> Host:
         gpus=(gpu,) if known else (),
         reached_by_all=reach,
         reached=reach,
-        links=Links(rank_unknown=not known),
+        links=Links(rank_unknown=not known, no_pcie=environment.host_link != PCIE),
     )
 
 
@@ -284,6 +286,7 @@ def _with(host: Host, other: Host) -> Host:
             linked=host.links.linked or other.links.linked or (pairs and not by_any.isdisjoint(other.gpus)),
             not_linked=host.links.not_linked or other.links.not_linked or (pairs and not by_all.issuperset(other.gpus)),
             rank_unknown=host.links.rank_unknown or other.links.rank_unknown,
+            no_pcie=host.links.no_pcie or other.links.no_pcie,
         ),
     )
 
@@ -315,6 +318,7 @@ def _add_links(parts: Sequence[Links]) -> Links:
         linked=any(part.linked for part in parts),
         not_linked=any(part.not_linked for part in parts),
         rank_unknown=any(part.rank_unknown for part in parts),
+        no_pcie=any(part.no_pcie for part in parts),
     )
 
 

@@ -32,17 +32,27 @@ def _within(sums: EnvironmentSums, backend: str) -> Transport:
         return _gloo(WITHIN, sums)
     if backend != "nccl":
         return Transport(WITHIN, UNKNOWN, "nothing is known of this backend")
-    if is_on(_common(sums, "NCCL_P2P_DISABLE")):
-        return Transport(WITHIN, "no direct access between GPUs: host memory, or the network", "NCCL_P2P_DISABLE=1")
     links = all_found(sums).links
+    if is_on(_common(sums, "NCCL_P2P_DISABLE")):
+        if is_on(_common(sums, "NCCL_SHM_DISABLE")):
+            return Transport(WITHIN, "the network, also within a host", "NCCL_P2P_DISABLE=1 and NCCL_SHM_DISABLE=1")
+        through = "host memory" if links.no_pcie else "PCIe to host memory"
+        return Transport(WITHIN, f"no direct access between GPUs: {through}, or the network", "NCCL_P2P_DISABLE=1")
     basis = "NVML, for each pair of GPUs; which path NCCL takes is its choice"
     if links.rank_unknown:
         return Transport(WITHIN, UNKNOWN, "NVML does not tell whether NVLink connects the GPUs")
     if not links.not_linked:
         return Transport(WITHIN, "NVLink connects all GPUs of a host", basis)
     if links.linked:
-        return Transport(WITHIN, "NVLink connects some GPUs of a host", basis)
-    return Transport(WITHIN, "no NVLink connects the GPUs of a host", basis)
+        others = "" if links.no_pcie else ", PCIe the others"
+        return Transport(WITHIN, f"NVLink connects some GPUs of a host{others}", basis)
+    if links.no_pcie:
+        return Transport(WITHIN, "no NVLink connects the GPUs of a host", basis)
+    return Transport(
+        WITHIN,
+        "PCIe (no NVLink seen)",
+        "NVML, for each pair of GPUs; from GPU to GPU, through host memory, or the network: that is NCCL's choice",
+    )
 
 
 def _between(sums: EnvironmentSums, backend: str) -> Transport:

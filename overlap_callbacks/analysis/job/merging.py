@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from overlap_callbacks.analysis.communication.sums import add_sums, sums_of
 from overlap_callbacks.analysis.environment.lint import add_traits, traits_of
-from overlap_callbacks.analysis.environment.sums import add_environments, environment_of
+from overlap_callbacks.analysis.environment.sums import add_environments, environment_of, host_of
+from overlap_callbacks.analysis.experts import add_experts
+from overlap_callbacks.analysis.experts import sums_of as expert_sums
 from overlap_callbacks.analysis.figures import FigureSums, add_figure_sums, figure_sums, spread_figures
+from overlap_callbacks.analysis.job.arrivals import add_arrivals, arrivals_of
 from overlap_callbacks.analysis.job.part import JobPart
 from overlap_callbacks.analysis.job.samples import chosen, packed
 from overlap_callbacks.analysis.job.sentences import add_sentences, sentences_of
 from overlap_callbacks.analysis.job.spread import Moments, add_moments
+from overlap_callbacks.analysis.job.stages import add_stages, stages_of
 from overlap_callbacks.analysis.job.tables import ProfileTables, add_tables, bounded_kernels, tables_of
 from overlap_callbacks.analysis.job.transfers import add_transfers, transfers_of
 from overlap_callbacks.analysis.memory import add_memory, memory_of
 from overlap_callbacks.analysis.power.sums import add_power, power_of
 from overlap_callbacks.analysis.rank_set import RankSet, union
+from overlap_callbacks.analysis.results.messages import NO_STAGE
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import RankWindow
 from overlap_callbacks.analysis.validity import Measured, add_measured
@@ -30,8 +36,10 @@ def part_of(window: RankWindow) -> JobPart:
     own = RankSet.of(rank)
     figures = figure_sums(window, tables_of(window))
     environment = window.environment
-    knows_cost = window.lost_ms is not None
+    # Of a window that was cut short, its length and the number of its steps tell nothing.
+    is_told = window.lost_ms is not None or not window.complete
     lost_ms = None if window.lost_ms is None or window.usual_step_ms <= 0 else max(0.0, window.lost_ms)
+    host = "" if environment is None else host_of(environment)
     return JobPart(
         ranks=own,
         measured=(Measured(window.terms, window.window, window.first_step, own),),
@@ -39,8 +47,8 @@ def part_of(window: RankWindow) -> JobPart:
         any_complete=window.complete,
         all_complete=window.complete,
         wall_ms=window.wall_ms,
-        extra_ms=() if knows_cost else ((window.num_steps, window.wall_ms + window.report_cpu_ms),),
-        report_cpu_ms=0.0 if knows_cost else window.report_cpu_ms,
+        extra_ms=() if is_told else ((window.num_steps, window.wall_ms + window.report_cpu_ms),),
+        report_cpu_ms=0.0 if is_told else window.report_cpu_ms,
         lost_ms=lost_ms,
         lost_steps=None if lost_ms is None else lost_ms / window.usual_step_ms,
         checked=any(block.arm is Mode.SEQUENTIAL for block in window.profiled),
@@ -55,6 +63,12 @@ def part_of(window: RankWindow) -> JobPart:
         environment=None if environment is None else environment_of(rank, environment),
         traits=traits_of(window),
         samples={rank: packed(window)},
+        experts=expert_sums(rank, window.experts),
+        messages=sums_of(rank, window.messages, host),
+        arrivals=arrivals_of(
+            rank, window.arrivals, host, NO_STAGE if window.messages is None else window.messages.stage
+        ),
+        stages=stages_of(window),
     )
 
 
@@ -94,6 +108,10 @@ def merge(parts: Sequence[JobPart]) -> JobPart:
         environment=add_environments(environments) if environments else None,
         traits=add_traits([part.traits for part in parts]),
         samples=chosen(samples, ranks.count, ranks.lowest, spread),
+        messages=add_sums([part.messages for part in parts]),
+        experts=add_experts([part.experts for part in parts]),
+        arrivals=add_arrivals([part.arrivals for part in parts]),
+        stages=add_stages([part.stages for part in parts]),
     )
 
 

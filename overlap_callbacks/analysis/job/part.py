@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import msgspec
 
+from overlap_callbacks.analysis.communication.sums import MessageSums
 from overlap_callbacks.analysis.environment.lint import Traits
 from overlap_callbacks.analysis.environment.sums import EnvironmentSums
+from overlap_callbacks.analysis.experts import ExpertSums
 from overlap_callbacks.analysis.figures import FigureSums
+from overlap_callbacks.analysis.job.arrivals import ArrivalSums
 from overlap_callbacks.analysis.job.sentences import Sentences
 from overlap_callbacks.analysis.job.spread import Moments
+from overlap_callbacks.analysis.job.stages import StageSum
 from overlap_callbacks.analysis.job.tables import ProfileTables
 from overlap_callbacks.analysis.job.transfers import Transfers
 from overlap_callbacks.analysis.memory import MemorySums
@@ -47,6 +51,10 @@ class JobPart(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         traits: what the rules of the environment ask of their windows.
         samples: what single ranks measured, compressed, by rank: the lowest, and those with the extremes of the spread;
             of few ranks, all.
+        messages: what they send.
+        experts: how evenly they spread tokens.
+        arrivals: who of them came last to collectives.
+        stages: what bubbles the stages of a pipeline had.
     """
 
     ranks: RankSet
@@ -71,6 +79,10 @@ class JobPart(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     environment: EnvironmentSums | None
     traits: Traits
     samples: dict[int, bytes]
+    messages: MessageSums
+    arrivals: ArrivalSums
+    stages: tuple[StageSum, ...]
+    experts: ExpertSums = ExpertSums()
 
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -9,14 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import msgspec
+import numpy as np
 
+from overlap_callbacks.analysis.communication.hosts import host_numbers
+from overlap_callbacks.analysis.communication.totals import traffic_of
 from overlap_callbacks.analysis.contention.shares import Explanation, explain
+from overlap_callbacks.analysis.earlier_windows import EarlierWindows
+from overlap_callbacks.analysis.environment.hidden_hosts import has_marks, host_numbers_of, numbered
 from overlap_callbacks.analysis.environment.job import pooled_environment
 from overlap_callbacks.analysis.environment.lint import lint_job
-from overlap_callbacks.analysis.figures import figures_from
+from overlap_callbacks.analysis.experts import pooled_experts
+from overlap_callbacks.analysis.figures import intervals_from
+from overlap_callbacks.analysis.job.arrivals import reported_arrivals
 from overlap_callbacks.analysis.job.part import JobPart
 from overlap_callbacks.analysis.job.samples import MAX_RANKS, in_report, unpacked
 from overlap_callbacks.analysis.job.sentences import said
+from overlap_callbacks.analysis.job.stages import pipeline_bubble
 from overlap_callbacks.analysis.job.tables import (
     ProfileTables,
     add_tables,
@@ -29,9 +37,12 @@ from overlap_callbacks.analysis.job.transfers import with_transfers
 from overlap_callbacks.analysis.memory import pooled_memory
 from overlap_callbacks.analysis.power.sums import pooled_power
 from overlap_callbacks.analysis.rank_problems import bounded
+from overlap_callbacks.analysis.results.environment import JobEnvironment
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.power import JobPower
 from overlap_callbacks.analysis.results.report import MAX_RANKS_NAMED, OverlapReport
+from overlap_callbacks.analysis.results.workload import Throughput, Workload
+from overlap_callbacks.analysis.throughput import throughput_of
 from overlap_callbacks.analysis.validity import escaped_communication, remarks, uncounted_modes, unlike_ranks
 
 
@@ -43,6 +54,8 @@ def report_of(
     control: bool = False,
     problems: Sequence[str] = (),
     tokens_per_step: int | None = None,
+    earlier: EarlierWindows | None = None,
+    work: Workload | None = None,
 ) -> OverlapReport:
     """Make the report of one window from what its ranks measured.
 
@@ -53,22 +66,35 @@ def report_of(
         control: whether the schedule was an A/A control.
         problems: problems met while the ranks' windows were gathered, in words.
         tokens_per_step: tokens that one step of the job trains on; None if unknown.
+        earlier: the run's windows before this one, which give intervals a least width. It learns this one if it is
+            valid and complete.
+        work: what else is known of the job's work; None for no figures of throughput.
     """
     num_ranks = part.ranks.count
     samples = [unpacked(content) for _, content in sorted(part.samples.items())]
     first = samples[0]
-    figures = figures_from(part.figures)
+    intervals, known = intervals_from(part.figures), earlier or EarlierWindows()
+    figures = {name: interval.estimate(known.half_width(name)) for name, interval in intervals.items()}
     tables = _tables(part)
     reasons, all_problems = _problems(part, figures, first.device, first.backend, world_size, control, problems)
     power = _power(part, world_size)
     if power is not None:
         all_problems += power.problems
     valid = not reasons
+    if valid and part.all_complete:
+        known.add({name: interval.half_width for name, interval in intervals.items()})
     explained = explain(figures, power, *mean_loss(tables.losses)) if valid and not control else Explanation()
     environment = None if part.environment is None else pooled_environment(part.environment, first.backend)
+    if work is not None:
+        work = msgspec.structs.replace(work, tokens_per_step=tokens_per_step)
+    loads, expert_details = pooled_experts(part.experts)
+    messages, traffic = traffic_of(part.messages, world_size)
+    # Not of the world size: in a damaged record that may be any number.
+    hosts = np.empty(0, dtype=np.int64) if messages is None else host_numbers(messages, world_size)
+    arrivals, transfers = reported_arrivals(part.arrivals, hosts)
     cost = _cost(part, figures.get("e2e_overlapped_ms"), every_n_steps)
     num_more = sum(sentences.num_more for sentences in (part.doubts, part.let_pass, part.problems))
-    return OverlapReport(
+    report = OverlapReport(
         window=first.window,
         first_step=first.first_step,
         num_steps=part.num_steps,
@@ -101,7 +127,29 @@ def report_of(
         environment=environment,
         findings=() if environment is None else lint_job(environment, part.traits),
         memory=pooled_memory(part.memory),
+        traffic=traffic,
+        messages=messages,
+        experts=loads,
+        expert_details=expert_details,
+        throughput=None if work is None else _throughput(work, figures, environment, first.device, world_size),
+        arrivals=arrivals,
+        transfers=transfers,
+        pipeline=pipeline_bubble(part.stages, messages),
     )
+    return numbered(report, host_numbers_of(part.environment)) if has_marks(part.environment) else report
+
+
+def _throughput(
+    work: Workload, figures: Mapping[str, Estimate], environment: JobEnvironment | None, device: str, world_size: int
+) -> Throughput | None:
+    step = figures.get("e2e_overlapped_ms")
+    num_devices = world_size
+    if environment is not None:
+        if any(difference.name == "device" for difference in environment.differing):
+            device = ""
+        if environment.num_devices is not None and environment.num_ranks == world_size:
+            num_devices = environment.num_devices  # ranks may share them
+    return throughput_of(work, None if step is None else step.value, device=device, num_devices=num_devices)
 
 
 def _tables(part: JobPart) -> ProfileTables:
@@ -174,6 +222,8 @@ def _cost(part: JobPart, step: Estimate | None, every_n_steps: int) -> tuple[flo
         step: time of an overlapped step.
         every_n_steps: steps from one window to the next.
     """
+    if every_n_steps <= 0:  # in a record that somebody else has written
+        return None
     costs = []
     if part.lost_ms is not None and part.lost_steps is not None:
         costs.append((part.lost_ms, part.lost_steps / every_n_steps))

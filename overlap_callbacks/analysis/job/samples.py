@@ -24,8 +24,11 @@ _DECODER = msgspec.msgpack.Decoder(RankWindow)
 
 
 def packed(window: RankWindow) -> bytes:
-    """What one rank measured, compressed; without its environment, which stands elsewhere."""
-    return zlib.compress(_ENCODER.encode(msgspec.structs.replace(window, environment=None)), 1)
+    """What one rank measured, compressed; without what stands elsewhere."""
+    return zlib.compress(
+        _ENCODER.encode(msgspec.structs.replace(window, environment=None, messages=None, experts=None, arrivals=())),
+        1,
+    )
 
 
 def unpacked(content: bytes) -> RankWindow:

@@ -1,7 +1,7 @@
 """Names what ran beside communication in sequential steps, where nothing should.
 
 The gate orders a collective with the streams on which the step computes and communicates. Work on another stream is not
-ordered: a stream of the user's own, shared experts, copies of a data loader. Interval algebra on the profile finds it.
+ordered: a stream of the user's own, shared experts. Interval algebra on the profile finds it.
 
 Which stream is the model's own cannot be told from a profile. Nor need it be: what was ordered ran beside nothing. So
 each stream is judged by its own compute that ran beside communication, not by how much it computes.

@@ -1,22 +1,65 @@
 """Finds the copies that are the work of a collective: copy engines can run collectives without any kernel.
 
 Copies from one device to another communicate by their name (``Memcpy PtoP``). A peer's memory that is mapped into this
-device's addresses may show as a copy within the device (``Memcpy DtoD``). Then the gate's log tells: such copies
-communicate if a collective that copy engines can do has no kernel, and they ran on a stream that never computes.
+device's addresses may show as a copy within the device (``Memcpy DtoD``). Such copies communicate if they ran on a
+stream that never computes, and do the work of a collective that copy engines can do and that has no kernel. In a live
+window the gate's log tells which collectives those are (``with_copies``); in a file, torch's ranges around the launches
+do (``traces/copies.py``).
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing as npt
 
 from overlap_callbacks.analysis.kernels.accounting import PEER_COPY, accounts
 from overlap_callbacks.analysis.kernels.issued import Issued
-from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
+from overlap_callbacks.analysis.kernels.table import KernelTable, Kind, StringTable
 
 # Copies from one place of a device's addresses to another, as CUPTI and roctracer name them.
 WITHIN_DEVICE = ("Memcpy DtoD", "CopyDeviceToDevice")
+
+
+def within_device(kernels: KernelTable) -> npt.NDArray[np.bool_]:
+    """Which rows are copies within the device, by their name; shape (n,)."""
+    within = np.array([name.startswith(WITHIN_DEVICE) for name in kernels.names], dtype=bool)
+    return within[kernels.name] & (kernels.kind == Kind.COPY) if len(kernels) else np.zeros(0, dtype=bool)
+
+
+def may_communicate(kernels: KernelTable) -> npt.NDArray[np.bool_]:
+    """Which rows are copies within the device on a lane that never computes; shape (n,)."""
+    computing = np.unique(kernels.lane[kernels.kind == Kind.COMPUTE])
+    return within_device(kernels) & ~np.isin(kernels.lane, computing)
+
+
+def as_communication(kernels: KernelTable, kind_of: Mapping[int, str]) -> KernelTable:
+    """The same rows, with some copies as communication.
+
+    Args:
+        kernels: the whole profile.
+        kind_of: the kind of collective of each of these copies, by row.
+    """
+    if not kind_of:
+        return kernels
+    rows = np.fromiter(kind_of, dtype=np.int64, count=len(kind_of))
+    kinds, names = StringTable(), StringTable()
+    for text in kernels.collectives:
+        kinds[text]
+    for text in kernels.names:
+        names[text]
+    kind, collective, name = kernels.kind.copy(), kernels.collective.copy(), kernels.name.copy()
+    kind[rows] = Kind.COMMUNICATION
+    collective[rows] = [kinds[text] for text in kind_of.values()]
+    # Tables of kernels are by name, and other copies of this name do not communicate.
+    for number in np.unique(name[rows]).tolist():
+        mine = rows[name[rows] == number]
+        name[mine] = names[f"{kernels.names[number]} of a collective"]
+    return dataclasses.replace(
+        kernels, kind=kind, collective=collective, collectives=kinds.texts, name=name, names=names.texts
+    )
 
 
 def with_copies(kernels: KernelTable, issued: Issued) -> KernelTable:
@@ -27,11 +70,9 @@ def with_copies(kernels: KernelTable, issued: Issued) -> KernelTable:
         issued: the collectives of each step, by its index, in the order of issue. All its steps must agree: if one of
             them lacks kernels and has fewer such copies than collectives without a kernel, all copies stay copies.
     """
-    within = np.array([name.startswith(WITHIN_DEVICE) for name in kernels.names], dtype=bool)
-    if not within.any():
+    candidates = may_communicate(kernels)
+    if not candidates.any():
         return kernels
-    computing = np.unique(kernels.lane[kernels.kind == Kind.COMPUTE])
-    candidates = within[kernels.name] & (kernels.kind == Kind.COPY) & ~np.isin(kernels.lane, computing)
     lacking = {
         step: len(account.lacking_copied) - account.copies
         for step, account in accounts(kernels, issued).items()
@@ -39,15 +80,5 @@ def with_copies(kernels: KernelTable, issued: Issued) -> KernelTable:
     }
     if not lacking or any((candidates & (kernels.step == step)).sum() < count for step, count in lacking.items()):
         return kernels
-    rows = candidates & np.isin(kernels.step, list(lacking))
-    collectives = kernels.collectives if PEER_COPY in kernels.collectives else (*kernels.collectives, PEER_COPY)
-    kind, collective, name = kernels.kind.copy(), kernels.collective.copy(), kernels.name.copy()
-    kind[rows], collective[rows] = Kind.COMMUNICATION, collectives.index(PEER_COPY)
-    # Tables of kernels are by name, and other copies of this name do not communicate.
-    distinct = [*kernels.names]
-    for number in np.unique(name[rows]).tolist():
-        name[rows & (kernels.name == number)] = len(distinct)
-        distinct.append(f"{kernels.names[number]} of a collective")
-    return dataclasses.replace(
-        kernels, kind=kind, collective=collective, collectives=collectives, name=name, names=tuple(distinct)
-    )
+    rows = np.flatnonzero(candidates & np.isin(kernels.step, list(lacking)))
+    return as_communication(kernels, dict.fromkeys(rows.tolist(), PEER_COPY))

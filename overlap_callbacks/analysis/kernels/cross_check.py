@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from overlap_callbacks.analysis.kernels.accounting import Account, accounts, copies_of
 from overlap_callbacks.analysis.kernels.issued import (
@@ -28,8 +29,10 @@ from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
 _MAX_LACKING = 0.1
 # Collectives with less than this share of all bytes cannot change the figures: a counter that Gloo sums on the host.
 _MIN_BYTES = 0.01
-# Below this share of the kernels of a kind, kernels without a collective are not worth a note.
+# Below this share of the kernels of a kind, and this share of the time of all communication, kernels without a
+# collective are not worth a note.
 _MIN_SURPLUS = 0.1
+_MIN_SURPLUS_TIME = 0.01
 _MAX_NAMED = 3
 _MAX_NAME_LENGTH = 80
 
@@ -130,7 +133,7 @@ def _extra(kernels: KernelTable, by_step: Mapping[int, Account]) -> dict[str, fl
     for kind, count in surplus.items():
         of_kind = np.isin(kernels.collective, [number for number, name in enumerate(kinds) if name == kind])
         rows = in_steps & of_kind & ~copy
-        if count > _MIN_SURPLUS * rows.sum():
+        if count > _MIN_SURPLUS * rows.sum() or _are_long(kernels, rows, count, in_steps):
             names = Counter(kernels.names[number] for number in kernels.name[rows].tolist())
             for name in sorted(names, key=_is_nccl):  # those of other libraries first
                 taken = min(count, names[name])
@@ -142,6 +145,19 @@ def _extra(kernels: KernelTable, by_step: Mapping[int, Account]) -> dict[str, fl
     for name, number in Counter(kernels.names[number] for number in kernels.name[copies].tolist()).items():
         found[name] = number / len(by_step)
     return found
+
+
+def _are_long(kernels: KernelTable, rows: npt.NDArray[np.bool_], count: int, all_rows: npt.NDArray[np.bool_]) -> bool:
+    """Whether so many of these kernels take time that matters.
+
+    If some are of other libraries than NCCL, they may be the longest of those. If all are NCCL's own, nothing tells
+    which of them belong to no collective: they take as long as the shortest at least.
+    """
+    of_others = np.array([not _is_nccl(name) for name in kernels.names], dtype=bool)
+    durations_ns = kernels.intervals.durations_ns
+    longest_ns = np.sort(durations_ns[rows & of_others[kernels.name]])[-count:]
+    shortest_ns = np.sort(durations_ns[rows])[:count]
+    return bool(max(longest_ns.sum(), shortest_ns.sum()) > _MIN_SURPLUS_TIME * durations_ns[all_rows].sum())
 
 
 def _is_nccl(name: str) -> bool:

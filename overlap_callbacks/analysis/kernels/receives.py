@@ -4,8 +4,9 @@ A kernel of NCCL that receives occupies its stream from its launch, and spins un
 not tell when that was, and the ranks' clocks do not agree well enough to compare. But messages of one peer bound each
 other's transfer: a smaller one takes no longer than a larger one, and a larger one no longer than in proportion to its
 bytes. (That holds for a latency and a bandwidth, and also where NCCL takes a faster protocol for larger messages. A
-line fitted through all sizes would not hold there.) What a receive took beyond the least of these bounds it waited, at
-its beginning. The waiting is a lower bound: those that waited least may have waited too.
+line fitted through all sizes would not hold there.) Where the shortest receives of most sizes lie on one line, a size
+between them takes no longer than the line says (``bandwidth.py``). What a receive took beyond the least of these bounds
+it waited, at its beginning. The waiting is a lower bound: those that waited least may have waited too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from overlap_callbacks.analysis.kernels.bandwidth import Bandwidth, fitted_bandwidth
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
 
 Floats = npt.NDArray[np.float64]
@@ -71,15 +73,25 @@ class Message(NamedTuple):
         return "recv" if self.bytes_received else "send"
 
 
-def transfer_starts(kernels: KernelTable, issued: Mapping[int, Sequence[IssuedMessage]]) -> Indices | None:
-    """When each row began to do work, in nanoseconds: a receive, once it waited no longer; any other row, at its start.
+class Transfers(NamedTuple):
+    """When the transfers of a profile began.
+
+    Attributes:
+        start_ns: when each row began to do work: a receive, once it waited no longer; any other row, at its start;
+            shape (n,). None where the kernels of a step cannot be matched to its sends and receives.
+        notes: in words, which receives' waiting rests on a fitted bandwidth.
+    """
+
+    start_ns: Indices | None
+    notes: tuple[str, ...] = ()
+
+
+def transfer_starts(kernels: KernelTable, issued: Mapping[int, Sequence[IssuedMessage]]) -> Transfers:
+    """When each row began to do work.
 
     Args:
         kernels: the whole profile.
         issued: what was issued in each step, by its index, in that order: collectives, sends and receives.
-
-    Returns:
-        The times; shape (n,). None where the kernels of a step cannot be matched to its sends and receives.
     """
     starts = kernels.intervals.start_ns.copy()
     durations = kernels.intervals.durations_ns
@@ -88,20 +100,61 @@ def transfer_starts(kernels: KernelTable, issued: Mapping[int, Sequence[IssuedMe
         messages = messages_of(calls)
         rows = send_recv_rows(kernels, step).tolist()
         if len(rows) != len(messages):
-            return None
+            return Transfers(None)
         directions = [_direction(kernels.names[kernels.name[row]]) for row in rows]
         for direction in set(directions):
             named = [row for row, its in zip(rows, directions, strict=True) if its == direction]
             meant = [message for message in messages if direction in ("", message.direction)]
             if len(named) != len(meant):
-                return None
+                return Transfers(None)
             for row, message in zip(named, meant, strict=True):
                 if message.bytes_received:
                     rows_of[message].append(row)
-    longest_ns = _longest_transfers_ns({message: int(durations[rows].min()) for message, rows in rows_of.items()})
+    least_ns = {message: int(durations[rows].min()) for message, rows in rows_of.items()}
+    longest_ns = _longest_transfers_ns(least_ns)
+    fitted = _fitted_transfers(least_ns, longest_ns)
+    longest_ns |= {message: of_line.transfer_ns(_size(message)) for message, of_line in fitted.items()}
     for message, rows in rows_of.items():
         starts[rows] = kernels.intervals.end_ns[rows] - longest_ns[message]
-    return starts
+    return Transfers(starts, _notes(fitted, len(least_ns)))
+
+
+def _size(message: Message) -> int:
+    return max(message.bytes_sent, message.bytes_received)
+
+
+def _fitted_transfers(least_ns: Mapping[Message, int], longest_ns: Mapping[Message, int]) -> dict[Message, Bandwidth]:
+    """The messages whose transfer a fitted bandwidth bounds more tightly than other sizes do.
+
+    Only messages alike are fitted together: of one peer, and either received alone or with as many bytes sent.
+    """
+    alike: dict[tuple[tuple[int, ...], bool], list[Message]] = defaultdict(list)
+    for message in least_ns:
+        if message.bytes_sent in (0, message.bytes_received):
+            alike[message.peers, bool(message.bytes_sent)].append(message)
+    found: dict[Message, Bandwidth] = {}
+    for messages in alike.values():
+        fit = fitted_bandwidth([(_size(message), least_ns[message]) for message in messages])
+        if fit is not None:
+            found |= {
+                message: fit
+                for message in messages
+                if fit.bounds(_size(message), least_ns[message])
+                and fit.transfer_ns(_size(message)) < longest_ns[message]
+            }
+    return found
+
+
+def _notes(fitted: Mapping[Message, Bandwidth], num_messages: int) -> tuple[str, ...]:
+    if not fitted:
+        return ()
+    rates = [f"{rate:.3g}" for rate in sorted(fit.bytes_per_ns for fit in fitted.values())]
+    told = rates[0] if rates[0] == rates[-1] else f"{rates[0]} to {rates[-1]}"
+    note = (
+        f"the waiting of receives of {len(fitted)} of {num_messages} kinds of messages is what exceeds their bytes "
+        f"over a fitted bandwidth ({told} GB/s); that of the others rests on the shortest receives of all sizes"
+    )
+    return (note,)
 
 
 def _longest_transfers_ns(least_ns: Mapping[Message, int]) -> dict[Message, int]:

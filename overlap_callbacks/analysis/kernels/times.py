@@ -61,7 +61,7 @@ class KernelSums:
 
     Args:
         kernels: the whole profile.
-        work_start_ns: when each row began to do work, see ``receives.transfer_starts``; shape (len(kernels),). None
+        work_start_ns: when each row began to do work, see ``receives.Transfers``; shape (len(kernels),). None
             where that is not known.
     """
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 
 import msgspec
+
+# What ``RankEnvironment.host_link`` says of a device on the PCI bus of its host.
+PCIE = "PCIe"
 
 
 class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +31,7 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
         nvlink_devices: PCI addresses of the host's other GPUs that this one reaches by NVLink; None if unknown.
         framework: the adapter in use, with its framework's version.
         variables: environment variables, by name; ``analysis/environment/variables.py`` says which.
+        host_link: what connects the device with its host, ``PCIe`` where that is known.
     """
 
     hostname: str
@@ -48,6 +52,7 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     nvlink_devices: tuple[str, ...] | None = None
     framework: str = ""
     variables: dict[str, str] = {}
+    host_link: str = ""
 
 
 class RankPlace(msgspec.Struct, frozen=True):
@@ -134,7 +139,7 @@ class JobEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     crowded_host: str = ""
 
 
-class Severity(str, Enum):
+class Severity(StrEnum):
     """How much a finding matters."""
 
     SERIOUS = "serious"  # figures do not show what they would without it

@@ -5,12 +5,22 @@ from __future__ import annotations
 import msgspec
 
 from overlap_callbacks.analysis.results import metrics
+from overlap_callbacks.analysis.results.arrivals import Arrivals, SizeTransfer
+from overlap_callbacks.analysis.results.bound import bound_metrics
 from overlap_callbacks.analysis.results.catalogue import FIGURES
+from overlap_callbacks.analysis.results.communication_metrics import arrival_metrics, bubble_metrics, share_metrics
 from overlap_callbacks.analysis.results.environment import Finding, JobEnvironment
 from overlap_callbacks.analysis.results.estimate import Estimate, Spread
+from overlap_callbacks.analysis.results.experts import ExpertDetails, ExpertLoads, expert_metrics
 from overlap_callbacks.analysis.results.memory import MemoryPeak
+from overlap_callbacks.analysis.results.messages import JobMessages, Traffic
 from overlap_callbacks.analysis.results.power import JobPower, PowerTrace, SlowdownCause
 from overlap_callbacks.analysis.results.shares import SlowdownShares
+from overlap_callbacks.analysis.results.stages import PipelineBubble
+from overlap_callbacks.analysis.results.step_parts import LateRank, StepParts, measured_parts
+from overlap_callbacks.analysis.results.step_shares import StepShare, step_shares
+from overlap_callbacks.analysis.results.throughput_metrics import throughput_metrics
+from overlap_callbacks.analysis.results.traffic_metrics import traffic_metrics
 from overlap_callbacks.analysis.results.window import (
     CollectiveTime,
     DimensionTime,
@@ -19,6 +29,7 @@ from overlap_callbacks.analysis.results.window import (
     RankWindow,
     StepTimeline,
 )
+from overlap_callbacks.analysis.results.workload import Throughput
 
 # Ranks that a report lists one by one.
 MAX_RANKS_NAMED = 64
@@ -62,6 +73,16 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
         num_ranks: how many ranks the report speaks for; unset where ``ranks`` lists them all.
         lost_ms: time that training lost to the window and on the steps after it, the most of any rank; None where not
             known, and in records of earlier versions.
+        traffic: how much the ranks heard send in a step, by dimension of parallelism; None where no rank tells, and in
+            records of earlier versions.
+        messages: who sends what; None in a window where it is as in the one before.
+        throughput: tokens, samples and model FLOP a second; None where nothing of it is known.
+        experts: how evenly tokens are spread over expert ranks; None without all-to-alls that have split sizes.
+        expert_details: the same step by step and by expert rank.
+        arrivals: which ranks came last to collectives of sequential steps; None where that was not timed on several
+            ranks, and in records of earlier versions.
+        transfers: how long these collectives took, by size.
+        pipeline: its bubble by stage; None without one.
     """
 
     window: int
@@ -125,11 +146,24 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
     memory: tuple[MemoryPeak, ...] = ()
     num_ranks: int | msgspec.UnsetType = msgspec.UNSET
     lost_ms: float | None = None
+    traffic: Traffic | None = None
+    messages: JobMessages | None = None
+    throughput: Throughput | None = None
+    experts: ExpertLoads | None = None
+    expert_details: ExpertDetails | None = None
+    arrivals: Arrivals | None = None
+    transfers: tuple[SizeTransfer, ...] = ()
+    pipeline: PipelineBubble | None = None
 
     @property
     def num_heard(self) -> int:
         """How many ranks the report speaks for."""
         return len(self.ranks) if self.num_ranks is msgspec.UNSET else self.num_ranks
+
+    @property
+    def first_rank(self) -> int:
+        """The rank whose pictures, collectives and power trace these are; 0 in a damaged record that names none."""
+        return self.ranks[0] if self.ranks else 0
 
     @property
     def verified(self) -> bool:
@@ -144,6 +178,15 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
         """The figures that were measured, by name, in the order of ``FIGURES``."""
         values = ((figure.name, getattr(self, figure.name)) for figure in FIGURES)
         return {name: value for name, value in values if value is not None}
+
+    def step_parts(self) -> tuple[StepParts, LateRank | None] | None:
+        """Where the time of an overlapped step goes, and the rank for which others wait; None if not measured."""
+        return measured_parts(self.figures(), self.spread, compared=self.valid and not self.control)
+
+    def dimension_shares(self) -> tuple[StepShare, ...]:
+        """What the communication of each dimension of parallelism and the bubble take of an overlapped step."""
+        parts = self.step_parts()
+        return () if parts is None else step_shares(self.dimensions, parts[0], self.figures())
 
     def metrics(self) -> dict[str, float]:
         """The report as flat metrics, under the names that every sink uses; absent figures have no key.
@@ -169,4 +212,11 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
             **metrics.slowdown_metrics(self.slowdown_shares, valid=valid),
             **metrics.power_metrics(self.power, self.power_verdict, tokens_per_step=self.tokens_per_step, valid=valid),
             **metrics.memory_metrics(self.memory, valid=valid),
+            **bound_metrics(self.figures(), self.spread, compared=valid and not self.control),
+            **traffic_metrics(self.traffic),
+            **throughput_metrics(self.throughput),
+            **expert_metrics(self.experts),
+            **arrival_metrics(self.arrivals, valid=valid),
+            **share_metrics(self.dimension_shares()),
+            **bubble_metrics(self.pipeline),
         }

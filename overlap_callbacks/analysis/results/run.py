@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from overlap_callbacks.analysis.results.environment import RankEnvironment
+from overlap_callbacks.analysis.results.workload import Workload
 
 SCHEMA_VERSION = 1
 
@@ -27,6 +28,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
         units: unit of each figure, by name.
         meanings: meaning of each figure, by name.
         environment: what rank 0 runs on; None in a record of an older version.
+        workload: what the user tells of the job's work; None in a record of an older version.
+        hosts_named: False where hosts have numbers in the place of their names.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -43,6 +46,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     units: dict[str, str]
     meanings: dict[str, str]
     environment: RankEnvironment | None = None
+    workload: Workload | None = None
+    hosts_named: bool = True
 
 
 FILE_NAME = "overlap.jsonl"

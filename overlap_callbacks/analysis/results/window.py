@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from overlap_callbacks.analysis.results.arrivals import TimedCalls
 from overlap_callbacks.analysis.results.environment import RankEnvironment
+from overlap_callbacks.analysis.results.experts import RankExperts
 from overlap_callbacks.analysis.results.memory import MemoryPeak
+from overlap_callbacks.analysis.results.messages import RankMessages
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import DevicePower, PowerTrace
 
@@ -297,7 +300,12 @@ class RankWindow(msgspec.Struct, frozen=True):
             empty in a record of an earlier version.
         lost_ms: time that training lost to the window and on the steps after it, until they were back to normal, and
             what it lost to the window before after that one's report; None if not known.
-        usual_step_ms: host time of a step from begin to begin, mean over steps before the window; 0 if not known.
+        usual_step_ms: host time of a step from begin to begin, mean over steps before the window. If there were too
+            few, the mean of the window's overlapped steps; 0 if ``lost_ms`` is not known.
+        messages: what it sends in the recorded step; None in a record, which has ``OverlapReport.messages``.
+        experts: how evenly its tokens were spread; None in a record, which has ``OverlapReport.experts``.
+        arrivals: how long some of its collectives took in sequential steps; empty in a record, which has
+            ``OverlapReport.arrivals``.
     """
 
     rank: int
@@ -330,3 +338,12 @@ class RankWindow(msgspec.Struct, frozen=True):
     terms: str = ""
     lost_ms: float | None = None
     usual_step_ms: float = 0.0
+    messages: RankMessages | None = None
+    experts: RankExperts | None = None
+    arrivals: tuple[TimedCalls, ...] = ()
+
+    @property
+    def overlapped_step_ms(self) -> float | None:
+        """Mean time of its timed overlapped steps; None without any."""
+        times_ms = [time_ms for block in self.timed if block.arm is Mode.OVERLAPPED for time_ms in block.step_ms]
+        return sum(times_ms) / len(times_ms) if times_ms else None

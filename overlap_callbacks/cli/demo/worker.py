@@ -28,6 +28,7 @@ def run_rank(rank: int, config: DemoConfig, port: int, queue: Queue[tuple[int, f
         port: TCP port of rank 0 on this machine.
         queue: rank 0 puts (step, loss) on it; None for no progress.
     """
+    os.dup2(2, 1)  # stdout is the result's alone: the Gloo of torch 2.8 writes lines of its own there
     os.environ.update(
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.instruments import clocks
 
+_NOT_KNOWN = "what a window costs is not known, and max_overhead is kept"
+
 
 def _nothing_late() -> float:
     return 0.0
@@ -37,18 +39,28 @@ class WindowBudget:
         self._paid_at_s = -math.inf
         self._reason = ""
         self._step_s = 0.0
-        self._unknown: set[int] = set()  # windows whose cost is not known yet
+        self._unknown: dict[int, tuple[float, float]] = {}  # windows whose cost is not known yet; opening, time taken
         self._late_ms: Callable[[], float] = _nothing_late
 
-    def await_cost(self, window: int) -> None:
-        """A window has ended. Until what it cost is known, no other is measured."""
+    def await_cost(self, window: int, opened_ns: int, wall_ms: float) -> None:
+        """A window has ended. Until what it cost is known, no other is measured.
+
+        Args:
+            window: its number.
+            opened_ns: host time at which it opened.
+            wall_ms: host time that it took, its steps included.
+        """
         with self._lock:
-            self._unknown.add(window)
+            self._unknown[window] = opened_ns / 1e9, wall_ms / 1e3
 
     def give_up(self, window: int) -> None:
-        """What a window cost will not be known any more, if it is not by now."""
+        """What a window cost will not be known any more, if it is not by now. Then all its time is taken for it."""
         with self._lock:
-            self._unknown.discard(window)
+            lost = self._unknown.pop(window, None)
+            if lost is not None:
+                opened_s, wall_s = lost
+                self._owe(opened_s, wall_s)
+                self._reason = _NOT_KNOWN
 
     def record(self, report: OverlapReport, opened_ns: int, late_ms: Callable[[], float] = _nothing_late) -> None:
         """Take note of what a window cost, and of how long an overlapped step took in it.
@@ -59,7 +71,7 @@ class WindowBudget:
             late_ms: what it has cost since the report was made. The report of the next window has that too.
         """
         with self._lock:
-            self._unknown.discard(report.window)
+            self._unknown.pop(report.window, None)
             if report.e2e_overlapped_ms is not None:
                 self._step_s = report.e2e_overlapped_ms.value / 1e3
             known_s = self._late_ms() / 1e3
@@ -67,11 +79,10 @@ class WindowBudget:
             self._late_ms = late_ms
             # Where nothing is known but its length, a window cost no more than that.
             cost_s = (report.wall_ms if report.lost_ms is None else report.lost_ms) / 1e3
-            owed_s = self._paid_after_s(max(0.0, cost_s - known_s))
-            self._paid_at_s = max(self._paid_at_s, opened_ns / 1e9) + owed_s
+            self._owe(opened_ns / 1e9, max(0.0, cost_s - known_s))
             overhead = report.measurement_overhead
             if self._max_overhead is None or overhead is None:
-                self._reason = "what a window costs is not known, and max_overhead is kept"
+                self._reason = _NOT_KNOWN
                 return
             self._reason = (
                 f"a window costs {overhead:.2%} of training time and max_overhead allows {self._max_overhead:.2%}, "
@@ -91,6 +102,9 @@ class WindowBudget:
                 return "what the window before it cost is not known yet"
             paid_at_s = self._paid_at_s + self._paid_after_s(self._late_ms() / 1e3)
             return self._reason if self._now_ns() / 1e9 < paid_at_s else None
+
+    def _owe(self, opened_s: float, cost_s: float) -> None:
+        self._paid_at_s = max(self._paid_at_s, opened_s) + self._paid_after_s(cost_s)
 
     def _paid_after_s(self, cost_s: float) -> float:
         """Time after which a cost is paid for: the cost itself, and the training that pays for it."""

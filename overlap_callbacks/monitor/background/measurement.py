@@ -19,14 +19,18 @@ from overlap_callbacks.analysis import memory
 from overlap_callbacks.analysis.power.phases import StepPhases
 from overlap_callbacks.analysis.power.segments import Segment
 from overlap_callbacks.analysis.results.memory import MemoryPeak
+from overlap_callbacks.analysis.results.messages import NO_STAGE
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import RankWindow, TimedBlock
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.instruments.memory import reading_of
 from overlap_callbacks.instruments.power.meter import MeasuredPower
+from overlap_callbacks.monitor.background.arrivals import timed_calls
 from overlap_callbacks.monitor.background.collective_times import collective_times
+from overlap_callbacks.monitor.background.experts import experts_of
 from overlap_callbacks.monitor.background.let_pass import is_little, what_was_let_pass
+from overlap_callbacks.monitor.background.messages import messages_of
 from overlap_callbacks.monitor.background.profile_figures import profile_figures
 from overlap_callbacks.monitor.schedule import Part
 from overlap_callbacks.monitor.window import ClosedWindow, FinishedBlock, MeasuredStep
@@ -120,7 +124,11 @@ class _Measurement:
             step.log for step in self._of(Part.TIMED) if step.counted and step.plan.mode is Mode.SEQUENTIAL
         ]
         collectives = collective_times(self._recorded(), timed_sequential, profile.kernels_ms, self._await_passed)
+        arrivals = timed_calls(self._planned_sequential(), self._await_passed)
         let_pass = self._let_pass()
+        counted = [step.log for step in self._of(Part.TIMED) if step.counted]
+        messages = messages_of(self._recorded(), counted, rank)
+        stage = NO_STAGE if messages is None else messages.stage
         return RankWindow(
             rank=rank,
             window=window.number,
@@ -148,7 +156,18 @@ class _Measurement:
             memory=memory_peaks(self._steps),
             let_pass=let_pass,
             terms=window.terms,
+            messages=messages,
+            experts=experts_of(window.first_step, self._steps, window.sampled, rank, stage),
+            arrivals=arrivals,
         )
+
+    def _planned_sequential(self) -> list[tuple[int, StepLog | None]]:
+        """The sequential steps that all ranks planned to time, with their places; None for one that does not count."""
+        return [
+            (place, step.log if step.counted else None)
+            for place, step in enumerate(self._steps)
+            if step.plan.part is Part.TIMED and step.plan.mode is Mode.SEQUENTIAL and step.plan.counted
+        ]
 
     def _let_pass(self) -> tuple[str, ...]:
         """What sequential steps let pass, in words; a note where it is too little to matter."""

@@ -35,6 +35,11 @@ from overlap_callbacks.monitor.background.tree_mail import Exchange
 # Maximum time that the training thread waits for a check after one that was late: the ranks may have recovered, but
 # must not hold up training a second time.
 _SHORT_PATIENCE_S = 0.5
+# Until all ranks were heard once, they have so many usual steps, and at least so many seconds for each level of the
+# tree. For one of them may not measure at all, and then all of the time is lost. Few ranks are later by more.
+_FIRST_STEPS = 20
+_FIRST_TIMEOUT_S = 2.0
+_DEFAULT_TIMEOUT_S = 10.0
 # Time between two looks of the waiting training thread at whether the store still answers.
 _LOOK_S = 0.25
 
@@ -105,7 +110,7 @@ class OrderChecker:
 
     Args:
         channel: to the job's store.
-        timeout_s: maximum time in which the ranks' sequences must come in.
+        timeout_s: maximum time in which the ranks' sequences must come in; see ``timeout_s()``.
         budget: rank 0 asks it whether a window is too expensive.
         on_error: gets what goes wrong, on the checker's thread.
 
@@ -130,7 +135,20 @@ class OrderChecker:
         self._worker = Worker("overlap-callbacks-order", on_error)
         self._stop = threading.Event()
         self._check = _Check()
+        self._all_heard = False
         self.patience_s = 3 * timeout_s
+
+    def timeout_s(self, usual_step_s: float | None) -> float:
+        """Maximum time in which the ranks' sequences must come in: shorter until all ranks were heard once.
+
+        Args:
+            usual_step_s: how long a step takes outside windows, nearly the same on all ranks; None if not known.
+        """
+        # A timeout above the default was asked for: such ranks are far apart.
+        if self._all_heard or usual_step_s is None or self._timeout_s > _DEFAULT_TIMEOUT_S:
+            return self._timeout_s
+        first_s = _FIRST_TIMEOUT_S * max(1, self.exchange.tree.num_levels)
+        return min(self._timeout_s, max(first_s, _FIRST_STEPS * usual_step_s))
 
     def open(self) -> None:
         """Connect to the store, while its server is there; see ``Reporter.open``."""
@@ -146,6 +164,7 @@ class OrderChecker:
         *,
         terms: WindowTerms | None = None,
         counts: Mapping[str, int] = MappingProxyType({}),
+        usual_step_s: float | None = None,
     ) -> None:
         """Start the check ``key`` with this rank's sequence.
 
@@ -156,13 +175,16 @@ class OrderChecker:
             steps_per_block: on rank 0, what it decided on the window's length.
             terms: what this rank is about to measure; None for a mode pinned by hand.
             counts: how many collectives this rank had issued on each group before the recorded step.
+            usual_step_s: how long a step takes outside windows; None if not known.
         """
+        timeout_s = self.timeout_s(usual_step_s)
+        self.patience_s = min(self.patience_s, 3 * timeout_s)
         self._check = check = _Check()  # one that is late must not answer for the next
         if self._channel.call.is_stuck:
             check.answer(_NO_ANSWER)  # the thread still waits for the store, with an earlier check
             return
         counts = dict(counts)
-        self._worker.submit(lambda: self._run(check, key, sequence, terms, counts, window, steps_per_block))
+        self._worker.submit(lambda: self._run(check, key, sequence, terms, counts, window, steps_per_block, timeout_s))
 
     def await_ruling(self) -> Ruling:
         """The ruling of the check that was started last. Waits for it, for a bounded time.
@@ -173,6 +195,7 @@ class OrderChecker:
         ruling = self._check.await_ruling(self.patience_s, lambda: self._channel.call.is_stuck)
         late = ruling.decision is Decision.LATE
         self.patience_s = min(_SHORT_PATIENCE_S, self._timeout_s) if late else 3 * self._timeout_s
+        self._all_heard = self._all_heard or ruling.decision not in (Decision.LATE, Decision.FAILED)
         return ruling
 
     def close(self, timeout_s: float) -> None:
@@ -189,6 +212,7 @@ class OrderChecker:
         counts: dict[str, int],
         window: int | None,
         steps_per_block: int,
+        timeout_s: float,
     ) -> None:
         if check.given_up:
             return
@@ -198,7 +222,7 @@ class OrderChecker:
                 key,
                 sequence,
                 OrderMessage.of(sequence, terms, counts),
-                timeout_s=self._timeout_s,
+                timeout_s=timeout_s,
                 reason_to_skip=self._budget.reason_to_skip(window) if self._channel.job.rank == 0 else None,
                 # A check that the training thread has given up must not keep the next one waiting.
                 stop=lambda: check.given_up or self._stop.is_set(),
@@ -291,9 +315,19 @@ def hand_in(
 
 def pass_on_ruling(exchange: Exchange, key: str, timeout_s: float, stop: Callable[[], bool]) -> Ruling:
     """Wait for rank 0's ruling, and pass it on to the ranks below. These get the lack of one too."""
-    answer = exchange.await_answer(key, 2 * timeout_s, stop)
+    parent = exchange.tree.parent
+    # A leader takes what comes within its own patience, which is less, unless it begins late. Rank 0 may be late
+    # itself: all wait.
+    taken_within_s = timeout_s if parent else None
+    answer = exchange.await_answer(key, 2 * timeout_s, stop, taken_within_s=taken_within_s)
     if answer is None:
-        ruling = Ruling(Decision.LATE, f"rank 0 did not decide within {2 * timeout_s:g} s")
+        if parent and not exchange.parent_has_taken():
+            reason = f"rank {parent} does not take what this rank hands in"
+        else:
+            reason = f"rank 0 did not decide within {2 * timeout_s:g} s"
+        # Else a parent that comes late finds it, and rank 0 grants what this rank has given up.
+        exchange.withdraw()
+        ruling = Ruling(Decision.LATE, reason)
         answer = msgspec.json.encode(ruling)
     exchange.send_down(key, answer)
     return msgspec.json.decode(answer, type=Ruling)

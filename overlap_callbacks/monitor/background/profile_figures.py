@@ -113,7 +113,9 @@ def profile_figures(
     for step in steps:
         if step.profile_index in by_arm[step.plan.arm]:
             by_block[step.plan.block, step.plan.arm].append(step.profile_index)
-    sums = KernelSums(kernels, transfer_starts(kernels, log.issued))
+    transfers = transfer_starts(kernels, log.issued)
+    problems += transfers.notes
+    sums = KernelSums(kernels, transfers.start_ns)
     blocks = tuple(
         [
             profiled_block(arm, block, sums, indices, _mean_step_ms(steps, indices, await_passed))

@@ -17,13 +17,17 @@ import msgspec
 from overlap_callbacks._log import logger
 from overlap_callbacks._threads import Worker
 from overlap_callbacks.analysis.aggregate import drop_incomparable_figures
+from overlap_callbacks.analysis.earlier_windows import EarlierWindows
+from overlap_callbacks.analysis.environment.hidden_hosts import hidden_window
 from overlap_callbacks.analysis.formatting import name_ranks
 from overlap_callbacks.analysis.job.merging import merge, part_of
 from overlap_callbacks.analysis.job.part import JobPart, decode, encode
 from overlap_callbacks.analysis.job.report import report_of
 from overlap_callbacks.analysis.results.environment import JobEnvironment, RankEnvironment
+from overlap_callbacks.analysis.results.messages import JobMessages
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import RankWindow
+from overlap_callbacks.analysis.results.workload import Workload
 from overlap_callbacks.analysis.verdict import summary
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.measurement import measure, measure_block
@@ -94,6 +98,8 @@ class Reporter:
         sinks: used on rank 0 only.
         run: makes what the sinks get first; called on the reporting thread.
         environment: reads what this rank runs on; called on the reporting thread.
+        hide: replaces names of hosts in texts; None where they may be told.
+        workload: what the user tells of the job's work.
         timeout_s: maximum time in which the ranks' reports must come in.
         budget: learns what each window cost.
         on_error: gets what goes wrong outside sinks, on the reporting thread.
@@ -108,6 +114,8 @@ class Reporter:
         sinks: Sequence[Sink],
         run: Callable[[], RunInfo],
         environment: Callable[[], RankEnvironment],
+        hide: Callable[[str], str] | None = None,
+        workload: Workload | None = None,
         timeout_s: float,
         budget: WindowBudget,
         on_error: Callable[[Exception], None],
@@ -121,12 +129,16 @@ class Reporter:
         self._sinks = FanOut(sinks if self._job.rank == 0 else (), on_sink_error)
         self._run = run
         self._environment = environment
+        self._hide = hide
+        self._workload = workload or Workload()
         self._job_environment: JobEnvironment | None = None  # as the record has it
+        self._job_messages: JobMessages | None = None  # the same
         self._timeout_s = timeout_s
         self._budget = budget
         self._worker = Worker("overlap-callbacks-report", on_error)
         self._stop = threading.Event()
         self._closing = threading.Event()
+        self._earlier = EarlierWindows()
         self._last_cost: WindowCost | None = None  # of the window that was reported last
         self._settle_from = math.inf  # host time from which ranks that are not heard are given up soon
         self._own_s = 0.0  # time that measuring the last window took on this rank
@@ -159,7 +171,7 @@ class Reporter:
             key: names the window in the store; the same on every rank, and never used twice.
             tokens_per_step: that one step of the whole job trains on; None if not known.
         """
-        self._budget.await_cost(window.number)
+        self._budget.await_cost(window.number, window.opened_ns, window.wall_ms)
         if not self._worker.submit(lambda: self._report(window, key, tokens_per_step)):
             self._budget.give_up(window.number)
             logger.warning("overlap-callbacks: window %d is lost: too many reports are waiting", window.number)
@@ -213,6 +225,8 @@ class Reporter:
         own = measure(window, self._job.rank, self._job.backend)
         self._own_s = time.monotonic() - began_s
         own = self._with_cost(own, cost)
+        if self._hide is not None:
+            own = hidden_window(own, self._hide)
         # With every window: the message of a rank may come too late for one, and its size is small.
         own = msgspec.structs.replace(own, environment=self._environment())
         part, heard = with_members(self._exchange, part_of(own), key, self._timeout_s, self._is_over)
@@ -227,10 +241,12 @@ class Reporter:
             control=self._schedule.control,
             problems=self._silence(),
             tokens_per_step=tokens_per_step,
+            earlier=self._earlier,
+            work=self._workload,
         )
         if self._abandoned:
             return
-        report = self._without_known_environment(report)
+        report = self._without_known(report)
         self._budget.record(report, cost.opened_ns, lambda: cost.late_ms)
         if not report.complete:
             report = drop_incomparable_figures(report, self._schedule.blocks)
@@ -248,16 +264,25 @@ class Reporter:
         while not (self._closing.is_set() or cost.stands_still or time.monotonic() >= wait_until_s):
             if cost.await_settled(_AFTERMATH_LOOK_S):
                 break
-        lost_ms = cost.tell_ms(own.report_cpu_ms)
-        if lost_ms is None or cost.usual is None:
+        if cost.usual is None:
+            step_ms = own.overlapped_step_ms
+            lost_ms = None if step_ms is None else cost.tell_by_own_steps_ms(step_ms, own.report_cpu_ms)
+        else:
+            step_ms, lost_ms = cost.usual.mean_ns / 1e6, cost.tell_ms(own.report_cpu_ms)
+        if lost_ms is None or not step_ms:
             return own
         late_ms = 0.0 if self._last_cost is None else self._last_cost.late_ms
-        return msgspec.structs.replace(own, lost_ms=lost_ms + late_ms, usual_step_ms=cost.usual.mean_ns / 1e6)
+        return msgspec.structs.replace(own, lost_ms=lost_ms + late_ms, usual_step_ms=step_ms)
 
-    def _without_known_environment(self, report: OverlapReport) -> OverlapReport:
+    def _without_known(self, report: OverlapReport) -> OverlapReport:
+        """The report without what the record has already, and what is as in the window before."""
         if report.environment == self._job_environment:
-            return msgspec.structs.replace(report, environment=None)
-        self._job_environment = report.environment
+            report = msgspec.structs.replace(report, environment=None)
+        else:
+            self._job_environment = report.environment
+        if report.messages == self._job_messages:
+            return msgspec.structs.replace(report, messages=None)
+        self._job_messages = report.messages
         return report
 
     def _silence(self) -> list[str]:

@@ -211,11 +211,10 @@ class StoreChannel:
         found = bytes(self.connection.run(lambda store: store.compare_set(self._name(key), _MISSING, b"")))
         return None if found == _MISSING else found
 
-    def delete(self, *keys: str) -> None:
-        """Remove messages that nobody will read again; those that there are not, are no error."""
+    def delete(self, *keys: str) -> int:
+        """Remove messages that nobody will read again; those that there are not, are no error. Returns their number."""
         names = [self._name(key) for key in keys]
-        if names:
-            self.connection.run(lambda store: [store.delete_key(name) for name in names])
+        return sum(self.connection.run(lambda store: [store.delete_key(name) for name in names])) if names else 0
 
     def await_message(self, key: str, timeout_s: float, stop: Callable[[], bool]) -> bytes | None:
         """The message under ``key`` as soon as it is there; None after ``timeout_s``, or once ``stop`` returns True."""

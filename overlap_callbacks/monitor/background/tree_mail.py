@@ -132,13 +132,39 @@ class Exchange:
         for outlet in self._to.values():
             outlet.offer(key, message)
 
-    def await_answer(self, key: str, timeout_s: float, stop: Callable[[], bool]) -> bytes | None:
-        """The parent's answer as soon as it is there; None after ``timeout_s``, or once ``stop`` returns True."""
-        answer = poll(lambda: self._from_parent.look(key, self._answered), timeout_s, stop)
-        if answer is None:
-            answer = self._from_parent.search(key, self._answered)
+    def await_answer(
+        self, key: str, timeout_s: float, stop: Callable[[], bool], *, taken_within_s: float | None = None
+    ) -> bytes | None:
+        """The parent's answer as soon as it is there.
+
+        Args:
+            key: of the exchange.
+            timeout_s: maximum time to wait.
+            stop: ends the waiting early when it returns True.
+            taken_within_s: time after which a parent that has not taken what this rank sent is held to be gone, and not
+                waited for any longer; None to wait for the whole time.
+
+        Returns:
+            The answer; None if there was none in time.
+        """
+        first_s = timeout_s if taken_within_s is None else min(taken_within_s, timeout_s)
+        answer = self._poll_answer(key, first_s, stop)
+        if answer is None and first_s < timeout_s and not stop() and self.parent_has_taken():
+            answer = self._poll_answer(key, timeout_s - first_s, stop)
         self._answered.append(key)
         return answer
+
+    def parent_has_taken(self) -> bool:
+        """Whether the parent has taken all messages of this rank."""
+        return self._to_parent.is_empty()
+
+    def withdraw(self) -> None:
+        """Take back what was sent up last, if the parent has not taken it: nobody waits for the answer any longer."""
+        self._to_parent.withdraw()
+
+    def _poll_answer(self, key: str, timeout_s: float, stop: Callable[[], bool]) -> bytes | None:
+        answer = poll(lambda: self._from_parent.look(key, self._answered), timeout_s, stop)
+        return self._from_parent.search(key, self._answered) if answer is None else answer
 
     def await_taken(self, timeout_s: float, stop: Callable[[], bool]) -> bool:
         """Wait until all messages of this rank were taken; False if the parent has not taken all of its own."""
@@ -191,6 +217,11 @@ class _Outlet:
         self._channel.publish(place, msgspec.msgpack.encode(_Letter(self._number, key, message)))
         self._number += 1
         return True
+
+    def withdraw(self) -> None:
+        """Take the last message back, unless it was taken."""
+        if self._number and self._channel.delete(_place(self._edge, self._number - 1)):
+            self._number -= 1
 
     def is_empty(self) -> bool:
         """Whether all messages were taken. They are taken in order."""

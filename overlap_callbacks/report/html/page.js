@@ -187,6 +187,49 @@
       }, `${title} along ${new Set(points.map((d) => d.step)).size} windows, from ${figure(low, unit)} to ${figure(high, unit)}`)];
     },
 
+    // Figures of several runs against what varies between them. Sizes that double stand at equal distances.
+    against({ series, unit, x_label, numeric, ideal, title }, width) {
+      const k = scale(unit);
+      const points = series.flatMap((s) => s.points.map(([x, run, value, low, high]) => ({
+        name: s.name, color: color(s.color), x, run, value, low, high,
+      })));
+      const places = [...new Set(points.map((d) => d.x))];
+      const [first, last] = numeric ? extent(places) : [0, 0];
+      const doubling = numeric && first > 0 && last >= 4 * first;
+      // Through the means of the runs at one place.
+      const means = d3.groups(points, (d) => d.name).flatMap(([name, found]) =>
+        d3.groups(found, (d) => d.x).map(([x, same]) => ({ name, x, color: same[0].color, value: d3.mean(same, (d) => d.value) })));
+      const asRanks = ideal ? places.map((x) => ({ x, value: x / ideal })) : [];
+      const top = d3.max([0, ...points.map((d) => Math.max(d.value, d.high ?? d.value)), ...asRanks.map((d) => d.value)]);
+      const domain = d3.nice(0, (top || 1) * k, 6);
+      const y = (key) => (d) => (d[key] == null ? null : d[key] * k);
+      const room = width / Math.max(1, places.length) - 8;
+      const shown = (x) => (numeric ? x.toLocaleString("en-US") : fitted(x, Math.max(room, 24)));
+      // Every place has its tick, as long as there is room for them.
+      const widest = d3.max(places, (x) => widthOf(shown(x)));
+      const every = Math.max(1, Math.ceil(((widest + 10) * places.length) / (width - 64)));
+      const x = numeric
+        ? { type: doubling ? "log" : "linear", ...(doubling ? { base: 2 } : {}), ticks: places.filter((_, i) => i % every === 0), tickFormat: shown, inset: 14 }
+        : { type: "point", domain: places, tickFormat: shown, padding: 0.5 };
+      return [plot({
+        width, height: 210, marginLeft: Math.max(48, 14 + widthOf(domain[1].toLocaleString("en-US"))), marginTop: 22,
+        x: axis(x_label, x),
+        y: { domain, label: unitName(unit), labelAnchor: "top", labelArrow: "none", tickSize: 0, ticks: 5 },
+        marks: [
+          Plot.gridY({ stroke: line, strokeOpacity: 1, ticks: 5 }),
+          Plot.ruleY([0], { stroke: muted }),
+          Plot.lineY(asRanks, { x: "x", y: y("value"), stroke: muted, strokeDasharray: "4,3" }),
+          Plot.ruleX(points.filter((d) => d.low != null), { x: "x", y1: y("low"), y2: y("high"), stroke: "color", strokeOpacity: 0.55, strokeWidth: 1.5, clip: true }),
+          numeric ? Plot.lineY(means, { x: "x", y: y("value"), z: "name", stroke: "color", strokeOpacity: 0.5 }) : null,
+          Plot.dot(points, { x: "x", y: y("value"), fill: "color", r: 3.5 }),
+          Plot.tip(points, Plot.pointer({
+            x: "x", y: y("value"),
+            title: (d) => `${d.run}\n${x_label} ${d.x.toLocaleString("en-US")}\n${series.length > 1 ? `${d.name}: ` : ""}${withInterval(d, unit)}`,
+          })),
+        ],
+      }, `${title} against ${x_label}: ${points.map((d) => `${d.x.toLocaleString("en-US")} ${figure(d.value, unit)}`).join(", ")}`)];
+    },
+
     // Power from zero, the modes shaded; the clock below it.
     power({ time, power, clock, segments, communication, both, limits, title }, width) {
       const rows = time.map((t, i) => ({ t: t / 1000, power: power[i], clock: clock[i] }));
@@ -224,6 +267,37 @@
         drawn.push(panel("clock", "MHz", d3.nice(low - pad, high + pad, 5), [], true));
       }
       return drawn;
+    },
+
+    // A matrix of cells: rows send, columns receive; the stronger the more.
+    heatMap({ labels: names, cells, bounds, title }, width) {
+      const number = names.length;
+      const { margin } = labels(names, 0.7 * width);
+      const room = Math.min(width - margin - 8, 46 * number, 620);
+      const side = room / number;
+      const every = Math.max(1, Math.ceil(20 / side));
+      const shown = names.map((_, i) => i).filter((i) => i % every === 0);
+      const tick = (i) => fitted(names[i], margin - 12);
+      const upright = d3.max(shown, (i) => widthOf(tick(i))) > every * side - 4;
+      const marginTop = upright ? margin + 4 : 24;
+      const edges = bounds.map((i) => i - 0.5);
+      const lineOf = { stroke: muted, strokeWidth: 1 };
+      const scale = (i) => ({ domain: [-0.5, number - 0.5], label: null, tickSize: 0, ticks: shown, tickFormat: tick, ...i });
+      return [plot({
+        width: margin + room + 8, height: marginTop + room + 8, marginLeft: margin, marginTop, marginRight: 8, marginBottom: 8,
+        x: scale({ axis: "top", tickRotate: upright ? -90 : 0 }),
+        y: scale({ reverse: true }),
+        marks: [
+          Plot.rect([0], { x1: -0.5, x2: number - 0.5, y1: -0.5, y2: number - 0.5, fill: line, fillOpacity: 0.35 }),
+          Plot.rect(cells, {
+            x1: (d) => d[1] - 0.5, x2: (d) => d[1] + 0.5, y1: (d) => d[0] - 0.5, y2: (d) => d[0] + 0.5, inset: side > 8 ? 0.5 : 0,
+            fill: color("overlapped"), fillOpacity: (d) => d[3],
+            title: (d) => `${names[d[0]]} to ${names[d[1]]}: ${d[4]} a step`, tip: "xy",
+          }),
+          Plot.ruleX(edges, lineOf),
+          Plot.ruleY(edges, lineOf),
+        ],
+      }, `${title}: ${cells.length} pairs with traffic`)];
     },
 
     // Dots with intervals, a panel for each figure, a row for each run.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import itertools
 import os
@@ -18,12 +19,19 @@ from markupsafe import Markup
 
 from overlap_callbacks._version import __version__
 from overlap_callbacks.analysis.formatting import page_sentence, page_text
+from overlap_callbacks.report.axis import compared
+from overlap_callbacks.report.html.bottleneck import bottleneck
+from overlap_callbacks.report.html.communication import communication
 from overlap_callbacks.report.html.comparison import comparison
 from overlap_callbacks.report.html.elements import Block, Chart, Note, RunPage, Section
 from overlap_callbacks.report.html.environment import environment, warnings
+from overlap_callbacks.report.html.experts import experts
 from overlap_callbacks.report.html.quality import configuration, quality
 from overlap_callbacks.report.html.run import RunView
+from overlap_callbacks.report.html.scaling import scaling
 from overlap_callbacks.report.html.sections import cost, headline, ideal, worth
+from overlap_callbacks.report.html.throughput import throughput
+from overlap_callbacks.report.html.traffic import traffic
 from overlap_callbacks.report.html.trends import changed
 from overlap_callbacks.report.record import Record
 
@@ -40,21 +48,22 @@ class Script:
     hash: str
 
 
-def page(records: Sequence[Record]) -> str:
+def page(records: Sequence[Record], axis: str | None = None) -> str:
     """The page, as HTML.
 
     Args:
         records: one or more; several are compared first.
+        axis: what varies between several; None for the number of ranks, if it does.
 
     Raises:
-        ValueError: ``records`` is empty.
+        ValueError: ``records`` is empty; or no record tells what ``axis`` asks for.
     """
     if not records:
         raise ValueError("records must hold at least one record, got none")
     views = [RunView(record) for record in records]
     names = distinct_names(records)
     runs = [_run(f"run-{i}", name, view) for i, (name, view) in enumerate(zip(names, views, strict=True), 1)]
-    compared = comparison(names, views) if len(runs) > 1 else None
+    sections = _compared(names, views, axis) if len(runs) > 1 else []
     charts: list[Chart] = []
 
     def place(chart: Chart) -> int:
@@ -62,15 +71,9 @@ def page(records: Sequence[Record]) -> str:
         return len(charts) - 1
 
     scripts = [_script(name) for name in _SCRIPTS]
-    templates = Environment(
-        loader=PackageLoader("overlap_callbacks.report.html", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    templates = _templates()
     body = templates.get_template("body.html.j2").render(
-        runs=runs, compared=compared, place=place, version=__version__, licences=_licences()
+        runs=runs, compared=sections, place=place, version=__version__, licences=_licences()
     )
     # The charts' data are known once the body has placed them.
     html = templates.get_template("page.html.j2").render(
@@ -83,17 +86,31 @@ def page(records: Sequence[Record]) -> str:
     return html
 
 
-def write_page(records: Sequence[Record], path: str | os.PathLike[str]) -> int:
+@functools.cache
+def _templates() -> Environment:
+    """Kept for the next page: to compile the templates takes longer than to fill them in."""
+    return Environment(
+        loader=PackageLoader("overlap_callbacks.report.html", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def write_page(records: Sequence[Record], path: str | os.PathLike[str], axis: str | None = None) -> int:
     """Write the page, whole or not at all; into a pipe or a device, directly. Returns its size in bytes.
 
     Args:
         records: as for ``page``.
         path: of the file. An older file is replaced; of a link, the file that it points to.
+        axis: as for ``page``.
 
     Raises:
+        ValueError: as for ``page``.
         OSError: the file cannot be written.
     """
-    content = page(records).encode()
+    content = page(records, axis).encode()
     target = Path(path).resolve()
     if target.exists() and not target.is_file():
         target.write_bytes(content)  # an error for a folder
@@ -125,6 +142,11 @@ def distinct_names(records: Sequence[Record]) -> list[str]:
     return names
 
 
+def _compared(names: Sequence[str], views: Sequence[RunView], axis: str | None) -> list[Section]:
+    found = compared(names, [view.record for view in views], axis)
+    return [comparison(names, views), *([] if found is None else [scaling(found)])]
+
+
 def _run(identity: str, name: str, view: RunView) -> RunPage:
     blocks: list[Block] = []
     if view.figures:
@@ -142,7 +164,12 @@ def _run(identity: str, name: str, view: RunView) -> RunPage:
     blocks += warnings(view)
     sections: list[Section] = []
     if view.measured:
-        sections += [worth(view), cost(view), ideal(view), changed(view)]
+        sections += [worth(view), cost(view), ideal(view), *bottleneck(view), changed(view), *throughput(view)]
+    sent = traffic(view)
+    if sent is not None:
+        sections.append(sent)
+    sections += experts(view)
+    sections += communication(view)
     sections.append(quality(view))
     ran_on = environment(view)
     if ran_on is not None:

@@ -183,7 +183,7 @@ def trace_chart(window: OverlapReport, trace: PowerTrace) -> Chart:
             data["limits"].append([name, value])
     if trace.tdp_w is not None and trace.tdp_w == trace.limit_w:
         data["limits"] = [["power limit", trace.tdp_w]]
-    caption = f"Device of rank {window.ranks[0]}, window {window.window}; blocks of each mode are shaded."
+    caption = f"Device of rank {window.first_rank}, window {window.window}; blocks of each mode are shaded."
     in_flight = "communication alone" if trace.both else "communication in flight"
     if trace.communication:
         caption += (

@@ -93,7 +93,7 @@ def timeline(window: OverlapReport) -> Chart:
     """When compute ran and communication was in flight, one step of each mode."""
     pictures = sorted(window.pictures, key=lambda picture: list(Mode).index(picture.arm))
     closed = any(picture.closed_compute_ms or picture.closed_communication_ms for picture in pictures)
-    caption = f"One profiled step of each mode on rank {window.ranks[0]}, window {window.window}."
+    caption = f"One profiled step of each mode on rank {window.first_rank}, window {window.window}."
     if closed:
         caption += " The shortest gaps are closed, to keep the page small."
     if not window.valid:

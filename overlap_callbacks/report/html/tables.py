@@ -156,7 +156,7 @@ def collective_table(window: OverlapReport) -> Table:
         "Collectives of a step",
         heads("*Collective", "*Group", "*Backend", "Ranks", "Messages", "MB", "Alone, ms", "Transfer, ms", "GB/s"),
         tuple(rows),
-        f"On rank {window.ranks[0]}, window {window.window}. MB counts the bytes of the tensors that a collective "
+        f"On rank {window.first_rank}, window {window.window}. MB counts the bytes of the tensors that a collective "
         "reads. Alone is its time in sequential steps, from issue to end. Transfer is the shortest time of any rank: "
         "ranks that come early also wait for the last one. GB/s divides the bytes read or written, whichever are more, "
         "by the transfer.",

@@ -10,6 +10,7 @@ import html
 from collections.abc import Mapping, Sequence
 
 from overlap_callbacks.analysis import safe_text
+from overlap_callbacks.analysis.communication import heat_map
 from overlap_callbacks.analysis.formatting import PLAIN
 from overlap_callbacks.analysis.results.catalogue import STEP_TIMES, Figure, compares, figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -76,6 +77,19 @@ def step_card(report: OverlapReport, verdict: str) -> str:
     if len(report.problems) > _MAX_NOTES:
         body.append(f'<p class="dim">and {len(report.problems) - _MAX_NOTES} more notes: see the record</p>')
     return _page("Step time", body)
+
+
+def traffic_card(title: str, picture: str, notes: Sequence[str]) -> str:
+    """Who sends how much to whom in a step.
+
+    Args:
+        title: of the card.
+        picture: the matrix as SVG.
+        notes: what stands below it.
+    """
+    return _page(
+        title, [f"<style>{heat_map.STYLE}</style>", picture, *[f'<p class="dim">{_text(n)}</p>' for n in notes]]
+    )
 
 
 def power_card(report: OverlapReport, trace: PowerTrace) -> str:

@@ -12,6 +12,7 @@ import msgspec
 
 from overlap_callbacks import _validation
 from overlap_callbacks._log import logger
+from overlap_callbacks.analysis.bottleneck import run_bottleneck
 from overlap_callbacks.analysis.results.environment import JobEnvironment
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
@@ -24,12 +25,14 @@ from overlap_callbacks.sinks.wandb.alerts import Limits, finding_alerts
 from overlap_callbacks.sinks.wandb.environment import job_content
 from overlap_callbacks.sinks.wandb.summary import aggregates, run_metrics
 from overlap_callbacks.sinks.wandb.tables import tables
+from overlap_callbacks.sinks.wandb.traffic import traffic_card
 
 # Our own x-axis. W&B's step may only rise, and belongs to the user's own logging: it is never passed.
 STEP_KEY = "overlap/step"
 
 STEP_CARD = "overlap/step_time"
 POWER_CARD = "power/trace_card"
+TRAFFIC_CARD = "traffic/matrix"
 
 # Minimum time between two equal alerts. We send one per crossing; W&B replaces 0 by its default of a minute.
 _ALERT_WAIT_S = 0.001
@@ -59,9 +62,11 @@ class WandbSink(Sink):
     - Every metric of ``OverlapReport.metrics()``, against ``overlap/step``, with aggregates in the run's summary
       (``sinks.wandb.summary.aggregates``); means over the run so far under ``overlap_run/``.
     - ``overlap/step_time``: step time ideal, overlapped and sequential side by side with intervals, as a picture with
-      the verdict; ``power/trace_card``: power against time.
+      the verdict; ``power/trace_card``: power against time; ``traffic/matrix``: who sends how much to whom.
     - Tables: ``overlap/kernels``, ``overlap/pairs`` (what each kernel family loses beside each kind of collective),
-      ``comm/collectives``, ``dimension/dimensions``, ``power/trace``.
+      ``comm/collectives``, ``comm/transfers``, ``straggler/ranks``, ``dimension/dimensions``, ``traffic/messages``,
+      ``expert/steps``,
+      ``power/trace``.
     - In the run's summary, the verdicts as text: ``overlap/verdict`` and ``power/verdict``.
     - In its configuration, under ``overlap_callbacks``: schedule, device, versions, framework, the size of the groups
       of each dimension of parallelism, the environment, and the findings in it.
@@ -150,7 +155,9 @@ class WandbSink(Sink):
         self._rows.append(_Row(row, report if due else None, verdict))
         self._log_rows(run)
 
-        run.summary.update({"overlap/verdict": verdict, **({} if cause is None else {"power/verdict": cause})})
+        bound = run_bottleneck(summary)
+        sentences = {"power/verdict": cause, "overlap/bottleneck": None if bound is None else bound.sentence()}
+        run.summary.update({"overlap/verdict": verdict, **{key: said for key, said in sentences.items() if said}})
         for alert in (*finding_alerts(report, self._alerted), *self._limits.passed(report)):
             run.alert(title=alert.title, text=alert.text, level="WARN", wait_duration=_ALERT_WAIT_S)
 
@@ -301,7 +308,8 @@ class WandbSink(Sink):
                 "nobody is logged in to W&B: run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline"
             )
         self._owns_run = True
-        settings = _bounded(wandb, self._init.get("settings"), self.close_timeout_s)
+        hidden = self._info is not None and not self._info.hosts_named
+        settings = _bounded(wandb, self._init.get("settings"), self.close_timeout_s, hide_host=hidden)
         try:
             return wandb.init(**{**self._init, "settings": settings})
         except wandb.errors.CommError as error:
@@ -314,6 +322,8 @@ def _pictures(wandb: Any, report: OverlapReport, verdict: str) -> dict[str, Any]
     pictures = {STEP_CARD: wandb.Html(cards.step_card(report, verdict), inject=False)}
     if report.power_trace is not None and report.power_trace.time_ms:
         pictures[POWER_CARD] = wandb.Html(cards.power_card(report, report.power_trace), inject=False)
+    if report.messages is not None and report.messages.groups:
+        pictures[TRAFFIC_CARD] = wandb.Html(traffic_card(report.messages, report.world_size), inject=False)
     return pictures
 
 
@@ -324,12 +334,13 @@ def _tables(wandb: Any, report: OverlapReport) -> dict[str, Any]:
     }
 
 
-def _bounded(wandb: Any, given: Any, timeout_s: float) -> Any:
-    """The given settings, with a timeout for W&B unless they set one themselves.
+def _bounded(wandb: Any, given: Any, timeout_s: float, *, hide_host: bool) -> Any:
+    """The given settings, with a timeout for W&B and a name for the host unless they set them themselves.
 
-    It also bounds wandb's own hook at the interpreter's exit.
+    The timeout also bounds wandb's own hook at the interpreter's exit.
     """
-    bounds = {"init_timeout": timeout_s, "finish_timeout": timeout_s, "finish_timeout_raises": True}
+    bounds: dict[str, Any] = {"host": "host 0"} if hide_host else {}
+    bounds |= {"init_timeout": timeout_s, "finish_timeout": timeout_s, "finish_timeout_raises": True}
     known = getattr(wandb.Settings, "model_fields", {})
     bounds = {name: value for name, value in bounds.items() if name in known}  # older versions lack some
     if given is None:

@@ -23,6 +23,16 @@ COLLECTIVE_COLUMNS = (
     "timed_bytes", "kernels_ms", "transfer_ms",
 )  # fmt: skip
 DIMENSION_COLUMNS = ("dimension", "messages", "bytes_in", "comm_ms", "exposed_ms", "slowdown")
+MESSAGE_COLUMNS = (
+    "dimension", "stage", "operator", "group_size", "num_members", "messages", "bytes", "bytes_in", "alike",
+)  # fmt: skip
+EXPERT_COLUMNS = (
+    "step", "in_window", "load_max_over_mean", "load_cv", "split_max_over_mean", "split_cv",
+)  # fmt: skip
+LATE_COLUMNS = (
+    "rank", "host", "dimension", "calls", "last", "steps", "worst", "chance", "waiting_ms", "lost_fraction",
+)  # fmt: skip
+TRANSFER_COLUMNS = ("operator", "dimension", "group_size", "reach", "size", "calls", "bytes", "transfer_ms")
 TRACE_COLUMNS = ("time_ms", "power_w", "sm_clock_mhz", "mode", "communication_in_flight")
 
 
@@ -43,6 +53,12 @@ def tables(report: OverlapReport) -> dict[str, Table]:
         "overlap/pairs": _table(PAIR_COLUMNS, report.pairs if report.valid else ()),
         "comm/collectives": _table(COLLECTIVE_COLUMNS, report.collectives),
         "dimension/dimensions": _table(DIMENSION_COLUMNS, report.dimensions),
+        "traffic/messages": _table(MESSAGE_COLUMNS, () if report.messages is None else report.messages.groups),
+        "expert/steps": _table(EXPERT_COLUMNS, () if report.expert_details is None else report.expert_details.steps),
+        "straggler/ranks": _table(
+            LATE_COLUMNS, report.arrivals.ranks if report.arrivals is not None and report.valid else ()
+        ),
+        "comm/transfers": _table(TRANSFER_COLUMNS, report.transfers if report.valid else ()),
         "dimension/pairs": _table(PAIR_COLUMNS, report.dimension_pairs if report.valid else ()),
     }
     if not report.valid:

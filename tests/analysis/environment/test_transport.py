@@ -22,6 +22,29 @@ def test_nvlink_is_told_by_each_pair_of_a_host() -> None:
     assert told(*bridged) == {WITHIN: "NVLink connects some GPUs of a host"}
 
 
+def test_pcie_is_named_where_every_gpu_is_known_to_be_on_the_bus_of_its_host() -> None:
+    alone = {"nvlink_devices": (), "host_link": "PCIe"}
+    assert told(gpu_rank(0, **alone), gpu_rank(1, **alone)) == {WITHIN: "PCIe (no NVLink seen)"}
+    # One of the two may be a Grace Hopper, whose GPU reaches its host over NVLink.
+    unknown = gpu_rank(1, nvlink_devices=())
+    assert told(gpu_rank(0, **alone), unknown) == {WITHIN: "no NVLink connects the GPUs of a host"}
+    bridged = [
+        gpu_rank(rank, nvlink_devices=(f"0000:{0x10 + (rank ^ 1):02x}:00.0",), host_link="PCIe") for rank in range(4)
+    ]
+    assert told(*bridged) == {WITHIN: "NVLink connects some GPUs of a host, PCIe the others"}
+    # Of two hosts, only the first has ranks that share it.
+    assert told(gpu_rank(0, **alone), gpu_rank(1, **alone), gpu_rank(8))[WITHIN] == "PCIe (no NVLink seen)"
+
+
+def test_pcie_is_named_where_a_setting_forbids_direct_access() -> None:
+    off = {"NCCL_P2P_DISABLE": "1"}
+    ranks = [gpu_rank(rank, variables=off, host_link="PCIe") for rank in range(2)]
+    assert told(*ranks) == {WITHIN: "no direct access between GPUs: PCIe to host memory, or the network"}
+    network = off | {"NCCL_SHM_DISABLE": "1"}
+    ranks = [gpu_rank(rank, variables=network, host_link="PCIe") for rank in range(2)]
+    assert told(*ranks) == {WITHIN: "the network, also within a host"}
+
+
 def test_one_rank_that_does_not_know_makes_it_unknown() -> None:
     assert told(gpu_rank(0), gpu_rank(1, nvlink_devices=None)) == {WITHIN: UNKNOWN}
     assert told(gpu_rank(0, pci_bus_id=""), gpu_rank(1)) == {WITHIN: UNKNOWN}

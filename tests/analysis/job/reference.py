@@ -148,7 +148,7 @@ def _cost(samples: Sequence[RankWindow], step: Estimate | None, every_n_steps: i
     for sample in samples:
         if sample.lost_ms is not None:
             costs.append((max(0.0, sample.lost_ms), sample.usual_step_ms))
-        elif step is not None:
+        elif step is not None and sample.complete:
             extra_ms = max(0.0, sample.wall_ms - sample.num_steps * step.value)
             costs.append((extra_ms + sample.report_cpu_ms, step.value))
     costs = [(lost_ms, step_ms) for lost_ms, step_ms in costs if step_ms > 0]

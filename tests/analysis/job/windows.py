@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from overlap_callbacks.analysis.results.arrivals import TimedCall, TimedCalls
 from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import DevicePower, ModePower, SourceInfo, UnitUtilisation
@@ -166,5 +167,22 @@ def copies(of: RankWindow, number: int) -> list[RankWindow]:
             for block in of.timed
         )
         own = {} if rank == 0 else {"pictures": (), "power_trace": None}
-        windows.append(msgspec.structs.replace(of, rank=rank, timed=timed, environment=gpu_rank(rank), **own))
+        windows.append(
+            msgspec.structs.replace(
+                of, rank=rank, timed=timed, environment=gpu_rank(rank), arrivals=timed_calls(rank, number), **own
+            )
+        )
     return windows
+
+
+def timed_calls(rank: int, number: int) -> tuple[TimedCalls, ...]:
+    """As many calls as a rank sends at most of a job of so many ranks: in its host, across hosts, and of all."""
+    host = rank - rank % 8
+    return tuple(
+        [
+            TimedCalls(operator, f"{dimension} {first}", first, size, dimension, calls)
+            for dimension, first, size in (("tensor", host, 8), ("data", rank % 8, number // 8), ("world", 0, number))
+            for operator in ("allreduce_", "_allgather_base_", "_reduce_scatter_base_")
+            for calls in (tuple(TimedCall(20 + n // 4, n % 4, 4096 << n, 100 + rank % 7 + n) for n in range(32)),)
+        ]
+    )

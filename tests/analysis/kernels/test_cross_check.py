@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.copies import with_copies
 from overlap_callbacks.analysis.kernels.cross_check import CrossCheck, cross_check
 from overlap_callbacks.analysis.kernels.relabelling import relabelled
@@ -193,3 +194,23 @@ def test_collectives_of_a_library_of_the_host_need_no_kernel_whatever_their_tens
     (note,) = check(5_000, backend).notes
     assert note.startswith(f"collectives of {backend} have no kernel")
     assert check(5_000, "cpu:gloo,cuda:nccl").missing
+
+
+@pytest.mark.parametrize(("nccl_ns", "other_ns", "named"), [(10**9, 0, False), (10**9, 10**9, True)])
+def test_few_kernels_of_another_library_are_named_if_they_take_long(nccl_ns: int, other_ns: int, named: bool) -> None:
+    kernels = profile(GEMM, *[nccl("AllReduce_Sum_f32_RING_LL")] * 20, ("multimem_all_reduce_kernel", M, 20))
+    longer_ns = np.tile([0, *[nccl_ns] * 20, other_ns], STEPS)
+    intervals = Intervals(kernels.intervals.start_ns, kernels.intervals.end_ns + longer_ns)
+    found = cross_check(dataclasses.replace(kernels, intervals=intervals), in_each(*[ALL_REDUCE] * 20))
+    assert bool(found.notes) is named
+    assert set(found.unseen) == ({"multimem_all_reduce_kernel"} if named else set())
+
+
+@pytest.mark.parametrize(("extra_ns", "named"), [(0, False), (10**9, True)])
+def test_few_kernels_of_nccl_are_named_if_the_shortest_of_their_kind_take_long(extra_ns: int, named: bool) -> None:
+    kernels = profile(GEMM, *[nccl("AllReduce_Sum_f32_RING_LL")] * 21)
+    longer_ns = np.tile([0, *[10**9] * 20, extra_ns], STEPS)
+    intervals = Intervals(kernels.intervals.start_ns, kernels.intervals.end_ns + longer_ns)
+    found = cross_check(dataclasses.replace(kernels, intervals=intervals), in_each(*[ALL_REDUCE] * 20))
+    assert bool(found.notes) is named
+    assert found.unseen == ({"ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)": 1.0} if named else {})

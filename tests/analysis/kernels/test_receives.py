@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +33,7 @@ def send(size: int = 100, **more: Any) -> Issued:
 
 
 def starts_ms(rows: list[Any], issued: dict[int, list[Issued]]) -> list[float] | None:
-    starts = transfer_starts(columns(rows), issued)
+    starts = transfer_starts(columns(rows), issued).start_ns
     return None if starts is None else ((starts - EPOCH_NS) / MS).tolist()
 
 
@@ -113,12 +114,116 @@ def test_without_sends_and_receives_all_rows_work_from_their_start() -> None:
     assert starts_ms(rows, {0: [Issued("allreduce_", 8, 8)]}) == [0, 3]
 
 
+# -- the fitted bandwidth
+
+
+def spinning(
+    sizes: list[int], waits_ms: list[float], transfer_ms: Callable[[int], float], calls: int = 3, seed: int = 0
+) -> tuple[list[Any], list[Issued], float]:
+    """Receives that spin for at least ``waits_ms`` of their size, and transfer; and how long they waited in all."""
+    chance = np.random.default_rng(seed)
+    now, waited, rows, issued = 0.0, 0.0, [], []
+    for call in range(calls):
+        for size, least in zip(sizes, waits_ms, strict=True):
+            wait = least + (float(chance.integers(0, 9)) if call else 0.0)
+            rows.append((P2P, M, 0, now, now + wait + transfer_ms(size)))
+            issued.append(receive(size))
+            now, waited = now + wait + transfer_ms(size) + 1, waited + wait
+    return rows, issued, waited
+
+
+def found_waiting(rows: list[Any], issued: list[Issued]) -> tuple[float, str]:
+    """How long receives waited, by what is found; and the note."""
+    found = transfer_starts(columns(rows), {0: issued})
+    assert found.start_ns is not None
+    starts = np.array([row[3] for row in rows])
+    return float(((found.start_ns - EPOCH_NS) / MS - starts).sum()), " ".join(found.notes)
+
+
+def line(size: int) -> float:
+    return 2.0 + size / 50
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_of_sizes_that_always_waited_a_fitted_bandwidth_tells_the_waiting(seed: int) -> None:
+    sizes = [100, 200, 300, 400, 500]
+    # All receives of 300 bytes waited for 7 ms or more. The larger ones bound their transfer by 10 ms, the line by 8.
+    rows, issued, waited = spinning(sizes, [0, 0, 7, 0, 0], line, seed=seed)
+    found, note = found_waiting(rows, issued)
+    assert found == pytest.approx(waited, abs=0.01)
+    assert note.startswith(
+        "the waiting of receives of 1 of 5 kinds of messages is what exceeds their bytes over a fitted"
+    )
+    # 50 bytes a millisecond.
+    assert "(5e-05 GB/s)" in note
+
+
+def test_without_three_sizes_on_one_line_the_sizes_bound_each_other() -> None:
+    rows, issued, waited = spinning([100, 300, 500], [0, 7, 0], line)
+    found, note = found_waiting(rows, issued)
+    assert note == ""
+    # By the larger size 300 bytes take 12 ms at most; they took 8.
+    assert found == pytest.approx(waited - 3 * (12 - 8), abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "protocols",
+    [
+        pytest.param(lambda size: min(0.5 + size / 10, 8 + size / 60), id="the faster of two"),
+        pytest.param(lambda size: min(0.2 + size / 5, 2 + size / 20, 20 + size / 100), id="the fastest of three"),
+        pytest.param(lambda size: 5.0, id="latency alone"),
+    ],
+)
+@pytest.mark.parametrize(
+    "sizes", [[10, 20, 50, 90, 130, 200, 400, 800], [10, 40, 80, 2000], [5, 10, 100, 150, 1500, 3000]]
+)
+def test_where_nccl_changes_its_protocol_no_waiting_is_made_up(
+    protocols: Callable[[int], float], sizes: list[int]
+) -> None:
+    rows, issued, waited = spinning(sizes, [0.0] * len(sizes), protocols)
+    found, note = found_waiting(rows, issued)
+    assert note == ""
+    assert found <= waited + 0.01
+
+
+def test_a_transfer_that_a_change_of_protocol_makes_dearer_is_not_held_against_a_line() -> None:
+    sizes = [10, 40, 80, 130, 400, 800]
+    rows, issued, _ = spinning(sizes, [0.0] * 6, lambda size: 0.5 + size / 10 if size < 120 else 20 + size / 60)
+    assert found_waiting(rows, issued)[1] == ""
+
+
+def test_the_waiting_is_told_on_the_side_of_a_change_of_protocol_where_three_sizes_lie_on_a_line() -> None:
+    sizes = [10, 40, 200, 300, 400, 500, 600]
+
+    def protocols(size: int) -> float:
+        return min(0.5 + size / 10, 8 + size / 60)
+
+    rows, issued, waited = spinning(sizes, [0, 0, 0, 0, 3, 0, 0], protocols)
+    # The larger bound 400 bytes by 16.33 ms, the line by 14.67.
+    found, note = found_waiting(rows, issued)
+    assert found == pytest.approx(waited, abs=0.01)
+    assert note
+
+
+def test_messages_that_send_otherwise_are_not_fitted_together() -> None:
+    issued = [
+        *[receive(size) for size in (100, 500)],
+        *[call for size in (200, 400) for call in (send(size, coalesced=size), receive(size, coalesced=size))],
+        receive(300, peer=4),
+    ]
+    rows = [(P2P, M, 0, 100 * n, 100 * n + time) for n, time in enumerate((4, 12, 6, 10, 15))]
+    found = transfer_starts(columns(rows), {0: issued})
+    assert found.start_ns is not None
+    assert found.notes == ()
+    assert ((found.start_ns - EPOCH_NS) / MS).tolist() == [0, 100, 200, 300, 400]
+
+
 # -- the bubble
 
 
 def bubble_ms(rows: list[Any], issued: dict[int, list[Issued]], steps: list[int]) -> float | None:
     kernels = columns(rows)
-    sums = KernelSums(kernels, transfer_starts(kernels, issued))
+    sums = KernelSums(kernels, transfer_starts(kernels, issued).start_ns)
     return profiled_block(Mode.OVERLAPPED, 0, sums, steps).bubble_ms
 
 
@@ -128,7 +233,7 @@ def test_the_bubble_of_a_stage_is_its_idle_time_and_what_its_receives_wait() -> 
             (P2P, M, 1, 40, 43)]  # fmt: skip
     issued = {0: [receive(), receive()], 1: [receive()]}
     kernels = columns(rows)
-    block = profiled_block(Mode.OVERLAPPED, 0, KernelSums(kernels, transfer_starts(kernels, issued)), [0])
+    block = profiled_block(Mode.OVERLAPPED, 0, KernelSums(kernels, transfer_starts(kernels, issued).start_ns), [0])
     assert (block.idle_ms, block.bubble_ms) == (2, 7 + 2 + 4)
     assert bubble_ms(rows, issued, [0, 1]) == pytest.approx((13 + 0) / 2)
 
@@ -141,7 +246,7 @@ def test_a_receive_that_waits_beside_compute_or_other_communication_is_no_bubble
 
 def test_what_cannot_be_matched_has_no_bubble_and_keeps_its_idle_time() -> None:
     kernels = columns([(P2P, M, 0, 0, 10), ("gemm", C, 0, 12, 20)])
-    block = profiled_block(Mode.OVERLAPPED, 0, KernelSums(kernels, transfer_starts(kernels, {0: []})), [0])
+    block = profiled_block(Mode.OVERLAPPED, 0, KernelSums(kernels, transfer_starts(kernels, {0: []}).start_ns), [0])
     assert (block.idle_ms, block.bubble_ms) == (2, None)
 
 

@@ -49,6 +49,16 @@ def test_where_numbers_differ_a_kernel_is_what_alone_was_issued() -> None:
     assert labels(relabelled(table, {0: mixed})) == ["send_recv"] * 3
 
 
+def test_without_messages_a_kernel_that_cannot_be_matched_is_of_the_most_frequent_kind_that_runs_so() -> None:
+    table = kernels(*[(SEND_RECV, 20)] * 4)
+    issued = [issue("gather_", "data"), *[issue("alltoall_base_", "expert")] * 2]
+    assert labels(relabelled(table, {0: issued})) == ["all_to_all"] * 4
+    assert (
+        labels(relabelled(table, {0: [*issued, issue("send", "pipeline"), issue("send", "pipeline")]}))
+        == ["send_recv"] * 4
+    )
+
+
 def test_the_one_name_of_rccl_gets_the_kind_of_the_match() -> None:
     table = kernels((GENERIC, 20), (GENERIC, 30), (GENERIC, 20), (GENERIC, 21))
     calls = [("_allgather_base_", "data"), ("send", "pipeline"), ("_reduce_scatter_base_", "data"), ("allreduce_", "x")]

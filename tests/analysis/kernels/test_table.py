@@ -4,8 +4,10 @@ import itertools
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 
+from overlap_callbacks.analysis import name_rules
 from overlap_callbacks.analysis.kernels.host import uncounted_note
 from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
 from overlap_callbacks.analysis.kernels.table import Kind
@@ -133,6 +135,12 @@ def test_kinds_of_device_activity():
         ("Memset (", Kind.COPY, 0),
         ("Memcpy P", Kind.COMMUNICATION, 0),
     ]
+
+
+def test_a_pattern_of_the_user_names_copies_in_a_live_profile_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(name_rules, "communication_patterns", [*name_rules.communication_patterns, "Memcpy DtoD"])
+    events = [event("Memcpy DtoD (Device -> Device)", "gpu_memcpy", 131, 134, correlation=3), launch(105, 3)]
+    assert [row[1] for row in read(events, BOUNDS)] == [Kind.COMMUNICATION]
 
 
 def test_annotations_and_operators_are_no_kernels_where_there_is_a_device():

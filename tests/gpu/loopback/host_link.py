@@ -32,6 +32,7 @@ class HostLink:
     Attributes:
         joined_ns: when the phantom joined each collective of more than one rank, ``time.perf_counter_ns``: it cannot
             have been complete before.
+        ended_ns: when each of them was first seen to be complete, on the same clock; 0 before that.
         error: what ended the phantom; None while it is well.
     """
 
@@ -43,6 +44,8 @@ class HostLink:
         self._thread.start()
         self._lock = threading.Lock()  # of the order of issue, which must be the same on both sides
         self.joined_ns: list[int] = []
+        self.ended_ns: list[int] = []
+        self._in_flight: list[tuple[int, dist.Work]] = []
         self.error: BaseException | None = None
 
     def issue(self, call: Call, group: dist.ProcessGroup, settings: LoopSettings) -> dist.Work | None:
@@ -50,17 +53,25 @@ class HostLink:
         with self._lock:
             mine, *others = self._backends(group)
             works = []
+            number = len(self.ended_ns)
+            self.ended_ns += [0] * bool(others)
             parts = _single_calls(call)
             for part in parts:
                 work = _call_gloo(mine, part)
                 works.append(work)
                 for theirs in others:
                     length_s = 1e-9 * settings.length_ns(part.num_bytes)
-                    self._phantom.put(functools.partial(self._join, theirs, part, work, length_s, part is parts[-1]))
+                    self._phantom.put(
+                        functools.partial(self._join, theirs, part, work, length_s, number if part is parts[-1] else -1)
+                    )
         # The phantom does not join the next before this one is done, so the last is done after all of them.
         last = works[-1]
+        if others:
+            self._in_flight.append((number, last))
         if not call.asynchronous:
             last.wait()
+            if others:
+                self._see_end(number)
         return last
 
     def _backends(self, group: dist.ProcessGroup) -> list[Any]:
@@ -91,8 +102,16 @@ class HostLink:
                 self.error = error
                 raise
 
-    def _join(self, theirs: Any, call: Call, work: dist.Work, length_s: float, is_last_part: bool) -> None:
-        """The phantom's part of a collective: the same data, and the link's time later."""
+    def _join(self, theirs: Any, call: Call, work: dist.Work, length_s: float, number: int) -> None:
+        """The phantom's part of a collective: the same data, and the link's time later.
+
+        Args:
+            theirs: Gloo's backend of the phantom.
+            call: the collective.
+            work: of rank 0's part.
+            length_s: time on the link.
+            number: of the collective; -1 if another part of it follows.
+        """
         time.sleep(length_s)
         copies = {id(tensor): tensor.clone() for tensor in (*call.output_tensors, *call.inputs)}
         call = replace(
@@ -100,10 +119,26 @@ class HostLink:
             outputs=[[copies[id(t)] for t in o] if isinstance(o, list) else copies[id(o)] for o in call.outputs],
             inputs=[copies[id(tensor)] for tensor in call.inputs],
         )
-        if is_last_part:
+        if number >= 0:
             self.joined_ns.append(time.perf_counter_ns())
         _call_gloo(theirs, call).wait()
         work.wait()
+        if number >= 0:
+            self._see_end(number)
+
+    def _see_end(self, number: int) -> None:
+        """Note that a collective is complete. Threads that wait for it wake one after another: the first counts."""
+        now = time.perf_counter_ns()
+        self.ended_ns[number] = self.ended_ns[number] or now
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a collective of more than one rank is in flight: issued, and not complete."""
+        # Not all of Gloo's works tell that they are complete.
+        self._in_flight = [
+            (number, work) for number, work in self._in_flight if not (self.ended_ns[number] or work.is_completed())
+        ]
+        return bool(self._in_flight)
 
     def close(self) -> None:
         self._phantom.put(None)

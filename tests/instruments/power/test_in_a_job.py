@@ -17,7 +17,10 @@ from tests.instruments.power.fakes import build
 from tests.instruments.power.test_nvml import UUIDS
 from tests.monitor.jobs import KeptReports, Training
 
-pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C compiler to build the fake driver with")
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(build.compiler() is None, reason="no C compiler to build the fake driver with"),
+]
 
 WATTS = {Mode.OVERLAPPED: 400.0, Mode.SEQUENTIAL: 300.0}
 CLOCK_MHZ = {Mode.OVERLAPPED: 1400, Mode.SEQUENTIAL: 1700}

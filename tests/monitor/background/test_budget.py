@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, cycle, repeat
 
 import msgspec
@@ -77,15 +77,13 @@ def test_the_step_time_is_that_of_the_last_window_that_has_one() -> None:
 def test_no_window_is_measured_while_the_cost_of_the_one_before_is_not_known() -> None:
     clock = Clock()
     budget = WindowBudget(0.01, clock)
-    budget.await_cost(0)
+    budget.await_cost(0, clock(), 500.0)
     assert "not known yet" in str(budget.reason_to_skip(1))
     budget.record(report(0, 0.0), clock())
+    budget.give_up(0)  # it is known
     assert budget.reason_to_skip(1) is None
-    budget.await_cost(1)
-    budget.give_up(1)  # its report was lost
-    assert budget.reason_to_skip(2) is None
     unlimited = WindowBudget(None, clock)
-    unlimited.await_cost(0)
+    unlimited.await_cost(0, clock(), 500.0)
     assert unlimited.reason_to_skip(1) is None
 
 
@@ -97,6 +95,20 @@ def test_a_window_of_which_only_the_length_is_known_is_paid_for_as_if_it_had_cos
     clock.s += 3 * unknown.wall_ms / 1e3 - 0.01
     assert "is not known" in str(budget.reason_to_skip(1))
     clock.s += 0.02
+    assert budget.reason_to_skip(1) is None
+
+
+def test_a_window_whose_report_is_lost_is_paid_for_as_if_it_had_cost_all_of_its_time() -> None:
+    clock = Clock()
+    budget = WindowBudget(0.01, clock)
+    opened_ns = clock()
+    clock.s += 2.0
+    budget.await_cost(0, opened_ns, 2000.0)
+    budget.give_up(0)
+    assert "is not known" in str(budget.reason_to_skip(1))
+    clock.s += 199.0
+    assert budget.reason_to_skip(1) is not None
+    clock.s += 1.1
     assert budget.reason_to_skip(1) is None
 
 
@@ -116,7 +128,15 @@ def test_what_a_window_cost_after_its_report_is_paid_for_once() -> None:
 # -- whatever steps and windows do
 
 
-def run(max_overhead: float, costs_s: Iterator[float], steps_s: Iterator[float], intervals: int) -> None:
+def run(
+    max_overhead: float,
+    costs_s: Iterator[float],
+    steps_s: Iterator[float],
+    intervals: int,
+    delays: Sequence[int] = (0,),
+    *,
+    lost: bool = False,
+) -> None:
     """A job of windows that cost what they cost; asserts the promise of ``max_overhead`` all the way.
 
     Args:
@@ -124,11 +144,15 @@ def run(max_overhead: float, costs_s: Iterator[float], steps_s: Iterator[float],
         costs_s: what each measured window costs.
         steps_s: how long each interval's steps are.
         intervals: from one window to the next.
+        delays: intervals after which each measured window's report is made.
+        lost: the reports of some windows are lost.
     """
     clock = Clock()
     budget = WindowBudget(max_overhead, clock)
     told_s = trained_s = 0.0
     first = last_s = None
+    unknown: list[tuple[int, OverlapReport, int, float]] = []
+    delay = cycle(delays)
     for window in range(intervals):
         step_s = next(steps_s)
         opened_ns = clock()
@@ -141,7 +165,14 @@ def run(max_overhead: float, costs_s: Iterator[float], steps_s: Iterator[float],
             clock.s += last_s
             # The fraction is of this interval's steps, which say nothing of the next ones'.
             made = report(window, last_s / (EVERY_N_STEPS * step_s), step_s * 1e3)
-            budget.record(msgspec.structs.replace(made, lost_ms=last_s * 1e3), opened_ns)
+            budget.await_cost(window, opened_ns, last_s * 1e3)
+            unknown.append((window + next(delay), made, opened_ns, last_s))
+        while unknown and unknown[0][0] <= window:
+            _, made, known_opened_ns, cost_s = unknown.pop()
+            if lost and made.window % 3 == 2:
+                budget.give_up(made.window)  # its time is no less than its cost
+            else:
+                budget.record(msgspec.structs.replace(made, lost_ms=cost_s * 1e3), known_opened_ns)
         clock.s += EVERY_N_STEPS * step_s
         trained_s += EVERY_N_STEPS * step_s
         assert last_s is not None
@@ -153,11 +184,13 @@ def run(max_overhead: float, costs_s: Iterator[float], steps_s: Iterator[float],
     max_overhead=st.sampled_from((0.001, 0.005, 0.05, 1.0)),
     costs_s=st.lists(st.floats(0.0, 100.0), min_size=1, max_size=8),
     steps_s=st.lists(st.floats(0.001, 10.0), min_size=1, max_size=8),
+    delays=st.lists(st.integers(0, 3), min_size=1, max_size=4),
+    lost=st.booleans(),
 )
 def test_the_budget_is_kept_whatever_windows_cost_and_steps_take(
-    max_overhead: float, costs_s: list[float], steps_s: list[float]
+    max_overhead: float, costs_s: list[float], steps_s: list[float], delays: list[int], lost: bool
 ) -> None:
-    run(max_overhead, cycle(costs_s), cycle(steps_s), intervals=60)
+    run(max_overhead, cycle(costs_s), cycle(steps_s), 60, delays, lost=lost)
 
 
 def test_the_budget_is_kept_with_steps_that_swing_tenfold_and_a_window_a_hundred_times_as_dear() -> None:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from overlap_callbacks import Schedule
+from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.monitor.background import reporter as reporting
 from overlap_callbacks.monitor.background.budget import WindowBudget
@@ -78,7 +79,26 @@ def test_a_report_does_not_wait_for_a_job_that_ends_or_stands_still_or_for_ever(
         threading.Thread(target=report, daemon=True).start()
         assert done.wait(5.0)
         # What was not seen is taken to be the reporting thread's time, whole.
-        assert told[0] is None if cost.usual is None else told[0] == pytest.approx(1500.0, abs=50.0)
+        assert told[0] == pytest.approx(1500.0, abs=50.0)
+
+
+def test_without_steps_before_the_window_its_own_tell_what_is_usual() -> None:
+    cost = WindowCost(0, None)
+    cost.window_closed(6_700 * 10**6, num_steps=65)
+    own = rank_window(report_cpu_ms=40.0)
+    told = reporter()._with_cost(own, cost)
+    assert told.usual_step_ms == own.overlapped_step_ms is not None
+    assert told.lost_ms == pytest.approx(6_700 - 65 * told.usual_step_ms + 40)
+
+
+def test_a_window_that_the_end_of_the_job_cut_short_has_no_cost() -> None:
+    cost = WindowCost(0, USUAL)
+    cost.window_closed(6_700 * 10**6, num_steps=65, job_ends=True)
+    own = reporter()._with_cost(rank_window(report_cpu_ms=40.0, complete=False), cost)
+    assert own.lost_ms is None
+    report = aggregate_windows([own], world_size=1, every_n_steps=500)
+    assert report.lost_ms is None
+    assert report.measurement_overhead is None
 
 
 def test_old_records_have_no_cost_of_this_kind() -> None:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
+from overlap_callbacks.monitor.background.agreement import OrderMessage
+from overlap_callbacks.monitor.background.order_check import Decision, Ruling, check_order
 from overlap_callbacks.monitor.background.store import Connection, Job, StoreChannel
 from overlap_callbacks.monitor.background.tree import Tree
 from overlap_callbacks.monitor.background.tree_mail import PLACES, Exchange
+from tests.gate.sequences import A, order
 
 RANKS = 7  # 0 hears 1, 2 and 4; 2 hears 3; 4 hears 5 and 6
 NOW = -1.0  # look once, and do not wait
+LONG_S = 60.0  # nobody waits for so long
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +149,57 @@ def test_what_a_killed_job_has_left_is_not_taken_for_a_message_of_the_one_that_s
         assert again.send_all_up(f"window{window}") == list(range(RANKS))
         assert again.send_all_down(f"window{window}") == list(range(RANKS))
     assert server.num_keys() == before
+
+
+def test_a_parent_that_takes_nothing_is_not_waited_for_and_one_that_has_taken_is(server: Any) -> None:
+    ranks = Ranks(server)
+    leader, child = ranks.exchanges[4], ranks.exchanges[5]
+    child.send_up("window0", b"-", NOW, lambda: False)
+    began_s = time.monotonic()
+    assert child.await_answer("window0", LONG_S, lambda: False, taken_within_s=0.1) is None
+    assert time.monotonic() - began_s < LONG_S / 2
+    leader.gather("window0", NOW, lambda _: False)
+    began_s = time.monotonic()
+    assert child.await_answer("window1", LONG_S, lambda: time.monotonic() > began_s + 0.5, taken_within_s=0.1) is None
+    assert time.monotonic() - began_s >= 0.5  # it went on waiting, until it was stopped
+    ranks.leave()
+
+
+def test_the_ranks_below_a_lost_leader_do_not_wait_for_the_ruling_of_rank_0(server: Any) -> None:
+    ranks, sequence, waited = Ranks(server, {4: "at once"}), order(A), []
+
+    def check(rank: int) -> Ruling:
+        message = OrderMessage.of(sequence)
+        began_s = time.monotonic()
+        ruling = check_order(
+            ranks.exchanges[rank], "window0", sequence, message, timeout_s=1.0, reason_to_skip=None, stop=lambda: False
+        )
+        waited.append(time.monotonic() - began_s)
+        return ruling
+
+    assert check(5) == Ruling(Decision.LATE, "rank 4 does not take what this rank hands in")
+    assert check(1) == Ruling(Decision.LATE, "rank 0 did not decide within 2 s")  # rank 0 may be late itself
+    assert waited[0] < waited[1]
+    ranks.leave()
+
+
+def test_a_rank_that_has_given_up_takes_its_message_back_so_that_a_late_parent_grants_nothing(server: Any) -> None:
+    ranks, sequence = Ranks(server), order(A)
+
+    def check(rank: int, window: str, timeout_s: float) -> Decision:
+        message = OrderMessage.of(sequence)
+        return check_order(
+            ranks.exchanges[rank], window, sequence, message, timeout_s=timeout_s, reason_to_skip=None,
+            stop=lambda: False,
+        ).decision  # fmt: skip
+
+    given_up = [check(rank, "window0", 0.05) for rank in (6, 5, 4, 3, 2, 1)]  # each waits for its parent in vain
+    assert given_up == [Decision.LATE] * 6
+    assert check(0, "window0", 0.05) is Decision.LATE
+    # The next window is as ever.
+    ranks.send_all_up("window1")
+    assert ranks.send_all_down("window1") == list(range(RANKS))
+    ranks.leave()
 
 
 def test_a_window_that_a_parent_has_not_come_to_yet_waits_for_it(server: Any) -> None:

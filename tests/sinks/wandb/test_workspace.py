@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from overlap_callbacks.analysis.results.catalogue import power_meanings
 from overlap_callbacks.analysis.run_summary import RunSummary
-from overlap_callbacks.cli.main import main
 from overlap_callbacks.sinks.wandb import workspace
 from overlap_callbacks.sinks.wandb.sink import POWER_CARD, STEP_CARD
 from overlap_callbacks.sinks.wandb.summary import run_metrics
 from overlap_callbacks.sinks.wandb.tables import tables
+from tests import commands
 from tests.report.runs import run_info, window
 from tests.sinks.wandb.server import WandbServer
 
@@ -39,7 +38,7 @@ def server(apart: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer
 
 
 def invoke(*arguments: str) -> Any:
-    return CliRunner().invoke(main, [*COMMAND, *arguments])
+    return commands.invoke(*COMMAND, *arguments)
 
 
 def panels(spec: dict[str, Any]) -> list[dict[str, Any]]:

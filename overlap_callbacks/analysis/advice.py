@@ -1,0 +1,178 @@
+"""What to try against each bottleneck, with the reason, and where the docs say more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from overlap_callbacks.analysis.formatting import PLAIN
+from overlap_callbacks.analysis.name_rules import collective_of
+from overlap_callbacks.analysis.results.bound import Bound
+from overlap_callbacks.analysis.results.step_parts import LateRank, StepParts
+from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime
+
+DOCS = "docs/bottlenecks.md"
+# Contention that is worth advice, as a share of the step.
+_MUCH_CONTENTION = 0.03
+# Messages of data parallelism below this size are short of bandwidth on most links, and above the other one they begin
+# late: DDP's own bucket has 25 MB.
+_SHORT_MESSAGE_BYTES = 4e6
+_LONG_MESSAGE_BYTES = 100e6
+
+
+class Advice(NamedTuple):
+    """Something to try.
+
+    Attributes:
+        topic: the section of the docs.
+        what: what to try, as a sentence.
+        why: the reason, as a sentence.
+    """
+
+    topic: str
+    what: str
+    why: str
+
+    @property
+    def link(self) -> str:
+        """Where the docs say more."""
+        return f"{DOCS}#{self.topic}"
+
+
+class Circumstances(NamedTuple):
+    """What advice depends on.
+
+    Attributes:
+        parts: of a step.
+        late: the rank for which others wait; None if there is none.
+        backend: of the default process group.
+        dimensions: communication by dimension of parallelism.
+        collectives: of the lowest rank.
+        overlap_costs: whether overlapped steps take longer than sequential ones for certain.
+    """
+
+    parts: StepParts
+    late: LateRank | None
+    backend: str
+    dimensions: Sequence[DimensionTime]
+    collectives: Sequence[CollectiveTime]
+    overlap_costs: bool = False
+
+
+def advice_for(bound: Bound, seen: Circumstances) -> tuple[Advice, ...]:
+    """What to try, the most promising first."""
+    found = list(_against_overlap(seen))
+    found += _AGAINST[bound](seen)
+    if bound is not Bound.COMPUTE:
+        found += _against_contention(seen)
+    return tuple(found)
+
+
+def _against_overlap(seen: Circumstances) -> Iterator[Advice]:
+    if seen.overlap_costs:
+        yield Advice(
+            "overlap-off",
+            "Switch overlap off.",
+            "Sequential steps are shorter here, with their whole 95% interval.",
+        )
+
+
+def _against_compute(seen: Circumstances) -> Iterator[Advice]:
+    contention = list(_against_contention(seen))
+    yield from contention
+    if not contention:
+        yield Advice(
+            "faster-compute",
+            "Make compute itself faster: lower precision, fused kernels, torch.compile.",
+            "Communication is hidden or short, so less of it would save little.",
+        )
+
+
+def _against_contention(seen: Circumstances) -> Iterator[Advice]:
+    parts = seen.parts
+    if parts.contention_ms < _MUCH_CONTENTION * parts.total_ms:
+        return
+    lost = f"Compute loses {PLAIN.quantity(parts.contention_ms, 'ms')} a step beside communication."
+    if seen.backend == "nccl":
+        yield Advice("ctas", "Give NCCL fewer SMs: lower NCCL_MAX_CTAS, and watch the bus bandwidth.", lost)
+    elif seen.backend == "gloo":
+        yield Advice("ctas", "Leave Gloo's threads cores of their own: fewer threads for torch's operators.", lost)
+
+
+def _against_communication(seen: Circumstances) -> Iterator[Advice]:
+    exposed = max(seen.dimensions, key=lambda row: row.exposed_ms, default=None)
+    name = exposed.dimension if exposed is not None else ""
+    most = f"Most of the exposed communication is {name}-parallel." if exposed is not None and name else ""
+    if "tensor" in name or "expert" in name or "context" in name:
+        yield Advice("mapping", f"Keep each {name}-parallel group within a node, on its fastest links.", most)
+        return
+    kinds = {collective_of(row.operator) for row in seen.collectives}
+    if "all_gather" in kinds and "reduce_scatter" in kinds:
+        yield Advice(
+            "prefetch",
+            "Prefetch parameters earlier: one more layer ahead in FSDP, a larger prefetch bucket in ZeRO-3.",
+            most or "Parameters are gathered in the step, and compute waits for them.",
+        )
+    rows = [row for row in seen.collectives if row.messages and collective_of(row.operator) in _REDUCTIONS]
+    messages = sum(row.messages for row in rows)
+    if messages:
+        mean_bytes = sum(row.size_bytes for row in rows) / messages
+        size = f"A reduction has {mean_bytes / 1e6:.2f} MB on average"
+        if mean_bytes < _SHORT_MESSAGE_BYTES and messages > 1:
+            yield Advice("buckets", "Raise the bucket size.", f"{size}: short messages do not fill a link.")
+        elif mean_bytes > _LONG_MESSAGE_BYTES or messages == 1:
+            yield Advice(
+                "buckets", "Lower the bucket size.", f"{size}: a long message begins late in the backward pass."
+            )
+    yield Advice(
+        "fewer-bytes",
+        "Send less: accumulate gradients over more micro-batches, or reduce them in 16 bits.",
+        most or "What compute does not hide, a step waits for.",
+    )
+
+
+_REDUCTIONS = ("all_reduce", "reduce_scatter")
+
+
+def _against_launch(seen: Circumstances) -> Iterator[Advice]:
+    idle = f"The device is idle for {PLAIN.quantity(seen.parts.idle_ms, 'ms')} a step."
+    yield Advice("cuda-graphs", "Launch less: torch.compile, CUDA graphs, fused optimizers.", idle)
+    yield Advice("micro-batch", "Give each launch more to do: a larger micro-batch.", idle)
+    yield Advice(
+        "find-unused-parameters",
+        "With DDP, leave find_unused_parameters off, and static_graph on where it holds.",
+        "It walks the whole graph on the host in each step.",
+    )
+
+
+def _against_bubble(seen: Circumstances) -> Iterator[Advice]:
+    bubble = f"Stages are idle or wait for {PLAIN.quantity(seen.parts.bubble_ms, 'ms')} a step."
+    yield Advice("micro-batches", "Use more micro-batches in a step.", f"{bubble} The share falls as (p-1)/(p-1+m).")
+    yield Advice("interleaving", "Interleave: several model chunks on each stage.", bubble)
+
+
+def _against_straggler(seen: Circumstances) -> Iterator[Advice]:
+    late = seen.late
+    if late is None:
+        yield Advice("straggler", "Find out which rank comes last.", "It differs between windows.")
+    elif late.busy:
+        yield Advice(
+            "straggler",
+            f"Look at rank {late.rank}: its clock, its temperature, its share of the work.",
+            "It computes for longer than the other ranks.",
+        )
+    else:
+        yield Advice(
+            "straggler",
+            f"Look at the host of rank {late.rank}: its data loader, its CPUs, other programs.",
+            "It is idle for longer than the other ranks.",
+        )
+
+
+_AGAINST = {
+    Bound.COMPUTE: _against_compute,
+    Bound.COMMUNICATION: _against_communication,
+    Bound.LAUNCH: _against_launch,
+    Bound.BUBBLE: _against_bubble,
+    Bound.STRAGGLER: _against_straggler,
+}

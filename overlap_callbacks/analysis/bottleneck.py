@@ -1,0 +1,106 @@
+"""What bounds the steps of a run, in words: with the evidence, and with what to try."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from overlap_callbacks.analysis.advice import Advice, Circumstances, advice_for
+from overlap_callbacks.analysis.formatting import PLAIN, Style
+from overlap_callbacks.analysis.results.bound import Bound, bound_of
+from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.step_parts import LateRank, StepParts, mean_parts
+from overlap_callbacks.analysis.run_summary import RunSummary
+
+
+class Bottleneck(NamedTuple):
+    """What bounds the steps of a run.
+
+    Attributes:
+        bound: it.
+        runner_up: what takes nearly as much; None if nothing does.
+        parts: of a step.
+        late: the rank for which others wait; None if there is none.
+        advice: what to try, the most promising first.
+    """
+
+    bound: Bound
+    runner_up: Bound | None
+    parts: StepParts
+    late: LateRank | None
+    advice: tuple[Advice, ...]
+
+    def sentence(self, style: Style = PLAIN) -> str:
+        """The verdict with its evidence, in one sentence or two."""
+        words = f"Steps are {self.bound.value}-bound: {_evidence(self.bound, self.parts, self.late, style)}."
+        if self.runner_up is not None:
+            words += f" Nearly as much: {_evidence(self.runner_up, self.parts, self.late, style)}."
+        return words
+
+
+def bottleneck_of(windows: Sequence[OverlapReport], speedup: Estimate | None = None) -> Bottleneck | None:
+    """What bounds the steps of these windows; None where no profile shows it.
+
+    Args:
+        windows: those that count.
+        speedup: of overlap over sequential steps, over all of them.
+    """
+    measured = [(window, found) for window in windows if (found := window.step_parts()) is not None]
+    if not measured:
+        return None
+    parts = mean_parts([parts for _, (parts, _) in measured])
+    late = _late([late for _, (_, late) in measured])
+    bound, runner_up = bound_of(parts)
+    detailed = next((window for window, _ in reversed(measured) if window.collectives), measured[-1][0])
+    circumstances = Circumstances(
+        parts=parts,
+        late=late,
+        backend=detailed.backend,
+        dimensions=detailed.dimensions,
+        collectives=detailed.collectives,
+        overlap_costs=speedup is not None and speedup.ci_high is not None and speedup.ci_high < 0,
+    )
+    return Bottleneck(bound, runner_up, parts, late, advice_for(bound, circumstances))
+
+
+def run_bottleneck(summary: RunSummary) -> Bottleneck | None:
+    """What bounds the steps of a run; None of a control, and where no profile shows it."""
+    if summary.control:
+        return None
+    return bottleneck_of(summary.valid_windows, summary.pooled().get("speedup_vs_sequential"))
+
+
+def _late(of_windows: Sequence[LateRank | None]) -> LateRank | None:
+    """The rank that was late in more than half of the windows, with its mean over those; None if no rank was."""
+    ranks = Counter(late.rank for late in of_windows if late is not None)
+    rank, times = max(ranks.items(), key=lambda item: item[1], default=(0, 0))
+    if 2 * times <= len(of_windows):
+        return None
+    alike = [late for late in of_windows if late is not None and late.rank == rank]
+    waiting_ms = sum(late.waiting_ms for late in alike) / times
+    return LateRank(rank, waiting_ms, busy=2 * sum(late.busy for late in alike) > times)
+
+
+def _evidence(bound: Bound, parts: StepParts, late: LateRank | None, style: Style) -> str:
+    total_ms = parts.total_ms
+
+    def share(ms: float) -> str:
+        return (
+            f"{style.percent(ms / total_ms)} of a step ({style.quantity(ms, 'ms')} of {style.quantity(total_ms, 'ms')})"
+        )
+
+    if bound is Bound.COMPUTE:
+        words = f"compute takes {share(parts.compute_ms + parts.contention_ms)}"
+        if parts.contention_ms > 0:
+            words += f", {style.quantity(parts.contention_ms, 'ms')} of it lost to contention"
+        return words
+    if bound is Bound.COMMUNICATION:
+        return f"communication that no compute hides takes {share(parts.transfer_ms)}"
+    if bound is Bound.BUBBLE:
+        return f"the bubble of the pipeline takes {share(parts.bubble_ms)}"
+    if bound is Bound.LAUNCH:
+        return f"neither compute nor communication runs for {share(parts.idle_ms)}"
+    last = "the last rank" if late is None else f"rank {late.rank}, the last one"
+    return f"ranks wait for {last}, for {share(parts.waiting_ms)}"

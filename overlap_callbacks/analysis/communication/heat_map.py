@@ -1,0 +1,106 @@
+"""A traffic matrix as an SVG picture, which needs no plotting library.
+
+Colours are of one hue, from the paper's own to dark (in dark mode to bright), by the square root of the bytes: so small
+traffic can be told from none. Colours follow the reader's theme.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+
+from overlap_callbacks.analysis import safe_text
+from overlap_callbacks.analysis.communication.view import TrafficView
+from overlap_callbacks.analysis.formatting import shortened
+
+STYLE = """
+:root{color-scheme:light dark;--ink:#1f2328;--dim:#59636e;--paper:#ffffff;--none:#f0f2f4;--hue:#084c8d;--line:#8c959f}
+@media (prefers-color-scheme:dark){:root{--ink:#e6edf3;--dim:#9198a1;--paper:#16181d;--none:#22262d;--hue:#7ec3ff;
+--line:#8b949e}}
+.map text{font:11px system-ui,sans-serif;fill:var(--ink)}.map .dim{fill:var(--dim)}.map .none{fill:var(--none)}
+.map .cell{fill:var(--hue)}.map .host{stroke:var(--line);stroke-width:1.5}
+"""
+_MAX_LABEL = 14
+_WIDTH = 480.0
+# Least opacity of a cell with traffic, and cells in which figures find room.
+_FAINTEST = 0.18
+_MAX_LABELLED = 16
+
+
+def bytes_in_words(number: float) -> str:
+    """Bytes with a unit of powers of ten, e.g. ``1.5 MB``."""
+    unit, size = unit_of(number)
+    value = number / size
+    return f"{value:.0f} {unit}" if value >= 99.5 or size == 1 else f"{value:.3g} {unit}"
+
+
+def unit_of(number: float) -> tuple[str, float]:
+    """The unit in which to show so many bytes, and its bytes."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= size * 0.9995:
+            return unit, size
+    return "B", 1.0
+
+
+def strength(value: float, most: float) -> float:
+    """How dark a cell is, from 0 (nothing is sent) to 1 (the most of any cell)."""
+    return 0.0 if value <= 0 or most <= 0 else max(_FAINTEST, math.sqrt(value / most))
+
+
+def svg(view: TrafficView, *, standalone: bool = False) -> str:
+    """The picture. Rows send, columns receive.
+
+    Args:
+        view: what to show.
+        standalone: whether it is a file of its own, with its style and its background.
+    """
+    number = len(view.labels)
+    texts = [shortened(safe_text.clean(label), _MAX_LABEL) for label in view.labels]
+    left = 14.0 + 6.2 * max([len(text) for text in texts], default=1)
+    upright = max([len(text) for text in texts], default=1) > 3 or number > _MAX_LABELLED
+    top = 38.0 + (left - 14 if upright else 12)
+    side = max(4.0, (_WIDTH - left - 8) / max(1, number))
+    if number <= 8:
+        side = min(side, 44.0)
+    width, height = left + side * number + 8, top + side * number + 26
+    width = max(width, 300.0)
+    most = float(view.sent.max(initial=0.0))
+    parts = [f'<text x="4" y="14">{html.escape(view.title)}</text>']
+    parts.append(
+        f'<text class="dim" x="4" y="28">rows send, columns receive; most {bytes_in_words(most)} a step</text>'
+    )
+    every = -(-number // _MAX_LABELLED)
+    for at, text in enumerate(texts):
+        middle = top + side * (at + 0.5)
+        if at % every == 0:
+            parts.append(f'<text x="{left - 5:.1f}" y="{middle + 4:.1f}" text-anchor="end">{html.escape(text)}</text>')
+            x = left + side * (at + 0.5)
+            turned = f' transform="rotate(-90 {x:.1f} {top - 5:.1f})" text-anchor="start"' if upright else ""
+            anchor = turned or ' text-anchor="middle"'
+            shift = 4 if upright else 0
+            parts.append(
+                f'<text x="{x:.1f}" y="{top - 5 + (shift if upright else 0):.1f}"{anchor}>{html.escape(text)}</text>'
+            )
+    gap = min(1.0, side * 0.08)
+    size = f'width="{side - gap:.2f}" height="{side - gap:.2f}"'
+    parts.append(
+        f'<rect class="none" x="{left:.1f}" y="{top:.1f}" width="{side * number:.1f}" height="{side * number:.1f}"/>'
+    )
+    for row, values in enumerate(view.rows):
+        for column, value in enumerate(values):
+            if value > 0:
+                title = f"{view.labels[row]} to {view.labels[column]}: {bytes_in_words(value)} a step"
+                parts.append(
+                    f'<rect class="cell" fill-opacity="{strength(value, most):.3f}" x="{left + side * column:.2f}" '
+                    f'y="{top + side * row:.2f}" {size}><title>{html.escape(safe_text.clean(title))}</title></rect>'
+                )
+    for bound in view.bounds:
+        at_x, at_y, end = left + side * bound, top + side * bound, side * number
+        parts.append(f'<line class="host" x1="{at_x:.1f}" x2="{at_x:.1f}" y1="{top:.1f}" y2="{top + end:.1f}"/>')
+        parts.append(f'<line class="host" x1="{left:.1f}" x2="{left + end:.1f}" y1="{at_y:.1f}" y2="{at_y:.1f}"/>')
+    style = f"<style>{STYLE}</style>" if standalone else ""
+    paper = f'<rect width="{width:.0f}" height="{height:.0f}" fill="var(--paper)"/>' if standalone else ""
+    return (
+        f'<svg class="map" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
+        f'aria-label="{html.escape(view.title)}">{style}{paper}{"".join(parts)}</svg>'
+    )

@@ -1,0 +1,141 @@
+"""Peaks of the links between devices, and which of them a job has, as far as its record tells.
+
+A peak is of one device and one direction, in 10^9 bytes a second, without protocol. It is what the bus bandwidth of
+nccl-tests compares with.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from overlap_callbacks.analysis.environment.transport import UNKNOWN, WITHIN
+from overlap_callbacks.analysis.results.environment import JobEnvironment
+
+
+class Link(NamedTuple):
+    """A link.
+
+    Attributes:
+        name: what users call it.
+        gb_s: its peak.
+        what: how that comes about.
+        source: where it is told; an address.
+    """
+
+    name: str
+    gb_s: float
+    what: str
+    source: str
+
+
+_NVLINK = "https://www.nvidia.com/en-us/data-center/nvlink/"
+_PCIE = "https://pcisig.com/faq?field_category_value%5B%5D=pci_express_5.0"
+_INFINIBAND = "https://www.infinibandta.org/infiniband-roadmap/"
+_ETHERNET = "https://ethernetalliance.org/technology/ethernet-roadmap/"
+_INSTINCT = "https://rocm.docs.amd.com/en/latest/conceptual/gpu-arch/mi300.html"
+_INSTINCT_350 = "https://www.amd.com/en/products/accelerators/instinct/mi350/mi355x.html"
+
+LINKS = (
+    Link("nvlink1", 80.0, "4 links of 20 GB/s (P100)", _NVLINK),
+    Link("nvlink2", 150.0, "6 links of 25 GB/s (V100)", _NVLINK),
+    Link("nvlink3", 300.0, "12 links of 25 GB/s (A100)", _NVLINK),
+    Link("nvlink4", 450.0, "18 links of 25 GB/s (H100, H200)", _NVLINK),
+    Link("nvlink5", 900.0, "18 links of 50 GB/s (B200, GB200)", _NVLINK),
+    Link("nvlink-8x25", 200.0, "8 links of 25 GB/s (A800, H800)", _NVLINK),
+    Link("infinity-fabric-mi300x", 448.0, "7 links of 64 GB/s (MI300X, MI325X)", _INSTINCT),
+    Link("infinity-fabric-mi350x", 537.6, "7 links of 76.8 GB/s (MI350X, MI355X)", _INSTINCT_350),
+    Link("pcie3", 15.75, "16 lanes of 8 GT/s", _PCIE),
+    Link("pcie4", 31.5, "16 lanes of 16 GT/s", _PCIE),
+    Link("pcie5", 63.0, "16 lanes of 32 GT/s", _PCIE),
+    Link("ib-edr", 12.5, "4 lanes, 100 Gbit/s", _INFINIBAND),
+    Link("ib-hdr", 25.0, "4 lanes, 200 Gbit/s", _INFINIBAND),
+    Link("ib-ndr", 50.0, "4 lanes, 400 Gbit/s", _INFINIBAND),
+    Link("ib-xdr", 100.0, "4 lanes, 800 Gbit/s", _INFINIBAND),
+    Link("ethernet-10", 1.25, "10 Gbit/s, RoCE too", _ETHERNET),
+    Link("ethernet-25", 3.125, "25 Gbit/s, RoCE too", _ETHERNET),
+    Link("ethernet-40", 5.0, "40 Gbit/s, RoCE too", _ETHERNET),
+    Link("ethernet-100", 12.5, "100 Gbit/s, RoCE too", _ETHERNET),
+    Link("ethernet-200", 25.0, "200 Gbit/s, RoCE too", _ETHERNET),
+    Link("ethernet-400", 50.0, "400 Gbit/s, RoCE too", _ETHERNET),
+    Link("ethernet-800", 100.0, "800 Gbit/s, RoCE too", _ETHERNET),
+)
+_BY_NAME = {link.name: link for link in LINKS}
+
+# What the names of devices tell, the first that fits. Cards with an NVLink bridge between two of them have none here.
+_NVLINK_OF = (
+    (r"\b[AH]800\b", "nvlink-8x25"),
+    (r"PCIe|NVL\b|A10\b|A16\b|A30\b|A40\b|RTX", ""),
+    (r"\bP100\b", "nvlink1"),
+    (r"\bV100\b", "nvlink2"),
+    (r"\bA100\b", "nvlink3"),
+    (r"\bG?H[12]00\b|\bH20\b", "nvlink4"),
+    (r"\bG?B[23]00\b", "nvlink5"),
+)
+_FABRIC_OF = ((r"MI3(00X|25X)", "infinity-fabric-mi300x"), (r"MI35[05]X", "infinity-fabric-mi350x"))
+_PCIE_OF = (
+    (r"\b(P100|V100|T4|RTX 20\d\d)\b|Quadro RTX", "pcie3"),
+    (r"\b(A100|A800|A30|A40|A10|A16|L4|L40S?|RTX [34]0\d\d|RTX A\d+)\b|Ada", "pcie4"),
+    (r"\b(H100|H200|H800|RTX 50\d\d)\b|RTX PRO", "pcie5"),
+)
+_MOST_GB_S = 1e6
+
+
+class Peaks(NamedTuple):
+    """The links that a job's messages take.
+
+    Attributes:
+        within: between ranks of one host; None if it is not known.
+        between: between hosts; the same.
+    """
+
+    within: Link | None = None
+    between: Link | None = None
+
+
+def peaks_of(job: JobEnvironment | None, own: Peaks = Peaks()) -> Peaks:  # noqa: B008 - it is immutable
+    """The links of a job: the user's own, else what the record's transport and device tell.
+
+    Which network hosts have, no variable tells: it is the user's to say.
+
+    Args:
+        job: what its ranks run on; None if that is not known.
+        own: what the user said.
+    """
+    within = own.within
+    if within is None and job is not None:
+        transport = next((row.transport for row in job.transports if row.between == WITHIN), "")
+        device = job.lowest_rank.device
+        if transport.startswith("NVLink connects all"):
+            within = _named(device, _NVLINK_OF)
+        elif transport.startswith("PCIe (no NVLink"):
+            within = _named(device, _PCIE_OF)
+        elif transport == UNKNOWN and job.lowest_rank.hip:
+            within = _named(device, _FABRIC_OF)
+    return Peaks(within, own.between)
+
+
+def link_of(text: str, option: str) -> Link:
+    """A link that the user names, or gives in GB/s.
+
+    Args:
+        text: a name of ``LINKS``, or a number.
+        option: what to call it in an error.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if text.lower() in _BY_NAME:
+        return _BY_NAME[text.lower()]
+    try:
+        gb_s = float(text)
+    except ValueError:
+        gb_s = 0.0
+    if not 0 < gb_s <= _MOST_GB_S:
+        names = ", ".join(_BY_NAME)
+        raise ValueError(f"{option} must be a positive number of GB/s, or one of {names}; got {text!r}")
+    return Link(f"{gb_s:g} GB/s", gb_s, "given", "")
+
+
+def _named(device: str, rules: tuple[tuple[str, str], ...]) -> Link | None:
+    return next((_BY_NAME.get(name) for pattern, name in rules if re.search(pattern, device)), None)

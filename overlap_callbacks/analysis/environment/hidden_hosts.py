@@ -1,0 +1,159 @@
+"""Hosts without their names (``hosts=False``): a rank replaces its host's name, and rank 0 puts numbers in its place.
+
+A rank knows the name of its host, and not its number. So a rank puts a mark where the name was, which goes to rank 0
+instead of the name. Rank 0 knows the order of the hosts, and puts their numbers where the marks are.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from typing import Any, TypeVar
+
+import msgspec
+
+from overlap_callbacks.analysis.environment.sums import EnvironmentSums
+from overlap_callbacks.analysis.results.environment import RankEnvironment
+from overlap_callbacks.analysis.results.window import RankWindow
+from overlap_callbacks.analysis.safe_text import digest
+
+T = TypeVar("T")
+
+# What stands for a host that no number is known of.
+ANOTHER_HOST = "another host"
+# Variables whose value is a name or an address of a host, which may be another rank's.
+_NAMES_A_HOST = frozenset({"NCCL_COMM_ID", "NCCL_HOSTID"})
+_MARK = re.compile(r"host:[0-9a-f]{12}")
+_LOCAL = frozenset({"", "localhost", "localhost.localdomain"})
+
+
+def mark_of(identity: str) -> str:
+    """What stands for a host until its number is known. No host's name has a colon."""
+    return f"host:{digest(identity)[:12]}"
+
+
+class HiddenNames:
+    """Replaces names of hosts in texts, with their domains or without.
+
+    Args:
+        names: what to put in the place of each; those that mean the machine itself, as ``localhost``, stay.
+    """
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        by_name: dict[str, str] = {}
+        for name, instead in names.items():
+            if _is_local(name):
+                continue
+            short = name if _is_address(name) else name.partition(".")[0]
+            by_name.setdefault(name.lower(), instead)
+            by_name.setdefault(short.lower(), instead)
+        self._instead = by_name
+        longest_first = sorted(map(re.escape, by_name), key=len, reverse=True)
+        # Not within another word; with the domain that may follow.
+        self._pattern = re.compile(
+            rf"(?<![\w.-])({'|'.join(longest_first)})(?:\.[\w-]+)*(?![\w-])" if by_name else r"(?!)", re.IGNORECASE
+        )
+
+    def __call__(self, text: str) -> str:
+        """The text without the names."""
+        return self._pattern.sub(lambda found: self._instead[found[1].lower()], text)
+
+
+def _is_local(name: str) -> bool:
+    if name.lower() in _LOCAL:
+        return True
+    return _is_address(name) and ipaddress.ip_address(name).is_loopback
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+# -- on each rank
+
+
+def hidden_environment(environment: RankEnvironment, hide: Callable[[str], str]) -> RankEnvironment:
+    """The environment of a rank with a mark in the place of its host's name.
+
+    Args:
+        environment: as it was read.
+        hide: replaces names in texts.
+    """
+    variables = {name: hide(value) for name, value in environment.variables.items() if name not in _NAMES_A_HOST}
+    mark = mark_of(environment.host_id or environment.hostname)
+    return msgspec.structs.replace(environment, hostname=mark, variables=variables)
+
+
+def hidden_window(window: RankWindow, hide: Callable[[str], str]) -> RankWindow:
+    """A rank's window without names of hosts; ``hidden_environment`` makes its environment.
+
+    Args:
+        window: as it was measured.
+        hide: replaces names in texts.
+    """
+    parts = {name: with_texts(getattr(window, name), hide) for name in ("problems", "doubts", "let_pass", "power")}
+    return msgspec.structs.replace(window, **parts)
+
+
+# -- on rank 0
+
+
+def host_numbers_of(sums: EnvironmentSums | None) -> dict[str, int]:
+    """The number of each host by its mark, in the order of their lowest ranks; of many hosts, only the first."""
+    if sums is None:
+        return {}
+    names = [host.hostname for host in sums.hosts] or [place.hostname for place in sums.places]
+    return {name: number for number, name in enumerate(dict.fromkeys(names))}
+
+
+def numbered(content: T, numbers: Mapping[str, int]) -> T:
+    """Plain data with the numbers of hosts in the place of their marks, and without the digests of their machines.
+
+    Args:
+        content: a report, or what is known of a run.
+        numbers: by mark.
+    """
+
+    def number(found: re.Match[str]) -> str:
+        known = numbers.get(found[0])
+        return ANOTHER_HOST if known is None else f"host {known}"
+
+    return with_texts(content, lambda text: _MARK.sub(number, text) if "host:" in text else text)
+
+
+def has_marks(sums: EnvironmentSums | None) -> bool:
+    """Whether ranks have replaced their hosts' names."""
+    return sums is not None and _MARK.fullmatch(sums.lowest.hostname) is not None
+
+
+def with_texts(content: T, change: Callable[[str], str]) -> T:
+    """Plain data with all its texts changed; what does not change stays the same object."""
+    value: Any = content
+    if isinstance(value, str):
+        return value if isinstance(value, Enum) else change(value)  # type: ignore[return-value]
+    if isinstance(value, (tuple, list)):
+        if value and isinstance(value[0], float):  # long, and without texts
+            return content
+        changed = [with_texts(item, change) for item in value]
+        return content if _alike(value, changed) else type(value)(changed)  # type: ignore[return-value]
+    if isinstance(value, dict):
+        changed = [with_texts(item, change) for item in value.values()]
+        return content if _alike(value.values(), changed) else dict(zip(value, changed, strict=True))  # type: ignore[return-value]
+    if isinstance(value, RankEnvironment) and value.host_id and _MARK.fullmatch(value.hostname):
+        value = msgspec.structs.replace(value, host_id="")
+    if isinstance(value, msgspec.Struct):
+        fields = {name: getattr(value, name) for name in value.__struct_fields__}
+        new = {name: with_texts(field, change) for name, field in fields.items()}
+        different = {name: field for name, field in new.items() if field is not fields[name]}
+        return msgspec.structs.replace(value, **different) if different else value  # type: ignore[return-value]
+    return content
+
+
+def _alike(before: Iterable[Any], after: Iterable[Any]) -> bool:
+    return all(old is new for old, new in zip(before, after, strict=True))

@@ -1,0 +1,334 @@
+"""From the split sizes of all-to-alls to how evenly a mixture of experts spreads its tokens. Pure.
+
+Two views of it. The **splits** are what one rank sends to each expert rank in one all-to-all: every layer and
+micro-batch counts by itself. The **load** is what an expert rank receives in a step, from all ranks and in all layers:
+what it has to compute.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from overlap_callbacks.analysis.results.experts import (
+    ExpertDetails,
+    ExpertLoads,
+    ExpertStep,
+    RankExperts,
+    StepExperts,
+)
+
+# Steps that a part keeps, of a window and of those sampled before it. The same on every rank, so that they meet.
+MAX_STEPS = 64
+# Places in a group, and stages times steps, that a part tells apart.
+MAX_POSITIONS = 256
+MAX_ROWS = 1024
+_ALL_STAGES = -2
+# The dimension of groups of experts; others are looked at only if there are none.
+EXPERT = "expert"
+
+
+class AllToAll(NamedTuple):
+    """One all-to-all with split sizes, on one rank.
+
+    Attributes:
+        group: name of its group.
+        dimension: of parallelism.
+        ranks: of the group, in its order.
+        sent: rows that go to each of them.
+        received: rows that come from each of them.
+        bytes_in, bytes_out: of the rows sent, and received.
+    """
+
+    group: str
+    dimension: str
+    ranks: tuple[int, ...]
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
+    bytes_in: int
+    bytes_out: int
+
+
+def dispatches(calls: Iterable[AllToAll]) -> list[AllToAll]:
+    """Those that carry tokens to the experts: each is paid back by one that has its splits the other way round.
+
+    The backward pass dispatches gradients by the same splits, in the same way.
+    """
+    open_ones: Counter[tuple[str, tuple[int, ...], tuple[int, ...]]] = Counter()
+    found = []
+    for call in calls:
+        returned = (call.group, call.received, call.sent)
+        if open_ones[returned]:
+            open_ones[returned] -= 1
+        else:
+            open_ones[call.group, call.sent, call.received] += 1
+            found.append(call)
+    return found
+
+
+def max_over_mean(values: Sequence[float]) -> float | None:
+    """The largest over the mean; None where nothing is sent."""
+    total = sum(values)
+    return max(values) * len(values) / total if total > 0 else None
+
+
+def variation(values: Sequence[float]) -> float | None:
+    """The coefficient of variation: standard deviation over mean; None where nothing is sent."""
+    total = sum(values)
+    if total <= 0:
+        return None
+    mean = total / len(values)
+    return math.sqrt(sum([(value - mean) ** 2 for value in values]) / len(values)) / mean
+
+
+def step_experts(step: int, calls: Sequence[AllToAll], *, in_window: bool) -> StepExperts | None:
+    """One rank's step; None without an all-to-all that carries anything.
+
+    Args:
+        step: its number.
+        calls: its all-to-alls with split sizes, in the order of issue; of one kind of group.
+        in_window: whether it was a step of a window.
+    """
+    found = dispatches(calls)
+    peaks = [value for call in found if (value := max_over_mean(call.sent)) is not None]
+    spreads = [value for call in found if (value := variation(call.sent)) is not None]
+    if not peaks:
+        return None
+    return StepExperts(
+        step=step,
+        in_window=in_window,
+        all_to_alls=len(found),
+        sent_bytes=sum([call.bytes_in for call in found]),
+        received_bytes=sum([call.bytes_out for call in found]),
+        split_max_over_mean=sum(peaks) / len(peaks),
+        split_cv=sum(spreads) / len(spreads),
+    )
+
+
+def rank_experts(rank: int, stage: int, steps: Sequence[tuple[int, bool, Sequence[AllToAll]]]) -> RankExperts | None:
+    """What one rank saw; None without an all-to-all that has split sizes.
+
+    Of groups of several kinds, those of experts count, else those with most bytes.
+
+    Args:
+        rank: global rank.
+        stage: of its pipeline.
+        steps: of each its number, whether it is a window's, and its all-to-alls.
+    """
+    sizes: Counter[tuple[bool, str, int]] = Counter()
+    for _, _, calls in steps:
+        for call in calls:
+            sizes[call.dimension == EXPERT, call.dimension, len(call.sent)] += call.bytes_in + call.bytes_out
+    if not sizes:
+        return None
+    kind = max(sizes, key=lambda one: (one[0], sizes[one], one))
+    _, dimension, group_size = kind
+    of_kind: list[tuple[int, bool, list[AllToAll]]] = [
+        (step, in_window, [call for call in calls if (call.dimension, len(call.sent)) == (dimension, group_size)])
+        for step, in_window, calls in steps
+    ]
+    ranks = next(call.ranks for _, _, calls in of_kind for call in calls)
+    found = [one for step, in_window, calls in of_kind if (one := step_experts(step, calls, in_window=in_window))]
+    if not found:
+        return None
+    position = ranks.index(rank) if rank in ranks else -1
+    return RankExperts(dimension, group_size, position, stage, tuple(_some(found)))
+
+
+def _some(steps: Sequence[StepExperts]) -> list[StepExperts]:
+    """At most so many, evenly chosen; alike on all ranks that saw the same steps."""
+    in_order = sorted(steps, key=lambda one: one.step)
+    if len(in_order) <= MAX_STEPS:
+        return in_order
+    return [in_order[round(place * (len(in_order) - 1) / (MAX_STEPS - 1))] for place in range(MAX_STEPS)]
+
+
+# -- over the ranks
+
+
+class Loads(msgspec.Struct, frozen=True, array_like=True):
+    """One step over ranks of one stage.
+
+    Attributes:
+        step, in_window: which.
+        stage: of the pipeline.
+        num_ranks: that were heard.
+        total, squares, most: sums over the ranks of what each received, and of its square; the most.
+        split_max_over_mean, split_cv: sums over the ranks.
+    """
+
+    step: int
+    in_window: bool
+    stage: int
+    num_ranks: int
+    total: float
+    squares: float
+    most: float
+    split_max_over_mean: float
+    split_cv: float
+
+
+class ExpertSums(msgspec.Struct, frozen=True, array_like=True):
+    """What a set of ranks saw; empty without any that saw something.
+
+    Attributes:
+        dimension, group_size: of the groups.
+        num_ranks: that were heard; ranks in another kind of group are left out.
+        num_steps: of all ranks.
+        all_to_alls, sent_bytes: sums over ranks and steps.
+        steps: by step and stage.
+        positions: by place in the group, what was received, and in how many steps of ranks; empty for large groups.
+        highest: the rank that received most in a step, as the mean over its steps; and that mean.
+    """
+
+    dimension: str = ""
+    group_size: int = 0
+    num_ranks: int = 0
+    num_steps: int = 0
+    all_to_alls: int = 0
+    sent_bytes: int = 0
+    steps: tuple[Loads, ...] = ()
+    positions: dict[int, tuple[int, int]] = {}
+    highest: tuple[float, int] = (0.0, -1)
+
+
+def sums_of(rank: int, experts: RankExperts | None) -> ExpertSums:
+    """What one rank saw, as a sum."""
+    if experts is None:
+        return ExpertSums()
+    received = sum([one.received_bytes for one in experts.steps])
+    number = len(experts.steps)
+    fits = experts.position >= 0 and experts.group_size <= MAX_POSITIONS
+    return ExpertSums(
+        dimension=experts.dimension,
+        group_size=experts.group_size,
+        num_ranks=1,
+        num_steps=number,
+        all_to_alls=sum([one.all_to_alls for one in experts.steps]),
+        sent_bytes=sum([one.sent_bytes for one in experts.steps]),
+        steps=tuple(
+            [
+                Loads(
+                    one.step, one.in_window, experts.stage, 1, float(one.received_bytes),
+                    float(one.received_bytes) ** 2, float(one.received_bytes), one.split_max_over_mean, one.split_cv,
+                )
+                for one in experts.steps
+            ]
+        ),
+        positions={experts.position: (received, number)} if fits else {},
+        highest=(received / number, rank),
+    )  # fmt: skip
+
+
+def add_experts(parts: Sequence[ExpertSums]) -> ExpertSums:
+    """What the ranks of all parts saw. Of several kinds of groups, those with most bytes stay."""
+    told = [part for part in parts if part.num_ranks]
+    if len(told) < 2:
+        return told[0] if told else ExpertSums()
+    sizes: Counter[tuple[bool, str, int]] = Counter()
+    for part in told:
+        sizes[part.dimension == EXPERT, part.dimension, part.group_size] += part.sent_bytes
+    _, dimension, group_size = max(sizes, key=lambda one: (one[0], sizes[one], one))
+    told = [part for part in told if (part.dimension, part.group_size) == (dimension, group_size)]
+    positions: dict[int, tuple[int, int]] = {}
+    for part in told:
+        for place, (received, number) in part.positions.items():
+            known = positions.get(place, (0, 0))
+            positions[place] = (known[0] + received, known[1] + number)
+    return ExpertSums(
+        dimension=dimension,
+        group_size=group_size,
+        num_ranks=sum([part.num_ranks for part in told]),
+        num_steps=sum([part.num_steps for part in told]),
+        all_to_alls=sum([part.all_to_alls for part in told]),
+        sent_bytes=sum([part.sent_bytes for part in told]),
+        steps=_bounded([row for part in told for row in part.steps]),
+        positions=positions,
+        highest=max([part.highest for part in told], key=lambda one: (one[0], -one[1])),
+    )
+
+
+def _bounded(rows: Sequence[Loads]) -> tuple[Loads, ...]:
+    found = _by_stage(rows)
+    if len(found) > MAX_ROWS:  # a pipeline of many stages: they share rows
+        found = _by_stage([msgspec.structs.replace(row, stage=_ALL_STAGES) for row in found])
+    return found[-MAX_ROWS:]
+
+
+def _by_stage(rows: Sequence[Loads]) -> tuple[Loads, ...]:
+    alike: dict[tuple[int, int], list[Loads]] = {}
+    for row in rows:
+        alike.setdefault((row.step, row.stage), []).append(row)
+    return tuple([_sum(alike[key]) for key in sorted(alike)])
+
+
+def _sum(rows: Sequence[Loads]) -> Loads:
+    first = rows[0]
+    if len(rows) == 1:
+        return first
+    return Loads(
+        step=first.step,
+        in_window=first.in_window,
+        stage=first.stage,
+        num_ranks=sum([row.num_ranks for row in rows]),
+        total=math.fsum([row.total for row in rows]),
+        squares=math.fsum([row.squares for row in rows]),
+        most=max([row.most for row in rows]),
+        split_max_over_mean=math.fsum([row.split_max_over_mean for row in rows]),
+        split_cv=math.fsum([row.split_cv for row in rows]),
+    )
+
+
+def pooled_experts(sums: ExpertSums) -> tuple[ExpertLoads | None, ExpertDetails | None]:
+    """As the report has it; None where no rank saw anything."""
+    by_step: dict[int, list[Loads]] = {}
+    for row in sums.steps:
+        by_step.setdefault(row.step, []).append(row)
+    steps = [found for _, rows in sorted(by_step.items()) if (found := _expert_step(rows)) is not None][-MAX_STEPS:]
+    if not steps:
+        return None, None
+    whole = len(sums.positions) == sums.group_size
+    loads = ExpertLoads(
+        dimension=sums.dimension,
+        group_size=sums.group_size,
+        num_ranks=sums.num_ranks,
+        num_steps=len(steps),
+        num_sampled=sum([not one.in_window for one in steps]),
+        all_to_alls=sums.all_to_alls / sums.num_steps,
+        dispatched_bytes=sums.sent_bytes / sums.num_steps,
+        load_max_over_mean=_mean([one.load_max_over_mean for one in steps]),
+        load_cv=_mean([one.load_cv for one in steps]),
+        split_max_over_mean=_mean([one.split_max_over_mean for one in steps]),
+        split_cv=_mean([one.split_cv for one in steps]),
+        highest_rank=sums.highest[1],
+        highest_bytes=sums.highest[0],
+    )
+    by_rank = tuple([received / number for _, (received, number) in sorted(sums.positions.items())]) if whole else ()
+    return loads, ExpertDetails(tuple(steps), by_rank)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _expert_step(stages: Sequence[Loads]) -> ExpertStep | None:
+    """One step: of the stages of a pipeline, which have layers of their own, each by itself."""
+    loaded = [row for row in stages if row.total > 0]
+    if not loaded:
+        return None
+    num_ranks = sum([row.num_ranks for row in loaded])
+    variances = [
+        row.num_ranks * max(0.0, row.squares * row.num_ranks / row.total**2 - 1.0) for row in loaded
+    ]  # of each stage, (standard deviation / mean)^2
+    return ExpertStep(
+        step=stages[0].step,
+        in_window=stages[0].in_window,
+        load_max_over_mean=max([row.most * row.num_ranks / row.total for row in loaded]),
+        load_cv=math.sqrt(math.fsum(variances) / num_ranks),
+        split_max_over_mean=math.fsum([row.split_max_over_mean for row in loaded]) / num_ranks,
+        split_cv=math.fsum([row.split_cv for row in loaded]) / num_ranks,
+    )

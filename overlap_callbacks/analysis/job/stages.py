@@ -1,0 +1,118 @@
+"""The bubble of each stage of a pipeline, summed over ranks in bounded space, and what its schedule should give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from overlap_callbacks.analysis.communication.rank_grids import ranks_in
+from overlap_callbacks.analysis.results.messages import JobMessages
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.stages import PipelineBubble, StageBubble
+from overlap_callbacks.analysis.results.window import RankWindow
+
+MAX_STAGES = 64
+_NS_PER_MS = 1e6
+
+
+class StageSum(msgspec.Struct, frozen=True, array_like=True):
+    """Ranks of one stage; times are whole nanoseconds, so that their sums are alike for every tree of ranks.
+
+    Attributes:
+        stage: of the pipeline.
+        num_ranks: ranks.
+        step_ns, bubble_ns: sums over them.
+    """
+
+    stage: int
+    num_ranks: int
+    step_ns: int
+    bubble_ns: int
+
+
+def stages_of(window: RankWindow) -> tuple[StageSum, ...]:
+    """That of one rank; none where it is in no pipeline, or no profile tells its bubble."""
+    stage = -1 if window.messages is None else window.messages.stage
+    blocks = [b for b in window.profiled if b.arm is Mode.OVERLAPPED and b.bubble_ms is not None]
+    steps = sum([block.num_steps for block in blocks])
+    if stage < 0 or not steps:
+        return ()
+    busy_ms = [b.compute_busy_ms + b.comm_busy_ms - b.hidden_comm_ms + b.idle_ms for b in blocks]
+    step_ms = sum([ms * block.num_steps for ms, block in zip(busy_ms, blocks, strict=True)]) / steps
+    bubble_ms = sum([(block.bubble_ms or 0.0) * block.num_steps for block in blocks]) / steps
+    return (StageSum(stage, 1, round(step_ms * _NS_PER_MS), round(bubble_ms * _NS_PER_MS)),)
+
+
+def add_stages(parts: Iterable[Sequence[StageSum]]) -> tuple[StageSum, ...]:
+    """Those of the ranks of all parts; of many stages, the first."""
+    found: dict[int, StageSum] = {}
+    for part in parts:
+        for row in part:
+            known = found.get(row.stage)
+            found[row.stage] = (
+                row
+                if known is None
+                else StageSum(
+                    row.stage,
+                    known.num_ranks + row.num_ranks,
+                    known.step_ns + row.step_ns,
+                    known.bubble_ns + row.bubble_ns,
+                )
+            )
+    return tuple([found[stage] for stage in sorted(found)[:MAX_STAGES]])
+
+
+def pipeline_bubble(sums: Sequence[StageSum], messages: JobMessages | None) -> PipelineBubble | None:
+    """The bubble of the job's pipeline; None where it has none, or no profile tells it.
+
+    Args:
+        sums: of all ranks heard.
+        messages: of the job.
+    """
+    if messages is None or not sums:
+        return None
+    sizes = [group.group_size for group in messages.groups if group.dimension == "pipeline"]
+    if max(sizes, default=0) < 2:
+        return None
+    batches, chunks = _schedule(messages)
+    stages = [
+        StageBubble(
+            row.stage,
+            row.num_ranks,
+            row.step_ns / row.num_ranks / _NS_PER_MS,
+            row.bubble_ns / row.num_ranks / _NS_PER_MS,
+        )
+        for row in sums
+    ]
+    return PipelineBubble(max(sizes), batches, chunks, tuple(stages))
+
+
+def _schedule(messages: JobMessages) -> tuple[int | None, int]:
+    """Micro-batches of a step and model chunks of a rank, from what the first stage sends; None where that is unclear.
+
+    The first stage sends the activations of each micro-batch to the second, once for each of its v chunks: vm messages.
+    Interleaved, it sends gradients of all but its first chunk to the last stage: (v-1)m. The rule needs one message for
+    each, so it takes those of the largest size; in a pipeline of two stages both go to the same one, and then only the
+    number of messages without interleaving is told apart.
+    """
+    sent: dict[int, int] = {}  # by the distance to the receiver, messages of each rank
+    for group in messages.groups:
+        if group.dimension != "pipeline" or group.stage != 0 or group.operator != "send" or not group.whole:
+            continue
+        largest = max(group.sizes, default=None)
+        if largest is None or not group.alike:
+            return None, 1
+        places = ranks_in(group.offsets).tolist()
+        if len(places) != 2:
+            return None, 1
+        sent[places[1]] = sent.get(places[1], 0) + largest[1] // group.num_members
+    if not sent:
+        return None, 1
+    forward = sent[min(sent)]
+    if len(sent) == 1:
+        return forward, 1
+    batches = forward - sent[max(sent)]
+    if len(sent) > 2 or batches < 1 or forward % batches:
+        return None, 1
+    return batches, forward // batches

@@ -1,0 +1,161 @@
+"""Which rank came last to collectives, how long the others waited, and how long transfers took: plain data."""
+
+from __future__ import annotations
+
+import msgspec
+
+# In ``SizeTransfer.reach``: the ranks of a group are on one host, on several, or on hosts that are not known.
+ONE_HOST, SEVERAL_HOSTS, UNKNOWN_HOSTS = "one host", "several hosts", ""
+
+
+# No count, time in milliseconds or number of bytes is as large: what is, a damaged or made-up record holds.
+_TOO_LARGE = 2**63
+
+
+def are_amounts(*values: float) -> bool:
+    """Whether these can be counts, times or bytes."""
+    return all([0 <= value < _TOO_LARGE for value in values])
+
+
+class TimedCall(msgspec.Struct, frozen=True, array_like=True):
+    """A collective of a sequential step, on one rank.
+
+    Attributes:
+        step: index of the step in its window.
+        number: of the call among those of its operator on its group in the step.
+        size_bytes: the larger of what it reads and writes.
+        time_us: from issue to end, on this rank.
+    """
+
+    step: int
+    number: int
+    size_bytes: int
+    time_us: int
+
+
+class TimedCalls(msgspec.Struct, frozen=True, array_like=True):
+    """Some calls of one operator on one group, on one rank.
+
+    Attributes:
+        operator: as the gate names it.
+        group: name of the group, alike on all its ranks.
+        first_rank: lowest rank of the group.
+        group_size: its ranks.
+        dimension: of parallelism that it serves.
+        calls: by step and number.
+    """
+
+    operator: str
+    group: str
+    first_rank: int
+    group_size: int
+    dimension: str
+    calls: tuple[TimedCall, ...]
+
+
+class Lateness(msgspec.Struct, frozen=True):
+    """How often a rank, or the ranks of a host, came last to the collectives of one dimension of parallelism.
+
+    Attributes:
+        rank: global rank; -1 for a host.
+        host: its number, by the order of lowest ranks; -1 if unknown.
+        dimension: of parallelism.
+        calls: collectives that were timed: those of the rank's group; of a host, those of all groups.
+        last: those in which it came last.
+        steps: steps that were timed; of several groups and operators, their sum.
+        worst: those in which the others waited for it longest.
+        chance: share of either in which it would be if all ranks were alike.
+        waiting_ms: for so long the others waited when it came last, means over these ranks and collectives.
+        lost_fraction: what that is of the time of all these collectives, means over the ranks.
+    """
+
+    rank: int
+    host: int
+    dimension: str
+    calls: int
+    last: int
+    steps: int
+    worst: int
+    chance: float
+    waiting_ms: float
+    lost_fraction: float
+
+    @property
+    def sound(self) -> bool:
+        """Whether it can be."""
+        return (
+            are_amounts(self.waiting_ms)
+            and 0 <= self.last <= self.calls < _TOO_LARGE
+            and 0 <= self.worst <= self.steps < _TOO_LARGE
+            and min(self.calls, self.steps) > 0
+            and 0 <= self.chance <= 1
+            and 0 <= self.lost_fraction <= 1
+        )
+
+
+class DimensionWaiting(msgspec.Struct, frozen=True):
+    """Waiting apart from transfer, in the collectives of one dimension that were timed.
+
+    Attributes:
+        dimension: of parallelism.
+        calls: collectives, over all groups.
+        transfer_ms: of one: the least time over its ranks; the mean over the collectives.
+        waiting_ms: what they took longer, mean over ranks and collectives.
+    """
+
+    dimension: str
+    calls: int
+    transfer_ms: float
+    waiting_ms: float
+
+    @property
+    def sound(self) -> bool:
+        """Whether it can be."""
+        return self.calls > 0 and are_amounts(self.calls, self.transfer_ms, self.waiting_ms)
+
+
+class Arrivals(msgspec.Struct, frozen=True):
+    """Who came last to the collectives of a window's sequential steps.
+
+    Attributes:
+        num_steps: steps from which they are.
+        dimensions: waiting and transfer.
+        ranks: for whom others waited longest.
+        hosts: the same by host; empty where hosts are not known, or there is one.
+    """
+
+    num_steps: int
+    dimensions: tuple[DimensionWaiting, ...]
+    ranks: tuple[Lateness, ...] = ()
+    hosts: tuple[Lateness, ...] = ()
+
+
+class SizeTransfer(msgspec.Struct, frozen=True):
+    """Transfers of messages of about one size.
+
+    Attributes:
+        operator, dimension, group_size: of the collectives.
+        reach: ``ONE_HOST``, ``SEVERAL_HOSTS`` or ``UNKNOWN_HOSTS``.
+        size: exponent: messages of 2**size bytes or more, and less than twice that.
+        calls: collectives.
+        bytes: their sum of sizes.
+        transfer_ms: sum of the least times over their ranks.
+    """
+
+    operator: str
+    dimension: str
+    group_size: int
+    reach: str
+    size: int
+    calls: int
+    bytes: int
+    transfer_ms: float
+
+    @property
+    def sound(self) -> bool:
+        """Whether it can be."""
+        return (
+            are_amounts(self.calls, self.bytes, self.transfer_ms, self.group_size)
+            and min(self.calls, self.bytes, self.transfer_ms) > 0
+            and -1 <= self.size <= 63
+        )

@@ -1,0 +1,115 @@
+"""Where the time of an overlapped step goes: parts that add up to it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from overlap_callbacks.analysis.results.estimate import Estimate, Spread
+
+
+class StepParts(NamedTuple):
+    """The parts of an overlapped step under the profiler, in milliseconds, means over the ranks.
+
+    Attributes:
+        compute_ms: compute, for as long as it takes alone.
+        contention_ms: what compute takes longer beside communication; below zero where it was faster.
+        transfer_ms: communication beside which no compute ran, without ``waiting_ms`` and the bubble.
+        waiting_ms: the part of exposed communication in which ranks waited for the one that comes last.
+        bubble_ms: the bubble of a pipeline, with its idle time.
+        idle_ms: neither compute nor communication; 0 where the bubble has it.
+    """
+
+    compute_ms: float
+    contention_ms: float
+    transfer_ms: float
+    waiting_ms: float
+    bubble_ms: float
+    idle_ms: float
+
+    @property
+    def total_ms(self) -> float:
+        """Their sum: the step."""
+        return sum(self)
+
+
+class LateRank(NamedTuple):
+    """The rank for which the others wait.
+
+    Attributes:
+        rank: it.
+        waiting_ms: for so long, per step, mean over the ranks.
+        busy: whether it computes for longer than others; else it is idle for longer.
+    """
+
+    rank: int
+    waiting_ms: float
+    busy: bool
+
+
+def step_parts(figures: Mapping[str, Estimate], late: LateRank | None = None) -> StepParts | None:
+    """The parts of a step; None without a profile of overlapped steps.
+
+    Args:
+        figures: of a window or of a run, by name; those that compare with sequential steps only if they count.
+        late: the rank for which others wait; None if there is none.
+    """
+    value = {name: figure.value for name, figure in figures.items()}
+    if not all(name in value for name in ("compute_busy_ms", "exposed_comm_ms", "idle_ms")):
+        return None
+    busy, exposed, idle = value["compute_busy_ms"], value["exposed_comm_ms"], value["idle_ms"]
+    alone = value.get("compute_busy_isolated_ms", busy)
+    bubble = value.get("bubble_ms")
+    if bubble is not None:
+        # Receives that wait for their sender are in flight, so they are part of the exposed communication too. Stages
+        # of a pipeline differ in it by their place, so a difference between ranks says nothing of a late one.
+        waiting_receives = min(exposed, max(0.0, bubble - idle))
+        return StepParts(alone, busy - alone, exposed - waiting_receives, 0.0, idle + waiting_receives, 0.0)
+    waiting = 0.0 if late is None else min(exposed, late.waiting_ms)
+    return StepParts(alone, busy - alone, exposed - waiting, waiting, 0.0, idle)
+
+
+def late_rank(figures: Mapping[str, Estimate], spread: Mapping[str, Spread]) -> LateRank | None:
+    """The rank for which the others wait in a collective; None where none stands out.
+
+    The last rank to come waits for nobody, so its communication is exposed for the shortest time. That alone may have
+    other reasons: a rank may hide more. So the same rank must also be the one that computes longest, or that is idle
+    longest, and the others wait no longer than by that difference.
+
+    Args:
+        figures: means over the ranks.
+        spread: the extremes over the ranks.
+    """
+    exposed, of_exposed = figures.get("exposed_comm_ms"), spread.get("exposed_comm_ms")
+    if exposed is None or of_exposed is None:
+        return None
+    rank, longest_wait = of_exposed.low_rank, exposed.value - of_exposed.low
+    found = []
+    for name, busy in (("compute_busy_ms", True), ("idle_ms", False)):
+        mean, of_ranks = figures.get(name), spread.get(name)
+        if mean is not None and of_ranks is not None and of_ranks.high_rank == rank:
+            found.append(LateRank(rank, min(longest_wait, of_ranks.high - mean.value), busy))
+    latest = max(found, key=lambda late: late.waiting_ms, default=None)
+    return latest if latest is not None and latest.waiting_ms > 0 else None
+
+
+def measured_parts(
+    figures: Mapping[str, Estimate], spread: Mapping[str, Spread], *, compared: bool
+) -> tuple[StepParts, LateRank | None] | None:
+    """The parts of a window's step, and the rank for which others wait; None where they were not measured.
+
+    Args:
+        figures: means over the ranks.
+        spread: the extremes over the ranks.
+        compared: whether the window has sequential steps that were sequential. If not, contention is part of compute.
+    """
+    if not compared:
+        figures = {name: figure for name, figure in figures.items() if name != "compute_busy_isolated_ms"}
+    late = late_rank(figures, spread)
+    parts = step_parts(figures, late)
+    return None if parts is None or parts.total_ms <= 0 else (parts, late)
+
+
+def mean_parts(of_windows: Sequence[StepParts]) -> StepParts:
+    """Means over windows, of which there is one at least; they add up to the mean step."""
+    return StepParts(*[sum(column) / len(of_windows) for column in zip(*of_windows, strict=True)])

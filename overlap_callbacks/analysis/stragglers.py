@@ -1,0 +1,129 @@
+"""Which ranks and hosts come last to collectives, over the windows of a run, and how sure that is. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from overlap_callbacks.analysis.results.arrivals import Arrivals, Lateness
+
+# For whom others wait for less of the time of their collectives is not worth a line.
+_LEAST_LOST = 0.01
+_MAX_LISTED = 8
+# A window has fewer steps.
+_MANY = 10**6
+_NORMAL_95 = 1.959964
+
+
+class Straggler(NamedTuple):
+    """A rank or a host for which others wait.
+
+    Attributes:
+        rank: global rank; -1 for a host.
+        host: its number; -1 if unknown.
+        dimension: of parallelism whose collectives it comes to last.
+        calls, last: collectives that were timed, and those in which it came last.
+        share: of steps, in which the others waited for it longest.
+        low, high: bounds of its 95 % interval.
+        chance: the share if all ranks were alike.
+        windows, all_windows: those in which it is among the last, and all that tell.
+        waiting_ms: for so long the others waited, each time.
+        lost_fraction: what that is of the time of these collectives.
+    """
+
+    rank: int
+    host: int
+    dimension: str
+    calls: int
+    last: int
+    share: float
+    low: float
+    high: float
+    chance: float
+    windows: int
+    all_windows: int
+    waiting_ms: float
+    lost_fraction: float
+
+    @property
+    def last_share(self) -> float:
+        """The share of collectives to which it came last."""
+        return self.last / self.calls if self.calls else 0.0
+
+    @property
+    def sure(self) -> bool:
+        """Whether the whole interval is above chance."""
+        return self.low > self.chance
+
+
+def stragglers(windows: Iterable[Arrivals | None], *, hosts: bool = False) -> list[Straggler]:
+    """Those for whom others wait longest, the worst first.
+
+    A window keeps some ranks only. In those in which a rank is not among them, it counts as never last.
+
+    Args:
+        windows: of a run.
+        hosts: hosts instead of ranks.
+    """
+    known = [arrivals for arrivals in windows if arrivals is not None and 0 < arrivals.num_steps < _MANY]
+    rows: dict[tuple[int, int, str], list[Lateness]] = {}
+    for arrivals in known:
+        for row in arrivals.hosts if hosts else arrivals.ranks:
+            if row.sound:
+                rows.setdefault((row.rank, row.host, row.dimension), []).append(row)
+    num_steps = sum([arrivals.num_steps for arrivals in known])
+    found = [_straggler(of_windows, len(known), num_steps) for of_windows in rows.values()]
+    found = [row for row in found if row.lost_fraction >= _LEAST_LOST and row.share > row.chance]
+    found.sort(key=lambda row: (-row.lost_fraction, row.rank, row.host, row.dimension))
+    return found[:_MAX_LISTED]
+
+
+def waiting_fraction(windows: Iterable[Arrivals | None]) -> float | None:
+    """The share of the time of collectives in which ranks waited for the last one; None where that was not timed."""
+    rows = [row for arrivals in windows if arrivals is not None for row in arrivals.dimensions]
+    rows = [row for row in rows if row.sound]
+    waiting = math.fsum([row.calls * row.waiting_ms for row in rows])
+    total = waiting + math.fsum([row.calls * row.transfer_ms for row in rows])
+    return waiting / total if 0 < total < math.inf else None
+
+
+def _straggler(rows: Sequence[Lateness], all_windows: int, num_steps: int) -> Straggler:
+    # Windows that do not list it have timed about as much.
+    calls = round(sum([row.calls for row in rows]) * all_windows / len(rows))
+    steps = round(sum([row.steps for row in rows]) * all_windows / len(rows))
+    last = sum([row.last for row in rows])
+    share = min(1.0, sum([row.worst for row in rows]) / max(1, steps))  # of a rank that a window lists twice, all
+    low, high = wilson(share, min(steps, num_steps))
+    first = rows[0]
+    return Straggler(
+        first.rank,
+        first.host,
+        first.dimension,
+        calls,
+        last,
+        share,
+        low,
+        high,
+        first.chance,
+        len(rows),
+        all_windows,
+        math.fsum([row.last * row.waiting_ms for row in rows]) / last if last else 0.0,
+        math.fsum([row.lost_fraction for row in rows]) / all_windows,
+    )
+
+
+def wilson(share: float, number: int) -> tuple[float, float]:
+    """The 95 % interval of a share of so many independent cases.
+
+    The collectives of a step are not independent: a rank that is slow in a step may be last in all of them, or in the
+    first one alone, after which all start together. So steps are the cases, not collectives.
+
+    Source: E. B. Wilson, "Probable Inference, the Law of Succession, and Statistical Inference" (JASA 22, 1927).
+    """
+    if number < 1:
+        return 0.0, 1.0
+    z2 = _NORMAL_95**2 / number
+    middle = (share + z2 / 2) / (1 + z2)
+    half = math.sqrt(share * (1 - share) * z2 + z2 * z2 / 4) / (1 + z2)
+    return max(0.0, middle - half), min(1.0, middle + half)

@@ -1,0 +1,356 @@
+"""``overlap predict``: what a job should send, and how long its step should take."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from overlap_callbacks import _validation
+from overlap_callbacks.cli._options import MATRIX_PARAMETERS, json_option, matrix_options
+from overlap_callbacks.cli._output import draw_matrix, newest_run, one_line, print_json, print_tables, require
+
+if TYPE_CHECKING:
+    from overlap_callbacks.analysis.communication.job_shape import JobShape
+    from overlap_callbacks.analysis.communication.model_shape import ModelShape
+    from overlap_callbacks.analysis.communication.step_time import Hardware
+    from overlap_callbacks.analysis.results.report import OverlapReport
+    from overlap_callbacks.report.terminal_predict import Prediction
+    from overlap_callbacks.report.traffic import Mapping
+
+_GB, _TERA, _GIB = 1e9, 1e12, 2**30
+# Names of the options are those of JobShape's fields but for these.
+_SIZES = {"pp": "p", "tp": "t", "dp": "d"}
+# Rates beyond these are slips of the pen, and times made of them are no numbers.
+_LEAST, _MOST = 1e-6, 1e6
+
+_MODEL_OPTIONS = (
+    click.option("--model", "model_name", metavar="NAME", help="A model that is known by name, e.g. gpt3-6.7b."),
+    click.option("--layers", type=int, help="Layers; this and the next replace sizes of --model."),
+    click.option("--hidden", type=int, help="Width of a token."),
+    click.option("--heads", type=int, help="Heads of attention; by default of a width near 64, a multiple of --tp."),
+    click.option("--kv-heads", type=int, help="Heads of keys and values, if they are fewer."),
+    click.option("--ffn", type=int, help="Width within the MLP; by default 4 times --hidden."),
+    click.option("--sequence", type=int, help="Tokens of a sequence."),
+    click.option("--vocabulary", type=int, help="Words, before padding."),
+    click.option("--experts", type=int, help="Experts of each layer; without biases."),
+    click.option("--experts-per-token", type=int, help="Experts that a token passes."),
+    click.option("--tied/--untied", default=None, help="Whether the output layer shares the word embeddings."),
+)
+_JOB_OPTIONS = (
+    click.option("--layout", default="megatron", show_default=True,
+                 help="megatron, ddp, fsdp2, hsdp, zero1, zero2 or zero3."),
+    click.option("--pp", type=int, default=1, help="Pipeline stages."),
+    click.option("--tp", type=int, default=1, help="Tensor-parallel ranks."),
+    click.option("--dp", type=int, default=1, help="Data-parallel ranks."),
+    click.option("--ep", type=int, default=1, help="Ranks, of --dp, over which experts are split."),
+    click.option("--micro-batch", type=int, default=1, help="Sequences of a micro-batch."),
+    click.option("--global-batch", type=int, help="Sequences of a step; by default one micro-batch a rank."),
+    click.option("--stages", metavar="N,N,...", help="Layers of each pipeline stage, where they are not alike."),
+    click.option("--chunks", type=int, default=1, help="Model chunks of a rank in the interleaved schedule."),
+    click.option("--sequence-parallel", is_flag=True, help="Megatron's sequence parallelism."),
+    click.option("--distributed-optimizer", is_flag=True, help="Megatron's distributed optimizer."),
+    click.option("--recompute", default="none", show_default=True, help="none, selective or full."),
+    click.option("--dtype", default="bf16", show_default=True, help="Of messages: bf16, fp16 or fp32."),
+    click.option("--gradient-dtype", help="Of gradients; by default fp32 for megatron and ddp, else as --dtype."),
+    click.option("--bucket", type=int, default=0,
+                 help="Of gradients: parameters (megatron, zero) or bytes (ddp); by default the framework's."),
+    click.option("--vocabulary-multiple", type=int, default=128, show_default=True,
+                 help="What Megatron pads the words of each tensor-parallel rank to."),
+    click.option("--overlap-grad-reduce/--no-overlap-grad-reduce", default=True,
+                 help="Whether Megatron reduces gradients bucket by bucket."),
+    click.option("--replicas", type=int, default=1, help="Of the sharded model, in hsdp."),
+    click.option("--persistence", type=int, default=100_000, show_default=True,
+                 help="zero3 keeps parameters of at most so many elements whole."),
+)  # fmt: skip
+_HARDWARE_OPTIONS = (
+    click.option("--bandwidth", type=float, metavar="GB/S", help="Effective bandwidth of a rank's link."),
+    click.option("--tensor-bandwidth", type=float, metavar="GB/S", help="Of tensor-parallel messages."),
+    click.option("--pipeline-bandwidth", type=float, metavar="GB/S", help="Of pipeline messages."),
+    click.option("--data-bandwidth", type=float, metavar="GB/S", help="Of gradients and parameters."),
+    click.option("--from", "source", type=click.Path(path_type=Path), metavar="RUN",
+                 help="Take bandwidths that are not given from the record of RUN."),
+    click.option("--peak", type=float, metavar="TFLOP/S", help="Peak of one device in the job's precision."),
+    click.option("--utilisation", type=float, default=0.4, show_default=True, help="Share of it that is reached."),
+    click.option("--memory", type=float, metavar="GIB", help="Of one device: layouts that need more are infeasible."),
+)  # fmt: skip
+
+# What says nothing of a job's messages.
+_NOT_CHECKED = (
+    "what_if", "all_ranks", "source", "bandwidth", "tensor_bandwidth", "pipeline_bandwidth", "data_bandwidth", "peak",
+    "utilisation", "memory", *MATRIX_PARAMETERS,
+)  # fmt: skip
+
+
+def _with(options: tuple[Callable[[Any], Any], ...]) -> Callable[[Any], Any]:
+    def add(function: Any) -> Any:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
+
+
+@click.command("predict")
+@_with(_MODEL_OPTIONS)
+@_with(_JOB_OPTIONS)
+@_with(_HARDWARE_OPTIONS)
+@click.option("--what-if", is_flag=True, help="All pp, tp and dp on as many ranks, by predicted step time.")
+@click.option("--all-ranks", is_flag=True, help="Messages of all ranks, not of one of each kind.")
+@matrix_options
+@click.option("--check", type=click.Path(path_type=Path), metavar="RUN", help="Hold the record of RUN against it.")
+@json_option
+def command(check: Path | None, as_json: bool, **given: Any) -> None:
+    """What a training job should send, message by message, and how long its step should take.
+
+    Step times need --peak and bandwidths, given or from a record.
+    """
+    import msgspec
+
+    from overlap_callbacks.report import terminal_predict
+    from overlap_callbacks.report.terminal_traffic import predicted_parts
+    from overlap_callbacks.report.traffic_json import mappings_as_plain
+
+    context = click.get_current_context()
+    if check is not None:
+        _refuse_beside_check(context)
+    if given["png"] is not None:
+        require("matplotlib", "plots")
+    try:
+        _check_hardware(given)
+        job, notes = _job(given)
+        if check is not None:
+            rows = _checked(job, check)
+            if as_json:
+                print_json([msgspec.structs.asdict(row) | {"equal": row.equal} for row in rows])
+            else:
+                print_tables(terminal_predict.check_tables(rows))
+            return
+        found = _predict(job, notes, given)
+        mappings = _traffic(job, given)
+    except (TypeError, ValueError) as error:
+        raise click.ClickException(one_line(_with_options(str(error), context))) from None
+    drawn = draw_matrix(mappings[-1].view, given["svg"], given["png"])
+    if as_json:
+        print_json(msgspec.structs.asdict(found) | {"traffic": mappings_as_plain(mappings)})
+    else:
+        traffic = predicted_parts(mappings, drawn) if found.messages else []
+        print_tables(terminal_predict.prediction_tables(found, traffic))
+
+
+def _refuse_beside_check(context: click.Context) -> None:
+    """Refuse options that say nothing of the messages that a run is held against."""
+    names = _options_of(context)
+    ignored = [
+        names[name]
+        for name in _NOT_CHECKED
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    ]
+    if ignored:
+        raise click.ClickException(
+            f"--check compares messages, and nothing else: leave out {' and '.join(ignored)}, or --check"
+        )
+
+
+def _options_of(context: click.Context) -> dict[str, str]:
+    """How the user writes each parameter."""
+    return {parameter.name: parameter.opts[0] for parameter in context.command.params if parameter.name}
+
+
+def _with_options(message: str, context: click.Context) -> str:
+    """A message in which parameters are written as the user writes them. Most of their names are words as well."""
+    for name, option in _options_of(context).items():
+        if "_" in name or name in _SIZES:
+            message = re.sub(rf"(?<![\w-]){name}\b", option, message)
+    return message
+
+
+def _traffic(job: JobShape, given: dict[str, Any]) -> tuple[Mapping, ...]:
+    from overlap_callbacks.analysis.communication.predicted import predicted_messages
+    from overlap_callbacks.report.traffic import predicted_traffic
+
+    shown = {name: given[name] for name in MATRIX_PARAMETERS if name not in ("svg", "png")}
+    return predicted_traffic(predicted_messages(job), job.world_size, **shown)
+
+
+def _predict(job: JobShape, notes: list[str], given: dict[str, Any]) -> Prediction:
+    from overlap_callbacks.analysis.communication import equations, memory_need, step_time, volumes
+    from overlap_callbacks.analysis.communication.parameters import count_parameters
+    from overlap_callbacks.analysis.communication.what_if import what_if
+    from overlap_callbacks.report.terminal_predict import Prediction
+
+    memory = given["memory"]
+    hardware = _hardware(job, given, notes)
+    device_bytes = None if memory is None else memory * _GIB
+    need = memory_need.memory_bytes(job)
+    if device_bytes is not None and need > device_bytes:
+        notes.append(f"infeasible: it needs {need / _GIB:.1f} GiB, a device has {memory:.1f} GiB")
+    return Prediction(
+        parameters=count_parameters(job.model),
+        world_size=job.world_size,
+        micro_batches=job.micro_batches,
+        dtype=job.dtype,
+        gradient_dtype=job.gradient_dtype,
+        memory_bytes=need,
+        expected_bubble_ratio=equations.expected_bubble_ratio(p=job.p, m=job.micro_batches, chunks=job.chunks),
+        messages=volumes.sent_rows(job, all_ranks=given["all_ranks"]),
+        step=step_time.exact_step(job, hardware) if hardware else None,
+        paper_step=step_time.paper_step(job, hardware) if hardware else None,
+        what_if=what_if(job, hardware, device_bytes) if given["what_if"] else (),
+        notes=tuple(notes),
+    )
+
+
+def _model(given: dict[str, Any]) -> ModelShape:
+    import msgspec
+
+    from overlap_callbacks.analysis.communication.model_shape import ModelShape, preset
+
+    names = (
+        "layers",
+        "hidden",
+        "heads",
+        "kv_heads",
+        "ffn",
+        "sequence",
+        "vocabulary",
+        "tied",
+        "experts",
+        "experts_per_token",
+    )
+    sizes = {name: given[name] for name in names if given[name] is not None}
+    if sizes.get("experts"):
+        sizes["biases"] = False
+    if given["model_name"] is not None:
+        return msgspec.structs.replace(preset(given["model_name"]), **sizes)
+    missing = [f"--{name}" for name in ("layers", "hidden", "sequence", "vocabulary") if name not in sizes]
+    if missing:
+        raise ValueError(f"give --model, or all its sizes: {', '.join(missing)} missing")
+    if "heads" not in sizes:
+        sizes["heads"] = _heads(sizes["hidden"], given["tp"])
+    return ModelShape(**sizes)
+
+
+def _heads(hidden: int, tp: int) -> int:
+    """A number of heads that nobody gave. They decide the memory of attention; no message has their size."""
+    from overlap_callbacks.analysis.communication.model_shape import MAX_SIZE
+    from overlap_callbacks.analysis.communication.what_if import divisors
+
+    possible = tp > 0 and 0 < hidden <= MAX_SIZE
+    allowed = [heads for heads in divisors(hidden) if heads % tp == 0] if possible else []
+    return min(allowed, key=lambda heads: abs(hidden / heads - 64), default=1)
+
+
+def _job(given: dict[str, Any]) -> tuple[JobShape, list[str]]:
+    from overlap_callbacks.analysis.communication.job_shape import JobShape
+
+    names = (
+        "layout", "micro_batch", "chunks", "sequence_parallel", "distributed_optimizer", "recompute", "dtype", "bucket",
+        "vocabulary_multiple", "overlap_grad_reduce", "replicas", "persistence", "ep",
+    )  # fmt: skip
+    options = {name: given[name] for name in names} | {field: given[name] for name, field in _SIZES.items()}
+    options["gradient_dtype"] = given["gradient_dtype"] or (
+        "fp32" if given["layout"] in ("megatron", "ddp") else given["dtype"]
+    )
+    batch = given["global_batch"]
+    options["global_batch"] = given["micro_batch"] * given["dp"] if batch is None else batch
+    if given["stages"]:
+        try:
+            options["stages"] = tuple([int(number) for number in given["stages"].split(",")])
+        except ValueError:
+            raise ValueError(f"stages must be numbers with commas between them, got {given['stages']!r}") from None
+    job = JobShape(model=_model(given), **options)
+    job.check()
+    notes = []
+    layers = job.model.layers
+    if layers % job.p and not job.stages:
+        split = ",".join(map(str, job.layers_of_stages))
+        if given["model_name"] is not None:
+            raise ValueError(f"pp must divide the {layers} layers of {given['model_name']}, got {job.p}; "
+                             f"for an uneven split give --stages {split}")  # fmt: skip
+        notes.append(f"{layers} layers do not divide over {job.p} stages: taken is {split}, --stages chooses another")
+    return job, notes
+
+
+def _check_hardware(given: dict[str, Any]) -> None:
+    """Refuse figures that no machine has, whether a step time needs them or not."""
+    for name, unit in (
+        ("bandwidth", "GB/s"),
+        ("tensor_bandwidth", "GB/s"),
+        ("pipeline_bandwidth", "GB/s"),
+        ("data_bandwidth", "GB/s"),
+        ("peak", "TFLOP/s"),
+        ("memory", "GiB"),
+    ):
+        value = given[name]
+        if value is not None and not 0 < value < float("inf"):
+            raise ValueError(f"{name.replace('_', ' ')} must be a positive, finite number of {unit}, got {value:g}")
+        if value is not None and not _LEAST <= value <= _MOST:
+            raise ValueError(f"{name.replace('_', ' ')} must be from {_LEAST:g} to {_MOST:,.0f} {unit}, got {value:g}")
+    _validation.fraction("utilisation", given["utilisation"])
+    if given["utilisation"] < _LEAST:
+        raise ValueError(f"utilisation must be at least {_LEAST:g}, got {given['utilisation']:g}")
+
+
+def _hardware(job: JobShape, given: dict[str, Any], notes: list[str]) -> Hardware | None:
+    from overlap_callbacks.analysis.communication.step_time import Hardware
+
+    dimensions = ("tensor", "pipeline", "data")
+    chosen = {name: given[f"{name}_bandwidth"] for name in dimensions}
+    for name in dimensions:
+        if chosen[name] is None:
+            chosen[name] = given["bandwidth"]
+    rates = {name: value * _GB for name, value in chosen.items() if value is not None}
+    if given["source"] is not None:
+        from overlap_callbacks.analysis.communication.fitting import effective_bandwidths
+
+        rates = {**effective_bandwidths(_window(given["source"]).collectives), **rates}
+    # A dimension of one rank sends nothing, whatever its bandwidth; another layout may need it.
+    sizes = zip(dimensions, (job.t, job.p, job.d), strict=True)
+    needed = [name for name, size in sizes if size > 1 or (given["what_if"] and job.layout == "megatron")]
+    missing = [name for name in needed if name not in rates]
+    if given["peak"] is None or missing:
+        wanted = [] if given["peak"] is not None else ["--peak"]
+        wanted += [f"--{name}-bandwidth" for name in missing]
+        hint = " (--bandwidth stands for all of them)" if len(missing) > 1 else ""
+        if missing and given["source"] is not None:
+            hint += f": the record of {given['source']} has no timed messages of {' and '.join(missing)} parallelism"
+        notes.append(f"no step time without {' and '.join(wanted)}{hint}")
+        return None
+    known = [rates[name] for name in needed] or [_GB]
+    hardware = Hardware(
+        **{f"{name}_bytes_per_s": rates.get(name, min(known)) for name in dimensions},
+        peak_flop_per_s=given["peak"] * _TERA,
+        utilisation=given["utilisation"],
+    )
+    hardware.check()
+    return hardware
+
+
+def _checked(job: JobShape, run: Path) -> list[Any]:
+    from overlap_callbacks.analysis.communication.fitting import check_rank
+
+    window = _window(run)
+    if window.world_size != job.world_size:
+        raise ValueError(f"pp x tp x dp must be the {window.world_size} ranks of {run}, got {job.world_size}")
+    ranks = {sample.rank: sample.collectives for sample in window.samples if sample.collectives}
+    if not ranks:
+        ranks = {min(window.ranks, default=0): window.collectives}
+    return [row for rank, collectives in sorted(ranks.items()) for row in check_rank(job, rank, collectives)]
+
+
+def _window(run: Path) -> OverlapReport:
+    """The newest window of a run that has collectives, whole."""
+    from overlap_callbacks.report import record
+
+    try:
+        windows = record.read(newest_run(run)).windows
+    except record.RecordError as error:
+        raise click.ClickException(one_line(str(error))) from None
+    found = next((window for window in reversed(windows) if window.collectives), None)
+    if found is None:
+        raise ValueError(f"the record of {run} has no window with collectives")
+    return found

@@ -1,0 +1,88 @@
+"""``overlap traffic``: who sends how much to whom in a step of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from overlap_callbacks.cli._options import json_option, matrix_options
+from overlap_callbacks.cli._output import (
+    draw_matrix,
+    newest_run,
+    one_line,
+    print_json,
+    print_tables,
+    read_record,
+    require,
+)
+
+
+@click.command("traffic")
+@click.argument("run", type=click.Path(path_type=Path))
+@matrix_options
+@click.option(
+    "--link-peak",
+    metavar="GB/S",
+    default=None,
+    help="Peak of the link between devices of a host, each way, or its name, e.g. nvlink4; by default what the record "
+    "tells.",
+)
+@click.option(
+    "--network-peak",
+    metavar="GB/S",
+    default=None,
+    help="Peak of the network between hosts, for each device, or its name, e.g. ib-ndr.",
+)
+@click.option("--hosts/--no-hosts", default=True, help="Hosts by name, or by number.")
+@json_option
+def command(
+    run: Path,
+    by: str | None,
+    order: str,
+    algorithm: str,
+    mapping: str | None,
+    ranks_per_host: int | None,
+    link_peak: str | None,
+    network_peak: str | None,
+    hosts: bool,
+    svg: Path | None,
+    png: Path | None,
+    as_json: bool,
+) -> None:
+    """Show who sends how much to whom in a step of RUN: a run folder, or its overlap.jsonl.
+
+    With --mapping, pictures show that mapping.
+    """
+    from overlap_callbacks.analysis.communication.link_peaks import Peaks, link_of
+    from overlap_callbacks.analysis.communication.mapping import MappingError
+    from overlap_callbacks.analysis.communication.view import ViewError
+    from overlap_callbacks.report.communication_json import communication_as_json
+    from overlap_callbacks.report.communication_words import bandwidths_of
+    from overlap_callbacks.report.terminal_communication import bandwidth_parts
+    from overlap_callbacks.report.terminal_traffic import tables
+    from overlap_callbacks.report.traffic import NoTrafficError, traffic_of
+    from overlap_callbacks.report.traffic_json import as_plain
+
+    if png is not None:
+        require("matplotlib", "plots")
+    try:
+        own = Peaks(
+            None if link_peak is None else link_of(link_peak, "--link-peak"),
+            None if network_peak is None else link_of(network_peak, "--network-peak"),
+        )
+    except ValueError as error:
+        raise click.ClickException(one_line(str(error))) from None
+    record = read_record(newest_run(run))
+    try:
+        found = traffic_of(
+            record, by=by, order=order, algorithm=algorithm, mapping=mapping, ranks_per_host=ranks_per_host, names=hosts
+        )
+    except (NoTrafficError, MappingError, ViewError) as error:
+        raise click.ClickException(one_line(str(error))) from None
+    drawn = draw_matrix(found.mappings[-1].view, svg, png)
+    if as_json:
+        print_json(as_plain(found) | {"communication": communication_as_json(record, own)})
+    else:
+        by_size = bandwidths_of(record, own)
+        print_tables(tables(found, drawn, [] if by_size is None else bandwidth_parts(by_size)))

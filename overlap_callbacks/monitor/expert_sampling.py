@@ -1,0 +1,89 @@
+"""Single steps between windows whose all-to-alls are recorded: how experts are loaded changes along the run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from overlap_callbacks.monitor.step_runner import check_gate_health
+from overlap_callbacks.monitor.window import SampledStep
+from overlap_callbacks.monitor.window_runner import WindowRunner
+
+# Steps that are kept for the next window; of more, every second is forgotten. Alike on all ranks.
+MAX_KEPT = 64
+
+
+class SamplingRunner(WindowRunner):
+    """Runs windows, and between them records the all-to-alls of every so-manieth step.
+
+    Such a step costs what the gate costs: some microseconds for each of its collectives. The others cost nothing. The
+    first window comes first: it opens the session, and knows whether there is anything to measure.
+
+    Args:
+        every: steps from one to the next.
+        *args: those of ``WindowRunner``.
+    """
+
+    def __init__(self, every: int, *args: Any) -> None:
+        super().__init__(*args)
+        self._every = every
+        self._kept: list[SampledStep] = []
+        self._sampling = False
+        self._spoilt = False
+
+    def begin(self, step: int) -> None:
+        super().begin(step)
+        if self.in_step or self.in_window or not self.num_opened or step % self._every:
+            return
+        if self._slot.acquire() is None:
+            return
+        self._gate.begin_step(sequential=False)
+        self._sampling, self._spoilt, self.in_step = True, False, True
+
+    def end(self) -> None:
+        if not self._sampling:
+            super().end()
+            return
+        self._sampling = self.in_step = False
+        log = self._gate.end_step()
+        check_gate_health(self._gate)
+        if self._spoilt or log.dropped or log.compiled or log.captured:
+            return
+        self._kept.append(SampledStep(self._step, tuple([c for c in log.collectives if c.splits is not None])))
+        if len(self._kept) > MAX_KEPT:
+            del self._kept[::2]
+
+    def skip(self, reason: str) -> None:
+        self._spoilt = True
+        super().skip(reason)
+
+    def pause(self) -> None:
+        if self._sampling:
+            self._spoilt = True
+            self._gate.suspend()
+        else:
+            super().pause()
+
+    def resume(self) -> None:
+        if self._sampling:
+            self._gate.resume()
+        else:
+            super().resume()
+
+    def abandon(self, reason: str, *, within_step: bool = False, job_ends: bool = False) -> None:
+        self._sampling = False
+        super().abandon(reason, within_step=within_step, job_ends=job_ends)
+
+    def discard(self) -> None:
+        self._sampling = False
+        super().discard()
+
+    def _close(self, complete: bool, report: bool = True, job_ends: bool = False) -> None:
+        if self._window is not None and report:
+            self._window.marks.sampled = tuple(self._kept)
+            self._kept.clear()
+        super()._close(complete, report, job_ends)
+
+    def _rest(self) -> None:
+        super()._rest()
+        if self.num_opened:
+            self.next_step = min(self.next_step, (self._step // self._every + 1) * self._every)

@@ -1,0 +1,53 @@
+"""What a monitor offers to adapters, beside what users call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from overlap_callbacks.gate.native import OverlapSwitch
+from overlap_callbacks.monitor.driver import StepDriver
+from overlap_callbacks.sinks import Sink
+
+T = TypeVar("T")
+
+
+class ForAdapters:
+    """The part of ``OverlapMonitor`` that adapters call."""
+
+    _driver: StepDriver
+
+    def name_groups(self, dimensions: Mapping[str, str]) -> None:
+        """Say which dimension of parallelism process groups serve, by ``group.group_name``; for the report.
+
+        DeviceMesh and Megatron-core describe their groups, so only others need it.
+        """
+        self._driver.gate.dimensions.update(dimensions)
+
+    def expect_nested_collectives(self) -> None:
+        """Say that operators issue collectives themselves, as those on DTensors do. Call it before the first window.
+
+        The gate then stands where it sees them too, which costs some microseconds a collective between windows.
+        """
+        self._driver.gate.nested = True
+
+    def use_native(self, form: OverlapSwitch) -> None:
+        """Run sequential steps by a framework's own switches instead of the gate. Call it before the first step.
+
+        The order check is made all the same, and the collectives are recorded, but not serialised.
+        """
+        if not isinstance(form, OverlapSwitch):
+            raise TypeError(f"form must be an OverlapSwitch, got {form!r} (a {type(form).__name__})")
+        self._driver.switch.form = form
+
+    def post(self, issue: Callable[[], T], works_of: Callable[[T], Sequence[Any]]) -> tuple[T, list[Any]]:
+        """Issue a batch of sends and receives, and wait for them in sequential steps; see ``Gate.post``."""
+        return self._driver.gate.post(issue, works_of)
+
+    def call_on_close(self, action: Callable[[], None]) -> None:
+        """Have ``close()`` call ``action``, once: an adapter takes off its hooks."""
+        self._driver.on_close.append(action)
+
+    def sink_failed(self, sink: Sink, error: Exception) -> None:
+        """Say that a sink failed and is not used again; raised at the next step if strict."""
+        self._driver.faults.sink_failed(sink, error)

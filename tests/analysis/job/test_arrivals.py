@@ -1,0 +1,168 @@
+"""Who comes last to collectives: by hand, in any tree of ranks, and of thousands of ranks."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import numpy as np
+import pytest
+
+from overlap_callbacks.analysis.communication.hosts import UNKNOWN, equal_hosts
+from overlap_callbacks.analysis.job.arrivals import (
+    MAX_LAST,
+    MAX_OPEN,
+    ArrivalSums,
+    add_arrivals,
+    arrivals_of,
+    reported_arrivals,
+)
+from overlap_callbacks.analysis.results.arrivals import (
+    ONE_HOST,
+    SEVERAL_HOSTS,
+    UNKNOWN_HOSTS,
+    Lateness,
+    TimedCall,
+    TimedCalls,
+)
+
+TRANSFER_US = 100
+SIZE = 4096
+
+
+def calls_of(
+    ranks: Sequence[int], rank: int, late: dict[int, int], dimension: str = "data", calls: int = 4
+) -> TimedCalls:
+    """What a rank timed, where each rank comes so many microseconds after the first."""
+    last = max(late.get(other, 0) for other in ranks)
+    time_us = TRANSFER_US + last - late.get(rank, 0)
+    timed = tuple(TimedCall(step, 0, SIZE, time_us) for step in range(calls))
+    return TimedCalls("allreduce_", f"{dimension} {ranks[0]}", ranks[0], len(ranks), dimension, timed)
+
+
+def in_any_tree(parts: Iterable[ArrivalSums], seed: int) -> ArrivalSums:
+    chance = np.random.default_rng(seed)
+    parts = list(parts)
+    while len(parts) > 1:
+        parts = [parts[at] for at in chance.permutation(len(parts))]
+        sizes = chance.integers(1, 6, size=len(parts))
+        bounds = [0, *[b for b in np.cumsum(sizes).tolist() if b < len(parts)], len(parts)]
+        parts = [add_arrivals(parts[low:high]) for low, high in itertools.pairwise(bounds)]
+    return parts[0]
+
+
+def test_the_rank_that_comes_last_has_the_least_time_and_the_others_wait_for_it() -> None:
+    ranks, late = range(4), {2: 700, 1: 100}
+    parts = [arrivals_of(rank, [calls_of(ranks, rank, late)], "node") for rank in ranks]
+    found, transfers = reported_arrivals(add_arrivals(parts), equal_hosts(4, 4))
+    assert found is not None
+    # Ranks 0 and 3 wait for 700 us, rank 1 for 600; each spends 100 us on the transfer.
+    (row,) = found.ranks
+    assert row == Lateness(2, 0, "data", 4, 4, 4, 4, 0.25, pytest.approx(2000 / 3 / 1e3), pytest.approx(2000 / 2400))
+    (waiting,) = found.dimensions
+    assert (waiting.calls, waiting.transfer_ms, waiting.waiting_ms) == (4, 0.1, 0.5)
+    assert (found.num_steps, found.hosts) == (4, ())
+    (size,) = transfers
+    assert (size.size, size.calls, size.bytes, size.transfer_ms) == (12, 4, 4 * SIZE, 0.4)
+    assert size.reach == ONE_HOST
+
+
+def job(num_hosts: int, per_host: int, late: dict[int, int]) -> list[ArrivalSums]:
+    """Tensor groups within hosts, data groups across them."""
+    world_size = num_hosts * per_host
+    parts = []
+    for rank in range(world_size):
+        first = rank - rank % per_host
+        tensor = calls_of(range(first, first + per_host), rank, late, "tensor")
+        # A tensor group leaves its collective together, with its last rank.
+        after = {
+            r: max(late.get(o, 0) for o in range(r - r % per_host, r - r % per_host + per_host))
+            for r in range(world_size)
+        }
+        data = calls_of(range(rank % per_host, world_size, per_host), rank, after, "data")
+        parts.append(arrivals_of(rank, [tensor, data], f"node {rank // per_host}"))
+    return parts
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_tree_of_ranks_gives_the_same(seed: int) -> None:
+    parts = job(5, 4, {6: 900, 13: 300, 14: 300})
+    found = reported_arrivals(in_any_tree(parts, seed), equal_hosts(20, 4))
+    assert found == reported_arrivals(add_arrivals(parts), equal_hosts(20, 4))
+    assert found[0] is not None
+    assert found[0].ranks[0].rank == 6
+    assert found[0].ranks[0].dimension == "tensor"
+    # All ranks of its host are last in their data groups: the host is.
+    host = found[0].hosts[0]
+    assert (host.host, host.dimension, host.last, host.calls, host.chance) == (1, "data", 16, 16, 0.2)
+    assert {(row.dimension, row.reach) for row in found[1]} == {("tensor", ONE_HOST), ("data", SEVERAL_HOSTS)}
+
+
+def test_a_rank_that_was_not_heard_is_left_out_and_what_one_did_not_time_is_too() -> None:
+    ranks, late = range(4), {2: 700}
+    heard = [arrivals_of(rank, [calls_of(ranks, rank, late)], "") for rank in (0, 2)]
+    third = calls_of(ranks, 3, late)
+    heard.append(arrivals_of(3, [msgspec.structs.replace(third, calls=third.calls[1:])], ""))
+    found, transfers = reported_arrivals(add_arrivals(heard), np.full(4, UNKNOWN))
+    assert found is not None
+    assert [(row.rank, row.last, row.calls, row.host) for row in found.ranks] == [(2, 3, 3, UNKNOWN)]
+    assert [row.reach for row in transfers] == [UNKNOWN_HOSTS]
+    alone = arrivals_of(0, [calls_of(ranks, 0, late)], "")
+    assert reported_arrivals(alone, np.full(4, UNKNOWN)) == (None, ())
+    assert reported_arrivals(ArrivalSums(), np.full(4, UNKNOWN)) == (None, ())
+
+
+def test_groups_of_several_stages_tell_transfers_alone() -> None:
+    ranks, late = range(4), {2: 700}
+    for stages, told in (((0, 0, 0, 0), True), ((0, 0, 1, 1), False)):
+        parts = [arrivals_of(rank, [calls_of(ranks, rank, late)], "node", stages[rank]) for rank in ranks]
+        found, transfers = reported_arrivals(add_arrivals(parts), equal_hosts(4, 4))
+        assert (found is not None) == told
+        assert [row.transfer_ms for row in transfers] == [0.4]
+
+
+def test_of_4096_ranks_a_part_stays_small_and_the_late_one_is_found() -> None:
+    late = {1234: 5000}
+    leaves = []
+    began = time.thread_time()
+    parts = [
+        arrivals_of(
+            rank,
+            [
+                calls_of(range(rank - rank % 8, rank - rank % 8 + 8), rank, late, "tensor", 32),
+                calls_of(range(rank % 8, 4096, 8), rank, {r: 5000 for r in range(1232, 1240)}, "data", 32),
+            ],
+            f"node {rank // 8}",
+        )
+        for rank in range(4096)
+    ]
+    made = time.thread_time() - began
+    began = time.thread_time()
+    for at in range(0, 4096, 64):
+        leaves.append(add_arrivals(parts[at : at + 64]))
+    root = add_arrivals(leaves)
+    assert time.thread_time() - began < 20 * made
+    assert max(len(msgspec.msgpack.encode(part)) for part in [*leaves, root]) < 40_000
+    found, transfers = reported_arrivals(root, equal_hosts(4096, 8))
+    assert found is not None
+    assert (found.ranks[0].rank, found.ranks[0].dimension) == (1234, "tensor")
+    assert (found.hosts[0].host, found.hosts[0].last) == (154, 8 * 32)
+    assert len(msgspec.json.encode(found)) + len(msgspec.json.encode(transfers)) < 6_000
+
+
+def test_what_a_part_keeps_is_bounded() -> None:
+    """Groups whose ranks never all tell, and ranks that come last once each."""
+
+    def alone(rank: int) -> ArrivalSums:
+        groups = [[first, first + 5000] for first in range(rank, rank + 40)]
+        return arrivals_of(rank, [calls_of(group, rank, {}) for group in groups], "")
+
+    parts = [alone(rank) for rank in range(0, 4000, 50)]
+    assert len(add_arrivals(parts).open) == MAX_OPEN
+    pairs = [
+        arrivals_of(rank, [calls_of([rank - rank % 2, rank - rank % 2 + 1], rank, {rank: rank % 2})], "")
+        for rank in range(4 * MAX_LAST)
+    ]
+    assert len(add_arrivals(pairs).last) == MAX_LAST

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from overlap_callbacks.analysis.advice import DOCS
+from overlap_callbacks.analysis.bottleneck import bottleneck_of, run_bottleneck
+from overlap_callbacks.analysis.results.bound import Bound, bound_of
+from overlap_callbacks.analysis.results.estimate import Estimate, Spread
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.step_parts import StepParts, late_rank, mean_parts, step_parts
+from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime
+from overlap_callbacks.analysis.run_summary import RunSummary
+from overlap_callbacks.monitor.schedule import Schedule
+from tests.docs.conftest import DOCS as PAGES
+from tests.report.runs import run_info, window
+
+
+def figures(**values: float) -> dict[str, Estimate]:
+    return {name: Estimate(value, None, None, 4, 4) for name, value in values.items()}
+
+
+def measured(spread: dict[str, Spread] | None = None, **values: float) -> OverlapReport:
+    """A window that knows nothing but these figures."""
+    bare = msgspec.structs.replace(
+        window(0), spread=spread or {}, dimensions=(), collectives=(), **dict.fromkeys(window(0).figures())
+    )
+    return msgspec.structs.replace(bare, **figures(**values))
+
+
+def of_ranks(low: float, low_rank: int, high: float, high_rank: int) -> Spread:
+    return Spread(low, high, low_rank, high_rank, 1.0)
+
+
+# A step of 100 ms: 60 of compute, of which 10 are contention, 30 exposed, 10 idle.
+STEP = {"compute_busy_ms": 60.0, "compute_busy_isolated_ms": 50.0, "exposed_comm_ms": 30.0, "idle_ms": 10.0}
+
+
+def test_the_parts_add_up_to_the_step() -> None:
+    parts = step_parts(figures(**STEP))
+    assert parts == StepParts(50.0, 10.0, 30.0, 0.0, 0.0, 10.0)
+    assert parts.total_ms == 100.0
+
+
+def test_the_bubble_takes_idle_time_and_receives_that_wait() -> None:
+    parts = step_parts(figures(**STEP, bubble_ms=25.0))
+    assert parts == StepParts(50.0, 10.0, 15.0, 0.0, 25.0, 0.0)
+
+
+def test_without_a_profile_there_are_no_parts() -> None:
+    assert step_parts(figures(e2e_overlapped_ms=100.0)) is None
+    assert measured(e2e_overlapped_ms=100.0).step_parts() is None
+    assert bottleneck_of([measured(e2e_overlapped_ms=100.0)]) is None
+
+
+def test_a_rank_is_late_that_waits_least_and_computes_longest() -> None:
+    spread = {"exposed_comm_ms": of_ranks(12.0, 3, 40.0, 0), "compute_busy_ms": of_ranks(50.0, 0, 75.0, 3)}
+    late = late_rank(figures(**STEP), spread)
+    # It waits 18 ms less than the mean, but computes only 15 ms longer.
+    assert late is not None
+    assert (late.rank, late.waiting_ms, late.busy) == (3, 15.0, True)
+    parts = step_parts(figures(**STEP), late)
+    assert parts == StepParts(50.0, 10.0, 15.0, 15.0, 0.0, 10.0)
+
+
+def test_a_rank_that_only_hides_more_is_not_late() -> None:
+    spread = {"exposed_comm_ms": of_ranks(12.0, 3, 40.0, 0), "compute_busy_ms": of_ranks(50.0, 3, 75.0, 0)}
+    assert late_rank(figures(**STEP), spread) is None
+
+
+def test_a_rank_that_is_idle_longest_may_be_the_late_one() -> None:
+    spread = {"exposed_comm_ms": of_ranks(12.0, 2, 40.0, 0), "idle_ms": of_ranks(5.0, 0, 26.0, 2)}
+    late = late_rank(figures(**STEP), spread)
+    assert late is not None
+    assert (late.rank, late.waiting_ms, late.busy) == (2, 16.0, False)
+
+
+@pytest.mark.parametrize(
+    ("parts", "bound", "runner_up"),
+    [
+        (StepParts(70.0, 10.0, 15.0, 0.0, 0.0, 5.0), Bound.COMPUTE, None),
+        (StepParts(60.0, 10.0, 25.0, 0.0, 0.0, 5.0), Bound.COMMUNICATION, None),
+        (StepParts(60.0, 0.0, 20.0, 0.0, 0.0, 20.0), Bound.COMMUNICATION, Bound.LAUNCH),
+        (StepParts(60.0, 0.0, 10.0, 25.0, 0.0, 5.0), Bound.STRAGGLER, None),
+        (StepParts(60.0, 0.0, 10.0, 0.0, 30.0, 0.0), Bound.BUBBLE, None),
+        (StepParts(40.0, 0.0, 10.0, 0.0, 0.0, 50.0), Bound.LAUNCH, None),
+    ],
+)
+def test_the_largest_part_bounds_the_step(parts: StepParts, bound: Bound, runner_up: Bound | None) -> None:
+    assert bound_of(parts) == (bound, runner_up)
+
+
+def test_the_evidence_is_in_the_sentence() -> None:
+    found = bottleneck_of([measured(**STEP)])
+    assert found is not None
+    assert found.sentence() == (
+        "Steps are communication-bound: communication that no compute hides takes 30.0% of a step "
+        "(30.00 ms of 100.00 ms)."
+    )
+    spread = {"exposed_comm_ms": of_ranks(5.0, 3, 40.0, 0), "compute_busy_ms": of_ranks(50.0, 0, 90.0, 3)}
+    late = bottleneck_of([measured(spread, **STEP)])
+    assert late is not None
+    assert late.sentence() == (
+        "Steps are straggler-bound: ranks wait for rank 3, the last one, for 25.0% of a step (25.00 ms of 100.00 ms)."
+    )
+    assert late.advice[0].what.startswith("Look at rank 3: its clock")
+
+
+def test_a_rank_that_is_late_in_few_windows_is_not_named() -> None:
+    spread = {"exposed_comm_ms": of_ranks(5.0, 3, 40.0, 0), "compute_busy_ms": of_ranks(50.0, 0, 90.0, 3)}
+    found = bottleneck_of([measured(spread, **STEP), measured(**STEP), measured(**STEP)])
+    assert found is not None
+    assert found.late is None
+    assert found.parts == mean_parts(
+        [StepParts(50.0, 10.0, 5.0, 25.0, 0.0, 10.0), *[StepParts(50.0, 10.0, 30.0, 0, 0, 10.0)] * 2]
+    )
+
+
+def collective(operator: str, messages: int, size_bytes: int) -> CollectiveTime:
+    return CollectiveTime(operator, "g", 8, "nccl", messages, size_bytes, size_bytes, 10.0, "data")
+
+
+def dimension(name: str) -> DimensionTime:
+    return DimensionTime(name, 4, 10**6, 40.0, 30.0, 40.0, 40.0)
+
+
+def topics(report: OverlapReport, speedup: Estimate | None = None) -> list[str]:
+    found = bottleneck_of([report], speedup)
+    assert found is not None
+    return [advice.topic for advice in found.advice]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"collectives": (collective("allreduce_", 8, 8 * 10**6),)}, ["buckets", "fewer-bytes", "ctas"]),
+        ({"collectives": (collective("allreduce_", 8, 8 * 25 * 10**6),)}, ["fewer-bytes", "ctas"]),
+        (
+            {
+                "collectives": (
+                    collective("_allgather_base_", 8, 10**9),
+                    collective("_reduce_scatter_base_", 8, 4 * 10**8),
+                )
+            },
+            ["prefetch", "fewer-bytes", "ctas"],
+        ),
+        ({"dimensions": (dimension("tensor"),)}, ["mapping", "ctas"]),
+    ],
+)
+def test_advice_fits_what_communicates(changes: dict[str, Any], expected: list[str]) -> None:
+    assert topics(msgspec.structs.replace(measured(**STEP), backend="nccl", **changes)) == expected
+
+
+def test_overlap_that_costs_more_than_it_saves_comes_first() -> None:
+    assert topics(measured(**STEP), Estimate(-0.1, -0.12, -0.08, 4, 4))[0] == "overlap-off"
+    assert "overlap-off" not in topics(measured(**STEP), Estimate(-0.1, -0.3, 0.1, 4, 4))
+
+
+def test_every_advice_has_its_section_in_the_docs() -> None:
+    steps = [
+        STEP,
+        {**STEP, "exposed_comm_ms": 5.0, "idle_ms": 5.0},
+        {**STEP, "exposed_comm_ms": 5.0, "idle_ms": 5.0, "compute_busy_isolated_ms": 60.0},
+        {**STEP, "idle_ms": 80.0},
+        {**STEP, "bubble_ms": 39.0},
+    ]
+    late = {"exposed_comm_ms": of_ranks(5.0, 3, 40.0, 0), "idle_ms": of_ranks(1.0, 0, 90.0, 3)}
+    reports = [measured(**step) for step in steps] + [measured(late, **STEP)]
+    reports += [msgspec.structs.replace(reports[0], dimensions=(dimension("tensor"),))]
+    gathers = (collective("_allgather_base_", 1, 10**9), collective("_reduce_scatter_base_", 1, 4 * 10**8))
+    reports += [msgspec.structs.replace(reports[0], collectives=gathers)]
+    found = {topic for report in reports for topic in topics(report, Estimate(-0.1, -0.12, -0.08, 4, 4))}
+    page = (PAGES / DOCS.removeprefix("docs/")).read_text()
+    sections = {line.removeprefix("### ") for line in page.splitlines() if line.startswith("### ")}
+    assert found == sections
+
+
+def test_a_control_run_and_a_run_without_windows_have_no_bottleneck() -> None:
+    assert run_bottleneck(RunSummary(run_info(), [])) is None
+    control = msgspec.structs.replace(window(0), control=True)
+    assert run_bottleneck(RunSummary(run_info(schedule=Schedule(control=True).as_dict()), [control])) is None
+    assert run_bottleneck(RunSummary(run_info(), [window(0)])) is not None
+
+
+def test_metrics_name_one_bound_and_shares_that_add_up() -> None:
+    metrics = measured(**STEP).metrics()
+    shares = {key: value for key, value in metrics.items() if key.startswith("verdict/") and key.endswith("_fraction")}
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert shares["verdict/contention_fraction"] == pytest.approx(0.1)
+    assert [bound for bound in Bound if metrics[bound.key]] == [Bound.COMMUNICATION]
+
+
+def test_an_invalid_window_does_not_know_contention() -> None:
+    metrics = msgspec.structs.replace(measured(**STEP), valid=False).metrics()
+    assert "verdict/contention_fraction" not in metrics
+    assert metrics["verdict/compute_fraction"] == pytest.approx(0.6)

@@ -1,0 +1,273 @@
+"""``overlap predict`` as users call it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from overlap_callbacks.analysis.results.window import CollectiveTime
+from overlap_callbacks.cli.main import main
+from tests.report.runs import window, write
+
+GPT3 = ["--model", "gpt3-6.7b", "--pp", "4", "--tp", "2", "--dp", "4", "--micro-batch", "1", "--global-batch", "512"]
+BY_HAND = ["--layers", "54", "--hidden", "2000", "--sequence", "1024", "--vocabulary", "50257", "--recompute", "full"]
+BY_HAND += ["--dtype", "bf16", "--layout", "megatron"]
+FAST = ["--bandwidth", "20", "--peak", "312"]
+ACTIVATION = 2 * 2048 * 4096  # 2bsh of gpt3-6.7b in 16 bit
+
+
+def predict(*arguments: str) -> Any:
+    result = CliRunner().invoke(main, ["predict", *arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def error(*arguments: str) -> str:
+    result = CliRunner().invoke(main, ["predict", *arguments])
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: ")
+    assert result.output.count("\n") == 1
+    return result.output
+
+
+def messages(found: Any, rank: int, dimension: str) -> dict[tuple[str, int], int]:
+    rows = [row for row in found["messages"] if (row["rank"], row["dimension"]) == (rank, dimension)]
+    return {(row["operator"], row["bytes_each"]): row["messages"] for row in rows}
+
+
+def test_every_kind_of_rank_with_all_that_it_sends() -> None:
+    found = predict(*GPT3)
+    assert {row["rank"] for row in found["messages"]} == {0, 8, 24}  # the first stage, the middle ones, the last
+    # 128 micro-batches of 8 layers with 4 all-reduces, and the embedding's.
+    assert messages(found, 0, "tensor") == {("allreduce_", ACTIVATION): 128 * (8 * 4 + 1)}
+    assert messages(found, 8, "tensor") == {("allreduce_", ACTIVATION): 128 * 8 * 4}
+    # The last stage has the output layer's, and three of the loss, of 4 bytes a token.
+    assert messages(found, 24, "tensor") == {("allreduce_", ACTIVATION): 128 * 33, ("allreduce_", 4 * 2048): 384}
+    assert messages(found, 0, "pipeline") == {("send", ACTIVATION): 128, ("recv_", ACTIVATION): 128}
+    # Words are padded to 50432, a multiple of 256; half of them on each tensor rank, in 32 bit.
+    assert messages(found, 0, "embedding") == {("allreduce_", 4 * 25216 * 4096): 1}
+    for row in found["messages"]:
+        assert row["bytes"] == row["messages"] * row["bytes_each"]
+    (send, *_) = [row for row in found["messages"] if row["operator"] == "send"]
+    assert send["wire_bytes"] == send["bytes"]
+    assert found["world_size"] == 32
+    assert found["parameters"] == 6_658_404_352
+    assert len({row["rank"] for row in predict(*GPT3, "--all-ranks")["messages"]}) == 32
+
+
+def test_step_times_are_the_terms_of_equation_1() -> None:
+    found = predict(*GPT3, *FAST)
+    terms = ("compute_ms", "tensor_ms", "pipeline_ms", "data_ms", "bubble_ms")
+    for step in (found["step"], found["paper_step"]):
+        assert step["iteration_ms"] == pytest.approx(sum(step[term] for term in terms))
+    # 4224 all-reduces of 2bsh, 2(t-1)/t = 1, at 20 GB/s.
+    assert found["step"]["tensor_ms"] == pytest.approx(4224 * ACTIVATION / 20e9 * 1e3)
+    assert found["expected_bubble_ratio"] == pytest.approx(3 / 131)
+    slower = predict(*GPT3, *FAST, "--data-bandwidth", "10")["step"]
+    assert slower["data_ms"] == pytest.approx(2 * found["step"]["data_ms"])
+    assert slower["tensor_ms"] == found["step"]["tensor_ms"]
+
+
+def test_without_bandwidths_there_is_no_step_time_and_a_note_says_why() -> None:
+    found = predict(*GPT3)
+    assert (found["step"], found["paper_step"]) == (None, None)
+    (note,) = found["notes"]
+    assert note == (
+        "no step time without --peak and --tensor-bandwidth and --pipeline-bandwidth and --data-bandwidth "
+        "(--bandwidth stands for all of them)"
+    )
+
+
+def test_sizes_by_hand_and_layers_that_do_not_divide() -> None:
+    found = predict(*BY_HAND, "--pp", "4", "--tp", "2")
+    # 14 layers of 6 all-reduces with full recomputation, and the embedding's; 13 on the third stage.
+    assert messages(found, 0, "tensor") == {("allreduce_", 2 * 1024 * 2000): 14 * 6 + 1}
+    assert messages(found, 4, "tensor") == {("allreduce_", 2 * 1024 * 2000): 13 * 6}
+    assert "54 layers do not divide over 4 stages: taken is 14,14,13,13" in found["notes"][0]
+    chosen = predict(*BY_HAND, "--pp", "4", "--tp", "2", "--stages", "12,14,14,14")
+    assert messages(chosen, 0, "tensor") == {("allreduce_", 2 * 1024 * 2000): 12 * 6 + 1}
+
+
+@pytest.mark.parametrize(("hidden", "tp"), [(2000, 8), (1600, 4), (768, 1)])
+def test_heads_that_are_not_given_suit_tp(hidden: int, tp: int) -> None:
+    found = predict("--layers", "2", "--hidden", str(hidden), "--sequence", "8", "--vocabulary", "10", "--tp", str(tp))
+    assert found["world_size"] == tp
+    assert "tp must divide hidden=64, got 3" in error(
+        "--layers", "2", "--hidden", "64", "--sequence", "8", "--vocabulary", "10", "--tp", "3"
+    )
+
+
+def test_other_layouts_are_sorted_by_step_time_and_infeasible_ones_are_named() -> None:
+    choices = predict(*GPT3, *FAST, "--what-if", "--memory", "40")["what_if"]
+    times = [choice["step"]["iteration_ms"] for choice in choices if not choice["infeasible"]]
+    assert len(times) > 5
+    assert times == sorted(times)
+    assert "a device has 40.0 GiB" in next(c["infeasible"] for c in choices if (c["p"], c["t"], c["d"]) == (1, 1, 32))
+
+
+def test_tables_for_people() -> None:
+    result = CliRunner().invoke(main, ["predict", *GPT3, *FAST, "--what-if"], env={"COLUMNS": "120"})
+    assert result.exit_code == 0, result.output
+    for text in ("6,658,404,352 parameters on 32 ranks", "allreduce_coalesced_", "16,777,216", "as in the paper", "pp"):
+        assert text in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "gpt9"], "model must be one of gpt3-125m,"),
+        (["--model", "gpt3-6.7b", "--pp", "3"], "pp must divide the 32 layers of gpt3-6.7b, got 3"),
+        (
+            ["--model", "gpt3-6.7b", "--dp", "4", "--global-batch", "6"],
+            "--global-batch must be a multiple of --micro-batch x --dp = 4, got 6",
+        ),
+        (["--model", "gpt3-6.7b", "--tp", "3"], "tp must divide hidden=4096, got 3"),
+        (["--model", "gpt3-6.7b", "--pp", "0"], "pp must be at least 1, got 0"),
+        (["--model", "gpt3-6.7b", "--bandwidth", "-1"], "bandwidth must be a positive, finite number of GB/s, got -1"),
+        (["--model", "gpt3-6.7b", "--data-bandwidth", "0"], "data bandwidth must be a positive"),
+        (["--model", "gpt3-6.7b", "--bandwidth", "nan"], "bandwidth must be a positive"),
+        (["--model", "gpt3-6.7b", "--peak", "-3"], "peak must be a positive, finite number of TFLOP/s, got -3"),
+        (["--model", "gpt3-6.7b", "--dp", "2", "--peak", "0"], "peak must be a positive, finite number of TFLOP/s"),
+        (
+            ["--model", "gpt2", "--dp", "2", "--bandwidth", "1e-300"],
+            "bandwidth must be from 1e-06 to 1,000,000 GB/s, got 1e-300",
+        ),
+        (["--model", "gpt2", "--peak", "1e300"], "peak must be from 1e-06 to 1,000,000 TFLOP/s, got 1e+300"),
+        (["--model", "gpt2", "--utilisation", "1e-300"], "utilisation must be at least 1e-06, got 1e-300"),
+        (
+            ["--model", "gpt2", "--tp", "2", "--sequence-parallel", "--layout", "ddp"],
+            "--sequence-parallel must be off outside",
+        ),
+        (["--model", "gpt2", "--by", "host"], "by host: on which host each rank runs is not known"),
+        (["--model", "gpt2", "--dp", "2", "--svg", "/nowhere/a.svg"], "--svg /nowhere/a.svg cannot be written"),
+        (["--model", "gpt2", "--dp", "2", "--mapping", "tp-pp"], "mapping must name each dimension of the job once"),
+        (
+            ["--model", "gpt3-6.7b", "--utilisation", "40"],
+            "utilisation must be a fraction above 0 and at most 1, got 40",
+        ),
+        (["--model", "gpt3-6.7b", "--memory", "inf"], "memory must be a positive, finite number of GiB, got inf"),
+        (["--model", "gpt3-6.7b", "--dp", "1000000000000", "--what-if"], "dp must be at most 1000000000, got 1000"),
+        (
+            ["--model", "gpt3-6.7b", "--tp", "8", "--dp", "1000000"],
+            "--pp x --tp x --dp must be at most 1000000 ranks, got 8",
+        ),
+        (["--model", "gpt2", "--layers", "1000000"], "layers must be at most 10000, got 1000000"),
+        (
+            ["--layers", "4", "--hidden", "9" * 40, "--sequence", "8", "--vocabulary", "10"],
+            "hidden must be at most 1000000000, got 999",
+        ),
+        (["--layers", "3", "--hidden", "64"], "give --model, or all its sizes: --sequence, --vocabulary missing"),
+        (["--model", "gpt3-6.7b", "--pp", "2", "--stages", "16,x"], "stages must be numbers with commas between them"),
+        (["--model", "gpt3-6.7b", "--check", "nowhere"], "no record at"),
+    ],
+)
+def test_bad_input_gives_one_clear_sentence(arguments: list[str], message: str) -> None:
+    assert message in error(*arguments)
+
+
+def test_tables_name_operators_and_peers_in_narrow_terminals() -> None:
+    result = CliRunner().invoke(main, ["predict", *GPT3], env={"COLUMNS": "80"})
+    assert "messages in bf16, gradients in fp32" in " ".join(result.output.split())
+    assert "…" not in result.output
+    # The second stage sends to the third and to the first.
+    for peer in ("to 16", "to 0", "from 16", "from 0"):
+        assert f" {peer} " in result.output
+    alone = CliRunner().invoke(main, ["predict", "--model", "gpt2"], env={"COLUMNS": "200"})
+    assert "on 1 rank, 1 micro-batch a step" in alone.output
+    assert "Nothing is sent: every group has one rank." in alone.output
+
+
+def collective(**changes: Any) -> CollectiveTime:
+    size = changes.pop("size", 40_000_000)
+    fields = {
+        "operator": "allreduce_", "group": "default_pg", "group_size": 2, "backend": "gloo", "messages": 2,
+        "bytes_in": size, "bytes_out": size, "isolated_ms": 25.0, "dimension": "world", "timed_bytes": float(size),
+        "transfer_ms": 20.0,
+    }  # fmt: skip
+    return CollectiveTime(**{**fields, **changes})
+
+
+def recorded(folder: Path, *collectives: CollectiveTime) -> str:
+    report = window()
+    samples = tuple([msgspec.structs.replace(sample, collectives=collectives) for sample in report.samples])
+    return str(write(folder, msgspec.structs.replace(report, collectives=collectives, samples=samples)))
+
+
+def test_bandwidths_come_from_the_transfers_of_a_record_unless_they_are_given(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run", collective(), collective(group_size=1, operator="barrier"))
+    job = ["--model", "gpt2", "--layout", "ddp", "--dp", "2", "--global-batch", "2", "--peak", "1"]
+    found = predict(*job, "--from", run)
+    # 40 MB in a ring of two, 2 * 1/2, in 20 ms: 2 GB/s. 124,439,808 gradients in 32 bit.
+    assert found["step"]["data_ms"] == pytest.approx(4 * 124_439_808 / 2e9 * 1e3)
+    (note,) = predict("--model", "gpt2", "--tp", "2", "--peak", "1", "--from", run)["notes"]
+    assert note.startswith("no step time without --tensor-bandwidth: the record of ")
+    assert note.endswith(" has no timed messages of tensor parallelism")
+    assert predict(*job, "--from", run, "--data-bandwidth", "1")["step"]["data_ms"] == pytest.approx(
+        4 * 124_439_808 / 1e9 * 1e3
+    )
+
+
+def test_a_record_is_held_against_the_prediction_row_by_row(tmp_path: Path) -> None:
+    job = ["--layers", "2", "--hidden", "64", "--sequence", "8", "--vocabulary", "10", "--layout", "ddp", "--dp", "2"]
+    (row,) = predict(*job)["messages"]
+    equal = collective(messages=row["messages"], size=row["bytes"])
+    found = predict(*job, "--check", recorded(tmp_path / "run", equal, collective(operator="broadcast_", size=8)))
+    first, second = found[:2]
+    assert (first["messages"], first["bytes"]) == (first["measured_messages"], first["measured_bytes"])
+    assert first["bytes"] == row["bytes"] > 0
+    assert (first["equal"], second["equal"]) == (True, False)
+    assert (second["operator"], second["messages"], second["measured_messages"]) == ("broadcast_", 0, 2)
+    result = CliRunner().invoke(main, ["predict", *job, "--check", str(tmp_path / "run")], env={"COLUMNS": "80"})
+    assert "of 4 rows are equal, to the byte. A row that differs has two lines." in result.output
+    assert [line.split()[-1] for line in result.output.splitlines() if "broadcast_" in line] == ["predicted"] * 2
+    assert "--pp x --tp x --dp must be the 2 ranks" in error(*job, "--dp", "4", "--check", str(tmp_path / "run"))
+
+
+def test_experts() -> None:
+    job = [*BY_HAND, "--recompute", "none", "--experts", "8", "--experts-per-token", "2", "--dp", "8", "--ep", "8"]
+    found = predict(*job)
+    # A layer: tokens go and come back, forward and backward; their weights one way each; two for each token.
+    assert messages(found, 0, "expert") == {
+        ("_allgather_base_", 8 * 8 * 8): 54,
+        ("alltoall_base_", 2 * 2 * 1024 * 2000): 4 * 54,
+        ("alltoall_base_", 2 * 2 * 1024): 2 * 54,
+    }
+    # An expert's gradients are on no other rank.
+    assert {row["group_size"] for row in found["messages"] if row["dimension"] == "data"} == {8}
+    assert "experts are predicted for layout megatron with --pp=1" in error(*job, "--tp", "2")
+
+
+def test_the_matrix_of_a_job_is_predicted_for_its_hosts_and_for_another_mapping(tmp_path: Path) -> None:
+    job = ["--model", "gpt3-6.7b", "--pp", "2", "--tp", "2", "--dp", "2", "--global-batch", "4"]
+    as_given, other = predict(*job, "--ranks-per-host", "4", "--mapping", "tp-pp-dp")["traffic"]
+    assert (as_given["mapping"], other["mapping"]) == ("tp-dp-pp", "tp-pp-dp")
+    crossing = [
+        {row["dimension"]: row["between_hosts_bytes"] for row in found["dimensions"]} for found in (as_given, other)
+    ]
+    # Two micro-batches there and back, of each of four ranks of a stage.
+    assert (crossing[0]["pipeline"], crossing[0]["data"]) == (4 * 2 * 2 * ACTIVATION, 0)
+    assert crossing[1]["pipeline"] == 0 < crossing[1]["data"]
+    first = [row for row in predict(*job)["messages"] if row["rank"] == 0 and row["operator"] != "recv_"]
+    assert sum(as_given["sent_bytes"][0]) == pytest.approx(sum(row["wire_bytes"] for row in first))
+    assert predict(*job)["traffic"][0]["dimensions"][0]["between_hosts_bytes"] is None
+
+    picture = tmp_path / "a.svg"
+    result = CliRunner().invoke(main, ["predict", *job, "--dp", "8", "--global-batch", "8", "--svg", str(picture)])
+    assert picture.read_text().startswith("<svg")
+    shown = " ".join(result.output.split())
+    assert "Traffic of a step that is predicted, all ranks" in shown
+    assert "The matrix is drawn in" in shown
+    assert "--svg or --png" not in shown
+
+
+def test_what_a_check_would_not_look_at_is_refused() -> None:
+    found = error("--model", "gpt2", "--dp", "2", "--check", "runs", "--what-if", "--all-ranks", "--from", "other")
+    assert found == (
+        "Error: --check compares messages, and nothing else: leave out --what-if and --all-ranks and --from, or "
+        "--check\n"
+    )

@@ -1,0 +1,78 @@
+"""Tests that are known to fail with some versions of other packages, each with the reason.
+
+Where such a version is installed, ``tests/conftest.py`` expects these tests to fail: one that passes is an error.
+``docs/versions.md`` shows the list (``python docs/versions.py`` writes it there).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib import metadata
+
+from packaging.specifiers import SpecifierSet
+
+
+@dataclass(frozen=True)
+class KnownFailure:
+    """Tests that fail for one reason.
+
+    Attributes:
+        package: whose version is the reason.
+        versions: with which they fail, such as ``<2.9``.
+        tests: as pytest names them; ``*`` stands for anything.
+        reason: one sentence.
+    """
+
+    package: str
+    versions: str
+    tests: tuple[str, ...]
+    reason: str
+
+    def applies(self, installed: str | None = None) -> bool:
+        """Whether such a version is installed.
+
+        Args:
+            installed: the version to judge instead.
+        """
+        try:
+            version = installed or metadata.version(self.package)
+        except metadata.PackageNotFoundError:
+            return False
+        return SpecifierSet(self.versions).contains(version, prereleases=True)
+
+    def names(self, test: str) -> bool:
+        """Whether it is one of these tests."""
+        return any(re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), test) for pattern in self.tests)
+
+
+KNOWN_FAILURES = (
+    KnownFailure(
+        "torch",
+        "<2.9",
+        ("tests/gate/test_records.py::*[all_to_all]", "tests/gate/test_records.py::*[all_to_all-*]"),
+        "Gloo of torch 2.8 has no all-to-all of lists (`Backend gloo does not support alltoall`).",
+    ),
+    KnownFailure(
+        "torch",
+        "<2.9",
+        ("tests/gate/test_dispatcher.py::test_a_collective_of_fake_tensors_is_not_recorded",),
+        "torch 2.8 has no all-reduce of fake tensors (`UnsupportedOperatorException: c10d.allreduce_.default`).",
+    ),
+    KnownFailure(
+        "torch",
+        "<2.9",
+        (
+            "tests/instruments/test_other_profilers.py::test_a_preparation_that_nobody_saw_is_made_up_for[2-3]",
+            "tests/instruments/test_other_profilers.py::test_a_preparation_that_nobody_saw_is_made_up_for[2-7]",
+        ),
+        "In torch 2.8 no profiler can be prepared while another one is (`Can't disable Kineto profiler when it's not "
+        "running`).",
+    ),
+)
+
+
+def reason_to_fail(test: str) -> str | None:
+    """Why this test is known to fail with what is installed; None if it is to pass."""
+    reasons = [known.reason for known in KNOWN_FAILURES if known.names(test) and known.applies()]
+    return reasons[0] if reasons else None
