@@ -18,13 +18,17 @@ import torch
 import torch.distributed as dist
 
 from overlap_callbacks import OverlapMonitor, Schedule
+from overlap_callbacks.report.record import read
 
 EVERY_N_STEPS = 10
 # Windows of 5 steps at 2, 12, ...; what falls silent does so when the first of them is reported.
 SILENT_FROM = 10
+# At least so many; see ``_may_end``.
 NUM_STEPS = 200
-# The store goes on, if it does, when all ranks have given up a window.
+# The store goes on, if it does, when all ranks have given up a window. Training goes on until a window was measured
+# again, however long a new connection takes.
 THAW_AT = 60
+_MAX_THAWED_S = 60.0
 
 
 def main(folder: Path, what: str, store_pid: int, close_timeout_s: float | None) -> None:
@@ -38,7 +42,8 @@ def main(folder: Path, what: str, store_pid: int, close_timeout_s: float | None)
     monitor = OverlapMonitor(schedule, run_dir=folder, max_overhead=None, power=False)
     record, longest_s = folder / "overlap.jsonl", 0.0
     last = 6 if what == "rank" else NUM_STEPS - 1
-    for step in range(last + 1):
+    deadline_s, step, ends = 0.0, 0, torch.zeros(1)
+    while not ends:
         if what != "rank" and step == SILENT_FROM:
             while rank == 0 and not (record.exists() and record.read_text().count('"record":"window"')):
                 time.sleep(0.01)
@@ -46,20 +51,31 @@ def main(folder: Path, what: str, store_pid: int, close_timeout_s: float | None)
             if rank == 0:
                 os.kill(store_pid, signal.SIGSTOP)
             dist.barrier()
-        if what == "store that goes on" and step == THAW_AT and rank == 0:
-            os.kill(store_pid, signal.SIGCONT)
+        if what == "store that goes on" and step == THAW_AT:
+            deadline_s = time.monotonic() + _MAX_THAWED_S
+            if rank == 0:
+                os.kill(store_pid, signal.SIGCONT)
         began_s = time.monotonic()
         monitor.step_begin(step)
-        dist.all_reduce(torch.ones(1))
+        ends = torch.full((1,), float(rank == 0 and step >= last and _may_end(what, record, deadline_s)))
+        dist.all_reduce(ends)
         if what == "rank" and step == last and rank == 1:
             os.kill(os.getpid(), signal.SIGSTOP)  # the job's communication is done, the last window is not reported
         monitor.step_end(step)
         longest_s = max(longest_s, time.monotonic() - began_s)
+        step += 1
     active = monitor.active
     began_s = time.monotonic()
     monitor.close(close_timeout_s)
     close_s = time.monotonic() - began_s
     print(json.dumps({"longest_s": longest_s, "close_s": close_s, "active": active}), flush=True)
+
+
+def _may_end(what: str, record: Path, deadline_s: float) -> bool:
+    """Whether training may end: at once, or when a window was measured after the store went on."""
+    if what != "store that goes on" or time.monotonic() > deadline_s:
+        return True
+    return any(window.complete and window.first_step > THAW_AT for window in read(record.parent).windows)
 
 
 if __name__ == "__main__":

@@ -220,7 +220,8 @@ class _Outlet:
 
     def withdraw(self) -> None:
         """Take the last message back, unless it was taken."""
-        if self._number and self._channel.delete(_place(self._edge, self._number - 1)):
+        # A FileStore says of every message that it has deleted it: so look before.
+        if not self.is_empty() and self._channel.delete(_place(self._edge, self._number - 1)):
             self._number -= 1
 
     def is_empty(self) -> bool:
@@ -247,9 +248,10 @@ class _Inlet:
         while key not in self._early:
             place = _place(self._edge, self._number)
             data = self._channel.peek(place)
-            if data is None:
+            # Its sender may take it back between our two calls. Whoever deletes it has it, and both know: else the two
+            # ends would count on from different numbers, and miss each other in every window to come.
+            if data is None or not self._channel.delete(place):
                 return None
-            self._channel.delete(place)
             letter = msgspec.msgpack.decode(data, type=_Letter)
             self._number = letter.number + 1
             if letter.key not in over:
@@ -259,14 +261,17 @@ class _Inlet:
         return self._early.pop(key)
 
     def search(self, key: str, over: Iterable[str]) -> bytes | None:
-        """Like ``look``, in all places: where a message was taken away by others, the next is in another place."""
+        """Like ``look``, in all places.
+
+        Where a message was taken away by others, the next is in another place. And its sender may have counted back for
+        a message that it held to be withdrawn, and that was taken: what was taken is gone, so any number is a new one.
+        """
         found = self.look(key, over)
         if found is None:
             places = [self._channel.peek(_place(self._edge, number)) for number in range(PLACES)]
             numbers = [msgspec.msgpack.decode(data, type=_Letter).number for data in places if data is not None]
-            later = [number for number in numbers if number > self._number]
-            if later:
-                self._number = min(later)
+            if numbers:
+                self._number = min(numbers)
                 found = self.look(key, over)
         return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -199,6 +200,54 @@ def test_a_rank_that_has_given_up_takes_its_message_back_so_that_a_late_parent_g
     # The next window is as ever.
     ranks.send_all_up("window1")
     assert ranks.send_all_down("window1") == list(range(RANKS))
+    ranks.leave()
+
+
+def test_a_message_that_is_taken_back_while_its_reader_takes_it_is_not_taken(server: Any) -> None:
+    """A check whose time is over on one rank just when the other comes: their later ones must find each other."""
+    before, ranks = server.num_keys(), Ranks(server)
+    sender, reader = ranks.exchanges[1], ranks.exchanges[0]
+    inlet = reader._from[1]
+    peek, peeked = inlet._channel.peek, []
+
+    def peek_and_have_it_taken_back(key: str) -> bytes | None:
+        message = peek(key)
+        if message is not None and not peeked:
+            peeked.append(message)
+            sender.withdraw()
+        return message
+
+    inlet._channel.peek = peek_and_have_it_taken_back  # type: ignore[method-assign]
+    sender.send_up("window0", b"-", NOW, lambda: False)
+    assert reader.gather("window0", NOW, lambda _: False) == {}
+    assert peeked
+    for window in ("window1", "window2"):
+        assert sender.send_up(window, b"-", NOW, lambda: False)
+        assert reader.gather(window, NOW, lambda _: False) == {1: b"-"}
+    ranks.leave()
+    assert server.num_keys() == before
+
+
+def test_a_message_that_was_taken_cannot_be_taken_back_whatever_the_store_says(tmp_path: Path) -> None:
+    """A FileStore says of every key that it has deleted it."""
+    ranks = Ranks(dist.FileStore(str(tmp_path / "store"), 1))
+    sender, reader = ranks.exchanges[1], ranks.exchanges[0]
+    for window in ("window0", "window1", "window2"):
+        assert sender.send_up(window, b"-", NOW, lambda: False)
+        assert reader.gather(window, NOW, lambda _: False) == {1: b"-"}
+        sender.withdraw()
+
+
+def test_ends_that_count_from_different_numbers_find_each_other_again(server: Any) -> None:
+    ranks = Ranks(server)
+    sender, reader = ranks.exchanges[1], ranks.exchanges[0]
+    for window in ("window0", "window1", "window2"):
+        assert sender.send_up(window, b"-", NOW, lambda: False)
+        assert reader.gather(window, NOW, lambda _: False) == {1: b"-"}
+    sender._to_parent._number -= 1  # it held one for withdrawn while it was taken
+    for window in ("window3", "window4"):
+        assert sender.send_up(window, b"-", NOW, lambda: False)
+        assert reader.gather(window, NOW, lambda _: False) == {1: b"-"}
     ranks.leave()
 
 
