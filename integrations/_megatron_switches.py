@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from overlap_callbacks.gate.native import OverlapSwitch
+from overlap_callbacks.gate.switch import OverlapSwitch
 
 # With these settings the switches were seen to leave every bit of the weights as it is. Tensor, context and expert
 # parallelism also have communication that no switch reaches.

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from overlap_callbacks import OverlapMonitor, Sink, WandbSink
-from overlap_callbacks.gate.native import OverlapSwitch
+from overlap_callbacks.gate.arms import ZeroPrefetchBucket
+from overlap_callbacks.gate.switch import OverlapSwitch
 from overlap_callbacks.sinks import FunctionSink, JsonlSink
 
 from .base import (
@@ -90,6 +91,12 @@ def attach(engine: DeepSpeedEngine, *, sequential: str = "gate", **options: Any)
         return monitor
     if switches is not None:
         monitor.use_native(switches)
+    monitor.offer_switches(
+        {
+            "native": lambda arm: native_switches(engine),
+            "zero3_prefetch_bucket": lambda arm: prefetch_switch(engine, arm),
+        }
+    )
     monitor.name_groups(_dimensions(engine))
     steps = _Steps(engine, monitor, events)
     methods = ("train_batch",) if isinstance(engine, PipelineEngine) else ("forward", "step")
@@ -170,6 +177,9 @@ def _dimensions(engine: DeepSpeedEngine) -> dict[str, str]:
 # -- DeepSpeed's own switches
 
 
+_NAMED_BUCKET = "prefetch bucket size of ZeRO-3 under the known name"
+
+
 class Switches(OverlapSwitch):
     """DeepSpeed's attributes that have one value with overlap, as the job was built, and another without.
 
@@ -221,6 +231,38 @@ def native_switches(engine: DeepSpeedEngine) -> Switches:
     return Switches(name, (coordinator, PREFETCH_ATTRIBUTE, 0), *replaced)
 
 
+class PrefetchBucketSwitch(Switches):
+    """Sets how many parameters ZeRO-3 prefetches. Steps are overlapped as before.
+
+    Args:
+        coordinator: of ZeRO-3's parameters.
+        elements: parameters to prefetch.
+    """
+
+    sequential = False
+
+    def __init__(self, coordinator: Any, elements: int) -> None:
+        super().__init__("stage3_prefetch_bucket_size", (coordinator, PREFETCH_ATTRIBUTE, elements))
+
+
+def prefetch_switch(engine: DeepSpeedEngine, arm: ZeroPrefetchBucket) -> PrefetchBucketSwitch:
+    """The switch of an arm.
+
+    Raises:
+        ValueError: the engine has no such bucket, or it has this size already.
+    """
+    coordinator = getattr(getattr(engine.optimizer, "parameter_offload", None), "param_coordinator", None)
+    if engine.zero_optimization_stage() != 3:
+        raise ValueError(f"the engine has ZeRO stage {engine.zero_optimization_stage()}, and 3 is needed")
+    if not hasattr(coordinator, PREFETCH_ATTRIBUTE):
+        raise ValueError(lacks("deepspeed", deepspeed.__version__, _NAMED_BUCKET))
+    if engine.zero_offload_param():
+        raise ValueError("the prefetch bucket is not known to be safe to change with offloading")
+    if getattr(coordinator, PREFETCH_ATTRIBUTE) == arm.elements:
+        raise ValueError(f"stage3_prefetch_bucket_size is {arm.elements} already: nothing would change")
+    return PrefetchBucketSwitch(coordinator, arm.elements)
+
+
 def _why_no_switch(engine: DeepSpeedEngine, coordinator: Any) -> str:
     """Why this job's switch must not be flipped; empty where it may be."""
     stage, optimizer = engine.zero_optimization_stage(), engine.optimizer
@@ -236,7 +278,7 @@ def _why_no_switch(engine: DeepSpeedEngine, coordinator: Any) -> str:
         return "its switches are not known to be safe to flip with offloading"
     if stage == 3:
         if not hasattr(coordinator, PREFETCH_ATTRIBUTE):
-            return lacks("deepspeed", deepspeed.__version__, "prefetch bucket size of ZeRO-3 under the known name")
+            return lacks("deepspeed", deepspeed.__version__, _NAMED_BUCKET)
         built_without = not getattr(coordinator, PREFETCH_ATTRIBUTE)
         return "the job was built with stage3_prefetch_bucket_size 0: nothing to switch off" if built_without else ""
     if type(optimizer) is not DeepSpeedZeroOptimizer:

@@ -15,6 +15,7 @@ from overlap_callbacks.monitor import EXCEPTION_CLOSE_TIMEOUT_S
 from overlap_callbacks.sinks import FunctionSink, JsonlSink
 
 from .base import build_monitor, check_names, check_version, expect_dtensors, flush_sinks, missing_of
+from .pytorch import arms_of
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -76,6 +77,7 @@ class OverlapCallback(pl.Callback):
         if self.monitor.active:
             self.monitor.name_groups(_dimensions(trainer.strategy))
             expect_dtensors(self.monitor, pl_module.parameters())
+            self.monitor.offer_switches(arms_of([trainer.strategy.model] if trainer.strategy.model else []))
         # With several optimizers global_step counts every optimizer's steps. So steps are counted here, and the count
         # is kept in checkpoints.
         self._step = trainer.global_step if self._resumed_step is None else self._resumed_step

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from overlap_callbacks import Mode, OverlapMonitor, Sink, WandbSink, _validation
+from overlap_callbacks import OverlapMonitor, Sink, WandbSink, _validation
 from overlap_callbacks.monitor import EXCEPTION_CLOSE_TIMEOUT_S
 from overlap_callbacks.monitor.background.store import next_prefix
 from overlap_callbacks.sinks import JsonlSink
@@ -122,14 +122,14 @@ def hook_pretrain(*, sequential: str = "gate", **options: Any) -> None:
 class _Steps:
     """Marks steps: for a monitor, and for Megatron's switches if they make steps sequential."""
 
-    def __init__(self, monitor: OverlapMonitor, switches: Switches | None = None) -> None:
+    def __init__(self, monitor: OverlapMonitor) -> None:
         self.monitor = monitor
-        self._switches = switches
+        self.switches: Switches | None = None  # once they are in use
 
     def begin(self, step: int) -> None:
         self.monitor.step_begin(step)
-        if self._switches is not None and self.monitor.mode is Mode.SEQUENTIAL:
-            self._switches.gather_parameters()
+        if self.switches is not None and self.monitor.is_turned(self.switches):
+            self.switches.gather_parameters()
 
     def end(self, *, skipped: bool) -> None:
         if skipped:
@@ -162,12 +162,20 @@ def _open(
         raise RuntimeError("model parallelism is not initialised: call initialize_model_parallel() first")
     switches = Switches(core.ddp, chunks, by_hand) if is_native(sequential) else None
     monitor = build_monitor(core.name, options, sinks=sinks)
+    steps = _Steps(monitor)
+
+    def make_switches(arm: object = None) -> Switches:
+        steps.switches = steps.switches or Switches(core.ddp, chunks, by_hand)
+        return steps.switches
+
     if monitor.active:
         monitor.name_groups(core.dimensions(getattr(chunks[0], "config", None)))
         if switches is not None:
+            steps.switches = switches
             monitor.use_native(switches)
+        monitor.offer_switches({"native": make_switches})
         monitor.call_on_close(wrap(core.communicator, "_communicate", _waiting(monitor)))
-    return _Steps(monitor, switches)
+    return steps
 
 
 def _waiting(monitor: OverlapMonitor) -> Callable[..., Any]:

@@ -14,10 +14,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from overlap_callbacks import OverlapMonitor, _validation
 from overlap_callbacks.analysis.dimension_rules import UNKNOWN, WORLD, dimension_of
-from overlap_callbacks.gate.native import OverlapSwitch
+from overlap_callbacks.gate.arms import Offers
+from overlap_callbacks.gate.switch import OverlapSwitch
 
 from . import _pytorch_ddp, _pytorch_fsdp
 from ._pytorch_ddp import switchable
+from ._pytorch_fsdp_arms import PrefetchSwitch, ReshardSwitch
 from .base import Attachments, build_monitor, expect_dtensors, is_native, switched_off
 
 __all__ = ["attach", "switchable"]
@@ -94,6 +96,7 @@ def attach(
     expect_dtensors(monitor, (parameter for group in optimizer.param_groups for parameter in group["params"]))
     if switch is not None:
         monitor.use_native(switch)
+    monitor.offer_switches(arms_of(models))
     if pipeline is not None:
         monitor.call_on_close(pipelining.wait_for_batches(monitor))
     # If optimizer.step() is compiled, Dynamo would trace into the monitor and break the graph there. Disabling costs no
@@ -102,6 +105,17 @@ def attach(
     monitor.call_on_close(optimizer.register_step_post_hook(hook).remove)
     _attachments.add(optimizer, monitor)
     return monitor
+
+
+def arms_of(models: Sequence[nn.Module]) -> Offers:
+    """What DDP and FSDP offer to arms."""
+    if not models:
+        return {}  # each arm then says what it needs
+    return {
+        "native": lambda arm: _switch(models),
+        "fsdp2_prefetch": lambda arm: PrefetchSwitch(models, arm),
+        "fsdp2_reshard": lambda arm: ReshardSwitch(models, arm),
+    }
 
 
 def _as_list(model: Any) -> list[nn.Module]:

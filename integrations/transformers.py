@@ -16,7 +16,7 @@ from overlap_callbacks.analysis.dimension_rules import dimension_of
 from overlap_callbacks.monitor import EXCEPTION_CLOSE_TIMEOUT_S
 
 from .base import build_monitor, check_names, check_version, expect_dtensors, lacks, missing_of, switched_off
-from .pytorch import attach
+from .pytorch import arms_of, attach
 
 try:
     import accelerate
@@ -76,6 +76,7 @@ class OverlapCallback(transformers.TrainerCallback):
         if self.monitor.active:
             self.monitor.name_groups(dimensions_of(objects["model"].parameters()) | _deepspeed_dimensions(args))
             expect_dtensors(self.monitor, objects["model"].parameters())
+            self.monitor.offer_switches(arms_of([objects["model"]]))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._pause.close()

@@ -43,6 +43,7 @@ _HOMES = {
 }
 # Modules that users reach through the package, wherever they stand.
 _MODULES = {
+    "arms": "gate.arms",
     "dimensions": "analysis.dimension_rules",
     "names": "analysis.name_rules",
     "record": "report.record",

@@ -153,8 +153,7 @@ def intervals_from(sums: FigureSums[Tables]) -> dict[str, Interval]:
 
 
 def _figures(sums: FigureSums[Tables], names: Collection[str] | None, min_blocks: int) -> dict[str, Interval]:
-    step_ov, step_seq = (_sample(_TimedMeans, sums.timed.of(mode)) for mode in (Mode.OVERLAPPED, Mode.SEQUENTIAL))
-    prof_ov, prof_iso = (_sample(_ProfiledMeans, sums.profiled.of(mode)) for mode in (Mode.OVERLAPPED, Mode.SEQUENTIAL))
+    step_ov, step_seq, prof_ov, prof_iso = samples_of(sums)
 
     def estimate(
         combine: Callable[..., float], *samples: Sample, scale: Callable[[float], float] = float
@@ -225,6 +224,14 @@ def _figures(sums: FigureSums[Tables], names: Collection[str] | None, min_blocks
     }  # fmt: skip
     found = {name: figure() for name, figure in figures.items() if names is None or name in names}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def samples_of(sums: FigureSums[Tables]) -> tuple[Sample, Sample, Sample, Sample]:
+    """The timed blocks of overlapped and of sequential steps, then the profiled ones, each averaged over the ranks."""
+    modes = (Mode.OVERLAPPED, Mode.SEQUENTIAL)
+    timed = [_sample(_TimedMeans, sums.timed.of(mode)) for mode in modes]
+    profiled = [_sample(_ProfiledMeans, sums.profiled.of(mode)) for mode in modes]
+    return timed[0], timed[1], profiled[0], profiled[1]
 
 
 def _sample(columns: type[_Columns], sums: ArmSums) -> Sample:

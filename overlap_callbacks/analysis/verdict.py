@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from overlap_callbacks.analysis.formatting import PLAIN, change_in_words, may_be_chance
+from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.catalogue import figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.power import SlowdownCause
@@ -77,6 +78,24 @@ def cause_in_words(cause: SlowdownCause | None) -> str | None:
     if cause is None:
         return None
     return f"{cause.verdict}: {'; '.join(cause.evidence)}" if cause.evidence else cause.verdict
+
+
+def arm_summary(report: ArmReport) -> str:
+    """A window of an arm in one line for the log."""
+    state = f"overlap window {report.window} (step {report.first_step}), arm {report.arm.name}"
+    for wrong, word in ((not report.valid, "INVALID"), (not report.complete, "INCOMPLETE"), (report.control, "A/A")):
+        if wrong:
+            state += f" {word}"
+    parts = [state]
+    for what, estimate, unit, signed in (
+        ("step", report.step_ms, "ms", False),
+        ("as configured", report.configured_step_ms, "ms", False),
+        ("speed-up of the arm", report.speedup, "fraction", True),
+    ):
+        if estimate is not None:
+            parts.append(f"{what} {PLAIN.with_interval(estimate, unit, signed=signed)}")
+    parts.append(f"{report.num_ranks} of {report.world_size} ranks")
+    return ", ".join(parts)
 
 
 def summary(report: OverlapReport) -> str:

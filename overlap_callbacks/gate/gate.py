@@ -124,6 +124,11 @@ class Gate:
         """Whether the open step is sequential."""
         return self._serialise
 
+    @property
+    def any_seen(self) -> bool:
+        """Whether the open step has issued a collective. Only steps that are recorded tell."""
+        return self._recorder.any_seen
+
     def close(self) -> None:
         """Release the kernels for other gates, and forget everything. Safe to call twice."""
         self.stop()

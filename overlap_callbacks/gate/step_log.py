@@ -116,6 +116,11 @@ class StepRecorder:
         if slot < len(self._storage):
             self._storage[slot] = call
 
+    @property
+    def any_seen(self) -> bool:
+        """Whether there was a call since the last ``drain``."""
+        return bool(self._storage) and self._storage[0] is not None
+
     def drain(self) -> tuple[tuple[Collective, ...], int]:
         """The calls since the last ``drain``, in the order of issue, and how many found no room."""
         used = next(self._slots)

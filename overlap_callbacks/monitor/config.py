@@ -12,6 +12,7 @@ from overlap_callbacks import _validation
 from overlap_callbacks.analysis.communication.model_shape import PRESETS
 from overlap_callbacks.analysis.peaks import PRECISIONS
 from overlap_callbacks.analysis.results.workload import Setting, Workload
+from overlap_callbacks.gate.arms import BaseArm, checked_arms
 from overlap_callbacks.instruments.power.meter import PowerOptions
 from overlap_callbacks.monitor.run_info import default_run_folder
 from overlap_callbacks.monitor.schedule import Schedule
@@ -33,6 +34,8 @@ class MonitorConfig:
     Attributes:
         schedule: when windows open and what they are made of.
         sinks: where reports go; used on rank 0 only.
+        arms: what the job as configured is compared with, each window with one of them; None for sequential steps
+            alone.
         run_dir: folder of the record. By default a new one under ``overlap_runs``.
         strict: raise errors of the library's own instead of switching it off.
         max_overhead: maximum fraction of training time that measuring may cost; None for no limit.
@@ -62,6 +65,7 @@ class MonitorConfig:
 
     schedule: Schedule = field(default_factory=Schedule)
     sinks: Sequence[Sink] = ()
+    arms: Sequence[BaseArm] | None = None
     run_dir: Path = field(default_factory=default_run_folder)
     strict: bool = False
     max_overhead: float | None = 0.005
@@ -86,6 +90,7 @@ class MonitorConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.schedule, Schedule):
             raise TypeError(f"schedule must be a Schedule, got {self.schedule!r} (a {type(self.schedule).__name__})")
+        self._set("arms", checked_arms(self.arms))
         for name in ("strict", "power", "power_per_node", "hosts"):
             flag = getattr(self, name)
             if not isinstance(flag, bool):
@@ -121,6 +126,11 @@ class MonitorConfig:
             _validation.one_of("precision", self.precision, PRECISIONS)
         if self.settings is not None:
             self._set("settings", _checked_settings(self.settings))
+
+    @property
+    def checked_arms(self) -> tuple[BaseArm, ...]:
+        """The arms; at least one."""
+        return checked_arms(self.arms)
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)  # the way of a frozen dataclass to keep a checked value

@@ -11,7 +11,7 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.gate.dispatcher import dispatcher
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.interruptions import is_from_handler, is_own
-from overlap_callbacks.gate.native import SwitchState
+from overlap_callbacks.gate.switch import SwitchState
 from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.monitor.expert_sampling import SamplingRunner
 from overlap_callbacks.monitor.faults import FaultGuard
@@ -203,10 +203,11 @@ class StepDriver:
             Whether a framework's own switches are back. They are not within a step that they make sequential, if they
             can only be turned between steps; then they and the adapter's hooks follow at the step's end.
         """
+        waits = self.open and self.switch.must_wait(communicated=self.gate.any_seen)
         if self.runner.in_window:
             self.guarded(self.runner.abandon, "the monitor was closed", within_step=self.open, job_ends=True)
         self.stop()
-        self._closing = self.open and self.switch.must_wait
+        self._closing = waits
         if not self._closing:
             self._take_off_hooks()
         return not self._closing

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from overlap_callbacks.gate.native import OverlapSwitch
+from overlap_callbacks.gate.arms import Offers
+from overlap_callbacks.gate.switch import OverlapSwitch, Switch
 from overlap_callbacks.monitor.driver import StepDriver
 from overlap_callbacks.sinks import Sink
 
@@ -38,7 +39,21 @@ class ForAdapters:
         """
         if not isinstance(form, OverlapSwitch):
             raise TypeError(f"form must be an OverlapSwitch, got {form!r} (a {type(form).__name__})")
-        self._driver.switch.form = form
+        self._driver.switch.adopt(form)
+
+    def offer_switches(self, offers: Offers) -> None:
+        """Offer what arms need of the framework, by ``BaseArm.needs``. Call it before the first step.
+
+        Args:
+            offers: make the switch of an arm when its first window comes. They raise ValueError where this job's must
+                not be turned.
+        """
+        self._driver.window_runner.arms.offers = {**self._driver.window_runner.arms.offers, **offers}
+
+    def is_turned(self, switch: Switch) -> bool:
+        """Whether the open step runs with this switch turned."""
+        state = self._driver.switch
+        return state.form is switch and state.is_turned
 
     def post(self, issue: Callable[[], T], works_of: Callable[[T], Sequence[Any]]) -> tuple[T, list[Any]]:
         """Issue a batch of sends and receives, and wait for them in sequential steps; see ``Gate.post``."""

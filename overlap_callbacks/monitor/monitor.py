@@ -13,6 +13,7 @@ from typing import TypeVar
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.workload import Setting
 from overlap_callbacks.analysis.statistics import MIN_BLOCKS
+from overlap_callbacks.gate.arms import BaseArm
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.monitor.config import MonitorConfig, default_sinks
 from overlap_callbacks.monitor.driver import StepDriver
@@ -48,6 +49,8 @@ class OverlapMonitor(ForAdapters):
 
     Args:
         schedule: when windows open and what they are made of.
+        arms: what the job as configured is compared with, each window with one of them: ``Sequential()`` alone by
+            default, or any switch that can be turned between two steps; see ``overlap_callbacks.arms``.
         sinks: where reports go, used on rank 0 only. By default the JSONL record in ``run_dir``, and the W&B run that
             is active when the first window ends, if there is one.
         run_dir: folder of the record; by default a new one under ``overlap_runs``.
@@ -82,6 +85,7 @@ class OverlapMonitor(ForAdapters):
         schedule: Schedule | None = None,
         sinks: Sequence[Sink] | None = None,
         *,
+        arms: Sequence[BaseArm] | None = None,
         run_dir: str | os.PathLike[str] | None = None,
         strict: bool = False,
         max_overhead: float | None = 0.005,
@@ -107,6 +111,7 @@ class OverlapMonitor(ForAdapters):
         self._set_up(
             MonitorConfig(
                 schedule=Schedule() if schedule is None else schedule,
+                arms=arms,
                 sinks=default_sinks(folder) if sinks is None else sinks,
                 run_dir=folder,
                 strict=strict,
@@ -235,6 +240,15 @@ class OverlapMonitor(ForAdapters):
         """The mode in which the open step runs."""
         sequential = self._driver.gate.serialising or self._driver.switch.is_sequential
         return Mode.SEQUENTIAL if self._driver.open and sequential else Mode.OVERLAPPED
+
+    @property
+    def arm(self) -> str | None:
+        """Name of the arm's switch that is turned in the open step; None if none is.
+
+        The gate turns nothing: ``mode`` tells whether it makes the open step sequential.
+        """
+        state = self._driver.switch
+        return state.form.name if self._driver.open and state.is_turned and state.form is not None else None
 
     @property
     def active(self) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.gate.gate import Gate
-from overlap_callbacks.gate.native import SwitchState
 from overlap_callbacks.gate.step_log import ExpectedSequence, StepLog
+from overlap_callbacks.gate.switch import SwitchState
 from overlap_callbacks.instruments.clocks import StepClock
 from overlap_callbacks.monitor.accelerators import refusal
 from overlap_callbacks.monitor.background.order_check import Decision, Ruling
@@ -52,7 +52,7 @@ class PinnedRunner(StepRunner):
     def begin(self, step: int) -> None:
         self.in_step = False
         if self.mode is Mode.OVERLAPPED:
-            self._switch.set(sequential=False)
+            self._switch.turn(on=False)
             self.next_step = NEVER
             return
         self._session = self._slot.acquire()
@@ -71,7 +71,8 @@ class PinnedRunner(StepRunner):
         sequential = sequence is not None
         self.in_step = True
         self._skipped = False
-        self._switch.set(sequential)
+        self._switch.use(self._switch.native)
+        self._switch.turn(on=sequential)
         self._gate.begin_step(
             sequential=sequential and self._switch.form is None,
             expected=ExpectedSequence.of(sequence) if sequence is not None else None,
@@ -116,7 +117,7 @@ class PinnedRunner(StepRunner):
             case Decision.SKIPPED | Decision.UNLIKE | Decision.ASTRAY:
                 self._clearance = None  # record and check again
             case Decision.LATE | Decision.FAILED:
-                self._switch.set(sequential=False)
+                self._switch.turn(on=False)
                 self._notices.warn_once("pinned", f"the mode stays overlapped: {ruling.reason}")
                 self.finished = True
 

@@ -40,10 +40,13 @@ class Plan:
         offset: number of the step within its window, from 0.
         part: the part of the window.
         block: number of the block within its part, from 0; -1 in the recorded step.
-        arm: the side of the comparison on which the step counts.
-        mode: the mode in which the step runs. It differs from ``arm`` only in a control (A/A) schedule.
+        arm: the side of the comparison on which the step counts: ``SEQUENTIAL`` for what the job as configured is
+            compared with, also where that is another arm.
+        mode: the mode in which the step runs. It differs from ``arm`` in a control (A/A) schedule, and where the arm's
+            steps are not sequential.
         counted: False for warm-up steps and for the recorded step.
         last: whether it is the window's last step.
+        turned: whether the arm's switch is turned, and steps are not sequential all the same.
     """
 
     window: int
@@ -54,6 +57,7 @@ class Plan:
     mode: Mode
     counted: bool
     last: bool
+    turned: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +194,14 @@ class Schedule:
         """The same schedule with longer timed blocks."""
         return self if steps_per_block == self.steps_per_block else replace(self, steps_per_block=steps_per_block)
 
+    def overlapped(self) -> Schedule:
+        """The same schedule for an arm whose steps are not sequential: the ``S`` blocks run overlapped, and turned."""
+        schedule = replace(self)
+        if not self.control:
+            turned = [replace(p, mode=Mode.OVERLAPPED, turned=p.arm is Mode.SEQUENTIAL) for p in self._offsets]
+            object.__setattr__(schedule, "_offsets", tuple(turned))
+        return schedule
+
     def plan(self, step: int) -> Plan | None:
         """What step ``step`` is to do; None outside a window."""
         window, offset = divmod(step - self.first_step, self.every_n_steps)
@@ -209,7 +221,7 @@ class Schedule:
 
 
 def _in_window(plan: Plan, window: int) -> Plan:
-    return Plan(window, plan.offset, plan.part, plan.block, plan.arm, plan.mode, plan.counted, plan.last)
+    return Plan(window, plan.offset, plan.part, plan.block, plan.arm, plan.mode, plan.counted, plan.last, plan.turned)
 
 
 _ARMS = {"O": Mode.OVERLAPPED, "S": Mode.SEQUENTIAL}

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from overlap_callbacks._log import logger
 from overlap_callbacks.gate.gate import Gate
-from overlap_callbacks.gate.native import SwitchState
+from overlap_callbacks.gate.switch import SwitchState
 from overlap_callbacks.instruments.clocks import StepClock
 from overlap_callbacks.instruments.environment import EnvironmentReader, hidden_names
 from overlap_callbacks.instruments.other_profilers import other_profilers

@@ -6,7 +6,7 @@ import contextlib
 import sys
 
 from overlap_callbacks.gate.gate import Gate
-from overlap_callbacks.gate.native import SwitchState
+from overlap_callbacks.gate.switch import SwitchState
 
 NEVER = sys.maxsize
 
@@ -81,7 +81,7 @@ class Stopped(StepRunner):
     def __init__(self, gate: Gate, switch: SwitchState, *, within_step: bool) -> None:
         super().__init__(gate, switch)
         self.next_step = NEVER
-        self.in_step = within_step and switch.is_sequential
+        self.in_step = within_step and switch.is_turned
         gate.stop()
         if not self.in_step:
             restore_overlap(switch)
@@ -98,7 +98,7 @@ class Stopped(StepRunner):
 def restore_overlap(switch: SwitchState) -> None:
     """Switch a framework's overlap on again, if it is off. Between steps only."""
     with contextlib.suppress(Exception):  # a switch that cannot go back has raised where it was turned
-        switch.set(sequential=False)
+        switch.turn(on=False)
 
 
 def check_gate_health(gate: Gate) -> str | None:

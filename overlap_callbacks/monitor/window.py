@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 
+from overlap_callbacks.analysis.results.arm import ComparedArm
 from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.gate.arms import BaseArm, Sequential
 from overlap_callbacks.gate.collectives import Collective
 from overlap_callbacks.gate.deadlock import CollectiveSequence
 from overlap_callbacks.gate.gate import Gate
-from overlap_callbacks.gate.native import SwitchState
 from overlap_callbacks.gate.step_log import ExpectedSequence, StepLog
+from overlap_callbacks.gate.switch import SwitchState
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.instruments.memory import MemoryReader, RawReading
 from overlap_callbacks.instruments.other_profilers import serves_a_daemon
@@ -69,6 +71,7 @@ class FinishedBlock:
     Attributes:
         window: number of the window.
         first_step: the step at which the window opened.
+        compared_with: the window's arm; None for sequential steps.
         block: number of the block.
         arm: the side of the comparison on which it counts.
         steps: its steps that count.
@@ -76,6 +79,7 @@ class FinishedBlock:
 
     window: int
     first_step: int
+    compared_with: ComparedArm | None = None
     block: int
     arm: Mode
     steps: tuple[MeasuredStep, ...]
@@ -100,6 +104,7 @@ class ClosedWindow:
         terms: digest of what all ranks must be set up alike for, see ``WindowTerms``.
         cost: what the window costs training; None if nobody looks at the steps around it.
         sampled: steps since the window before whose all-to-alls were recorded.
+        compared_with: its arm; None for sequential steps.
     """
 
     number: int
@@ -116,6 +121,7 @@ class ClosedWindow:
     terms: str = ""
     cost: WindowCost | None = None
     sampled: tuple[SampledStep, ...] = ()
+    compared_with: ComparedArm | None = None
 
 
 class Window:
@@ -125,19 +131,33 @@ class Window:
         number: of the window.
         first_step: the step at which it opens.
         gate: registered.
-        switch: a framework's own switch. If there is one, it makes sequential steps sequential, and the gate does not.
+        switch: what the window's arm turns. If there is anything, it makes sequential steps sequential, and the gate
+            does not.
         meter: of power; None if power is not measured.
+        arm: what the job as configured is compared with.
 
     Attributes:
+        compared_with: the same, for the record; None for sequential steps.
         sampled: steps since the window before whose all-to-alls were recorded.
     """
 
     def __init__(
-        self, number: int, first_step: int, gate: Gate, switch: SwitchState, meter: PowerMeter | None = None
+        self,
+        number: int,
+        first_step: int,
+        gate: Gate,
+        switch: SwitchState,
+        meter: PowerMeter | None = None,
+        *,
+        arm: BaseArm | None = None,
     ) -> None:
         self.number = number
         self.first_step = first_step
         self.sampled: tuple[SampledStep, ...] = ()
+        arm = arm or Sequential()
+        self.compared_with = (
+            None if isinstance(arm, Sequential) else ComparedArm(arm.name, arm.equal_results, arm.sequential)
+        )
         self._gate = gate
         self._switch = switch
         self._meter = meter
@@ -191,7 +211,7 @@ class Window:
             self._start_profile()
         self._memory_before = self._memory.read()  # outside the step's marks
         sequential = plan.mode is Mode.SEQUENTIAL
-        self._switch.set(sequential)
+        self._switch.turn(on=sequential or plan.turned)
         # On the host a profile alone does not show when a collective was complete: see ``Profile.end_step``.
         watch = self._profile is not None and self._clock.compute_stream is None
         # Every step of a window is recorded: what the gate costs the host is then the same in both modes, and cancels.
@@ -301,6 +321,7 @@ class Window:
             profile=profile,
             missing_profile=self._missing_profile,
             sampled=self.sampled,
+            compared_with=self.compared_with,
         )
 
     def discard(self) -> None:

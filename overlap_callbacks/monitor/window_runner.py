@@ -8,9 +8,10 @@ from dataclasses import replace
 
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.gate.gate import Gate
-from overlap_callbacks.gate.native import SwitchState
+from overlap_callbacks.gate.switch import SwitchState
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.monitor.accelerators import refusal
+from overlap_callbacks.monitor.arm_rotation import ArmRotation, BoundArm
 from overlap_callbacks.monitor.background.agreement import WindowTerms
 from overlap_callbacks.monitor.background.order_check import Decision, Ruling
 from overlap_callbacks.monitor.backoff import SilenceBackoff
@@ -54,14 +55,16 @@ class _OpenWindow:
     Attributes:
         marks: the window.
         session: in which it was opened.
+        arm: what the job as configured is compared with.
         schedule: of this window; its blocks may become longer than those of the monitor's schedule.
         clearance: to serialise what its first step recorded.
         ended_blocks: timed blocks that have ended and are not in the record yet.
         cost: what the window costs training.
     """
 
-    def __init__(self, marks: Window, session: Session, schedule: Schedule, cost: WindowCost) -> None:
+    def __init__(self, marks: Window, session: Session, arm: BoundArm, schedule: Schedule, cost: WindowCost) -> None:
         self.marks = marks
+        self.arm = arm
         self.cost = cost
         self.session = session
         self.schedule = schedule
@@ -96,6 +99,7 @@ class WindowRunner(StepRunner):
         faults: switches measuring off where it cannot go on.
 
     Attributes:
+        arms: what the job as configured is compared with.
         tokens_per_step: that one step of the whole job trains on; None if not known.
         num_opened: windows opened so far.
     """
@@ -110,6 +114,7 @@ class WindowRunner(StepRunner):
         faults: FaultGuard,
     ) -> None:
         super().__init__(gate, switch)
+        self.arms = ArmRotation(config.checked_arms, notices, strict=config.strict)
         self.tokens_per_step = config.tokens_per_step
         self.num_opened = 0
         self._schedule = config.schedule
@@ -141,7 +146,7 @@ class WindowRunner(StepRunner):
         if self._window is None:
             self._pace.step_began(step, begun_ns)
             # A window that was cut short within a step may have left the switch for this place, between two steps.
-            self._switch.set(sequential=False)
+            self._switch.turn(on=False)
         else:
             self._window.cost.window_step_began(begun_ns)
             self._window.cost.enter(begun_ns)
@@ -181,7 +186,7 @@ class WindowRunner(StepRunner):
         elif step.plan.part is Part.TIMED:
             self._end_timed_step(step, self._window)
         if step.plan.last:
-            self._switch.set(sequential=False)
+            self._switch.turn(on=False)
             self._close(complete=True)
         cost.leave(clocks.now())
 
@@ -196,7 +201,7 @@ class WindowRunner(StepRunner):
                 step.log,
                 window=window.marks.number,
                 steps_per_block=window.decide_length() if window.session.job.rank == 0 else 0,
-                terms=self._terms(window.marks.first_step),
+                terms=self._terms(window),
                 usual_step_s=usual.mean_ns / 1e9 if usual is not None else None,
             )
             self._phase = Phase.WAITING_FOR_RULING
@@ -207,13 +212,14 @@ class WindowRunner(StepRunner):
         # A window that waits for its ruling may be left out, and then nothing of it may stand in the record.
         if self._phase is Phase.MEASURING:
             marks = window.marks
-            for block, arm in window.ended_blocks:
+            for block, side in window.ended_blocks:
                 window.session.reporter.submit_block(
                     FinishedBlock(
                         window=marks.number,
                         first_step=marks.first_step,
+                        compared_with=marks.compared_with,
                         block=block,
-                        arm=arm,
+                        arm=side,
                         steps=marks.steps_of(block),
                     )
                 )
@@ -237,11 +243,20 @@ class WindowRunner(StepRunner):
         """Whether the step cannot begin without the ruling; the same on every rank."""
         return plan.arm is Mode.SEQUENTIAL or self._depends_on_length(plan)
 
-    def _terms(self, first_step: int) -> WindowTerms:
+    def _terms(self, window: _OpenWindow) -> WindowTerms:
         """What this rank is about to measure."""
-        form = "gate" if self._switch.form is None else self._switch.form.name
-        options = {**self._schedule.as_dict(), "sequential": form}
-        return WindowTerms(step=first_step, options=options, control=self._schedule.control)
+        native = self._switch.native
+        options = {
+            **self._schedule.as_dict(),
+            "sequential": "gate" if native is None else native.name,
+            "arms": self.arms.names,
+        }
+        return WindowTerms(
+            step=window.marks.first_step,
+            options=options,
+            control=self._schedule.control,
+            serialises=window.arm.arm.sequential,
+        )
 
     def _await_ruling(self, plan: Plan, window: _OpenWindow) -> None:
         """Wait for the ruling, for a bounded time, and go on as it says; a wait in vain is held against later windows.
@@ -270,7 +285,7 @@ class WindowRunner(StepRunner):
             case Decision.GRANTED:
                 self._phase = Phase.MEASURING
                 if ruling.steps_per_block:
-                    window.schedule = self._schedule.stretched(ruling.steps_per_block)
+                    window.schedule = self._schedule_for(window.arm, ruling.steps_per_block)
             case Decision.CONFLICT:
                 # Every later window would show the same conflict: there is nothing more to measure.
                 self.abandon(ruling.reason)
@@ -309,16 +324,23 @@ class WindowRunner(StepRunner):
 
     # -- windows
 
+    def _schedule_for(self, bound: BoundArm, steps_per_block: int = 0) -> Schedule:
+        """The schedule of a window with this arm, whose timed blocks have so many steps; 0 for the monitor's own."""
+        schedule = self._schedule.stretched(steps_per_block) if steps_per_block else self._schedule
+        return schedule if bound.arm.sequential else schedule.overlapped()
+
     @property
     def _schedule_in_force(self) -> Schedule:
         return self._schedule if self._window is None else self._window.schedule
 
     def _open(self, plan: Plan, begun_ns: int) -> None:
         session = self._slot.acquire()  # what opening it takes is part of the window's cost
-        if session is None:
+        bound = None if session is None else self.arms.of_window(plan.window)
+        if session is None or bound is None:
             return
         self.num_opened += 1
-        marks = Window(plan.window, self._step, self._gate, self._switch, session.meter)
+        self._switch.use(bound.switch or self._switch.native)
+        marks = Window(plan.window, self._step, self._gate, self._switch, session.meter, arm=bound.arm)
         if marks.on_device and not self._schedule.warmup_steps:
             marks.note(
                 "warmup_steps=0: the first step after a change of mode counts, although work of the step before it may "
@@ -326,7 +348,7 @@ class WindowRunner(StepRunner):
             )
         cost = self._pace.window_opens(begun_ns)
         cost.enter(begun_ns)
-        self._window = _OpenWindow(marks, session, self._schedule, cost)
+        self._window = _OpenWindow(marks, session, bound, self._schedule_for(bound), cost)
         self._slot.window = marks  # closed with the slot, should the job end without a word to us
         self._phase = Phase.RECORDING
 
@@ -339,7 +361,7 @@ class WindowRunner(StepRunner):
             return
         first_step, cost = window.marks.first_step, window.cost
         cost.enter(clocks.now())
-        closed = replace(window.marks.close(complete), terms=self._terms(first_step).digest, cost=cost)
+        closed = replace(window.marks.close(complete), terms=self._terms(window).digest, cost=cost)
         self._window = self._slot.window = None  # if closing it fails, it is still there to be discarded
         if closed.missing_profile:
             self._notices.warn_once("profiler", f"{closed.missing_profile}; the rest is measured")

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from overlap_callbacks.analysis.aggregate import aggregate_windows, drop_incomparable_figures, has_whole_group
+from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import FILE_NAME, SCHEMA_VERSION, RunInfo
@@ -56,6 +57,7 @@ _BLOCK, _WINDOW = b'{"record":"block",', b'{"record":"window",'
 _decode_kind = msgspec.json.Decoder(_Line).decode
 _decode_header = msgspec.json.Decoder(_Header).decode
 _decode_run = msgspec.json.Decoder(RunInfo).decode
+_decode_arm = msgspec.json.Decoder(ArmReport).decode
 _decode_block = msgspec.json.Decoder(_BlockLine).decode
 
 
@@ -67,6 +69,7 @@ class Record:
         path: the file.
         runs: one entry for each start of the job.
         windows: the reports, in the order of measurement; without their details if ``read`` was told so.
+        arms: the reports of windows that compare with other arms than sequential steps.
         unfinished: what rank 0 had measured of a window that was cut off before its report; None without one.
         broken_lines: lines that could not be read.
         long_lines: those of them that are longer than any line of a record.
@@ -75,6 +78,7 @@ class Record:
     path: Path
     runs: list[RunInfo] = field(default_factory=list)
     windows: list[OverlapReport] = field(default_factory=list)
+    arms: list[ArmReport] = field(default_factory=list)
     unfinished: OverlapReport | None = None
     broken_lines: int = 0
     long_lines: int = 0
@@ -159,6 +163,23 @@ def read(
     record = Record(file)
     blocks = _Blocks()
     take = _whole_window if details else Outlines()
+
+    def add(kind: str, start: int, line: bytes) -> None:
+        if kind == "block":
+            blocks.add(line)
+        elif kind == "window":
+            window, left = take(start, line)
+            record.windows.append(window)
+            if left is not None:
+                record._details[id(window)] = left
+            record.broken_lines += blocks.end_window(window.window, window.first_step)
+        elif kind == "arm":
+            record.arms.append(_decode_arm(line))
+        elif kind == "run":
+            _check_schema(file, _decode_header(line))
+            record.runs.append(_with_known_schedule(_decode_run(line)))
+            record.broken_lines += blocks.end_run()
+
     try:
         for start, line in lines_of(file, progress or _no_progress):
             if line is None:
@@ -166,19 +187,7 @@ def read(
                 record.broken_lines += 1
                 continue
             try:
-                kind = _kind_of(line)
-                if kind == "block":
-                    blocks.add(line)
-                elif kind == "window":
-                    window, left = take(start, line)
-                    record.windows.append(window)
-                    if left is not None:
-                        record._details[id(window)] = left
-                    record.broken_lines += blocks.end_window(window.window, window.first_step)
-                elif kind == "run":
-                    _check_schema(file, _decode_header(line))
-                    record.runs.append(_with_known_schedule(_decode_run(line)))
-                    record.broken_lines += blocks.end_run()
+                add(_kind_of(line), start, line)
             except UNREADABLE:
                 record.broken_lines += 1
     except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from overlap_callbacks.analysis.results.arm import ArmReport, ComparedArm
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.analysis.results.window import TimedBlock
@@ -25,6 +26,12 @@ class Sink:
 
     def block(self, window: int, first_step: int, block: TimedBlock) -> None:
         """Called as soon as rank 0 has measured a timed block, so that a crash in mid-window loses little."""
+
+    def arm_block(self, window: int, first_step: int, arm: ComparedArm, block: TimedBlock) -> None:
+        """The same of a window that compares with another arm than sequential steps."""
+
+    def log_arm(self, report: ArmReport) -> None:
+        """Called once for each window of such an arm."""
 
     def log(self, report: OverlapReport) -> None:
         """Called once for each window."""

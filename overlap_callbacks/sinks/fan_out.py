@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from overlap_callbacks._log import logger
 from overlap_callbacks._threads import DetachedWorker, as_exception
+from overlap_callbacks.analysis.results.arm import ArmReport, ComparedArm
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.analysis.results.window import TimedBlock
@@ -61,6 +62,17 @@ class FanOut:
             # The queue of a sink that stalls is bounded: its places are kept for windows.
             wanted=lambda sink: type(sink).block is not Sink.block,
         )
+
+    def arm_block(self, window: int, first_step: int, arm: ComparedArm, block: TimedBlock) -> None:
+        """Hand over a timed block of an arm's window."""
+        self._each(
+            lambda sink: sink.arm_block(window, first_step, arm, block),
+            wanted=lambda sink: type(sink).arm_block is not Sink.arm_block,
+        )
+
+    def log_arm(self, report: ArmReport) -> None:
+        """Hand over the report of an arm's window."""
+        self._each(lambda sink: sink.log_arm(report), wanted=lambda sink: type(sink).log_arm is not Sink.log_arm)
 
     def log(self, report: OverlapReport) -> None:
         """Hand over the report of a window."""

@@ -1,8 +1,9 @@
 """The record: one JSON object a line, on disk before the next window begins.
 
-There are three kinds of line. ``{"record": "run", ...}`` opens a run; a resumed job adds one.
+There are these kinds of line. ``{"record": "run", ...}`` opens a run; a resumed job adds one.
 ``{"record": "block", ...}`` is one timed block of rank 0, written as soon as it is measured.
-``{"record": "window", ...}`` is the report of a whole window. Everything else (tables, pages, W&B) can be made from it.
+``{"record": "window", ...}`` is the report of a whole window. ``"arm_block"`` and ``"arm"`` are the same of windows
+that compare with another arm than sequential steps. Everything else (tables, pages, W&B) can be made from it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import msgspec
 
 from overlap_callbacks._log import logger
+from overlap_callbacks.analysis.results.arm import ArmReport, ComparedArm
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import FILE_NAME, RunInfo
 from overlap_callbacks.analysis.results.window import TimedBlock
@@ -54,6 +56,12 @@ class JsonlSink(Sink):
 
     def block(self, window: int, first_step: int, block: TimedBlock) -> None:
         self._write("block", {"window": window, "first_step": first_step, "sample": block})
+
+    def arm_block(self, window: int, first_step: int, arm: ComparedArm, block: TimedBlock) -> None:
+        self._write("arm_block", {"window": window, "first_step": first_step, "arm": arm.name, "sample": block})
+
+    def log_arm(self, report: ArmReport) -> None:
+        self._write("arm", report)
 
     def log(self, report: OverlapReport) -> None:
         self._write("window", self._details.of(report))

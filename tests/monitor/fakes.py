@@ -9,8 +9,8 @@ from typing import Any
 
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.gate.deadlock import CollectiveSequence
-from overlap_callbacks.gate.native import SwitchState
 from overlap_callbacks.gate.step_log import StepLog
+from overlap_callbacks.gate.switch import SwitchState
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.order_check import Ruling
 from overlap_callbacks.monitor.background.store import Job

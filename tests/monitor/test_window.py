@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.gate.native import SwitchState
+from overlap_callbacks.gate.switch import SwitchState
 from overlap_callbacks.instruments import profiler
 from overlap_callbacks.instruments.profiler import Profile
 from overlap_callbacks.monitor.background.measurement import measure

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from overlap_callbacks import Mode, Schedule
-from overlap_callbacks.gate.native import OverlapSwitch
+from overlap_callbacks.gate.switch import OverlapSwitch
 from overlap_callbacks.monitor.background.order_check import Decision, Ruling
 from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.monitor.window import Window
@@ -188,7 +188,7 @@ def test_an_abandoned_window_within_a_step_leaves_the_switch_for_the_step_after(
             turned.append("on")
 
     bench = Bench(GRANTED)
-    bench.switch.form = Switch()
+    bench.switch.adopt(Switch())
     runner = windows(bench)
     run(runner, 2, 3)
     runner.begin(4)

@@ -194,7 +194,8 @@ def _problems(
                 f"{what} of {blocks.left_out.named()} are left out: half or more of the blocks of a mode are missing "
                 "there"
             )
-    return reasons, [*found, *remarks(figures, device)]
+    # The steps of another arm are no sequential steps.
+    return reasons, found if control else [*found, *remarks(figures, device)]
 
 
 def _power(part: JobPart, world_size: int) -> JobPower | None:

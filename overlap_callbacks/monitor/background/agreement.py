@@ -25,13 +25,15 @@ class WindowTerms(msgspec.Struct, frozen=True):
 
     Attributes:
         step: number of the window's first step.
-        options: of the schedule, by name, and the form of sequential mode (``sequential``).
-        control: whether no step is serialised.
+        options: of the schedule, by name, the form of sequential mode (``sequential``) and the ``arms``.
+        control: whether it is an A/A run, in which no step is serialised.
+        serialises: whether the window's arm has sequential steps.
     """
 
     step: int
     options: dict[str, Any]
     control: bool = False
+    serialises: bool = True
 
     @property
     def digest(self) -> str:

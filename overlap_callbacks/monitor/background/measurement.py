@@ -79,7 +79,7 @@ def _await_mark(mark: clocks.Mark) -> bool:
 
 
 def odd_steps(steps: Sequence[MeasuredStep]) -> set[int]:
-    """Indices of the counted steps that issued far more or fewer collectives than the median step.
+    """Indices of the counted steps that issued far more or fewer collectives than the median step of their side.
 
     Such a step is not like the others: for example, it ran all micro-batches twice because a loss scaler skipped an
     update in between. A few more collectives, as a job's logging adds them, make no difference.
@@ -89,10 +89,13 @@ def odd_steps(steps: Sequence[MeasuredStep]) -> set[int]:
     in sequential steps, and else on a thread of the backend's, which nobody sees. So a step is odd only if the number
     of all threads together, which does not depend on that, is odd too.
     """
-    counted = {index: step.log for index, step in enumerate(steps) if step.counted}
-    odd = _far_from_median({index: len(log.collectives) for index, log in counted.items()})
-    issued = {index: log.issued for index, log in counted.items() if log.issued is not None}
-    return odd & _far_from_median(issued) if len(issued) == len(counted) else odd
+    odd: set[int] = set()
+    for side in Mode:  # an arm may issue other collectives than the job as configured
+        counted = {index: step.log for index, step in enumerate(steps) if step.counted and step.plan.arm is side}
+        far = _far_from_median({index: len(log.collectives) for index, log in counted.items()})
+        issued = {index: log.issued for index, log in counted.items() if log.issued is not None}
+        odd |= far & _far_from_median(issued) if len(issued) == len(counted) else far
+    return odd
 
 
 def _far_from_median(numbers: Mapping[int, int]) -> set[int]:

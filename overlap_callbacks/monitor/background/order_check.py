@@ -358,7 +358,7 @@ def decide(part: OrderPart, world_size: int, timeout_s: float, verdicts: Verdict
     if any(message.compiled for message in different):
         return Ruling(Decision.SKIPPED, "torch.compile compiled in its first step")
     terms = messages[0].terms
-    if terms is not None and terms.control:
+    if terms is not None and (terms.control or not terms.serialises):
         return Ruling(Decision.GRANTED)  # nothing is serialised
     incomplete = [rank for rank, message in messages.items() if message.incomplete]
     if incomplete:

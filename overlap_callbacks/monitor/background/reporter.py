@@ -10,6 +10,7 @@ import contextlib
 import math
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -17,18 +18,20 @@ import msgspec
 from overlap_callbacks._log import logger
 from overlap_callbacks._threads import Worker
 from overlap_callbacks.analysis.aggregate import drop_incomparable_figures
+from overlap_callbacks.analysis.arm_figures import arm_report_of
 from overlap_callbacks.analysis.earlier_windows import EarlierWindows
 from overlap_callbacks.analysis.environment.hidden_hosts import hidden_window
 from overlap_callbacks.analysis.formatting import name_ranks
 from overlap_callbacks.analysis.job.merging import merge, part_of
 from overlap_callbacks.analysis.job.part import JobPart, decode, encode
 from overlap_callbacks.analysis.job.report import report_of
+from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.environment import JobEnvironment, RankEnvironment
 from overlap_callbacks.analysis.results.messages import JobMessages
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import RankWindow
 from overlap_callbacks.analysis.results.workload import Workload
-from overlap_callbacks.analysis.verdict import summary
+from overlap_callbacks.analysis.verdict import arm_summary, summary
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.measurement import measure, measure_block
 from overlap_callbacks.monitor.background.store import StoreChannel
@@ -139,6 +142,7 @@ class Reporter:
         self._stop = threading.Event()
         self._closing = threading.Event()
         self._earlier = EarlierWindows()
+        self._earlier_of_arm: defaultdict[str, EarlierWindows] = defaultdict(EarlierWindows)
         self._last_cost: WindowCost | None = None  # of the window that was reported last
         self._settle_from = math.inf  # host time from which ranks that are not heard are given up soon
         self._own_s = 0.0  # time that measuring the last window took on this rank
@@ -234,20 +238,24 @@ class Reporter:
             self._send_up(Bundle(heard, encode(part)), key)
             return
         cost.work_began()
+        arm = window.compared_with
         report = report_of(
             part,
             world_size=self._job.world_size,
             every_n_steps=self._schedule.every_n_steps,
-            control=self._schedule.control,
+            control=self._schedule.control or (arm is not None and not arm.sequential),
             problems=self._silence(),
             tokens_per_step=tokens_per_step,
-            earlier=self._earlier,
+            earlier=self._earlier if arm is None else None,
             work=self._workload,
         )
         if self._abandoned:
             return
-        report = self._without_known(report)
         self._budget.record(report, cost.opened_ns, lambda: cost.late_ms)
+        if arm is not None:
+            self._log_arm(arm_report_of(report, arm, part.figures, self._earlier_of_arm[arm.name]))
+            return
+        report = self._without_known(report)
         if not report.complete:
             report = drop_incomparable_figures(report, self._schedule.blocks)
         logger.info("%s", summary(report))
@@ -314,11 +322,21 @@ class Reporter:
         patience_s = SETTLE_S + self._own_s + _LEVEL_S * max(0, self._tree.level - 1)
         return self._stop.is_set() or time.monotonic() > max(last_s, self._settle_from) + patience_s
 
+    def _log_arm(self, report: ArmReport) -> None:
+        report = msgspec.structs.replace(report, control=self._schedule.control)
+        logger.info("%s", arm_summary(report))
+        self._open_sinks()
+        self._sinks.log_arm(report)
+
     def _log_block(self, block: FinishedBlock) -> None:
         measured = measure_block(block)
-        if measured is not None:
-            self._open_sinks()
+        if measured is None:
+            return
+        self._open_sinks()
+        if block.compared_with is None:
             self._sinks.block(block.window, block.first_step, measured)
+        else:
+            self._sinks.arm_block(block.window, block.first_step, block.compared_with, measured)
 
     def _open_sinks(self) -> None:
         if self._sinks and not self._opened:

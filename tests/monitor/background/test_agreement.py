@@ -8,7 +8,7 @@ import pytest
 
 from overlap_callbacks import Schedule
 from overlap_callbacks.gate.deadlock import CollectiveSequence, Item
-from overlap_callbacks.gate.native import OverlapSwitch
+from overlap_callbacks.gate.switch import OverlapSwitch
 from overlap_callbacks.monitor.background.agreement import (
     GroupNote,
     OrderMessage,

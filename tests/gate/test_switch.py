@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from overlap_callbacks.gate.native import OverlapSwitch, SwitchState
+from overlap_callbacks.gate.switch import OverlapSwitch, SwitchState
 
 
 class TwoFlags(OverlapSwitch):
@@ -26,7 +26,7 @@ def test_a_form_that_fails_half_way_is_put_back_before_any_step_runs_like_this()
     form.flags["second"] = False
     switch = SwitchState(form)
     with pytest.raises(RuntimeError, match="second was switched off"):
-        switch.set(sequential=True)
+        switch.turn(on=True)
     assert form.flags["first"]
     assert not switch.is_sequential
 
@@ -34,10 +34,10 @@ def test_a_form_that_fails_half_way_is_put_back_before_any_step_runs_like_this()
 def test_a_form_is_turned_once_each_way() -> None:
     form = TwoFlags()
     switch = SwitchState(form)
-    switch.set(sequential=True)
-    switch.set(sequential=True)  # would raise, were it turned again
+    switch.turn(on=True)
+    switch.turn(on=True)  # would raise, were it turned again
     assert switch.is_sequential
     assert not form.flags["first"]
-    switch.set(sequential=False)
+    switch.turn(on=False)
     assert form.flags["first"]
-    assert not switch.must_wait
+    assert not switch.must_wait(communicated=True)

@@ -1,0 +1,316 @@
+"""Arms: what the job as configured is compared with, one of them in each window.
+
+Sequential steps are the first arm. Any other switch that can be turned between two steps serves as well: the blocks of
+a window, its intervals and its budget are the same. Of several arms each has its turn, window by window.
+
+An arm is only a declaration. What it turns is a ``Switch``: its own, or one that the adapter of the job's framework
+offers under ``needs`` and that needs the job's model or engine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from overlap_callbacks import _validation
+from overlap_callbacks.gate.switch import Switch
+
+# What an adapter offers: from the arm to its switch. It raises ValueError where this job's must not be turned.
+Offers = Mapping[str, Callable[[Any], Switch]]
+
+_MAX_NAME_LENGTH = 60
+
+
+class BaseArm:
+    """What all arms have.
+
+    Attributes:
+        name: in the keys of metrics (``arm/<name>_speedup``), so of letters, digits and ``_``.
+        equal_results: whether losses and weights stay what they are without it, bit by bit.
+        sequential: whether its steps are sequential: no compute runs beside communication.
+        needs: what an adapter must offer for it; empty if nothing.
+    """
+
+    name = ""
+    equal_results = True
+    sequential = False
+    needs = ""
+
+    def switch(self, offers: Offers) -> Switch | None:
+        """What is turned for this arm; None if the gate makes its steps sequential. Called before its first window.
+
+        Raises:
+            ValueError: this job cannot have the arm; the message says why.
+        """
+        offer = offers.get(self.needs)
+        if offer is None:
+            raise ValueError(f"nothing in this job offers it: {_HOW_TO_OFFER[self.needs]}")
+        return offer(self)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} (arm {self.name!r})"
+
+
+class Sequential(BaseArm):
+    """Sequential steps: by the gate, or by what ``attach(..., sequential="native")`` asks for. The default arm."""
+
+    name = "sequential"
+    sequential = True
+
+    def switch(self, offers: Offers) -> Switch | None:
+        return None
+
+
+class Native(BaseArm):
+    """Sequential steps by the framework's own switches: beside ``Sequential()``, their agreement checks the figures."""
+
+    name = "native"
+    sequential = True
+    needs = "native"
+
+
+class Arm(BaseArm):
+    """A switch of your own.
+
+    Args:
+        name: letters, digits and ``_``.
+        on: turns it, between two steps, on every rank. If it raises, measuring ends and ``off`` is called.
+        off: turns it back: between two steps, or in a step that has issued no collective yet. It may be called twice.
+        equal_results: whether losses and weights stay what they are without it, bit by bit. It is said in the record
+            and in tables; nothing checks it.
+
+    Raises:
+        TypeError, ValueError: an argument has the wrong type or value.
+    """
+
+    def __init__(self, name: str, on: Callable[[], None], off: Callable[[], None], *, equal_results: bool) -> None:
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_]+", name) or len(name) > _MAX_NAME_LENGTH:
+            raise ValueError(
+                f"name must be 1 to {_MAX_NAME_LENGTH} letters, digits and underscores, got {name!r}: it becomes part "
+                "of a metric's key"
+            )
+        for option, function in (("on", on), ("off", off)):
+            if not callable(function):
+                raise TypeError(f"{option} must be a function without arguments, got {function!r}")
+        if not isinstance(equal_results, bool):
+            raise TypeError(f"equal_results must be True or False, got {equal_results!r}")
+        self.name = name
+        self.equal_results = equal_results
+        self._on, self._off = on, off
+
+    def switch(self, offers: Offers) -> Switch | None:
+        return _Functions(self.name, self._on, self._off)
+
+
+class SmCarveout(BaseArm):
+    """Matrix products leave some SMs free, for collectives to run on (torch's experimental carve-out).
+
+    Another grid may add up in another order: results may differ in their last bits.
+
+    Args:
+        num_sms: that matrix products do not use.
+    """
+
+    equal_results = False
+
+    def __init__(self, num_sms: int) -> None:
+        self.num_sms = _validation.count("num_sms", num_sms, minimum=1)
+        self.name = f"sm_carveout_{self.num_sms}"
+
+    def switch(self, offers: Offers) -> Switch | None:
+        _expect_cuda(self.name)
+        if not hasattr(torch._C, "_set_sm_carveout_experimental"):
+            raise ValueError(f"torch {torch.__version__} has no carve-out of SMs")
+        num_sms = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+        if self.num_sms >= num_sms:
+            raise ValueError(f"num_sms must leave some of the device's {num_sms} SMs to compute, got {self.num_sms}")
+        return SmCarveoutSwitch(self.num_sms)
+
+
+class AllowTF32(BaseArm):
+    """Matrix products and convolutions of 32 bit may run in TF32. Results differ.
+
+    Args:
+        allowed: False for the contrary, in a job that allows it.
+    """
+
+    equal_results = False
+
+    def __init__(self, allowed: bool = True) -> None:
+        if not isinstance(allowed, bool):
+            raise TypeError(f"allowed must be True or False, got {allowed!r}")
+        self.allowed = allowed
+        self.name = "allow_tf32" if allowed else "no_tf32"
+
+    def switch(self, offers: Offers) -> Switch | None:
+        _expect_cuda(self.name)
+        switch = TF32Switch(self.allowed)
+        if not switch.would_change:
+            raise ValueError(f"TF32 is {'allowed' if self.allowed else 'not allowed'} already: nothing would change")
+        return switch
+
+
+class Prefetch(BaseArm):
+    """FSDP2 gathers the parameters of so many modules ahead. Needs ``attach(optimizer, model=model)``.
+
+    Args:
+        forward: modules ahead in the forward pass; 0 for none but what FSDP2 does by itself.
+        backward: the same in the backward pass.
+
+    Raises:
+        TypeError, ValueError: a count is not a whole number of 0 or more, or both are 0.
+    """
+
+    needs = "fsdp2_prefetch"
+
+    def __init__(self, forward: int = 1, backward: int = 1) -> None:
+        self.forward = _validation.count("forward", forward, minimum=0)
+        self.backward = _validation.count("backward", backward, minimum=0)
+        if not (self.forward or self.backward):
+            raise ValueError("forward and backward are both 0: give at least one of them")
+        self.name = f"prefetch_{self.forward}_{self.backward}"
+
+
+class Reshard(BaseArm):
+    """FSDP2 frees the gathered parameters after the forward pass, or keeps them. Needs ``attach(..., model=model)``.
+
+    Kept parameters are not gathered again in the backward pass, and take memory until it has used them.
+
+    Args:
+        after_forward: whether they are freed.
+    """
+
+    needs = "fsdp2_reshard"
+
+    def __init__(self, after_forward: bool) -> None:
+        if not isinstance(after_forward, bool):
+            raise TypeError(f"after_forward must be True or False, got {after_forward!r}")
+        self.after_forward = after_forward
+        self.name = "reshard" if after_forward else "no_reshard"
+
+
+class ZeroPrefetchBucket(BaseArm):
+    """ZeRO-3 prefetches up to so many parameters ahead (``stage3_prefetch_bucket_size``). Needs the DeepSpeed adapter.
+
+    Args:
+        elements: parameters; 0 for no prefetching.
+    """
+
+    needs = "zero3_prefetch_bucket"
+
+    def __init__(self, elements: int) -> None:
+        self.elements = _validation.count("elements", elements, minimum=0)
+        self.name = f"zero_prefetch_bucket_{self.elements}"
+
+
+def checked_arms(arms: Sequence[BaseArm] | None) -> tuple[BaseArm, ...]:
+    """The arms of a monitor; None for the default, ``Sequential()`` alone.
+
+    Raises:
+        TypeError: not a list of arms.
+        ValueError: there is none, or two have the same name.
+    """
+    if arms is None:
+        return (Sequential(),)
+    if not isinstance(arms, (list, tuple)):
+        raise TypeError(f"arms must be a list of arms, such as [Sequential()], got {arms!r} (a {type(arms).__name__})")
+    for arm in arms:
+        if not isinstance(arm, BaseArm):
+            raise TypeError(f"arms must be a list of arms, got {arm!r} (a {type(arm).__name__}) in it")
+    if not arms:
+        raise ValueError("arms is empty: give at least one, such as Sequential()")
+    names = [arm.name for arm in arms]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"arms has {', '.join(twice)} more than once: each name may occur once")
+    return tuple(arms)
+
+
+# -- the switches of arms that need nothing from a framework
+
+
+class _Functions(Switch):
+    begins_with_communication = True
+
+    def __init__(self, name: str, on: Callable[[], None], off: Callable[[], None]) -> None:
+        self.name = name
+        self._on, self._off = on, off
+
+    def apply(self) -> None:
+        self._on()
+
+    def restore(self) -> None:
+        self._off()
+
+
+class SmCarveoutSwitch(Switch):
+    """Sets torch's carve-out of SMs.
+
+    Args:
+        num_sms: that matrix products do not use.
+    """
+
+    name = "_set_sm_carveout_experimental"
+
+    def __init__(self, num_sms: int) -> None:
+        self._num_sms = num_sms
+        self._before: list[int | None] = []
+
+    def apply(self) -> None:
+        self._before = [torch._C._get_sm_carveout_experimental()]
+        torch._C._set_sm_carveout_experimental(self._num_sms)
+        if torch._C._get_sm_carveout_experimental() != self._num_sms:
+            raise RuntimeError("torch did not take the carve-out of SMs")
+
+    def restore(self) -> None:
+        while self._before:
+            torch._C._set_sm_carveout_experimental(self._before.pop())
+
+
+class TF32Switch(Switch):
+    """Sets whether cuBLAS and cuDNN may use TF32.
+
+    Args:
+        allowed: whether they may.
+    """
+
+    name = "allow_tf32"
+
+    def __init__(self, allowed: bool) -> None:
+        self._allowed = allowed
+        self._before: list[tuple[Any, bool]] = []
+
+    @property
+    def would_change(self) -> bool:
+        """Whether turning it changes anything."""
+        return any(backend.allow_tf32 != self._allowed for backend in _tf32_backends())
+
+    def apply(self) -> None:
+        for backend in _tf32_backends():
+            self._before.append((backend, backend.allow_tf32))
+            backend.allow_tf32 = self._allowed
+
+    def restore(self) -> None:
+        while self._before:
+            backend, allowed = self._before.pop()
+            backend.allow_tf32 = allowed
+
+
+def _tf32_backends() -> tuple[Any, ...]:
+    return torch.backends.cuda.matmul, torch.backends.cudnn
+
+
+def _expect_cuda(name: str) -> None:
+    if not torch.cuda.is_available():
+        raise ValueError(f"{name} changes nothing without a CUDA device")
+
+
+_HOW_TO_OFFER = {
+    "native": "attach the adapter of your framework; for DDP and FSDP, attach(optimizer, model=model)",
+    "fsdp2_prefetch": "attach(optimizer, model=model) with a model that fully_shard has sharded",
+    "fsdp2_reshard": "attach(optimizer, model=model) with a model that fully_shard has sharded",
+    "zero3_prefetch_bucket": "attach to a DeepSpeed engine of ZeRO stage 3",
+}

@@ -1,0 +1,181 @@
+"""Arms that turn a framework's own options: weights stay what they are, and the job is as before."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from overlap_callbacks import Mode, OverlapMonitor, arms
+from overlap_callbacks.gate.arms import BaseArm
+from tests.distributed import captured_log, run_ranks
+from tests.integrations import parallel_jobs as jobs
+from tests.integrations.parallel_jobs import Job, Training, belongings
+from tests.monitor.jobs import tiny_schedule
+
+STEPS = 24
+OPTIONS: dict[str, Any] = {"schedule": tiny_schedule(6), "sinks": [], "max_overhead": None, "strict": True}
+
+MAKE: dict[str, Callable[[], BaseArm]] = {
+    "prefetch": lambda: arms.Prefetch(forward=2, backward=2),
+    "prefetch forward": lambda: arms.Prefetch(forward=1, backward=0),
+    "no reshard": lambda: arms.Reshard(False),
+    "native": arms.Native,
+    "bucket": lambda: arms.ZeroPrefetchBucket(4 * 16 * 16),
+}
+
+
+def fsdp2_options(job: Job) -> list[Any]:
+    """What the arms turn."""
+    states = [module._get_fsdp_state() for module in job.models[0].modules() if hasattr(module, "_get_fsdp_state")]
+    return [
+        (
+            list(state._states_to_forward_prefetch),
+            list(state._states_to_backward_prefetch),
+            state._auto_reshard_after_forward,
+            [group.post_forward_mesh_info for group in state._fsdp_param_groups],
+        )
+        for state in states
+    ]
+
+
+def train_fsdp2(rank: int, name: str | None) -> dict[str, Any]:
+    training = Training(rank, jobs.fsdp2)
+    training.step()
+    before = belongings(training.job), fsdp2_options(training.job)
+    monitor = None if name is None else training.attach(arms=[MAKE[name]()], **OPTIONS)
+    turned = set()
+    for _ in range(STEPS - 1):
+        training.step()
+        if monitor is not None and monitor.arm is not None:  # of the step that has begun
+            turned.add(fsdp2_options(training.job) != before[1])
+    if monitor is not None:
+        monitor.close()
+    same = belongings(training.job).keys() == before[0].keys() and fsdp2_options(training.job) == before[1]
+    return {"digest": training.digest(), "turned": turned, "same": same}
+
+
+@pytest.fixture(scope="module")
+def without() -> list[str]:
+    return [rank["digest"] for rank in run_ranks(train_fsdp2, 2, None)]
+
+
+@pytest.mark.parametrize("name", ["prefetch", "prefetch forward", "no reshard", "native"])
+def test_an_arm_of_fsdp2_leaves_weights_and_the_model_as_they_are(name: str, without: list[str]) -> None:
+    ranks = run_ranks(train_fsdp2, 2, name)
+    assert [rank["digest"] for rank in ranks] == without
+    for rank in ranks:
+        assert rank["same"]
+        assert rank["turned"] == ({True} if name != "native" else {False})  # the native form exchanges streams
+
+
+def end_fsdp2(rank: int, name: str, how: str) -> dict[str, Any]:
+    """End a monitor while its arm is turned."""
+    training = Training(rank, jobs.fsdp2)
+    training.step()
+    before = fsdp2_options(training.job)
+    monitor: OverlapMonitor = training.attach(arms=[MAKE[name]()], **OPTIONS)
+    found = False
+    for _ in range(STEPS):
+        training.step()
+        if monitor.arm is not None:
+            found = fsdp2_options(training.job) != before
+            break
+    if how == "close":
+        monitor.close()  # within the step that has begun
+    elif how == "force":
+        monitor.force(Mode.OVERLAPPED)
+    else:
+        monitor.abort_step()  # what an exception in ``with monitor.step()`` does
+    training.step()
+    same = fsdp2_options(training.job) == before
+    monitor.close()
+    return {"turned": found, "same": same}
+
+
+@pytest.mark.parametrize("how", ["close", "force", "exception"])
+@pytest.mark.parametrize("name", ["prefetch", "no reshard"])
+def test_an_arm_of_fsdp2_is_put_back_however_its_window_ends(name: str, how: str) -> None:
+    for rank in run_ranks(end_fsdp2, 2, name, how):
+        assert rank == {"turned": True, "same": True}
+
+
+def train_zero3(rank: int, name: str | None) -> dict[str, Any]:
+    from overlap_callbacks.integrations.deepspeed import attach
+    from tests.integrations import deepspeed_jobs
+
+    deepspeed_jobs.set_up(rank)
+    training = deepspeed_jobs.Training(rank, deepspeed_jobs.config(3))
+    training.step()
+    before = deepspeed_jobs.switch_of(training.engine)
+    monitor = None if name is None else attach(training.engine, arms=[MAKE[name]()], **OPTIONS)
+    seen = set()
+    for _ in range(STEPS):
+        training.step()
+        seen.add(deepspeed_jobs.switch_of(training.engine))  # it stays turned until the next step begins
+    if monitor is not None:
+        monitor.close()
+    return {
+        "digest": training.digest(),
+        "seen": seen,
+        "before": before,
+        "now": deepspeed_jobs.switch_of(training.engine),
+    }
+
+
+def test_the_arm_of_zero_3_leaves_weights_and_the_engine_as_they_are() -> None:
+    plain, turned = run_ranks(train_zero3, 2, None), run_ranks(train_zero3, 2, "bucket")
+    assert [rank["digest"] for rank in turned] == [rank["digest"] for rank in plain]
+    for rank in turned:
+        assert rank["seen"] == {rank["before"], 4 * 16 * 16}
+        assert rank["now"] == rank["before"]
+
+
+def refused(rank: int) -> dict[str, str]:
+    """Why this job cannot have these arms."""
+    made = {
+        "prefetch of ddp": (jobs.ddp, MAKE["prefetch"]()),
+        "bucket of ddp": (jobs.ddp, MAKE["bucket"]()),
+        "reshard of a job that does": (jobs.fsdp2, arms.Reshard(True)),
+        "tf32": (jobs.ddp, arms.AllowTF32()),
+        "carve-out": (jobs.ddp, arms.SmCarveout(8)),
+    }
+    found = {}
+    for name, (make, arm) in made.items():
+        training = Training(rank, make)
+        with captured_log() as lines:
+            monitor = training.attach(arms=[arm], **{**OPTIONS, "strict": False})
+            for _ in range(12):
+                training.step()
+            assert monitor.active
+            monitor.close()
+        found[name] = "\n".join(lines)
+    return found
+
+
+def test_an_arm_that_the_job_cannot_have_is_left_out_with_one_sentence() -> None:
+    found, _ = run_ranks(refused, 2)
+    for name, words in {
+        "prefetch of ddp": "the model has no module that fully_shard has sharded",
+        "bucket of ddp": "attach to a DeepSpeed engine of ZeRO stage 3",
+        "tf32": "changes nothing without a CUDA device",
+        "carve-out": "changes nothing without a CUDA device",
+    }.items():
+        assert found[name].count("is left out") == 1, found[name]
+        assert words in found[name]
+
+
+def test_counts_and_flags_of_arms_are_checked() -> None:
+    for make, words in (
+        (lambda: arms.Prefetch(-1, 0), "forward must be at least 0"),
+        (lambda: arms.Prefetch(0, 0), "forward and backward are both 0"),
+        (lambda: arms.Reshard(1), "after_forward must be True or False, got 1"),  # type: ignore[arg-type]
+        (lambda: arms.SmCarveout(0), "num_sms must be at least 1"),
+        (lambda: arms.ZeroPrefetchBucket(-1), "elements must be at least 0"),
+    ):
+        with contextlib.ExitStack() as stack:
+            error = stack.enter_context(pytest.raises((TypeError, ValueError)))
+            make()
+        assert words in str(error.value)
