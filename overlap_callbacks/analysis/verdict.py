@@ -14,6 +14,7 @@ from overlap_callbacks.analysis.run_summary import RunSummary
 
 NOTHING_YET = "Nothing has been measured yet: no window is done."
 NO_WINDOW_COUNTS = "No window counts, so whether overlap is worth it here is not known."
+NO_SEQUENTIAL_ARM = "No window had sequential steps, so what overlap saves was not measured."
 CONTROL = "A/A control: both sides ran overlapped, so every difference is chance."
 _TOO_FEW_BLOCKS = "Too few blocks were measured to say whether overlap is worth it here."
 
@@ -23,10 +24,15 @@ _LOGGED = (
 )  # fmt: skip
 
 
-def run_verdict(summary: RunSummary) -> str:
-    """Is overlap worth it for this run? One sentence, or two."""
+def run_verdict(summary: RunSummary, num_arms: int = 0) -> str:
+    """Is overlap worth it for this run? One sentence, or two.
+
+    Args:
+        summary: of its windows with sequential steps.
+        num_arms: its windows with other arms.
+    """
     if not summary.measured:
-        return NOTHING_YET
+        return NO_SEQUENTIAL_ARM if num_arms else NOTHING_YET
     figures = summary.pooled()
     partial = None if figures else summary.partial
     if not figures and partial is None:

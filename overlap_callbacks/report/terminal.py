@@ -24,6 +24,7 @@ from overlap_callbacks.report.environment_words import findings_of, job_environm
 from overlap_callbacks.report.expert_words import loads_in_words
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.slowdown_words import OF_MEAN_TIMES, beside_nothing
+from overlap_callbacks.report.terminal_arms import arm_parts, arms_as_json
 from overlap_callbacks.report.terminal_bottleneck import advice_parts, bottleneck_as_json
 from overlap_callbacks.report.terminal_causes import cause_parts
 from overlap_callbacks.report.terminal_cells import name_cell, one_line
@@ -63,9 +64,13 @@ def tables(record: Record, everything: bool = True) -> RenderableType:
     partial = None if figures else summary.partial
     if partial is not None:
         figures, pooled_from = partial.figures(), "one unfinished window"
-    parts: list[RenderableType] = [Text(run_verdict(summary), style="bold"), Text(_head(record), style="dim")]
+    parts: list[RenderableType] = [
+        Text(run_verdict(summary, len(record.arms)), style="bold"),
+        Text(_head(record), style="dim"),
+    ]
     if figures:
         parts += [Text(), _figure_table(figures, pooled_from)]
+    parts += arm_parts(record)
     parts += _throughput_parts(windows)
     parts += advice_parts(summary)
     last = next(reversed(windows or record.windows), record.unfinished)
@@ -132,9 +137,10 @@ def as_json(record: Record) -> dict[str, Any]:
         "run": record.runs[-1],
         "windows": len(record.windows),
         "valid_windows": len(record.valid_windows),
-        "verdict": run_verdict(record.summary),
+        "verdict": run_verdict(record.summary, len(record.arms)),
         "bottleneck": bottleneck_as_json(record.summary),
         "figures": record.pooled(),
+        "arms": arms_as_json(record),
         "throughput": run_throughput(record.valid_windows),
         "unfinished": None if partial is None else {"window": partial.window, "figures": partial.figures()},
         "communication": communication_as_json(record),

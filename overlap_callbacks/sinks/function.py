@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.sinks.base import Sink
 from overlap_callbacks.sinks.metric_keys import fit
@@ -49,10 +50,15 @@ class FunctionSink(Sink):
         self._waiting: deque[tuple[dict[str, float], int]] = deque(maxlen=_MAX_WAITING)
 
     def log(self, report: OverlapReport) -> None:
+        self._take(report.metrics(), report.first_step)
+
+    def log_arm(self, report: ArmReport) -> None:
+        self._take(report.metrics(), report.first_step)
+
+    def _take(self, metrics: dict[str, float], step: int) -> None:
         if self._stopped:
             return
-        metrics = report.metrics()
-        self._waiting.append((metrics if self._exact_keys else fit(metrics), report.first_step))
+        self._waiting.append((metrics if self._exact_keys else fit(metrics), step))
         if not self._deferred:
             self.flush()
 

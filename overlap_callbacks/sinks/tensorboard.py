@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from overlap_callbacks.analysis import safe_text
+from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.environment import RankEnvironment
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
@@ -66,6 +67,15 @@ class TensorBoardSink(Sink):
                 for finding in report.findings
             )
             events.add_text("overlap/findings", "\n".join(lines), report.first_step)
+        events.flush()
+
+    def log_arm(self, report: ArmReport) -> None:
+        events = self._events()
+        for key, value in fit(report.metrics()).items():
+            events.add_scalar(key, value, report.first_step)
+        if report.problems:
+            lines = (f"    {safe_text.clean(problem)}" for problem in report.problems)
+            events.add_text(f"arm/{report.arm.name}_notes", "\n".join(lines), report.first_step)
         events.flush()
 
     def close(self) -> None:

@@ -28,6 +28,11 @@ class ArmFigure(msgspec.Struct, frozen=True):
         """Whether it is a time; else it is a fraction."""
         return self.unit == "ms"
 
+    @property
+    def is_change(self) -> bool:
+        """Whether it is a difference of times, which may be below zero."""
+        return self.name.endswith("_change_ms")
+
 
 ARM_FIGURES = (
     ArmFigure("speedup", "fraction", "step time as configured over that with the arm, less one: above 0 the arm wins"),

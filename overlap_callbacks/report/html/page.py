@@ -20,6 +20,7 @@ from markupsafe import Markup
 from overlap_callbacks._version import __version__
 from overlap_callbacks.analysis.formatting import page_sentence, page_text
 from overlap_callbacks.report.axis import compared
+from overlap_callbacks.report.html.arms import arms
 from overlap_callbacks.report.html.bottleneck import bottleneck
 from overlap_callbacks.report.html.communication import communication
 from overlap_callbacks.report.html.comparison import comparison
@@ -165,6 +166,7 @@ def _run(identity: str, name: str, view: RunView) -> RunPage:
     sections: list[Section] = []
     if view.measured:
         sections += [worth(view), cost(view), ideal(view), *bottleneck(view), changed(view), *throughput(view)]
+    sections += arms(view)
     sent = traffic(view)
     if sent is not None:
         sections.append(sent)

@@ -54,7 +54,7 @@ class RunView:
     @property
     def verdict(self) -> str:
         """Is overlap worth it here? In a sentence."""
-        return run_verdict(self.summary)
+        return run_verdict(self.summary, len(self.record.arms))
 
     @property
     def head(self) -> str:

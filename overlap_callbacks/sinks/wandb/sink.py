@@ -13,6 +13,7 @@ import msgspec
 from overlap_callbacks import _validation
 from overlap_callbacks._log import logger
 from overlap_callbacks.analysis.bottleneck import run_bottleneck
+from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.environment import JobEnvironment
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
@@ -24,7 +25,7 @@ from overlap_callbacks.sinks.wandb import cards
 from overlap_callbacks.sinks.wandb.alerts import Limits, finding_alerts
 from overlap_callbacks.sinks.wandb.environment import job_content
 from overlap_callbacks.sinks.wandb.summary import aggregates, run_metrics
-from overlap_callbacks.sinks.wandb.tables import tables
+from overlap_callbacks.sinks.wandb.tables import Table, arm_table, tables
 from overlap_callbacks.sinks.wandb.traffic import traffic_card
 
 # Our own x-axis. W&B's step may only rise, and belongs to the user's own logging: it is never passed.
@@ -33,6 +34,7 @@ STEP_KEY = "overlap/step"
 STEP_CARD = "overlap/step_time"
 POWER_CARD = "power/trace_card"
 TRAFFIC_CARD = "traffic/matrix"
+ARMS_TABLE = "arm/arms"
 
 # Minimum time between two equal alerts. We send one per crossing; W&B replaces 0 by its default of a minute.
 _ALERT_WAIT_S = 0.001
@@ -67,6 +69,7 @@ class WandbSink(Sink):
       ``comm/collectives``, ``comm/transfers``, ``straggler/ranks``, ``dimension/dimensions``, ``traffic/messages``,
       ``expert/steps``,
       ``power/trace``.
+    - Of windows with other arms than sequential steps, ``ArmReport.metrics()``; at the end the table ``arm/arms``.
     - In the run's summary, the verdicts as text: ``overlap/verdict`` and ``power/verdict``.
     - In its configuration, under ``overlap_callbacks``: schedule, device, versions, framework, the size of the groups
       of each dimension of parallelism, the environment, and the findings in it.
@@ -125,6 +128,7 @@ class WandbSink(Sink):
         self._rows: list[_Row] = []  # not yet logged
         self._joined_step = -1  # step of the user's row that our last one joined
         self._windows: list[OverlapReport] = []  # without their details
+        self._arms: list[ArmReport] = []
         self._next_tables = 1  # number of windows at which tables are due again
         self._without_tables: OverlapReport | None = None  # the last report, if its tables were not due
 
@@ -161,6 +165,14 @@ class WandbSink(Sink):
         for alert in (*finding_alerts(report, self._alerted), *self._limits.passed(report)):
             run.alert(title=alert.title, text=alert.text, level="WARN", wait_duration=_ALERT_WAIT_S)
 
+    def log_arm(self, report: ArmReport) -> None:
+        run = self._find_run()
+        if run is None:
+            return
+        self._arms.append(report)
+        self._rows.append(_Row({**fit(report.metrics()), STEP_KEY: report.first_step}, None, ""))
+        self._log_rows(run)
+
     def close(self) -> None:
         if not self._closed:
             self._closed = True
@@ -189,6 +201,11 @@ class WandbSink(Sink):
         while self._rows:  # each pass takes one, whatever the run does with it
             run.log({})  # ends the row under way, if there is one: the next row is ours
             self._log_row(run)
+        if self._arms:
+            table = arm_table(RunSummary(self._info, self._windows), self._arms)
+            last = {**_tables(sys.modules["wandb"], {ARMS_TABLE: table}), STEP_KEY: self._arms[-1].first_step}
+            self._try_artifact("the table of arms", lambda: self._log_part(run, last))
+            run.log({})
         self._log_record(run)
         if self._owns_run:
             try:
@@ -216,7 +233,7 @@ class WandbSink(Sink):
         self._log_part(run, {**row.metrics, **pictures})
         # Separately: for a table of an online run, W&B asks its server, waits, and may raise. With the step again: the
         # user may have begun another row by then.
-        tables_of_row = {} if row.pictured is None else _tables(wandb, row.pictured)
+        tables_of_row = {} if row.pictured is None else _tables(wandb, tables(row.pictured))
         if tables_of_row:
             step = row.metrics[STEP_KEY]
             self._try_artifact("the tables of a window", lambda: self._log_part(run, {**tables_of_row, STEP_KEY: step}))
@@ -327,10 +344,10 @@ def _pictures(wandb: Any, report: OverlapReport, verdict: str) -> dict[str, Any]
     return pictures
 
 
-def _tables(wandb: Any, report: OverlapReport) -> dict[str, Any]:
+def _tables(wandb: Any, by_key: Mapping[str, Table]) -> dict[str, Any]:
     return {
         key: wandb.Table(columns=list(table.columns), data=table.rows, allow_mixed_types=True)
-        for key, table in tables(report).items()
+        for key, table in by_key.items()
     }
 
 

@@ -6,8 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from overlap_callbacks.analysis import safe_text
+from overlap_callbacks.analysis.arm_summary import arm_summaries
+from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.power import PowerTrace
 from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.run_summary import RunSummary
 
 _MAX_CELL_LENGTH = 500
 
@@ -36,11 +39,35 @@ TRANSFER_COLUMNS = ("operator", "dimension", "group_size", "reach", "size", "cal
 TRACE_COLUMNS = ("time_ms", "power_w", "sm_clock_mhz", "mode", "communication_in_flight")
 
 
+ARM_COLUMNS = ("arm", "windows", "equal_results", "speedup", "speedup_ci_low", "speedup_ci_high", "step_ms",
+               "configured_step_ms", "compute_slowdown", "exposed_comm_ms", "configured_exposed_comm_ms", "avg_w",
+               "configured_avg_w", "energy_per_step_j", "configured_energy_per_step_j", "peak_memory_bytes",
+               "configured_peak_memory_bytes", "verdict")  # fmt: skip
+
+
 class Table(NamedTuple):
     """Columns and rows."""
 
     columns: tuple[str, ...]
     rows: list[list[Any]]
+
+
+def arm_table(summary: RunSummary, reports: Sequence[ArmReport]) -> Table:
+    """The arms of a run, the best first."""
+    rows = []
+    for row in arm_summaries(summary, reports):
+        speedup = row.speedup
+        of_row = {
+            "arm": row.arm.name,
+            "windows": row.num_windows,
+            "equal_results": row.arm.equal_results,
+            "speedup_ci_low": None if speedup is None else speedup.ci_low,
+            "speedup_ci_high": None if speedup is None else speedup.ci_high,
+            "verdict": row.verdict(),
+        }
+        figures = {name: figure.value for name, figure in row.figures.items()}
+        rows.append([of_row.get(name, figures.get(name, vars(row).get(name))) for name in ARM_COLUMNS])
+    return Table(ARM_COLUMNS, rows)
 
 
 def tables(report: OverlapReport) -> dict[str, Table]:

@@ -1,0 +1,156 @@
+"""What a run has measured of each arm: figures over the windows that count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from overlap_callbacks.analysis.formatting import change_in_words, may_be_chance
+from overlap_callbacks.analysis.results.arm import ARM_FIGURES, ArmReport, ComparedArm
+from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.run_summary import RunSummary
+from overlap_callbacks.analysis.statistics import pool
+
+SEQUENTIAL = ComparedArm("sequential", equal_results=True, sequential=True)
+
+
+@dataclass(frozen=True)
+class ArmSummary:
+    """One arm over a run.
+
+    Attributes:
+        arm: which.
+        num_windows: windows that count.
+        figures: those of ``ARM_FIGURES`` that were measured; the unit of their intervals is the window.
+        avg_w, configured_avg_w: mean power of a device, in watts; None where not measured.
+        energy_per_step_j, configured_energy_per_step_j: of all devices, in joules; None where not measured.
+        peak_memory_bytes, configured_peak_memory_bytes: highest of any rank; None where not known.
+        problems: of its windows, each once.
+    """
+
+    arm: ComparedArm
+    num_windows: int
+    figures: dict[str, Estimate]
+    avg_w: float | None = None
+    configured_avg_w: float | None = None
+    energy_per_step_j: float | None = None
+    configured_energy_per_step_j: float | None = None
+    peak_memory_bytes: int | None = None
+    configured_peak_memory_bytes: int | None = None
+    problems: tuple[str, ...] = ()
+
+    @property
+    def speedup(self) -> Estimate | None:
+        """Step time as configured over that with the arm, less one."""
+        return self.figures.get("speedup")
+
+    def verdict(self) -> str:
+        """Is the arm worth it? In a few words."""
+        speedup = self.speedup
+        if speedup is None:
+            return "no window counts" if not self.num_windows else "not measured"
+        if speedup.ci_low is None:
+            return "too few blocks to tell"
+        if may_be_chance(speedup):
+            return "may be chance"
+        # Of the step as configured: a speed-up of 100 % halves it.
+        return f"steps {change_in_words(1 / (1 + speedup.value) - 1, 'longer', 'shorter')}"
+
+
+def arm_summaries(summary: RunSummary, reports: Sequence[ArmReport]) -> list[ArmSummary]:
+    """Each arm of a run, the best first; sequential steps among them, if the run has other arms.
+
+    Args:
+        summary: of the run's windows with sequential steps.
+        reports: of its windows with other arms.
+    """
+    if not reports:
+        return []
+    by_name: dict[str, list[ArmReport]] = {}
+    for report in reports:
+        by_name.setdefault(report.arm.name, []).append(report)
+    found = [_of(windows) for windows in by_name.values()]
+    sequential = _sequential(summary)
+    if sequential is not None:
+        found.append(sequential)
+    return sorted(found, key=lambda row: -row.speedup.value if row.speedup is not None else float("inf"))
+
+
+def _of(windows: Sequence[ArmReport]) -> ArmSummary:
+    # Control windows, in which nothing was turned, and real ones are not mixed: the last window's kind counts.
+    counting = [window for window in windows if window.counts and window.control is windows[-1].control]
+    figures = {}
+    for figure in ARM_FIGURES:
+        values = [value for window in counting if (value := getattr(window, figure.name)) is not None]
+        pooled = _pooled_ratio(values) if not figure.is_time else pool(values, logs=not figure.is_change)
+        if pooled is not None:
+            figures[figure.name] = pooled
+
+    def mean(name: str, *, turned: bool) -> float | None:
+        powers = [power for window in counting if (power := window.of(turned=turned)[0]) is not None]
+        values = [value for power in powers if (value := getattr(power, name)) is not None]
+        return sum(values) / len(values) if values else None
+
+    def peak(*, turned: bool) -> int | None:
+        peaks = [found for window in counting if (found := window.of(turned=turned)[1]) is not None]
+        return max(peaks, default=None)
+
+    return ArmSummary(
+        windows[-1].arm,
+        len(counting),
+        figures,
+        avg_w=mean("mean_avg_w", turned=True),
+        configured_avg_w=mean("mean_avg_w", turned=False),
+        energy_per_step_j=mean("energy_per_step_j", turned=True),
+        configured_energy_per_step_j=mean("energy_per_step_j", turned=False),
+        peak_memory_bytes=peak(turned=True),
+        configured_peak_memory_bytes=peak(turned=False),
+        problems=tuple(dict.fromkeys(problem for window in windows for problem in window.problems)),
+    )
+
+
+def _pooled_ratio(windows: Sequence[Estimate]) -> Estimate | None:
+    """The mean of ratios less one, by logarithms: it stays above -100%."""
+    pooled = pool([_shifted(window, 1.0) for window in windows], logs=True)
+    return None if pooled is None else _shifted(pooled, -1.0)
+
+
+def _shifted(estimate: Estimate, by: float) -> Estimate:
+    low, high = (None if bound is None else bound + by for bound in (estimate.ci_low, estimate.ci_high))
+    return Estimate(estimate.value + by, low, high, estimate.num_steps, estimate.num_blocks)
+
+
+def _sequential(summary: RunSummary) -> ArmSummary | None:
+    """Sequential steps as an arm: their figures are those of overlap with the sign turned."""
+    if summary.control or not summary.valid_windows:
+        return None
+    pooled = summary.pooled()
+    figures: dict[str, Estimate] = {}
+    for name, of_overlap in (("speedup", "speedup_vs_sequential"), ("compute_slowdown", "compute_slowdown")):
+        if of_overlap in pooled:
+            figures[name] = _inverted(pooled[of_overlap])
+    for name, of_overlap in (
+        ("step_ms", "e2e_sequential_ms"),
+        ("configured_step_ms", "e2e_overlapped_ms"),
+        ("compute_ms", "compute_isolated_ms"),
+        ("configured_compute_ms", "compute_ms"),
+        ("comm_ms", "comm_isolated_ms"),
+        ("configured_comm_ms", "comm_ms"),
+        ("configured_exposed_comm_ms", "exposed_comm_ms"),
+    ):
+        if of_overlap in pooled:
+            figures[name] = pooled[of_overlap]
+    return ArmSummary(SEQUENTIAL, len(summary.valid_windows), figures)
+
+
+def _inverted(ratio: Estimate) -> Estimate:
+    """Of a over b, less one, that of b over a."""
+
+    def turn(value: float | None) -> float | None:
+        return None if value is None or value <= -1 else 1 / (1 + value) - 1
+
+    value = turn(ratio.value)
+    return Estimate(
+        ratio.value if value is None else value, turn(ratio.ci_high), turn(ratio.ci_low), ratio.num_steps,
+        ratio.num_blocks,
+    )  # fmt: skip
