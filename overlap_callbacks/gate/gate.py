@@ -124,9 +124,8 @@ class Gate:
         """Whether the open step is sequential."""
         return self._serialise
 
-    @property
     def any_seen(self) -> bool:
-        """Whether the open step has issued a collective. Only steps that are recorded tell."""
+        """Whether the open step, if it is recorded, has issued a collective."""
         return self._recorder.any_seen
 
     def close(self) -> None:
@@ -174,12 +173,11 @@ class Gate:
             sequential: serialise.
             expected: what passed the order check; None where nothing may be serialised.
             compute_stream: the stream that is serialised with CUDA collectives.
-            watch: hold on to the collectives' works until the step ends, to tell whether they are complete then. They
-                keep their tensors alive as long, which does not matter on the host.
+            watch: hold on to the collectives' works until the step ends, to tell whether they are complete then.
 
         Raises:
-            RuntimeError: the step begins within a backward pass or in inference mode. Both restore the thread's local
-                state when they end, so the gate would see nothing after that.
+            RuntimeError: the step begins within a backward pass or in inference mode, which end with the thread's state
+                of before: the gate would see nothing after that.
         """
         if torch._C._current_graph_task_id() != -1 or torch.is_inference_mode_enabled():
             where = "in inference mode" if torch.is_inference_mode_enabled() else "within a backward pass"
@@ -232,8 +230,7 @@ class Gate:
             works_of: the works in what ``issue`` returns.
 
         Returns:
-            What ``issue`` returned, and a work to hand on for each of its works: ``CompletedWork`` for those that were
-            waited for, the others as they are.
+            What ``issue`` returned, and a work for each of its works: ``CompletedWork`` where it was waited for.
         """
         order_after = self._begin_batch()
         try:

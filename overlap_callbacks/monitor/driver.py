@@ -203,7 +203,7 @@ class StepDriver:
             Whether a framework's own switches are back. They are not within a step that they make sequential, if they
             can only be turned between steps; then they and the adapter's hooks follow at the step's end.
         """
-        waits = self.open and self.switch.must_wait(communicated=self.gate.any_seen)
+        waits = self.open and self.switch.must_wait(communicated=self.gate.any_seen())
         if self.runner.in_window:
             self.guarded(self.runner.abandon, "the monitor was closed", within_step=self.open, job_ends=True)
         self.stop()

@@ -243,10 +243,7 @@ class OverlapMonitor(ForAdapters):
 
     @property
     def arm(self) -> str | None:
-        """Name of the arm's switch that is turned in the open step; None if none is.
-
-        The gate turns nothing: ``mode`` tells whether it makes the open step sequential.
-        """
+        """Name of the switch that is turned in the open step; None if none is. ``mode`` tells what the gate does."""
         state = self._driver.switch
         return state.form.name if self._driver.open and state.is_turned and state.form is not None else None
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.gate.gate import Gate
-from overlap_callbacks.gate.switch import SwitchState
+from overlap_callbacks.gate.switch import Switch, SwitchState
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.monitor.accelerators import refusal
 from overlap_callbacks.monitor.arm_rotation import ArmRotation, BoundArm
@@ -201,7 +201,7 @@ class WindowRunner(StepRunner):
                 step.log,
                 window=window.marks.number,
                 steps_per_block=window.decide_length() if window.session.job.rank == 0 else 0,
-                terms=self._terms(window),
+                terms=_terms(self._schedule, self._switch.native, self.arms.names, window),
                 usual_step_s=usual.mean_ns / 1e9 if usual is not None else None,
             )
             self._phase = Phase.WAITING_FOR_RULING
@@ -243,21 +243,6 @@ class WindowRunner(StepRunner):
         """Whether the step cannot begin without the ruling; the same on every rank."""
         return plan.arm is Mode.SEQUENTIAL or self._depends_on_length(plan)
 
-    def _terms(self, window: _OpenWindow) -> WindowTerms:
-        """What this rank is about to measure."""
-        native = self._switch.native
-        options = {
-            **self._schedule.as_dict(),
-            "sequential": "gate" if native is None else native.name,
-            "arms": self.arms.names,
-        }
-        return WindowTerms(
-            step=window.marks.first_step,
-            options=options,
-            control=self._schedule.control,
-            serialises=window.arm.arm.sequential,
-        )
-
     def _await_ruling(self, plan: Plan, window: _OpenWindow) -> None:
         """Wait for the ruling, for a bounded time, and go on as it says; a wait in vain is held against later windows.
 
@@ -285,7 +270,7 @@ class WindowRunner(StepRunner):
             case Decision.GRANTED:
                 self._phase = Phase.MEASURING
                 if ruling.steps_per_block:
-                    window.schedule = self._schedule_for(window.arm, ruling.steps_per_block)
+                    window.schedule = _schedule_for(self._schedule, window.arm, ruling.steps_per_block)
             case Decision.CONFLICT:
                 # Every later window would show the same conflict: there is nothing more to measure.
                 self.abandon(ruling.reason)
@@ -324,11 +309,6 @@ class WindowRunner(StepRunner):
 
     # -- windows
 
-    def _schedule_for(self, bound: BoundArm, steps_per_block: int = 0) -> Schedule:
-        """The schedule of a window with this arm, whose timed blocks have so many steps; 0 for the monitor's own."""
-        schedule = self._schedule.stretched(steps_per_block) if steps_per_block else self._schedule
-        return schedule if bound.arm.sequential else schedule.overlapped()
-
     @property
     def _schedule_in_force(self) -> Schedule:
         return self._schedule if self._window is None else self._window.schedule
@@ -348,7 +328,7 @@ class WindowRunner(StepRunner):
             )
         cost = self._pace.window_opens(begun_ns)
         cost.enter(begun_ns)
-        self._window = _OpenWindow(marks, session, bound, self._schedule_for(bound), cost)
+        self._window = _OpenWindow(marks, session, bound, _schedule_for(self._schedule, bound), cost)
         self._slot.window = marks  # closed with the slot, should the job end without a word to us
         self._phase = Phase.RECORDING
 
@@ -361,7 +341,11 @@ class WindowRunner(StepRunner):
             return
         first_step, cost = window.marks.first_step, window.cost
         cost.enter(clocks.now())
-        closed = replace(window.marks.close(complete), terms=self._terms(window).digest, cost=cost)
+        closed = replace(
+            window.marks.close(complete),
+            terms=_terms(self._schedule, self._switch.native, self.arms.names, window).digest,
+            cost=cost,
+        )
         self._window = self._slot.window = None  # if closing it fails, it is still there to be discarded
         if closed.missing_profile:
             self._notices.warn_once("profiler", f"{closed.missing_profile}; the rest is measured")
@@ -403,3 +387,20 @@ class WindowRunner(StepRunner):
         Not by its step: a rank whose window begins at another one must be found, and named.
         """
         return f"{self._rewinds}/window{window.number}"
+
+
+def _terms(schedule: Schedule, native: Switch | None, arms: tuple[str, ...], window: _OpenWindow) -> WindowTerms:
+    """What this rank is about to measure."""
+    form = "gate" if native is None else native.name
+    return WindowTerms(
+        step=window.marks.first_step,
+        options={**schedule.as_dict(), "sequential": form, "arms": arms},
+        control=schedule.control,
+        serialises=window.arm.arm.sequential,
+    )
+
+
+def _schedule_for(schedule: Schedule, bound: BoundArm, steps_per_block: int = 0) -> Schedule:
+    """The schedule of a window with this arm, whose timed blocks have so many steps; 0 for the schedule's own."""
+    stretched = schedule.stretched(steps_per_block) if steps_per_block else schedule
+    return stretched if bound.arm.sequential else stretched.overlapped()

@@ -9,6 +9,8 @@ from overlap_callbacks.report.arm_words import OPTIONAL_ARM_COLUMNS, RESULTS_DIF
 from overlap_callbacks.report.html.elements import Block, Cell, Head, Note, Section, Table
 from overlap_callbacks.report.html.run import RunView
 
+_MAX_PROBLEMS = 1000
+
 
 def arms(view: RunView) -> list[Section]:
     """A table of the arms; nothing in a run without any but sequential steps."""
@@ -17,7 +19,9 @@ def arms(view: RunView) -> list[Section]:
         return []
     blocks: list[Block] = [_table(rows), *_further(rows)]
     blocks += [Note(f"{row.arm.name} {RESULTS_DIFFER}", warning=True) for row in rows if not row.arm.equal_results]
-    blocks += [Note(page_text(f"{row.arm.name}: {problem}")) for row in rows for problem in row.problems]
+    problems = [f"{row.arm.name}: {problem}" for row in rows for problem in row.problems]
+    if problems:
+        blocks.append(Note(page_text("; ".join(problems), _MAX_PROBLEMS)))
     return [Section("What would a switch change?", _answer(rows), blocks)]
 
 
@@ -27,6 +31,8 @@ def _answer(rows: list[ArmSummary]) -> str:
         return "No window of an arm counts."
     if best.speedup.value > 0 and best.speedup.ci_low is not None and not may_be_chance(best.speedup):
         return f"{best.arm.name} is the best of them: {best.verdict()}."
+    if any(row.speedup is None or row.speedup.ci_low is None or may_be_chance(row.speedup) for row in rows):
+        return "None of them is known to make steps shorter: where one seems to, that may be chance."
     return "None of them makes steps shorter."
 
 
