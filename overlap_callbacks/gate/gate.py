@@ -61,13 +61,11 @@ unbox_group = dist.ProcessGroup.unbox
 class Gate:
     """Records and serialises the collectives of a step.
 
-    Use: ``register()`` between steps on the main thread, before the first step; around each step ``begin_step`` and
-    ``end_step``, on the thread that trains; ``close()`` at the end.
+    ``register()`` before the first step, on the main thread; ``begin_step`` and ``end_step`` on the one that trains.
 
     Args:
         capacity: collectives of one step for which storage is held ready.
-        patience_s: longest time that a serialised collective is waited for on the host. After that nothing is
-            serialised any more, and ``stuck`` is the collective.
+        patience_s: longest time that the host waits for a serialised collective, which then is ``stuck``.
 
     Attributes:
         stuck: the serialised collective that did not finish in time; None if there is none.

@@ -341,11 +341,8 @@ class WindowRunner(StepRunner):
             return
         first_step, cost = window.marks.first_step, window.cost
         cost.enter(clocks.now())
-        closed = replace(
-            window.marks.close(complete),
-            terms=_terms(self._schedule, self._switch.native, self.arms.names, window).digest,
-            cost=cost,
-        )
+        terms = _terms(self._schedule, self._switch.native, self.arms.names, window)
+        closed = replace(window.marks.close(complete), terms=terms.digest, cost=cost)
         self._window = self._slot.window = None  # if closing it fails, it is still there to be discarded
         if closed.missing_profile:
             self._notices.warn_once("profiler", f"{closed.missing_profile}; the rest is measured")
