@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import msgspec
 
 from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.contention.shares import slowdown_shares
+from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import (
@@ -227,13 +229,19 @@ def power_trace() -> PowerTrace:
 
 
 def write(
-    folder: Path, *windows: OverlapReport, run: RunInfo | None = None, blocks: tuple[TimedBlock, ...] = ()
+    folder: Path,
+    *windows: OverlapReport,
+    run: RunInfo | None = None,
+    arms: Sequence[ArmReport] = (),
+    blocks: tuple[TimedBlock, ...] = (),
 ) -> Path:
     """A record, as the sink writes it."""
     sink = JsonlSink(folder)
     sink.open(run or run_info())
     for found in windows:
         sink.log(found)
+    for arm in arms:
+        sink.log_arm(arm)
     for block in blocks:
         sink.block(len(windows), 20 + 500 * len(windows), block)
     sink.close()

@@ -21,6 +21,7 @@ from overlap_callbacks.analysis.results.run import FILE_NAME
 from overlap_callbacks.cli.main import main
 from overlap_callbacks.report import record
 from tests.report import runs
+from tests.report.arm_runs import arm_window
 from tests.report.mutations import mutated
 from tests.report.traffic_runs import with_communication
 
@@ -35,11 +36,12 @@ LONGEST = 8
 
 
 def whole_record(folder: Path) -> bytes:
-    """Three windows, one with power and all that communication has, one cut short, and blocks of a fourth."""
+    """Three windows, one with power and all that communication has, one cut short, and blocks of a fourth; an arm's."""
     windows = [runs.window(0), with_communication(runs.window(1, power=True)), runs.window(2, complete=False)]
     times = {Mode.OVERLAPPED: 100.0, Mode.SEQUENTIAL: 125.0}
     blocks = [runs.TimedBlock(arm, number, (times[arm],)) for number, arm in enumerate(runs.OSSO)]
-    runs.write(folder, *windows, blocks=tuple(blocks))
+    arms = [arm_window(number, equal_results=number == 4, power=True) for number in (4, 5)]
+    runs.write(folder, *windows, arms=arms, blocks=tuple(blocks))
     return (folder / FILE_NAME).read_bytes()
 
 

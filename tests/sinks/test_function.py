@@ -8,6 +8,7 @@ import pytest
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import DimensionTime
 from overlap_callbacks.sinks import FunctionSink
+from tests.report.arm_runs import arm_window
 from tests.report.runs import window
 
 Written = list[tuple[dict[str, float], int]]
@@ -26,6 +27,14 @@ def test_each_window_is_written_at_once_with_its_first_step() -> None:
     sink.log(window(1))
     assert [step for _, step in written] == [20, 520]
     assert written[0][0] == window(0).metrics()
+
+
+def test_windows_of_arms_are_written_too() -> None:
+    written: Written = []
+    FunctionSink(lambda metrics, step: written.append((metrics, step))).log_arm(arm_window(3))
+    ((metrics, step),) = written
+    assert step == arm_window(3).first_step
+    assert metrics == arm_window(3).metrics()
 
 
 def test_keys_and_values_are_such_as_any_vendor_takes() -> None:

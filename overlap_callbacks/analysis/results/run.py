@@ -9,7 +9,7 @@ import msgspec
 from overlap_callbacks.analysis.results.environment import RankEnvironment
 from overlap_callbacks.analysis.results.workload import Workload
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ from overlap_callbacks.sinks.wandb import cards
 from overlap_callbacks.sinks.wandb.alerts import Limits, finding_alerts
 from overlap_callbacks.sinks.wandb.summary import aggregates
 from tests.environments import gpu_rank
+from tests.report.arm_runs import arm_window
 from tests.report.runs import rank_window, run_info, window
 from tests.wandb_reader import SETTINGS, OfflineRun, read_run
 
@@ -44,6 +45,25 @@ def logged(folder: Path, *reports: Any, info: Any = None, **options: Any) -> Off
     for one in (sink, record):
         one.close()
     return read_run(folder)
+
+
+def test_arms_have_their_keys_and_a_table_at_the_end(tmp_path: Path) -> None:
+    sink = WandbSink(settings=wandb.Settings(**SETTINGS), dir=tmp_path)
+    sink.open(run_info())
+    sink.log(window(0))
+    first, second = arm_window(1), arm_window(2)
+    sink.log_arm(first)
+    sink.log_arm(second)
+    sink.close()
+    run = read_run(tmp_path)
+    metrics = first.metrics()
+    assert run.values("arm/prefetch_2_2_speedup") == [metrics["arm/prefetch_2_2_speedup"], second.speedup.value]
+    assert run.values("overlap/step") == [window(0).first_step, first.first_step, second.first_step, second.first_step]
+    assert run.metrics["arm/prefetch_2_2_speedup"]["step_metric"] == "overlap/step"
+    (table,) = run.tables("arm/arms")
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    assert {row["arm"]: row["windows"] for row in rows} == {"sequential": 1, "prefetch_2_2": 2}
+    assert all(row["speedup"] is not None and row["verdict"] for row in rows)
 
 
 def summary(folder: Path) -> dict[str, Any]:

@@ -1,0 +1,92 @@
+"""What a record says of arms: in the terminal, as JSON, on the page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from overlap_callbacks.analysis.arm_summary import arm_summaries
+from overlap_callbacks.cli.main import main
+from overlap_callbacks.report import page
+from overlap_callbacks.report.record import read
+from overlap_callbacks.sinks import JsonlSink
+from tests.report.arm_runs import arm_window
+from tests.report.runs import run_info, window
+
+
+def record_of(folder: Path, *, sequential: bool = True) -> Path:
+    sink = JsonlSink(folder)
+    sink.open(run_info())
+    for number in range(2 if sequential else 0):
+        sink.log(window(number))
+    for number in (2, 3, 4):
+        sink.log_arm(arm_window(number, power=True))
+    sink.log_arm(arm_window(5, "allow_tf32", equal_results=False))
+    sink.log_arm(msgspec.structs.replace(arm_window(6), complete=False))
+    sink.close()
+    return folder
+
+
+def test_arms_are_read_back_as_they_were_written(tmp_path: Path) -> None:
+    arms = read(record_of(tmp_path)).arms
+    assert arms[0] == arm_window(2, power=True)
+    assert [report.arm.name for report in arms] == [*["prefetch_2_2"] * 3, "allow_tf32", "prefetch_2_2"]
+
+
+def test_arms_are_pooled_over_the_windows_that_count_the_best_first(tmp_path: Path) -> None:
+    record = read(record_of(tmp_path))
+    rows = arm_summaries(record.summary, record.arms)
+    assert {row.arm.name: row.num_windows for row in rows} == {"prefetch_2_2": 3, "allow_tf32": 1, "sequential": 2}
+    values = [row.speedup.value for row in rows if row.speedup is not None]
+    assert values == sorted(values, reverse=True)
+    (prefetch,) = [row for row in rows if row.arm.name == "prefetch_2_2"]
+    assert prefetch.speedup is not None
+    assert prefetch.speedup.value == pytest.approx(412 / 468 - 1, abs=0.01)
+    assert prefetch.peak_memory_bytes == 5 * 2**30
+    assert prefetch.configured_peak_memory_bytes == 3 * 2**30
+    assert prefetch.configured_energy_per_step_j is not None
+    # Sequential steps as an arm: the speed-up of overlap with the sign turned.
+    (sequential,) = [row for row in rows if row.arm.name == "sequential"]
+    overlap = record.pooled()["speedup_vs_sequential"]
+    assert sequential.speedup is not None
+    assert (1 + sequential.speedup.value) * (1 + overlap.value) == pytest.approx(1)
+    assert overlap.ci_high is not None
+    assert sequential.speedup.ci_low == pytest.approx(1 / (1 + overlap.ci_high) - 1)
+
+
+def test_the_terminal_and_json_tell_arms(tmp_path: Path) -> None:
+    shown = CliRunner().invoke(main, ["show", str(record_of(tmp_path))]).output
+    assert "Arms: the job with one thing turned" in shown
+    assert "prefetch_2_2" in shown
+    assert "allow_tf32 changes results" in shown
+    arms = json.loads(CliRunner().invoke(main, ["show", str(tmp_path), "--json"]).stdout)["arms"]
+    assert {arm["arm"] for arm in arms} == {"prefetch_2_2", "allow_tf32", "sequential"}
+    (prefetch,) = [arm for arm in arms if arm["arm"] == "prefetch_2_2"]
+    assert [row["counts"] for row in prefetch["by_window"]] == [True, True, True, False]
+    assert prefetch["figures"]["speedup"]["num_blocks"] == 3
+
+
+def test_the_page_tells_arms(tmp_path: Path) -> None:
+    content = page([read(record_of(tmp_path))])
+    assert "What would a switch change?" in content
+    assert "allow_tf32 changes results" in content
+
+
+def test_a_run_of_arms_alone_does_not_say_that_nothing_was_measured(tmp_path: Path) -> None:
+    shown = CliRunner().invoke(main, ["show", str(record_of(tmp_path, sequential=False))]).output
+    assert "No window had sequential steps" in " ".join(shown.split())
+    assert "Nothing has been measured" not in shown
+    assert "Nothing has been measured" not in page([read(tmp_path)])
+
+
+def test_a_run_without_arms_says_nothing_of_them(tmp_path: Path) -> None:
+    sink = JsonlSink(tmp_path)
+    sink.open(run_info())
+    sink.log(window(0))
+    sink.close()
+    assert "Arms" not in CliRunner().invoke(main, ["show", str(tmp_path), "--all"]).output
+    assert "What would a switch change?" not in page([read(tmp_path)])
