@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from overlap_callbacks import Mode
+from overlap_callbacks import Mode, arms
 from overlap_callbacks.integrations.megatron import attach
 from tests.distributed import run_ranks
 from tests.integrations import megatron_shims
@@ -121,3 +121,26 @@ def test_the_native_form_leaves_weights_bit_identical_and_nothing_in_flight(
             if setup.overlap_p2p_comm:
                 assert overlapped["batch in flight"] > 0
         assert all(rank[name]["complete"] == [True] for rank in ranks[:1])
+
+
+def _train_in_turns(rank: int, name: str) -> dict[str, Any]:
+    """Windows of the gate and of Megatron's own switches take turns."""
+    megatron_shims.install()
+    setup = NATIVE_TWO_RANKS[name]
+    absent = train_absent(setup)
+    often = {**TOGGLING, "every_n_steps": 6, "repeats": 2}
+    seen = set()
+    with job(setup) as training:
+        monitor = attach(training.model, training.optimizer, arms=[arms.Sequential(), arms.Native()], sinks=[], **often)
+        for _ in range(NUM_STEPS):
+            seen.add((monitor.arm is not None, monitor.mode))
+            training.step()
+        monitor.close()
+        return {"digests": {absent, training.digest()}, "seen": seen}
+
+
+@pytest.mark.parametrize("name", ["dp_distributed_optimizer"])
+def test_the_gate_and_the_native_form_take_turns_as_arms(name: str) -> None:
+    for rank in run_ranks(_train_in_turns, 2, name, timeout_s=200):
+        assert len(rank["digests"]) == 1
+        assert rank["seen"] == {(False, Mode.OVERLAPPED), (False, Mode.SEQUENTIAL), (True, Mode.SEQUENTIAL)}
