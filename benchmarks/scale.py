@@ -289,9 +289,7 @@ class RankZero:
         before = self.record.path.stat().st_size if self.record.path.exists() else 0
         self.record.written.clear()
         with mock.patch.object(reporting, "measure", return_value=window):
-            closed: Any = SimpleNamespace(
-                number=window.window, opened_ns=0, wall_ms=0.0, cost=None, compared_with=None
-            )
+            closed: Any = SimpleNamespace(number=window.window, opened_ns=0, wall_ms=0.0, cost=None, compared_with=None)
             self.reporter.submit_window(closed, key, None)
             if not self.record.written.wait(TIMEOUT_S):
                 raise RuntimeError(f"no report of window {window.window} within {TIMEOUT_S:g} s")

@@ -9,6 +9,9 @@ the job was built for, only between steps, reads back the value in force, and re
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 
 class Switch:
     """Interface of what can be turned. Both methods are called on the training thread, between steps.
@@ -69,12 +72,14 @@ class SwitchState:
         native: the same.
         form: the switch in use; None if nothing is turned, and the gate makes steps sequential.
         is_turned: whether it is turned.
+        offers: makers of the switches of arms, which adapters add to.
     """
 
     def __init__(self, native: Switch | None) -> None:
         self.native = native
         self.form = native
         self.is_turned = False
+        self.offers: dict[str, Callable[[Any], Switch]] = {}
 
     @property
     def is_sequential(self) -> bool:

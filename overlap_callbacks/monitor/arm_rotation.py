@@ -39,15 +39,13 @@ class ArmRotation:
 
     Args:
         arms: as declared; at least one.
+        offers: what adapters offer, by ``BaseArm.needs``; they may add to it.
         notices: says which of them this job cannot have, and which change results.
         strict: raise instead.
-
-    Attributes:
-        offers: what adapters offer, by ``BaseArm.needs``.
     """
 
-    def __init__(self, arms: Sequence[BaseArm], notices: Notices, *, strict: bool) -> None:
-        self.offers: Offers = {}
+    def __init__(self, arms: Sequence[BaseArm], offers: Offers, notices: Notices, *, strict: bool) -> None:
+        self._offers = offers
         self._arms = tuple(arms)
         self._notices = notices
         self._strict = strict
@@ -71,7 +69,7 @@ class ArmRotation:
 
     def _bind(self, arm: BaseArm) -> BoundArm | None:
         try:
-            bound = BoundArm(arm, arm.switch(self.offers))
+            bound = BoundArm(arm, arm.switch(self._offers))
         except (ValueError, RuntimeError) as error:
             if self._strict:
                 raise

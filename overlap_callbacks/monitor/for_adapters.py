@@ -48,7 +48,7 @@ class ForAdapters:
             offers: make the switch of an arm when its first window comes. They raise ValueError where this job's must
                 not be turned.
         """
-        self._driver.window_runner.arms.offers = {**self._driver.window_runner.arms.offers, **offers}
+        self._driver.switch.offers.update(offers)
 
     def is_turned(self, switch: Switch) -> bool:
         """Whether the open step runs with this switch turned."""

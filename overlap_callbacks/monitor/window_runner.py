@@ -114,7 +114,7 @@ class WindowRunner(StepRunner):
         faults: FaultGuard,
     ) -> None:
         super().__init__(gate, switch)
-        self.arms = ArmRotation(config.checked_arms, notices, strict=config.strict)
+        self.arms = ArmRotation(config.checked_arms, switch.offers, notices, strict=config.strict)
         self.tokens_per_step = config.tokens_per_step
         self.num_opened = 0
         self._schedule = config.schedule
