@@ -100,6 +100,7 @@ class ClosedWindow:
         terms: digest of what all ranks must be set up alike for, see ``WindowTerms``.
         cost: what the window costs training; None if nobody looks at the steps around it.
         sampled: steps since the window before whose all-to-alls were recorded.
+        chunks: model chunks of an interleaved pipeline on this rank; 1 without, or if nobody tells.
     """
 
     number: int
@@ -116,6 +117,7 @@ class ClosedWindow:
     terms: str = ""
     cost: WindowCost | None = None
     sampled: tuple[SampledStep, ...] = ()
+    chunks: int = 1
 
 
 class Window:

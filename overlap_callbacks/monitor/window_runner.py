@@ -97,6 +97,7 @@ class WindowRunner(StepRunner):
 
     Attributes:
         tokens_per_step: that one step of the whole job trains on; None if not known.
+        model_chunks: of an interleaved pipeline, on this rank; 1 without.
         num_opened: windows opened so far.
     """
 
@@ -111,6 +112,7 @@ class WindowRunner(StepRunner):
     ) -> None:
         super().__init__(gate, switch)
         self.tokens_per_step = config.tokens_per_step
+        self.model_chunks = 1
         self.num_opened = 0
         self._schedule = config.schedule
         self._slot = slot
@@ -339,7 +341,9 @@ class WindowRunner(StepRunner):
             return
         first_step, cost = window.marks.first_step, window.cost
         cost.enter(clocks.now())
-        closed = replace(window.marks.close(complete), terms=self._terms(first_step).digest, cost=cost)
+        closed = replace(
+            window.marks.close(complete), terms=self._terms(first_step).digest, cost=cost, chunks=self.model_chunks
+        )
         self._window = self._slot.window = None  # if closing it fails, it is still there to be discarded
         if closed.missing_profile:
             self._notices.warn_once("profiler", f"{closed.missing_profile}; the rest is measured")
