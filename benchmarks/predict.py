@@ -24,6 +24,7 @@ import json
 import multiprocessing
 import os
 import platform
+import signal
 import statistics
 import sys
 import time
@@ -56,8 +57,9 @@ SIZES: dict[str, dict[str, int]] = {
     "small": {"layers": 2, "hidden": 256},
     "large": {"layers": 2, "hidden": 384},
 }
-# What all jobs have: a micro-batch of two sequences on each data-parallel rank, and buckets of two sizes.
-COMMON: dict[str, Any] = {"sequence": 128, "batch": 2, "vocabulary": 1024, "bucket": 600_000}
+# What all jobs have. Buckets have two sizes, which tell latency and bandwidth apart.
+COMMON: dict[str, Any] = {"sequence": 128, "vocabulary": 1024, "bucket": 600_000}
+BATCH = 2
 # Layout -> ranks, and tensor-parallel ranks of them.
 LAYOUTS = {"DP 2": (2, 1), "DP 4": (4, 1), "TP 2": (2, 2), "TP 4": (4, 4), "TP 2 x DP 2": (4, 2)}
 # Of which jobs rates are taken, for jobs with and without tensor parallelism.
@@ -131,11 +133,12 @@ class RunningJob:
     Args:
         size: of the model.
         layout: of the ranks.
+        batch: sequences of a micro-batch, on each data-parallel rank.
     """
 
-    def __init__(self, size: str, layout: str) -> None:
+    def __init__(self, size: str, layout: str, batch: int) -> None:
         self._world_size, _ = LAYOUTS[layout]
-        setup = setup_of(size, layout)
+        setup = setup_of(size, layout, batch)
         self.shape = shape_of(setup, self._world_size)
         self._name = f"{size}, {layout}"
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -149,12 +152,15 @@ class RunningJob:
             other.close()
             self._ranks.append((process, own))
         self._heard()
+        self._signal(signal.SIGSTOP)
 
     def window(self) -> OverlapReport:
-        """The next window."""
+        """The next window. Between its windows a job is stopped: even ranks that wait take some of the cores."""
+        self._signal(signal.SIGCONT)
         for _, pipe in self._ranks:
             pipe.send(True)
         report = self._heard()[0]
+        self._signal(signal.SIGSTOP)
         assert isinstance(report, OverlapReport)
         if not (report.complete and report.valid and report.e2e_sequential_ms is not None):
             raise RuntimeError(f"a window of {self._name} does not count: {'; '.join(report.problems)}")
@@ -162,6 +168,7 @@ class RunningJob:
 
     def end(self) -> None:
         """End the ranks, whatever they do."""
+        self._signal(signal.SIGCONT)
         for process, pipe in self._ranks:
             if process.is_alive():
                 pipe.send(False)
@@ -169,6 +176,11 @@ class RunningJob:
         for process, _ in self._ranks:
             process.join(max(0.1, deadline - time.monotonic()))
             process.kill()
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process, _ in self._ranks:
+            if process.is_alive():
+                os.kill(process.pid, number)
 
     def _heard(self) -> list[Any]:
         deadline = time.monotonic() + _TURN_TIMEOUT_S
@@ -183,9 +195,9 @@ class RunningJob:
         return found
 
 
-def setup_of(size: str, layout: str) -> Setup:
+def setup_of(size: str, layout: str, batch: int = BATCH) -> Setup:
     """How Megatron is told of a job."""
-    return Setup(tp=LAYOUTS[layout][1], **SIZES[size], **COMMON)
+    return Setup(tp=LAYOUTS[layout][1], batch=batch, **SIZES[size], **COMMON)
 
 
 def hardware_of(
@@ -268,7 +280,7 @@ def _median_term(steps: Sequence[StepTime], name: str) -> float:
     return statistics.median([getattr(step, name) for step in steps])
 
 
-def measure(rounds: int) -> tuple[dict[Key, JobShape], list[dict[Key, OverlapReport]]]:
+def measure(rounds: int, batch: int) -> tuple[dict[Key, JobShape], list[dict[Key, OverlapReport]]]:
     """Run all jobs, in turns; what they are, and a window of each in each round."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
@@ -279,7 +291,7 @@ def measure(rounds: int) -> tuple[dict[Key, JobShape], list[dict[Key, OverlapRep
     try:
         for size in SIZES:
             for layout in LAYOUTS:
-                jobs[size, layout] = RunningJob(size, layout)
+                jobs[size, layout] = RunningJob(size, layout, batch)
         for number in range(-1, rounds):
             windows = {key: job.window() for key, job in jobs.items()}
             if number >= 0:  # the first is for caches and allocators
@@ -328,9 +340,12 @@ def main() -> None:
     """Run the jobs, print a line for each, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=8, help="windows of each job")
+    parser.add_argument(
+        "--batch", type=int, default=BATCH, help="sequences of a micro-batch on each data-parallel rank"
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    results = results_of(*measure(options.rounds))
+    results = results_of(*measure(options.rounds, options.batch))
     _show(results)
     if options.json:
         environment = {
@@ -341,7 +356,13 @@ def main() -> None:
             "cores": os.cpu_count(),
             "command": " ".join(["python", *sys.argv]),
         }
-        found = {"environment": environment, "goal": GOAL, "models": SIZES, "common": COMMON, **results}
+        found = {
+            "environment": environment,
+            "goal": GOAL,
+            "models": SIZES,
+            "common": {**COMMON, "batch": options.batch},
+            **results,
+        }
         options.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
