@@ -341,9 +341,8 @@ class WindowRunner(StepRunner):
             return
         first_step, cost = window.marks.first_step, window.cost
         cost.enter(clocks.now())
-        closed = replace(
-            window.marks.close(complete), terms=self._terms(first_step).digest, cost=cost, chunks=self.model_chunks
-        )
+        closed, terms = window.marks.close(complete), self._terms(first_step).digest
+        closed = replace(closed, terms=terms, cost=cost, chunks=self.model_chunks)
         self._window = self._slot.window = None  # if closing it fails, it is still there to be discarded
         if closed.missing_profile:
             self._notices.warn_once("profiler", f"{closed.missing_profile}; the rest is measured")
