@@ -37,6 +37,7 @@ def build_monitor(
     root: str | os.PathLike[str] = "",
     sinks: MakeSinks | None = None,
     check: Callable[[], None] = lambda: None,
+    precision: Callable[[], str | None] = lambda: None,
 ) -> OverlapMonitor:
     """A monitor from the options of ``Schedule`` and ``OverlapMonitor`` taken together.
 
@@ -49,6 +50,7 @@ def build_monitor(
         root: the folder that holds the run's own folder by default.
         sinks: makes the monitor's sinks. By default they are those of the options.
         check: raises where the framework cannot be measured.
+        precision: that of the framework's matrix products, or None; it counts where the user gave none.
 
     Raises:
         TypeError: an option that does not exist; (strict only) a value of the wrong type, or ``schedule`` together with
@@ -58,6 +60,8 @@ def build_monitor(
     check_names(options)
     try:
         check()
+        if options.get("precision") is None:
+            options = {**options, "precision": _told(precision)}
         return _build(framework, options, root, sinks)
     except Exception as error:
         return switched_off(framework, error, strict=options.get("strict"))
@@ -77,6 +81,27 @@ def switched_off(framework: str, error: Exception, *, strict: Any = False) -> Ov
     monitor = OverlapMonitor(sinks=[], framework=framework)
     monitor.close()
     return monitor
+
+
+def _told(precision: Callable[[], str | None]) -> str | None:
+    try:
+        return precision()
+    except Exception:
+        return None  # a version that names it otherwise: only MFU needs it
+
+
+def full_precision() -> str | None:
+    """That of matrix products of 32-bit tensors, by torch's setting; None where its old and new settings are mixed."""
+    try:
+        return "tf32" if torch.cuda.is_available() and torch.backends.cuda.matmul.allow_tf32 else "fp32"
+    except RuntimeError:
+        return None
+
+
+def precision_of(dtype: Any) -> str | None:
+    """That of matrix products of tensors of a type; None for types without a peak."""
+    known = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+    return full_precision() if dtype is torch.float32 else known.get(dtype)
 
 
 def check_names(options: dict[str, Any]) -> None:

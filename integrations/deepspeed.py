@@ -20,9 +20,11 @@ from .base import (
     check_names,
     check_version,
     flush_sinks,
+    full_precision,
     is_native,
     lacks,
     missing_of,
+    precision_of,
     switched_off,
     wrap,
 )
@@ -86,7 +88,12 @@ def attach(engine: DeepSpeedEngine, *, sequential: str = "gate", **options: Any)
     if switches is not None:
         framework += f", sequential by {switches.name}"
     events = EventsSink(engine)
-    monitor = build_monitor(framework, options, sinks=lambda given, folder: _sinks(given, folder, engine, events))
+    monitor = build_monitor(
+        framework,
+        options,
+        sinks=lambda given, folder: _sinks(given, folder, engine, events),
+        precision=lambda: _precision(engine),
+    )
     if not monitor.active:
         return monitor
     if switches is not None:
@@ -157,6 +164,16 @@ class _Steps:
             self._monitor.skip_step("its gradients overflowed")
         self._monitor.step_end(self._number)
         flush_sinks(self._deferred, self._monitor)
+
+
+def _precision(engine: DeepSpeedEngine) -> str | None:
+    """That of matrix products; None where torch's autocast, which the engine may use, has another type."""
+    autocast = getattr(engine, "torch_autocast_enabled", None)
+    if autocast is not None and autocast():
+        return precision_of(engine.torch_autocast_dtype())
+    if engine.bfloat16_enabled():
+        return "bf16"
+    return "fp16" if engine.fp16_enabled() else full_precision()
 
 
 def _dimensions(engine: DeepSpeedEngine) -> dict[str, str]:

@@ -14,7 +14,7 @@ from overlap_callbacks.analysis.dimension_rules import dimension_of
 from overlap_callbacks.monitor import EXCEPTION_CLOSE_TIMEOUT_S
 from overlap_callbacks.sinks import FunctionSink, JsonlSink
 
-from .base import build_monitor, check_names, check_version, expect_dtensors, flush_sinks, missing_of
+from .base import build_monitor, check_names, check_version, expect_dtensors, flush_sinks, full_precision, missing_of
 from .pytorch import arms_of
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ class OverlapCallback(pl.Callback):
             root=trainer.default_root_dir,
             sinks=lambda given, folder: self._sinks(trainer, given, folder),
             check=_check_version,
+            precision=lambda: _precision(trainer.precision),
         )
         if self.monitor.active:
             self.monitor.name_groups(_dimensions(trainer.strategy))
@@ -161,6 +162,14 @@ class LoggerSink(FunctionSink):
             flush_on_close=False,
             exact_keys=True,
         )
+
+
+def _precision(name: Any) -> str | None:
+    """That of matrix products, of Lightning's name for it; None for 64 bit and whatever else."""
+    kind = str(name).removesuffix("-mixed").removesuffix("-true")
+    # "transformer-engine" chooses 8 bit layer by layer.
+    known = {"16": "fp16", "bf16": "bf16", "transformer-engine": "fp8", "transformer-engine-float16": "fp8"}
+    return full_precision() if kind == "32" else known.get(kind)
 
 
 def _check_version() -> None:

@@ -18,7 +18,7 @@ from overlap_callbacks.sinks import JsonlSink
 from ._megatron_core import MegatronCore
 from ._megatron_reports import LAST_REPORT_S, Inbox, Outbox
 from ._megatron_switches import Switches
-from .base import MakeSinks, build_monitor, check_names, is_native, switched_off, wrap
+from .base import MakeSinks, build_monitor, check_names, is_native, precision_of, switched_off, wrap
 
 _in_use: list[str] = []  # which of the two functions here has a monitor in this process, if any
 
@@ -161,7 +161,8 @@ def _open(
     if not core.groups.model_parallel_is_initialized():
         raise RuntimeError("model parallelism is not initialised: call initialize_model_parallel() first")
     switches = Switches(core.ddp, chunks, by_hand) if is_native(sequential) else None
-    monitor = build_monitor(core.name, options, sinks=sinks)
+    config = getattr(chunks[0], "config", None)
+    monitor = build_monitor(core.name, options, sinks=sinks, precision=lambda: _precision(config))
     steps = _Steps(monitor)
 
     def make_switches(arm: object = None) -> Switches:
@@ -169,13 +170,23 @@ def _open(
         return steps.switches
 
     if monitor.active:
-        monitor.name_groups(core.dimensions(getattr(chunks[0], "config", None)))
+        monitor.name_groups(core.dimensions(config))
+        monitor.tell_model_chunks(len(chunks))
         if switches is not None:
             steps.switches = switches
             monitor.use_native(switches)
         monitor.offer_switches({"native": make_switches})
         monitor.call_on_close(wrap(core.communicator, "_communicate", _waiting(monitor)))
     return steps
+
+
+def _precision(config: Any) -> str | None:
+    """That of matrix products, by Megatron's configuration of the model; None without one."""
+    if config is None:
+        return None
+    kinds = (("fp8", "fp8"), ("bf16", "bf16"), ("fp16", "fp16"))
+    chosen = next((name for attribute, name in kinds if getattr(config, attribute, None)), None)
+    return chosen or precision_of(getattr(config, "params_dtype", None))
 
 
 def _waiting(monitor: OverlapMonitor) -> Callable[..., Any]:

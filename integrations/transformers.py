@@ -13,9 +13,19 @@ from torch.distributed.tensor import DTensor
 
 from overlap_callbacks import OverlapMonitor
 from overlap_callbacks.analysis.dimension_rules import dimension_of
+from overlap_callbacks.analysis.peaks import PRECISIONS
 from overlap_callbacks.monitor import EXCEPTION_CLOSE_TIMEOUT_S
 
-from .base import build_monitor, check_names, check_version, expect_dtensors, lacks, missing_of, switched_off
+from .base import (
+    build_monitor,
+    check_names,
+    check_version,
+    expect_dtensors,
+    lacks,
+    missing_of,
+    precision_of,
+    switched_off,
+)
 from .pytorch import arms_of, attach
 
 try:
@@ -71,7 +81,11 @@ class OverlapCallback(transformers.TrainerCallback):
         self.close()
         framework = f"transformers {transformers.__version__}"
         self.monitor = build_monitor(
-            framework, self._options, root=args.output_dir or "", check=lambda: _check_version(args, state, objects)
+            framework,
+            self._options,
+            root=args.output_dir or "",
+            check=lambda: _check_version(args, state, objects),
+            precision=lambda: _precision(args, objects["model"]),
         )
         if self.monitor.active:
             self.monitor.name_groups(dimensions_of(objects["model"].parameters()) | _deepspeed_dimensions(args))
@@ -150,9 +164,27 @@ def attach_accelerate(optimizer: AcceleratedOptimizer, **options: Any) -> Overla
             )
     except (ValueError, RuntimeError) as error:
         return switched_off(f"accelerate {accelerate.__version__}", error, strict=options.get("strict"))
+    if options.get("precision") is None:
+        options["precision"] = _accelerate_precision(optimizer)
     monitor: OverlapMonitor = attach(inner, **options)
     monitor.name_groups(dimensions_of(parameter for group in inner.param_groups for parameter in group["params"]))
     return monitor
+
+
+def _accelerate_precision(optimizer: AcceleratedOptimizer) -> str | None:
+    """That of matrix products: of Accelerate's mixed precision, else of the parameters."""
+    mixed = getattr(getattr(optimizer, "accelerator_state", None), "mixed_precision", "no")
+    if mixed != "no":
+        return mixed if mixed in PRECISIONS else None
+    first = next((parameter for group in optimizer.param_groups for parameter in group["params"]), None)
+    return precision_of(getattr(first, "dtype", None))
+
+
+def _precision(args: Any, model: Any) -> str | None:
+    """That of matrix products: of autocast, else of the model's parameters."""
+    if getattr(args, "bf16", False) or getattr(args, "fp16", False):
+        return "bf16" if args.bf16 else "fp16"
+    return precision_of(getattr(model, "dtype", None))
 
 
 def _check_version(args: Any, state: Any, objects: dict[str, Any]) -> None:

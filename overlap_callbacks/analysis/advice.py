@@ -10,6 +10,7 @@ from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.bound import Bound
 from overlap_callbacks.analysis.results.step_parts import LateRank, StepParts
 from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime
+from overlap_callbacks.analysis.stragglers import Straggler
 
 DOCS = "docs/bottlenecks.md"
 # Contention that is worth advice, as a share of the step.
@@ -18,6 +19,7 @@ _MUCH_CONTENTION = 0.03
 # late: DDP's own bucket has 25 MB.
 _SHORT_MESSAGE_BYTES = 4e6
 _LONG_MESSAGE_BYTES = 100e6
+_MOST_NAMED = 3
 
 
 class Advice(NamedTuple):
@@ -45,6 +47,7 @@ class Circumstances(NamedTuple):
     Attributes:
         parts: of a step.
         late: the rank for which others wait; None if there is none.
+        stragglers: ranks, and then hosts, that come last to collectives of sequential steps, the worst of each first.
         backend: of the default process group.
         dimensions: communication by dimension of parallelism.
         collectives: of the lowest rank.
@@ -53,6 +56,7 @@ class Circumstances(NamedTuple):
 
     parts: StepParts
     late: LateRank | None
+    stragglers: Sequence[Straggler]
     backend: str
     dimensions: Sequence[DimensionTime]
     collectives: Sequence[CollectiveTime]
@@ -152,9 +156,28 @@ def _against_bubble(seen: Circumstances) -> Iterator[Advice]:
 
 
 def _against_straggler(seen: Circumstances) -> Iterator[Advice]:
-    late = seen.late
+    late, sure = seen.late, [row for row in seen.stragglers if row.sure]
+    hosts = [row for row in sure if row.rank < 0]
+    if hosts:
+        yield Advice(
+            "straggler",
+            f"Look at {_listed(hosts)} first: clocks, temperature, network, other programs.",
+            f"Of its ranks one comes last: {hosts[0].how_sure()}.",
+        )
     if late is None:
-        yield Advice("straggler", "Find out which rank comes last.", "It differs between windows.")
+        ranks = [row for row in sure if row.rank >= 0]
+        if ranks:
+            yield Advice(
+                "straggler",
+                f"Look at {_listed(ranks)}: clock, temperature, share of the work, data loader.",
+                f"Of {ranks[0].name}: {ranks[0].how_sure()}.",
+            )
+        else:
+            yield Advice(
+                "straggler",
+                "Measure more windows, to find out which rank comes last.",
+                "It differs between windows, and no rank comes last more often than by chance for certain.",
+            )
     elif late.busy:
         yield Advice(
             "straggler",
@@ -167,6 +190,11 @@ def _against_straggler(seen: Circumstances) -> Iterator[Advice]:
             f"Look at the host of rank {late.rank}: its data loader, its CPUs, other programs.",
             "It is idle for longer than the other ranks.",
         )
+
+
+def _listed(rows: Sequence[Straggler]) -> str:
+    *others, last = [row.name for row in rows[:_MOST_NAMED]]
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 _AGAINST = {

@@ -13,6 +13,7 @@ from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.step_parts import LateRank, StepParts, mean_parts
 from overlap_callbacks.analysis.run_summary import RunSummary
+from overlap_callbacks.analysis.stragglers import Straggler, stragglers
 
 
 class Bottleneck(NamedTuple):
@@ -23,6 +24,7 @@ class Bottleneck(NamedTuple):
         runner_up: what takes nearly as much; None if nothing does.
         parts: of a step.
         late: the rank for which others wait; None if there is none.
+        stragglers: ranks, and then hosts, that come last to collectives of sequential steps, the worst of each first.
         advice: what to try, the most promising first.
     """
 
@@ -30,6 +32,7 @@ class Bottleneck(NamedTuple):
     runner_up: Bound | None
     parts: StepParts
     late: LateRank | None
+    stragglers: tuple[Straggler, ...]
     advice: tuple[Advice, ...]
 
     def sentence(self, style: Style = PLAIN) -> str:
@@ -37,6 +40,8 @@ class Bottleneck(NamedTuple):
         words = f"Steps are {self.bound.value}-bound: {_evidence(self.bound, self.parts, self.late, style)}."
         if self.runner_up is not None:
             words += f" Nearly as much: {_evidence(self.runner_up, self.parts, self.late, style)}."
+        if Bound.STRAGGLER in (self.bound, self.runner_up):
+            words += _who_is_late(self.stragglers, style)
         return words
 
 
@@ -53,16 +58,19 @@ def bottleneck_of(windows: Sequence[OverlapReport], speedup: Estimate | None = N
     parts = mean_parts([parts for _, (parts, _) in measured])
     late = _late([late for _, (_, late) in measured])
     bound, runner_up = bound_of(parts)
+    arrivals = [window.arrivals for window, _ in measured if window.valid]
+    late_ones = (*stragglers(arrivals), *stragglers(arrivals, hosts=True))
     detailed = next((window for window, _ in reversed(measured) if window.collectives), measured[-1][0])
     circumstances = Circumstances(
         parts=parts,
         late=late,
+        stragglers=late_ones,
         backend=detailed.backend,
         dimensions=detailed.dimensions,
         collectives=detailed.collectives,
         overlap_costs=speedup is not None and speedup.ci_high is not None and speedup.ci_high < 0,
     )
-    return Bottleneck(bound, runner_up, parts, late, advice_for(bound, circumstances))
+    return Bottleneck(bound, runner_up, parts, late, late_ones, advice_for(bound, circumstances))
 
 
 def run_bottleneck(summary: RunSummary) -> Bottleneck | None:
@@ -81,6 +89,12 @@ def _late(of_windows: Sequence[LateRank | None]) -> LateRank | None:
     alike = [late for late in of_windows if late is not None and late.rank == rank]
     waiting_ms = sum(late.waiting_ms for late in alike) / times
     return LateRank(rank, waiting_ms, busy=2 * sum(late.busy for late in alike) > times)
+
+
+def _who_is_late(of_run: Sequence[Straggler], style: Style) -> str:
+    """The worst rank and the worst host of sequential steps, and how sure that is, as sentences."""
+    worst = [next((row for row in of_run if (row.rank < 0) is host), None) for host in (False, True)]
+    return "".join([f" {row.name.capitalize()}: {row.how_sure(style)}." for row in worst if row is not None])
 
 
 def _evidence(bound: Bound, parts: StepParts, late: LateRank | None, style: Style) -> str:

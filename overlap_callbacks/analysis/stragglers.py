@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from overlap_callbacks.analysis.formatting import PLAIN, Style
 from overlap_callbacks.analysis.results.arrivals import Arrivals, Lateness
 
 # For whom others wait for less of the time of their collectives is not worth a line.
@@ -55,6 +56,22 @@ class Straggler(NamedTuple):
     def sure(self) -> bool:
         """Whether the whole interval is above chance."""
         return self.low > self.chance
+
+    @property
+    def name(self) -> str:
+        """The rank or the host, by its number."""
+        return f"rank {self.rank}" if self.rank >= 0 else f"host {self.host}"
+
+    def how_sure(self, style: Style = PLAIN) -> str:
+        """How often the others wait for it longest, with the interval, as the end of a sentence."""
+        share, chance = style.percent(self.share, decimals=0), style.percent(self.chance, decimals=0)
+        words = f"in {share} of steps the others wait for it longest (95% interval {self.interval(style)}, by chance "
+        return f"{words}{chance}){'' if self.sure else ', which may be chance'}"
+
+    def interval(self, style: Style = PLAIN) -> str:
+        """The interval of the share of steps."""
+        low, high = style.percent(self.low, decimals=0), style.percent(self.high, decimals=0)
+        return f"{low.removesuffix('%')} to {high}"
 
 
 def stragglers(windows: Iterable[Arrivals | None], *, hosts: bool = False) -> list[Straggler]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from overlap_callbacks.cli._options import MATRIX_PARAMETERS, json_option, matri
 from overlap_callbacks.cli._output import draw_matrix, newest_run, one_line, print_json, print_tables, require
 
 if TYPE_CHECKING:
+    from overlap_callbacks.analysis.communication.fitting import RecordedRates
     from overlap_callbacks.analysis.communication.job_shape import JobShape
     from overlap_callbacks.analysis.communication.model_shape import ModelShape
     from overlap_callbacks.analysis.communication.step_time import Hardware
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
     from overlap_callbacks.report.terminal_predict import Prediction
     from overlap_callbacks.report.traffic import Mapping
 
-_GB, _TERA, _GIB = 1e9, 1e12, 2**30
+_GB, _TERA, _GIB, _US_PER_S = 1e9, 1e12, 2**30, 1e6
+_DIMENSIONS = ("tensor", "pipeline", "data")
+# Of a record, rates are those of the newest windows: a machine may have changed.
+_WINDOWS_OF_RATES = 16
 # Names of the options are those of JobShape's fields but for these.
 _SIZES = {"pp": "p", "tp": "t", "dp": "d"}
 # Rates beyond these are slips of the pen, and times made of them are no numbers.
@@ -71,17 +75,20 @@ _HARDWARE_OPTIONS = (
     click.option("--tensor-bandwidth", type=float, metavar="GB/S", help="Of tensor-parallel messages."),
     click.option("--pipeline-bandwidth", type=float, metavar="GB/S", help="Of pipeline messages."),
     click.option("--data-bandwidth", type=float, metavar="GB/S", help="Of gradients and parameters."),
-    click.option("--from", "source", type=click.Path(path_type=Path), metavar="RUN",
-                 help="Take bandwidths that are not given from the record of RUN."),
+    click.option("--latency", type=float, metavar="US",
+                 help="Of each step of a ring, in microseconds; by default 0, or that of --from."),
+    click.option("--from", "sources", type=click.Path(path_type=Path), metavar="RUN", multiple=True,
+                 help="Take rates that are not given from the record of RUN; a further RUN adds what the others lack."),
     click.option("--peak", type=float, metavar="TFLOP/S", help="Peak of one device in the job's precision."),
-    click.option("--utilisation", type=float, default=0.4, show_default=True, help="Share of it that is reached."),
+    click.option("--utilisation", type=float, default=0.4, show_default=True,
+                 help="Share of --peak that is reached."),
     click.option("--memory", type=float, metavar="GIB", help="Of one device: layouts that need more are infeasible."),
 )  # fmt: skip
 
 # What says nothing of a job's messages.
 _NOT_CHECKED = (
-    "what_if", "all_ranks", "source", "bandwidth", "tensor_bandwidth", "pipeline_bandwidth", "data_bandwidth", "peak",
-    "utilisation", "memory", *MATRIX_PARAMETERS,
+    "what_if", "all_ranks", "sources", "latency", "bandwidth", "tensor_bandwidth", "pipeline_bandwidth",
+    "data_bandwidth", "peak", "utilisation", "memory", *MATRIX_PARAMETERS,
 )  # fmt: skip
 
 
@@ -106,7 +113,7 @@ def _with(options: tuple[Callable[[Any], Any], ...]) -> Callable[[Any], Any]:
 def command(check: Path | None, as_json: bool, **given: Any) -> None:
     """What a training job should send, message by message, and how long its step should take.
 
-    Step times need --peak and bandwidths, given or from a record.
+    Step times need the rate of compute and bandwidths, given or from a record.
     """
     import msgspec
 
@@ -290,44 +297,81 @@ def _check_hardware(given: dict[str, Any]) -> None:
             raise ValueError(f"{name.replace('_', ' ')} must be a positive, finite number of {unit}, got {value:g}")
         if value is not None and not _LEAST <= value <= _MOST:
             raise ValueError(f"{name.replace('_', ' ')} must be from {_LEAST:g} to {_MOST:,.0f} {unit}, got {value:g}")
+    latency_us = given["latency"]
+    if latency_us is not None and not 0 <= latency_us <= _MOST:
+        raise ValueError(f"latency must be from 0 to {_MOST:,.0f} us, got {latency_us:g}")
     _validation.fraction("utilisation", given["utilisation"])
     if given["utilisation"] < _LEAST:
         raise ValueError(f"utilisation must be at least {_LEAST:g}, got {given['utilisation']:g}")
 
 
 def _hardware(job: JobShape, given: dict[str, Any], notes: list[str]) -> Hardware | None:
+    from overlap_callbacks.analysis.communication.links import Link
     from overlap_callbacks.analysis.communication.step_time import Hardware
 
-    dimensions = ("tensor", "pipeline", "data")
-    chosen = {name: given[f"{name}_bandwidth"] for name in dimensions}
-    for name in dimensions:
-        if chosen[name] is None:
-            chosen[name] = given["bandwidth"]
-    rates = {name: value * _GB for name, value in chosen.items() if value is not None}
-    if given["source"] is not None:
-        from overlap_callbacks.analysis.communication.fitting import effective_bandwidths
-
-        rates = {**effective_bandwidths(_window(given["source"]).collectives), **rates}
+    rates = _recorded_rates(given["sources"])
+    links, rate = dict(rates.links), rates.compute_flop_per_s
+    latency_s = None if given["latency"] is None else given["latency"] / _US_PER_S
+    for name in _DIMENSIONS:
+        chosen = given["bandwidth"] if given[f"{name}_bandwidth"] is None else given[f"{name}_bandwidth"]
+        if chosen is not None:
+            links[name] = Link(chosen * _GB)
+        if name in links and latency_s is not None:
+            links[name] = Link(links[name].bytes_per_s, latency_s)
+    if given["peak"] is not None:
+        rate = given["utilisation"] * given["peak"] * _TERA
     # A dimension of one rank sends nothing, whatever its bandwidth; another layout may need it.
-    sizes = zip(dimensions, (job.t, job.p, job.d), strict=True)
+    sizes = zip(_DIMENSIONS, (job.t, job.p, job.d), strict=True)
     needed = [name for name, size in sizes if size > 1 or (given["what_if"] and job.layout == "megatron")]
-    missing = [name for name in needed if name not in rates]
-    if given["peak"] is None or missing:
-        wanted = [] if given["peak"] is not None else ["--peak"]
-        wanted += [f"--{name}-bandwidth" for name in missing]
-        hint = " (--bandwidth stands for all of them)" if len(missing) > 1 else ""
-        if missing and given["source"] is not None:
-            hint += f": the record of {given['source']} has no timed messages of {' and '.join(missing)} parallelism"
-        notes.append(f"no step time without {' and '.join(wanted)}{hint}")
+    missing = [name for name in needed if name not in links]
+    if rate is None or missing:
+        notes.append(_what_is_missing(missing, given["sources"], with_rate=rate is not None))
         return None
-    known = [rates[name] for name in needed] or [_GB]
+    known = [links[name] for name in needed] or [Link(_GB)]
+    # The few bytes of the gradients' norm go with the gradients, also in a job that reduces none.
+    worst = Link(min([link.bytes_per_s for link in known]), max([link.latency_s for link in known]))
+    taken = {name: links.get(name, worst) for name in _DIMENSIONS}
     hardware = Hardware(
-        **{f"{name}_bytes_per_s": rates.get(name, min(known)) for name in dimensions},
-        peak_flop_per_s=given["peak"] * _TERA,
-        utilisation=given["utilisation"],
+        **{f"{name}_bytes_per_s": link.bytes_per_s for name, link in taken.items()},
+        **{f"{name}_latency_s": link.latency_s for name, link in taken.items()},
+        peak_flop_per_s=rate if given["peak"] is None else given["peak"] * _TERA,
+        utilisation=1.0 if given["peak"] is None else given["utilisation"],
     )
     hardware.check()
+    if given["sources"]:
+        notes.append(_what_is_taken(hardware, needed))
     return hardware
+
+
+def _recorded_rates(sources: Sequence[Path]) -> RecordedRates:
+    from overlap_callbacks.analysis.communication.fitting import RecordedRates, recorded_rates
+
+    rates = RecordedRates()
+    for source in sources:
+        rates = rates.completed_by(recorded_rates(_windows(source)[-_WINDOWS_OF_RATES:]))
+    return rates
+
+
+def _what_is_missing(missing: Sequence[str], sources: Sequence[Path], *, with_rate: bool) -> str:
+    wanted = ([] if with_rate else ["--peak"]) + [f"--{name}-bandwidth" for name in missing]
+    hint = " (--bandwidth stands for all of them)" if len(missing) > 1 else ""
+    if sources:
+        records = "records of" if len(sources) > 1 else "record of"
+        lacks = [] if with_rate else ["no FLOP of a step beside its sequential time"]
+        lacks += [f"no timed messages of {' and '.join(missing)} parallelism"] if missing else []
+        hint += f": the {records} {' and '.join(map(str, sources))} has {' and '.join(lacks)}"
+    return f"no step time without {' and '.join(wanted)}{hint}"
+
+
+def _what_is_taken(hardware: Hardware, dimensions: Sequence[str]) -> str:
+    """The rates of which a prediction is made, where nobody gave them all."""
+    rates = [f"{hardware.utilisation * hardware.peak_flop_per_s / _TERA:,.4g} TFLOP/s of compute"]
+    for name in dimensions:
+        bandwidth = getattr(hardware, f"{name}_bytes_per_s") / _GB
+        latency_us = getattr(hardware, f"{name}_latency_s") * _US_PER_S
+        with_latency = f" and {latency_us:,.4g} us a step of the ring" if latency_us else ""
+        rates.append(f"{bandwidth:,.4g} GB/s{with_latency} of {name} parallelism")
+    return f"step times are of {'; '.join(rates)}"
 
 
 def _checked(job: JobShape, run: Path) -> list[Any]:
@@ -344,13 +388,18 @@ def _checked(job: JobShape, run: Path) -> list[Any]:
 
 def _window(run: Path) -> OverlapReport:
     """The newest window of a run that has collectives, whole."""
+    return _windows(run)[-1]
+
+
+def _windows(run: Path) -> list[OverlapReport]:
+    """The windows of a run that have collectives, whole; at least one."""
     from overlap_callbacks.report import record
 
     try:
         windows = record.read(newest_run(run)).windows
     except record.RecordError as error:
         raise click.ClickException(one_line(str(error))) from None
-    found = next((window for window in reversed(windows) if window.collectives), None)
-    if found is None:
+    found = [window for window in windows if window.collectives]
+    if not found:
         raise ValueError(f"the record of {run} has no window with collectives")
     return found

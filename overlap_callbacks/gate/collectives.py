@@ -24,8 +24,10 @@ POINT_TO_POINT = SENDS | RECEIVES
 
 
 _NO_NAME = "unregistered"
+# Outputs and inputs are its first arguments: lists with one tensor for each rank.
+_ALL_TO_ALL_OF_LISTS = "alltoall_"
 
-# Rows that an all-to-all receives from each rank of its group, and that it sends to each.
+# What an all-to-all receives from each rank of its group, and sends to each: rows, or of lists of tensors elements.
 Splits = tuple[Sequence[int], Sequence[int]]
 
 # What the gate needs of a call's tensors: bytes in, bytes out, and the first tensor (None without any).
@@ -49,7 +51,8 @@ class OperatorSpec:
         async_op: position of ``async_op``; without one, a position that no call has.
         asynchronous: its value where a call leaves it out; without one, whether the operator returns a ``Work``.
         ends_block: whether it is one of the operators that a coalescing block issues at its end.
-        splits: positions of the sizes of what is received from, and sent to, each rank of the group; None without.
+        splits: what a call with these arguments receives from, and sends to, each rank of the group; None of an
+            operator whose calls do not tell.
     """
 
     name: str
@@ -64,7 +67,7 @@ class OperatorSpec:
     async_op: int = sys.maxsize
     asynchronous: bool = True
     ends_block: bool = False
-    splits: tuple[int, int] | None = None
+    splits: Callable[[tuple[Any, ...]], Splits | None] | None = None
 
 
 @functools.cache
@@ -90,7 +93,6 @@ def _spec(name: str, operator: Any, arguments: list[str]) -> OperatorSpec:
         return next((arguments.index(n) for n in names if n in arguments), -1)
 
     async_op = position("async_op", "asyncOp")
-    splits = position("output_split_sizes"), position("input_split_sizes")
     returns_work = any("Work" in str(value.type) for value in operator._schema.returns)
     default = operator._schema.arguments[async_op].default_value if async_op >= 0 else returns_work
     return OperatorSpec(
@@ -106,7 +108,7 @@ def _spec(name: str, operator: Any, arguments: list[str]) -> OperatorSpec:
         async_op=async_op if async_op >= 0 else sys.maxsize,
         asynchronous=bool(default),
         ends_block="coalesced" in name,
-        splits=splits if min(splits) >= 0 else None,
+        splits=_splits_of(name, position("output_split_sizes"), position("input_split_sizes")),
     )
 
 
@@ -150,10 +152,22 @@ def _sizes_of(name: str, operator: Any, arguments: list[str]) -> Callable[[tuple
     return anything
 
 
-def splits_of(positions: tuple[int, int], args: tuple[Any, ...]) -> Splits | None:
-    """Rows received from and sent to each rank; None where the call leaves them out because all are equal."""
-    received, sent = args[positions[0]], args[positions[1]]
-    return (received, sent) if received and sent else None
+def _splits_of(name: str, output_sizes: int, input_sizes: int) -> Callable[[tuple[Any, ...]], Splits | None] | None:
+    """A function that reads the splits of a call; it returns None where all are equal, or the call leaves them out."""
+
+    def given(args: tuple[Any, ...]) -> Splits | None:
+        received, sent = args[output_sizes], args[input_sizes]
+        return (received, sent) if received and sent else None
+
+    def of_lists(args: tuple[Any, ...]) -> Splits | None:
+        # Rows of tensors that have none are their elements; elements in a row are the same in all.
+        received, sent = [tensor.numel() for tensor in args[0]], [tensor.numel() for tensor in args[1]]
+        uneven = received and sent and (received.count(received[0]) < len(received) or sent.count(sent[0]) < len(sent))
+        return (received, sent) if uneven else None
+
+    if output_sizes >= 0 and input_sizes >= 0:
+        return given
+    return of_lists if name == _ALL_TO_ALL_OF_LISTS else None
 
 
 def num_bytes(value: Any) -> int:
@@ -259,7 +273,8 @@ class Collective:
         asynchronous: the operator's ``async_op``. NCCL runs a collective on a stream of its communicator if it is True,
             and on the issuing stream otherwise. Sends and receives are always asynchronous.
         on_device: whether its first tensor is on a CUDA or ROCm device.
-        splits: of an all-to-all with split sizes, rows received from and sent to each rank; else None.
+        splits: of an all-to-all that has split sizes, or uneven lists of tensors, what is received from and sent to
+            each rank, in rows or in elements; else None.
     """
 
     operator: str

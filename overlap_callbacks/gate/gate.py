@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 
 from overlap_callbacks.gate.coalescing import CoalescingBlocks
-from overlap_callbacks.gate.collectives import Collective, Group, OperatorSpec, splits_of
+from overlap_callbacks.gate.collectives import Collective, Group, OperatorSpec
 from overlap_callbacks.gate.dispatcher import dispatcher
 from overlap_callbacks.gate.foreign import SequenceNumbers
 from overlap_callbacks.gate.let_pass import IN_THE_CHECKED_ORDER, LetPass
@@ -299,7 +299,7 @@ class Gate:
                 self._posting if spec.point_to_point else 0,
                 args[spec.async_op] if len(args) > spec.async_op else spec.asynchronous,
                 on_device,
-                splits=splits_of(spec.splits, args) if spec.splits else None,
+                splits=spec.splits(args) if spec.splits else None,
             )
             if call.posted:
                 self._posted.append(call)

@@ -25,6 +25,10 @@ class ForAdapters:
         """
         self._driver.gate.dimensions.update(dimensions)
 
+    def tell_model_chunks(self, number: int) -> None:
+        """Say how many model chunks of an interleaved pipeline this rank has; messages alone do not always tell it."""
+        self._driver.window_runner.model_chunks = number
+
     def expect_nested_collectives(self) -> None:
         """Say that operators issue collectives themselves, as those on DTensors do. Call it before the first window.
 

@@ -105,6 +105,7 @@ class ClosedWindow:
         cost: what the window costs training; None if nobody looks at the steps around it.
         sampled: steps since the window before whose all-to-alls were recorded.
         compared_with: its arm; None for sequential steps.
+        chunks: model chunks of an interleaved pipeline on this rank; 1 without, or if nobody tells.
     """
 
     number: int
@@ -122,6 +123,7 @@ class ClosedWindow:
     cost: WindowCost | None = None
     sampled: tuple[SampledStep, ...] = ()
     compared_with: ComparedArm | None = None
+    chunks: int = 1
 
 
 class Window:

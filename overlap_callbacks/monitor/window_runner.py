@@ -101,6 +101,7 @@ class WindowRunner(StepRunner):
     Attributes:
         arms: what the job as configured is compared with.
         tokens_per_step: that one step of the whole job trains on; None if not known.
+        model_chunks: of an interleaved pipeline, on this rank; 1 without.
         num_opened: windows opened so far.
     """
 
@@ -116,6 +117,7 @@ class WindowRunner(StepRunner):
         super().__init__(gate, switch)
         self.arms = ArmRotation(config.checked_arms, switch.offers, notices, strict=config.strict)
         self.tokens_per_step = config.tokens_per_step
+        self.model_chunks = 1
         self.num_opened = 0
         self._schedule = config.schedule
         self._slot = slot
@@ -342,7 +344,7 @@ class WindowRunner(StepRunner):
         first_step, cost = window.marks.first_step, window.cost
         cost.enter(clocks.now())
         terms = _terms(self._schedule, self._switch.native, self.arms.names, window)
-        closed = replace(window.marks.close(complete), terms=terms.digest, cost=cost)
+        closed = replace(window.marks.close(complete), terms=terms.digest, cost=cost, chunks=self.model_chunks)
         self._window = self._slot.window = None  # if closing it fails, it is still there to be discarded
         if closed.missing_profile:
             self._notices.warn_once("profiler", f"{closed.missing_profile}; the rest is measured")

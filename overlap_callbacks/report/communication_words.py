@@ -83,20 +83,11 @@ def waiting_sentence(found: Waiting, style: Style = PLAIN) -> str:
     if not found.ranks:
         return f"{words} {NO_STRAGGLER}"
     first = found.ranks[0]
-    sure = "" if first.sure else ", which may be chance"
-    share, chance = style.percent(first.share, decimals=0), style.percent(first.chance, decimals=0)
     last, waited = style.percent(first.last_share, decimals=0), style.quantity(first.waiting_ms, "ms")
     return (
-        f"{words} Most for {found.who(first)}: in {share} of steps the others wait for it longest (95% interval "
-        f"{interval_in_words(first, style)}, by chance {chance}){sure}. It comes last to {last} of {first.calls:,} "
+        f"{words} Most for {found.who(first)}: {first.how_sure(style)}. It comes last to {last} of {first.calls:,} "
         f"timed collectives ({first.dimension}), and the others wait for {waited} each time."
     )
-
-
-def interval_in_words(row: Straggler, style: Style = PLAIN) -> str:
-    """The interval of the share of steps."""
-    low, high = style.percent(row.low, decimals=0), style.percent(row.high, decimals=0)
-    return f"{low.removesuffix('%')} to {high}"
 
 
 def windows_in_words(row: Straggler) -> str:

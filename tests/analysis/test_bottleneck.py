@@ -7,6 +7,7 @@ import pytest
 
 from overlap_callbacks.analysis.advice import DOCS
 from overlap_callbacks.analysis.bottleneck import bottleneck_of, run_bottleneck
+from overlap_callbacks.analysis.results.arrivals import Arrivals, DimensionWaiting, Lateness
 from overlap_callbacks.analysis.results.bound import Bound, bound_of
 from overlap_callbacks.analysis.results.estimate import Estimate, Spread
 from overlap_callbacks.analysis.results.report import OverlapReport
@@ -106,6 +107,57 @@ def test_the_evidence_is_in_the_sentence() -> None:
         "Steps are straggler-bound: ranks wait for rank 3, the last one, for 25.0% of a step (25.00 ms of 100.00 ms)."
     )
     assert late.advice[0].what.startswith("Look at rank 3: its clock")
+
+
+def arrivals(*rows: Lateness) -> Arrivals:
+    ranks, hosts = [row for row in rows if row.rank >= 0], [row for row in rows if row.rank < 0]
+    return Arrivals(8, (DimensionWaiting("data", 32, 3.0, 1.0),), tuple(ranks), tuple(hosts))
+
+
+def lateness(rank: int, worst: int, host: int = 0) -> Lateness:
+    """Waited for longest in so many of eight steps; by chance in two."""
+    return Lateness(rank, host, "data", 32, worst, 8, worst, 0.25, 2.0, 0.2)
+
+
+LATE = {"exposed_comm_ms": of_ranks(5.0, 3, 40.0, 0), "compute_busy_ms": of_ranks(50.0, 0, 90.0, 3)}
+
+
+def test_the_evidence_names_the_late_ranks_and_hosts_and_how_sure_that_is() -> None:
+    seen = arrivals(lateness(3, 8), lateness(5, 3), lateness(-1, 8, host=1))
+    found = bottleneck_of([msgspec.structs.replace(measured(LATE, **STEP), arrivals=seen)])
+    assert found is not None
+    sure = "in 100% of steps the others wait for it longest (95% interval 68 to 100%, by chance 25%)."
+    assert found.sentence() == (
+        "Steps are straggler-bound: ranks wait for rank 3, the last one, for 25.0% of a step (25.00 ms of 100.00 ms). "
+        f"Rank 3: {sure} Host 1: {sure}"
+    )
+    first, second, *_ = found.advice
+    assert first.what.startswith("Look at host 1 first:")
+    assert first.why.endswith(sure)
+    assert second.what.startswith("Look at rank 3: its clock")
+
+
+def test_ranks_that_no_profile_shows_are_named_if_that_is_sure() -> None:
+    # In each window another rank is late by its profile, so none is in most of them.
+    spreads = [
+        {"exposed_comm_ms": of_ranks(5.0, rank, 40.0, 0), "compute_busy_ms": of_ranks(50.0, 0, 90.0, rank)}
+        for rank in (3, 4, 5)
+    ]
+
+    def found(*rows: Lateness) -> Any:
+        return bottleneck_of(
+            [msgspec.structs.replace(measured(spread, **STEP), arrivals=arrivals(*rows)) for spread in spreads]
+        )
+
+    sure = found(lateness(6, 7), lateness(2, 5))
+    assert (sure.bound, sure.late) == (Bound.STRAGGLER, None)
+    assert sure.advice[0].what.startswith("Look at rank 2 and rank 6:")
+    assert "(95% interval" in sure.advice[0].why
+    doubtful = found(lateness(6, 3))
+    assert doubtful.sentence().endswith("by chance 25%), which may be chance.")
+    assert doubtful.advice[0].what.startswith("Measure more windows")
+    # Without times of collectives nothing is said of them.
+    assert "wait for it longest" not in bottleneck_of([measured(LATE, **STEP)]).sentence()
 
 
 def test_a_rank_that_is_late_in_few_windows_is_not_named() -> None:

@@ -10,7 +10,10 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from overlap_callbacks.analysis.results.arrivals import ONE_HOST, SizeTransfer
+from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.window import CollectiveTime
+from overlap_callbacks.analysis.results.workload import Throughput
 from overlap_callbacks.cli.main import main
 from tests.report.runs import window, write
 
@@ -138,6 +141,8 @@ def test_tables_for_people() -> None:
             "bandwidth must be from 1e-06 to 1,000,000 GB/s, got 1e-300",
         ),
         (["--model", "gpt2", "--peak", "1e300"], "peak must be from 1e-06 to 1,000,000 TFLOP/s, got 1e+300"),
+        (["--model", "gpt2", "--latency", "-1"], "latency must be from 0 to 1,000,000 us, got -1"),
+        (["--model", "gpt2", "--latency", "nan"], "latency must be from 0 to 1,000,000 us, got nan"),
         (["--model", "gpt2", "--utilisation", "1e-300"], "utilisation must be at least 1e-06, got 1e-300"),
         (
             ["--model", "gpt2", "--tp", "2", "--sequence-parallel", "--layout", "ddp"],
@@ -192,8 +197,8 @@ def collective(**changes: Any) -> CollectiveTime:
     return CollectiveTime(**{**fields, **changes})
 
 
-def recorded(folder: Path, *collectives: CollectiveTime) -> str:
-    report = window()
+def recorded(folder: Path, *collectives: CollectiveTime, **changes: Any) -> str:
+    report = msgspec.structs.replace(window(), **changes)
     samples = tuple([msgspec.structs.replace(sample, collectives=collectives) for sample in report.samples])
     return str(write(folder, msgspec.structs.replace(report, collectives=collectives, samples=samples)))
 
@@ -210,6 +215,74 @@ def test_bandwidths_come_from_the_transfers_of_a_record_unless_they_are_given(tm
     assert predict(*job, "--from", run, "--data-bandwidth", "1")["step"]["data_ms"] == pytest.approx(
         4 * 124_439_808 / 1e9 * 1e3
     )
+
+
+# 90 ms of a sequential step are left beside 20 ms of transfers: 1.8e9 FLOP on two devices are 10 GFLOP/s. The ring has
+# a latency of 1 ms and 1 GB/s.
+RATES: dict[str, Any] = {
+    "e2e_sequential_ms": Estimate(110.0, None, None, 4, 0),
+    "throughput": Throughput(flop_per_step=1.8e9, num_devices=2),
+    "transfers": (
+        SizeTransfer("allreduce_", "world", 2, ONE_HOST, 9, 3, 3_000, 3 * (2 * 1.0 + 0.001)),
+        SizeTransfer("allreduce_", "world", 2, ONE_HOST, 23, 1, 10_000_000, 2 * 1.0 + 10.0),
+    ),
+}
+DATA_PARALLEL = ["--model", "gpt2", "--layout", "ddp", "--dp", "2", "--global-batch", "2"]
+
+
+def test_the_rate_of_compute_and_the_latency_come_from_a_record_too(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run", collective(), collective(group_size=1, operator="barrier"), **RATES)
+    found = predict(*DATA_PARALLEL, "--from", run)
+    same = ["--peak", "0.01", "--utilisation", "1"]
+    told = predict(*DATA_PARALLEL, *same, "--bandwidth", "1", "--latency", "1000")
+    assert found["step"] == pytest.approx(told["step"])
+    (note,) = found["notes"]
+    assert note == (
+        "step times are of 0.01 TFLOP/s of compute; 1 GB/s and 1,000 us a step of the ring of data parallelism"
+    )
+    # What is given counts, and a bandwidth that is given has the latency that is given.
+    assert predict(*DATA_PARALLEL, "--from", run, *same)["step"] == pytest.approx(told["step"])
+    plain = predict(*DATA_PARALLEL, *same, "--bandwidth", "1")
+    assert predict(*DATA_PARALLEL, "--from", run, "--bandwidth", "1")["step"] == pytest.approx(plain["step"])
+    assert plain["step"]["data_ms"] < told["step"]["data_ms"]
+    assert plain["paper_step"] == pytest.approx(told["paper_step"])
+
+
+def test_a_second_record_adds_what_the_first_lacks(tmp_path: Path) -> None:
+    data = recorded(tmp_path / "data", collective(), **RATES)
+    tensor = recorded(tmp_path / "tensor", collective(dimension="tensor", transfer_ms=10.0))
+    job = ["--model", "gpt2", "--tp", "2", "--dp", "2", "--global-batch", "2"]
+    found = predict(*job, "--from", tensor, "--from", data)
+    told = predict(*job, "--peak", "0.01", "--utilisation", "1", "--bandwidth", "1", "--latency", "1000")
+    assert found["step"]["data_ms"] == pytest.approx(told["step"]["data_ms"])
+    # 40 MB in 10 ms: 4 GB/s, without a latency.
+    assert found["step"]["tensor_ms"] < told["step"]["tensor_ms"] / 3
+    (note,) = predict(*job, "--from", tensor)["notes"]
+    assert note.startswith("no step time without --peak and --data-bandwidth: the record of ")
+    assert note.endswith(" has no FLOP of a step beside its sequential time and no timed messages of data parallelism")
+
+
+@pytest.mark.parametrize(
+    "lacking",
+    [
+        {"throughput": None},
+        {"throughput": Throughput(tokens_per_s=1.0, num_devices=2)},
+        {"e2e_sequential_ms": None},
+        {"e2e_sequential_ms": Estimate(15.0, None, None, 4, 0)},
+        {"valid": False},
+    ],
+    ids=["nothing told", "no FLOP", "no sequential steps", "less than the transfers", "invalid"],
+)
+def test_a_record_that_does_not_tell_the_rate_of_compute_gives_none(tmp_path: Path, lacking: dict[str, Any]) -> None:
+    run = recorded(tmp_path / "run", collective(), **{**RATES, **lacking})
+    found = predict(*DATA_PARALLEL, "--from", run)
+    assert found["step"] is None
+    assert found["notes"][0].startswith("no step time without --peak: the record of ")
+
+
+def test_the_bubble_of_a_pipeline_is_not_taken_for_compute(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run", collective(), collective(operator="send", dimension="pipeline"), **RATES)
+    assert predict(*DATA_PARALLEL, "--from", run)["step"] is None
 
 
 def test_a_record_is_held_against_the_prediction_row_by_row(tmp_path: Path) -> None:

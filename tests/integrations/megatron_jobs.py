@@ -34,6 +34,7 @@ class Setup:
         align: let pipeline stages start reductions and gathers together.
         fp16: half precision, with a loss scale of so much.
         vocabulary: rows of the word embeddings.
+        sequence, batch: tokens of a sequence, and sequences of a micro-batch.
         tied: whether the output layer shares its weights with the word embeddings.
         config, ddp: further settings of Megatron's.
     """
@@ -55,6 +56,8 @@ class Setup:
     align: bool = False
     fp16: float = 0.0
     vocabulary: int = VOCABULARY
+    sequence: int = SEQUENCE
+    batch: int = BATCH
     tied: bool = True
     config: tuple[tuple[str, Any], ...] = ()
     ddp: tuple[tuple[str, Any], ...] = ()
@@ -128,8 +131,8 @@ class Job:
             if setup.overlap_param_gather:
                 self.config.param_sync_func = _one([chunk.start_param_sync for chunk in self.model])
         self._schedule = get_forward_backward_func()
-        self._mask = torch.ones(1, 1, SEQUENCE, SEQUENCE, dtype=torch.bool).triu(1)
-        self._positions = torch.arange(SEQUENCE)[None].expand(BATCH, -1)
+        self._mask = torch.ones(1, 1, setup.sequence, setup.sequence, dtype=torch.bool).triu(1)
+        self._positions = torch.arange(setup.sequence)[None].expand(setup.batch, -1)
 
     def _config(self) -> Any:
         from megatron.core.transformer.transformer_config import TransformerConfig
@@ -175,7 +178,7 @@ class Job:
             self.config,
             get_gpt_layer_local_spec(num_experts=4 if self.setup.moe else None, moe_grouped_gemm=False),
             vocab_size=self.setup.vocabulary,
-            max_sequence_length=SEQUENCE,
+            max_sequence_length=self.setup.sequence,
             pre_process=parallel_state.is_pipeline_first_stage(**where),
             post_process=parallel_state.is_pipeline_last_stage(**where),
             share_embeddings_and_output_weights=self.setup.tied,
@@ -195,9 +198,9 @@ class Job:
             data_iterator=data if interleaved else data[0],
             model=self.model if interleaved else self.model[0],
             num_microbatches=self.setup.micro_batches,
-            seq_length=SEQUENCE,
-            micro_batch_size=BATCH,
-            decoder_seq_length=SEQUENCE,
+            seq_length=self.setup.sequence,
+            micro_batch_size=self.setup.batch,
+            decoder_seq_length=self.setup.sequence,
             forward_only=False,
         )
         self.losses += [float(loss["loss"]) for loss in losses]
@@ -213,7 +216,7 @@ class Job:
 
         generator = torch.Generator().manual_seed(1000 * step + parallel_state.get_data_parallel_rank())
         for _ in itertools.count():
-            yield torch.randint(0, VOCABULARY, (BATCH, SEQUENCE), generator=generator)
+            yield torch.randint(0, self.setup.vocabulary, (self.setup.batch, self.setup.sequence), generator=generator)
 
     def _forward(self, data: Any, model: Any) -> Any:
         tokens = next(data)

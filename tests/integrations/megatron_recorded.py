@@ -58,12 +58,13 @@ def shape_of(setup: Setup, world_size: int, stages: tuple[int, ...] = ()) -> Job
     d = world_size // (setup.tp * setup.pp)
     shape = JobShape(
         model=ModelShape(
-            layers=setup.layers, hidden=setup.hidden, heads=4, sequence=SEQUENCE, vocabulary=setup.vocabulary,
+            layers=setup.layers, hidden=setup.hidden, heads=4, sequence=setup.sequence, vocabulary=setup.vocabulary,
             kv_heads=config.get("num_query_groups", 0), ffn=config.get("ffn_hidden_size", 0), tied=setup.tied,
             gated=config.get("gated_linear_unit", False), biases=config.get("add_bias_linear", not setup.moe),
             experts=4 if setup.moe else 0, experts_per_token=2 if setup.moe else 1,
         ),
-        p=setup.pp, t=setup.tp, d=d, ep=setup.ep, micro_batch=BATCH, global_batch=BATCH * setup.micro_batches * d,
+        p=setup.pp, t=setup.tp, d=d, ep=setup.ep,
+        micro_batch=setup.batch, global_batch=setup.batch * setup.micro_batches * d,
         stages=(first, setup.layers - first) if first else stages, chunks=setup.chunks,
         sequence_parallel=setup.sequence_parallel, distributed_optimizer=setup.distributed_optimizer,
         recompute=config.get("recompute_granularity", "none"), dtype="fp16" if setup.fp16 else "fp32",

@@ -20,7 +20,7 @@ from overlap_callbacks.report.communication_words import bandwidths_of, latest_p
 from overlap_callbacks.report.record import Record
 from tests.distributed import run_ranks
 from tests.integrations import megatron_shims
-from tests.integrations.megatron_jobs import FOUR_RANKS, job
+from tests.integrations.megatron_jobs import FOUR_RANKS, TWO_RANKS, job
 
 OPTIONS: dict[str, Any] = {
     "every_n_steps": 20, "first_step": 2, "repeats": 2, "steps_per_block": 2, "warmup_steps": 0, "strict": True,
@@ -45,9 +45,9 @@ def _train_ddp(rank: int, folder: str, late: int) -> None:
             optimizer.zero_grad()
 
 
-def _train_megatron(rank: int, folder: str) -> None:
+def _train_megatron(rank: int, folder: str, name: str) -> None:
     megatron_shims.install()
-    with job(FOUR_RANKS["tp_pp"]) as training:
+    with job({**TWO_RANKS, **FOUR_RANKS}[name]) as training:
         options = {**OPTIONS, "first_step": 3, "profiled_steps": 4, "every_n_steps": 40}
         with megatron.attach(training.model, training.optimizer, **options, run_dir=folder):
             for _ in range(MEGATRON_STEPS):
@@ -126,9 +126,20 @@ def test_a_job_of_equal_ranks_has_no_sure_straggler_of_any_weight(tmp_path: Path
 
 
 @pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="Megatron-core is not installed")
+def test_an_interleaved_pipeline_of_two_stages_has_its_chunks(tmp_path: Path) -> None:
+    """Of four micro-batches with two chunks the first stage sends twelve messages, all of them to the second."""
+    run_ranks(_train_megatron, 2, str(tmp_path), "pp_interleaved", timeout_s=150)
+    found = latest_pipeline(record.read(tmp_path))
+    assert found is not None
+    _, pipeline = found
+    assert (pipeline.num_stages, pipeline.micro_batches, pipeline.chunks) == (2, 4, 2)
+    assert pipeline.expected_fraction == pytest.approx(1 / 9)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="Megatron-core is not installed")
 def test_the_bubble_of_a_pipeline_stands_beside_the_expected_one(tmp_path: Path) -> None:
     """Two stages of two tensor-parallel ranks, two micro-batches a step: (p-1)/(p-1+m) is a third."""
-    run_ranks(_train_megatron, 4, str(tmp_path), timeout_s=150)
+    run_ranks(_train_megatron, 4, str(tmp_path), "tp_pp", timeout_s=150)
     read = record.read(tmp_path)
     found = latest_pipeline(read)
     assert found is not None

@@ -7,6 +7,9 @@ import msgspec
 from overlap_callbacks.analysis.bus_bandwidth import bus_factor
 from overlap_callbacks.analysis.name_rules import collective_of
 
+# How often a ring passes all parts of a message on to the other n-1 ranks.
+_ROUNDS_OF_RING = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
+
 
 class MessageRow(msgspec.Struct, frozen=True):
     """Messages of one rank and one step that have the same dimension, operator, size and number of ranks.
@@ -46,3 +49,14 @@ def wire_factor(operator: str, group_size: int) -> float:
         return 0.0
     factor = bus_factor(collective_of(operator), group_size)
     return 1.0 if factor is None else factor
+
+
+def ring_steps(operator: str, group_size: int) -> int:
+    """Steps in which a call of this operator sends one after the other, if it runs as a ring; 0 with one rank.
+
+    An all-reduce takes 2(n-1), an all-gather, a reduce-scatter and an all-to-all n-1, all others are taken as one.
+    """
+    if group_size == 1:
+        return 0
+    rounds = _ROUNDS_OF_RING.get(collective_of(operator))
+    return 1 if rounds is None or group_size < 1 else rounds * (group_size - 1)

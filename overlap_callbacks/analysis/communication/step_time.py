@@ -10,7 +10,7 @@ import msgspec
 from overlap_callbacks.analysis.communication import equations
 from overlap_callbacks.analysis.communication.floating_point import per_stage_flop
 from overlap_callbacks.analysis.communication.job_shape import JobShape
-from overlap_callbacks.analysis.communication.rows import MessageRow
+from overlap_callbacks.analysis.communication.rows import MessageRow, ring_steps
 from overlap_callbacks.analysis.communication.volumes import rank_rows
 
 # Which bandwidth a dimension's messages have. The norm's few bytes and the embeddings go with the gradients.
@@ -24,6 +24,8 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
         tensor_bytes_per_s, pipeline_bytes_per_s, data_bytes_per_s: effective bandwidth of each dimension's messages.
         peak_flop_per_s: of one device, in the precision of the job.
         utilisation: fraction of the peak that the compute kernels reach.
+        tensor_latency_s, pipeline_latency_s, data_latency_s: time of each step of a ring, and of a send or receive,
+            beside that of its bytes. The paper has none.
     """
 
     tensor_bytes_per_s: float
@@ -31,6 +33,9 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     data_bytes_per_s: float
     peak_flop_per_s: float
     utilisation: float
+    tensor_latency_s: float = 0.0
+    pipeline_latency_s: float = 0.0
+    data_latency_s: float = 0.0
 
     def check(self) -> None:
         """Refuse what no machine has.
@@ -47,6 +52,10 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"{option} must be a positive, finite number, got {value:g}")
+        for name in ("tensor", "pipeline", "data"):
+            latency_s = getattr(self, f"{name}_latency_s")
+            if not (latency_s >= 0 and math.isfinite(latency_s)):
+                raise ValueError(f"{name} latency must be a finite number of at least 0, got {latency_s:g}")
         if not 0 < self.utilisation <= 1:
             raise ValueError(f"utilisation must be a fraction above 0 and at most 1, got {self.utilisation:g}")
 
@@ -111,11 +120,13 @@ def paper_step(job: JobShape, hardware: Hardware) -> StepTime:
 
 
 def communication_ms(rows: Iterable[MessageRow], hardware: Hardware) -> dict[str, float]:
-    """Time of a rank's messages by term of equation 1: bytes on the wire over the effective bandwidth."""
+    """Time of a rank's messages by term of equation 1: bytes on the wire over the effective bandwidth, and latency."""
     found = {"tensor": 0.0, "pipeline": 0.0, "data": 0.0}
     for row in rows:
         term = _TERMS.get(row.dimension, "data")
-        found[term] += row.wire_bytes / getattr(hardware, f"{term}_bytes_per_s") * equations.MS_PER_S
+        latency_s = row.messages * ring_steps(row.operator, row.group_size) * getattr(hardware, f"{term}_latency_s")
+        wire_s = row.wire_bytes / getattr(hardware, f"{term}_bytes_per_s")
+        found[term] += (latency_s + wire_s) * equations.MS_PER_S
     return found
 
 

@@ -23,17 +23,19 @@ class StageSum(msgspec.Struct, frozen=True, array_like=True):
         stage: of the pipeline.
         num_ranks: ranks.
         step_ns, bubble_ns: sums over them.
+        chunks: model chunks of a rank, the most of any; 1 if none tells.
     """
 
     stage: int
     num_ranks: int
     step_ns: int
     bubble_ns: int
+    chunks: int = 1
 
 
 def stages_of(window: RankWindow) -> tuple[StageSum, ...]:
     """That of one rank; none where it is in no pipeline, or no profile tells its bubble."""
-    stage = -1 if window.messages is None else window.messages.stage
+    stage, chunks = (-1, 1) if window.messages is None else (window.messages.stage, window.messages.chunks)
     blocks = [b for b in window.profiled if b.arm is Mode.OVERLAPPED and b.bubble_ms is not None]
     steps = sum([block.num_steps for block in blocks])
     if stage < 0 or not steps:
@@ -41,7 +43,7 @@ def stages_of(window: RankWindow) -> tuple[StageSum, ...]:
     busy_ms = [b.compute_busy_ms + b.comm_busy_ms - b.hidden_comm_ms + b.idle_ms for b in blocks]
     step_ms = sum([ms * block.num_steps for ms, block in zip(busy_ms, blocks, strict=True)]) / steps
     bubble_ms = sum([(block.bubble_ms or 0.0) * block.num_steps for block in blocks]) / steps
-    return (StageSum(stage, 1, round(step_ms * _NS_PER_MS), round(bubble_ms * _NS_PER_MS)),)
+    return (StageSum(stage, 1, round(step_ms * _NS_PER_MS), round(bubble_ms * _NS_PER_MS), chunks),)
 
 
 def add_stages(parts: Iterable[Sequence[StageSum]]) -> tuple[StageSum, ...]:
@@ -58,6 +60,7 @@ def add_stages(parts: Iterable[Sequence[StageSum]]) -> tuple[StageSum, ...]:
                     known.num_ranks + row.num_ranks,
                     known.step_ns + row.step_ns,
                     known.bubble_ns + row.bubble_ns,
+                    max(known.chunks, row.chunks),
                 )
             )
     return tuple([found[stage] for stage in sorted(found)[:MAX_STAGES]])
@@ -75,7 +78,7 @@ def pipeline_bubble(sums: Sequence[StageSum], messages: JobMessages | None) -> P
     sizes = [group.group_size for group in messages.groups if group.dimension == "pipeline"]
     if max(sizes, default=0) < 2:
         return None
-    batches, chunks = _schedule(messages)
+    batches, chunks = _schedule(messages, told=max([row.chunks for row in sums]))
     stages = [
         StageBubble(
             row.stage,
@@ -88,13 +91,17 @@ def pipeline_bubble(sums: Sequence[StageSum], messages: JobMessages | None) -> P
     return PipelineBubble(max(sizes), batches, chunks, tuple(stages))
 
 
-def _schedule(messages: JobMessages) -> tuple[int | None, int]:
+def _schedule(messages: JobMessages, told: int) -> tuple[int | None, int]:
     """Micro-batches of a step and model chunks of a rank, from what the first stage sends; None where that is unclear.
 
     The first stage sends the activations of each micro-batch to the second, once for each of its v chunks: vm messages.
     Interleaved, it sends gradients of all but its first chunk to the last stage: (v-1)m. The rule needs one message for
-    each, so it takes those of the largest size; in a pipeline of two stages both go to the same one, and then only the
-    number of messages without interleaving is told apart.
+    each, so it takes those of the largest size. In a pipeline of two stages both go to the same one, (2v-1)m messages:
+    there v must be told.
+
+    Args:
+        messages: of the job.
+        told: v, as the adapter tells it; 1 without interleaving, or if none does.
     """
     sent: dict[int, int] = {}  # by the distance to the receiver, messages of each rank
     for group in messages.groups:
@@ -111,7 +118,8 @@ def _schedule(messages: JobMessages) -> tuple[int | None, int]:
         return None, 1
     forward = sent[min(sent)]
     if len(sent) == 1:
-        return forward, 1
+        batches, rest = divmod(forward, 2 * told - 1)
+        return (None, 1) if rest else (batches, told)
     batches = forward - sent[max(sent)]
     if len(sent) > 2 or batches < 1 or forward % batches:
         return None, 1

@@ -50,12 +50,14 @@ class RankMessages(msgspec.Struct, frozen=True):
         stage: of its pipeline; ``NO_STAGE`` without one.
         num_steps: counted steps of the window, which are held against the recorded step.
         num_alike: those that issued the same calls: operator, group, peer and bytes of each.
+        chunks: model chunks of an interleaved pipeline on this rank; 1 without, or if no adapter tells.
     """
 
     rows: tuple[RankRow, ...]
     stage: int = NO_STAGE
     num_steps: int = 0
     num_alike: int = 0
+    chunks: int = 1
 
 
 class MessageGroup(msgspec.Struct, frozen=True):

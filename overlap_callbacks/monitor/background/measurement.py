@@ -130,7 +130,7 @@ class _Measurement:
         arrivals = timed_calls(self._planned_sequential(), self._await_passed)
         let_pass = self._let_pass()
         counted = [step.log for step in self._of(Part.TIMED) if step.counted]
-        messages = messages_of(self._recorded(), counted, rank)
+        messages = messages_of(self._recorded(), counted, rank, window.chunks)
         stage = NO_STAGE if messages is None else messages.stage
         return RankWindow(
             rank=rank,

@@ -31,13 +31,16 @@ class _Row:
     sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
-def messages_of(recorded: StepLog | None, counted: Sequence[StepLog], rank: int) -> RankMessages | None:
+def messages_of(
+    recorded: StepLog | None, counted: Sequence[StepLog], rank: int, chunks: int = 1
+) -> RankMessages | None:
     """The messages of a window on this rank; None if its recorded step did not run, or is not whole.
 
     Args:
         recorded: the recorded step.
         counted: the counted steps, of which some are held against it.
         rank: of this process.
+        chunks: model chunks of an interleaved pipeline on this rank.
     """
     if recorded is None or recorded.dropped or recorded.compiled or recorded.captured:
         return None
@@ -62,7 +65,7 @@ def messages_of(recorded: StepLog | None, counted: Sequence[StepLog], rank: int)
         for (operator, dimension, ranks, group_size), row in rows.items()
     ]  # fmt: skip
     compared = counted[:_MAX_COMPARED]
-    return RankMessages(tuple(found), _stage(recorded, rank), len(compared), _num_alike(recorded, compared))
+    return RankMessages(tuple(found), _stage(recorded, rank), len(compared), _num_alike(recorded, compared), chunks)
 
 
 def _key(collective: Collective, rank: int) -> _Key:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from overlap_callbacks.analysis.communication import equations
@@ -12,7 +13,7 @@ from overlap_callbacks.analysis.communication.job_shape import JobShape
 from overlap_callbacks.analysis.communication.memory_need import memory_bytes
 from overlap_callbacks.analysis.communication.model_shape import ModelShape, preset
 from overlap_callbacks.analysis.communication.step_time import Hardware, exact_step, paper_step
-from overlap_callbacks.analysis.communication.volumes import representative_ranks, sent_rows
+from overlap_callbacks.analysis.communication.volumes import rank_rows, representative_ranks, sent_rows
 from overlap_callbacks.analysis.communication.what_if import what_if
 
 HARDWARE = Hardware(
@@ -115,3 +116,18 @@ def test_all_ranks_of_a_kind_send_alike_to_their_own_neighbours() -> None:
     # What is sent is received.
     sent = sum(row.bytes for row in rows if row.operator == "send")
     assert sent == sum(row.bytes for row in rows if row.operator == "recv_")
+
+
+def test_a_latency_is_paid_for_each_step_of_the_ring() -> None:
+    shape = job(t=2, d=4, global_batch=8)
+    late = msgspec.structs.replace(HARDWARE, tensor_latency_s=1e-3, data_latency_s=1e-4)
+    before, after = exact_step(shape, HARDWARE), exact_step(shape, late)
+    rows = rank_rows(shape, 0)
+    tensor = sum(row.messages for row in rows if row.dimension == "tensor")
+    # All-reduces: 2(n-1) steps each, in milliseconds.
+    assert after.tensor_ms - before.tensor_ms == pytest.approx(tensor * 2 * (2 - 1) * 1.0)
+    others = sum(row.messages * 2 * (row.group_size - 1) for row in rows if row.dimension != "tensor")
+    assert after.data_ms - before.data_ms == pytest.approx(others * 0.1)
+    assert paper_step(shape, late) == paper_step(shape, HARDWARE)
+    with pytest.raises(ValueError, match="tensor latency must be a finite number of at least 0, got -1"):
+        msgspec.structs.replace(HARDWARE, tensor_latency_s=-1.0).check()

@@ -55,6 +55,8 @@ def test_ranks_of_a_stage_are_added_in_any_order_and_stages_are_bounded() -> Non
         ({"p": 4, "d": 2, "global_batch": 16}, 8, 1, 3 / 11),
         ({"p": 2, "t": 2, "global_batch": 4}, 4, 1, 1 / 5),
         ({"p": 4, "chunks": 2, "global_batch": 8}, 8, 2, 3 / 19),
+        ({"p": 2, "chunks": 2, "global_batch": 4}, 4, 2, 1 / 9),
+        ({"p": 2, "chunks": 4, "global_batch": 2}, 2, 4, 1 / 9),
     ],
 )
 def test_the_first_stages_messages_tell_micro_batches_and_chunks(
@@ -62,13 +64,29 @@ def test_the_first_stages_messages_tell_micro_batches_and_chunks(
 ) -> None:
     job = JobShape(model=GPT, **sizes)
     job.check()
-    found = pipeline_bubble([StageSum(0, 2, 200_000_000, 40_000_000), StageSum(1, 2, 200_000_000, 20_000_000)],
-                            predicted_messages(job))  # fmt: skip
+    # Of two stages alone the adapter must tell the chunks: activations and gradients go to the same one.
+    sums = [StageSum(0, 2, 200_000_000, 40_000_000, chunks), StageSum(1, 2, 200_000_000, 20_000_000)]
+    found = pipeline_bubble(sums, predicted_messages(job))
     assert found is not None
     assert (found.num_stages, found.micro_batches, found.chunks) == (job.p, batches, chunks)
     assert found.expected_fraction == pytest.approx(fraction)
     assert [(stage.step_ms, stage.fraction) for stage in found.stages] == [(100.0, 0.2), (100.0, 0.1)]
     assert found.fraction == pytest.approx(0.15)
+
+
+def test_chunks_that_do_not_fit_the_messages_tell_no_micro_batches() -> None:
+    job = JobShape(model=GPT, p=2, chunks=2, global_batch=4)  # 12 messages
+    found = pipeline_bubble([StageSum(0, 1, 1, 1, 4)], predicted_messages(job))
+    assert found is not None
+    assert (found.micro_batches, found.expected_fraction) == (None, None)
+
+
+def test_the_chunks_of_a_rank_are_those_that_its_adapter_tells() -> None:
+    rank = msgspec.structs.replace(
+        window(0), profiled=(block(Mode.OVERLAPPED, 10.0, 15.0),), messages=RankMessages((), 0, chunks=2)
+    )
+    assert [row.chunks for row in stages_of(rank)] == [2]
+    assert [row.chunks for row in add_stages([(StageSum(0, 1, 1, 1),), stages_of(rank)])] == [2]
 
 
 def test_without_a_pipeline_or_a_profile_there_is_none() -> None:

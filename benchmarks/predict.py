@@ -1,0 +1,370 @@
+"""Does a job's step take as long as the model of communication predicts? Megatron-core trains GPTs over Gloo.
+
+    python benchmarks/predict.py [--rounds 8] [--json benchmarks/results/predict-cpu.json]
+
+The jobs are data-parallel on two and four ranks, tensor-parallel on two and four, and both on four, each with models of
+two sizes. Rates are taken from the windows of two of them, the smaller model on two ranks, once data-parallel and once
+tensor-parallel: the rate of compute, and bandwidth and latency of messages, as ``overlap predict --from`` takes them.
+Of the others nothing is fitted. Their predicted step times are held against measured ones.
+
+- What is measured are sequential steps (``e2e_sequential_ms``), for the model knows no overlap.
+- Each rank has half a core, on two ranks and on four: ranks 2k and 2k+1 are pinned to core k, with one thread each. So
+  neither compute nor Gloo, whose transfers are work of the CPU, is faster in a smaller job.
+- The speed of a shared machine changes. So jobs take turns, one window each in a round, and rates and predictions are
+  of the same round. Beside the median of the rounds' errors stands the error of the median times.
+- Tensor-parallel jobs take the rate of compute of the tensor-parallel reference: a split layer has smaller products,
+  and its norms are not split. All other jobs take that of the data-parallel one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import multiprocessing
+import os
+import platform
+import signal
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+# Before torch and NumPy are loaded: each rank has one thread.
+os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from overlap_callbacks import OverlapReport, Sink, __version__
+from overlap_callbacks.analysis.communication.fitting import effective_bandwidths, recorded_rates
+from overlap_callbacks.analysis.communication.floating_point import step_flop
+from overlap_callbacks.analysis.communication.job_shape import JobShape
+from overlap_callbacks.analysis.communication.links import Link
+from overlap_callbacks.analysis.communication.step_time import Hardware, StepTime, exact_step
+from tests.integrations.megatron_jobs import Setup
+from tests.integrations.megatron_recorded import shape_of
+
+GOAL = 0.1
+# Model -> its sizes.
+SIZES: dict[str, dict[str, int]] = {
+    "small": {"layers": 2, "hidden": 256},
+    "large": {"layers": 2, "hidden": 384},
+}
+# What all jobs have. Buckets have two sizes, which tell latency and bandwidth apart.
+COMMON: dict[str, Any] = {"sequence": 128, "vocabulary": 1024, "bucket": 600_000}
+BATCH = 2
+# Layout -> ranks, and tensor-parallel ranks of them.
+LAYOUTS = {"DP 2": (2, 1), "DP 4": (4, 1), "TP 2": (2, 2), "TP 4": (4, 4), "TP 2 x DP 2": (4, 2)}
+# Of which jobs rates are taken, for jobs with and without tensor parallelism.
+REFERENCES = {"data": ("small", "DP 2"), "tensor": ("small", "TP 2")}
+
+_RANKS_A_CORE = 2
+_STEPS_BEFORE = 2
+_WINDOW: dict[str, Any] = {"blocks": "OS", "repeats": 1, "steps_per_block": 3, "warmup_steps": 1, "profiled_steps": 0}
+_STEPS_A_TURN = 10  # a window, and one more
+_TURN_TIMEOUT_S = 60.0
+
+Key = tuple[str, str]
+
+
+# -- in the ranks
+
+
+class Kept(Sink):
+    """Keeps what was measured."""
+
+    def __init__(self) -> None:
+        self.reports: list[OverlapReport] = []
+
+    def log(self, report: OverlapReport) -> None:
+        self.reports.append(report)
+
+
+def _train(rank: int, world_size: int, port: int, setup: Setup, pipe: Any) -> None:
+    """A rank: one window at each word from the benchmark's own process, and what it said, as rank 0 has it."""
+    os.sched_setaffinity(0, {rank // _RANKS_A_CORE})  # Gloo's threads inherit it
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    timeout = datetime.timedelta(seconds=_TURN_TIMEOUT_S)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
+    from overlap_callbacks.integrations.megatron import attach
+    from tests.integrations import megatron_shims
+    from tests.integrations.megatron_jobs import job
+
+    megatron_shims.install()
+    kept = Kept()
+    with job(setup) as training:
+        options = {"first_step": _STEPS_BEFORE, "every_n_steps": _STEPS_A_TURN, "max_overhead": None, "power": False}
+        monitor = attach(
+            training.model, training.optimizer, sinks=[kept], strict=True,
+            flop_per_step=step_flop(shape_of(setup, world_size)), **options, **_WINDOW,
+        )  # fmt: skip
+        for _ in range(_STEPS_BEFORE):
+            training.step()
+        pipe.send(None)
+        turns = 0
+        while pipe.recv():
+            for _ in range(_STEPS_A_TURN):
+                training.step()
+            turns += 1
+            deadline = time.monotonic() + _TURN_TIMEOUT_S / 2
+            while rank == 0 and len(kept.reports) < turns and time.monotonic() < deadline:
+                time.sleep(0.01)  # so that no other job runs beside the report
+            pipe.send(kept.reports[-1] if rank == 0 else None)
+        monitor.close()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+# -- in the benchmark's own process
+
+
+class RunningJob:
+    """The ranks of a job, which wait until it is their turn.
+
+    Args:
+        size: of the model.
+        layout: of the ranks.
+        batch: sequences of a micro-batch, on each data-parallel rank.
+    """
+
+    def __init__(self, size: str, layout: str, batch: int) -> None:
+        self._world_size, _ = LAYOUTS[layout]
+        setup = setup_of(size, layout, batch)
+        self.shape = shape_of(setup, self._world_size)
+        self._name = f"{size}, {layout}"
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        context = multiprocessing.get_context("forkserver")
+        self._ranks = []
+        for rank in range(self._world_size):
+            own, other = context.Pipe()
+            arguments = (rank, self._world_size, self._store.port, setup, other)
+            process = context.Process(target=_train, args=arguments, daemon=True)
+            process.start()
+            other.close()
+            self._ranks.append((process, own))
+        self._heard()
+        self._signal(signal.SIGSTOP)
+
+    def window(self) -> OverlapReport:
+        """The next window. Between its windows a job is stopped: even ranks that wait take some of the cores."""
+        self._signal(signal.SIGCONT)
+        for _, pipe in self._ranks:
+            pipe.send(True)
+        report = self._heard()[0]
+        self._signal(signal.SIGSTOP)
+        assert isinstance(report, OverlapReport)
+        if not (report.complete and report.valid and report.e2e_sequential_ms is not None):
+            raise RuntimeError(f"a window of {self._name} does not count: {'; '.join(report.problems)}")
+        return report
+
+    def end(self) -> None:
+        """End the ranks, whatever they do."""
+        self._signal(signal.SIGCONT)
+        for process, pipe in self._ranks:
+            if process.is_alive():
+                pipe.send(False)
+        deadline = time.monotonic() + _TURN_TIMEOUT_S / 4
+        for process, _ in self._ranks:
+            process.join(max(0.1, deadline - time.monotonic()))
+            process.kill()
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process, _ in self._ranks:
+            if process.is_alive():
+                os.kill(process.pid, number)
+
+    def _heard(self) -> list[Any]:
+        deadline = time.monotonic() + _TURN_TIMEOUT_S
+        found = []
+        for process, pipe in self._ranks:
+            if not pipe.poll(max(0.0, deadline - time.monotonic())):
+                raise RuntimeError(f"a rank of {self._name} said nothing for {_TURN_TIMEOUT_S:g} s")
+            try:
+                found.append(pipe.recv())
+            except EOFError:
+                raise RuntimeError(f"a rank of {self._name} ended with {process.exitcode}") from None
+        return found
+
+
+def setup_of(size: str, layout: str, batch: int = BATCH) -> Setup:
+    """How Megatron is told of a job."""
+    return Setup(tp=LAYOUTS[layout][1], batch=batch, **SIZES[size], **COMMON)
+
+
+def hardware_of(
+    job: JobShape, data: OverlapReport, tensor: OverlapReport, *, latency: bool = True, own_rate: bool = True
+) -> Hardware:
+    """What the references tell of the machine on which a job runs.
+
+    Args:
+        job: whose step is to be predicted.
+        data: a window of the data-parallel reference.
+        tensor: a window of the tensor-parallel one.
+        latency: whether messages have one; else all of a transfer's time is that of its bytes.
+        own_rate: whether tensor-parallel jobs have the rate of compute of the tensor-parallel reference.
+    """
+    rates = {"data": recorded_rates([data]), "tensor": recorded_rates([tensor])}
+    links = {name: of.links[name] for name, of in rates.items()}
+    if not latency:
+        of_references = {"data": data.collectives, "tensor": tensor.collectives}
+        links = {name: Link(effective_bandwidths(rows)[name]) for name, rows in of_references.items()}
+    rate = rates["tensor" if job.t > 1 and own_rate else "data"].compute_flop_per_s
+    assert rate is not None
+    return Hardware(
+        tensor_bytes_per_s=links["tensor"].bytes_per_s, tensor_latency_s=links["tensor"].latency_s,
+        data_bytes_per_s=links["data"].bytes_per_s, data_latency_s=links["data"].latency_s,
+        pipeline_bytes_per_s=links["data"].bytes_per_s, peak_flop_per_s=rate, utilisation=1.0,
+    )  # fmt: skip
+
+
+def job_result(job: JobShape, windows: Sequence[tuple[OverlapReport, OverlapReport, OverlapReport]]) -> dict[str, Any]:
+    """Measured and predicted times of a job, round by round.
+
+    Args:
+        job: it.
+        windows: of each round its own, and those of the data-parallel and of the tensor-parallel reference.
+    """
+    measured = [_sequential_ms(own) for own, _, _ in windows]
+    variants = {"": {}, "without_latency": {"latency": False}, "with_one_rate": {"own_rate": False}}
+    predicted = {
+        name: [exact_step(job, hardware_of(job, data, tensor, **how)) for _, data, tensor in windows]
+        for name, how in variants.items()
+    }
+    steps = predicted.pop("")
+    return {
+        "measured_ms": measured,
+        "predicted_ms": [step.iteration_ms for step in steps],
+        "terms_ms": {name: _median_term(steps, f"{name}_ms") for name in ("compute", "tensor", "data")},
+        "transfers_ms": [_transfers_ms(own) for own, _, _ in windows],
+        **errors(measured, [step.iteration_ms for step in steps]),
+        "variants": {
+            name: errors(measured, [step.iteration_ms for step in others]) for name, others in predicted.items()
+        },
+    }
+
+
+def errors(measured: Sequence[float], predicted: Sequence[float]) -> dict[str, Any]:
+    """How far predictions are off, as fractions of what was measured: round by round, and of the medians."""
+    each = [guess / ms - 1 for ms, guess in zip(measured, predicted, strict=True)]
+    return {
+        "errors": each,
+        "error": statistics.median(each),
+        "error_of_medians": statistics.median(predicted) / statistics.median(measured) - 1,
+    }
+
+
+def _sequential_ms(report: OverlapReport) -> float:
+    assert report.e2e_sequential_ms is not None
+    return report.e2e_sequential_ms.value
+
+
+def _transfers_ms(report: OverlapReport) -> dict[str, float]:
+    """By dimension, per step: what the prediction's terms stand against."""
+    found: dict[str, float] = {}
+    for row in report.collectives:
+        if row.group_size > 1 and row.transfer_ms is not None:
+            found[row.dimension] = found.get(row.dimension, 0.0) + row.transfer_ms
+    return found
+
+
+def _median_term(steps: Sequence[StepTime], name: str) -> float:
+    return statistics.median([getattr(step, name) for step in steps])
+
+
+def measure(rounds: int, batch: int) -> tuple[dict[Key, JobShape], list[dict[Key, OverlapReport]]]:
+    """Run all jobs, in turns; what they are, and a window of each in each round."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["torch._dynamo", "scipy.special", "megatron.core", "tests.integrations.megatron_jobs"]
+    )
+    jobs: dict[Key, RunningJob] = {}
+    found: list[dict[Key, OverlapReport]] = []
+    try:
+        for size in SIZES:
+            for layout in LAYOUTS:
+                jobs[size, layout] = RunningJob(size, layout, batch)
+        for number in range(-1, rounds):
+            windows = {key: job.window() for key, job in jobs.items()}
+            if number >= 0:  # the first is for caches and allocators
+                found.append(windows)
+    finally:
+        for job in jobs.values():
+            job.end()
+    return {key: job.shape for key, job in jobs.items()}, found
+
+
+def results_of(shapes: dict[Key, JobShape], found: Sequence[dict[Key, OverlapReport]]) -> dict[str, Any]:
+    """The results of each job, and the rates of each round."""
+    data, tensor = REFERENCES["data"], REFERENCES["tensor"]
+    jobs = {}
+    for key, shape in shapes.items():
+        rounds = [(windows[key], windows[data], windows[tensor]) for windows in found]
+        jobs[", ".join(key)] = {"fitted": key in (data, tensor), **job_result(shape, rounds)}
+    rates = {
+        name: [msgspec.to_builtins(recorded_rates([windows[key]])) for windows in found]
+        for name, key in REFERENCES.items()
+    }
+    return {"jobs": jobs, "rates": rates}
+
+
+def _show(results: dict[str, Any]) -> None:
+    print("step times in ms; errors of the prediction: median of the rounds, least and most, and of two simpler models")
+    print(
+        f"{'job':<20} {'measured':>8} {'predicted':>9} = {'compute':>7} + {'tensor':>6} + {'data':>6}"
+        f" {'error':>7}  {'of rounds':<17} {'bandwidth only':>14} {'one rate':>8}"
+    )
+    for name, job in results["jobs"].items():
+        measured, predicted = statistics.median(job["measured_ms"]), statistics.median(job["predicted_ms"])
+        compute, tensor, data = job["terms_ms"].values()
+        plain, one_rate = [variant["error"] for variant in job["variants"].values()]
+        rounds = f"{min(job['errors']):+.1%} to {max(job['errors']):+.1%}"
+        print(
+            f"{name:<20} {measured:>8.1f} {predicted:>9.1f} = {compute:>7.1f} + {tensor:>6.1f} + {data:>6.1f}"
+            f" {job['error']:>+7.1%}  {rounds:<17} {plain:>+14.1%} {one_rate:>+8.1%}{'  fitted' * job['fitted']}"
+        )
+    predicted = [job for job in results["jobs"].values() if not job["fitted"]]
+    within = sum(abs(job["error"]) <= GOAL for job in predicted)
+    print(f"{within} of {len(predicted)} predicted jobs are within {GOAL:.0%}")
+
+
+def main() -> None:
+    """Run the jobs, print a line for each, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=8, help="windows of each job")
+    parser.add_argument(
+        "--batch", type=int, default=BATCH, help="sequences of a micro-batch on each data-parallel rank"
+    )
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    results = results_of(*measure(options.rounds, options.batch))
+    _show(results)
+    if options.json:
+        environment = {
+            "date": time.strftime("%Y-%m-%d %H:%M"),
+            "torch": str(torch.__version__),
+            "library": __version__,
+            "python": platform.python_version(),
+            "cores": os.cpu_count(),
+            "command": " ".join(["python", *sys.argv]),
+        }
+        found = {
+            "environment": environment,
+            "goal": GOAL,
+            "models": SIZES,
+            "common": {**COMMON, "batch": options.batch},
+            **results,
+        }
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
