@@ -136,7 +136,9 @@ class TimingRunner(StepRunner):
             self._faults.switch_off("accelerator", refusal(accelerator))
             return False
         if not self._only_one.acquire(blocking=False):
-            self._faults.switch_off("second", "another OverlapMonitor of this process times its steps, and only one can")
+            self._faults.switch_off(
+                "second", "another OverlapMonitor of this process times its steps, and only one can"
+            )
             return False
         self._has_lock = True
         self._clock, self._first_step, self.num_opened = clocks.StepClock(), step, 1
