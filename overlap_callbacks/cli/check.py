@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -71,6 +72,8 @@ def command(
         raise click.UsageError("give a limit, e.g. --max-exposed 0.1")
     path = Path(target[0])
     is_run = len(target) == 1 and (path.is_dir() or path.suffix == ".jsonl")
+    if len(target) == 1 and not is_run and shutil.which(target[0]) is None:
+        raise click.UsageError(one_line(f"{target[0]} is neither a run nor a command"))
     if is_run:
         _finish(newest_run(path), limits, sure, as_json)
     elif run_dir is not None:

@@ -28,10 +28,8 @@ QUICK_MINUTES = 5.0
     "--arg", "arguments", multiple=True, metavar="NAME=V1,V2",
     help="Values of an argument, appended to COMMAND as --NAME V, or put where COMMAND has {NAME}. Repeatable.",
 )  # fmt: skip
-@click.option(
-    "--steps", type=click.IntRange(min=4), default=40, show_default=True, help="Timed steps of a run, at least."
-)
-@click.option("--warmup", type=click.IntRange(min=0), default=10, show_default=True, help="Steps before them.")
+@click.option("--steps", type=click.IntRange(min=4), help="Timed steps of a run, at least. [default: 40]")
+@click.option("--warmup", type=click.IntRange(min=0), help="Steps before them. [default: 10]")
 @click.option("--repeats", type=click.IntRange(min=1), help="Runs of each combination. [default: 4; --full: 8]")
 @click.option(
     "--quick/--full", default=True,
@@ -52,8 +50,8 @@ QUICK_MINUTES = 5.0
 def command(
     variables: tuple[str, ...],
     arguments: tuple[str, ...],
-    steps: int,
-    warmup: int,
+    steps: int | None,
+    warmup: int | None,
     repeats: int | None,
     quick: bool,
     minutes: float | None,
@@ -76,10 +74,14 @@ def command(
     from overlap_callbacks.experiments.tune.results import ResultsError, ResultsWriter
     from overlap_callbacks.experiments.tune.tuner import Tuner
 
+    if resume and (steps is not None or warmup is not None or output):
+        raise click.UsageError("--resume goes on as the tuning began: leave out --steps, --warmup and --output")
     try:
         results = _continued(resume, command, variables, arguments) if resume else None
         if results is None:
-            results = _begun(command, variables, arguments, steps, warmup, output)
+            results = _begun(
+                command, variables, arguments, 40 if steps is None else steps, 10 if warmup is None else warmup, output
+            )
         writer = ResultsWriter(results.folder)
         if not resume:
             writer.write(results.tuning)
@@ -166,13 +168,17 @@ def _begun(
     folder = output or Path("overlap_tune") / f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
     if (folder / FILE_NAME).exists():
         raise ValueError(f"{folder} holds a tuning already: go on with it by --resume {folder}, or name another folder")
+    # Four blocks: a hiccup in one of them is then a small part of the run.
     blocks = 4
+    timing = TimingPlan(
+        warmup_steps=warmup, steps_per_block=-(-steps // blocks), min_block_seconds=min(0.5, 0.0125 * steps)
+    )
     tuning = Tuning(
         library_version=__version__,
         started_at=now.isoformat(timespec="seconds"),
         command=command,
         axes=axes,
-        timing=TimingPlan(warmup_steps=warmup, steps_per_block=-(-steps // blocks), min_block_seconds=0.5),
+        timing=timing,
         blocks=blocks,
     )
     return Results(folder, tuning)

@@ -51,8 +51,8 @@ def supervise(
     environment: Mapping[str, str],
     is_done: Callable[[], bool],
     timeout_s: float,
-    stdout: IO[bytes] | None = None,
-    stderr: IO[bytes] | None = None,
+    stdout: IO[bytes] | int | None = None,
+    stderr: IO[bytes] | int | None = None,
     grace_s: float = GRACE_S,
 ) -> Outcome:
     """Run a command in a session of its own, so that Ctrl-C in the terminal reaches only us, and we end it in order.

@@ -11,7 +11,6 @@ from typing import Any
 from overlap_callbacks import _validation
 from overlap_callbacks.analysis.communication.model_shape import PRESETS
 from overlap_callbacks.analysis.peaks import PRECISIONS
-from overlap_callbacks.analysis.results.timing_plan import TimingPlan
 from overlap_callbacks.analysis.results.workload import Setting, Workload
 from overlap_callbacks.instruments.power.meter import PowerOptions
 from overlap_callbacks.monitor.run_info import default_run_folder
@@ -55,7 +54,6 @@ class MonitorConfig:
             windows alone.
         framework: name and version of the adapter's framework, for the record.
         hosts: whether hosts may be called by their names; if not, they have numbers in all that is written.
-        timing: time steps in blocks, as the environment tells, and measure nothing else; None for windows.
 
     Raises:
         TypeError, ValueError: an option has the wrong type or value. The message names the option, what was given and
@@ -84,7 +82,6 @@ class MonitorConfig:
     sample_experts_every: int | None = None
     framework: str = ""
     hosts: bool = True
-    timing: TimingPlan | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.schedule, Schedule):

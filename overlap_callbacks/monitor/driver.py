@@ -8,6 +8,7 @@ from typing import Any, ParamSpec
 
 from overlap_callbacks import _validation
 from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.timing_plan import TimingPlan
 from overlap_callbacks.gate.dispatcher import dispatcher
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.interruptions import is_from_handler, is_own
@@ -39,6 +40,7 @@ class StepDriver:
     Args:
         config: the options of the monitor.
         gate: not registered.
+        timing: time steps in blocks and measure nothing else; None for windows.
 
     Attributes:
         last_step: number of the step that began last; -1 before the first.
@@ -48,7 +50,7 @@ class StepDriver:
         on_close: called once, at the end: adapters take off their hooks.
     """
 
-    def __init__(self, config: MonitorConfig, gate: Gate) -> None:
+    def __init__(self, config: MonitorConfig, gate: Gate, timing: TimingPlan | None = None) -> None:
         self.gate = gate
         self.switch = SwitchState(None)
         self.notices = Notices(hosts=config.hosts)
@@ -61,8 +63,8 @@ class StepDriver:
         self.open = False
         self.on_close: list[Callable[[], None]] = []
         self.window_runner: WindowRunner | TimingRunner
-        if config.timing is not None:
-            self.window_runner = TimingRunner(config.timing, config, gate, self.switch, self.faults)
+        if timing is not None:
+            self.window_runner = TimingRunner(timing, config, gate, self.switch, self.faults)
             self.on_close.append(self.window_runner.close)
         else:
             every = config.sample_experts_every

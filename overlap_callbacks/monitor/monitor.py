@@ -147,16 +147,16 @@ class OverlapMonitor(ForAdapters):
         return monitor
 
     def _set_up(self, config: MonitorConfig, gate: Gate) -> None:
-        problem = ""
+        timing, problem = None, ""
         try:
-            config = told_from_outside(config)
+            config, timing = told_from_outside(config)
         except ValueError as error:
             problem = str(error)
         self.schedule = config.schedule
         self.run_dir = config.run_dir
         self.strict = config.strict
         self.config = config
-        self._driver = driver = StepDriver(config, gate)
+        self._driver = driver = StepDriver(config, gate, timing)
         self._step_context = _StepContext(self)
         # Runs when the monitor is collected or the interpreter exits, whichever comes first.
         self._finalizer = weakref.finalize(self, driver.slot.close, EXCEPTION_CLOSE_TIMEOUT_S)
@@ -166,7 +166,7 @@ class OverlapMonitor(ForAdapters):
         elif problem:
             driver.notices.warn_once("outside", f"measuring is switched off, training goes on: {problem}")
             driver.stop()
-        elif config.timing is None:
+        elif timing is None:
             _announce_limits(config.schedule, driver.notices)
 
     # -- steps

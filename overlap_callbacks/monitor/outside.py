@@ -14,11 +14,14 @@ from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.sinks import JsonlSink
 
 
-def told_from_outside(config: MonitorConfig) -> MonitorConfig:
+def told_from_outside(config: MonitorConfig) -> tuple[MonitorConfig, TimingPlan | None]:
     """The options of a monitor after what the environment says, which goes before what the script says.
 
     Args:
         config: as the script says.
+
+    Returns:
+        The options, and how steps are timed if nothing else is to be measured; None for windows.
 
     Raises:
         ValueError: a variable has a value that is not allowed.
@@ -27,7 +30,7 @@ def told_from_outside(config: MonitorConfig) -> MonitorConfig:
     if folder:
         config = _recorded_in(Path(folder), config)
     if not text:
-        return config
+        return config, None
     try:
         plan = TimingPlan.of(text)
     except ValueError as error:
@@ -42,7 +45,7 @@ def told_from_outside(config: MonitorConfig) -> MonitorConfig:
         profiled_steps=0,
         control=True,
     )
-    return replace(config, sinks=[JsonlSink(config.run_dir)], schedule=schedule, timing=plan)
+    return replace(config, sinks=[JsonlSink(config.run_dir)], schedule=schedule), plan
 
 
 def _recorded_in(folder: Path, config: MonitorConfig) -> MonitorConfig:

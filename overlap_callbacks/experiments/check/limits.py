@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -102,8 +103,8 @@ def parsed_limit(option: str, text: str) -> Limit:
     try:
         bound = float(value)
     except ValueError:
-        bound = float("nan")
-    if not equals or bound != bound:
+        bound = math.nan
+    if not equals or math.isnan(bound):
         raise ValueError(f"{option} {text}: the form is NAME=NUMBER, e.g. {option} compute_slowdown=0.2")
     if name not in limit_names():
         raise ValueError(f"{option} {text}: there is no figure {name}; there are {', '.join(limit_names())}")
@@ -145,7 +146,10 @@ def _share_of(window: OverlapReport) -> Estimate | None:
     exposed, step = window.exposed_comm_ms, window.e2e_overlapped_ms
     if exposed is None or step is None or step.value <= 0:
         return None
-    over_step: Callable[[float | None], float | None] = lambda ms: None if ms is None else ms / step.value  # noqa: E731
+
+    def over_step(ms: float | None) -> float | None:
+        return None if ms is None else ms / step.value
+
     return Estimate(
         exposed.value / step.value,
         over_step(exposed.ci_low),

@@ -12,13 +12,15 @@ from overlap_callbacks.experiments.failures import exit_in_words
 from overlap_callbacks.experiments.supervisor import Ending, interruptible, supervise
 from overlap_callbacks.report.record import RecordError, read
 
+_STDERR = 2
+
 
 class CommandFailedError(Exception):
     """A command that failed, and how."""
 
 
 def run_for_windows(command: Sequence[str], folder: Path, windows: int | None, timeout_s: float) -> None:
-    """Run a command until it ends, or its record has enough windows. Its output goes where ours goes.
+    """Run a command until it ends, or its record has enough windows. Its output goes to our stderr.
 
     Args:
         command: program and arguments.
@@ -38,7 +40,11 @@ def run_for_windows(command: Sequence[str], folder: Path, windows: int | None, t
     try:
         with interruptible():
             outcome = supervise(
-                command, environment={**os.environ, RUN_DIR: str(folder)}, is_done=is_done, timeout_s=timeout_s
+                command,
+                environment={**os.environ, RUN_DIR: str(folder)},
+                is_done=is_done,
+                timeout_s=timeout_s,
+                stdout=_STDERR,  # stdout is the verdict's
             )
     except OSError as error:
         raise CommandFailedError(f"the command cannot be started: {error.strerror}") from None

@@ -50,7 +50,7 @@ class Setting(NamedTuple):
     @property
     def in_words(self) -> str:
         """E.g. ``bucket-mb=25``."""
-        return f"{self.axis.name}={self.value or AS_IS_IN_WORDS}"
+        return f"{self.axis.name}={self.value}" if self.value else f"{self.axis.name} {AS_IS_IN_WORDS}"
 
 
 Combination = tuple[Setting, ...]

@@ -56,8 +56,8 @@ def run_once(tuning: Tuning, folder: Path, combination: int, repeat: int, limits
     environment.pop(SWITCH, None)
     environment |= {RUN_DIR: str(own), TIME_ONLY: tuning.timing.as_text()}
     watched = _Watched(own, tuning.blocks)
-    try:
-        with (own / "stdout.log").open("wb") as stdout, (own / "stderr.log").open("wb") as stderr:
+    with (own / "stdout.log").open("wb") as stdout, (own / "stderr.log").open("wb") as stderr:
+        try:
             outcome = supervise(
                 command_of(tuning.command, settings, str(own)),
                 environment=environment,
@@ -66,9 +66,10 @@ def run_once(tuning: Tuning, folder: Path, combination: int, repeat: int, limits
                 stdout=stdout,
                 stderr=stderr,
             )
-    except OSError as error:
-        outcome, failure = Outcome(Ending.BY_ITSELF, None, 0.0), f"the command cannot be started: {error.strerror}"
-    else:
+            failure = ""
+        except OSError as error:
+            outcome, failure = Outcome(Ending.BY_ITSELF, None, 0.0), f"the command cannot be started: {error.strerror}"
+    if not failure:
         if outcome.ending is Ending.TIMEOUT and limits.left_s < limits.timeout_s:
             return None
         failure = _failure(outcome, watched, own, limits.timeout_s)

@@ -86,7 +86,15 @@ def _tiles(results: Results, ranking: Ranking) -> list[Block]:
                 "the fastest against the first" if ranking.winner == fastest.number else "may be chance",
             )
         )
+    tiles.append(_runs_tile(results, ranking))
     return [Tiles(tuple(tiles))]
+
+
+def _runs_tile(results: Results, ranking: Ranking) -> Tile:
+    numbers = sorted({row.num_runs for row in ranking.measured})
+    each = f"{numbers[0]} of each combination" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]} of each"
+    failed = f", {count(len(ranking.failed), 'combination')} failed" if ranking.failed else ""
+    return Tile("Runs", str(sum(not run.failure for run in results.runs)), "", each + failed)
 
 
 def _time_tile(label: str, results: Results, row: Row) -> Tile:
