@@ -79,9 +79,8 @@ def command(
     try:
         results = _continued(resume, command, variables, arguments) if resume else None
         if results is None:
-            results = _begun(
-                command, variables, arguments, 40 if steps is None else steps, 10 if warmup is None else warmup, output
-            )
+            timed = 40 if steps is None else steps
+            results = _begun(command, variables, arguments, timed, 10 if warmup is None else warmup, output)
         writer = ResultsWriter(results.folder)
         if not resume:
             writer.write(results.tuning)

@@ -36,16 +36,17 @@ def _line(row: DimensionTime, window: OverlapReport) -> str:
         return line
     kinds.sort(key=lambda kind: -kind.size_bytes)
     names = "; ".join(map(_name, kinds[:_MAX_NAMED])) + ("; ..." if len(kinds) > _MAX_NAMED else "")
-    if len(kinds) == 1:
+    # Rank 0's collectives; the dimension's messages are a mean over ranks, sends and receives included.
+    if len(kinds) == 1 and kinds[0].messages == row.messages:
         return f"{line}, all of it by {names}"
-    return f"{line}; it issues {names} (which of them is exposed, the record does not tell)"
+    return f"{line}; rank {window.first_rank} issues {names} in it (which of them is exposed, the record does not tell)"
 
 
 def _name(kind: CollectiveTime) -> str:
     ranks = count(kind.group_size, "rank")
     return (
         f"{kind.operator.strip('_')} on group {kind.group} of {ranks} "
-        f"({kind.messages} a step, {bytes_in_words(kind.size_bytes)})"
+        f"({kind.messages} a step, {bytes_in_words(kind.size_bytes)} in all)"
     )
 
 

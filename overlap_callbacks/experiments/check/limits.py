@@ -69,12 +69,17 @@ class Finding:
     def sentence(self) -> str:
         """E.g. ``exposed communication is 23.1% of a step (95% interval ...), and 10.0% is allowed``."""
         limit = self.limit
-        name = _NAMES.get(limit.figure) or figure_named(limit.figure).title
+        name = _NAMES.get(limit.figure) or _title(limit.figure)
         bound = PLAIN.quantity(limit.bound, limit.unit)
         side = "at most" if limit.is_maximum else "at least"
         if self.measured is None:
             return f"{name} was not measured ({limit.option} {limit.bound:g})"
         return f"{name} is {PLAIN.with_interval(self.measured, limit.unit)}; allowed is {side} {bound}"
+
+
+def _title(figure: str) -> str:
+    title = figure_named(figure).title
+    return title[:1].lower() + title[1:]
 
 
 _NAMES = {
