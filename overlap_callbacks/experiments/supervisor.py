@@ -123,7 +123,9 @@ def _await_end(process: subprocess.Popen[bytes], left: Callable[[], list[int]], 
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    # Where the leader has ended, the group's number is still its own while any process is in the group.
+    # Once the leader has ended, the group's number may be another's. What is left of it is found by the environment.
+    if process.poll() is not None:
+        return
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
 
