@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
+import secrets
 import signal
 import subprocess
 import time
@@ -12,9 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from overlap_callbacks.analysis.results.outside import RUN_DIR
 from overlap_callbacks.experiments.leftovers import processes_with, send_signal
 
+# Marks the processes of one command. Of its own, so that no other process can have the same value.
+MARK = "OVERLAP_CALLBACKS_COMMAND"
 # Time in which a command that is asked to end may do so. torchrun ends its workers within it.
 GRACE_S = 10.0
 _POLL_S = 0.1
@@ -59,8 +61,7 @@ def supervise(
 
     Args:
         command: program and arguments.
-        environment: of the command, whole. ``OVERLAP_CALLBACKS_RUN_DIR`` in it must be no other command's: by it the
-            command's processes are found.
+        environment: of the command. It gets one more variable, by which the command's processes are found.
         is_done: asked again and again; the command is ended once it says so.
         timeout_s: maximum time.
         stdout: where the command's output goes; None for where ours goes.
@@ -72,9 +73,10 @@ def supervise(
         KeyboardInterrupt: Ctrl-C, or a signal that ``interruptible`` turns into it. The command has ended.
     """
     begun_s = time.monotonic()
+    mark = secrets.token_hex(16)
     process = subprocess.Popen(
         list(command),
-        env=dict(environment),
+        env={**environment, MARK: mark},
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=stderr,
@@ -84,7 +86,7 @@ def supervise(
         ending = _await(process, is_done, begun_s + timeout_s)
     finally:
         exit_code = process.poll()
-        _end(process, environment[RUN_DIR], grace_s)
+        _end(process, mark, grace_s)
     return Outcome(ending, exit_code, time.monotonic() - begun_s)
 
 
@@ -100,11 +102,11 @@ def _await(process: subprocess.Popen[bytes], is_done: Callable[[], bool], deadli
             return Ending.TIMEOUT
 
 
-def _end(process: subprocess.Popen[bytes], run_dir: str, grace_s: float) -> None:
+def _end(process: subprocess.Popen[bytes], mark: str, grace_s: float) -> None:
     """End what is left of a command: by SIGTERM, and after ``grace_s`` by SIGKILL."""
 
     def left() -> list[int]:
-        return processes_with(RUN_DIR, run_dir)
+        return processes_with(MARK, mark)
 
     try:
         if process.poll() is None:
