@@ -46,7 +46,7 @@ QUICK_MINUTES = 5.0
     help="Go on with the tuning in this folder.",
 )  # fmt: skip
 @json_option
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def command(
     variables: tuple[str, ...],
     arguments: tuple[str, ...],
