@@ -34,7 +34,7 @@ def test_importing_the_core_imports_no_framework_no_sink_and_no_vendor_library()
 
 
 def test_the_help_of_every_command_is_printed_without_any_heavy_library() -> None:
-    commands = [[], ["analyze"], ["compare"], ["demo"], ["report"], ["show"], ["workspace"]]
+    commands = [[], ["analyze"], ["check"], ["compare"], ["demo"], ["report"], ["show"], ["tune"], ["workspace"]]
     run = "".join(f"main({[*command, '--help']!r}, standalone_mode=False)\n" for command in commands)
     loaded = loaded_by(f"from overlap_callbacks.cli.main import main\n{run}")
     assert not loaded.intersection(FORBIDDEN)

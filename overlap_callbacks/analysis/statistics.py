@@ -100,9 +100,10 @@ def estimate(
     *samples: Sample,
     scale: Callable[[float], float] = float,
     min_blocks: int = MIN_BLOCKS,
+    confidence: float = CONFIDENCE,
 ) -> Estimate | None:
     """Estimate a function of the means of independent samples: ``interval_of`` on the figure's own scale."""
-    found = interval_of(combine, *samples, scale=scale, min_blocks=min_blocks)
+    found = interval_of(combine, *samples, scale=scale, min_blocks=min_blocks, confidence=confidence)
     return None if found is None else found.estimate()
 
 
@@ -111,6 +112,7 @@ def interval_of(
     *samples: Sample,
     scale: Callable[[float], float] = float,
     min_blocks: int = MIN_BLOCKS,
+    confidence: float = CONFIDENCE,
 ) -> Interval | None:
     """Estimate a function of the means of independent samples.
 
@@ -120,6 +122,7 @@ def interval_of(
         samples: independent of each other; the quantities within one sample may be correlated.
         scale: increasing function from that scale to the figure's own, e.g. ``math.expm1``.
         min_blocks: minimum number of blocks that each sample needs for an interval.
+        confidence: of the interval. More than the usual one where several intervals are to hold together.
 
     Returns:
         The estimate. None if a sample is empty or the figure is undefined (not finite): a figure that was not measured
@@ -134,7 +137,7 @@ def interval_of(
         if center is None:
             return None
         if all(len(sample.blocks) >= min_blocks for sample in samples):
-            half = _half_width(combine, samples, means)
+            half = _half_width(combine, samples, means, confidence)
     num_steps = sum(sample.num_steps for sample in samples)
     num_blocks = sum(len(sample.blocks) for sample in samples)
     return Interval(center, half, scale, num_steps, num_blocks)
@@ -172,7 +175,10 @@ def _finite(function: Callable[..., float], arguments: Sequence[Any]) -> float |
 
 
 def _half_width(
-    combine: Callable[..., float], samples: Sequence[Sample], means: Sequence[npt.NDArray[np.float64]]
+    combine: Callable[..., float],
+    samples: Sequence[Sample],
+    means: Sequence[npt.NDArray[np.float64]],
+    confidence: float,
 ) -> float | None:
     from scipy.special import stdtrit  # takes half a second to import, so only where a window was measured
 
@@ -192,7 +198,7 @@ def _half_width(
         return None
     # Of shares: squares of the parts themselves may be out of a float's range.
     degrees = 1.0 / sum([(part / variance) ** 2 / freedom for part, freedom in parts])
-    return float(stdtrit(degrees, 0.5 + CONFIDENCE / 2)) * math.sqrt(variance)
+    return float(stdtrit(degrees, 0.5 + confidence / 2)) * math.sqrt(variance)
 
 
 def _gradient(

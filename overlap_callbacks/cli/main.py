@@ -13,12 +13,14 @@ from overlap_callbacks._version import __version__
 # Each command's module. The function in it is called ``command``.
 _MODULES = {
     "analyze": "overlap_callbacks.cli.analyze",
+    "check": "overlap_callbacks.cli.check",
     "compare": "overlap_callbacks.cli.compare",
     "demo": "overlap_callbacks.cli.demo.command",
     "predict": "overlap_callbacks.cli.predict",
     "report": "overlap_callbacks.cli.report",
     "show": "overlap_callbacks.cli.show",
     "traffic": "overlap_callbacks.cli.traffic",
+    "tune": "overlap_callbacks.cli.tune",
     "workspace": "overlap_callbacks.cli.workspace",
 }
 

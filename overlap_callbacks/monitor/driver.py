@@ -8,6 +8,7 @@ from typing import Any, ParamSpec
 
 from overlap_callbacks import _validation
 from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.timing_plan import TimingPlan
 from overlap_callbacks.gate.dispatcher import dispatcher
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.interruptions import is_from_handler, is_own
@@ -20,6 +21,7 @@ from overlap_callbacks.monitor.pinned import PinnedRunner
 from overlap_callbacks.monitor.session import SessionSlot
 from overlap_callbacks.monitor.step_numbers import breaks_before
 from overlap_callbacks.monitor.step_runner import Stopped
+from overlap_callbacks.monitor.timing import TimingRunner
 from overlap_callbacks.monitor.window_runner import WindowRunner
 
 P = ParamSpec("P")
@@ -30,13 +32,15 @@ class StepDriver:
 
     One of three is at work:
 
-    - ``WindowRunner``: steps run by the schedule, and windows open. ``pin(mode)`` leads to ``PinnedRunner``.
+    - ``WindowRunner``: steps run by the schedule, and windows open. ``pin(mode)`` leads to ``PinnedRunner``. Where the
+      environment asks for step times alone, ``TimingRunner`` has its place.
     - ``PinnedRunner``: the user pinned a mode. ``pin(None)`` leads back, and so does a mode that is not granted.
     - ``Stopped``: nothing is measured any more. ``stop`` and errors of our own lead there, and nothing leads back.
 
     Args:
         config: the options of the monitor.
         gate: not registered.
+        timing: time steps in blocks and measure nothing else; None for windows.
 
     Attributes:
         last_step: number of the step that began last; -1 before the first.
@@ -46,7 +50,7 @@ class StepDriver:
         on_close: called once, at the end: adapters take off their hooks.
     """
 
-    def __init__(self, config: MonitorConfig, gate: Gate) -> None:
+    def __init__(self, config: MonitorConfig, gate: Gate, timing: TimingPlan | None = None) -> None:
         self.gate = gate
         self.switch = SwitchState(None)
         self.notices = Notices(hosts=config.hosts)
@@ -55,12 +59,17 @@ class StepDriver:
         )
         self.slot = SessionSlot(config, gate, self.switch, self.notices, self.faults)
         parts = config, self.slot, gate, self.switch, self.notices, self.faults
-        every = config.sample_experts_every
-        self.window_runner = WindowRunner(*parts) if every is None else SamplingRunner(every, *parts)
-        self.runner: WindowRunner | PinnedRunner | Stopped = self.window_runner
         self.last_step = -1
         self.open = False
         self.on_close: list[Callable[[], None]] = []
+        self.window_runner: WindowRunner | TimingRunner
+        if timing is not None:
+            self.window_runner = TimingRunner(timing, config, gate, self.switch, self.faults)
+            self.on_close.append(self.window_runner.close)
+        else:
+            every = config.sample_experts_every
+            self.window_runner = WindowRunner(*parts) if every is None else SamplingRunner(every, *parts)
+        self.runner: WindowRunner | TimingRunner | PinnedRunner | Stopped = self.window_runner
         # Copies of the runner's attributes, for steps in which it has nothing to do.
         self.next_step = self.runner.next_step
         self.in_runner_step = self.runner.in_step

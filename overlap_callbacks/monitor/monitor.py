@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.outside import SWITCH
 from overlap_callbacks.analysis.results.workload import Setting
 from overlap_callbacks.analysis.statistics import MIN_BLOCKS
 from overlap_callbacks.gate.arms import BaseArm
@@ -20,13 +21,13 @@ from overlap_callbacks.monitor.driver import StepDriver
 from overlap_callbacks.monitor.faults import MisuseError
 from overlap_callbacks.monitor.for_adapters import ForAdapters
 from overlap_callbacks.monitor.notices import Notices
+from overlap_callbacks.monitor.outside import told_from_outside
 from overlap_callbacks.monitor.run_info import default_run_folder
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.sinks import Sink
 
 __all__ = ["EXCEPTION_CLOSE_TIMEOUT_S", "SWITCH", "MisuseError", "OverlapMonitor"]
 
-SWITCH = "OVERLAP_CALLBACKS"
 _OFF_WORDS = frozenset({"0", "off", "false", "no", "disabled"})
 
 T = TypeVar("T")
@@ -45,7 +46,8 @@ class OverlapMonitor(ForAdapters):
     never raises: an error of the library's own switches it off with one warning, and training goes on. It never hangs:
     every wait has a timeout. With ``strict`` errors are raised.
 
-    The environment variable ``OVERLAP_CALLBACKS=off`` switches everything off.
+    The environment variable ``OVERLAP_CALLBACKS=off`` switches everything off. ``OVERLAP_CALLBACKS_RUN_DIR`` names the
+    folder of the record, and goes before ``run_dir`` and the folders of ``sinks``.
 
     Args:
         schedule: when windows open and what they are made of.
@@ -150,18 +152,26 @@ class OverlapMonitor(ForAdapters):
         return monitor
 
     def _set_up(self, config: MonitorConfig, gate: Gate) -> None:
+        timing, problem = None, ""
+        try:
+            config, timing = told_from_outside(config)
+        except ValueError as error:
+            problem = str(error)
         self.schedule = config.schedule
         self.run_dir = config.run_dir
         self.strict = config.strict
         self.config = config
-        self._driver = driver = StepDriver(config, gate)
+        self._driver = driver = StepDriver(config, gate, timing)
         self._step_context = _StepContext(self)
         # Runs when the monitor is collected or the interpreter exits, whichever comes first.
         self._finalizer = weakref.finalize(self, driver.slot.close, EXCEPTION_CLOSE_TIMEOUT_S)
         if os.environ.get(SWITCH, "").strip().lower() in _OFF_WORDS:
             driver.notices.info(f"switched off by {SWITCH}={os.environ[SWITCH]}")
             driver.stop()
-        else:
+        elif problem:
+            driver.notices.warn_once("outside", f"measuring is switched off, training goes on: {problem}")
+            driver.stop()
+        elif timing is None:
             _announce_limits(config.schedule, driver.notices)
 
     # -- steps

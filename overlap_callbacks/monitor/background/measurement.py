@@ -60,7 +60,7 @@ def measure_block(block: FinishedBlock) -> TimedBlock | None:
     """The step times of one timed block; None if none of its steps counted."""
     if block.steps:
         clocks.prepare_own_thread(clocks.device_of(block.steps[-1].end))
-    return _timed_block(block.block, block.arm, [step for step in block.steps if _await_mark(step.end)])
+    return _timed_block(block.block, block.arm, [step for step in block.steps if await_mark(step.end)])
 
 
 def _timed_block(block: int, arm: Mode, steps: Sequence[MeasuredStep]) -> TimedBlock | None:
@@ -68,7 +68,7 @@ def _timed_block(block: int, arm: Mode, steps: Sequence[MeasuredStep]) -> TimedB
     return TimedBlock(arm, block, times_ms) if times_ms else None
 
 
-def _await_mark(mark: clocks.Mark) -> bool:
+def await_mark(mark: clocks.Mark) -> bool:
     """Wait for the device to pass a mark; False if it takes too long."""
     deadline = time.monotonic() + _READY_TIMEOUT_S
     while not clocks.is_ready(mark):
@@ -187,7 +187,7 @@ class _Measurement:
 
     def _await_passed(self, mark: clocks.Mark) -> bool:
         """Wait for the device to pass a mark. Returns False, and notes it, if that takes too long."""
-        passed = _await_mark(mark)
+        passed = await_mark(mark)
         if not passed:
             self._note(f"the device did not finish a step within {_READY_TIMEOUT_S:g} s: its time is missing")
         return passed

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import base64
-import functools
-import hashlib
 import itertools
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib import resources
-from pathlib import Path
-from typing import Any
 
-import msgspec
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
-
-from overlap_callbacks._version import __version__
 from overlap_callbacks.analysis.formatting import page_sentence, page_text
 from overlap_callbacks.report.axis import compared
 from overlap_callbacks.report.html.arms import arms
 from overlap_callbacks.report.html.bottleneck import bottleneck
 from overlap_callbacks.report.html.communication import communication
 from overlap_callbacks.report.html.comparison import comparison
-from overlap_callbacks.report.html.elements import Block, Chart, Note, RunPage, Section
+from overlap_callbacks.report.html.document import document, write_document
+from overlap_callbacks.report.html.elements import Block, Note, RunPage, Section
 from overlap_callbacks.report.html.environment import environment, warnings
 from overlap_callbacks.report.html.experts import experts
 from overlap_callbacks.report.html.quality import configuration, quality
@@ -36,17 +25,10 @@ from overlap_callbacks.report.html.traffic import traffic
 from overlap_callbacks.report.html.trends import changed
 from overlap_callbacks.report.record import Record
 
-# In the order in which the page runs them.
-_SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "page.js")
-_LICENCES = (("d3", "vendor/d3.LICENSE"), ("Observable Plot", "vendor/plot.LICENSE"))
-
-
-@dataclass(frozen=True)
-class Script:
-    """A script of the page, and its hash, by which the page's content security policy lets it run."""
-
-    text: Markup
-    hash: str
+_METHOD = (
+    "Equations 1 to 5 are those of arXiv 2507.03114, section IV-D. Intervals are 95% confidence intervals, over blocks "
+    "of steps within a window and over windows within a run."
+)
 
 
 def page(records: Sequence[Record], axis: str | None = None) -> str:
@@ -65,38 +47,7 @@ def page(records: Sequence[Record], axis: str | None = None) -> str:
     names = distinct_names(records)
     runs = [_run(f"run-{i}", name, view) for i, (name, view) in enumerate(zip(names, views, strict=True), 1)]
     sections = _compared(names, views, axis) if len(runs) > 1 else []
-    charts: list[Chart] = []
-
-    def place(chart: Chart) -> int:
-        charts.append(chart)
-        return len(charts) - 1
-
-    scripts = [_script(name) for name in _SCRIPTS]
-    templates = _templates()
-    body = templates.get_template("body.html.j2").render(
-        runs=runs, compared=sections, place=place, version=__version__, licences=_licences()
-    )
-    # The charts' data are known once the body has placed them.
-    html = templates.get_template("page.html.j2").render(
-        title="Overlap report: " + ", ".join(names[:4]),
-        body=Markup(body),
-        style=Markup(_file("page.css")),
-        scripts=scripts,
-        data=script_json([{"draw": chart.draw, "title": chart.title, **chart.data} for chart in charts]),
-    )
-    return html
-
-
-@functools.cache
-def _templates() -> Environment:
-    """Kept for the next page: to compile the templates takes longer than to fill them in."""
-    return Environment(
-        loader=PackageLoader("overlap_callbacks.report.html", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    return document("Overlap report: " + ", ".join(names[:4]), runs, method=_METHOD, compared=sections)
 
 
 def write_page(records: Sequence[Record], path: str | os.PathLike[str], axis: str | None = None) -> int:
@@ -111,26 +62,7 @@ def write_page(records: Sequence[Record], path: str | os.PathLike[str], axis: st
         ValueError: as for ``page``.
         OSError: the file cannot be written.
     """
-    content = page(records, axis).encode()
-    target = Path(path).resolve()
-    if target.exists() and not target.is_file():
-        target.write_bytes(content)  # an error for a folder
-        return len(content)
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        draft.write_bytes(content)
-        draft.replace(target)
-    finally:
-        draft.unlink(missing_ok=True)
-    return len(content)
-
-
-def script_json(content: Any) -> Markup:
-    """JSON for a script element: nothing in it can end the element or open a comment."""
-    text = msgspec.json.encode(content).decode()
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)
+    return write_document(page(records, axis), path)
 
 
 def distinct_names(records: Sequence[Record]) -> list[str]:
@@ -179,17 +111,3 @@ def _run(identity: str, name: str, view: RunView) -> RunPage:
     sections.append(configuration(view))
     head = page_text(view.head)
     return RunPage(identity, name, head, page_sentence(view.verdict), tuple(blocks), tuple(sections))
-
-
-def _script(name: str) -> Script:
-    text = _file(name)
-    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-    return Script(Markup(text), f"sha256-{digest}")
-
-
-def _licences() -> list[tuple[str, str]]:
-    return [(name, _file(file)) for name, file in _LICENCES]
-
-
-def _file(name: str) -> str:
-    return resources.files("overlap_callbacks.report.html").joinpath(name).read_text(encoding="utf-8")

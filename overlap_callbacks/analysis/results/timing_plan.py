@@ -1,0 +1,39 @@
+"""How steps are timed for ``overlap tune``, as the environment tells it to a job. Plain data."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+
+class TimingPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Steps are timed in blocks, one after the other, and nothing else is measured.
+
+    Attributes:
+        warmup_steps: the first steps that the job runs, which do not count.
+        steps_per_block: counted steps of a block, at least.
+        min_block_seconds: time of a block, at least.
+    """
+
+    warmup_steps: Annotated[int, msgspec.Meta(ge=0)] = 10
+    steps_per_block: Annotated[int, msgspec.Meta(ge=1)] = 10
+    min_block_seconds: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 1.0
+
+    def as_text(self) -> str:
+        """The value of the environment variable."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def of(cls, text: str) -> TimingPlan:
+        """The plan of such a value; ``1`` stands for the defaults.
+
+        Raises:
+            ValueError: the value is neither.
+        """
+        if text.strip() == "1":
+            return cls()
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"must be 1 or JSON such as {cls().as_text()}, got {text!r}: {error}") from None

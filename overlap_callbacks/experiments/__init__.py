@@ -1,0 +1,1 @@
+"""Experiments as commands: whole runs that are started, supervised and compared."""

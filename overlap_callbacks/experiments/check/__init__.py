@@ -1,0 +1,1 @@
+"""``overlap check``: do the figures of a run keep to limits?"""

@@ -1,0 +1,164 @@
+"""Limits on the figures of a run, and whether the run keeps to them. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from overlap_callbacks.analysis.formatting import PLAIN
+from overlap_callbacks.analysis.results.catalogue import FIGURES, figure_named
+from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.run_summary import RunSummary
+from overlap_callbacks.analysis.statistics import pool
+
+# A quantity that is no headline figure: exposed communication over the step.
+EXPOSED_SHARE = "exposed_share"
+
+
+class State(Enum):
+    """Whether a limit holds."""
+
+    HOLDS = "holds"
+    BROKEN = "is broken"
+    NOT_MEASURED = "cannot be judged"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A limit on one figure.
+
+    Attributes:
+        option: as the user gave it, e.g. ``--max-exposed``.
+        figure: of the catalogue, or ``EXPOSED_SHARE``.
+        is_maximum: whether the figure may not be above; else it may not be below.
+        bound: the limit itself.
+    """
+
+    option: str
+    figure: str
+    is_maximum: bool
+    bound: float
+
+    @property
+    def unit(self) -> str:
+        """``ms`` or ``fraction``."""
+        return "fraction" if self.figure == EXPOSED_SHARE else figure_named(self.figure).unit
+
+    def is_beyond(self, value: float) -> bool:
+        """Whether a value breaks the limit."""
+        return value > self.bound if self.is_maximum else value < self.bound
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A limit, and what was measured.
+
+    Attributes:
+        limit: it.
+        state: whether it holds.
+        measured: the figure, over the windows that count; None if it was not measured.
+    """
+
+    limit: Limit
+    state: State
+    measured: Estimate | None
+
+    def sentence(self) -> str:
+        """E.g. ``exposed communication is 23.1% of a step (95% interval ...), and 10.0% is allowed``."""
+        limit = self.limit
+        name = _NAMES.get(limit.figure) or _title(limit.figure)
+        bound = PLAIN.quantity(limit.bound, limit.unit)
+        side = "at most" if limit.is_maximum else "at least"
+        if self.measured is None:
+            return f"{name} was not measured ({limit.option} {limit.bound:g})"
+        return f"{name} is {PLAIN.with_interval(self.measured, limit.unit)}; allowed is {side} {bound}"
+
+
+def _title(figure: str) -> str:
+    title = figure_named(figure).title
+    return title[:1].lower() + title[1:]
+
+
+_NAMES = {
+    EXPOSED_SHARE: "exposed communication, as a share of the step,",
+    "hidden_comm_fraction": "the share of communication that compute hides",
+    "compute_slowdown": "compute slowdown",
+}
+
+
+def limit_names() -> list[str]:
+    """The figures that ``--max`` and ``--min`` take."""
+    return [figure.name for figure in FIGURES]
+
+
+def parsed_limit(option: str, text: str) -> Limit:
+    """A limit from ``NAME=VALUE``.
+
+    Args:
+        option: ``--max`` or ``--min``.
+        text: what the user gave.
+
+    Raises:
+        ValueError: it is not of that form, or there is no such figure.
+    """
+    name, equals, value = text.partition("=")
+    try:
+        bound = float(value)
+    except ValueError:
+        bound = math.nan
+    if not equals or math.isnan(bound):
+        raise ValueError(f"{option} {text}: the form is NAME=NUMBER, e.g. {option} compute_slowdown=0.2")
+    if name not in limit_names():
+        raise ValueError(f"{option} {text}: there is no figure {name}; there are {', '.join(limit_names())}")
+    return Limit(option, name, option == "--max", bound)
+
+
+def judge(summary: RunSummary, limits: Sequence[Limit], *, sure: bool = False) -> list[Finding]:
+    """Hold a run against limits.
+
+    A figure is its mean over the windows that count. One that was not measured is no pass.
+
+    Args:
+        summary: of the run.
+        limits: one or more.
+        sure: count a limit as broken only if the whole interval lies beyond it. Without an interval the figure alone
+            decides.
+    """
+    pooled = summary.pooled()
+    exposed = _exposed_share(summary.valid_windows)
+    if exposed is not None:
+        pooled[EXPOSED_SHARE] = exposed
+    return [_finding(limit, pooled.get(limit.figure), sure) for limit in limits]
+
+
+def _finding(limit: Limit, measured: Estimate | None, sure: bool) -> Finding:
+    if measured is None:
+        return Finding(limit, State.NOT_MEASURED, None)
+    nearest = measured.ci_low if limit.is_maximum else measured.ci_high
+    deciding = nearest if sure and nearest is not None else measured.value
+    return Finding(limit, State.BROKEN if limit.is_beyond(deciding) else State.HOLDS, measured)
+
+
+def _exposed_share(windows: Sequence[OverlapReport]) -> Estimate | None:
+    return pool([share for window in windows if (share := _share_of(window)) is not None])
+
+
+def _share_of(window: OverlapReport) -> Estimate | None:
+    """Exposed communication over the step of one window. Of the interval, that of the step's time is left out."""
+    exposed, step = window.exposed_comm_ms, window.e2e_overlapped_ms
+    if exposed is None or step is None or step.value <= 0:
+        return None
+
+    def over_step(ms: float | None) -> float | None:
+        return None if ms is None else ms / step.value
+
+    return Estimate(
+        exposed.value / step.value,
+        over_step(exposed.ci_low),
+        over_step(exposed.ci_high),
+        exposed.num_steps,
+        exposed.num_blocks,
+    )

@@ -1,0 +1,148 @@
+"""One run of one combination: started, ended once its steps are timed, and read."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from overlap_callbacks.analysis.results.outside import RUN_DIR, SWITCH, TIME_ONLY
+from overlap_callbacks.analysis.results.run import FILE_NAME
+from overlap_callbacks.analysis.results.window import TimedBlock
+from overlap_callbacks.experiments.failures import end_of, exit_in_words, telling_line
+from overlap_callbacks.experiments.supervisor import Ending, Outcome, supervise
+from overlap_callbacks.experiments.tune.combinations import command_of, environment_of
+from overlap_callbacks.experiments.tune.results import Run, Tuning
+from overlap_callbacks.report.record import Record, RecordError, read
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a run may take.
+
+    Attributes:
+        timeout_s: after so long a run has failed.
+        left_s: after so long the time for all runs is over; then the run counts for nothing.
+    """
+
+    timeout_s: float
+    left_s: float
+
+
+def run_once(tuning: Tuning, folder: Path, combination: int, repeat: int, limits: Limits) -> Run | None:
+    """Run a combination once.
+
+    Args:
+        tuning: what is tuned.
+        folder: of the results.
+        combination: its place in ``tuning.combinations``.
+        repeat: number of the run of this combination.
+        limits: of time.
+
+    Returns:
+        None where the time for all runs was over first.
+
+    Raises:
+        OSError: a file of the run cannot be written.
+        KeyboardInterrupt: Ctrl-C. The command has ended.
+    """
+    settings = tuning.combinations[combination]
+    own = (folder / "runs" / f"{combination:03d}-{repeat}").resolve()
+    if own.exists():
+        shutil.rmtree(own)  # of a run that was cut short
+    own.mkdir(parents=True)
+    environment = {**os.environ, **environment_of(settings)}
+    environment.pop(SWITCH, None)
+    environment |= {RUN_DIR: str(own), TIME_ONLY: tuning.timing.as_text()}
+    watched = _Watched(own, tuning.blocks)
+    with (own / "stdout.log").open("wb") as stdout, (own / "stderr.log").open("wb") as stderr:
+        try:
+            outcome = supervise(
+                command_of(tuning.command, settings, str(own)),
+                environment=environment,
+                is_done=watched.is_done,
+                timeout_s=min(limits.timeout_s, limits.left_s),
+                stdout=stdout,
+                stderr=stderr,
+            )
+            failure = ""
+        except OSError as error:
+            outcome, failure = Outcome(Ending.BY_ITSELF, None, 0.0), f"the command cannot be started: {error.strerror}"
+    if not failure:
+        if outcome.ending is Ending.TIMEOUT and limits.left_s < limits.timeout_s:
+            return None
+        failure = _failure(outcome, watched, own, limits.timeout_s)
+    # All that it has is kept: blocks that were written while it was being ended are as good.
+    blocks = [] if failure else watched.blocks
+    info = None if watched.record is None else watched.record.runs[-1]
+    return Run(
+        combination=combination,
+        repeat=repeat,
+        seconds=outcome.seconds,
+        block_ms=tuple([sum(block.step_ms) / len(block.step_ms) for block in blocks]),
+        num_steps=sum([len(block.step_ms) for block in blocks]),
+        failure=failure,
+        exit_code=outcome.exit_code,
+        folder=str(own.relative_to(folder.resolve())),
+        world_size=0 if info is None else info.world_size,
+        device="" if info is None else info.device,
+    )
+
+
+class _Watched:
+    """The record of a run, read whenever it has grown.
+
+    Args:
+        folder: of the run.
+        wanted: timed blocks.
+
+    Attributes:
+        record: as read last; None before it is there.
+    """
+
+    def __init__(self, folder: Path, wanted: int) -> None:
+        self._path = folder / FILE_NAME
+        self._wanted = wanted
+        self._size = -1
+        self.record: Record | None = None
+
+    @property
+    def blocks(self) -> list[TimedBlock]:
+        """The timed blocks so far: of a job that was started again, those since."""
+        unfinished = None if self.record is None else self.record.unfinished
+        if unfinished is None or not unfinished.samples:
+            return []
+        return [block for block in unfinished.samples[0].timed if block.step_ms][: self._wanted]
+
+    def is_done(self) -> bool:
+        """Whether the run has the blocks that are wanted."""
+        try:
+            size = self._path.stat().st_size
+            if size != self._size:
+                self._size, self.record = size, read(self._path)
+        except (OSError, RecordError):
+            return False
+        return len(self.blocks) >= self._wanted
+
+
+def _failure(outcome: Outcome, watched: _Watched, folder: Path, timeout_s: float) -> str:
+    """Why a run gave no step time, in words; empty if it did."""
+    if outcome.ending is Ending.DONE:
+        return ""
+    if outcome.ending is Ending.TIMEOUT:
+        why = "no steps were timed" if not watched.blocks else "too few steps were timed"
+        return f"{why} within {timeout_s:g} s (--timeout)" + _said(folder)
+    assert outcome.exit_code is not None
+    if outcome.exit_code:
+        return exit_in_words(outcome.exit_code) + _said(folder)
+    if watched.record is None:
+        return (
+            "the command ended and no steps were timed: is the library attached in it, and does it train long enough?"
+        )
+    return f"the command ended after {len(watched.blocks)} timed blocks: let it train longer, or lower --steps"
+
+
+def _said(folder: Path) -> str:
+    line = telling_line(end_of(folder / "stderr.log")) or telling_line(end_of(folder / "stdout.log"))
+    return f": {line}" if line else ""

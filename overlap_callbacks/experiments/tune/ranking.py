@@ -1,0 +1,127 @@
+"""Which combination is fastest, and whether that can be told from chance. Pure.
+
+The unit is the run: steps of one run share its placement, its ports and its moment. A run gives one number, the mean of
+the logarithms of its blocks' step times. A combination is compared with the first one by Welch's interval over runs.
+Several combinations are compared with the first at once, so each interval is as wide as it takes for all of them to
+hold together in 95 of 100 tunings (Bonferroni). Else the more values one tries, the surer one is "faster" by chance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.statistics import CONFIDENCE, Sample, estimate
+from overlap_callbacks.experiments.tune.results import Results, Run
+
+# Runs of a combination that an interval needs.
+MIN_RUNS = 2
+
+
+@dataclass(frozen=True)
+class Row:
+    """One combination.
+
+    Attributes:
+        number: its place in ``Tuning.combinations``.
+        num_runs: that were measured.
+        step_ms: step time, with an interval over runs; None if no run was measured.
+        change: step time over that of the baseline, less one; None of the baseline, and where one of them is missing.
+        failure: why it failed, in words; empty if it did not.
+    """
+
+    number: int
+    num_runs: int
+    step_ms: Estimate | None
+    change: Estimate | None
+    failure: str
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """All combinations.
+
+    Attributes:
+        rows: the fastest first; those without a step time last.
+        baseline: the combination that the others are compared with: the first one, or where that failed the first one
+            that was measured. None where none was.
+        winner: the fastest of those that are faster than the baseline beyond chance; None if there is none.
+        as_good: others that cannot be told from the winner.
+    """
+
+    rows: tuple[Row, ...]
+    baseline: int | None
+    winner: int | None
+    as_good: tuple[int, ...]
+
+    def row(self, number: int) -> Row:
+        """The row of a combination."""
+        return next(row for row in self.rows if row.number == number)
+
+    @property
+    def measured(self) -> list[Row]:
+        """The rows that have a step time, and did not fail."""
+        return [row for row in self.rows if row.step_ms is not None and not row.failure]
+
+    @property
+    def failed(self) -> list[Row]:
+        """The rows of combinations that failed."""
+        return [row for row in self.rows if row.failure]
+
+
+def ranked(results: Results) -> Ranking:
+    """Rank the combinations of a tuning by what was measured so far."""
+    numbers = range(len(results.tuning.combinations))
+    samples = {number: _sample(results.of(number)) for number in numbers}
+    failures = {number: failed.failure for number in numbers if (failed := results.failure_of(number)) is not None}
+    good = [number for number in numbers if len(samples[number].blocks) and number not in failures]
+    baseline = good[0] if good else None
+    confidence = 1 - (1 - CONFIDENCE) / max(1, len(good) - 1)
+
+    def change(number: int, base: int | None) -> Estimate | None:
+        if base is None or number == base or number not in good:
+            return None
+        return _change(samples[number], samples[base], confidence)
+
+    rows = [
+        Row(
+            number=number,
+            num_runs=len(samples[number].blocks),
+            step_ms=estimate(lambda means: float(means[0]), samples[number], scale=math.exp, min_blocks=MIN_RUNS),
+            change=change(number, baseline),
+            failure=failures.get(number, ""),
+        )
+        for number in numbers
+    ]
+    rows.sort(key=_place)
+    faster = [
+        row for row in rows if row.change is not None and row.change.ci_high is not None and row.change.ci_high < 0
+    ]
+    winner = faster[0].number if faster else None
+    as_good = [row.number for row in rows if winner is not None and not _is_slower(change(row.number, winner))]
+    kept = tuple([number for number in as_good if number in good and number not in (winner, baseline)])
+    return Ranking(tuple(rows), baseline, winner, kept)
+
+
+def _place(row: Row) -> tuple[bool, float, int]:
+    is_last = row.step_ms is None or bool(row.failure)
+    return is_last, math.inf if row.step_ms is None else row.step_ms.value, row.number
+
+
+def _is_slower(change: Estimate | None) -> bool:
+    return change is not None and change.ci_low is not None and change.ci_low > 0
+
+
+def _sample(runs: Sequence[Run]) -> Sample:
+    logs = [[float(np.mean(np.log(run.block_ms)))] for run in runs if run.block_ms and min(run.block_ms) > 0]
+    return Sample(np.array(logs, dtype=np.float64).reshape(-1, 1), sum([run.num_steps for run in runs]))
+
+
+def _change(one: Sample, other: Sample, confidence: float) -> Estimate | None:
+    return estimate(
+        lambda a, b: float(a[0] - b[0]), one, other, scale=math.expm1, min_blocks=MIN_RUNS, confidence=confidence
+    )

@@ -1,0 +1,181 @@
+"""Times the steps of a job as it is, and does nothing else: for ``overlap tune``, which compares whole runs.
+
+No step is sequential, profiled or recorded, the gate is never registered, and the ranks tell each other nothing. Rank 0
+alone leaves a mark at the begin and the end of each step. Ranks of synchronous training step alike.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+from overlap_callbacks._threads import Worker
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.timing_plan import TimingPlan
+from overlap_callbacks.analysis.results.window import TimedBlock
+from overlap_callbacks.gate.gate import Gate
+from overlap_callbacks.gate.switch import SwitchState
+from overlap_callbacks.instruments import clocks
+from overlap_callbacks.instruments.environment import EnvironmentReader, hidden_names
+from overlap_callbacks.monitor.accelerators import accelerator_in_use, refusal
+from overlap_callbacks.monitor.background.measurement import await_mark
+from overlap_callbacks.monitor.background.store import Job
+from overlap_callbacks.monitor.config import MonitorConfig
+from overlap_callbacks.monitor.faults import FaultGuard
+from overlap_callbacks.monitor.run_info import run_info
+from overlap_callbacks.monitor.step_runner import NEVER, StepRunner
+from overlap_callbacks.sinks import Sink
+
+# Maximum time that the end of the job waits for blocks to be written.
+_CLOSE_TIMEOUT_S = 5.0
+
+Steps = list[tuple[clocks.Mark, clocks.Mark]]
+
+
+class TimingRunner(StepRunner):
+    """Times blocks of steps on rank 0, and writes each to the record as soon as the device has passed it.
+
+    Args:
+        plan: of the blocks.
+        config: the options of the monitor.
+        gate: of the monitor; it is never registered.
+        switch: a framework's own switch, which is never turned.
+        faults: gets the errors of the writing thread.
+
+    Attributes:
+        tokens_per_step: not used here.
+        num_opened: 1 once steps are timed.
+    """
+
+    # Of a process: the steps of two monitors would mix in one record.
+    _only_one = threading.Lock()
+
+    def __init__(
+        self, plan: TimingPlan, config: MonitorConfig, gate: Gate, switch: SwitchState, faults: FaultGuard
+    ) -> None:
+        super().__init__(gate, switch)
+        self.tokens_per_step = config.tokens_per_step
+        self.num_opened = 0
+        self._plan = plan
+        self._config = config
+        self._faults = faults
+        self._worker = Worker("overlap-callbacks timing", faults.report)
+        self._clock: clocks.StepClock | None = None  # None before the first timed step
+        self._warm_at: int | None = None  # None before the first step
+        self._first_step = 0
+        self._num_blocks = 0
+        self._has_lock = False
+        # Of the open block and the open step:
+        self._steps: Steps = []
+        self._block_begun_ns = 0
+        self._start: clocks.Mark = 0
+        self._spoilt = False
+
+    def rewind(self) -> None:
+        """The step number went back: the steps go on being timed."""
+        self._steps = []
+        self.next_step = 0
+
+    def begin(self, step: int) -> None:
+        if self._clock is None and not self._is_ready(step):
+            return
+        assert self._clock is not None
+        self.next_step = 0  # every step
+        self._spoilt = False
+        if not self._steps:
+            self._block_begun_ns = clocks.now()
+        self._start = self._clock.mark()
+        self.in_step = True
+
+    def end(self) -> None:
+        assert self._clock is not None
+        self.in_step = False
+        end = self._clock.mark()
+        if self._spoilt:
+            return
+        self._steps.append((self._start, end))
+        lasted_s = (clocks.now() - self._block_begun_ns) / 1e9
+        if len(self._steps) >= self._plan.steps_per_block and lasted_s >= self._plan.min_block_seconds:
+            steps, self._steps = self._steps, []
+            number, self._num_blocks = self._num_blocks, self._num_blocks + 1
+            self._worker.submit(lambda: self._write(number, steps))
+
+    def skip(self, reason: str) -> None:
+        self._spoilt = True
+
+    def pause(self) -> None:
+        self._spoilt = True
+
+    def abandon(self, reason: str, *, within_step: bool = False, job_ends: bool = False) -> None:
+        super().abandon(reason, within_step=within_step, job_ends=job_ends)
+        self._steps = []  # steps of a block follow each other
+
+    def close(self) -> None:
+        """Write the blocks that have ended. Safe to call twice."""
+        self._worker.close(_CLOSE_TIMEOUT_S)
+        for sink in self._config.sinks if self.num_opened else ():
+            sink.close()
+        if self._has_lock:
+            self._has_lock = False
+            self._only_one.release()
+
+    def _is_ready(self, step: int) -> bool:
+        """Whether the warm-up is over and this rank times steps; then the clock is there."""
+        if self._warm_at is None:
+            self._warm_at = step + self._plan.warmup_steps
+        if step < self._warm_at:
+            self.next_step = self._warm_at
+            return False
+        self.next_step = NEVER
+        job = Job.current() or Job(_rank_told_by_launcher(), 1, "")
+        if job.rank:
+            return False
+        accelerator = accelerator_in_use()
+        if accelerator:
+            self._faults.switch_off("accelerator", refusal(accelerator))
+            return False
+        if not self._only_one.acquire(blocking=False):
+            self._faults.switch_off(
+                "second", "another OverlapMonitor of this process times its steps, and only one can"
+            )
+            return False
+        self._has_lock = True
+        self._clock, self._first_step, self.num_opened = clocks.StepClock(), step, 1
+        self._worker.submit(self._opener(job, self._clock.device))
+        return True
+
+    def _opener(self, job: Job, device: str) -> Callable[[], None]:
+        config = self._config
+        hide = None if config.hosts else hidden_names()
+        environment = EnvironmentReader(config.framework, hide)
+
+        def open_sinks() -> None:
+            run = run_info(
+                job,
+                config.schedule,
+                config.framework,
+                device,
+                environment.read(),
+                hosts=config.hosts,
+                workload=config.workload,
+            )
+            for sink in config.sinks:
+                sink.open(run)
+
+        return open_sinks
+
+    def _write(self, number: int, steps: Steps) -> None:
+        """On the worker's thread: wait for the device, and write a block."""
+        clocks.prepare_own_thread(clocks.device_of(steps[-1][1]))
+        if not await_mark(steps[-1][1]):
+            return
+        block = TimedBlock(Mode.OVERLAPPED, number, tuple([clocks.elapsed_ms(start, end) for start, end in steps]))
+        sinks: list[Sink] = list(self._config.sinks)
+        for sink in sinks:
+            sink.block(0, self._first_step, block)
+
+
+def _rank_told_by_launcher() -> int:
+    told = os.environ.get("RANK", "0")
+    return int(told) if told.isdigit() else 0

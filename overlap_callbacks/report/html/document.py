@@ -1,0 +1,121 @@
+"""From the parts of a page to one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from overlap_callbacks._version import __version__
+from overlap_callbacks.report.html.elements import Chart, RunPage, Section
+
+# In the order in which the page runs them.
+_SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "page.js")
+_LICENCES = (("d3", "vendor/d3.LICENSE"), ("Observable Plot", "vendor/plot.LICENSE"))
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script of the page, and its hash, by which the page's content security policy lets it run."""
+
+    text: Markup
+    hash: str
+
+
+def document(title: str, runs: Sequence[RunPage], *, method: str, compared: Sequence[Section] = ()) -> str:
+    """The page, as HTML.
+
+    Args:
+        title: of the browser's window.
+        runs: what the page is about, one or more.
+        method: how its figures were made, for the foot of the page.
+        compared: sections that come before several runs.
+    """
+    charts: list[Chart] = []
+
+    def place(chart: Chart) -> int:
+        charts.append(chart)
+        return len(charts) - 1
+
+    scripts = [_script(name) for name in _SCRIPTS]
+    templates = _templates()
+    body = templates.get_template("body.html.j2").render(
+        runs=runs, compared=compared, place=place, version=__version__, method=method, licences=_licences()
+    )
+    # The charts' data are known once the body has placed them.
+    html = templates.get_template("page.html.j2").render(
+        title=title,
+        body=Markup(body),
+        style=Markup(_file("page.css")),
+        scripts=scripts,
+        data=script_json([{"draw": chart.draw, "title": chart.title, **chart.data} for chart in charts]),
+    )
+    return html
+
+
+def write_document(html: str, path: str | os.PathLike[str]) -> int:
+    """Write a page, whole or not at all; into a pipe or a device, directly. Returns its size in bytes.
+
+    Args:
+        html: the page.
+        path: of the file. An older file is replaced; of a link, the file that it points to.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    content = html.encode()
+    target = Path(path).resolve()
+    if target.exists() and not target.is_file():
+        target.write_bytes(content)  # an error for a folder
+        return len(content)
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        draft.write_bytes(content)
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
+    return len(content)
+
+
+def script_json(content: Any) -> Markup:
+    """JSON for a script element: nothing in it can end the element or open a comment."""
+    text = msgspec.json.encode(content).decode()
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+@functools.cache
+def _templates() -> Environment:
+    """Kept for the next page: to compile the templates takes longer than to fill them in."""
+    return Environment(
+        loader=PackageLoader("overlap_callbacks.report.html", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _script(name: str) -> Script:
+    text = _file(name)
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return Script(Markup(text), f"sha256-{digest}")
+
+
+def _licences() -> list[tuple[str, str]]:
+    return [(name, _file(file)) for name, file in _LICENCES]
+
+
+def _file(name: str) -> str:
+    return resources.files("overlap_callbacks.report.html").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,106 @@
+"""``overlap check``: exit codes, and one sentence."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from overlap_callbacks.analysis.results.report import OverlapReport
+from tests.commands import invoke
+from tests.report.runs import run_info, window, write
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+JOB = [sys.executable, str(ROOT / "tests/experiments/job.py"), "--nap-ms", "1"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> str:
+    # Of a step of 412 ms, 36 ms of communication are exposed; compute runs 14% slower.
+    return str(write(tmp_path_factory.mktemp("runs") / "run", window(0), window(1), window(2)))
+
+
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [
+        (["--max-exposed", "0.1"], 0),
+        (["--max-exposed", "0.08"], 1),
+        (["--min-overlap", "0.7"], 0),
+        (["--min-overlap", "0.8"], 1),
+        (["--max-slowdown", "0.2"], 0),
+        (["--max-slowdown", "0.1"], 1),
+        (["--max", "e2e_overlapped_ms=500", "--min", "speedup_vs_sequential=0.05"], 0),
+        (["--max", "e2e_overlapped_ms=500", "--min", "speedup_vs_sequential=0.5"], 1),
+        (["--max", "profiler_slowdown=nan"], 2),
+        (["--max", "speed=1"], 2),
+        ([], 2),
+    ],
+)
+def test_exit_codes(run: str, limits: list[str], code: int) -> None:
+    result = invoke("check", *limits, run)
+    assert result.exit_code == code, result.output
+
+
+def test_a_broken_limit_says_what_was_measured_and_whose_communication_is_exposed(run: str) -> None:
+    result = invoke("check", "--max-exposed", "0.01", "--max-slowdown", "0.9", run)
+    first, *rest = result.stdout.splitlines()
+    assert first.startswith("A limit is broken: exposed communication, as a share of the step, is 8.")
+    assert "95% interval" in first
+    assert first.endswith("allowed is at most 1.0%.")
+    assert any("dimension" in line and "exposed" in line for line in rest)
+
+
+def test_with_sure_the_interval_decides(run: str) -> None:
+    measured = json.loads(invoke("check", "--max-slowdown", "0", "--json", run).stdout)["limits"][0]["measured"]
+    inside = str((measured["value"] + measured["ci_low"]) / 2)
+    assert invoke("check", "--max-slowdown", inside, run).exit_code == 1
+    assert invoke("check", "--max-slowdown", inside, "--sure", run).exit_code == 0
+    below = str(measured["ci_low"] - 0.01)
+    assert invoke("check", "--max-slowdown", below, "--sure", run).exit_code == 1
+
+
+def test_what_was_not_measured_is_no_pass(tmp_path: Path) -> None:
+    def changed(**changes: object) -> OverlapReport:
+        return msgspec.structs.replace(window(), **changes)
+
+    unmeasured = write(tmp_path / "run", changed(compute_slowdown=None))
+    result = invoke("check", "--max-slowdown", "0.5", str(unmeasured))
+    assert (result.exit_code, "was not measured" in result.stdout) == (2, True)
+    # A broken limit beside it is still broken.
+    assert invoke("check", "--max-slowdown", "0.5", "--max", "e2e_overlapped_ms=1", str(unmeasured)).exit_code == 1
+    invalid = write(tmp_path / "invalid", changed(valid=False))
+    assert invoke("check", "--max-slowdown", "0.5", str(invalid)).exit_code == 2
+    control = write(tmp_path / "control", changed(control=True), run=run_info(schedule={"control": True}))
+    assert invoke("check", "--max-slowdown", "0.5", str(control)).exit_code == 2
+    assert invoke("check", "--max-slowdown", "0.5", str(tmp_path)).exit_code == 2
+    (tmp_path / "empty").mkdir()
+    assert invoke("check", "--max-slowdown", "0.5", str(tmp_path / "empty")).exit_code == 2
+
+
+def test_a_command_is_run_and_ended_once_a_window_counts(tmp_path: Path) -> None:
+    folder = tmp_path / "record"
+    result = invoke(
+        "check", "--max", "e2e_overlapped_ms=60000", "--windows", "1", "--timeout", "60", "--run-dir", str(folder),
+        "--", *JOB, "--every", "100", env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("All limits hold: ")
+    assert (folder / "overlap.jsonl").exists()
+    again = invoke("check", "--max-exposed", "1", "--run-dir", str(folder), "--", "true")
+    assert (again.exit_code, "has a record already" in again.output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["sh", "-c", "exit 7"], "the command failed (exit code 7)"),
+        (["true"], "no record"),
+        (["/no/such/program", "x"], "the command cannot be started"),
+    ],
+)
+def test_a_command_that_gives_no_record_is_no_pass(command: list[str], says: str) -> None:
+    result = invoke("check", "--max-exposed", "1", "--", *command)
+    assert (result.exit_code, says in result.output) == (2, True), result.output

@@ -1,0 +1,120 @@
+"""``overlap tune`` with real jobs of two ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlap_callbacks.analysis.results.outside import RUN_DIR
+from overlap_callbacks.experiments.leftovers import processes_with
+from overlap_callbacks.experiments.tune.results import read_results
+from overlap_callbacks.report.record import read
+from tests.commands import invoke
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+JOB = [sys.executable, str(ROOT / "tests/experiments/job.py")]
+SHORT = ["--steps", "8", "--warmup", "2", "--timeout", "60"]
+
+
+def environment(**changes: str) -> dict[str, str]:
+    return {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **changes}
+
+
+def test_the_faster_setting_comes_first_and_a_failing_one_is_a_row(tmp_path: Path) -> None:
+    folder = tmp_path / "tuned"
+    result = invoke(
+        "tune", "--arg", "nap-ms=80,too-much,0", *SHORT, "--repeats", "2", "-o", str(folder), "--json", "--", *JOB,
+        env=environment(NAP_S="0.001"),
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    shown = json.loads(result.stdout)
+    assert [row["settings"]["nap-ms"] for row in shown["rows"]] == ["0", "80", "too-much"]
+    fast, slow, failed = shown["rows"]
+    assert slow["step_ms"]["value"] > 80 > fast["step_ms"]["value"] > 1
+    assert fast["change"]["value"] < 0
+    assert (fast["runs"], slow["runs"], failed["runs"]) == (2, 2, 0)
+    assert failed["failure"] == "exit code 1: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB"
+    found = read_results(folder)
+    assert [run.combination for run in found.runs] == [0, 1, 2, 2, 0]
+    assert all(run.world_size == 2 and len(run.block_ms) == 4 for run in found.runs if not run.failure)
+    # The record is where tune wants it, whatever the script says, and holds overlapped blocks alone.
+    record = read(folder / found.runs[0].folder)
+    assert record.windows == []
+    assert {block.arm.value for block in record.unfinished.samples[0].timed} == {"overlapped"}  # type: ignore[union-attr]
+    assert not Path("not-here").exists()
+    assert "Step time against nap-ms" in (folder / "tune.html").read_text(encoding="utf-8")
+
+
+def test_ctrl_c_ends_the_job_and_keeps_what_was_measured(tmp_path: Path) -> None:
+    folder = tmp_path / "tuned"
+    overlap = [sys.executable, "-m", "overlap_callbacks", "tune"]
+    process = subprocess.Popen(
+        [*overlap, "--arg", "nap-ms=1,2", *SHORT, "--repeats", "1", "-o", str(folder), "--", *JOB],
+        env={**os.environ, **environment()}, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    second = folder / "runs" / "001-0"
+    # The job has begun, and loads torch: it cannot be done before the signal comes.
+    until(lambda: (second / "stderr.log").exists() or process.poll() is not None)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert f"Go on with: overlap tune --resume {folder}" in errors
+    assert processes_with(RUN_DIR, str(second)) == []
+    assert [run.combination for run in read_results(folder).runs] == [0]
+    assert re.search(r"nap-ms=1", output)
+
+    result = invoke("tune", "--resume", str(folder), "--repeats", "1", env=environment(COLUMNS="200"))
+    assert result.exit_code == 0, result.output
+    assert [run.combination for run in read_results(folder).runs] == [0, 1]
+    assert "No difference can be told yet" in result.stdout
+    other = invoke("tune", "--resume", str(folder), "--", "another")
+    assert (other.exit_code, "another command" in other.output) == (2, True)
+
+
+def until(condition: Any) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "give the command to run"),
+        (["--", "x"], "there is nothing to compare"),
+        (["--env", "A=1,1", "--", "x"], "1 stands there twice"),
+        (["--arg", "a=1,2", "--arg", "a=3", "x"], "a is given twice"),
+    ],
+)
+def test_wrong_use_gives_one_sentence(arguments: list[str], says: str, tmp_path: Path) -> None:
+    result = invoke("tune", "-o", str(tmp_path / "none"), *arguments)
+    assert (result.exit_code, says in result.output) == (2, True), result.output
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_command_that_gives_no_step_times_ends_in_rows_that_say_why(tmp_path: Path) -> None:
+    folder = str(tmp_path / "tuned")
+    result = invoke("tune", "--env", "A=1,2", "-o", folder, "--", "true", env={"COLUMNS": "200"})
+    assert result.exit_code == 1
+    assert "No combination was measured." in result.stdout
+    assert result.stdout.count("is the library attached in it") == 2
+    again = invoke("tune", "--env", "A=1,2", "-o", folder, "--", "true")
+    assert (again.exit_code, "holds a tuning already" in again.output) == (2, True)
+
+
+def test_runs_that_do_not_fit_into_the_time_are_left_for_later(tmp_path: Path) -> None:
+    folder = str(tmp_path / "tuned")
+    result = invoke("tune", "--env", "A=1,2", "--minutes", "0.1", "-o", folder, "--", "sleep", "60")
+    assert result.exit_code == 1
+    assert f"Go on with: overlap tune --resume {folder}" in result.output
+    assert read_results(Path(folder)).runs == []

@@ -1,0 +1,46 @@
+"""The page of a tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from overlap_callbacks.experiments.tune.combinations import Axis, Kind
+from overlap_callbacks.experiments.tune.page import page, write_page
+from overlap_callbacks.experiments.tune.ranking import ranked
+from tests.experiments.tune_results import BUCKETS, CTAS, results
+from tests.report.html.test_page import charts_of, text_of
+
+# A step under each NCCL_MAX_CTAS and bucket size; the last one fails.
+STEP_MS = [(ms, ms + 1, ms - 1, ms + 0.5) for ms in (100, 90, 120, 80, 70, 99, 85, 74)]
+
+
+def test_it_has_a_chart_for_each_axis_and_the_line_to_use(tmp_path: Path, opened: Callable[..., Any]) -> None:
+    found = results(tmp_path, STEP_MS, CTAS, BUCKETS, failed=(8,))
+    ranking = ranked(found)
+    content = page(found, ranking)
+    charts = charts_of(content)
+    assert [chart["x_label"] for chart in charts] == ["NCCL_MAX_CTAS", "bucket-mb"]
+    by_bucket = charts[1]["series"][0]
+    assert by_bucket["name"] == "NCCL_MAX_CTAS=8"
+    assert [point[0] for point in by_bucket["points"]] == [1, 5, 25]
+    text = text_of(content)
+    assert "Use: NCCL_MAX_CTAS=8 torchrun train.py --bucket-mb 5" in text
+    assert "Failed: NCCL_MAX_CTAS=16, bucket-mb=1: exit code 1: OutOfMemoryError: 20 GiB" in text
+    shown = opened(write_page(found, ranking))
+    assert shown.locator("svg").count() >= 2
+
+
+def test_a_tuning_of_which_nothing_was_measured_has_a_page(tmp_path: Path) -> None:
+    found = results(tmp_path, [], failed=(0, 1, 2))
+    assert "No combination was measured." in text_of(page(found, ranked(found)))
+
+
+def test_what_a_command_says_cannot_leave_its_place(tmp_path: Path) -> None:
+    found = results(tmp_path, [(1, 1), (1, 1), (1, 1)], Axis(Kind.ARG, "<b>", ("<i>", "</script>", "x")))
+    body = page(found, ranked(found)).partition('<script type="application/json"')[0]
+    assert "&lt;b&gt;" in body
+    assert "<b>" not in body
+    assert "<i>" not in body
+    assert "</script>" not in body
