@@ -37,6 +37,10 @@ from overlap_callbacks.report.record import Record
 
 # In the order in which the page runs them.
 _SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "page.js")
+_FOOT = (
+    "Equations 1 to 5 are those of arXiv 2507.03114, section IV-D. Intervals are 95% confidence intervals, over blocks "
+    "of steps within a window and over windows within a run."
+)
 _LICENCES = (("d3", "vendor/d3.LICENSE"), ("Observable Plot", "vendor/plot.LICENSE"))
 
 
@@ -64,6 +68,18 @@ def page(records: Sequence[Record], axis: str | None = None) -> str:
     names = distinct_names(records)
     runs = [_run(f"run-{i}", name, view) for i, (name, view) in enumerate(zip(names, views, strict=True), 1)]
     sections = _compared(names, views, axis) if len(runs) > 1 else []
+    return html_of("Overlap report: " + ", ".join(names[:4]), runs, sections)
+
+
+def html_of(title: str, runs: Sequence[RunPage], compared: Sequence[Section] = (), foot: str = _FOOT) -> str:
+    """A page of runs, as HTML.
+
+    Args:
+        title: of the page.
+        runs: one or more.
+        compared: what stands before several.
+        foot: what the figures rest on, at the end.
+    """
     charts: list[Chart] = []
 
     def place(chart: Chart) -> int:
@@ -73,11 +89,11 @@ def page(records: Sequence[Record], axis: str | None = None) -> str:
     scripts = [_script(name) for name in _SCRIPTS]
     templates = _templates()
     body = templates.get_template("body.html.j2").render(
-        runs=runs, compared=sections, place=place, version=__version__, licences=_licences()
+        runs=runs, compared=compared, place=place, version=__version__, licences=_licences(), foot=foot
     )
     # The charts' data are known once the body has placed them.
     html = templates.get_template("page.html.j2").render(
-        title="Overlap report: " + ", ".join(names[:4]),
+        title=title,
         body=Markup(body),
         style=Markup(_file("page.css")),
         scripts=scripts,
@@ -110,7 +126,16 @@ def write_page(records: Sequence[Record], path: str | os.PathLike[str], axis: st
         ValueError: as for ``page``.
         OSError: the file cannot be written.
     """
-    content = page(records, axis).encode()
+    return write_html(page(records, axis), path)
+
+
+def write_html(html: str, path: str | os.PathLike[str]) -> int:
+    """Write a page, as ``write_page`` does. Returns its size in bytes.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    content = html.encode()
     target = Path(path).resolve()
     if target.exists() and not target.is_file():
         target.write_bytes(content)  # an error for a folder
