@@ -73,6 +73,8 @@ _HARDWARE_OPTIONS = (
     click.option("--data-bandwidth", type=float, metavar="GB/S", help="Of gradients and parameters."),
     click.option("--from", "source", type=click.Path(path_type=Path), metavar="RUN",
                  help="Take bandwidths that are not given from the record of RUN."),
+    click.option("--bandwidths", type=click.Path(path_type=Path, exists=True), metavar="FOLDER",
+                 help="Those that are not given by the times of overlap bench collectives, before --from."),
     click.option("--peak", type=float, metavar="TFLOP/S", help="Peak of one device in the job's precision."),
     click.option("--utilisation", type=float, default=0.4, show_default=True, help="Share of it that is reached."),
     click.option("--memory", type=float, metavar="GIB", help="Of one device: layouts that need more are infeasible."),
@@ -80,8 +82,8 @@ _HARDWARE_OPTIONS = (
 
 # What says nothing of a job's messages.
 _NOT_CHECKED = (
-    "what_if", "all_ranks", "source", "bandwidth", "tensor_bandwidth", "pipeline_bandwidth", "data_bandwidth", "peak",
-    "utilisation", "memory", *MATRIX_PARAMETERS,
+    "what_if", "all_ranks", "source", "bandwidths", "bandwidth", "tensor_bandwidth", "pipeline_bandwidth",
+    "data_bandwidth", "peak", "utilisation", "memory", *MATRIX_PARAMETERS,
 )  # fmt: skip
 
 
@@ -308,6 +310,9 @@ def _hardware(job: JobShape, given: dict[str, Any], notes: list[str]) -> Hardwar
         from overlap_callbacks.analysis.communication.fitting import effective_bandwidths
 
         rates = {**effective_bandwidths(_window(given["source"]).collectives), **rates}
+    if given["bandwidths"] is not None:
+        measured = _measured(job, given["bandwidths"], notes)
+        rates |= {name: rate for name, rate in measured.items() if chosen[name] is None}
     # A dimension of one rank sends nothing, whatever its bandwidth; another layout may need it.
     sizes = zip(dimensions, (job.t, job.p, job.d), strict=True)
     needed = [name for name, size in sizes if size > 1 or (given["what_if"] and job.layout == "megatron")]
@@ -328,6 +333,27 @@ def _hardware(job: JobShape, given: dict[str, Any], notes: list[str]) -> Hardwar
     )
     hardware.check()
     return hardware
+
+
+def _measured(job: JobShape, folder: Path, notes: list[str]) -> dict[str, float]:
+    """Bandwidths of the job's messages by the times that ``overlap bench collectives`` measured."""
+    from overlap_callbacks.analysis.communication.measured_curves import curves_of, measured_bandwidths
+    from overlap_callbacks.report.bench_results import BenchFileError, read
+    from overlap_callbacks.report.bench_words import link_in_words, transfer_points
+
+    try:
+        results = read(folder)
+    except BenchFileError as error:
+        raise click.ClickException(one_line(str(error))) from None
+    curves = curves_of(transfer_points(results))
+    if not curves:
+        raise ValueError(f"{folder} has no times of collectives: overlap bench collectives makes them")
+    found = measured_bandwidths(job, curves)
+    rates = ", ".join(f"{name} {rate / _GB:.3g} GB/s" for name, rate in found.bytes_per_s.items())
+    if rates:
+        notes.append(f"bandwidths of this job's messages, measured over {link_in_words(results)}: {rates}")
+    notes.extend(found.notes)
+    return found.bytes_per_s
 
 
 def _checked(job: JobShape, run: Path) -> list[Any]:

@@ -62,9 +62,7 @@ def verdict(results: BenchResults, style: Style = PLAIN) -> str:
 def _gemm_verdict(results: BenchResults, points: Sequence[GemmFigures], style: Style) -> str:
     known = [point for point in points if point.slowdown is not None]
     if not known:
-        return (
-            "No point was measured in which matrix products ran beside an all-reduce from their beginning to their end."
-        )
+        return "No point was measured in which matrix products ran wholly beside an all-reduce."
     slowdowns = sorted(_value(point.slowdown) for point in known)
     low, high = (style.percent(value, signed=True) for value in (slowdowns[0], slowdowns[-1]))
     span = low if low == high else f"{low} to {high}"
@@ -117,8 +115,8 @@ def notes(results: BenchResults) -> list[str]:
         short = sum(1 for point in gemm_points(results) if (point.covered or 1.0) < _COVERED)
         if short:
             found.append(
-                f"Of {count(short, 'point')} some products did not end beside all-reduces and are left out: the slowdown "
-                "is too small there."
+                f"Of {count(short, 'point')} some products did not end beside all-reduces and are left out: there the "
+                "slowdown is too small."
             )
         lacking = sum(1 for point in gemm_points(results) if point.slowdown is None)
         if lacking:

@@ -203,8 +203,8 @@ def _gemm_table(points: Sequence[GemmFigures]) -> Table:
         "Matrix products beside all-reduces",
         columns,
         rows,
-        "Times are geometric means over blocks and ranks. Covered is the share of the products counted that ended beside "
-        "all-reduces; the others are left out.",
+        "Times are geometric means over blocks and ranks. Covered is the share of the products counted that ended "
+        "beside all-reduces; the others are left out.",
     )
 
 
