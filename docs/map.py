@@ -14,7 +14,18 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
 CORE = ROOT / "overlap_callbacks"
 # In the order of a step's way through them; the other folders follow, by name.
-ORDER = ("integrations", "monitor", "gate", "instruments", "analysis", "sinks", "traces", "report", "cli")
+ORDER = (
+    "integrations",
+    "monitor",
+    "gate",
+    "instruments",
+    "analysis",
+    "sinks",
+    "traces",
+    "report",
+    "experiments",
+    "cli",
+)
 BEGIN = "<!-- map: written by `python3 docs/map.py` from the docstrings; change it there -->"
 END = "<!-- end of the map -->"
 

@@ -144,9 +144,11 @@ def _sweep(asked: Asked, link: str, device: str, ranks: int) -> dict[str, Any]:
 
 def _gemm_sweep(asked: Asked, link: str, device: str) -> dict[str, Any]:
     quick, cuda = asked.quick, device == "cuda"
+    sizes: tuple[int, ...]
+    messages: tuple[int, ...]
     if cuda:
         sizes = (1024, 2048, 4096, 8192) if quick else (512, 1024, 2048, 4096, 8192, 16384)
-        messages: tuple[int, ...] = (16 * _MIB, _GIB) if quick else (_MIB, 16 * _MIB, 256 * _MIB, _GIB)
+        messages = (16 * _MIB, _GIB) if quick else (_MIB, 16 * _MIB, 256 * _MIB, _GIB)
         dtypes = usable(device)
         if quick:
             dtypes = (next(name for name in ("bf16", "fp16", "fp32") if name in dtypes),)
@@ -154,7 +156,7 @@ def _gemm_sweep(asked: Asked, link: str, device: str) -> dict[str, Any]:
         sizes = (256, 512, 1024) if quick else (128, 256, 512, 1024, 2048)
         messages = (_MIB, 16 * _MIB) if quick else (64 * 2**10, _MIB, 16 * _MIB, 64 * _MIB)
         dtypes = ("fp32",) if quick else ("fp32", "bf16")
-    own_ctas = (0,)
+    own_ctas: tuple[int, ...] = (0,)
     if link == LOOPBACK and cuda:
         own_ctas = (24,) if quick else (8, 24, 66)
     return {

@@ -111,8 +111,10 @@ def _loopback(plan: Plan, device: torch.device) -> Iterator[Site]:
     from overlap_callbacks.experiments.loopback.job import open_job
     from overlap_callbacks.experiments.loopback.settings import LoopSettings
 
-    given = {} if plan.link_gb_s is None else {"gb_s": plan.link_gb_s}
-    with open_job(LoopSettings(plan.device, **given)) as loop:
+    settings = LoopSettings(plan.device)
+    if plan.link_gb_s is not None:
+        settings = replace(settings, gb_s=plan.link_gb_s)
+    with open_job(settings) as loop:
         yield Site(plan, device, OneProcess(), loop)
 
 

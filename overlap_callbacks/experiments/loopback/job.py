@@ -62,7 +62,7 @@ class LoopJob:
                 self.issued.append(self._describe(call, group.group_name))
             work = self.link.issue(call, group, self.settings)
             # NCCL has no work for a synchronous collective. ``boxed`` of None is a null pointer, as C++ returns it.
-            boxed = dist.Work.boxed(work)
+            boxed = dist.Work.boxed(work)  # type: ignore[arg-type]
             return (args[0], boxed) if returns_tensors else boxed
 
         return kernel
@@ -93,4 +93,4 @@ def open_job(settings: LoopSettings) -> Iterator[LoopJob]:
     finally:
         job.link.close()
         dist.destroy_process_group()
-        library._destroy()  # type: ignore[no-untyped-call]
+        library._destroy()
