@@ -30,7 +30,7 @@ _COMMON = (
                  help="gloo on CPUs, nccl on several GPUs, loopback on one.  [default: what this host has]"),
     click.option("--device", type=click.Choice(["cpu", "cuda"]), help="[default: cuda, where there is a GPU]"),
     click.option("--threads", type=int, help="Of each rank on a CPU.  [default: cores over ranks]"),
-    click.option("--link-gb-s", type=float, metavar="GB/S", help="Speed of a loopback link.  [default: 40]"),
+    click.option("--link-gb-s", type=float, metavar="GB/S", help="Speed of a loopback link.  [default: 40, on a CPU 0.5]"),
     click.option("--rounds", type=int, help="How often each point is measured."),
     click.option("--block-s", type=float, metavar="SECONDS", help="Least length of a block."),
     click.option("-o", "--output", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
@@ -173,8 +173,8 @@ def _measure(plan: Plan, folder: Path, world_size: int | None) -> bool:
     words = " ".join(["overlap", *sys.argv[1:]])
     console = Console(stderr=True)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         if world_size is None:
+            folder.mkdir(parents=True, exist_ok=True)
             return launch(plan, folder, words, console)
         stop = Stop()
         run_session(plan, folder, words, stop, lambda done, total, what: click.echo(f"{done}/{total} {what}", err=True))

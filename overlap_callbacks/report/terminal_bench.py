@@ -54,8 +54,8 @@ def _gemm_table(points: tuple[GemmFigures, ...]) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1, 0, 0))
     heads = ["N", "Message", "Type", *(["CTAs"] if shows_ctas else []), "Slowdown", "TFLOP/s", "GB/s", "Gain"]
     for head in [*heads, *(["W"] if has_power else [])]:
-        table.add_column(head, justify="left" if head == "Type" else "right", no_wrap=True)
-    table.add_row(*[""] * (4 + shows_ctas), *["alone, beside"] * 2, "of both at once", *(["alone, both"] * has_power))
+        table.add_column(head, justify="left" if head == "Type" else "right", no_wrap=True, overflow="fold")
+    table.add_row(*[""] * (4 + shows_ctas), *["alone, beside"] * 2, "both at once", *(["alone, both"] * has_power))
     for point in points:
         key = point.point
         cells = [str(key.n), size_in_words(key.message_bytes), key.dtype, *([str(key.ctas)] if shows_ctas else [])]

@@ -17,6 +17,8 @@ from overlap_callbacks.experiments.bench.precision import DTYPES, message_dtype,
 
 _MIB, _GIB = 2**20, 2**30
 _MAX_N, _MAX_RANKS, _MAX_CTAS = 131_072, 1024, 1024
+# Speed of a loopback link, unless one is asked for.
+_LOOPBACK_GB_S = {"cuda": 40.0, "cpu": 0.5}
 # Share of the free memory that a benchmark may need.
 _MEMORY_SHARE = 0.8
 # The loopback link's operators; it has no sends and receives.
@@ -71,7 +73,7 @@ def make_plan(asked: Asked, world_size: int | None = None) -> Plan:
     if threads is None:
         threads = max(1, (os.cpu_count() or 1) // ranks) if device == "cpu" and link != LOOPBACK else 0
     plan = Plan(
-        bench=asked.bench, link=link, device=device, ranks=ranks, threads=threads, link_gb_s=asked.link_gb_s,
+        bench=asked.bench, link=link, device=device, ranks=ranks, threads=threads, link_gb_s=_link_gb_s(asked, link, device),
         **_sweep(asked, link, device, ranks),
     )  # fmt: skip
     _check(plan)
@@ -111,6 +113,10 @@ def _ranks(asked: Asked, link: str, world_size: int | None) -> int:
     if not 2 <= found <= _MAX_RANKS:
         raise ValueError(f"--ranks must be from 2 to {_MAX_RANKS}, got {found}: one rank has nobody to talk to")
     return found
+
+
+def _link_gb_s(asked: Asked, link: str, device: str) -> float | None:
+    return asked.link_gb_s if asked.link_gb_s is not None or link != LOOPBACK else _LOOPBACK_GB_S[device]
 
 
 def _check_link(asked: Asked, link: str, device: str) -> None:

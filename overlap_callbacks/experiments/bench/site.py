@@ -111,10 +111,8 @@ def _loopback(plan: Plan, device: torch.device) -> Iterator[Site]:
     from overlap_callbacks.experiments.loopback.job import open_job
     from overlap_callbacks.experiments.loopback.settings import LoopSettings
 
-    settings = LoopSettings(plan.device)
-    if plan.link_gb_s is not None:
-        settings = replace(settings, gb_s=plan.link_gb_s)
-    with open_job(settings) as loop:
+    speed = plan.link_gb_s
+    with open_job(LoopSettings(plan.device) if speed is None else LoopSettings(plan.device, gb_s=speed)) as loop:
         yield Site(plan, device, OneProcess(), loop)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from overlap_callbacks.analysis.bench.figures import GemmFigures, TransferFigures
 from overlap_callbacks.analysis.bench.sizes import size_in_words
 from overlap_callbacks.analysis.communication.link_peaks import Link
-from overlap_callbacks.analysis.formatting import NBSP, PAGE, page_sentence, page_text, rounded
+from overlap_callbacks.analysis.formatting import NBSP, PAGE, count, page_sentence, page_text, rounded
 from overlap_callbacks.analysis.results.bench import GEMM, LOOPBACK, BenchResults
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.report.bench_words import gemm_points, notes, transfer_points, verdict, where
@@ -128,10 +128,10 @@ def _lines(points: Sequence[GemmFigures]) -> list[tuple[str, list[GemmFigures]]]
         key = point.point
         found.setdefault((key.dtype, key.ctas, key.message_bytes), []).append(point)
     named = []
-    for (dtype, count, size), rows in found.items():
+    for (dtype, ctas_of, size), rows in found.items():
         parts = [size_in_words(size, NBSP)]
         parts += [dtype] if len(types) > 1 else []
-        parts += [f"{count} CTAs"] if len(ctas) > 1 else []
+        parts += [f"{ctas_of} CTAs"] if len(ctas) > 1 else []
         named.append((", ".join(parts), rows))
     return named
 
@@ -236,7 +236,7 @@ def _transfer_sections(results: BenchResults, peak: Link | None) -> tuple[Sectio
 
 def _group_words(group: str, size: int) -> str:
     if group == "world":
-        return f", on all {size} ranks"
+        return f", on {size} ranks"
     _, _, apart = group.partition(":")
     return f", in groups of {size} ranks" + (f" that are {apart} apart" if apart else "")
 
@@ -335,7 +335,7 @@ def _how(results: BenchResults) -> Section:
     start, plan = results.start, results.start.plan
     facts = [
         ("Link", f"{plan.link} on {plan.device}"),
-        ("Ranks", f"{plan.ranks}" + (f", {plan.threads} threads each" if plan.threads else "")),
+        ("Ranks", f"{plan.ranks}" + (f", {count(plan.threads, 'thread')} each" if plan.threads else "")),
         ("Device", start.device_name),
         ("Rounds of each point", f"{plan.rounds}"),
         ("Least length of a block", f"{plan.block_s:g} s"),
