@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from rich.text import Text
 from overlap_callbacks.analysis.bench.figures import GemmFigures, TransferFigures
 from overlap_callbacks.analysis.bench.points import work_left
 from overlap_callbacks.analysis.bench.sizes import size_in_words
-from overlap_callbacks.analysis.formatting import PLAIN
+from overlap_callbacks.analysis.formatting import PLAIN, count
 from overlap_callbacks.analysis.results.bench import BenchResults
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.report.bench_words import gemm_points, notes, transfer_points, verdict, where
@@ -26,7 +27,9 @@ def bench_tables(results: BenchResults) -> RenderableType:
     if gemms:
         tables.append(_gemm_table(gemms))
     for group in dict.fromkeys(point.point.group for point in transfers):
-        tables.append(_transfer_table([point for point in transfers if point.point.group == group]))
+        chosen = [point for point in transfers if point.point.group == group]
+        tables.append(_transfer_table(chosen, "Bus bandwidth, GB/s", lambda point: point.busbw_gb_s.value))
+        tables.append(_transfer_table(chosen, "Time of a call, ms", lambda point: point.time_ms.value))
     return Group(
         Text(verdict(results), style="bold"),
         Text(where(results)),
@@ -51,10 +54,10 @@ def _gemm_table(points: tuple[GemmFigures, ...]) -> RenderableType:
     shows_ctas = any(point.point.ctas for point in points)
     has_power = any(point.both_w for point in points)
     title = "Matrix products beside all-reduces (below: 95% intervals)"
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1, 0, 0), pad_edge=False)
     heads = ["N", "Message", "Type", *(["CTAs"] if shows_ctas else []), "Slowdown", "TFLOP/s", "GB/s", "Gain"]
     for head in [*heads, *(["W"] if has_power else [])]:
-        table.add_column(head, justify="left" if head == "Type" else "right", no_wrap=True, overflow="fold")
+        table.add_column(head, justify="left" if head == "Type" else "right", no_wrap=True)
     table.add_row(*[""] * (4 + shows_ctas), *["alone, beside"] * 2, "both at once", *(["alone, both"] * has_power))
     for point in points:
         key = point.point
@@ -70,32 +73,29 @@ def _gemm_table(points: tuple[GemmFigures, ...]) -> RenderableType:
     return table
 
 
-def _transfer_table(points: list[TransferFigures]) -> RenderableType:
+def _transfer_table(
+    points: list[TransferFigures], title: str, read: Callable[[TransferFigures], float]
+) -> RenderableType:
     kinds = list(dict.fromkeys(point.point.kind for point in points))
     sizes = sorted({point.point.message_bytes for point in points})
     known = {(point.point.kind, point.point.message_bytes): point for point in points}
-    group = points[0].point.group
-    title = f"Bus bandwidth in GB/s (time of a call), {group} ({points[0].group_size} ranks)"
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
-    table.add_column("Size", justify="right")
+    where = f"{points[0].point.group}, {count(points[0].group_size, 'rank')}"
+    table = Table(box=box.SIMPLE_HEAD, title=f"{title} ({where})", title_justify="left", pad_edge=False)
+    table.add_column("Size", justify="right", no_wrap=True)
     for kind in kinds:
-        table.add_column(kind, justify="right")
+        table.add_column(kind, justify="right", no_wrap=True)
     for size in sizes:
         row = [known.get((kind, size)) for kind in kinds]
-        table.add_row(size_in_words(size), *["" if point is None else _transfer_cell(point) for point in row])
+        table.add_row(size_in_words(size), *["" if point is None else f"{read(point):.3g}" for point in row])
     return table
 
 
-def _transfer_cell(point: TransferFigures) -> str:
-    return f"{point.busbw_gb_s.value:.3g} ({_time(point.time_ms.value)})"
-
-
-def _time(ms: float) -> str:
-    return f"{ms:.3g} ms" if ms >= 1 else f"{1e3 * ms:.3g} us"
-
-
 def _pair(alone: Estimate | None, beside: Estimate | None) -> str:
-    return ", ".join("-" if estimate is None else f"{estimate.value:.3g}" for estimate in (alone, beside))
+    return ", ".join("-" if estimate is None else _two_digits(estimate.value) for estimate in (alone, beside))
+
+
+def _two_digits(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2g}"
 
 
 def _with_bounds(estimate: Estimate | None) -> str:

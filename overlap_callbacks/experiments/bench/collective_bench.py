@@ -17,6 +17,9 @@ from overlap_callbacks.experiments.bench.trials import Call, Range, Trials
 _WARM_UP, _LOOK, _MAX_CALLS = 2, 3, 2000
 # Of these one side is done before the other: the time is that of who receives.
 _ONE_SIDED = ("broadcast", "send_recv")
+# torch has renamed them, and warns of the old names.
+_ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
 def transfer_of(point: TransferPoint, group: Any, members: Sequence[int], device: torch.device) -> Call | None:
@@ -45,8 +48,8 @@ def transfer_of(point: TransferPoint, group: Any, members: Sequence[int], device
     whole, part = zeros(count), zeros(count // ranks)
     calls: dict[str, Callable[[], Any]] = {
         "all_reduce": lambda: dist.all_reduce(whole, group=group, async_op=asynchronous),
-        "all_gather": lambda: dist.all_gather_into_tensor(whole, part, group=group, async_op=asynchronous),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole, group=group, async_op=asynchronous),
+        "all_gather": lambda: _ALL_GATHER(whole, part, group=group, async_op=asynchronous),
+        "reduce_scatter": lambda: _REDUCE_SCATTER(part, whole, group=group, async_op=asynchronous),
         "broadcast": lambda: dist.broadcast(whole, members[0], group=group, async_op=asynchronous),
     }
     if point.kind == "all_to_all":

@@ -73,8 +73,8 @@ def make_plan(asked: Asked, world_size: int | None = None) -> Plan:
     if threads is None:
         threads = max(1, (os.cpu_count() or 1) // ranks) if device == "cpu" and link != LOOPBACK else 0
     plan = Plan(
-        bench=asked.bench, link=link, device=device, ranks=ranks, threads=threads, link_gb_s=_link_gb_s(asked, link, device),
-        **_sweep(asked, link, device, ranks),
+        bench=asked.bench, link=link, device=device, ranks=ranks, threads=threads,
+        link_gb_s=_link_gb_s(asked, link, device), **_sweep(asked, link, device, ranks),
     )  # fmt: skip
     _check(plan)
     return plan
@@ -170,8 +170,8 @@ def _gemm_sweep(asked: Asked, link: str, device: str) -> dict[str, Any]:
         "message_bytes": _distinct(asked.message_bytes) or messages,
         "dtypes": _distinct(asked.dtypes) or dtypes,
         "ctas": _distinct(asked.ctas) or own_ctas,
-        "rounds": 3 if quick else 6,
-        "block_s": (0.5 if cuda else 0.2) if quick else 1.0,
+        "rounds": 4 if quick else 8,
+        "block_s": (0.5 if cuda else 0.25) if quick else 1.0,
     }
 
 
