@@ -130,9 +130,7 @@ def notes(results: BenchResults) -> list[str]:
         devices = {start.device_name, *(part.device_name for part in results.resumed)}
         found.append(f"It was ended and went on {count(len(results.resumed), 'time')}.")
         if len(versions) + len(devices) > 2:
-            found.append(
-                "Its parts ran with different versions of torch, or on different devices: do not compare them."
-            )
+            found.append("Its parts ran with different versions of torch, or on different devices.")
     if results.broken_lines:
         found.append(f"{count(results.broken_lines, 'line')} of the file cannot be read and is left out.")
     return found

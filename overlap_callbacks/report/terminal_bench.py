@@ -83,15 +83,19 @@ def _transfer_table(
     table = Table(box=box.SIMPLE_HEAD, title=f"{title} ({where})", title_justify="left", pad_edge=False)
     table.add_column("Size", justify="right", no_wrap=True)
     for kind in kinds:
-        table.add_column(kind, justify="right", no_wrap=True)
+        table.add_column(kind.replace("_", " "), justify="right")
     for size in sizes:
         row = [known.get((kind, size)) for kind in kinds]
-        table.add_row(size_in_words(size), *["" if point is None else f"{read(point):.3g}" for point in row])
+        table.add_row(size_in_words(size), *["" if point is None else _three_digits(read(point)) for point in row])
     return table
 
 
 def _pair(alone: Estimate | None, beside: Estimate | None) -> str:
     return ", ".join("-" if estimate is None else _two_digits(estimate.value) for estimate in (alone, beside))
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 1e-4 else f"{value:.6f}"
 
 
 def _two_digits(value: float) -> str:
