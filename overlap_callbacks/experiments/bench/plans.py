@@ -170,8 +170,8 @@ def _gemm_sweep(asked: Asked, link: str, device: str) -> dict[str, Any]:
         "message_bytes": _distinct(asked.message_bytes) or messages,
         "dtypes": _distinct(asked.dtypes) or dtypes,
         "ctas": _distinct(asked.ctas) or own_ctas,
-        "rounds": 4 if quick else 8,
-        "block_s": (0.5 if cuda else 0.25) if quick else 1.0,
+        "rounds": 3 if quick else 6,
+        "block_s": (0.5 if cuda else 0.2) if quick else 1.0,
     }
 
 
