@@ -126,7 +126,8 @@ def _run(bench: str, swept: Callable[[], dict[str, Any]], given: dict[str, Any])
         raise click.ClickException(one_line(str(error))) from None
     stopped = _measure(plan, folder, world_size)
     if int(os.environ.get("RANK", "0")) == 0 or world_size is None:
-        _show(folder, bench, stopped, peak, given)
+        # Ranks may have been told to stop where this process was not.
+        stopped = _show(folder, bench, stopped, peak, given) or stopped
     if stopped:
         click.get_current_context().exit(_INTERRUPTED)
 
@@ -186,7 +187,9 @@ def _measure(plan: Plan, folder: Path, world_size: int | None) -> bool:
         raise click.ClickException(f"a rank failed; what was measured is in {folder}:\n{error}") from None
 
 
-def _show(folder: Path, bench: str, stopped: bool, peak: Any, given: dict[str, Any]) -> None:
+def _show(folder: Path, bench: str, stopped: bool, peak: Any, given: dict[str, Any]) -> bool:
+    """Print the results and write the page; returns whether something is left to measure."""
+    from overlap_callbacks.analysis.bench.points import work_left
     from overlap_callbacks.report.bench_results import BenchFileError, file_of, read
     from overlap_callbacks.report.terminal_bench import as_json, bench_tables
 
@@ -196,7 +199,7 @@ def _show(folder: Path, bench: str, stopped: bool, peak: Any, given: dict[str, A
     except BenchFileError as error:
         if stopped:
             click.echo("Stopped before anything was measured.", err=True)
-            return
+            return True
         raise click.ClickException(one_line(str(error))) from None
     if given["as_json"]:
         print_json(as_json(results) | {"file": str(file_of(folder))})
@@ -205,8 +208,10 @@ def _show(folder: Path, bench: str, stopped: bool, peak: Any, given: dict[str, A
     if given["page"] and results.rounds:
         _write_page(results, folder, peak)
     click.echo(one_line(f"The results are in {file_of(folder)}."), err=True)
-    if stopped:
+    is_left = bool(work_left(results.start.plan, results))
+    if is_left:
         click.echo(one_line(go_on), err=True)
+    return is_left
 
 
 def _write_page(results: BenchResults, folder: Path, peak: Any) -> None:

@@ -58,7 +58,7 @@ def run_rank(rank: int, plan: Plan, folder: Path, command: str, port: int, queue
 
 
 def launch(plan: Plan, folder: Path, command: str, console: Console) -> bool:
-    """Run a benchmark to its end, or until Ctrl-C.
+    """Run a benchmark to its end, or until Ctrl-C or SIGTERM. On the main thread only.
 
     Args:
         plan: what is measured.
@@ -79,6 +79,7 @@ def launch(plan: Plan, folder: Path, command: str, console: Console) -> bool:
     )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     stopped = False
+    before = _interrupted_by_both()
     try:
         with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
             task = bar.add_task("starting the ranks", total=None)
@@ -90,7 +91,21 @@ def launch(plan: Plan, folder: Path, command: str, console: Console) -> bool:
         _end(context)
     finally:
         _kill(context)
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
     return stopped
+
+
+def _interrupted_by_both() -> dict[signal.Signals, Any]:
+    """Let SIGTERM end a benchmark as Ctrl-C does. Returns the handlers that were in place.
+
+    A process that was started to ignore Ctrl-C, as a shell's background job, goes on ignoring it.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
+    return before
 
 
 def _joined(context: Any) -> bool:

@@ -67,8 +67,8 @@ def make_plan(asked: Asked, world_size: int | None = None) -> Plan:
     """
     device = _device(asked)
     link = _link(asked, device, world_size)
-    ranks = _ranks(asked, link, world_size)
     _check_link(asked, link, device)
+    ranks = _ranks(asked, link, world_size)
     threads = asked.threads
     if threads is None:
         threads = max(1, (os.cpu_count() or 1) // ranks) if device == "cpu" and link != LOOPBACK else 0
