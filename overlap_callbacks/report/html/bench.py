@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -374,7 +375,7 @@ def _number(estimate: Estimate | None) -> Cell:
 def _digits(value: float) -> str:
     """Three digits that count, whatever the size: a latency of microseconds is some thousandths of a millisecond."""
     size = abs(value)
-    decimals = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3 if size >= 0.1 else 4
+    decimals = 0 if size >= 100 or not size else min(9, 2 - math.floor(math.log10(size)))
     return PAGE.number(value, decimals)
 
 

@@ -52,6 +52,13 @@ def test_the_page_says_what_it_ran_on_and_what_is_missing() -> None:
     assert "loopback" in bench_page(gemm_results(link="loopback", link_gb_s=2.0), "run")
 
 
+def test_no_figure_is_rounded_to_zero() -> None:
+    # 8 bytes in a tenth of a millisecond, a little more in each round.
+    html = bench_page(transfers(), "run")
+    assert "0.0000798" in html
+    assert ">0.0000<" not in html
+
+
 def test_what_failed_and_what_is_left_is_told() -> None:
     whole = transfers()
     failed = Failed(transfer=TransferPoint("all_to_all", "world", 8), reason="not here")
