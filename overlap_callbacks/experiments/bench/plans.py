@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -236,12 +238,18 @@ def _check_memory(plan: Plan, rank_bytes: int) -> None:
     """Refuse what the host has no memory for. On a GPU, a point that does not fit is left out when it is tried."""
     if plan.device != "cpu":
         return
-    try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return
-    if plan.ranks * rank_bytes > _MEMORY_SHARE * free:
+    free = _free_bytes()
+    if free is not None and plan.ranks * rank_bytes > _MEMORY_SHARE * free:
         raise ValueError(
             f"the largest point needs {size_in_words(plan.ranks * rank_bytes)} on {plan.ranks} ranks of this host, "
             f"{size_in_words(free)} are free: choose smaller sizes"
         )
+
+
+def _free_bytes() -> int | None:
+    """Memory that programs can have, what caches would give up included; None where Linux does not tell."""
+    try:
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return None if found is None else 1024 * int(found[1])
