@@ -13,7 +13,7 @@ import torch
 
 from overlap_callbacks import _validation
 from overlap_callbacks.analysis.bench.points import KINDS, group_size
-from overlap_callbacks.analysis.bench.sizes import powers_of_two, size_in_words
+from overlap_callbacks.analysis.bench.sizes import powers_of_two
 from overlap_callbacks.analysis.results.bench import COLLECTIVES, GEMM, GLOO, LOOPBACK, NCCL, Plan
 from overlap_callbacks.experiments.bench.precision import DTYPES, message_dtype, refusal, usable
 
@@ -241,8 +241,8 @@ def _check_memory(plan: Plan, rank_bytes: int) -> None:
     free = _free_bytes()
     if free is not None and plan.ranks * rank_bytes > _MEMORY_SHARE * free:
         raise ValueError(
-            f"the largest point needs {size_in_words(plan.ranks * rank_bytes)} on {plan.ranks} ranks of this host, "
-            f"{size_in_words(free)} are free: choose smaller sizes"
+            f"the largest point needs {plan.ranks * rank_bytes / _GIB:,.1f} GiB on {plan.ranks} ranks of this host, "
+            f"{free / _GIB:,.1f} GiB are free: choose smaller sizes"
         )
 
 
