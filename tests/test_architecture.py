@@ -25,6 +25,7 @@ ARROWS = """\
 cli, integrations -> monitor -> gate -> instruments -> analysis
                      monitor -> sinks -> analysis
 cli -> experiments -> report -> traces -> analysis
+       experiments -> instruments
 """
 FOR_ALL = ("_log", "_threads", "_validation", "_version")  # these import nothing of ours, so every room may import them
 PUBLIC = "public names"  # overlap_callbacks/__init__.py and __main__.py

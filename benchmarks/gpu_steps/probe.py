@@ -85,8 +85,8 @@ def _triton(a: torch.Tensor) -> Callable[[], Any]:
 
 
 def _loopback(a: torch.Tensor) -> Callable[[], Any]:
+    from overlap_callbacks.experiments.loopback.device_link import DeviceLink
     from tests.gpu.loopback import Move
-    from tests.gpu.loopback.device_link import DeviceLink
 
     link, out = DeviceLink(), torch.empty_like(a)
     return lambda: link.launch("all_reduce", [Move(out, a, 2.0)], ctas=24, length_ns=1_000_000)

@@ -13,6 +13,7 @@ from overlap_callbacks._version import __version__
 # Each command's module. The function in it is called ``command``.
 _MODULES = {
     "analyze": "overlap_callbacks.cli.analyze",
+    "bench": "overlap_callbacks.cli.bench",
     "check": "overlap_callbacks.cli.check",
     "compare": "overlap_callbacks.cli.compare",
     "demo": "overlap_callbacks.cli.demo.command",

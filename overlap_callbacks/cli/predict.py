@@ -79,6 +79,8 @@ _HARDWARE_OPTIONS = (
                  help="Of each step of a ring, in microseconds; by default 0, or that of --from."),
     click.option("--from", "sources", type=click.Path(path_type=Path), metavar="RUN", multiple=True,
                  help="Take rates that are not given from the record of RUN; a further RUN adds what the others lack."),
+    click.option("--bandwidths", type=click.Path(path_type=Path, exists=True), metavar="FOLDER",
+                 help="Those that are not given by the times of overlap bench collectives, before --from."),
     click.option("--peak", type=float, metavar="TFLOP/S", help="Peak of one device in the job's precision."),
     click.option("--utilisation", type=float, default=0.4, show_default=True,
                  help="Share of --peak that is reached."),
@@ -87,7 +89,7 @@ _HARDWARE_OPTIONS = (
 
 # What says nothing of a job's messages.
 _NOT_CHECKED = (
-    "what_if", "all_ranks", "sources", "latency", "bandwidth", "tensor_bandwidth", "pipeline_bandwidth",
+    "what_if", "all_ranks", "sources", "bandwidths", "latency", "bandwidth", "tensor_bandwidth", "pipeline_bandwidth",
     "data_bandwidth", "peak", "utilisation", "memory", *MATRIX_PARAMETERS,
 )  # fmt: skip
 
@@ -311,6 +313,8 @@ def _hardware(job: JobShape, given: dict[str, Any], notes: list[str]) -> Hardwar
 
     rates = _recorded_rates(given["sources"])
     links, rate = dict(rates.links), rates.compute_flop_per_s
+    if given["bandwidths"] is not None:
+        links |= {name: Link(rate_of) for name, rate_of in _measured(job, given["bandwidths"], notes).items()}
     latency_s = None if given["latency"] is None else given["latency"] / _US_PER_S
     for name in _DIMENSIONS:
         chosen = given["bandwidth"] if given[f"{name}_bandwidth"] is None else given[f"{name}_bandwidth"]
@@ -372,6 +376,27 @@ def _what_is_taken(hardware: Hardware, dimensions: Sequence[str]) -> str:
         with_latency = f" and {latency_us:,.4g} us a step of the ring" if latency_us else ""
         rates.append(f"{bandwidth:,.4g} GB/s{with_latency} of {name} parallelism")
     return f"step times are of {'; '.join(rates)}"
+
+
+def _measured(job: JobShape, folder: Path, notes: list[str]) -> dict[str, float]:
+    """Bandwidths of the job's messages by the times that ``overlap bench collectives`` measured."""
+    from overlap_callbacks.analysis.communication.measured_curves import curves_of, measured_bandwidths
+    from overlap_callbacks.report.bench_results import BenchFileError, read
+    from overlap_callbacks.report.bench_words import link_in_words, transfer_points
+
+    try:
+        results = read(folder)
+    except BenchFileError as error:
+        raise click.ClickException(one_line(str(error))) from None
+    curves = curves_of(transfer_points(results))
+    if not curves:
+        raise ValueError(f"{folder} has no times of collectives: overlap bench collectives makes them")
+    found = measured_bandwidths(job, curves)
+    rates = ", ".join(f"{name} {rate / _GB:.3g} GB/s" for name, rate in found.bytes_per_s.items())
+    if rates:
+        notes.append(f"bandwidths of this job's messages, measured over {link_in_words(results)}: {rates}")
+    notes.extend(found.notes)
+    return found.bytes_per_s
 
 
 def _checked(job: JobShape, run: Path) -> list[Any]:

@@ -1,1 +1,1 @@
-"""Experiments as commands: whole runs that are started, supervised and compared."""
+"""Experiments as commands: the study's benchmarks, and runs that are started, supervised and compared."""

@@ -56,6 +56,7 @@ class TimingRunner(StepRunner):
     ) -> None:
         super().__init__(gate, switch)
         self.tokens_per_step = config.tokens_per_step
+        self.model_chunks = 1
         self.num_opened = 0
         self._plan = plan
         self._config = config

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import pytest
 
 from overlap_callbacks import Mode, OverlapReport
+from overlap_callbacks.experiments.loopback.device_link import available
+from overlap_callbacks.experiments.loopback.host_link import HostLink
 from tests.distributed import run_alone
 from tests.gpu import jobs
 from tests.gpu.loopback import Issued, LoopSettings, open_job
-from tests.gpu.loopback.device_link import available
-from tests.gpu.loopback.host_link import HostLink
 from tests.gpu.loopback.runs import ONE_WINDOW, Keep, Step, beside_communication, known_ms, raw_kernels, train
 from tests.gpu.machine import ON_CPU
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from overlap_callbacks import OverlapReport
+from overlap_callbacks.experiments.loopback.device_link import available
 from tests.distributed import run_alone
 from tests.gpu import jobs
 from tests.gpu.loopback import LoopJob, LoopSettings, open_job
 from tests.gpu.loopback.by_hand import slowdown_by_hand, tolerance
-from tests.gpu.loopback.device_link import available
 from tests.gpu.loopback.runs import ONE_WINDOW, Keep, known_ms, train
 
 RANKS_LOAD = ("tests.gpu.loopback.runs",)

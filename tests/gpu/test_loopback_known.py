@@ -14,10 +14,10 @@ import pytest
 
 from overlap_callbacks import Mode, OverlapReport
 from overlap_callbacks.analysis.results.window import KernelTime, ProfiledBlock
+from overlap_callbacks.experiments.loopback.host_link import HostLink
 from overlap_callbacks.monitor.schedule import Part, Plan
 from tests.distributed import run_alone
 from tests.gpu.loopback import Issued, LoopSettings, open_job
-from tests.gpu.loopback.host_link import HostLink
 from tests.gpu.loopback.runs import ONE_WINDOW, Keep, Step, train
 from tests.gpu.loopback.spinning import GB_S, Range, SpinningJob, spinner
 from tests.gpu.machine import ON_CPU

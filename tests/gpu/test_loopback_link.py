@@ -10,12 +10,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from overlap_callbacks.experiments.loopback import build
+from overlap_callbacks.experiments.loopback.build import compile_library, compiler
+from overlap_callbacks.experiments.loopback.collectives import KERNEL_NAMES, OPERATORS, Call, parse
+from overlap_callbacks.experiments.loopback.device_link import open_library
+from overlap_callbacks.experiments.loopback.host_link import HostLink
 from tests.distributed import run_alone
-from tests.gpu.loopback import LoopSettings, build, open_job
-from tests.gpu.loopback.build import compile_library, compiler
-from tests.gpu.loopback.collectives import KERNEL_NAMES, OPERATORS, Call, parse
-from tests.gpu.loopback.device_link import open_library
-from tests.gpu.loopback.host_link import HostLink
+from tests.gpu.loopback import LoopSettings, open_job
 
 HAS_CPU_FORM = True
 RANKS_LOAD = ("tests.gpu.loopback.runs",)

@@ -20,10 +20,10 @@ import torch.distributed as dist
 from torch import nn
 
 from overlap_callbacks import OverlapReport
+from overlap_callbacks.experiments.loopback.device_link import DeviceLink, available
 from tests.distributed import run_alone
 from tests.gpu import jobs
 from tests.gpu.loopback import LoopJob, LoopSettings, Move, device_profile, open_job
-from tests.gpu.loopback.device_link import DeviceLink, available
 from tests.gpu.loopback.runs import ONE_WINDOW, Keep, train
 from tests.gpu.machine import ON_CPU
 

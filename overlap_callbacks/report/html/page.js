@@ -19,6 +19,10 @@
     }).replace("-", "−");
     return unit === "fraction" ? `${text}%` : `${text} ${unit}`;
   };
+  const bytes = (value) => {
+    const [name, size] = [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]].find(([, size]) => value >= size) ?? ["B", 1];
+    return `${Number((value / size).toPrecision(3))} ${name}`;
+  };
   const withInterval = (d, unit) =>
     figure(d.value, unit) + (d.low == null ? "" : `\n95% interval ${figure(d.low, unit)} to ${figure(d.high, unit)}`);
 
@@ -228,6 +232,55 @@
           })),
         ],
       }, `${title} against ${x_label}: ${points.map((d) => `${d.x.toLocaleString("en-US")} ${figure(d.value, unit)}`).join(", ")}`)];
+    },
+
+    // Figures of a sweep against a size that doubles; on a logarithmic scale of theirs too, where one asks for it.
+    sweep({ series, unit, x_label, x_bytes, log_y, limits, title }, width) {
+      const k = scale(unit);
+      const points = series.flatMap((s) => s.points.map(([x, value, low, high]) => ({
+        name: s.name, color: color(s.color), dashed: s.dashed, x, value: value * k,
+        low: low == null ? null : low * k, high: high == null ? null : high * k,
+        tip: `${s.name}\n${x_label} ${x_bytes ? bytes(x) : x.toLocaleString("en-US")}\n${withInterval({ value, low, high }, unit)}`,
+      })));
+      const bounds = (limits ?? []).map(([name, value]) => ({ name, value: value * k }));
+      const bounded = points.filter((d) => d.low != null && (!log_y || d.low > 0));
+      const values = [...points.map((d) => d.value), ...bounds.map((d) => d.value)];
+      let [low, high] = extent([...values, ...bounded.flatMap((d) => [d.low, d.high])]);
+      // A few wide intervals must not flatten the rest; what goes beyond the frame is cut there.
+      const [least, most] = extent(values);
+      const pad = (most - least || Math.abs(most) || 1) * 1.5;
+      [low, high] = [Math.max(low, least - pad), Math.min(high, most + pad)];
+      if (!log_y) [low, high] = [Math.min(low, 0), Math.max(high, 0)];
+      else [low, high] = [Math.max(low, least / 3), Math.min(high, most * 3)];
+      const domain = log_y ? [10 ** Math.floor(Math.log10(low)), 10 ** Math.ceil(Math.log10(high))] : d3.nice(low, high || 1, 6);
+      const places = [...new Set(points.map((d) => d.x))].sort((a, b) => a - b);
+      const shown = (x) => (x_bytes ? bytes(x) : x.toLocaleString("en-US"));
+      const widest = d3.max(places, (x) => widthOf(shown(x)));
+      // Ticks at whole powers, as many as there is room for.
+      const room = Math.max(2, Math.floor((width - 70) / (widest + 14)));
+      const span = Math.log2(places.at(-1) / places[0]) || 1;
+      const every = places.length <= room ? 0 : Math.ceil(span / (room - 1));
+      const ticks = every ? d3.range(0, span + 0.001, every).map((i) => places[0] * 2 ** i) : places;
+      const decades = log_y ? d3.range(Math.log10(domain[0]), Math.log10(domain[1]) + 0.5).map((e) => 10 ** Math.round(e)) : 5;
+      const few = log_y && decades.length > 7 ? decades.filter((_, i) => i % 2 === 0) : decades;
+      const tickY = log_y ? (d) => (d >= 1 ? d.toLocaleString("en-US") : String(Number(d.toPrecision(1)))) : undefined;
+      const wide = log_y ? d3.max(few, (d) => widthOf(tickY(d))) : widthOf(domain[1].toLocaleString("en-US")) + 8;
+      const lines = d3.groups(points, (d) => d.name).map(([, found]) => found);
+      return [plot({
+        width, height: log_y ? 300 : 220, marginLeft: Math.max(40, 14 + wide), marginTop: 22, marginRight: 20,
+        x: axis(x_label, { type: "log", base: 2, ticks, tickFormat: shown, inset: 10 }),
+        y: { type: log_y ? "log" : "linear", domain, label: unitName(unit), labelAnchor: "top", labelArrow: "none", tickSize: 0, ticks: few, tickFormat: tickY },
+        marks: [
+          Plot.gridY(log_y ? few : undefined, { stroke: line, strokeOpacity: 1, ...(log_y ? {} : { ticks: 5 }) }),
+          log_y ? null : Plot.ruleY([0], { stroke: muted }),
+          Plot.ruleY(bounds, { y: "value", stroke: muted, strokeDasharray: "4,3" }),
+          Plot.text(bounds, { y: "value", frameAnchor: "left", textAnchor: "start", dx: 4, dy: -7, text: "name", fill: muted, stroke: color("paper"), strokeWidth: 4 }),
+          Plot.ruleX(bounded, { x: "x", y1: "low", y2: "high", stroke: "color", strokeOpacity: 0.5, strokeWidth: 1.5, clip: true }),
+          ...lines.map((found) => Plot.lineY(found, { x: "x", y: "value", stroke: found[0].color, strokeWidth: 1.3, strokeDasharray: found[0].dashed ? "5,3" : null, clip: true })),
+          Plot.dot(points, { x: "x", y: "value", fill: "color", r: places.length > 12 ? 2 : 3.2 }),
+          Plot.tip(points, Plot.pointer({ x: "x", y: "value", title: "tip" })),
+        ],
+      }, `${title} against ${x_label}: ${lines.map((found) => `${found[0].name} from ${figure(found[0].value / k, unit)} to ${figure(found.at(-1).value / k, unit)}`).join(", ")}`)];
     },
 
     // Power from zero, the modes shaded; the clock below it.

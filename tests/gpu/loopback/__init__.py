@@ -13,11 +13,13 @@ them, in place of a backend, they run real work of known length:
             ...
         known_ms = sum(collective.length_ns for collective in job.issued) / 1e6
 
-There can be one job at a time in a process, and it needs the process for itself: see ``tests/gpu/loopback/job.py``.
+There can be one job at a time in a process, and it needs the process for itself. The link itself is
+``overlap_callbacks/experiments/loopback``; here is what tests need beside it.
 """
 
-from tests.gpu.loopback.collectives import Issued, Move
-from tests.gpu.loopback.job import LoopJob, open_job
-from tests.gpu.loopback.settings import LoopSettings
+from overlap_callbacks.experiments.loopback.collectives import Issued, Move
+from overlap_callbacks.experiments.loopback.job import LoopJob
+from overlap_callbacks.experiments.loopback.settings import LoopSettings
+from tests.gpu.loopback.job import open_job
 
 __all__ = ["Issued", "LoopJob", "LoopSettings", "Move", "open_job"]

@@ -16,12 +16,12 @@ from typing import Any
 from unittest import mock
 
 from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.experiments.loopback.collectives import KERNEL_NAMES
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.instruments.profiler import Profile
 from overlap_callbacks.monitor.background import measurement, profile_figures
 from overlap_callbacks.monitor.window import ClosedWindow, MeasuredStep
-from tests.gpu.loopback.collectives import KERNEL_NAMES
 
 PRODUCT = "gemm"
 _PRODUCTS = 40  # in each step

@@ -1,78 +1,14 @@
-"""Opens the job of two ranks in this process, and lets its phantom rank speak.
-
-What takes a backend's place are kernels for the operators of ``c10d`` at the device's dispatch key. Operators that
-``collectives.py`` does not name stay with torch's backend ``fake``, which does nothing.
-
-What the phantom says to the library's rank 0 is in ``phantom.py``.
-"""
+"""Opens the job of two ranks in this process, and lets its phantom rank speak to the library's rank 0."""
 
 from __future__ import annotations
 
 import contextlib
-import time
-import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
-import torch
-import torch.distributed as dist
-import torch.testing._internal.distributed.fake_pg
-
-from tests.gpu.loopback.collectives import OPERATORS, Call, Issued, parse
-from tests.gpu.loopback.device_link import DeviceLink
-from tests.gpu.loopback.host_link import HostLink
+from overlap_callbacks.experiments.loopback import job
+from overlap_callbacks.experiments.loopback.job import LoopJob
+from overlap_callbacks.experiments.loopback.settings import LoopSettings
 from tests.gpu.loopback.phantom import phantom_rank
-from tests.gpu.loopback.settings import LoopSettings
-
-WORLD_SIZE = 2
-
-
-class LoopJob:
-    """An open job.
-
-    Attributes:
-        settings: may be changed between steps; what is issued later follows.
-        device: on which the job trains.
-        link: runs the collectives.
-        issued: all collectives so far, of groups with more than one rank; may be cleared.
-    """
-
-    def __init__(self, settings: LoopSettings) -> None:
-        self.settings = settings
-        self.issued: list[Issued] = []
-        if settings.device == "cpu":
-            self.device = torch.device("cpu")
-            self.link: DeviceLink | HostLink = HostLink()
-        else:
-            self.device = torch.device("cuda", torch.cuda.current_device())
-            self.link = DeviceLink()
-
-    def kernels(self) -> Iterator[tuple[str, Callable[..., Any]]]:
-        """A kernel for each operator."""
-        for name in OPERATORS:
-            schema = getattr(torch.ops.c10d, name).default._schema
-            arguments = [argument.name for argument in schema.arguments]
-            yield name, self._kernel(name, arguments.index("process_group"), arguments.index("async_op"))
-
-    def _kernel(self, operator: str, group_at: int, async_at: int) -> Callable[..., Any]:
-        returns_tensors = len(getattr(torch.ops.c10d, operator).default._schema.returns) > 1
-
-        def kernel(*args: Any) -> Any:
-            group: dist.ProcessGroup = dist.ProcessGroup.unbox(args[group_at])
-            call = parse(operator, group_at, async_at, args)
-            if group.size() > 1:
-                self.issued.append(self._describe(call, group.group_name))
-            work = self.link.issue(call, group, self.settings)
-            # NCCL has no work for a synchronous collective. ``boxed`` of None is a null pointer, as C++ returns it.
-            boxed = dist.Work.boxed(work)  # type: ignore[arg-type]
-            return (args[0], boxed) if returns_tensors else boxed
-
-        return kernel
-
-    def _describe(self, call: Call, group: str) -> Issued:
-        size = call.num_bytes
-        length_ns = self.settings.length_ns(size)
-        return Issued(call.operator, call.kind, group, size, call.asynchronous, length_ns, time.perf_counter_ns())
 
 
 @contextlib.contextmanager
@@ -84,18 +20,5 @@ def open_job(settings: LoopSettings, *, phantom: bool = True) -> Iterator[LoopJo
         phantom: whether rank 1 takes part in what the library's ranks say to each other. Without it, its order check
             and its report are missing, as those of a rank that hangs.
     """
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    dist.init_process_group("fake", store=server, rank=0, world_size=WORLD_SIZE)
-    job = LoopJob(settings)
-    library = torch.library.Library("c10d", "IMPL")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that other kernels were there before
-        for name, kernel in job.kernels():
-            library.impl(name, kernel, "CPU" if settings.device == "cpu" else "CUDA")
-    try:
-        with phantom_rank() if phantom else contextlib.nullcontext():
-            yield job
-    finally:
-        job.link.close()
-        dist.destroy_process_group()
-        library._destroy()  # type: ignore[no-untyped-call]
+    with job.open_job(settings) as opened, phantom_rank() if phantom else contextlib.nullcontext():
+        yield opened

@@ -19,9 +19,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from overlap_callbacks.experiments.loopback.host_link import HostLink
+from overlap_callbacks.experiments.loopback.job import LoopJob
 from tests.gpu.jobs import Job
-from tests.gpu.loopback.host_link import HostLink
-from tests.gpu.loopback.job import LoopJob
 
 WIDTH, LAYERS = 128, 3
 FORWARD_MS, BACKWARD_MS, COLLECTIVE_MS = 10.0, 50.0, 60.0

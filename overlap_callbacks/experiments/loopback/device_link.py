@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _create_work_from_future
+from torch._C import _distributed_c10d as c10d
 
-from tests.gpu.loopback.build import cache, compile_library, compiler, find_library
-from tests.gpu.loopback.collectives import KERNEL_NAMES, Call, Move
-from tests.gpu.loopback.settings import LoopSettings
+from overlap_callbacks.experiments.loopback.build import cache, compile_library, compiler, find_library
+from overlap_callbacks.experiments.loopback.collectives import KERNEL_NAMES, Call, Move
+from overlap_callbacks.experiments.loopback.settings import LoopSettings
 
 _KINDS = {kind: number for number, kind in enumerate(KERNEL_NAMES)}  # the order of the names in the source
 _TYPES = {
@@ -101,7 +101,8 @@ class DeviceLink:
                 tensor.record_stream(stream)  # a caller may drop its tensors before the kernel has run
             future: Any = torch.futures.Future(devices=[torch.cuda.current_device()])
             future.set_result(outputs)  # after an event on this stream, for which the waiting stream will wait
-            return _create_work_from_future(future)
+            work: dist.Work = c10d._create_work_from_future(future)  # type: ignore[attr-defined]
+            return work
 
     def _run(self, call: Call, group: dist.ProcessGroup, settings: LoopSettings) -> None:
         moves = call.moves(group.size())

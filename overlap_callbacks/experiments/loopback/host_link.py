@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from tests.gpu.loopback.collectives import AVG, MAX, MIN, SUM, Call
-from tests.gpu.loopback.settings import LoopSettings
+from overlap_callbacks.experiments.loopback.collectives import AVG, MAX, MIN, SUM, Call
+from overlap_callbacks.experiments.loopback.settings import LoopSettings
 
 _TIMEOUT = datetime.timedelta(seconds=60)
 _REDUCTIONS = {SUM: dist.ReduceOp.SUM, AVG: dist.ReduceOp.AVG, MIN: dist.ReduceOp.MIN, MAX: dist.ReduceOp.MAX}
@@ -37,7 +37,7 @@ class HostLink:
     """
 
     def __init__(self) -> None:
-        self._store = dist.HashStore()
+        self._store = c10d.HashStore()
         self._groups: dict[str, list[Any]] = {}
         self._phantom: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._be_phantom, name="loopback-phantom", daemon=True)
@@ -65,7 +65,7 @@ class HostLink:
                         functools.partial(self._join, theirs, part, work, length_s, number if part is parts[-1] else -1)
                     )
         # The phantom does not join the next before this one is done, so the last is done after all of them.
-        last = works[-1]
+        last: dist.Work = works[-1]
         if others:
             self._in_flight.append((number, last))
         if not call.asynchronous:
@@ -79,7 +79,7 @@ class HostLink:
         name, size = group.group_name, group.size()
         if name not in self._groups:
             made: list[Any] = [None] * size
-            store = dist.PrefixStore(f"{name}/{len(self._groups)}", self._store)
+            store = c10d.PrefixStore(f"{name}/{len(self._groups)}", self._store)
 
             def make(rank: int) -> None:
                 made[rank] = dist.ProcessGroupGloo(store, rank, size, _TIMEOUT)

@@ -1,7 +1,7 @@
 """The compiled kernels of the link: made by nvcc here, or made elsewhere and brought along.
 
-python -m tests.gpu.loopback.build --pack FOLDER      where nvcc is: compile them for every usual GPU
-python -m tests.gpu.loopback.build --unpack FOLDER    where it is not: put them where the link looks for them
+python -m tests.gpu.loopback --pack FOLDER      where nvcc is: compile them for every usual GPU
+python -m tests.gpu.loopback --unpack FOLDER    where it is not: put them where the link looks for them
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PACKED_FOR = ("80", "90", "100")
 
 
 def compiler() -> str | None:
-    """nvcc of this machine; None without one."""
+    """Nvcc of this machine; None without one."""
     return shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
 
 

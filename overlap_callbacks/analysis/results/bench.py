@@ -1,0 +1,235 @@
+"""What ``overlap bench`` measures: plain data, as it stands in the lines of a result file.
+
+The first line is a ``Start``. Each further line is one point measured in one round, so that a crash costs the point
+that was under way, and no more.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from overlap_callbacks.analysis.results.environment import RankEnvironment
+
+# Name of the file in the folder of results.
+FILE_NAME = "bench.jsonl"
+SCHEMA = 1
+
+# The two benchmarks.
+GEMM, COLLECTIVES = "gemm-allreduce", "collectives"
+# What connects the ranks.
+GLOO, NCCL, LOOPBACK = "gloo", "nccl", "loopback"
+# What runs in a block.
+COMPUTE, COMMUNICATION, BOTH = "compute", "communication", "both"
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a benchmark measures, and on what.
+
+    Attributes:
+        bench: ``gemm-allreduce`` or ``collectives``.
+        link: ``gloo``, ``nccl``, or ``loopback``: one process whose second rank is a phantom.
+        device: ``cpu`` or ``cuda``.
+        ranks: ranks of the job.
+        threads: threads of each rank's matrix products on a CPU; 0 for torch's own number.
+        rounds: how often each point is measured.
+        block_s: least length of a block.
+        message_bytes: sizes of messages.
+        sizes: of ``gemm-allreduce``, the N of its N x N matrices.
+        dtypes: of its matrices.
+        ctas: of its all-reduces, how many thread blocks they have; 0 for the link's own number.
+        link_gb_s: of a loopback link, its bandwidth in 10^9 bytes a second.
+        kinds: of ``collectives``, e.g. ``all_reduce``.
+        groups: of ``collectives``: ``world``, ``N`` for groups of N neighbours, ``N:S`` for N ranks that are S apart.
+    """
+
+    bench: str
+    link: str
+    device: str
+    ranks: int
+    threads: int
+    rounds: int
+    block_s: float
+    message_bytes: tuple[int, ...]
+    sizes: tuple[int, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    ctas: tuple[int, ...] = (0,)
+    link_gb_s: float | None = None
+    kinds: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+
+
+class GemmPoint(msgspec.Struct, frozen=True, order=True):
+    """Matrix products of one size beside all-reduces of one size.
+
+    Attributes:
+        dtype: of the matrices.
+        ctas: thread blocks of the all-reduces; 0 for the link's own number.
+        message_bytes: of an all-reduce.
+        n: of the N x N matrices.
+    """
+
+    dtype: str
+    ctas: int
+    message_bytes: int
+    n: int
+
+
+class TransferPoint(msgspec.Struct, frozen=True, order=True):
+    """One kind of collective with messages of one size.
+
+    Attributes:
+        kind: e.g. ``all_reduce``; ``send_recv`` is a send of one rank to the next.
+        group: as in ``Plan.groups``.
+        message_bytes: the larger of what a call reads and writes on a rank.
+    """
+
+    kind: str
+    group: str
+    message_bytes: int
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True):
+    """One block of a point: mean times over its calls and ranks. What was not measured is None.
+
+    Attributes:
+        condition: ``compute``, ``communication`` or ``both``.
+        gemm_ms: geometric mean of the time of a matrix product. In ``both``, of those that began in the first half of
+            the time of communication, and ended within it.
+        gemms: products that it rests on, of all ranks.
+        covered: in ``both``, these as a share of the products that began in the first half of that time.
+        all_reduce_ms: geometric mean of the time of an all-reduce, of the rank that waited least.
+        all_reduces: that it rests on.
+        power_w: mean power of a device, over the devices that tell it.
+        sm_clock_mhz: mean clock of a device.
+        length_s: of the block.
+    """
+
+    condition: str
+    gemm_ms: float | None = None
+    gemms: int = 0
+    covered: float | None = None
+    all_reduce_ms: float | None = None
+    all_reduces: int = 0
+    power_w: float | None = None
+    sm_clock_mhz: float | None = None
+    length_s: float = 0.0
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start", tag_field="line"):
+    """The first line: what is measured, with what, and on what.
+
+    Attributes:
+        schema: version of this format.
+        plan: what is measured.
+        command: the command line.
+        started_at: date and time.
+        library_version, torch_version, python_version: versions.
+        device_name: of the device of rank 0.
+        power_source: what told the power; empty without any.
+        power_missing: why there is none; empty if there is.
+        environment: of rank 0.
+        units: units of the figures.
+    """
+
+    schema: int
+    plan: Plan
+    command: str
+    started_at: str
+    library_version: str
+    torch_version: str
+    python_version: str
+    device_name: str
+    power_source: str = ""
+    power_missing: str = ""
+    environment: RankEnvironment | None = None
+    units: dict[str, str] = {}
+
+
+class GemmRound(msgspec.Struct, frozen=True, kw_only=True, tag="gemm", tag_field="line"):
+    """One point of ``gemm-allreduce`` in one round.
+
+    Attributes:
+        point: what was measured.
+        round: number of the round, from 0.
+        flop: floating-point operations of a product, 2 N^3.
+        gemms_per_call: products that were timed together, so that the clock is fine enough.
+        all_reduces_per_trial: all-reduces that followed one another without a pause.
+        blocks: in the order in which they ran.
+    """
+
+    point: GemmPoint
+    round: int
+    flop: int
+    gemms_per_call: int
+    all_reduces_per_trial: int
+    blocks: tuple[Block, ...]
+
+
+class TransferRound(msgspec.Struct, frozen=True, kw_only=True, tag="collective", tag_field="line"):
+    """One point of ``collectives`` in one round.
+
+    Attributes:
+        point: what was measured.
+        round: number of the round, from 0.
+        group_size: ranks of the group.
+        time_ms: of a call, as a mean over ``calls`` that followed one another without a pause.
+        calls: that it rests on.
+    """
+
+    point: TransferPoint
+    round: int
+    group_size: int
+    time_ms: float
+    calls: int
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed", tag_field="line"):
+    """A point that cannot be measured here; later rounds leave it out.
+
+    Attributes:
+        gemm, transfer: the point, whichever it is.
+        reason: in a sentence.
+    """
+
+    gemm: GemmPoint | None = None
+    transfer: TransferPoint | None = None
+    reason: str = ""
+
+
+class Resumed(msgspec.Struct, frozen=True, kw_only=True, tag="resumed", tag_field="line"):
+    """The benchmark went on after it had been ended.
+
+    Attributes:
+        at: date and time.
+        library_version, torch_version, device_name: those of this part.
+    """
+
+    at: str
+    library_version: str
+    torch_version: str
+    device_name: str
+
+
+Line = Start | GemmRound | TransferRound | Failed | Resumed
+Round = GemmRound | TransferRound
+Point = GemmPoint | TransferPoint
+
+
+class BenchResults(msgspec.Struct, frozen=True, kw_only=True):
+    """A result file as it was read.
+
+    Attributes:
+        start: its first line.
+        rounds: what was measured.
+        failed: points that could not be measured.
+        resumed: when it went on.
+        broken_lines: lines that cannot be read: a crash cuts the last one off.
+    """
+
+    start: Start
+    rounds: tuple[Any, ...] = ()
+    failed: tuple[Failed, ...] = ()
+    resumed: tuple[Resumed, ...] = ()
+    broken_lines: int = 0

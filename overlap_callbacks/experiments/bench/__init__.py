@@ -1,0 +1,1 @@
+"""The study's microbenchmarks: matrix products beside all-reduces, and collectives by size."""

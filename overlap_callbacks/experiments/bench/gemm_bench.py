@@ -1,0 +1,202 @@
+"""One point of ``overlap bench gemm-allreduce`` in one round: blocks of products, of all-reduces, and of both."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from overlap_callbacks.analysis.bench.points import CONDITIONS
+from overlap_callbacks.analysis.results.bench import BOTH, COMMUNICATION, COMPUTE, Block, GemmPoint, GemmRound
+from overlap_callbacks.experiments.bench.ranks import Ranks
+from overlap_callbacks.experiments.bench.sensors import Sensors
+from overlap_callbacks.experiments.bench.trials import Call, Range, Trials
+
+# A shorter call cannot be told from the clock's own time.
+_MIN_CALL_MS = 0.2
+_MAX_GEMMS = 4096
+# All-reduces of a trial last at least as long as this many calls, so that a call that begins in the first half of that
+# time ends before the all-reduces do.
+_CALLS_BESIDE = 8
+_MAX_TRANSFERS, _MAX_CALLS, _MAX_TRIALS = 64, 400, 200
+_WARM_UP_CALLS, _LOOK = 2, 3
+
+
+class Work(NamedTuple):
+    """What is measured at a point.
+
+    Attributes:
+        product: does or issues one matrix product.
+        transfer: does or issues one all-reduce.
+        flop: of a product.
+    """
+
+    product: Call
+    transfer: Call
+    flop: int
+
+
+class Shape(NamedTuple):
+    """How much of each runs in a block; alike on all ranks.
+
+    Attributes:
+        gemms: products that are timed together, a call.
+        calls: of a trial.
+        transfers: all-reduces of a trial.
+        trials: of a block, by condition.
+    """
+
+    gemms: int
+    calls: int
+    transfers: int
+    trials: dict[str, int]
+
+
+class _Counted(NamedTuple):
+    """What one rank measured in a block.
+
+    Attributes:
+        log_ms: sum of the logarithms of the time of a product, over calls.
+        calls: that count.
+        begun: calls that began in time to count; without transfers as many as ``calls``.
+        chains_ms: time of each trial's all-reduces.
+        power_w, clock_mhz: of the device; None if it does not tell.
+    """
+
+    log_ms: float
+    calls: int
+    begun: int
+    chains_ms: list[float]
+    power_w: float | None
+    clock_mhz: float | None
+
+
+def measure_gemm(
+    point: GemmPoint, number: int, work: Work, trials: Trials, ranks: Ranks, sensors: Sensors, block_s: float
+) -> GemmRound:
+    """Measure a point in one round. All ranks call it together, and all get the same result.
+
+    Args:
+        point: what is measured.
+        number: of the round.
+        work: of the point.
+        trials: of the device.
+        ranks: that measure.
+        sensors: of the device.
+        block_s: least length of a block.
+    """
+    shape = shape_of(work, trials, ranks, block_s)
+    call = _calls_of(work.product, shape.gemms)
+    blocks = [_block(condition, call, work.transfer, shape, trials, ranks, sensors) for condition in CONDITIONS]
+    return GemmRound(
+        point=point,
+        round=number,
+        flop=work.flop,
+        gemms_per_call=shape.gemms,
+        all_reduces_per_trial=shape.transfers,
+        blocks=tuple(blocks),
+    )
+
+
+def shape_of(work: Work, trials: Trials, ranks: Ranks, block_s: float) -> Shape:
+    """How much runs in a block, by a short look at both alone; rank 0 decides. It also warms both up."""
+    gemms = 1
+    while True:
+        call = _calls_of(work.product, gemms)
+        ranks.barrier()
+        times = [found.ms for found in trials.compute(call, _WARM_UP_CALLS + _LOOK)][_WARM_UP_CALLS:]
+        call_ms = ranks.agree(max(statistics.median(times), 1e-6))
+        if call_ms >= _MIN_CALL_MS or gemms >= _MAX_GEMMS:
+            break
+        gemms = min(_MAX_GEMMS, max(2 * gemms, math.ceil(gemms * _MIN_CALL_MS / call_ms)))
+    ranks.barrier()
+    looks = [found.ms for found in trials.transfer(work.transfer, _WARM_UP_CALLS + _LOOK)][_WARM_UP_CALLS:]
+    transfer_ms = ranks.agree(max(min(looks), 1e-6))
+    transfers = max(1, min(_MAX_TRANSFERS, math.ceil(_CALLS_BESIDE * call_ms / transfer_ms)))
+    calls = max(1, min(_MAX_CALLS, math.ceil(transfers * transfer_ms / call_ms)))
+    lengths_ms = {COMPUTE: calls * call_ms, COMMUNICATION: transfers * transfer_ms}
+    lengths_ms[BOTH] = max(lengths_ms.values())
+    counts = {name: max(1, min(_MAX_TRIALS, math.ceil(1e3 * block_s / ms))) for name, ms in lengths_ms.items()}
+    return Shape(gemms, calls, transfers, ranks.agree(counts))
+
+
+def _calls_of(product: Call, gemms: int) -> Call:
+    if gemms == 1:
+        return product
+
+    def call() -> None:
+        for _ in range(gemms):
+            product()
+
+    return call
+
+
+def _block(
+    condition: str, call: Call, transfer: Call, shape: Shape, trials: Trials, ranks: Ranks, sensors: Sensors
+) -> Block:
+    run = {COMPUTE: _compute, COMMUNICATION: _communicate, BOTH: _both}[condition]
+    ranks.barrier()
+    start_ns = time.perf_counter_ns()
+    log_ms, calls, begun, chains = 0.0, 0, 0, []
+    for _ in range(shape.trials[condition]):
+        ranks.barrier()
+        counted, begun_now, chain_ms = run(call, transfer, shape, trials)
+        log_ms += sum(math.log(max(found.ms, 1e-6) / shape.gemms) for found in counted)
+        calls += len(counted)
+        begun += begun_now
+        if chain_ms is not None:
+            chains.append(chain_ms)
+    end_ns = time.perf_counter_ns()
+    read = sensors.between(start_ns, end_ns)
+    own = _Counted(log_ms, calls, begun, chains, read.power_w, read.clock_mhz)
+    return _over_ranks(condition, ranks.gather(own), shape, (end_ns - start_ns) / 1e9)
+
+
+_Run = tuple[Sequence[Range], int, "float | None"]
+
+
+def _compute(call: Call, _transfer: Call, shape: Shape, trials: Trials) -> _Run:
+    found = trials.compute(call, shape.calls)
+    return found, len(found), None
+
+
+def _communicate(_call: Call, transfer: Call, shape: Shape, trials: Trials) -> _Run:
+    found = trials.transfer(transfer, shape.transfers)
+    return [], 0, Range(found[0].start_ns, found[-1].end_ns).ms
+
+
+def _both(call: Call, transfer: Call, shape: Shape, trials: Trials) -> _Run:
+    found = trials.both(call, transfer, shape.calls, shape.transfers)
+    return found.covered(), len(found.begun_beside()), found.transfers_ms
+
+
+def _over_ranks(condition: str, ranks: Sequence[_Counted], shape: Shape, length_s: float) -> Block:
+    """One block of all ranks: products as a mean over the ranks, all-reduces of the rank that waited least."""
+    computed = [rank for rank in ranks if rank.calls]
+    begun = sum(rank.begun for rank in ranks)
+    counted = sum(rank.calls for rank in ranks)
+    # A rank that comes first to the first all-reduce waits for the others; who comes last waits for nobody.
+    chains = [min(times) for times in zip(*[rank.chains_ms for rank in ranks], strict=True)]
+    logs = [math.log(max(chain, 1e-6) / shape.transfers) for chain in chains]
+    return Block(
+        condition=condition,
+        gemm_ms=math.exp(_mean([rank.log_ms / rank.calls for rank in computed])) if computed else None,
+        gemms=counted * shape.gemms,
+        covered=counted / begun if condition == BOTH and begun else None,
+        all_reduce_ms=math.exp(_mean(logs)) if logs else None,
+        all_reduces=len(logs) * shape.transfers,
+        power_w=_mean_of(ranks, lambda rank: rank.power_w),
+        sm_clock_mhz=_mean_of(ranks, lambda rank: rank.clock_mhz),
+        length_s=length_s,
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _mean_of(ranks: Sequence[_Counted], read: Callable[[_Counted], float | None]) -> float | None:
+    values = [value for rank in ranks if (value := read(rank)) is not None]
+    return _mean(values) if values else None

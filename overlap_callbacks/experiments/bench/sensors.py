@@ -1,0 +1,71 @@
+"""Power and clock of this rank's device in each block, where there is a sensor."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+import numpy as np
+
+from overlap_callbacks.analysis.power.readings import Floats, Readings, Times
+from overlap_callbacks.analysis.power.segments import Segment, counter_energy_j, hold
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.instruments.power.discovery import CPU, NoPower, find_source, identify
+from overlap_callbacks.instruments.power.sampler import Sampler
+
+
+class Read(NamedTuple):
+    """What the device did in a block; None for what it does not tell, or not for a block so short."""
+
+    power_w: float | None = None
+    clock_mhz: float | None = None
+
+
+class Sensors:
+    """Reads this rank's device until it is closed. Without a sensor there are no figures.
+
+    Of a CPU, the first rank of the host reads for all of them: the sensor is the whole package's.
+
+    Attributes:
+        source: what tells the power; empty if nothing does.
+        missing: why nothing does; empty if something does.
+    """
+
+    def __init__(self) -> None:
+        self.source, self.missing = "", ""
+        self._sampler: Sampler | None = None
+        identity = identify()
+        if identity.vendor == CPU and os.environ.get("LOCAL_RANK", "0") != "0":
+            return
+        found = find_source(identity, utilisation=False)
+        if isinstance(found, NoPower):
+            self.missing = found.reason
+            return
+        self.source = f"{found.info.name}, {found.info.power_kind}"
+        self._info = found.info
+        self._sampler = Sampler(found)
+        self._sampler.start()
+
+    def between(self, start_ns: int, end_ns: int) -> Read:
+        """Means over a block, as of ``time.perf_counter_ns``."""
+        if self._sampler is None or end_ns <= start_ns:
+            return Read()
+        # The mode says nothing here: what belongs to the stretch of time is asked for.
+        segment = Segment(start_ns, end_ns, Mode.OVERLAPPED, 1)
+        readings = self._sampler.readings(start_ns)
+        power_w = _held_mean(readings, segment, readings.power_w, readings.since_ns)
+        if self._info.energy_lag_s is not None:
+            energy_j = counter_energy_j(readings, segment, self._info.energy_lag_s)
+            power_w = power_w if energy_j is None else energy_j / segment.duration_s
+        clock_mhz = _held_mean(readings, segment, readings.sm_clock_mhz, readings.time_ns)
+        return Read(power_w, clock_mhz)
+
+    def close(self) -> None:
+        """Stop reading."""
+        if self._sampler is not None:
+            self._sampler.close()
+
+
+def _held_mean(readings: Readings, segment: Segment, values: Floats, since_ns: Times) -> float | None:
+    held = hold(readings, segment, values, since_ns)
+    return float(np.average(values[held.rows], weights=held.seconds)) if len(held) else None

@@ -1,0 +1,205 @@
+"""Measures the points of a plan, one after another, on one rank; rank 0 writes them down."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from overlap_callbacks._version import __version__
+from overlap_callbacks.analysis.bench.points import work_left
+from overlap_callbacks.analysis.bench.sizes import size_in_words
+from overlap_callbacks.analysis.results.bench import (
+    FILE_NAME,
+    SCHEMA,
+    BenchResults,
+    Failed,
+    GemmPoint,
+    Line,
+    Plan,
+    Point,
+    Resumed,
+    Start,
+)
+from overlap_callbacks.experiments.bench.collective_bench import measure_transfer, transfer_of
+from overlap_callbacks.experiments.bench.gemm_bench import Work, measure_gemm
+from overlap_callbacks.experiments.bench.precision import flop, message_dtype, product
+from overlap_callbacks.experiments.bench.results_file import ResultsFile
+from overlap_callbacks.experiments.bench.sensors import Sensors
+from overlap_callbacks.experiments.bench.site import Site, open_site, reduction
+from overlap_callbacks.instruments.environment import EnvironmentReader
+from overlap_callbacks.report.bench_results import read
+
+# Called on rank 0 with the number of measured points and rounds, how many there are, and what was measured.
+Tell = Callable[[int, int, str], None]
+UNITS = {
+    "gemm_ms": "ms", "all_reduce_ms": "ms", "time_ms": "ms", "power_w": "W", "sm_clock_mhz": "MHz", "length_s": "s",
+    "message_bytes": "bytes", "flop": "floating-point operations",
+}  # fmt: skip
+
+
+class Stop:
+    """Whether somebody asked for an end, by Ctrl-C or as a launcher does. The point under way is still measured.
+
+    Attributes:
+        requested: whether that is so.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._request)
+
+    def _request(self, _number: int, _frame: FrameType | None) -> None:
+        self.requested = True
+
+
+def run_session(plan: Plan, folder: Path, command: str, stop: Stop, tell: Tell) -> None:
+    """Measure what a folder of results does not have yet, as one rank of the job that the environment describes.
+
+    Args:
+        plan: what is measured.
+        folder: of the results. Only rank 0 reads and writes it.
+        command: the command line, for the file.
+        stop: ends the session after the point under way.
+        tell: of the progress.
+    """
+    with open_site(plan, int(os.environ.get("LOCAL_RANK", "0"))) as site:
+        sensors = Sensors()
+        try:
+            _measure_all(plan, folder, command, site, sensors, stop, tell)
+        finally:
+            sensors.close()
+
+
+def _measure_all(plan: Plan, folder: Path, command: str, site: Site, sensors: Sensors, stop: Stop, tell: Tell) -> None:
+    file = None
+    left: list[tuple[int, Point]] = []
+    if site.ranks.rank == 0:
+        before = read(folder) if (folder / FILE_NAME).exists() else None
+        file = ResultsFile(folder)
+        start = _start(plan, command, site.device, sensors)
+        file.append(start if before is None else _resumed(site.device))
+        left = work_left(plan, before or BenchResults(start=start))
+    left = site.ranks.agree(left)
+    failed: set[Point] = set()
+    try:
+        for done, (number, point) in enumerate(left, 1):
+            if site.ranks.agree(stop.requested):
+                return
+            if point in failed:
+                continue
+            line = _measure(plan, number, point, site, sensors)
+            if isinstance(line, Failed):
+                failed.add(point)
+            if file is not None:
+                file.append(line)
+                tell(done, len(left), in_words(point))
+    finally:
+        if file is not None:
+            file.close()
+
+
+def in_words(point: Point) -> str:
+    """A point, for people."""
+    size = size_in_words(point.message_bytes)
+    if isinstance(point, GemmPoint):
+        return f"N {point.n}, {point.dtype}, all-reduce of {size}"
+    return f"{point.kind} of {size}"
+
+
+def _measure(plan: Plan, number: int, point: Point, site: Site, sensors: Sensors) -> Line:
+    if isinstance(point, GemmPoint):
+        work: Any = _tried(site, lambda: _gemm_work(point, site))
+        if isinstance(work, str):
+            return Failed(gemm=point, reason=work)
+        return measure_gemm(point, number, work, site.trials, site.ranks, sensors, plan.block_s)
+    group, members, every = site.group(point.group)
+    transfer: Any = _tried(site, lambda: [transfer_of(point, group, members, site.device)])
+    refused = transfer if isinstance(transfer, str) else _tried(site, lambda: _once(transfer[0]))
+    if isinstance(refused, str):
+        return Failed(transfer=point, reason=refused)
+    return measure_transfer(point, number, every, transfer[0], site.trials, site.ranks, plan.block_s)
+
+
+def _gemm_work(point: GemmPoint, site: Site) -> Work:
+    kind = message_dtype(point.dtype)
+    operation, message_of = reduction(site.device)
+    message = message_of(point.message_bytes // kind.itemsize, kind)
+    asynchronous = site.device.type == "cuda"
+    group = site.group_of_ctas(point.ctas)
+
+    def transfer() -> Any:
+        return dist.all_reduce(message, op=operation, group=group, async_op=asynchronous)
+
+    multiply = product(point.dtype, point.n, site.device)
+    multiply()
+    site.synchronise()
+    return Work(multiply, transfer, flop(point.n))
+
+
+def _once(transfer: Callable[[], Any] | None) -> None:
+    work = None if transfer is None else transfer()
+    if isinstance(work, dist.Work):
+        work.wait()
+
+
+def _tried(site: Site, make: Callable[[], Any]) -> Any:
+    """What ``make`` returns, if it can on every rank; else, on every rank, why it cannot on the first such rank."""
+    made, reason = None, ""
+    try:
+        made = make()
+        site.synchronise()
+    except (RuntimeError, NotImplementedError, MemoryError, TypeError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+    reasons = [said for said in site.ranks.gather(reason) if said]
+    return reasons[0] if reasons else made
+
+
+def _now() -> str:
+    return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0]}, {os.cpu_count()} cores" if names else platform.processor() or platform.machine()
+
+
+def _start(plan: Plan, command: str, device: torch.device, sensors: Sensors) -> Start:
+    return Start(
+        schema=SCHEMA,
+        plan=plan,
+        command=command,
+        started_at=_now(),
+        library_version=__version__,
+        torch_version=str(torch.__version__),
+        python_version=platform.python_version(),
+        device_name=_device_name(device),
+        power_source=sensors.source,
+        power_missing=sensors.missing,
+        environment=EnvironmentReader().read(),
+        units=UNITS,
+    )
+
+
+def _resumed(device: torch.device) -> Resumed:
+    return Resumed(
+        at=_now(),
+        library_version=__version__,
+        torch_version=str(torch.__version__),
+        device_name=_device_name(device),
+    )

@@ -1,0 +1,89 @@
+"""The page and the tables of ``overlap bench``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from overlap_callbacks.analysis.bench.sizes import powers_of_two
+from overlap_callbacks.analysis.communication.link_peaks import Link
+from overlap_callbacks.analysis.results.bench import BenchResults, Failed, TransferPoint
+from overlap_callbacks.report.html.bench import bench_page, write_bench_page
+from overlap_callbacks.report.terminal_bench import as_json, bench_tables
+from tests.analysis.bench.results import MIB, gemm_results, transfer_results
+
+Open = Callable[..., Any]
+SIZES = powers_of_two(8, 2**26)
+KINDS = ("all_reduce", "send_recv")
+
+
+def gemms() -> BenchResults:
+    return gemm_results(sizes=(256, 512, 1024), message_bytes=(MIB, 16 * MIB))
+
+
+def transfers() -> BenchResults:
+    return transfer_results(message_bytes=SIZES, kinds=KINDS)
+
+
+@pytest.mark.parametrize("width", [1200, 360])
+@pytest.mark.parametrize("make", [gemms, transfers], ids=["gemm-allreduce", "collectives"])
+def test_the_page_draws_its_charts_within_its_width(
+    tmp_path: Path, opened: Open, make: Callable[[], BenchResults], width: int
+) -> None:
+    file = tmp_path / "bench.html"
+    write_bench_page(make(), file, Link("nvlink4", 450.0, "", ""))
+    page = opened(file, viewport={"width": width, "height": 900})
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.locator("[data-chart] svg").count() >= 2
+    assert page.locator("text=could not be drawn").count() == 0
+
+
+def test_the_page_says_what_it_ran_on_and_what_is_missing() -> None:
+    html = bench_page(gemms(), "a <b>run</b>")
+    assert "Gloo on the CPU" in html
+    assert "Power is absent: no power of the CPU" in html.replace("no power: ", "")
+    assert "+25.0%" in html
+    assert "<b>run" not in html
+    assert "loopback" in bench_page(gemm_results(link="loopback", link_gb_s=2.0), "run")
+
+
+def test_no_figure_is_rounded_to_zero() -> None:
+    # 8 bytes in a tenth of a millisecond, a little more in each round.
+    html = bench_page(transfers(), "run")
+    assert "0.0000798" in html
+    assert ">0.0000<" not in html
+
+
+def test_what_failed_and_what_is_left_is_told() -> None:
+    whole = transfers()
+    failed = Failed(transfer=TransferPoint("all_to_all", "world", 8), reason="not here")
+    part = msgspec.structs.replace(whole, rounds=whole.rounds[:-3], failed=(failed,), broken_lines=1)
+    text = as_json(part)["notes"]
+    assert "Not finished: 3 of 240 measurements are left." in text
+    assert "Not measured: all_to_all of 8 B: not here" in text
+    assert "1 line of the file cannot be read and is left out." in text
+
+
+def test_nothing_measured_yet_is_a_page_and_a_table_too(tmp_path: Path) -> None:
+    empty = msgspec.structs.replace(gemms(), rounds=())
+    assert "No point was measured" in bench_page(empty, "run")
+    assert _printed(empty)
+
+
+@pytest.mark.parametrize("make", [gemms, transfers], ids=["gemm-allreduce", "collectives"])
+def test_tables_fit_a_narrow_terminal(make: Callable[[], BenchResults]) -> None:
+    text = _printed(make())
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def _printed(results: BenchResults) -> str:
+    console = Console(width=80, force_terminal=False)
+    with console.capture() as capture:
+        console.print(bench_tables(results))
+    return capture.get()
