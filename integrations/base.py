@@ -142,7 +142,7 @@ KNOWN_TO_WORK = {
     "lightning": "2.5.6 and 2.6.6",
     "transformers": "4.57.1 and 5.23.0",
     "accelerate": "1.11.0 and 1.15.0",
-    "deepspeed": "0.18.9 and 0.19.8",
+    "deepspeed": "0.18.2 and 0.19.8",
     "megatron-core": "0.14.0, 0.15.0 and 0.16.1",
 }
 

@@ -74,7 +74,7 @@ def _records_of_old_versions(file: Path) -> Iterator[dict[str, Any]]:
 
     store = DataStore()
     store.open_for_scan(str(file))
-    with contextlib.suppress(AssertionError):  # the last record is not written to its end yet
+    with store._fp, contextlib.suppress(AssertionError):  # the last record is not written to its end yet
         while (data := store.scan_data()) is not None:
             message = wandb_internal_pb2.Record()
             message.ParseFromString(data)
