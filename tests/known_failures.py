@@ -78,8 +78,8 @@ KNOWN_FAILURES = (
             "tests/integrations/test_huggingface_sharded.py::test_a_sharded_trainers_weights_are_bit_identical_absent_"
             "attached_toggling_and_forced[fsdp2-2]",
         ),
-        "The Trainer of Transformers 4 takes FSDP1 for `fsdp=True`, and Accelerate's FSDP1 does not start on a CPU (`There "
-        "are currently no available devices found`).",
+        "The Trainer of Transformers 4 takes FSDP1 for `fsdp=True`, and Accelerate's FSDP1 does not start on a CPU ("
+        "`There are currently no available devices found`).",
     ),
     KnownFailure(
         "deepspeed",
@@ -87,13 +87,19 @@ KNOWN_FAILURES = (
         tuple(
             f"tests/integrations/test_deepspeed.py::test_the_collectives_recorded_are_those_worked_out_by_hand[{job}]"
             for job in (
-                "zero0", "zero0 accumulating", "zero0 for 200 steps", "zero1 bf16", "zero2 bf16", "zero3 accumulating",
-                "pipeline", "pipeline for 200 steps",
+                "zero0",
+                "zero0 accumulating",
+                "zero0 for 200 steps",
+                "zero1 bf16",
+                "zero2 bf16",
+                "zero3 accumulating",
+                "pipeline",
+                "pipeline for 200 steps",
             )
         ),
         "DeepSpeed 0.18.2 sends other messages than the newest, whose messages the tests work out by hand.",
     ),
-)  # fmt: skip
+)
 
 
 def reason_to_fail(test: str) -> str | None:
