@@ -97,7 +97,23 @@ KNOWN_FAILURES = (
                 "pipeline for 200 steps",
             )
         ),
-        "DeepSpeed 0.18.2 sends other messages than the newest, whose messages the tests work out by hand.",
+        "DeepSpeed 0.18.2 sends other messages than the newest: without ZeRO and in pipelines it does not sum up the "
+        "gradients' norm, and ZeRO-1 and 2 do not ask for overflows in bf16.",
+    ),
+    KnownFailure(
+        "deepspeed",
+        "<0.18.3",
+        (
+            *(
+                "tests/integrations/test_deepspeed.py::test_weights_are_bit_identical_absent_toggling_every_step_and_"
+                f"forced[{job}]"
+                for job in ("zero3", "zero3 accumulating", "zero3 bf16")
+            ),
+            "tests/integrations/test_huggingface_sharded.py::test_a_sharded_trainers_weights_are_bit_identical_absent_"
+            "attached_toggling_and_forced[zero3-1]",
+        ),
+        "ZeRO-3 of DeepSpeed 0.18.2 changes its messages once more in the third step, so a job that is forced to be "
+        "sequential has two overlapped steps instead of one. Weights are equal.",
     ),
 )
 
