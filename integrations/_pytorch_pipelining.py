@@ -7,7 +7,8 @@ This cannot hang if all batches finish when each is waited for before the next i
 neighbour has posted the other half. For GPipe and 1F1B this holds for any number of stages and micro-batches. The
 messages that they do not wait for themselves are forward sends while a stage warms up, and backward sends while it
 cools down. The neighbour posts the matching receive after earlier messages of the same direction only. Schedules with
-several stages per rank hold the order of all ranks, and that order is simulated here.
+several stages per rank hold the order of all ranks, and that order is simulated here. Those of torch 2.8 have no such
+order: they run in time steps, and wait for each batch themselves before they post the next.
 """
 
 from __future__ import annotations
@@ -63,10 +64,18 @@ def check_order(pipeline: Any) -> None:
     if type(pipeline) in (ScheduleGPipe, Schedule1F1B):
         return
     order = getattr(pipeline, "pipeline_order_with_comms", None)
+    if order is None and _waits_for_each_batch(pipeline):
+        return
     if order is None:
         raise ValueError(f"pipeline={name} is of a kind whose order is not known; {remedy}")
     if not all_finish([messages(actions) for actions in order.values()]):
         raise ValueError(f"pipeline={name} would hang if each send and receive were waited for; {remedy}")
+
+
+def _waits_for_each_batch(pipeline: Any) -> bool:
+    """Whether the schedule runs as torch's plain schedules of several stages do, which wait for each batch at once."""
+    plain = getattr(schedules.PipelineScheduleMulti, "_step_microbatches", None)
+    return plain is not None and getattr(type(pipeline), "_step_microbatches", None) is plain
 
 
 def stages_of(pipeline: Any) -> list[Any]:

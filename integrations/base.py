@@ -163,11 +163,11 @@ def _as_list(sinks: Any) -> list[Any] | None:
 # So a missing name costs the measuring and one message, which has the installed version and those that work.
 
 KNOWN_TO_WORK = {
-    "torch": "2.8.0 and 2.13.0",
-    "lightning": "2.4.0 and 2.6.6",
-    "transformers": "5.23.0",
-    "accelerate": "1.15.0",
-    "deepspeed": "0.17.0, 0.18.0 and 0.19.8",
+    "torch": "2.8.0, 2.13.0 and 2.15.0",
+    "lightning": "2.5.6 and 2.6.6",
+    "transformers": "4.57.1 and 5.23.0",
+    "accelerate": "1.11.0 and 1.15.0",
+    "deepspeed": "0.18.2 and 0.19.8",
     "megatron-core": "0.14.0, 0.15.0 and 0.16.1",
 }
 

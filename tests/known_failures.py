@@ -69,6 +69,52 @@ KNOWN_FAILURES = (
         "In torch 2.8 no profiler can be prepared while another one is (`Can't disable Kineto profiler when it's not "
         "running`).",
     ),
+    KnownFailure(
+        "transformers",
+        "<5",
+        (
+            "tests/integrations/test_huggingface_sharded.py::test_a_sharded_trainers_weights_are_bit_identical_absent_"
+            "attached_toggling_and_forced[fsdp2-1]",
+            "tests/integrations/test_huggingface_sharded.py::test_a_sharded_trainers_weights_are_bit_identical_absent_"
+            "attached_toggling_and_forced[fsdp2-2]",
+        ),
+        "The Trainer of Transformers 4 takes FSDP1 for `fsdp=True`, and Accelerate's FSDP1 does not start on a CPU ("
+        "`There are currently no available devices found`).",
+    ),
+    KnownFailure(
+        "deepspeed",
+        "<0.18.3",
+        tuple(
+            f"tests/integrations/test_deepspeed.py::test_the_collectives_recorded_are_those_worked_out_by_hand[{job}]"
+            for job in (
+                "zero0",
+                "zero0 accumulating",
+                "zero0 for 200 steps",
+                "zero1 bf16",
+                "zero2 bf16",
+                "zero3 accumulating",
+                "pipeline",
+                "pipeline for 200 steps",
+            )
+        ),
+        "DeepSpeed 0.18.2 sends other messages than the newest: without ZeRO and in pipelines it does not sum up the "
+        "gradients' norm, and ZeRO-1 and 2 do not ask for overflows in bf16.",
+    ),
+    KnownFailure(
+        "deepspeed",
+        "<0.18.3",
+        (
+            *(
+                "tests/integrations/test_deepspeed.py::test_weights_are_bit_identical_absent_toggling_every_step_and_"
+                f"forced[{job}]"
+                for job in ("zero3", "zero3 accumulating", "zero3 bf16")
+            ),
+            "tests/integrations/test_huggingface_sharded.py::test_a_sharded_trainers_weights_are_bit_identical_absent_"
+            "attached_toggling_and_forced[zero3-1]",
+        ),
+        "ZeRO-3 of DeepSpeed 0.18.2 changes its messages once more in the third step, so a job that is forced to be "
+        "sequential has two overlapped steps instead of one. Weights are equal.",
+    ),
 )
 
 

@@ -10,9 +10,17 @@ from types import ModuleType
 import pytest
 from packaging.requirements import Requirement
 
+from overlap_callbacks.integrations.base import KNOWN_TO_WORK
 from tests.known_failures import KNOWN_FAILURES
 
 ROOT = Path(__file__).parent.parent
+ADAPTERS = {
+    "pytorch": ("torch",),
+    "lightning": ("lightning",),
+    "deepspeed": ("deepspeed",),
+    "megatron": ("megatron-core",),
+    "huggingface": ("transformers", "accelerate"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +55,16 @@ def test_the_oldest_set_has_each_lower_bound(page: ModuleType) -> None:
         (bound,) = requirement.specifier
         release = bound.version
         assert oldest[name] == release or oldest[name].startswith(f"{release}."), name
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_an_adapters_page_and_messages_have_the_oldest_and_the_tested_version(page: ModuleType, adapter: str) -> None:
+    text = (ROOT / "docs" / "frameworks" / f"{adapter}.md").read_text()
+    for package in ADAPTERS[adapter]:
+        for file in ("constraints-oldest.txt", "constraints.txt"):
+            version = page.versions(file)[package]
+            assert version in text, package
+            assert version in KNOWN_TO_WORK[package]
 
 
 def entries(file: str) -> dict[tuple[str, str], list[str]]:

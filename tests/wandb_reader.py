@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import json
 import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,10 +58,36 @@ def read_run(folder: Path, timeout_s: float = 20.0) -> OfflineRun:
 def _records(file: Path) -> list[dict[str, Any]]:
     import wandb
 
+    if importlib.util.find_spec("wandb.sdk.internal.datastore") is not None:
+        return list(_records_of_old_versions(file))
     reader = Path(wandb.__file__).parent / "bin" / "wandb-core"
     command = [reader, "leet", "inspect", "--no-observability", "--json", "--run-file", file, file.parent]
     output = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     return [json.loads(line) for line in output.splitlines() if line]
+
+
+def _records_of_old_versions(file: Path) -> Iterator[dict[str, Any]]:
+    """The same where ``wandb-core`` cannot inspect yet: W&B had a reader in Python then."""
+    from google.protobuf.json_format import MessageToDict
+    from wandb.proto import wandb_internal_pb2
+    from wandb.sdk.internal.datastore import DataStore
+
+    store = DataStore()
+    store.open_for_scan(str(file))
+    with store._fp, contextlib.suppress(AssertionError):  # the last record is not written to its end yet
+        while (data := store.scan_data()) is not None:
+            message = wandb_internal_pb2.Record()
+            message.ParseFromString(data)
+            kind = message.WhichOneof("record_type")
+            content = MessageToDict(getattr(message, kind), preserving_proto_field_name=True)
+            for part, name in ((content, "item"), (content, "update"), (content.get("config", {}), "update")):
+                if name in part:
+                    part[name] = {_key(item): json.loads(item["value_json"]) for item in part[name]}
+            yield {"type": kind, kind: content}
+
+
+def _key(item: dict[str, Any]) -> str:
+    return item.get("key") or ".".join(item["nested_key"])
 
 
 def _run(records: list[dict[str, Any]], folder: Path) -> OfflineRun:

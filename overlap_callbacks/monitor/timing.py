@@ -44,7 +44,7 @@ class TimingRunner(StepRunner):
         faults: gets the errors of the writing thread.
 
     Attributes:
-        tokens_per_step: not used here.
+        tokens_per_step, model_chunks: not used here.
         num_opened: 1 once steps are timed.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -232,11 +233,30 @@ def _orders(rank: int) -> list[str]:
     return found
 
 
+@pytest.mark.skipif(
+    "defer_pp_recv" not in inspect.signature(ScheduleInterleaved1F1B).parameters,
+    reason="this torch cannot defer receives",
+)
 def test_an_interleaved_schedule_that_would_hang_is_refused() -> None:
     for in_time, deferred in run_ranks(_orders, 2):
         assert in_time == ""
         assert deferred.startswith("pipeline=ScheduleInterleaved1F1B would hang")
         assert "leave pipeline out" in deferred
+
+
+def test_a_schedule_without_an_order_is_accepted_only_if_it_waits_for_each_batch_itself() -> None:
+    class Plain(schedules.PipelineScheduleMulti):
+        pass
+
+    class OfItsOwn(schedules.PipelineScheduleMulti):
+        def _step_microbatches(self, *args: Any, **kwargs: Any) -> None:
+            pass
+
+    plain, of_its_own = Plain.__new__(Plain), OfItsOwn.__new__(OfItsOwn)
+    plain._stages = of_its_own._stages = []
+    pipelining.check_order(plain)
+    with pytest.raises(ValueError, match="pipeline=OfItsOwn is of a kind whose order is not known"):
+        pipelining.check_order(of_its_own)
 
 
 # -- nothing is left behind
