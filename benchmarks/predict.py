@@ -14,7 +14,7 @@ here are such that this holds, as it does in real training:
   norms and of the optimizer is small beside them. In the earlier run (``results/predict-small-layers-cpu.json``), with
   layers of 256 and 384 and 256 tokens, it was not: TP 4 has half the FLOP of TP 2 on each rank, and computed for 75 ms
   where TP 2 took 86. Four of the eight predictions were within 10 %.
-- Messages of tensor parallelism have 2.3 and 3 MiB. Messages that are much smaller are as long as the ranks of a core
+- Messages of tensor parallelism have 2.25 and 3 MiB. Messages that are much smaller are as long as the ranks of a core
   take to wake up. Transfers were up to half of the earlier run's steps; here they are to be some 10 %.
 
 How it is measured:
