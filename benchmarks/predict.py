@@ -97,6 +97,15 @@ _PR_SET_PDEATHSIG = 1
 Key = tuple[str, str]
 
 
+def _end_with_parent() -> None:
+    """Be killed, stopped or not, when the process that began this one ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "benchmarks.predict":  # in the server that forks ranks, which they would keep alive
+    _end_with_parent()
+
+
 # -- in the ranks
 
 
@@ -112,8 +121,7 @@ class Kept(Sink):
 
 def _train(rank: int, world_size: int, core: int, port: int, setup: Setup, pipe: Any) -> None:
     """A rank on a core: at each word from the benchmark's own process one window, and its report, as rank 0 has it."""
-    # Killed, stopped or not, with the forkserver, which ends with the benchmark.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _end_with_parent()
     os.sched_setaffinity(0, {core})  # Gloo's threads inherit it
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
@@ -347,7 +355,7 @@ def measure(rounds: int, batch: int, deadline: float) -> Measured:
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["torch._dynamo", "scipy.special", "megatron.core", "tests.integrations.megatron_jobs"]
+        ["benchmarks.predict", "torch._dynamo", "scipy.special", "megatron.core", "tests.integrations.megatron_jobs"]
     )
     jobs: dict[Key, RunningJob] = {}
     found = Measured()
