@@ -1,24 +1,42 @@
 """Does a job's step take as long as the model of communication predicts? Megatron-core trains GPTs over Gloo.
 
-    python benchmarks/predict.py [--rounds 8] [--json benchmarks/results/predict-cpu.json]
+    python benchmarks/predict.py [--rounds 4] [--json benchmarks/results/predict-cpu.json]
 
 The jobs are data-parallel on two and four ranks, tensor-parallel on two and four, and both on four, each with models of
 two sizes. Rates are taken from the windows of two of them, the smaller model on two ranks, once data-parallel and once
 tensor-parallel: the rate of compute, and bandwidth and latency of messages, as ``overlap predict --from`` takes them.
 Of the others nothing is fitted. Their predicted step times are held against measured ones.
 
+The model of equation 1 is one of FLOP and bytes: a rank computes at one rate, and its messages are long. So the jobs
+here are such that this holds, as it does in real training:
+
+- One layer of 768 or 1024, and 768 tokens a rank. Matrix products are large, and the cost of operators on the host, of
+  norms and of the optimizer is small beside them. In the earlier run (``results/predict-small-layers-cpu.json``), with
+  layers of 256 and 384 and 256 tokens, it was not: TP 4 has half the FLOP of TP 2 on each rank, and computed for 75 ms
+  where TP 2 took 86. Four of the eight predictions were within 10 %.
+- Messages of tensor parallelism have 2.25 and 3 MiB. Messages that are much smaller are as long as the ranks of a core
+  take to wake up. Transfers were up to half of the earlier run's steps; here they are to be some 10 %.
+
+How it is measured:
+
 - What is measured are sequential steps (``e2e_sequential_ms``), for the model knows no overlap.
-- Each rank has half a core, on two ranks and on four: ranks 2k and 2k+1 are pinned to core k, with one thread each. So
-  neither compute nor Gloo, whose transfers are work of the CPU, is faster in a smaller job.
+- Each rank has half a core, on two ranks and on four: ranks 2k and 2k+1 are pinned to core k, with one thread each.
+  Beside a job of two ranks a copy of it runs on the other core, for cores share caches and memory. So neither compute
+  nor Gloo, whose transfers are work of the CPU, is faster in a smaller job.
 - The speed of a shared machine changes. So jobs take turns, one window each in a round, and rates and predictions are
-  of the same round. Beside the median of the rounds' errors stands the error of the median times.
+  of the same round. Beside the median of the rounds' errors stands the error of the median times. A round with a
+  window that does not count is left out.
 - Tensor-parallel jobs take the rate of compute of the tensor-parallel reference: a split layer has smaller products,
   and its norms are not split. All other jobs take that of the data-parallel one.
+- It ends within ``--minutes``: a round begins only if it should end in time, and what hangs is stopped. Rounds that
+  were measured before are kept.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import datetime
 import json
 import multiprocessing
@@ -30,8 +48,10 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 # Before torch and NumPy are loaded: each rank has one thread.
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
@@ -54,24 +74,36 @@ from tests.integrations.megatron_recorded import shape_of
 GOAL = 0.1
 # Model -> its sizes.
 SIZES: dict[str, dict[str, int]] = {
-    "small": {"layers": 2, "hidden": 256},
-    "large": {"layers": 2, "hidden": 384},
+    "small": {"layers": 1, "hidden": 768},
+    "large": {"layers": 1, "hidden": 1024},
 }
 # What all jobs have. Buckets have two sizes, which tell latency and bandwidth apart.
 COMMON: dict[str, Any] = {"sequence": 128, "vocabulary": 1024, "bucket": 600_000}
-BATCH = 2
+BATCH = 6
 # Layout -> ranks, and tensor-parallel ranks of them.
 LAYOUTS = {"DP 2": (2, 1), "DP 4": (4, 1), "TP 2": (2, 2), "TP 4": (4, 4), "TP 2 x DP 2": (4, 2)}
 # Of which jobs rates are taken, for jobs with and without tensor parallelism.
 REFERENCES = {"data": ("small", "DP 2"), "tensor": ("small", "TP 2")}
 
-_RANKS_A_CORE = 2
+_RANKS_A_CORE, _RANKS_AT_A_TIME = 2, 4
 _STEPS_BEFORE = 2
-_WINDOW: dict[str, Any] = {"blocks": "OS", "repeats": 1, "steps_per_block": 3, "warmup_steps": 1, "profiled_steps": 0}
-_STEPS_A_TURN = 10  # a window, and one more
-_TURN_TIMEOUT_S = 60.0
+_WINDOW: dict[str, Any] = {"blocks": "OS", "repeats": 1, "steps_per_block": 2, "warmup_steps": 0, "profiled_steps": 0}
+_STEPS_A_TURN = 6  # a window, and one more
+_TURN_TIMEOUT_S = 90.0
+_END_TIMEOUT_S = 10.0
+_MINUTES = 6.5
+_PR_SET_PDEATHSIG = 1
 
 Key = tuple[str, str]
+
+
+def _end_with_parent() -> None:
+    """Be killed, stopped or not, when the process that began this one ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "benchmarks.predict":  # in the server that forks ranks, which they would keep alive
+    _end_with_parent()
 
 
 # -- in the ranks
@@ -87,9 +119,10 @@ class Kept(Sink):
         self.reports.append(report)
 
 
-def _train(rank: int, world_size: int, port: int, setup: Setup, pipe: Any) -> None:
-    """A rank: one window at each word from the benchmark's own process, and what it said, as rank 0 has it."""
-    os.sched_setaffinity(0, {rank // _RANKS_A_CORE})  # Gloo's threads inherit it
+def _train(rank: int, world_size: int, core: int, port: int, setup: Setup, pipe: Any) -> None:
+    """A rank on a core: at each word from the benchmark's own process one window, and its report, as rank 0 has it."""
+    _end_with_parent()
+    os.sched_setaffinity(0, {core})  # Gloo's threads inherit it
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
@@ -127,8 +160,29 @@ def _train(rank: int, world_size: int, port: int, setup: Setup, pipe: Any) -> No
 # -- in the benchmark's own process
 
 
+class NotCountedError(RuntimeError):
+    """A window's results do not count."""
+
+
+@dataclass
+class Measured:
+    """What was measured.
+
+    Attributes:
+        shapes: what the jobs are.
+        rounds: a window of each job in each round.
+        left_out: why rounds were left out.
+        stopped: why there are fewer rounds than asked for; empty if there are not.
+    """
+
+    shapes: dict[Key, JobShape] = field(default_factory=dict)
+    rounds: list[dict[Key, OverlapReport]] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    stopped: str = ""
+
+
 class RunningJob:
-    """The ranks of a job, which wait until it is their turn.
+    """The ranks of a job, which wait until it is their turn. A job of two ranks has a copy on the other core.
 
     Args:
         size: of the model.
@@ -141,16 +195,21 @@ class RunningJob:
         setup = setup_of(size, layout, batch)
         self.shape = shape_of(setup, self._world_size)
         self._name = f"{size}, {layout}"
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         context = multiprocessing.get_context("forkserver")
-        self._ranks = []
-        for rank in range(self._world_size):
+        self._stores, self._ranks = [], []
+        for place in range(_RANKS_AT_A_TIME):
+            rank = place % self._world_size
+            if rank == 0:
+                self._stores.append(dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
             own, other = context.Pipe()
-            arguments = (rank, self._world_size, self._store.port, setup, other)
+            arguments = (rank, self._world_size, place // _RANKS_A_CORE, self._stores[-1].port, setup, other)
             process = context.Process(target=_train, args=arguments, daemon=True)
             process.start()
             other.close()
             self._ranks.append((process, own))
+
+    def begin(self) -> None:
+        """Wait until the job has trained its first steps."""
         self._heard()
         self._signal(signal.SIGSTOP)
 
@@ -163,16 +222,19 @@ class RunningJob:
         self._signal(signal.SIGSTOP)
         assert isinstance(report, OverlapReport)
         if not (report.complete and report.valid and report.e2e_sequential_ms is not None):
-            raise RuntimeError(f"a window of {self._name} does not count: {'; '.join(report.problems)}")
+            raise NotCountedError(f"a window of {self._name} does not count: {'; '.join(report.problems)}")
         return report
 
-    def end(self) -> None:
-        """End the ranks, whatever they do."""
+    def dismiss(self) -> None:
+        """Tell the ranks to end."""
         self._signal(signal.SIGCONT)
         for process, pipe in self._ranks:
-            if process.is_alive():
-                pipe.send(False)
-        deadline = time.monotonic() + _TURN_TIMEOUT_S / 4
+            with contextlib.suppress(OSError):  # a rank that has ended
+                if process.is_alive():
+                    pipe.send(False)
+
+    def end(self, deadline: float) -> None:
+        """Wait for the ranks' end, and kill those that are still there at a time of the monotonic clock."""
         for process, _ in self._ranks:
             process.join(max(0.1, deadline - time.monotonic()))
             process.kill()
@@ -280,40 +342,87 @@ def _median_term(steps: Sequence[StepTime], name: str) -> float:
     return statistics.median([getattr(step, name) for step in steps])
 
 
-def measure(rounds: int, batch: int) -> tuple[dict[Key, JobShape], list[dict[Key, OverlapReport]]]:
-    """Run all jobs, in turns; what they are, and a window of each in each round."""
+def measure(rounds: int, batch: int, deadline: float) -> Measured:
+    """Run all jobs, in turns.
+
+    Args:
+        rounds: windows of each job, at most.
+        batch: sequences of a micro-batch, on each data-parallel rank.
+        deadline: time of the monotonic clock by which the last round should end.
+
+    Raises:
+        RuntimeError: a job failed, or all was stopped, before a round was whole.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["torch._dynamo", "scipy.special", "megatron.core", "tests.integrations.megatron_jobs"]
+        ["benchmarks.predict", "torch._dynamo", "scipy.special", "megatron.core", "tests.integrations.megatron_jobs"]
     )
     jobs: dict[Key, RunningJob] = {}
-    found: list[dict[Key, OverlapReport]] = []
+    found = Measured()
     try:
-        for size in SIZES:
-            for layout in LAYOUTS:
-                jobs[size, layout] = RunningJob(size, layout, batch)
-        for number in range(-1, rounds):
-            windows = {key: job.window() for key, job in jobs.items()}
-            if number >= 0:  # the first is for caches and allocators
-                found.append(windows)
+        for key in [(size, layout) for size in SIZES for layout in LAYOUTS]:
+            jobs[key] = RunningJob(*key, batch)
+            jobs[key].begin()
+        found.shapes = {key: job.shape for key, job in jobs.items()}
+        _measure_rounds(jobs, rounds, deadline, found)
+    except (RuntimeError, OSError, KeyboardInterrupt) as error:
+        if not found.rounds:
+            raise
+        found.stopped = str(error) or "interrupted"
     finally:
-        for job in jobs.values():
-            job.end()
-    return {key: job.shape for key, job in jobs.items()}, found
+        signal.alarm(0)
+        _end(list(jobs.values()))
+    return found
 
 
-def results_of(shapes: dict[Key, JobShape], found: Sequence[dict[Key, OverlapReport]]) -> dict[str, Any]:
+def _measure_rounds(jobs: dict[Key, RunningJob], rounds: int, deadline: float, found: Measured) -> None:
+    longest_s = 0.0
+    for number in range(rounds):
+        begun = time.monotonic()
+        if begun + longest_s > deadline:
+            found.stopped = f"no time for round {number + 1}"
+            return
+        try:
+            found.rounds.append({key: job.window() for key, job in jobs.items()})
+        except NotCountedError as error:
+            found.left_out.append(str(error))
+        longest_s = max(longest_s, time.monotonic() - begun)
+    if not found.rounds:
+        raise RuntimeError("; ".join(found.left_out))
+
+
+def _end(jobs: Sequence[RunningJob]) -> None:
+    for job in jobs:
+        job.dismiss()
+    deadline = time.monotonic() + _END_TIMEOUT_S
+    for job in jobs:
+        job.end(deadline)
+
+
+def _stop_at(seconds: float) -> None:
+    """Raise from now on when the benchmark is told to end, and after so many seconds."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        signal.alarm(0)
+        raise RuntimeError("out of time" if number == signal.SIGALRM else "told to end")
+
+    for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
+    signal.alarm(max(1, int(seconds)))
+
+
+def results_of(found: Measured) -> dict[str, Any]:
     """The results of each job, and the rates of each round."""
     data, tensor = REFERENCES["data"], REFERENCES["tensor"]
     jobs = {}
-    for key, shape in shapes.items():
-        rounds = [(windows[key], windows[data], windows[tensor]) for windows in found]
+    for key, shape in found.shapes.items():
+        rounds = [(windows[key], windows[data], windows[tensor]) for windows in found.rounds]
         jobs[", ".join(key)] = {"fitted": key in (data, tensor), **job_result(shape, rounds)}
     rates = {
-        name: [msgspec.to_builtins(recorded_rates([windows[key]])) for windows in found]
+        name: [msgspec.to_builtins(recorded_rates([windows[key]])) for windows in found.rounds]
         for name, key in REFERENCES.items()
     }
-    return {"jobs": jobs, "rates": rates}
+    return {"left_out": found.left_out, "stopped": found.stopped, "jobs": jobs, "rates": rates}
 
 
 def _show(results: dict[str, Any]) -> None:
@@ -334,18 +443,25 @@ def _show(results: dict[str, Any]) -> None:
     predicted = [job for job in results["jobs"].values() if not job["fitted"]]
     within = sum(abs(job["error"]) <= GOAL for job in predicted)
     print(f"{within} of {len(predicted)} predicted jobs are within {GOAL:.0%}")
+    for reason in results["left_out"]:
+        print(f"a round is left out: {reason}")
+    if results["stopped"]:
+        print(f"stopped before the last round: {results['stopped']}")
 
 
 def main() -> None:
     """Run the jobs, print a line for each, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=8, help="windows of each job")
+    parser.add_argument("--rounds", type=int, default=4, help="windows of each job")
     parser.add_argument(
         "--batch", type=int, default=BATCH, help="sequences of a micro-batch on each data-parallel rank"
     )
+    parser.add_argument("--minutes", type=float, default=_MINUTES, help="after which it ends, with the whole rounds")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    results = results_of(*measure(options.rounds, options.batch))
+    seconds = options.minutes * 60
+    _stop_at(seconds)
+    results = results_of(measure(options.rounds, options.batch, time.monotonic() + seconds))
     _show(results)
     if options.json:
         environment = {

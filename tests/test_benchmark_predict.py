@@ -75,7 +75,7 @@ def test_times_that_the_model_has_made_are_predicted_exactly_from_the_references
     }
     # The machine is half as fast in the second round, which is no error of the prediction.
     found = [{key: as_predicted(job, late) for key, job in shapes.items()} for late in (1.0, 2.0)]
-    results = predict.results_of(shapes, found)
+    results = predict.results_of(predict.Measured(shapes, found))
     fitted = [name for name, job in results["jobs"].items() if job["fitted"]]
     assert fitted == ["small, DP 2", "small, TP 2"]
     for name, job in results["jobs"].items():
@@ -87,7 +87,7 @@ def test_times_that_the_model_has_made_are_predicted_exactly_from_the_references
         1.5 * per_stage_flop(shapes["large", "TP 4"])[0] / 2e10 * 1e3, rel=1e-3
     )
     # Messages are 2 (4-1) steps long on four ranks, not 2: a bandwidth alone does not know that.
-    assert large["variants"]["without_latency"]["error"] < -0.01
+    assert large["variants"]["without_latency"]["error"] < -0.005
 
 
 def test_errors_are_shares_of_what_was_measured(predict: ModuleType) -> None:
