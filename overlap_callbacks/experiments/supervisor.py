@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -74,19 +75,22 @@ def supervise(
     """
     begun_s = time.monotonic()
     mark = secrets.token_hex(16)
-    process = subprocess.Popen(
-        list(command),
-        env={**environment, MARK: mark},
-        stdin=subprocess.DEVNULL,
-        stdout=stdout,
-        stderr=stderr,
-        start_new_session=True,
-    )
+    process: subprocess.Popen[bytes] | None = None
     try:
+        with _signals_held_back():
+            process = subprocess.Popen(
+                list(command),
+                env={**environment, MARK: mark},
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            )
         ending = _await(process, is_done, begun_s + timeout_s)
     finally:
-        exit_code = process.poll()
-        _end(process, mark, grace_s)
+        if process is not None:
+            exit_code = process.poll()
+            _end(process, mark, grace_s)
     return Outcome(ending, exit_code, time.monotonic() - begun_s)
 
 
@@ -130,6 +134,24 @@ def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> N
         return
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
+
+
+@contextlib.contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Signals that end us come when the block is over: a command that has started and has no name yet would stay."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, lambda found, _: held.append(found)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if held:
+        os.kill(os.getpid(), held[0])
 
 
 @contextlib.contextmanager

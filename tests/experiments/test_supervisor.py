@@ -100,3 +100,21 @@ def test_the_line_that_says_most_is_found(output: str, line: str) -> None:
 def test_exit_codes_in_words() -> None:
     assert exit_in_words(1) == "exit code 1"
     assert exit_in_words(-signal.SIGKILL) == "ended by SIGKILL"
+
+
+def test_ctrl_c_while_a_command_starts_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command runs already, and nobody has its number yet."""
+    started: list[Any] = []
+
+    class Start(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            started.append(self)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(subprocess, "Popen", Start)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, "sleep 60")
+    monkeypatch.undo()
+    assert started[0].poll() is not None
+    assert processes_with(RUN_DIR, str(tmp_path)) == []
