@@ -14,9 +14,25 @@ T = TypeVar("T")
 
 
 class ForAdapters:
-    """The part of ``OverlapMonitor`` that adapters call."""
+    """The part of ``OverlapMonitor`` that adapters call, and what they ask of the open step."""
 
     _driver: StepDriver
+
+    @property
+    def arm(self) -> str | None:
+        """Name of the switch that is turned in the open step; None if none is. ``mode`` tells what the gate does."""
+        state = self._driver.switch
+        return state.form.name if self._driver.open and state.is_turned and state.form is not None else None
+
+    @property
+    def in_step(self) -> bool:
+        """Whether a step is open: begun, and not ended."""
+        return self._driver.open
+
+    @property
+    def in_window(self) -> bool:
+        """Whether a window is open."""
+        return self._driver.runner.in_window
 
     def name_groups(self, dimensions: Mapping[str, str]) -> None:
         """Say which dimension of parallelism process groups serve, by ``group.group_name``; for the report.

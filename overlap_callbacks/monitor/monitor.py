@@ -252,25 +252,9 @@ class OverlapMonitor(ForAdapters):
         return Mode.SEQUENTIAL if self._driver.open and sequential else Mode.OVERLAPPED
 
     @property
-    def arm(self) -> str | None:
-        """Name of the switch that is turned in the open step; None if none is. ``mode`` tells what the gate does."""
-        state = self._driver.switch
-        return state.form.name if self._driver.open and state.is_turned and state.form is not None else None
-
-    @property
     def active(self) -> bool:
         """False once the monitor is switched off, whatever the reason."""
         return self._driver.active
-
-    @property
-    def in_step(self) -> bool:
-        """Whether a step is open: begun, and not ended."""
-        return self._driver.open
-
-    @property
-    def in_window(self) -> bool:
-        """Whether a window is open."""
-        return self._driver.runner.in_window
 
     @property
     def tokens_per_step(self) -> int | None:

@@ -52,6 +52,7 @@ def report_of(
     world_size: int,
     every_n_steps: int,
     control: bool = False,
+    other_arm: bool = False,
     problems: Sequence[str] = (),
     tokens_per_step: int | None = None,
     earlier: EarlierWindows | None = None,
@@ -64,6 +65,7 @@ def report_of(
         world_size: number of ranks of the job.
         every_n_steps: steps from one window to the next. The window's cost is spread over them.
         control: whether the schedule was an A/A control.
+        other_arm: whether another arm has the place of sequential steps, whose steps overlap.
         problems: problems met while the ranks' windows were gathered, in words.
         tokens_per_step: tokens that one step of the job trains on; None if unknown.
         earlier: the run's windows before this one, which give intervals a least width. It learns this one if it is
@@ -76,14 +78,18 @@ def report_of(
     intervals, known = intervals_from(part.figures), earlier or EarlierWindows()
     figures = {name: interval.estimate(known.half_width(name)) for name, interval in intervals.items()}
     tables = _tables(part)
-    reasons, all_problems = _problems(part, figures, first.device, first.backend, world_size, control, problems)
+    reasons, all_problems = _problems(
+        part, figures, first.device, first.backend, world_size, control, other_arm, problems
+    )
     power = _power(part, world_size)
     if power is not None:
         all_problems += power.problems
     valid = not reasons
     if valid and part.all_complete:
         known.add({name: interval.half_width for name, interval in intervals.items()})
-    explained = explain(figures, power, *mean_loss(tables.losses)) if valid and not control else Explanation()
+    explained = (
+        explain(figures, power, *mean_loss(tables.losses)) if valid and not (control or other_arm) else Explanation()
+    )
     environment = None if part.environment is None else pooled_environment(part.environment, first.backend)
     if work is not None:
         work = msgspec.structs.replace(work, tokens_per_step=tokens_per_step)
@@ -164,12 +170,13 @@ def _problems(
     backend: str,
     world_size: int,
     control: bool,
+    other_arm: bool,
     problems: Sequence[str],
 ) -> tuple[list[str], list[str]]:
     """Why the window is not valid, and what else is missing or doubtful, in words."""
     num_ranks = part.ranks.count
     reasons = said(part.doubts, num_ranks)
-    escaped = None if control else escaped_communication(figures, device, backend)
+    escaped = None if control or other_arm else escaped_communication(figures, device, backend)
     if escaped is not None:
         reasons.insert(0, escaped)
     let_pass = said(part.let_pass, num_ranks)
@@ -194,8 +201,7 @@ def _problems(
                 f"{what} of {blocks.left_out.named()} are left out: half or more of the blocks of a mode are missing "
                 "there"
             )
-    # The steps of another arm are no sequential steps.
-    return reasons, found if control else [*found, *remarks(figures, device)]
+    return reasons, found if other_arm else [*found, *remarks(figures, device)]
 
 
 def _power(part: JobPart, world_size: int) -> JobPower | None:

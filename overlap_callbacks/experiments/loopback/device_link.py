@@ -129,7 +129,7 @@ class DeviceLink:
         limit = self._library.loopback_max_moves()
         parts = [list(moves[i : i + limit]) for i in range(0, len(moves), limit)] or [[]]
         for part in parts:
-            array = (_Move * len(part))(*map(_Move.of, part))
+            array = (_Move * len(part))(*[_Move.of(move) for move in part])
             error = self._library.loopback_launch(
                 _KINDS[kind], array, len(part), ctas, length_ns // len(parts), ctypes.c_void_p(stream)
             )

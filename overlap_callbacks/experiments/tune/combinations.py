@@ -67,7 +67,7 @@ def parsed_axis(kind: Kind, text: str) -> Axis:
     if not equals or not name or (kind is Kind.ENV and not _VARIABLE.fullmatch(name)):
         form = "NAME=VALUE,VALUE" if kind is Kind.ARG else "VARIABLE=VALUE,VALUE"
         raise ValueError(f"{option}: the form is {form}, e.g. {_EXAMPLES[kind]}")
-    axis = Axis(kind, name, tuple(value.strip() for value in values.split(",")))
+    axis = Axis(kind, name, tuple([value.strip() for value in values.split(",")]))
     doubled = sorted({value for value in axis.values if axis.values.count(value) > 1})
     if doubled:
         raise ValueError(f"{option}: {doubled[0] or 'the empty value'} stands there twice")

@@ -155,7 +155,7 @@ def _chart(results: Results, ranking: Ranking, position: int, *, narrow: bool) -
         {"name": name, "color": color, "points": _in_order(points, axis.values, numeric)}
         for color, (name, points) in zip(RUN_COLORS, lines.items(), strict=False)
     ]
-    legend = tuple((str(line["name"]), str(line["color"])) for line in series) if len(lines) > 1 else EMPTY_LEGEND
+    legend = tuple([(str(line["name"]), str(line["color"])) for line in series]) if len(lines) > 1 else EMPTY_LEGEND
     data = {
         "unit": "ms",
         "series": series,
@@ -258,4 +258,4 @@ def _facts(results: Results) -> Facts:
         ("Time in runs", f"{sum(run.seconds for run in results.runs):,.0f} s"),
         ("overlap-callbacks", tuning.library_version),
     ]
-    return Facts("Configuration", tuple((page_text(name, 80), page_text(value, 2000)) for name, value in facts))
+    return Facts("Configuration", tuple([(page_text(name, 80), page_text(value, 2000)) for name, value in facts]))

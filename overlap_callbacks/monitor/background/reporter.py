@@ -243,7 +243,8 @@ class Reporter:
             part,
             world_size=self._job.world_size,
             every_n_steps=self._schedule.every_n_steps,
-            control=self._schedule.control or (arm is not None and not arm.sequential),
+            control=self._schedule.control,
+            other_arm=arm is not None and not arm.sequential,
             problems=self._silence(),
             tokens_per_step=tokens_per_step,
             earlier=self._earlier if arm is None else None,
@@ -323,7 +324,6 @@ class Reporter:
         return self._stop.is_set() or time.monotonic() > max(last_s, self._settle_from) + patience_s
 
     def _log_arm(self, report: ArmReport) -> None:
-        report = msgspec.structs.replace(report, control=self._schedule.control)
         logger.info("%s", arm_summary(report))
         self._open_sinks()
         self._sinks.log_arm(report)
