@@ -17,13 +17,11 @@ import argparse
 import datetime
 import json
 import math
-import multiprocessing
 import os
 import pickle
 import platform
 import statistics
 import sys
-import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -31,18 +29,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from truth import Network, Operator, TruthJob
+from truth import Network, Operator, TruthJob, run_ranks
 
 from overlap_callbacks import JsonlSink, Mode, OverlapMonitor, Schedule
 from overlap_callbacks.gate.arms import Arm
-from overlap_callbacks.report import record
 
 LONGER = (0.0, 0.01, 0.05, 0.2)
 GOAL = 0.94
 
 _STEPS_BEFORE = 10
 _GAP_STEPS = 5
-_JOB_TIMEOUT_S = 900
 
 
 def schedule_of() -> Schedule:
@@ -88,21 +84,8 @@ def run_job(job: TruthJob) -> dict[str, Any]:
         RuntimeError: a rank failed or did not end in time.
     """
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        context = multiprocessing.get_context("spawn")
-        ranks = [context.Process(target=_train, args=(rank, job, store.port, folder), daemon=True) for rank in (0, 1)]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join(max(1.0, began + _JOB_TIMEOUT_S - time.monotonic()))
-        codes = [process.exitcode for process in ranks]
-        for process in ranks:
-            process.kill()
-        if codes != [0, 0]:
-            raise RuntimeError(f"the ranks of the job ended with {codes}")
-        reports = record.read(Path(folder)).arms
-        outside = [row for rank in (0, 1) for row in pickle.loads(Path(folder, f"outside-{rank}.pickle").read_bytes())]
+    kept, outside = run_ranks(_train, job)
+    reports = kept.arms
     counted = [report for report in reports if report.counts]
     measured = speedups_of(outside)
     truth = statistics.median(measured) if job.slowdown else 0.0

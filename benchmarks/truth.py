@@ -37,6 +37,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -205,8 +206,16 @@ def _train(rank: int, job: TruthJob, port: int, folder: str) -> None:
 # -- in the benchmark's own process
 
 
-def run_job(job: TruthJob) -> dict[str, Any]:
-    """Run a job; what its windows say, the truth, and how many of them hold it.
+def run_ranks(train: Callable[[int, Any, int, str], None], job: TruthJob) -> tuple[record.Record, list[Any]]:
+    """Run the two ranks of a job.
+
+    Args:
+        train: what a rank does, with its number, the job, the port of the store and the folder of the record. It leaves
+            what it has measured outside the library in the folder's ``outside-RANK.pickle``.
+        job: passed on.
+
+    Returns:
+        The record, and what the ranks have measured outside.
 
     Raises:
         RuntimeError: a rank failed or did not end in time.
@@ -215,7 +224,7 @@ def run_job(job: TruthJob) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         context = multiprocessing.get_context("spawn")
-        ranks = [context.Process(target=_train, args=(rank, job, store.port, folder), daemon=True) for rank in (0, 1)]
+        ranks = [context.Process(target=train, args=(rank, job, store.port, folder), daemon=True) for rank in (0, 1)]
         for process in ranks:
             process.start()
         for process in ranks:
@@ -225,8 +234,19 @@ def run_job(job: TruthJob) -> dict[str, Any]:
             process.kill()
         if codes != [0, 0]:
             raise RuntimeError(f"the ranks of the job {job.name} ended with {codes}")
-        reports = record.read(Path(folder)).windows
         outside = [row for rank in (0, 1) for row in pickle.loads(Path(folder, f"outside-{rank}.pickle").read_bytes())]
+        return record.read(Path(folder)), outside
+
+
+def run_job(job: TruthJob) -> dict[str, Any]:
+    """Run a job; what its windows say, the truth, and how many of them hold it.
+
+    Raises:
+        RuntimeError: a rank failed or did not end in time.
+    """
+    began = time.monotonic()
+    found, outside = run_ranks(_train, job)
+    reports = found.windows
     counted = [report for report in reports if report.complete and report.valid]
     truth = truth_of(outside)
     by_window = _by_window(outside)

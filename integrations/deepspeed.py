@@ -217,9 +217,12 @@ class Switches(OverlapSwitch):
             current = getattr(holder, attribute)
             if current != on:
                 raise RuntimeError(f"{attribute} was {on!r} when the monitor was attached, and now is {current!r}")
-        get_accelerator().synchronize()  # nothing may still run on a stream that is about to be replaced
+        self._settle()
         for holder, attribute, _, off in self._switches:
             setattr(holder, attribute, off)
+
+    def _settle(self) -> None:
+        get_accelerator().synchronize()  # nothing may still run on a stream that is about to be replaced
 
     def restore(self) -> None:
         for holder, attribute, on, off in self._switches:
@@ -260,6 +263,9 @@ class PrefetchBucketSwitch(Switches):
 
     def __init__(self, coordinator: Any, elements: int) -> None:
         super().__init__("stage3_prefetch_bucket_size", (coordinator, PREFETCH_ATTRIBUTE, elements))
+
+    def _settle(self) -> None:
+        """No stream is replaced, so the device need not be waited for."""
 
 
 def prefetch_switch(engine: DeepSpeedEngine, arm: ZeroPrefetchBucket) -> PrefetchBucketSwitch:
