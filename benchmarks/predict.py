@@ -3,9 +3,12 @@
     python benchmarks/predict.py [--rounds 4] [--json benchmarks/results/predict-cpu.json]
 
 The jobs are data-parallel on two and four ranks, tensor-parallel on two and four, and both on four, each with models of
-two sizes. Rates are taken from the windows of two of them, the smaller model on two ranks, once data-parallel and once
-tensor-parallel: the rate of compute, and bandwidth and latency of messages, as ``overlap predict --from`` takes them.
-Of the others nothing is fitted. Their predicted step times are held against measured ones.
+two sizes. Rates are taken from the windows of one of them, the smaller model on four ranks in both ways: the rate of
+compute, and bandwidth and latency of messages, as ``overlap predict --from`` takes them. Of the others nothing is
+fitted. Their predicted step times are held against measured ones.
+
+Beside it stand two other predictions: by bandwidths alone, and by the rates of two jobs of two ranks, one data-parallel
+and one tensor-parallel. Such rates know nothing of four ranks that wait for each other.
 
 The model of equation 1 is one of FLOP and bytes: a rank computes at one rate, and its messages are long. So the jobs
 here are such that this holds, as it does in real training:
@@ -20,14 +23,12 @@ here are such that this holds, as it does in real training:
 How it is measured:
 
 - What is measured are sequential steps (``e2e_sequential_ms``), for the model knows no overlap.
-- Each rank has half a core, on two ranks and on four: ranks 2k and 2k+1 are pinned to core k, with one thread each.
-  Beside a job of two ranks a copy of it runs on the other core, for cores share caches and memory. So neither compute
+- Each rank has half a core, on two ranks and on four: rank k is pinned to core k modulo 2, with one thread. So messages
+  between neighbours go from core to core in all jobs. Beside a job of two ranks a copy of it runs. So neither compute
   nor Gloo, whose transfers are work of the CPU, is faster in a smaller job.
 - The speed of a shared machine changes. So jobs take turns, one window each in a round, and rates and predictions are
   of the same round. Beside the median of the rounds' errors stands the error of the median times. A round with a
   window that does not count is left out.
-- Tensor-parallel jobs take the rate of compute of the tensor-parallel reference: a split layer has smaller products,
-  and its norms are not split. All other jobs take that of the data-parallel one.
 - It ends within ``--minutes``: a round begins only if it should end in time, and what hangs is stopped. Rounds that
   were measured before are kept.
 """
@@ -82,10 +83,12 @@ COMMON: dict[str, Any] = {"sequence": 128, "vocabulary": 1024, "bucket": 600_000
 BATCH = 6
 # Layout -> ranks, and tensor-parallel ranks of them.
 LAYOUTS = {"DP 2": (2, 1), "DP 4": (4, 1), "TP 2": (2, 2), "TP 4": (4, 4), "TP 2 x DP 2": (4, 2)}
-# Of which jobs rates are taken, for jobs with and without tensor parallelism.
-REFERENCES = {"data": ("small", "DP 2"), "tensor": ("small", "TP 2")}
+# Of which job rates are taken.
+REFERENCE = ("small", "TP 2 x DP 2")
+# Of which two the other prediction takes them, for jobs with and without tensor parallelism.
+OF_TWO_RANKS = {"data": ("small", "DP 2"), "tensor": ("small", "TP 2")}
 
-_RANKS_A_CORE, _RANKS_AT_A_TIME = 2, 4
+_NUM_CORES, _RANKS_AT_A_TIME = 2, 4
 _STEPS_BEFORE = 2
 _WINDOW: dict[str, Any] = {"blocks": "OS", "repeats": 1, "steps_per_block": 2, "warmup_steps": 0, "profiled_steps": 0}
 _STEPS_A_TURN = 6  # a window, and one more
@@ -182,7 +185,7 @@ class Measured:
 
 
 class RunningJob:
-    """The ranks of a job, which wait until it is their turn. A job of two ranks has a copy on the other core.
+    """The ranks of a job, which wait until it is their turn. Beside a job of two ranks runs a copy of it.
 
     Args:
         size: of the model.
@@ -202,7 +205,7 @@ class RunningJob:
             if rank == 0:
                 self._stores.append(dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
             own, other = context.Pipe()
-            arguments = (rank, self._world_size, place // _RANKS_A_CORE, self._stores[-1].port, setup, other)
+            arguments = (rank, self._world_size, place % _NUM_CORES, self._stores[-1].port, setup, other)
             process = context.Process(target=_train, args=arguments, daemon=True)
             process.start()
             other.close()
@@ -262,24 +265,21 @@ def setup_of(size: str, layout: str, batch: int = BATCH) -> Setup:
     return Setup(tp=LAYOUTS[layout][1], batch=batch, **SIZES[size], **COMMON)
 
 
-def hardware_of(
-    job: JobShape, data: OverlapReport, tensor: OverlapReport, *, latency: bool = True, own_rate: bool = True
-) -> Hardware:
-    """What the references tell of the machine on which a job runs.
+def hardware_of(job: JobShape, data: OverlapReport, tensor: OverlapReport, *, latency: bool = True) -> Hardware:
+    """What windows of other jobs tell of the machine on which a job runs.
 
     Args:
         job: whose step is to be predicted.
-        data: a window of the data-parallel reference.
-        tensor: a window of the tensor-parallel one.
+        data: tells of messages of data parallelism, and of the compute of jobs without tensor parallelism.
+        tensor: tells of messages of tensor parallelism, and of the compute of jobs with it.
         latency: whether messages have one; else all of a transfer's time is that of its bytes.
-        own_rate: whether tensor-parallel jobs have the rate of compute of the tensor-parallel reference.
     """
-    rates = {"data": recorded_rates([data]), "tensor": recorded_rates([tensor])}
+    windows = {"data": data, "tensor": tensor}
+    rates = {name: recorded_rates([window]) for name, window in windows.items()}
     links = {name: of.links[name] for name, of in rates.items()}
     if not latency:
-        of_references = {"data": data.collectives, "tensor": tensor.collectives}
-        links = {name: Link(effective_bandwidths(rows)[name]) for name, rows in of_references.items()}
-    rate = rates["tensor" if job.t > 1 and own_rate else "data"].compute_flop_per_s
+        links = {name: Link(effective_bandwidths(window.collectives)[name]) for name, window in windows.items()}
+    rate = rates["tensor" if job.t > 1 else "data"].compute_flop_per_s
     assert rate is not None
     return Hardware(
         tensor_bytes_per_s=links["tensor"].bytes_per_s, tensor_latency_s=links["tensor"].latency_s,
@@ -288,28 +288,33 @@ def hardware_of(
     )  # fmt: skip
 
 
-def job_result(job: JobShape, windows: Sequence[tuple[OverlapReport, OverlapReport, OverlapReport]]) -> dict[str, Any]:
+def job_result(key: Key, job: JobShape, rounds: Sequence[dict[Key, OverlapReport]]) -> dict[str, Any]:
     """Measured and predicted times of a job, round by round.
 
     Args:
-        job: it.
-        windows: of each round its own, and those of the data-parallel and of the tensor-parallel reference.
+        key: its name.
+        job: what it is.
+        rounds: a window of each job in each.
     """
-    measured = [_sequential_ms(own) for own, _, _ in windows]
-    variants = {"": {}, "without_latency": {"latency": False}, "with_one_rate": {"own_rate": False}}
-    predicted = {
-        name: [exact_step(job, hardware_of(job, data, tensor, **how)) for _, data, tensor in windows]
-        for name, how in variants.items()
+    measured = [_sequential_ms(windows[key]) for windows in rounds]
+
+    def steps(data: Key, tensor: Key, **how: bool) -> list[StepTime]:
+        return [exact_step(job, hardware_of(job, windows[data], windows[tensor], **how)) for windows in rounds]
+
+    predicted = steps(REFERENCE, REFERENCE)
+    variants = {
+        "without_latency": steps(REFERENCE, REFERENCE, latency=False),
+        "of_two_ranks": steps(OF_TWO_RANKS["data"], OF_TWO_RANKS["tensor"]),
     }
-    steps = predicted.pop("")
     return {
+        "fitted": key == REFERENCE,
         "measured_ms": measured,
-        "predicted_ms": [step.iteration_ms for step in steps],
-        "terms_ms": {name: _median_term(steps, f"{name}_ms") for name in ("compute", "tensor", "data")},
-        "transfers_ms": [_transfers_ms(own) for own, _, _ in windows],
-        **errors(measured, [step.iteration_ms for step in steps]),
+        "predicted_ms": [step.iteration_ms for step in predicted],
+        "terms_ms": {name: _median_term(predicted, f"{name}_ms") for name in ("compute", "tensor", "data")},
+        "transfers_ms": [_transfers_ms(windows[key]) for windows in rounds],
+        **errors(measured, [step.iteration_ms for step in predicted]),
         "variants": {
-            name: errors(measured, [step.iteration_ms for step in others]) for name, others in predicted.items()
+            name: errors(measured, [step.iteration_ms for step in others]) for name, others in variants.items()
         },
     }
 
@@ -413,32 +418,31 @@ def _stop_at(seconds: float) -> None:
 
 def results_of(found: Measured) -> dict[str, Any]:
     """The results of each job, and the rates of each round."""
-    data, tensor = REFERENCES["data"], REFERENCES["tensor"]
-    jobs = {}
-    for key, shape in found.shapes.items():
-        rounds = [(windows[key], windows[data], windows[tensor]) for windows in found.rounds]
-        jobs[", ".join(key)] = {"fitted": key in (data, tensor), **job_result(shape, rounds)}
-    rates = {
-        name: [msgspec.to_builtins(recorded_rates([windows[key]])) for windows in found.rounds]
-        for name, key in REFERENCES.items()
+    return {
+        "left_out": found.left_out,
+        "stopped": found.stopped,
+        "jobs": {", ".join(key): job_result(key, shape, found.rounds) for key, shape in found.shapes.items()},
+        "rates": {
+            ", ".join(key): [msgspec.to_builtins(recorded_rates([windows[key]])) for windows in found.rounds]
+            for key in (REFERENCE, *OF_TWO_RANKS.values())
+        },
     }
-    return {"left_out": found.left_out, "stopped": found.stopped, "jobs": jobs, "rates": rates}
 
 
 def _show(results: dict[str, Any]) -> None:
-    print("step times in ms; errors of the prediction: median of the rounds, least and most, and of two simpler models")
+    print("step times in ms; errors: median of the rounds, least and most, and of two other predictions")
     print(
         f"{'job':<20} {'measured':>8} {'predicted':>9} = {'compute':>7} + {'tensor':>6} + {'data':>6}"
-        f" {'error':>7}  {'of rounds':<17} {'bandwidth only':>14} {'one rate':>8}"
+        f" {'error':>7}  {'of rounds':<17} {'bandwidth only':>14} {'of two ranks':>12}"
     )
     for name, job in results["jobs"].items():
         measured, predicted = statistics.median(job["measured_ms"]), statistics.median(job["predicted_ms"])
         compute, tensor, data = job["terms_ms"].values()
-        plain, one_rate = [variant["error"] for variant in job["variants"].values()]
+        plain, of_two = [variant["error"] for variant in job["variants"].values()]
         rounds = f"{min(job['errors']):+.1%} to {max(job['errors']):+.1%}"
         print(
             f"{name:<20} {measured:>8.1f} {predicted:>9.1f} = {compute:>7.1f} + {tensor:>6.1f} + {data:>6.1f}"
-            f" {job['error']:>+7.1%}  {rounds:<17} {plain:>+14.1%} {one_rate:>+8.1%}{'  fitted' * job['fitted']}"
+            f" {job['error']:>+7.1%}  {rounds:<17} {plain:>+14.1%} {of_two:>+12.1%}{'  fitted' * job['fitted']}"
         )
     predicted = [job for job in results["jobs"].values() if not job["fitted"]]
     within = sum(abs(job["error"]) <= GOAL for job in predicted)

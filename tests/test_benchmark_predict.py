@@ -77,10 +77,10 @@ def test_times_that_the_model_has_made_are_predicted_exactly_from_the_references
     found = [{key: as_predicted(job, late) for key, job in shapes.items()} for late in (1.0, 2.0)]
     results = predict.results_of(predict.Measured(shapes, found))
     fitted = [name for name, job in results["jobs"].items() if job["fitted"]]
-    assert fitted == ["small, DP 2", "small, TP 2"]
+    assert fitted == ["small, TP 2 x DP 2"]
     for name, job in results["jobs"].items():
         # In jobs without data parallelism the norm of the gradients takes the latency of the gradients' messages.
-        assert job["errors"] == pytest.approx([0.0, 0.0], abs=1e-3), name
+        assert job["errors"] == pytest.approx([0.0, 0.0], abs=3e-3), name
     large = results["jobs"]["large, TP 4"]
     assert large["measured_ms"][1] == pytest.approx(2 * large["measured_ms"][0])
     assert large["terms_ms"]["compute"] == pytest.approx(
