@@ -134,8 +134,9 @@ def job_messages(sums: MessageSums) -> JobMessages | None:
 def _host_shapes(hosts: Mapping[bytes, Grids]) -> tuple[HostShape, ...]:
     firsts_of: dict[Grids, list[int]] = {}
     for grids in hosts.values():
-        ranks = ranks_in(grids)
-        firsts_of.setdefault(in_order((ranks - ranks[0]).tolist()), []).append(int(ranks[0]))
+        first = grids[0][0]
+        # Without numbering the ranks of each host: there are a thousand hosts, and few shapes.
+        firsts_of.setdefault(tuple([(at - first, levels) for at, levels in grids]), []).append(first)
     return tuple([HostShape(grids_of(firsts), offsets) for offsets, firsts in sorted(firsts_of.items())])
 
 
