@@ -10,8 +10,6 @@ import torch
 import torch.distributed as dist
 
 from overlap_callbacks import OverlapMonitor, Sink, WandbSink
-from overlap_callbacks.gate.arms import ZeroPrefetchBucket
-from overlap_callbacks.gate.switch import OverlapSwitch
 from overlap_callbacks.sinks import FunctionSink, JsonlSink
 
 from .base import (
@@ -22,7 +20,6 @@ from .base import (
     flush_sinks,
     full_precision,
     is_native,
-    lacks,
     missing_of,
     precision_of,
     switched_off,
@@ -31,18 +28,16 @@ from .base import (
 
 try:
     import deepspeed
-    from deepspeed.accelerator import get_accelerator
     from deepspeed.monitor.monitor import Monitor
     from deepspeed.monitor.wandb import WandbMonitor
     from deepspeed.runtime.engine import DeepSpeedEngine
     from deepspeed.runtime.pipe.engine import PipelineEngine
-    from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 except ImportError:
     raise ImportError("attach needs DeepSpeed: pip install 'overlap-callbacks[deepspeed]'") from None
 
+from ._deepspeed_switches import native_switches, prefetch_switch
+
 _NEEDED = ("module", "forward", "step", "global_steps", "global_samples", "was_step_applied", "monitor")
-_COORDINATOR = "_PartitionedParameterCoordinator"
-PREFETCH_ATTRIBUTE = f"{_COORDINATOR}__prefetch_bucket_sz"
 
 _attachments = Attachments("engine")
 
@@ -189,126 +184,6 @@ def _dimensions(engine: DeepSpeedEngine) -> dict[str, str]:
         groups += [(grid.pp_proc_group, "pipeline"), (grid.dp_proc_group, "data")]
         groups += [(dist.group.WORLD, "pipeline")]  # its sends and receives
     return {group.group_name: label for group, label in groups if isinstance(group, dist.ProcessGroup)}
-
-
-# -- DeepSpeed's own switches
-
-
-_NAMED_BUCKET = "prefetch bucket size of ZeRO-3 under the known name"
-
-
-class Switches(OverlapSwitch):
-    """DeepSpeed's attributes that have one value with overlap, as the job was built, and another without.
-
-    Args:
-        name: for the record.
-        *switches: for each, the object that holds it, the attribute, and its value without overlap.
-    """
-
-    # During accumulation DeepSpeed sets gradients aside. At its end, only the way of reducing that did so finds them.
-    only_between_steps = True
-
-    def __init__(self, name: str, *switches: tuple[Any, str, Any]) -> None:
-        self.name = name
-        self._switches = [(holder, attribute, getattr(holder, attribute), off) for holder, attribute, off in switches]
-
-    def disable(self) -> None:
-        for holder, attribute, on, _ in self._switches:
-            current = getattr(holder, attribute)
-            if current != on:
-                raise RuntimeError(f"{attribute} was {on!r} when the monitor was attached, and now is {current!r}")
-        self._settle()
-        for holder, attribute, _, off in self._switches:
-            setattr(holder, attribute, off)
-
-    def _settle(self) -> None:
-        get_accelerator().synchronize()  # nothing may still run on a stream that is about to be replaced
-
-    def restore(self) -> None:
-        for holder, attribute, on, off in self._switches:
-            if getattr(holder, attribute) == off:
-                setattr(holder, attribute, on)
-
-
-def native_switches(engine: DeepSpeedEngine) -> Switches:
-    """The switches of this job.
-
-    Raises:
-        ValueError: they must not be flipped, or would change nothing; with the reason.
-    """
-    optimizer = engine.optimizer
-    coordinator = getattr(getattr(optimizer, "parameter_offload", None), "param_coordinator", None)
-    why = _why_no_switch(engine, coordinator)
-    if why:
-        raise ValueError(f"sequential='native' is refused: {why}; use 'gate'")
-    if engine.zero_optimization_stage() < 3:
-        return Switches("overlap_comm", (optimizer, "overlap_comm", False))
-    # A job that was built with overlap_comm off has the main stream in place of these (which are None on the host).
-    streams = [(coordinator, f"{_COORDINATOR}__allgather_stream"), (optimizer, "reduce_and_partition_stream")]
-    main = get_accelerator().default_stream()
-    replaced = [(holder, name, main) for holder, name in streams if getattr(holder, name, None) is not None]
-    name = "stage3_prefetch_bucket_size and streams" if replaced else "stage3_prefetch_bucket_size"
-    return Switches(name, (coordinator, PREFETCH_ATTRIBUTE, 0), *replaced)
-
-
-class PrefetchBucketSwitch(Switches):
-    """Sets how many parameters ZeRO-3 prefetches. Steps are overlapped as before.
-
-    Args:
-        coordinator: of ZeRO-3's parameters.
-        elements: parameters to prefetch.
-    """
-
-    sequential = False
-
-    def __init__(self, coordinator: Any, elements: int) -> None:
-        super().__init__("stage3_prefetch_bucket_size", (coordinator, PREFETCH_ATTRIBUTE, elements))
-
-    def _settle(self) -> None:
-        """No stream is replaced, so the device need not be waited for."""
-
-
-def prefetch_switch(engine: DeepSpeedEngine, arm: ZeroPrefetchBucket) -> PrefetchBucketSwitch:
-    """The switch of an arm.
-
-    Raises:
-        ValueError: the engine has no such bucket, or it has this size already.
-    """
-    coordinator = getattr(getattr(engine.optimizer, "parameter_offload", None), "param_coordinator", None)
-    if engine.zero_optimization_stage() != 3:
-        raise ValueError(f"the engine has ZeRO stage {engine.zero_optimization_stage()}, and 3 is needed")
-    if not hasattr(coordinator, PREFETCH_ATTRIBUTE):
-        raise ValueError(lacks("deepspeed", deepspeed.__version__, _NAMED_BUCKET))
-    if engine.zero_offload_param():
-        raise ValueError("the prefetch bucket is not known to be safe to change with offloading")
-    if getattr(coordinator, PREFETCH_ATTRIBUTE) == arm.elements:
-        raise ValueError(f"stage3_prefetch_bucket_size is {arm.elements} already: nothing would change")
-    return PrefetchBucketSwitch(coordinator, arm.elements)
-
-
-def _why_no_switch(engine: DeepSpeedEngine, coordinator: Any) -> str:
-    """Why this job's switch must not be flipped; empty where it may be."""
-    stage, optimizer = engine.zero_optimization_stage(), engine.optimizer
-    if isinstance(engine, PipelineEngine):
-        return "DeepSpeed does not overlap the communication of pipelines"
-    if stage == 0:
-        return "ZeRO stage 0 reduces all gradients after the backward pass, and has no switch"
-    if not engine.zero_overlap_comm():
-        # Stage 1 created its gradient hooks for the value it was built with. Switched on later, it would not reduce at
-        # all.
-        return "the job was built with overlap_comm off, so there is nothing to switch off"
-    if engine.zero_offload_optimizer() or engine.zero_offload_param():
-        return "its switches are not known to be safe to flip with offloading"
-    if stage == 3:
-        if not hasattr(coordinator, PREFETCH_ATTRIBUTE):
-            return lacks("deepspeed", deepspeed.__version__, _NAMED_BUCKET)
-        built_without = not getattr(coordinator, PREFETCH_ATTRIBUTE)
-        return "the job was built with stage3_prefetch_bucket_size 0: nothing to switch off" if built_without else ""
-    if type(optimizer) is not DeepSpeedZeroOptimizer:
-        return f"overlap_comm of a {type(optimizer).__name__} is not known to be safe to flip"
-    if stage == 1 and not optimizer.contiguous_gradients:
-        return "ZeRO stage 1 without contiguous_gradients has its gradient hooks for the sake of overlap_comm alone"
-    return ""
 
 
 # -- the engine's monitor

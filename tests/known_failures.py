@@ -115,6 +115,13 @@ KNOWN_FAILURES = (
         "ZeRO-3 of DeepSpeed 0.18.2 changes its messages once more in the third step, so a job that is forced to be "
         "sequential has two overlapped steps instead of one. Weights are equal.",
     ),
+    KnownFailure(
+        "deepspeed",
+        "<0.18.3",
+        ("tests/integrations/test_deepspeed.py::test_steps_have_deepspeeds_numbers_and_bounds",),
+        "ZeRO-3 of DeepSpeed 0.18.2 sends other messages in a step after the recorded one, so a sequential step of the "
+        "window is left out, and the window says so.",
+    ),
 )
 
 

@@ -6,6 +6,7 @@ import csv
 import importlib.util
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -144,6 +145,7 @@ def _refuse(rank: int) -> None:
     import torch.distributed as dist
     from torch import nn
 
+    from overlap_callbacks.integrations import _deepspeed_switches
     from overlap_callbacks.integrations import deepspeed as adapter
     from overlap_callbacks.integrations.base import KNOWN_TO_WORK
     from tests.integrations import deepspeed_jobs as jobs
@@ -198,9 +200,8 @@ def _refuse(rank: int) -> None:
     refuses_native("not known to be safe to flip with offloading", 2, zero={"offload_optimizer": {"device": "cpu"}})
     fp32_gradients = {"grad_accum_dtype": "fp32"}
     refuses_native("overlap_comm of a BF16_Optimizer is not known", 1, dtype="bf16", data_types=fp32_gradients)
-    attribute, adapter.PREFETCH_ATTRIBUTE = adapter.PREFETCH_ATTRIBUTE, "_moved"
-    refuses_native(f"has no prefetch bucket size of ZeRO-3 under the known name, {known}", 3)
-    adapter.PREFETCH_ATTRIBUTE = attribute
+    with mock.patch.object(_deepspeed_switches, "PREFETCH_ATTRIBUTE", "_moved"):
+        refuses_native(f"has no prefetch bucket size of ZeRO-3 under the known name, {known}", 3)
     refuses_native("does not overlap the communication of pipelines", 0, micro_batches=2, stages=2)
 
     dist.destroy_process_group()
@@ -210,7 +211,7 @@ def _refuse(rank: int) -> None:
 def _flip_streams(rank: int) -> None:
     from deepspeed.accelerator import get_accelerator
 
-    from overlap_callbacks.integrations import deepspeed as adapter
+    from overlap_callbacks.integrations._deepspeed_switches import native_switches
     from tests.integrations import deepspeed_jobs as jobs
 
     jobs.set_up(rank)
@@ -227,7 +228,7 @@ def _flip_streams(rank: int) -> None:
     def streams() -> tuple[Any, Any, Any]:
         return getattr(coordinator, attribute), engine.optimizer.reduce_and_partition_stream, jobs.switch_of(engine)
 
-    switches = adapter.native_switches(engine)
+    switches = native_switches(engine)
     assert switches.name == "stage3_prefetch_bucket_size and streams"
     switches.disable()
     assert streams() == (main, main, 0)
