@@ -41,7 +41,7 @@ class FsdpStreams(OverlapSwitch):
     name = "fsdp_streams"
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        for group in _param_groups(modules):
+        for group in param_groups_of(modules):
             if getattr(group, "unshard_async_op", False):
                 raise ValueError("sequential='native' cannot reach all-gathers of _set_unshard_async_op: use 'gate'")
             if getattr(group, "_all_reduce_hook_stream", None) is not None:
@@ -104,7 +104,8 @@ def fsdp2_state(module: Any) -> Any:
     return state
 
 
-def _param_groups(modules: Iterable[nn.Module]) -> Iterator[Any]:
+def param_groups_of(modules: Iterable[nn.Module]) -> Iterator[Any]:
+    """The groups of parameters that FSDP2 modules gather and reduce together."""
     for module in modules:
         if isinstance(module, FSDPModule):
             state = fsdp2_state(module)
@@ -120,7 +121,7 @@ def data_groups(modules: Iterable[nn.Module]) -> list[dist.ProcessGroup]:
         if isinstance(module, FullyShardedDataParallel):
             candidates += [getattr(module, "process_group", None), getattr(module, "_inter_node_pg", None)]
     with contextlib.suppress(ValueError):  # a torch that keeps them elsewhere: their dimension stays unknown
-        for group in _param_groups(modules):
+        for group in param_groups_of(modules):
             mesh_info = getattr(group, "mesh_info", None)
             names = ("shard_process_group", "replicate_process_group")
             candidates += [getattr(mesh_info, name, None) for name in names]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from overlap_callbacks.gate.switch import OverlapSwitch
 from . import _pytorch_ddp, _pytorch_fsdp
 from ._pytorch_ddp import switchable
 from ._pytorch_fsdp_arms import PrefetchSwitch, ReshardSwitch
+from ._pytorch_race import PlainStep
 from .base import Attachments, build_monitor, expect_dtensors, is_native, switched_off
 
 __all__ = ["attach", "switchable"]
@@ -34,6 +35,7 @@ def attach(
     pipeline: Any = None,
     sequential: str = "gate",
     start_step: int = 0,
+    repeat_step: Callable[[], Any] | None = None,
     **options: Any,
 ) -> OverlapMonitor:
     """Measure the loop that steps ``optimizer``: a step lasts from one ``optimizer.step()`` to the next.
@@ -53,6 +55,8 @@ def attach(
         sequential: what makes a step sequential. ``"gate"`` serialises every collective, whoever issues it.
             ``"native"`` uses DDP's or FSDP's own parts instead, as a second and independent way.
         start_step: optimizer steps done before, when a job resumes.
+        repeat_step: for ``check_gradients=True``: runs forward and backward once, on a batch that it holds, and nothing
+            else. Needs ``model``. All that it changes is put back.
         **options: keyword arguments of ``Schedule`` and ``OverlapMonitor``, e.g. ``every_n_steps=200``.
 
     Returns:
@@ -67,6 +71,8 @@ def attach(
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r} (a {type(optimizer).__name__})")
     models = _as_list(model)
+    if repeat_step is not None and not callable(repeat_step):
+        raise TypeError(f"repeat_step must be callable, got {repeat_step!r} (a {type(repeat_step).__name__})")
     if pipeline is not None:
         from . import _pytorch_pipelining as pipelining
 
@@ -97,6 +103,8 @@ def attach(
     if switch is not None:
         monitor.use_native(switch)
     monitor.offer_switches(arms_of(models))
+    if repeat_step is not None:
+        monitor.offer_repetition(PlainStep(repeat_step, models, optimizer, pipeline))
     if pipeline is not None:
         monitor.call_on_close(pipelining.wait_for_batches(monitor))
     # If optimizer.step() is compiled, Dynamo would trace into the monitor and break the graph there. Disabling costs no

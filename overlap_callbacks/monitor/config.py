@@ -55,6 +55,8 @@ class MonitorConfig:
         settings: what you vary from run to run, by name, for ``overlap report --axis``.
         sample_experts_every: between windows, record the split sizes of all-to-alls in every so-manieth step; None for
             windows alone.
+        check_gradients: after each window, repeat a step that an adapter can repeat, and compare the gradients of
+            overlapped and sequential repetitions bit by bit.
         framework: name and version of the adapter's framework, for the record.
         hosts: whether hosts may be called by their names; if not, they have numbers in all that is written.
 
@@ -84,6 +86,7 @@ class MonitorConfig:
     peak_flop_per_s: float | None = None
     settings: Mapping[str, Setting] | None = None
     sample_experts_every: int | None = None
+    check_gradients: bool = False
     framework: str = ""
     hosts: bool = True
 
@@ -91,7 +94,7 @@ class MonitorConfig:
         if not isinstance(self.schedule, Schedule):
             raise TypeError(f"schedule must be a Schedule, got {self.schedule!r} (a {type(self.schedule).__name__})")
         self._set("arms", checked_arms(self.arms))
-        for name in ("strict", "power", "power_per_node", "hosts"):
+        for name in ("strict", "power", "power_per_node", "hosts", "check_gradients"):
             flag = getattr(self, name)
             if not isinstance(flag, bool):
                 raise TypeError(f"{name} must be True or False, got {flag!r} (a {type(flag).__name__})")

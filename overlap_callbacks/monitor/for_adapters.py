@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from overlap_callbacks.gate.arms import Offers
 from overlap_callbacks.gate.switch import OverlapSwitch, Switch
 from overlap_callbacks.monitor.driver import StepDriver
+from overlap_callbacks.monitor.race.repeatable import RepeatableStep
 from overlap_callbacks.sinks import Sink
 
 T = TypeVar("T")
@@ -69,6 +70,15 @@ class ForAdapters:
                 not be turned.
         """
         self._driver.switch.offers.update(offers)
+
+    def offer_repetition(self, step: RepeatableStep) -> None:
+        """Offer a step that can be repeated, for ``check_gradients``. Call it before the first window."""
+        self._driver.slot.race.step = step
+
+    @property
+    def is_repeating(self) -> bool:
+        """Whether a step is repeated just now, which is no step of training."""
+        return self._driver.slot.race.running
 
     def is_turned(self, switch: Switch) -> bool:
         """Whether the open step runs with this switch turned."""

@@ -75,6 +75,8 @@ class OverlapMonitor(ForAdapters):
         settings: what you vary from run to run, by name, for ``overlap report --axis``.
         sample_experts_every: between windows, record the split sizes of all-to-alls in every so-manieth step; None for
             windows alone.
+        check_gradients: the race check: after each window repeat a step, overlapped and sequential, and compare the
+            gradients bit by bit. Needs an adapter that can repeat one, as ``attach(..., repeat_step=...)``.
         framework: the adapter in use, for the record.
         hosts: whether hosts may be called by their names; if not, they have numbers in all that is written.
 
@@ -106,6 +108,7 @@ class OverlapMonitor(ForAdapters):
         peak_flop_per_s: float | None = None,
         settings: Mapping[str, Setting] | None = None,
         sample_experts_every: int | None = None,
+        check_gradients: bool = False,
         framework: str = "",
         hosts: bool = True,
     ) -> None:
@@ -133,6 +136,7 @@ class OverlapMonitor(ForAdapters):
                 peak_flop_per_s=peak_flop_per_s,
                 settings=settings,
                 sample_experts_every=sample_experts_every,
+                check_gradients=check_gradients,
                 framework=framework,
                 hosts=hosts,
             ),

@@ -26,6 +26,8 @@ from overlap_callbacks.monitor.background.store import Job, StoreChannel, StoreF
 from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.monitor.faults import FaultGuard
 from overlap_callbacks.monitor.notices import Notices
+from overlap_callbacks.monitor.race.ballot import Ballot
+from overlap_callbacks.monitor.race.in_windows import RaceChecks
 from overlap_callbacks.monitor.run_info import run_info
 from overlap_callbacks.monitor.step_runner import restore_overlap
 from overlap_callbacks.monitor.window import Window
@@ -42,6 +44,7 @@ class Session:
         budget: what windows have cost so far, on rank 0; shared by the two above.
         meter: of power; None if power is not measured.
         group: the default process group at the time, held weakly.
+        ballot: in which all ranks decide whether to repeat a step.
         pinned_checks: numbers the order checks of modes pinned by hand, alike on every rank.
     """
 
@@ -51,6 +54,7 @@ class Session:
     budget: WindowBudget
     meter: PowerMeter | None
     group: Callable[[], dist.ProcessGroup | None]
+    ballot: Ballot
     pinned_checks: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     @classmethod
@@ -103,12 +107,16 @@ class Session:
             reporter.close(1.0)
             raise
         other_profilers.watch()
-        return cls(job=job, order_checker=checker, reporter=reporter, budget=budget, meter=meter, group=group)
+        ballot = Ballot(channel, config.order_timeout_s)
+        return cls(
+            job=job, order_checker=checker, reporter=reporter, budget=budget, meter=meter, group=group, ballot=ballot
+        )
 
     def close(self, timeout_s: float, *, settle: bool) -> None:
         """End all threads; see ``Reporter.close``."""
         other_profilers.unwatch()
         self.order_checker.close(1.0)
+        self.ballot.close()
         self.reporter.close(timeout_s, settle=settle, others=[self.order_checker.exchange])
         if self.meter is not None:
             self.meter.close()
@@ -138,6 +146,7 @@ class SessionSlot:
 
     Attributes:
         window: the open window of the session; None if none is open.
+        race: checks gradients after windows.
     """
 
     def __init__(
@@ -150,6 +159,7 @@ class SessionSlot:
         self._faults = faults
         self._session: Session | None = None
         self.window: Window | None = None
+        self.race = RaceChecks(config.check_gradients, gate, switch, notices)
 
     def acquire(self) -> Session | None:
         """The session, with the gate registered; opened on first use.

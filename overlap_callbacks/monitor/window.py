@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from overlap_callbacks.analysis.results.arm import ComparedArm
 from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.race import RaceCheck
 from overlap_callbacks.gate.arms import BaseArm, Sequential
 from overlap_callbacks.gate.collectives import Collective
 from overlap_callbacks.gate.deadlock import CollectiveSequence
@@ -106,6 +107,7 @@ class ClosedWindow:
         sampled: steps since the window before whose all-to-alls were recorded.
         compared_with: its arm; None for sequential steps.
         chunks: model chunks of an interleaved pipeline on this rank; 1 without, or if nobody tells.
+        race: what a repeated step showed after the window; None without one.
     """
 
     number: int
@@ -124,6 +126,7 @@ class ClosedWindow:
     sampled: tuple[SampledStep, ...] = ()
     compared_with: ComparedArm | None = None
     chunks: int = 1
+    race: RaceCheck | None = None
 
 
 class Window:

@@ -19,10 +19,11 @@ from overlap_callbacks.monitor.clearance import Clearance
 from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.monitor.faults import FaultGuard
 from overlap_callbacks.monitor.notices import Notices
+from overlap_callbacks.monitor.race.in_windows import RaceChecks
 from overlap_callbacks.monitor.schedule import Part, Plan, Schedule
 from overlap_callbacks.monitor.session import Session, SessionSlot
 from overlap_callbacks.monitor.step_runner import StepRunner, check_gate_health
-from overlap_callbacks.monitor.window import FinishedBlock, MeasuredStep, Window
+from overlap_callbacks.monitor.window import ClosedWindow, FinishedBlock, MeasuredStep, Window
 from overlap_callbacks.monitor.window_cost import StepPace, WindowCost
 
 
@@ -70,6 +71,20 @@ class _OpenWindow:
         self.schedule = schedule
         self.clearance = Clearance(session.order_checker, session.job.rank)
         self.ended_blocks: list[tuple[int, Mode]] = []
+
+    def checked(self, closed: ClosedWindow, race: RaceChecks, key: str, step: int) -> ClosedWindow:
+        """The window once it has closed, with what the race check has found.
+
+        Args:
+            closed: the same window. One that was cut short is not checked, nor is one without sequential steps.
+            race: the monitor's.
+            key: names the window in the store.
+            step: its last.
+        """
+        if not (closed.complete and self.arm.arm.sequential) or self.schedule.control:
+            return closed
+        session, granted = self.session, self.clearance.sequence
+        return replace(closed, race=race.after_window(key, step, granted, session.ballot, session.job.rank))
 
     def decide_length(self) -> int:
         """Rank 0: the counted steps that blocks of ``min_block_seconds`` have; before the ruling.
@@ -348,6 +363,7 @@ class WindowRunner(StepRunner):
         self._window = self._slot.window = None  # if closing it fails, it is still there to be discarded
         if closed.missing_profile:
             self._notices.warn_once("profiler", f"{closed.missing_profile}; the rest is measured")
+        closed = window.checked(closed, self._slot.race, self._key(window.marks), self._step) if report else closed
         if not report:
             cost.end()
         self._pace.window_closed(cost, clocks.now(), self._step, self._step - first_step + 1, job_ends=job_ends)

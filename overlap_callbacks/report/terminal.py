@@ -11,9 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from overlap_callbacks.analysis.formatting import PLAIN, count, short_kernel_name
+from overlap_callbacks.analysis.race import race_sentence
 from overlap_callbacks.analysis.results.catalogue import SUMMARY, Figure
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.metrics import compute_slowdowns
+from overlap_callbacks.analysis.results.race import RaceVerdict
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import PairTime
 from overlap_callbacks.analysis.safe_text import printable
@@ -32,7 +34,7 @@ from overlap_callbacks.report.terminal_communication import communication_detail
 from overlap_callbacks.report.terminal_environment import environment_parts, finding_parts
 from overlap_callbacks.report.terminal_power import power_parts
 from overlap_callbacks.report.throughput_words import throughput_facts
-from overlap_callbacks.report.window_words import left_out, unreadable, which, windows_that_count
+from overlap_callbacks.report.window_words import left_out, race_of, unreadable, which, windows_that_count
 
 # Maximum rows of a table; W&B and the record hold everything.
 _MAX_KERNELS, _MAX_PAIRS = 8, 10
@@ -71,6 +73,7 @@ def tables(record: Record, everything: bool = True) -> RenderableType:
     if figures:
         parts += [Text(), _figure_table(figures, pooled_from)]
     parts += arm_parts(record)
+    parts += _race_parts(record)
     parts += _throughput_parts(windows)
     parts += advice_parts(summary)
     last = next(reversed(windows or record.windows), record.unfinished)
@@ -141,6 +144,7 @@ def as_json(record: Record) -> dict[str, Any]:
         "bottleneck": bottleneck_as_json(record.summary),
         "figures": record.pooled(),
         "arms": arms_as_json(record),
+        "race": race_of(record),
         "throughput": run_throughput(record.valid_windows),
         "unfinished": None if partial is None else {"window": partial.window, "figures": partial.figures()},
         "communication": communication_as_json(record),
@@ -152,6 +156,14 @@ def as_json(record: Record) -> dict[str, Any]:
         "findings": findings_of(record),
         "problems": sorted({problem for window in record.windows for problem in window.problems}),
     }
+
+
+def _race_parts(record: Record) -> list[RenderableType]:
+    race = race_of(record)
+    if race is None:
+        return []
+    bad = race.verdict is RaceVerdict.RACE
+    return [Text(), Text(one_line(race_sentence(race), 4000), style="bold red" if bad else "")]
 
 
 def _throughput_parts(windows: Sequence[OverlapReport]) -> list[RenderableType]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from overlap_callbacks.analysis.formatting import count, ranges
+from overlap_callbacks.analysis.results.race import RaceCheck, RaceVerdict
 from overlap_callbacks.analysis.run_summary import CONTROL, COUNTS, CUT_SHORT, NO_CONTROL, NOT_VALID, RunSummary
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.record_lines import MAX_LINE_BYTES
@@ -41,3 +42,10 @@ def unreadable(record: Record) -> str:
 def which(numbers: list[int]) -> str:
     """E.g. ``window 3``, ``windows 1, 4``."""
     return f"{'window' if len(set(numbers)) == 1 else 'windows'} {ranges(numbers)}"
+
+
+def race_of(record: Record) -> RaceCheck | None:
+    """The race check to tell of: one that found a race, else the last one; None where no step was repeated."""
+    checks = [window.race for window in record.windows if window.race is not None]
+    races = [check for check in checks if check.verdict is RaceVerdict.RACE]
+    return races[-1] if races else checks[-1] if checks else None

@@ -17,6 +17,7 @@ from overlap_callbacks.analysis.results.experts import ExpertLoads
 from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.messages import DimensionTraffic, Traffic
 from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.race import RaceCheck, RaceVerdict
 from overlap_callbacks.analysis.results.stages import PipelineBubble, StageBubble
 from overlap_callbacks.analysis.results.workload import Throughput
 from tests.docs.conftest import DOCS
@@ -56,8 +57,9 @@ def test_every_key_of_a_full_report_is_explained() -> None:
     late = Lateness(1, 0, "data", 32, 20, 8, 7, 0.5, 2.0, 0.2)
     arrivals = Arrivals(8, (DimensionWaiting("data", 64, 3.0, 1.0),), (late,))
     pipeline = PipelineBubble(2, 4, 1, (StageBubble(0, 1, 100.0, 20.0),))
+    race = RaceCheck(RaceVerdict.EQUAL)
     report = msgspec.structs.replace(
-        report, traffic=sent, arrivals=arrivals, pipeline=pipeline, throughput=fast, experts=loads
+        report, race=race, traffic=sent, arrivals=arrivals, pipeline=pipeline, throughput=fast, experts=loads
     )
     keys = {general(key) for key in report.metrics()}
     assert keys - {*_HEADINGS, *_ROWS} == set()
@@ -75,6 +77,7 @@ def test_every_key_of_a_full_report_is_explained() -> None:
         "expert",
         "straggler",
         "pipeline",
+        "race",
     }
 
 

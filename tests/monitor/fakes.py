@@ -16,6 +16,7 @@ from overlap_callbacks.monitor.background.order_check import Ruling
 from overlap_callbacks.monitor.background.store import Job
 from overlap_callbacks.monitor.faults import FaultGuard
 from overlap_callbacks.monitor.notices import Notices
+from overlap_callbacks.monitor.race.in_windows import RaceChecks
 from overlap_callbacks.monitor.window_cost import WindowCost
 
 EMPTY_LOG = StepLog((), 0, None)
@@ -95,9 +96,11 @@ class Bench:
             reporter=self.reporter,
             budget=WindowBudget(None),
             meter=None,
+            ballot=None,
             pinned_checks=itertools.count(1),
         )
-        self.slot: Any = SimpleNamespace(acquire=lambda: session)
+        race = RaceChecks(False, self.gate, self.switch, self.notices)
+        self.slot: Any = SimpleNamespace(acquire=lambda: session, race=race)
 
     def _note_stop(self) -> None:
         self.stopped += 1

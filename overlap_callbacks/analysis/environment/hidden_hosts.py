@@ -97,7 +97,9 @@ def hidden_window(window: RankWindow, hide: Callable[[str], str]) -> RankWindow:
         window: as it was measured.
         hide: replaces names in texts.
     """
-    parts = {name: with_texts(getattr(window, name), hide) for name in ("problems", "doubts", "let_pass", "power")}
+    parts = {
+        name: with_texts(getattr(window, name), hide) for name in ("problems", "doubts", "let_pass", "power", "race")
+    }
     return msgspec.structs.replace(window, **parts)
 
 

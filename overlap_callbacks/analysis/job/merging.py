@@ -20,6 +20,7 @@ from overlap_callbacks.analysis.job.tables import ProfileTables, add_tables, bou
 from overlap_callbacks.analysis.job.transfers import add_transfers, transfers_of
 from overlap_callbacks.analysis.memory import add_memory, memory_of
 from overlap_callbacks.analysis.power.sums import add_power, power_of
+from overlap_callbacks.analysis.race import add_checks
 from overlap_callbacks.analysis.rank_set import RankSet, union
 from overlap_callbacks.analysis.results.messages import NO_STAGE
 from overlap_callbacks.analysis.results.mode import Mode
@@ -69,6 +70,7 @@ def part_of(window: RankWindow) -> JobPart:
             rank, window.arrivals, host, NO_STAGE if window.messages is None else window.messages.stage
         ),
         stages=stages_of(window),
+        race=window.race,
     )
 
 
@@ -112,6 +114,7 @@ def merge(parts: Sequence[JobPart]) -> JobPart:
         experts=add_experts([part.experts for part in parts]),
         arrivals=add_arrivals([part.arrivals for part in parts]),
         stages=add_stages([part.stages for part in parts]),
+        race=add_checks([part.race for part in parts]),
     )
 
 

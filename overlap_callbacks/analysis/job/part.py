@@ -22,6 +22,7 @@ from overlap_callbacks.analysis.job.transfers import Transfers
 from overlap_callbacks.analysis.memory import MemorySums
 from overlap_callbacks.analysis.power.sums import PowerSums
 from overlap_callbacks.analysis.rank_set import RankSet
+from overlap_callbacks.analysis.results.race import RaceCheck
 from overlap_callbacks.analysis.validity import Measured
 
 
@@ -55,6 +56,7 @@ class JobPart(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         experts: how evenly they spread tokens.
         arrivals: who of them came last to collectives.
         stages: what bubbles the stages of a pipeline had.
+        race: what their repeated steps showed; None without any.
     """
 
     ranks: RankSet
@@ -83,6 +85,7 @@ class JobPart(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     arrivals: ArrivalSums
     stages: tuple[StageSum, ...]
     experts: ExpertSums = ExpertSums()
+    race: RaceCheck | None = None
 
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -141,6 +141,7 @@ def report_of(
         arrivals=arrivals,
         transfers=transfers,
         pipeline=pipeline_bubble(part.stages, messages),
+        race=part.race,
     )
     return numbered(report, host_numbers_of(part.environment)) if has_marks(part.environment) else report
 

@@ -26,7 +26,9 @@ _DECODER = msgspec.msgpack.Decoder(RankWindow)
 def packed(window: RankWindow) -> bytes:
     """What one rank measured, compressed; without what stands elsewhere."""
     return zlib.compress(
-        _ENCODER.encode(msgspec.structs.replace(window, environment=None, messages=None, experts=None, arrivals=())),
+        _ENCODER.encode(
+            msgspec.structs.replace(window, environment=None, messages=None, experts=None, arrivals=(), race=None)
+        ),
         1,
     )
 

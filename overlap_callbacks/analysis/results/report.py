@@ -15,6 +15,7 @@ from overlap_callbacks.analysis.results.experts import ExpertDetails, ExpertLoad
 from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.messages import JobMessages, Traffic
 from overlap_callbacks.analysis.results.power import JobPower, PowerTrace, SlowdownCause
+from overlap_callbacks.analysis.results.race import RaceCheck, race_metrics
 from overlap_callbacks.analysis.results.shares import SlowdownShares
 from overlap_callbacks.analysis.results.stages import PipelineBubble
 from overlap_callbacks.analysis.results.step_parts import LateRank, StepParts, measured_parts
@@ -83,6 +84,7 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
             ranks, and in records of earlier versions.
         transfers: how long these collectives took, by size.
         pipeline: its bubble by stage; None without one.
+        race: whether a repeated step has the same gradients overlapped and sequential; None where none was repeated.
     """
 
     window: int
@@ -154,6 +156,7 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
     arrivals: Arrivals | None = None
     transfers: tuple[SizeTransfer, ...] = ()
     pipeline: PipelineBubble | None = None
+    race: RaceCheck | None = None
 
     @property
     def num_heard(self) -> int:
@@ -219,4 +222,5 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
             **arrival_metrics(self.arrivals, valid=valid),
             **share_metrics(self.dimension_shares()),
             **bubble_metrics(self.pipeline),
+            **race_metrics(self.race),
         }

@@ -11,6 +11,7 @@ from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.messages import RankMessages
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import DevicePower, PowerTrace
+from overlap_callbacks.analysis.results.race import RaceCheck
 
 # In ``PairTime.beside``: the kernel has no partner in the other mode.
 UNMATCHED = "(not matched)"
@@ -306,6 +307,7 @@ class RankWindow(msgspec.Struct, frozen=True):
         experts: how evenly its tokens were spread; None in a record, which has ``OverlapReport.experts``.
         arrivals: how long some of its collectives took in sequential steps; empty in a record, which has
             ``OverlapReport.arrivals``.
+        race: what a repeated step showed; None without one, and in a record, which has ``OverlapReport.race``.
     """
 
     rank: int
@@ -341,6 +343,7 @@ class RankWindow(msgspec.Struct, frozen=True):
     messages: RankMessages | None = None
     experts: RankExperts | None = None
     arrivals: tuple[TimedCalls, ...] = ()
+    race: RaceCheck | None = None
 
     @property
     def overlapped_step_ms(self) -> float | None:

@@ -162,6 +162,7 @@ class _Measurement:
             messages=messages,
             experts=experts_of(window.first_step, self._steps, window.sampled, rank, stage),
             arrivals=arrivals,
+            race=window.race,
         )
 
     def _planned_sequential(self) -> list[tuple[int, StepLog | None]]:

@@ -25,9 +25,11 @@ from overlap_callbacks.analysis.formatting import name_ranks
 from overlap_callbacks.analysis.job.merging import merge, part_of
 from overlap_callbacks.analysis.job.part import JobPart, decode, encode
 from overlap_callbacks.analysis.job.report import report_of
+from overlap_callbacks.analysis.race import race_sentence
 from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.environment import JobEnvironment, RankEnvironment
 from overlap_callbacks.analysis.results.messages import JobMessages
+from overlap_callbacks.analysis.results.race import RaceCheck, RaceVerdict
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import RankWindow
 from overlap_callbacks.analysis.results.workload import Workload
@@ -260,6 +262,7 @@ class Reporter:
         if not report.complete:
             report = drop_incomparable_figures(report, self._schedule.blocks)
         logger.info("%s", summary(report))
+        _tell(report.race)
         self._open_sinks()
         self._sinks.log(report)
 
@@ -347,3 +350,10 @@ class Reporter:
         if not self._closed:
             self._closed = True
             self._sinks.close(self._close_by - time.monotonic())
+
+
+def _tell(race: RaceCheck | None) -> None:
+    """Say what the race check of a window showed."""
+    if race is not None:
+        say = logger.info if race.verdict is RaceVerdict.EQUAL else logger.warning
+        say("overlap-callbacks: %s", race_sentence(race))

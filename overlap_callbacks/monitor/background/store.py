@@ -211,6 +211,14 @@ class StoreChannel:
         found = bytes(self.connection.run(lambda store: store.compare_set(self._name(key), _MISSING, b"")))
         return None if found == _MISSING else found
 
+    def add(self, key: str) -> int:
+        """Count one more under ``key``, at once for all ranks. Returns the count."""
+        return int(self.connection.run(lambda store: store.add(self._name(key), 1)))
+
+    def settle(self, key: str, message: bytes) -> bytes:
+        """Put ``message`` under ``key`` unless there is one, at once for all ranks. Returns what stands there."""
+        return bytes(self.connection.run(lambda store: store.compare_set(self._name(key), b"", message)))
+
     def delete(self, *keys: str) -> int:
         """Remove messages that nobody will read again; those that there are not, are no error. Returns their number."""
         names = [self._name(key) for key in keys]

@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 
 from overlap_callbacks.analysis.formatting import DASH, PAGE, change_in_words, count, page_text, ranges
+from overlap_callbacks.analysis.race import race_sentence
 from overlap_callbacks.analysis.results.catalogue import residual_comm_limit, residual_limit
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.race import RaceVerdict
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.analysis.run_summary import COUNTS
@@ -17,7 +19,7 @@ from overlap_callbacks.report.environment_words import environment_of
 from overlap_callbacks.report.html import tables
 from overlap_callbacks.report.html.elements import Block, Cell, Facts, Note, Section, Table, heads
 from overlap_callbacks.report.html.run import RunView
-from overlap_callbacks.report.window_words import left_out, unreadable, windows_that_count
+from overlap_callbacks.report.window_words import left_out, race_of, unreadable, windows_that_count
 
 # Maximum rows of the tables of windows and of problems; the record holds all.
 MAX_WINDOWS = 1000
@@ -35,6 +37,9 @@ def quality(view: RunView) -> Section:
     if view.measured:
         blocks.append(Facts("The measurement", tuple(_facts(view))))
     problems = _problem_table(record.windows)
+    race = race_of(record)
+    if race is not None:
+        blocks.append(Note(page_text(race_sentence(race)), warning=race.verdict is RaceVerdict.RACE))
     if problems is not None:
         blocks.append(problems)
     if record.unfinished is not None:

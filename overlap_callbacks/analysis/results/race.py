@@ -1,0 +1,84 @@
+"""The race check: are the gradients of a step the same overlapped and sequential? Plain data."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+# Gradients that a report lists one by one.
+MAX_DIFFERENCES = 16
+
+
+class RaceVerdict(enum.Enum):
+    """What repeated steps showed. Of several ranks the first one in this order holds for the job."""
+
+    # The same sequential step gave different gradients twice: nothing can be said of overlap.
+    NOT_REPEATABLE = "not_repeatable"
+
+    # Sequential steps gave the same gradients twice, and an overlapped one gave others.
+    RACE = "race"
+
+    # No step was repeated, or its repetitions do not count.
+    NOT_CHECKED = "not_checked"
+
+    # All gradients of all repetitions were the same, bit by bit.
+    EQUAL = "equal"
+
+
+class GradientDifference(msgspec.Struct, frozen=True):
+    """A parameter whose gradient was not the same.
+
+    Attributes:
+        rank: on which this was seen; the lowest.
+        parameter: its name.
+        bucket: of the framework, whose gradients are reduced together; empty where none is known.
+        collective: that reduces it, with its place in the step; empty where none is known.
+        num_different: elements of this rank's gradient that differ, the most of any two repetitions.
+        num_elements: elements of this rank's gradient.
+    """
+
+    rank: int
+    parameter: str
+    bucket: str
+    collective: str
+    num_different: int
+    num_elements: int
+
+
+class RaceCheck(msgspec.Struct, frozen=True):
+    """What one rank or all of them saw.
+
+    Attributes:
+        verdict: of the repeated step.
+        num_ranks: ranks for which this speaks.
+        num_differing: ranks of them that saw a difference of the verdict's kind.
+        num_gradients: gradients compared, the most of any rank.
+        num_differences: gradients that differ, the most of any rank.
+        differences: the first of them, of the lowest rank that saw any.
+        reason: why the step was not checked; empty if it was.
+        took_ms: time that training stood still for it, the longest of any rank.
+        held_bytes: memory that held copies meanwhile, the most of any rank.
+    """
+
+    verdict: RaceVerdict
+    num_ranks: int = 1
+    num_differing: int = 0
+    num_gradients: int = 0
+    num_differences: int = 0
+    differences: tuple[GradientDifference, ...] = ()
+    reason: str = ""
+    took_ms: float = 0.0
+    held_bytes: int = 0
+
+
+def race_metrics(check: RaceCheck | None) -> dict[str, float]:
+    """The outcome as flat metrics; none where no step was checked."""
+    if check is None or check.verdict is RaceVerdict.NOT_CHECKED:
+        return {}
+    return {
+        "race/found": float(check.verdict is RaceVerdict.RACE),
+        "race/repeatable": float(check.verdict is not RaceVerdict.NOT_REPEATABLE),
+        "race/differing_gradients": float(check.num_differences),
+        "race/check_ms": check.took_ms,
+    }
