@@ -11,7 +11,8 @@ from overlap_callbacks.analysis.communication.model_shape import ModelShape
 
 # Least sizes of a shrunk model.
 _MIN_LAYERS, _MIN_HEADS, _MIN_SEQUENCE, _MIN_VOCABULARY = 2, 2, 32, 256
-_MIN_CHANNELS, _MIN_IMAGE, _MIN_CLASSES = 8, 32, 16
+# An image of 32 would be a single pixel behind the last stage, of which batch norm has no variance.
+_MIN_CHANNELS, _MIN_IMAGE, _MIN_CLASSES = 8, 64, 16
 
 
 class Transformer(msgspec.Struct, frozen=True, kw_only=True, tag="transformer"):

@@ -17,6 +17,7 @@ from overlap_callbacks.experiments.study.results import Results
 
 # Of the time for all, what ending the last job and making the page may take.
 _CLOSING_S = 20.0
+_LEAST_WORK_SHARE = 0.5
 
 
 class NotPossibleError(Exception):
@@ -107,11 +108,9 @@ class Runner:
         measured = [row for row in self.results.rows if row.figures is not None]
         if not measured:
             return None
-        # Of like jobs if there are any. Starting the ranks takes the same whatever the work, so this is too long rather
-        # than too short.
         alike = [row for row in measured if row.configuration.strategy == configuration.strategy] or measured
         work = self._work(configuration)
-        return max([row.seconds * max(1.0, work / self._work(row.configuration)) for row in alike])
+        return max([row.seconds * _growth(work / self._work(row.configuration)) for row in alike])
 
     def _work(self, configuration: Configuration) -> float:
         """What a step computes, for comparison: numbers of the model's input times its blocks and its width."""
@@ -122,6 +121,15 @@ class Runner:
         known = [value for value in expected if value is not None]
         left_s = sum(known) if len(known) == len(expected) and known else None
         return Progress(len(self.results.rows), len(self.results.start.configurations), current, left_s, last)
+
+
+def _growth(work: float) -> float:
+    """How many times as long a job takes that has so many times the work of another.
+
+    Half of a measured job's time is taken to be work. Of small jobs it is less: they mostly start their ranks. Of large
+    ones it is more, and one that runs out of the time of the study is ended.
+    """
+    return 1 + _LEAST_WORK_SHARE * max(0.0, work - 1)
 
 
 def _work(model: Model) -> float:

@@ -63,7 +63,7 @@ def main(folder: str) -> None:
     torch.manual_seed(0)  # of dropout
     dist.init_process_group(spec.link, timeout=datetime.timedelta(seconds=spec.timeout_s))
     place = rank_place(device)
-    training = _strategy(spec)(spec, place)
+    training = strategy_of(spec)(spec, place)
     steps = train(training)
     if place.rank == place.ranks - 1:
         _tell(training, steps)
@@ -71,7 +71,7 @@ def main(folder: str) -> None:
     dist.destroy_process_group()
 
 
-def _strategy(spec: JobSpec) -> Callable[[JobSpec, Place], Training]:
+def strategy_of(spec: JobSpec) -> Callable[[JobSpec, Place], Training]:
     module, name = _STRATEGIES[spec.configuration.strategy]
     found: Callable[[JobSpec, Place], Training] = getattr(import_module(f"{__package__}.{module}"), name)
     return found
