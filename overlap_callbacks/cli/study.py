@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 # Of a command that Ctrl-C ended, as shells count.
 _INTERRUPTED = 130
 # What may stand beside --resume.
-_BESIDE_RESUME = ("resume", "quick", "minutes", "timeout", "as_json")
+_BESIDE_RESUME = ("resume", "retry", "quick", "minutes", "timeout", "as_json")
 
 
 @click.command("study")
@@ -52,13 +53,14 @@ _BESIDE_RESUME = ("resume", "quick", "minutes", "timeout", "as_json")
 )  # fmt: skip
 @click.option("--minutes", type=click.FloatRange(min=0.1), help="Start no job that would end later.")
 @click.option(
-    "--timeout", type=click.FloatRange(min=1), default=600.0, show_default=True,
-    help="Seconds after which a job has failed.",
+    "--timeout", type=click.FloatRange(min=1),
+    help="Seconds after which a job has failed.  [default: 600; --full: 3600]",
 )  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
               help="Folder of the results.  [default: overlap_study/TIME]")  # fmt: skip
 @click.option("--resume", type=click.Path(path_type=Path, file_okay=False, exists=True), metavar="FOLDER",
               help="Go on with what is left of FOLDER, as it was begun.")  # fmt: skip
+@click.option("--retry", is_flag=True, help="With --resume: try again what failed.")
 @json_option
 def command(
     models: str | None,
@@ -70,9 +72,10 @@ def command(
     steps: int | None,
     quick: bool,
     minutes: float | None,
-    timeout: float,
+    timeout: float | None,
     output: Path | None,
     resume: Path | None,
+    retry: bool,
     as_json: bool,
 ) -> None:
     """Train models under every combination, and measure what overlap costs and saves in each.
@@ -84,12 +87,15 @@ def command(
     A combination that fails (out of memory, say) is a row with its reason. Ctrl-C keeps what was measured.
     """
     require("jinja2", "report")
+    began_s = time.monotonic()
     from overlap_callbacks.experiments.lines_file import BusyError
     from overlap_callbacks.experiments.study.machine import MachineError
-    from overlap_callbacks.experiments.study.plan import Asked
+    from overlap_callbacks.experiments.study.plan import FULL_TIMEOUT_S, QUICK_MINUTES, QUICK_TIMEOUT_S, Asked
     from overlap_callbacks.experiments.study.results import open_results
     from overlap_callbacks.experiments.study.runner import Runner
 
+    if retry and resume is None:
+        raise click.UsageError("--retry is for a study that goes on: give its folder by --resume")
     try:
         if resume is not None:
             results, machine = _continued(resume)
@@ -108,8 +114,14 @@ def command(
         raise click.ClickException(one_line(str(error))) from None
     except OSError as error:
         raise click.ClickException(one_line(f"the results cannot be written: {error}")) from None
+    if machine.num_gpus == 1:
+        click.echo("This host has one GPU, and NCCL takes one for each rank: the ranks train on the CPU.", err=True)
     try:
-        ending = _run(Runner(results, file, machine, timeout, _limit_s(results, quick, minutes)))
+        quick = _is_quick(results, quick)
+        limit_s = 60 * minutes if minutes is not None else 60 * QUICK_MINUTES if quick else math.inf
+        left_s = limit_s - (time.monotonic() - began_s)
+        timeout_s = timeout or (QUICK_TIMEOUT_S if quick else FULL_TIMEOUT_S)
+        ending = _run(Runner(results, file, machine, timeout_s, left_s, retry))
     finally:
         file.close()
     _show(results, as_json)
@@ -121,15 +133,11 @@ def command(
         raise SystemExit(1)
 
 
-def _limit_s(results: Results, quick: bool, minutes: float | None) -> float:
-    """Time for all jobs of this start."""
-    from overlap_callbacks.experiments.study.plan import QUICK_MINUTES
-
-    if minutes is not None:
-        return 60 * minutes
-    if click.get_current_context().get_parameter_source("quick") is not click.core.ParameterSource.COMMANDLINE:
-        quick = bool(results.start.options.get("quick", True))  # as it was begun
-    return 60 * QUICK_MINUTES if quick else math.inf
+def _is_quick(results: Results, quick: bool) -> bool:
+    """What the user says now; else as the study was begun."""
+    if click.get_current_context().get_parameter_source("quick") is click.core.ParameterSource.COMMANDLINE:
+        return quick
+    return bool(results.start.options.get("quick", quick))
 
 
 class Ending(Enum):

@@ -28,7 +28,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         num_gpus: that torch can use.
-        device: name of the GPUs, or of the CPU where there is none.
+        gpu: their name; empty without.
+        cpu: name of the CPU, with its cores.
         capability: compute capability of the GPUs; None without, and for AMD.
         is_amd: whether the GPUs are AMD's.
         cores: that this process may use.
@@ -37,12 +38,23 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     num_gpus: int = 0
-    device: str
+    gpu: str = ""
+    cpu: str = ""
     capability: tuple[int, int] | None = None
     is_amd: bool = False
     cores: int = 1
     free_bytes: int | None = None
     versions: dict[str, str] = {}
+
+    @property
+    def has_link(self) -> bool:
+        """Whether GPUs can talk to each other: NCCL takes one for each rank."""
+        return self.num_gpus > 1
+
+    @property
+    def device(self) -> str:
+        """Name of what ranks train on."""
+        return self.gpu if self.has_link else self.cpu
 
 
 def find_machine() -> Machine:
@@ -74,7 +86,8 @@ def _look() -> Machine:
     is_amd = torch.version.hip is not None
     return Machine(
         num_gpus=num_gpus,
-        device=torch.cuda.get_device_name(0) if num_gpus else _cpu_name(),
+        gpu=torch.cuda.get_device_name(0) if num_gpus else "",
+        cpu=_cpu_name(),
         capability=torch.cuda.get_device_capability(0) if num_gpus and not is_amd else None,
         is_amd=is_amd,
         cores=_cores(),

@@ -22,6 +22,8 @@ PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 FULL_STEPS, QUICK_STEPS = 25, 10
 # What a quick study takes at most.
 QUICK_MINUTES = 5.0
+# After so long a job has failed.
+QUICK_TIMEOUT_S, FULL_TIMEOUT_S = 600.0, 3600.0
 _MAX_CONFIGURATIONS, _MAX_RANKS, _MAX_BATCH, _MAX_STEPS = 500, 1024, 65_536, 1000
 _MIN_SCALE = 0.01
 # What two CPU cores train in some seconds.
@@ -84,7 +86,7 @@ def make_start(asked: Asked, machine: Machine) -> StudyStart:
     Raises:
         ValueError: there are too many configurations, or too few GPUs.
     """
-    on_gpu = machine.num_gpus > 1
+    on_gpu = machine.has_link
     ranks = asked.ranks or (machine.num_gpus if on_gpu else 2)
     if on_gpu and ranks > machine.num_gpus:
         raise ValueError(f"--ranks must be at most the {machine.num_gpus} GPUs of this host, one a rank, got {ranks}")

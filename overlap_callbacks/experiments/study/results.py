@@ -43,6 +43,13 @@ class Results:
         done = {row.configuration for row in self.rows}
         return [configuration for configuration in self.start.configurations if configuration not in done]
 
+    @property
+    def failed(self) -> list[Configuration]:
+        """Configurations that were tried and never measured, in the order in which they were asked for."""
+        measured = {row.configuration for row in self.rows if row.failure is None}
+        tried = {row.configuration for row in self.rows} - measured
+        return [configuration for configuration in self.start.configurations if configuration in tried]
+
 
 def read_results(folder: Path) -> Results:
     """Read the results of a study.

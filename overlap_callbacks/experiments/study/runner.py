@@ -29,7 +29,7 @@ class Progress:
     """Where a study stands.
 
     Attributes:
-        num_done: configurations with a row, those of an earlier start included.
+        num_done: configurations that are done, those of an earlier start included.
         num_planned: configurations in all.
         current: that trains now; None between two.
         left_s: expected time for those that are left; None before the first was measured.
@@ -53,6 +53,7 @@ class Runner:
         machine: this one.
         timeout_s: maximum time of a job.
         total_s: maximum time of all, from ``run`` on; infinite for no limit.
+        retry: whether what failed before is tried again.
         on_progress: called whenever something has changed.
         around_job: what a configuration needs around its job, e.g. a power cap of the devices; raises a
             ``NotPossibleError`` where that cannot be.
@@ -63,6 +64,7 @@ class Runner:
     machine: Machine
     timeout_s: float
     total_s: float = math.inf
+    retry: bool = False
     on_progress: Callable[[Progress], None] = lambda _: None
     around_job: Callable[[Configuration], AbstractContextManager[object]] = lambda _: nullcontext()
 
@@ -75,19 +77,20 @@ class Runner:
         """
         deadline_s = time.monotonic() + self.total_s - _CLOSING_S
         last = None
-        for configuration in self.results.left:
+        planned = [*self.results.left, *(self.results.failed if self.retry else [])]
+        for place, configuration in enumerate(planned):
             left_s = deadline_s - time.monotonic()
             expected_s = self._expected_s(configuration)
             # The first job says how long others take, so it is started whatever the time.
             if expected_s is not None and expected_s > left_s:
                 return False
-            self.on_progress(self._progress(configuration, last))
+            self.on_progress(self._progress(planned[place:], configuration, last))
             last = self._row(configuration, Limits(self.timeout_s, max(1.0, left_s)))
             if last is None:
                 return False
             self.file.write(last)
             self.results.rows.append(last)
-            self.on_progress(self._progress(None, last))
+            self.on_progress(self._progress(planned[place + 1 :], None, last))
         return True
 
     def _row(self, configuration: Configuration, limits: Limits) -> StudyRow | None:
@@ -116,11 +119,12 @@ class Runner:
         """What a step computes, for comparison: numbers of the model's input times its blocks and its width."""
         return configuration.batch * _work(scaled(configuration.model, self.results.start.scale))
 
-    def _progress(self, current: Configuration | None, last: StudyRow | None) -> Progress:
-        expected = [self._expected_s(configuration) for configuration in self.results.left]
+    def _progress(self, left: list[Configuration], current: Configuration | None, last: StudyRow | None) -> Progress:
+        expected = [self._expected_s(configuration) for configuration in left]
         known = [value for value in expected if value is not None]
         left_s = sum(known) if len(known) == len(expected) and known else None
-        return Progress(len(self.results.rows), len(self.results.start.configurations), current, left_s, last)
+        num_planned = len(self.results.start.configurations)
+        return Progress(num_planned - len(left), num_planned, current, left_s, last)
 
 
 def _growth(work: float) -> float:

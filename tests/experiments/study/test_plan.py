@@ -50,6 +50,11 @@ def test_the_defaults_suit_the_machine() -> None:
         make_start(Asked(ranks=9), H100S)
 
 
+def test_ranks_of_a_host_with_one_gpu_train_on_its_cpu() -> None:
+    start = make_start(Asked(), msgspec.structs.replace(H100S, num_gpus=1, cpu="Xeon, 96 cores"))
+    assert (start.link, start.device, start.ranks, start.scale) == ("gloo", "Xeon, 96 cores", 2, 0.0625)
+
+
 def test_what_is_combined_is_all_of_it_once_and_steps_are_whole_windows() -> None:
     asked = Asked(models=["bert", "bert"], strategies=["tp"], batches=[2, 8], power_caps_w=[None, 300.0], steps=11)
     start = make_start(asked, H100S)
@@ -147,3 +152,16 @@ def test_a_job_that_would_end_too_late_is_not_begun(tmp_path: Path) -> None:
     file.close()
     assert not begun
     assert not (tmp_path / "runs").exists()
+
+
+def test_what_failed_is_tried_again_if_that_is_asked_for(tmp_path: Path) -> None:
+    start = make_start(Asked(strategies=["ddp", "pp"], batches=[1], precisions=["tf32"]), CPU)
+    results = Results(tmp_path, start)
+    file = open_results(tmp_path)
+    for retry, rows in ((False, 2), (False, 2), (True, 4)):
+        assert Runner(results, file, CPU, timeout_s=600.0, retry=retry).run()
+        assert len(results.rows) == rows
+        assert results.failed == list(start.configurations)
+    results.rows.append(measured(start, 1, 9.0))
+    assert results.failed == [start.configurations[0]]
+    file.close()

@@ -53,7 +53,9 @@ def _variables(spec: JobSpec) -> list[dict[str, str]]:
         "WORLD_SIZE": str(spec.ranks),
         "LOCAL_WORLD_SIZE": str(spec.ranks),
         "OMP_NUM_THREADS": str(spec.threads),
+        # What the ranks say is looked through for the reason of a failure: without what is not about it.
         "KINETO_LOG_LEVEL": "99",
+        "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore::FutureWarning"),
     }
     if spec.link == "gloo":
         common |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
