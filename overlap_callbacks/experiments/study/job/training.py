@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from overlap_callbacks.experiments.study.job.building import loss_of
 from overlap_callbacks.experiments.study.job.precision import autocast, loss_scale
 from overlap_callbacks.experiments.study.job_spec import JobSpec
 from overlap_callbacks.experiments.study.models import Transformer
@@ -81,8 +82,6 @@ class LoopTraining(Training):
         self._scale = loss_scale(spec.configuration.precision)
 
     def step(self) -> None:
-        from overlap_callbacks.experiments.study.job.building import loss_of
-
         inputs, targets = next(self.data)
         with self.casting():
             loss = loss_of(self.module(inputs), targets)
