@@ -32,8 +32,8 @@ PUBLIC = "public names"  # overlap_callbacks/__init__.py and __main__.py
 # The public names lead anywhere, so an import of one of them hides an arrow. Only what stands where a user stands
 # may use them.
 USERS = ("cli", "integrations")
-# The demo is a training job that comes with the library: it adds the one line as a user does.
-DEMO = f"{PACKAGE}.cli.demo"
+# Training jobs that come with the library: they add the one line as a user does.
+JOBS = (f"{PACKAGE}.cli.demo", f"{PACKAGE}.experiments.study.job")
 WITHOUT_TORCH = ("analysis", "sinks", "traces", "report", *FOR_ALL)
 # TensorBoard's writer is part of torch. Only a running job uses this sink, and only its methods import the writer.
 TENSORBOARD = (f"{PACKAGE}.sinks.tensorboard", "torch.utils.tensorboard")
@@ -151,7 +151,8 @@ def wrong_arrows(house: House) -> Iterator[str]:
     for module, (imported, line, _) in house.ours():
         room, other = room_of(module), room_of(imported)
         at = f"{place(module, line)} imports {imported}"
-        if other == room or other in FOR_ALL or room == PUBLIC or (other == "integrations" and in_folder(module, DEMO)):
+        is_line = other == "integrations" and any([in_folder(module, job) for job in JOBS])
+        if other == room or other in FOR_ALL or room == PUBLIC or is_line:
             continue
         if room in FOR_ALL:
             yield f"{at}: {room}.py must import nothing of ours, since every room imports it"
@@ -332,6 +333,7 @@ def test_files_beside_the_package_are_short() -> None:
         ("gate.gate", "from ..monitor import window", "gate may import analysis, instruments"),
         ("monitor.window", "from overlap_callbacks.integrations.pytorch import attach", "monitor may import"),
         ("cli.main", "from overlap_callbacks.integrations.pytorch import attach", "cli may import"),
+        ("experiments.study.one_job", "import overlap_callbacks.integrations.pytorch", "experiments may import"),
         ("analysis.statistics", "from overlap_callbacks import OverlapReport", "names the module that it means"),
         ("_threads", "from overlap_callbacks.analysis import statistics", "must import nothing of ours"),
     ],
@@ -357,10 +359,11 @@ def test_what_the_arrows_allow_is_not_found() -> None:
         f"{PACKAGE}.monitor.window": f"from {PACKAGE}.analysis import statistics\nfrom {PACKAGE} import _validation",
         f"{PACKAGE}.integrations.pytorch": f"from {PACKAGE} import OverlapMonitor",
         f"{PACKAGE}.cli.demo.worker": f"def f():\n    import {PACKAGE}.integrations.pytorch",
+        f"{PACKAGE}.experiments.study.job.worker": f"def f():\n    import {PACKAGE}.integrations.pytorch",
     }
     house = House(sources)
     assert not listed(wrong_arrows(house))
-    assert sum(1 for _ in house.ours()) == 5
+    assert sum(1 for _ in house.ours()) == 6
 
 
 def test_ground_that_rests_on_something_is_found() -> None:

@@ -66,6 +66,23 @@ def csv_option(tables: Sequence[str]) -> Callable[[_Function], _Function]:
     return click.option("--csv", type=click.Choice(list(tables)), help="Print a table as CSV.")
 
 
+def words(text: str | None) -> tuple[str, ...]:
+    """The parts of an option's value between its commas."""
+    return tuple([part.strip() for part in (text or "").split(",") if part.strip()])
+
+
+def whole_numbers(text: str | None, option: str) -> tuple[int, ...]:
+    """The numbers of an option's value between its commas.
+
+    Raises:
+        ValueError: one of them is none; the message names the option.
+    """
+    try:
+        return tuple([int(part) for part in words(text)])
+    except ValueError:
+        raise ValueError(f"{option} must be whole numbers with commas between them, got {text!r}") from None
+
+
 def add_rules(rules: tuple[str, ...], patterns: tuple[str, ...]) -> None:
     """Put the user's rules before those that are built in, for this process.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from overlap_callbacks.cli._options import json_option
+from overlap_callbacks.cli._options import json_option, whole_numbers, words
 from overlap_callbacks.cli._output import one_line, print_json, print_tables
 
 if TYPE_CHECKING:
@@ -73,10 +73,10 @@ def gemm_allreduce(sizes: str | None, message: str | None, dtypes: str | None, c
 
     def swept() -> dict[str, Any]:
         return {
-            "sizes": _whole_numbers(sizes, "--n"),
+            "sizes": whole_numbers(sizes, "--n"),
             "message_bytes": _byte_sizes(message, "--message"),
-            "dtypes": _words(dtypes),
-            "ctas": _whole_numbers(ctas, "--ctas"),
+            "dtypes": words(dtypes),
+            "ctas": whole_numbers(ctas, "--ctas"),
         }
 
     _run(GEMM, swept, given)
@@ -101,10 +101,10 @@ def collectives(kinds: str | None, sizes: str | None, max_size: str | None, grou
     def swept() -> dict[str, Any]:
         most = _byte_sizes(max_size, "--max-size")
         return {
-            "kinds": _words(kinds),
+            "kinds": words(kinds),
             "message_bytes": _byte_sizes(sizes, "--size"),
             "max_bytes": most[0] if most else None,
-            "groups": _words(groups),
+            "groups": words(groups),
         }
 
     _run(COLLECTIVES, swept, given)
@@ -172,14 +172,14 @@ def _measure(plan: Plan, folder: Path, world_size: int | None) -> bool:
     from overlap_callbacks.experiments.bench.launch import RanksFailedError, launch
     from overlap_callbacks.experiments.bench.session import Stop, run_session
 
-    words = " ".join(["overlap", *sys.argv[1:]])
+    line = " ".join(["overlap", *sys.argv[1:]])
     console = Console(stderr=True)
     try:
         if world_size is None:
             folder.mkdir(parents=True, exist_ok=True)
-            return launch(plan, folder, words, console)
+            return launch(plan, folder, line, console)
         stop = Stop()
-        run_session(plan, folder, words, stop, lambda done, total, what: click.echo(f"{done}/{total} {what}", err=True))
+        run_session(plan, folder, line, stop, lambda done, total, what: click.echo(f"{done}/{total} {what}", err=True))
         return stop.requested
     except OSError as error:
         raise click.ClickException(one_line(f"{folder} cannot be written: {error.strerror}")) from None
@@ -242,18 +242,7 @@ def _peak(text: str | None) -> Any:
     return None if text is None else link_of(text, "--link-peak")
 
 
-def _words(text: str | None) -> tuple[str, ...]:
-    return tuple([part.strip() for part in (text or "").split(",") if part.strip()])
-
-
-def _whole_numbers(text: str | None, option: str) -> tuple[int, ...]:
-    try:
-        return tuple([int(part) for part in _words(text)])
-    except ValueError:
-        raise ValueError(f"{option} must be whole numbers with commas between them, got {text!r}") from None
-
-
 def _byte_sizes(text: str | None, option: str) -> tuple[int, ...]:
     from overlap_callbacks.analysis.bench.sizes import bytes_of
 
-    return tuple([bytes_of(part, option) for part in _words(text)])
+    return tuple([bytes_of(part, option) for part in words(text)])

@@ -20,6 +20,7 @@ _MODULES = {
     "predict": "overlap_callbacks.cli.predict",
     "report": "overlap_callbacks.cli.report",
     "show": "overlap_callbacks.cli.show",
+    "study": "overlap_callbacks.cli.study",
     "traffic": "overlap_callbacks.cli.traffic",
     "tune": "overlap_callbacks.cli.tune",
     "workspace": "overlap_callbacks.cli.workspace",

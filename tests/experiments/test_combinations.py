@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from overlap_callbacks.experiments.lines_file import BusyError
 from overlap_callbacks.experiments.tune.combinations import (
     Kind,
     balanced_order,
@@ -65,7 +66,7 @@ def test_results_survive_a_crash_in_mid_line(tmp_path: Path) -> None:
     writer = ResultsWriter(tmp_path)
     for line in (made.tuning, *made.runs):
         writer.write(line)
-    with pytest.raises(ResultsError, match="another overlap tune is at work"):
+    with pytest.raises(BusyError, match="another overlap tune is at work"):
         ResultsWriter(tmp_path)
     writer.close()
     file = tmp_path / FILE_NAME

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +14,7 @@ from overlap_callbacks.analysis.bench.points import KINDS, group_size
 from overlap_callbacks.analysis.bench.sizes import powers_of_two
 from overlap_callbacks.analysis.results.bench import COLLECTIVES, GEMM, GLOO, LOOPBACK, NCCL, Plan
 from overlap_callbacks.experiments.bench.precision import DTYPES, message_dtype, refusal, usable
+from overlap_callbacks.experiments.host_memory import free_bytes
 
 _MIB, _GIB = 2**20, 2**30
 _MAX_N, _MAX_RANKS, _MAX_CTAS = 131_072, 1024, 1024
@@ -238,18 +237,9 @@ def _check_memory(plan: Plan, rank_bytes: int) -> None:
     """Refuse what the host has no memory for. On a GPU, a point that does not fit is left out when it is tried."""
     if plan.device != "cpu":
         return
-    free = _free_bytes()
+    free = free_bytes()
     if free is not None and plan.ranks * rank_bytes > _MEMORY_SHARE * free:
         raise ValueError(
             f"the largest point needs {plan.ranks * rank_bytes / _GIB:,.1f} GiB on {plan.ranks} ranks of this host, "
             f"{free / _GIB:,.1f} GiB are free: choose smaller sizes"
         )
-
-
-def _free_bytes() -> int | None:
-    """Memory that programs can have, what caches would give up included; None where Linux does not tell."""
-    try:
-        found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    except OSError:
-        return None
-    return None if found is None else 1024 * int(found[1])

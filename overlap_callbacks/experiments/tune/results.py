@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
 from overlap_callbacks.analysis.results.timing_plan import TimingPlan
+from overlap_callbacks.experiments.lines_file import LinesFile
 from overlap_callbacks.experiments.tune.combinations import Axis, Combination, combinations
 
 FILE_NAME = "tune.jsonl"
@@ -134,36 +132,16 @@ def read_results(folder: Path) -> Results:
     return Results(folder, tuning, [run for run in runs if 0 <= run.combination < count], broken)
 
 
-class ResultsWriter:
+class ResultsWriter(LinesFile):
     """Appends lines to the results, each on the disk before the next run begins.
 
     Args:
         folder: made if there is none.
 
     Raises:
-        ResultsError: another process writes there.
+        BusyError: another process writes there.
         OSError: the folder or file cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file: IO[bytes] = (folder / FILE_NAME).open("ab")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.close()
-            raise ResultsError(f"another overlap tune is at work in {folder}") from None
-        except OSError:
-            pass  # a file system without locks
-        if self._file.seek(0, os.SEEK_END):
-            self._file.write(b"\n")  # a crash may have left half a line
-
-    def write(self, line: Tuning | Run) -> None:
-        """Append a line."""
-        self._file.write(msgspec.json.encode(line) + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        """Let others write."""
-        self._file.close()
+        super().__init__(folder / FILE_NAME, "tune")

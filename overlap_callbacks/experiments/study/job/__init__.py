@@ -1,0 +1,1 @@
+"""A training job of the study: it adds the one line as a user does."""

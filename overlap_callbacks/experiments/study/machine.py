@@ -1,0 +1,114 @@
+"""What this machine has, found out by a process of its own: the command itself holds no context on a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from overlap_callbacks._version import __version__
+from overlap_callbacks.experiments.failures import exit_in_words, telling_line
+from overlap_callbacks.experiments.host_memory import free_bytes
+
+_TIMEOUT_S = 180.0
+
+
+class MachineError(RuntimeError):
+    """The machine cannot be asked."""
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """What a study needs to know of the machine.
+
+    Attributes:
+        num_gpus: that torch can use.
+        gpu: their name; empty without.
+        cpu: name of the CPU, with its cores.
+        capability: compute capability of the GPUs; None without, and for AMD.
+        is_amd: whether the GPUs are AMD's.
+        cores: that this process may use.
+        free_bytes: memory of the host that programs can have; None where it is not known.
+        versions: of the packages that matter, by name; those that are not installed are not there.
+    """
+
+    num_gpus: int = 0
+    gpu: str = ""
+    cpu: str = ""
+    capability: tuple[int, int] | None = None
+    is_amd: bool = False
+    cores: int = 1
+    free_bytes: int | None = None
+    versions: dict[str, str] = {}
+
+    @property
+    def has_link(self) -> bool:
+        """Whether GPUs can talk to each other: NCCL takes one for each rank."""
+        return self.num_gpus > 1
+
+    @property
+    def device(self) -> str:
+        """Name of what ranks train on."""
+        return self.gpu if self.has_link else self.cpu
+
+
+def find_machine() -> Machine:
+    """Ask in a process of its own.
+
+    Raises:
+        MachineError: it failed; the message says why.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise MachineError(f"torch does not load within {_TIMEOUT_S:g} s on this machine") from None
+    if done.returncode:
+        said = telling_line(done.stderr.decode(errors="replace"))
+        raise MachineError(f"torch does not load on this machine, {exit_in_words(done.returncode)}: {said}")
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=Machine)
+
+
+def _look() -> Machine:
+    import torch
+
+    versions = {"python": platform.python_version(), "overlap-callbacks": __version__, "torch": str(torch.__version__)}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        versions["deepspeed"] = importlib.metadata.version("deepspeed")
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    is_amd = torch.version.hip is not None
+    return Machine(
+        num_gpus=num_gpus,
+        gpu=torch.cuda.get_device_name(0) if num_gpus else "",
+        cpu=_cpu_name(),
+        capability=torch.cuda.get_device_capability(0) if num_gpus and not is_amd else None,
+        is_amd=is_amd,
+        cores=_cores(),
+        free_bytes=free_bytes(),
+        versions=versions,
+    )
+
+
+def _cores() -> int:
+    # Of a container, or under taskset, fewer than the machine has.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0]}, {_cores()} cores" if names else platform.processor() or platform.machine()
+
+
+if __name__ == "__main__":
+    print(msgspec.json.encode(_look()).decode())

@@ -1,0 +1,155 @@
+"""The models of the studies by name, and the rule by which they are shrunk. Pure."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from overlap_callbacks.analysis.communication.model_shape import PRESETS as KNOWN
+from overlap_callbacks.analysis.communication.model_shape import ModelShape
+
+# Least sizes of a shrunk model.
+_MIN_LAYERS, _MIN_HEADS, _MIN_SEQUENCE, _MIN_VOCABULARY = 2, 2, 32, 256
+# An image of 32 would be a single pixel behind the last stage, of which batch norm has no variance.
+_MIN_CHANNELS, _MIN_IMAGE, _MIN_CLASSES = 8, 64, 16
+
+
+class Transformer(msgspec.Struct, frozen=True, kw_only=True, tag="transformer"):
+    """A language model.
+
+    Attributes:
+        shape: its sizes.
+        causal: whether a token sees earlier ones only. False for BERT, which predicts tokens that are hidden.
+    """
+
+    shape: ModelShape
+    causal: bool = True
+
+    def scaled(self, factor: float) -> Transformer:
+        """The model with each of its sizes multiplied; see ``scaled``."""
+        shape = self.shape
+        heads = _multiple(shape.heads * factor, 2, _MIN_HEADS)
+        # A head is as wide as published: kernels of attention are made for widths of 64 and 128.
+        hidden = heads * shape.head_width
+        small = msgspec.structs.replace(
+            shape,
+            layers=_multiple(shape.layers * factor, 1, _MIN_LAYERS),
+            heads=heads,
+            hidden=hidden,
+            ffn=_multiple(shape.ffn * hidden / shape.hidden, 8, 8) if shape.ffn else 0,
+            sequence=_multiple(shape.sequence * factor, 8, _MIN_SEQUENCE),
+            vocabulary=_multiple(shape.vocabulary * factor, 64, _MIN_VOCABULARY),
+        )
+        return msgspec.structs.replace(self, shape=small)
+
+    @property
+    def num_blocks(self) -> int:
+        """Parts between which a pipeline can be cut; the first and the last stage have embeddings and output too."""
+        return self.shape.layers
+
+    def sizes(self) -> dict[str, int | float | str]:
+        """For the results."""
+        shape = self.shape
+        return {
+            "kind": "LLaMA" if shape.gated else "GPT" if self.causal else "BERT",
+            "layers": shape.layers,
+            "hidden": shape.hidden,
+            "heads": shape.heads,
+            "sequence": shape.sequence,
+            "vocabulary": shape.vocabulary,
+        }
+
+
+class ConvNet(msgspec.Struct, frozen=True, kw_only=True, tag="convnet"):
+    """A network that classifies images.
+
+    Attributes:
+        kind: ``ResNet`` or ``VGG``.
+        blocks: of each stage: bottleneck blocks of a ResNet, convolutions of a VGG.
+        channels: of the first stage.
+        image: height and width.
+        classes: that are told apart.
+        hidden: width of a VGG's linear layers; 0 for a ResNet.
+    """
+
+    kind: str
+    blocks: tuple[int, ...]
+    channels: int = 64
+    image: int = 224
+    classes: int = 1000
+    hidden: int = 0
+
+    def scaled(self, factor: float) -> ConvNet:
+        """The network with each of its sizes multiplied; see ``scaled``."""
+        return msgspec.structs.replace(
+            self,
+            blocks=tuple([_multiple(count * factor, 1, 1) for count in self.blocks]),
+            channels=_multiple(self.channels * factor, 8, _MIN_CHANNELS),
+            image=_multiple(self.image * factor, 32, _MIN_IMAGE),
+            classes=_multiple(self.classes * factor, 1, _MIN_CLASSES),
+            hidden=_multiple(self.hidden * factor, 8, 64) if self.hidden else 0,
+        )
+
+    @property
+    def num_blocks(self) -> int:
+        """Parts between which a pipeline can be cut; the first and the last stage have stem and output too."""
+        return sum(self.blocks)
+
+    def sizes(self) -> dict[str, int | float | str]:
+        """For the results."""
+        return {
+            "kind": self.kind,
+            "blocks": sum(self.blocks),
+            "channels": self.channels,
+            "image": self.image,
+            "classes": self.classes,
+        }
+
+
+Model = Transformer | ConvNet
+
+
+def _gpt(name: str) -> Transformer:
+    return Transformer(shape=KNOWN[name])
+
+
+MODELS: dict[str, Model] = {
+    # Table II of arXiv 2507.03114.
+    "gpt3-xl": _gpt("gpt3-1.3b"),
+    "gpt3-2.7b": _gpt("gpt3-2.7b"),
+    "gpt3-6.7b": _gpt("gpt3-6.7b"),
+    "gpt3-13b": _gpt("gpt3-13b"),
+    "llama2-13b": _gpt("llama2-13b"),
+    # "Understanding Communication Characteristics of Distributed Training" (APNet '24).
+    "resnet50": ConvNet(kind="ResNet", blocks=(3, 4, 6, 3)),
+    "resnet101": ConvNet(kind="ResNet", blocks=(3, 4, 23, 3)),
+    "vgg16": ConvNet(kind="VGG", blocks=(2, 2, 3, 3, 3), hidden=4096),
+    # BERT-large, "BERT: Pre-training of Deep Bidirectional Transformers" (2018).
+    "bert": Transformer(
+        shape=ModelShape(layers=24, hidden=1024, heads=16, sequence=512, vocabulary=30522), causal=False
+    ),
+    "gpt-1.5b": _gpt("gpt-1.5b"),
+    "gpt-3b": _gpt("gpt-3b"),
+}
+
+
+def scaled(name: str, factor: float) -> Model:
+    """A preset, shrunk.
+
+    Layers, heads, the width (by way of the heads), the sequence and the vocabulary are multiplied by the factor and
+    rounded; of image networks the blocks of a stage, the channels, the image and the classes. So a transformer's
+    weights shrink by about the third power of it. No size falls below that of a model that still has what makes its
+    kind: two layers, two heads.
+
+    Args:
+        name: of the preset.
+        factor: above 0 and at most 1, which is the model as published.
+    """
+    model = MODELS[name]
+    return model if factor == 1 else model.scaled(factor)
+
+
+def _multiple(value: float, step: int, least: int) -> int:
+    """The multiple of ``step`` that is nearest to a value, and at least ``least``."""
+    return max(least, step * math.floor(value / step + 0.5))

@@ -1,0 +1,162 @@
+"""One training job: started, supervised and read."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from overlap_callbacks.analysis.results.outside import RUN_DIR, SWITCH, TIME_ONLY
+from overlap_callbacks.analysis.results.run import FILE_NAME
+from overlap_callbacks.analysis.results.study import Configuration, StudyRow, StudyStart
+from overlap_callbacks.experiments.failures import end_of, exit_in_words, telling_line
+from overlap_callbacks.experiments.study.figures import figures_of
+from overlap_callbacks.experiments.study.job_spec import SPEC_NAME, TRAINED_NAME, WINDOW_STEPS, JobSpec, Trained
+from overlap_callbacks.experiments.study.machine import Machine
+from overlap_callbacks.experiments.study.models import scaled
+from overlap_callbacks.experiments.study.refusals import why_not
+from overlap_callbacks.experiments.supervisor import Ending, Outcome, supervise
+from overlap_callbacks.report.record import Record, RecordError, read
+
+_START = "overlap_callbacks.experiments.study.job.start"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a job may take.
+
+    Attributes:
+        timeout_s: after so long it has failed.
+        left_s: after so long the time of the study is over; then the job counts for nothing.
+    """
+
+    timeout_s: float
+    left_s: float
+
+
+def refusal_of(start: StudyStart, configuration: Configuration, machine: Machine) -> StudyRow | None:
+    """The row of a configuration that this machine cannot train; None where it may be able to."""
+    model = scaled(configuration.model, start.scale)
+    failure = why_not(configuration, model, start.ranks, start.link, machine)
+    if not failure:
+        return None
+    return StudyRow(configuration=configuration, seconds=0.0, failure=failure, model=model.sizes())
+
+
+def run_job(start: StudyStart, folder: Path, number: int, limits: Limits) -> StudyRow | None:
+    """Train a configuration once.
+
+    Args:
+        start: of the study.
+        folder: of its results.
+        number: of the configuration, by its place in ``start``.
+        limits: of time.
+
+    Returns:
+        None where the time of the study was over first.
+
+    Raises:
+        OSError: a file of the job cannot be written.
+        KeyboardInterrupt: Ctrl-C. The job has ended.
+    """
+    began_s = time.monotonic()
+    configuration = start.configurations[number]
+    own = (folder / "runs" / name_of(number, configuration)).resolve()
+    if own.exists():
+        shutil.rmtree(own)  # of a job that was cut short
+    own.mkdir(parents=True)
+    spec = _spec(start, configuration, own, limits.timeout_s)
+    (own / SPEC_NAME).write_bytes(msgspec.json.encode(spec))
+    environment = {name: value for name, value in os.environ.items() if name not in (SWITCH, TIME_ONLY)}
+    environment[RUN_DIR] = str(own)
+    with (own / "stdout.log").open("wb") as stdout, (own / "stderr.log").open("wb") as stderr:
+        outcome = supervise(
+            [sys.executable, "-m", _START, str(own)],
+            environment=environment,
+            is_done=lambda: False,
+            timeout_s=min(limits.timeout_s, limits.left_s),
+            stdout=stdout,
+            stderr=stderr,
+        )
+    if outcome.ending is Ending.TIMEOUT and limits.left_s < limits.timeout_s:
+        return None
+    record = _record(own)
+    failure = _failure(outcome, own, record, limits.timeout_s)
+    trained = _trained(own)
+    sizes = spec.model.sizes() | ({} if trained is None else {"parameters": trained.parameters})
+    return StudyRow(
+        configuration=configuration,
+        seconds=time.monotonic() - began_s,
+        figures=None if failure or record is None else figures_of(record),
+        failure=failure or None,
+        record=None if record is None else str((own / FILE_NAME).relative_to(folder.resolve())),
+        model=sizes,
+    )
+
+
+def name_of(number: int, configuration: Configuration) -> str:
+    """Name of a job's folder."""
+    words = [configuration.model, configuration.strategy, f"b{configuration.batch}", configuration.precision]
+    if configuration.power_cap_w is not None:
+        words.append(f"{configuration.power_cap_w:g}W")
+    if configuration.clock_cap_mhz is not None:
+        words.append(f"{configuration.clock_cap_mhz:g}MHz")
+    return f"{number:03d}-{'-'.join(words)}"
+
+
+def _spec(start: StudyStart, configuration: Configuration, own: Path, timeout_s: float) -> JobSpec:
+    return JobSpec(
+        configuration=configuration,
+        model=scaled(configuration.model, start.scale),
+        ranks=start.ranks,
+        link=start.link,
+        threads=int(start.options["threads"]),
+        windows=-(-start.steps // WINDOW_STEPS),
+        scale=start.scale,
+        timeout_s=timeout_s,
+        folder=str(own),
+    )
+
+
+def _record(own: Path) -> Record | None:
+    try:
+        return read(own)
+    except RecordError:
+        return None
+
+
+def _trained(own: Path) -> Trained | None:
+    try:
+        return msgspec.json.decode((own / TRAINED_NAME).read_bytes(), type=Trained)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _failure(outcome: Outcome, own: Path, record: Record | None, timeout_s: float) -> str:
+    """Why a job gave no figures, in a line; empty if it did."""
+    if outcome.ending is Ending.TIMEOUT:
+        return f"it was not measured within {timeout_s:g} s (--timeout)" + _said(own)
+    assert outcome.exit_code is not None
+    if outcome.exit_code:
+        return exit_in_words(_as_signal(outcome.exit_code)) + _said(own)
+    if record is None or not record.summary.measured:
+        return "it trained, and the library measured nothing" + _said(own)
+    if not record.valid_windows:
+        problems = [problem for window in record.windows for problem in window.problems]
+        return "no window of it counts" + (f": {problems[0]}" if problems else "")
+    return ""
+
+
+def _as_signal(exit_code: int) -> int:
+    """Of a rank that a signal has ended, the start of the ranks hands on what a shell would."""
+    return 128 - exit_code if exit_code > 128 else exit_code
+
+
+def _said(own: Path) -> str:
+    line = telling_line(end_of(own / "stderr.log"))
+    return f": {line}" if line else ""
