@@ -164,18 +164,19 @@ def _run(runner: Runner) -> Ending:
 
 
 def _show(results: Results, as_json: bool) -> None:
-    from overlap_callbacks.experiments.study import outcome
+    from overlap_callbacks.experiments.study.page import write_study_page
+    from overlap_callbacks.experiments.study.terminal import as_data, study_tables
 
     if as_json:
-        print_json(outcome.study_json(results.folder, results.start, results.rows))
+        print_json({"folder": str(results.folder), **as_data(results.start, results.rows)})
     else:
-        print_tables(outcome.study_tables(results.start, results.rows))
+        print_tables(study_tables(results.start, results.rows))
     try:
-        page = outcome.write_study_page(results.folder, results.start, results.rows)
+        page = write_study_page(results.folder, results.start, results.rows)
     except OSError as error:
         click.echo(one_line(f"The page cannot be written: {error}"), err=True)
     else:
-        click.echo(one_line(f"The page is {page}" if page else f"The results are in {results.folder}"), err=True)
+        click.echo(one_line(f"The page is {page}"), err=True)
 
 
 def _begun(asked: Asked, output: Path | None) -> tuple[Results, Machine]:

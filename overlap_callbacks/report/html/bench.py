@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -21,7 +22,6 @@ from overlap_callbacks.report.html.elements import (
     Cell,
     Chart,
     Facts,
-    Head,
     Note,
     RunPage,
     Section,
@@ -30,7 +30,7 @@ from overlap_callbacks.report.html.elements import (
     Tiles,
     heads,
 )
-from overlap_callbacks.report.html.tables import EMPTY
+from overlap_callbacks.report.html.tables import EMPTY, without_empty_columns
 from overlap_callbacks.report.html.trends import RUN_COLORS
 
 _FOOT = (
@@ -64,8 +64,7 @@ def bench_page(results: BenchResults, name: str, peak: Link | None = None) -> st
         peak: of the link; None where it is not known. That of a loopback link is.
     """
     plan = results.start.plan
-    if peak is None and plan.link == LOOPBACK and plan.link_gb_s is not None:
-        peak = Link("loopback link", plan.link_gb_s, "given", "")
+    peak = peak or _given_peak(results)
     sections = _gemm_sections(results, peak) if plan.bench == GEMM else _transfer_sections(results, peak)
     blocks: list[Block] = [_tiles(results)]
     blocks += [Note(page_sentence(note), warning=note.startswith(("Not ", "On a loop"))) for note in notes(results)]
@@ -80,13 +79,40 @@ def bench_page(results: BenchResults, name: str, peak: Link | None = None) -> st
     return document(f"overlap bench {plan.bench}: {page_text(name, 80)}", [run], method=_FOOT)
 
 
+def _given_peak(results: BenchResults) -> Link | None:
+    """The peak of a loopback link, which was given; None of another."""
+    plan = results.start.plan
+    if plan.link != LOOPBACK or plan.link_gb_s is None:
+        return None
+    return Link("loopback link", plan.link_gb_s, "given", "")
+
+
 # -- products beside all-reduces
+
+
+def gemm_blocks(results: BenchResults) -> list[Block]:
+    """Charts and table of a ``gemm-allreduce``, for a page of something else; empty where it measured nothing."""
+    points = gemm_points(results)
+    if not points:
+        return []
+    cost, gain = _gemm_charts(points, _given_peak(results))
+    return [*cost, *gain, dataclasses.replace(_gemm_table(points), folded=True)]
 
 
 def _gemm_sections(results: BenchResults, peak: Link | None) -> tuple[Section, ...]:
     points = gemm_points(results)
     if not points:
         return ()
+    cost, gain = _gemm_charts(points, peak)
+    return (
+        Section("What does an all-reduce cost the matrix products beside it?", "", cost),
+        Section("Is it worth doing both at once?", "", gain),
+        Section("Every point", "", [_gemm_table(points)]),
+    )
+
+
+def _gemm_charts(points: Sequence[GemmFigures], peak: Link | None) -> tuple[list[Chart], list[Chart]]:
+    """Charts of what products lose beside all-reduces, and of what doing both at once gains."""
     lines = _lines(points)
     bandwidth = [("alone", lambda point: point.alone_busbw_gb_s), ("beside", lambda point: point.beside_busbw_gb_s)]
     rates = [("alone", lambda point: point.alone_tflop_s), ("beside", lambda point: point.beside_tflop_s)]
@@ -109,11 +135,7 @@ def _gemm_sections(results: BenchResults, peak: Link | None) -> tuple[Section, .
                lines, "Time of an all-reduce beside products over its time alone, less 1."),
         _sweep("Power of a device", "W", power, lines, "Solid: products alone. Dashed: all-reduces alone, and both."),
     ]  # fmt: skip
-    return (
-        Section("What does an all-reduce cost the matrix products beside it?", "", [chart for chart in cost if chart]),
-        Section("Is it worth doing both at once?", "", [chart for chart in gain if chart]),
-        Section("Every point", "", [_gemm_table(points)]),
-    )
+    return [chart for chart in cost if chart], [chart for chart in gain if chart]
 
 
 def _slowdown(point: GemmFigures) -> Estimate | None:
@@ -200,7 +222,7 @@ def _gemm_table(points: Sequence[GemmFigures]) -> Table:
                 *map(_number, (point.compute_mhz, point.both_mhz)),
             )
         )
-    return _without_empty_columns(
+    return without_empty_columns(
         "Matrix products beside all-reduces",
         columns,
         rows,
@@ -286,7 +308,7 @@ def _transfer_table(points: Sequence[TransferFigures]) -> Table:
         )
     columns = heads("*Kind", "*Group", "Size", "ms", "Algorithm, GB/s", "Bus, GB/s", "Low", "High", "Rounds")
     caption = "Bus bandwidth is algorithm bandwidth times the factor of nccl-tests, 2(n-1)/n of an all-reduce."
-    return _without_empty_columns("Collectives", columns, rows, caption)
+    return without_empty_columns("Collectives", columns, rows, caption)
 
 
 # -- what both share
@@ -354,18 +376,6 @@ def _how(results: BenchResults) -> Section:
     )
     shown = tuple([(name, page_text(value)) for name, value in facts])
     return Section("How was it measured?", answer, [Facts("Setting", shown)])
-
-
-def _without_empty_columns(
-    title: str, columns: Sequence[Head], rows: Sequence[tuple[Cell, ...]], caption: str
-) -> Table:
-    kept = [place for place in range(len(columns)) if any(row[place].sort is not None for row in rows)]
-    return Table(
-        title,
-        tuple([columns[place] for place in kept]),
-        tuple([tuple([row[place] for place in kept]) for row in rows]),
-        caption,
-    )
 
 
 def _number(estimate: Estimate | None) -> Cell:

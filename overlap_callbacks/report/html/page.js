@@ -1,6 +1,6 @@
 "use strict";
-// Draws the charts (each for the width that there is), sorts tables, and switches between light and dark. Colours are
-// variables of the style sheet, so neither a change of theme nor print needs a new drawing.
+// Draws the charts, each for the width that there is. Colours are variables of the style sheet, so neither a change of
+// theme nor print needs a new drawing.
 (() => {
   const charts = JSON.parse(document.getElementById("charts").textContent);
   const color = (name) => `var(--${name})`;
@@ -374,6 +374,79 @@
         }, `${title}: ${name}`)];
       });
     },
+
+    // Points with intervals, a row for each configuration, under headings, on one scale; dashed lines to compare with.
+    // Where there is little room, a row's name stands above it.
+    rows({ groups, unit, x_label, limits, zero, title }, width) {
+      const k = scale(unit), names = groups.flatMap((group) => group.rows.map((row) => row.label));
+      const stacked = d3.max(names, widthOf) > 0.3 * width;
+      const all = groups.flatMap((group) => group.rows.flatMap((row) => row.points));
+      const [least, most] = extent([...all.map((d) => d.value), ...limits.map(([, value]) => value), zero ? 0 : null]);
+      const [lowest, highest] = extent(all.flatMap((d) => [d.value, d.low, d.high]));
+      // A few wide intervals must not flatten the rest; what goes beyond the frame is cut there.
+      const pad = (most - least || Math.abs(most) || 1) * 0.6;
+      const [low, high] = [Math.max(Math.min(least, lowest), least - pad), Math.min(Math.max(most, highest), most + pad)];
+      const frame = [low * k, high * k], apart = (high - low) * 0.03 * k;
+      const domain = [low < 0 || !zero ? frame[0] - apart : 0, frame[1] + apart];
+      const { margin, tick } = labels(names, width);
+      const notes = Math.max(0, ...groups.flatMap((group) => group.rows.map((row) => widthOf(row.note))));
+      const bounds = limits.map(([name, value]) => ({ value: value * k, long: `${name} ${figure(value, unit)}`, short: figure(value, unit) }));
+      const gap = ((bounds.at(-1)?.value - bounds[0]?.value) / (domain[1] - domain[0])) * (width - (stacked ? 0 : margin) - notes);
+      const name = bounds.some((d) => widthOf(d.long) > (bounds.length > 1 ? gap - 12 : width / 3)) ? "short" : "long";
+      return groups.flatMap((group, i) => {
+        const first = i === 0, last = i === groups.length - 1;
+        const points = group.rows.flatMap((row) => row.points.map((d) => ({
+          ...d, label: row.label, tip: `${[group.name, row.label].filter(Boolean).join(", ")}\n${d.name}: ${withInterval(d, unit)}`,
+          x: d.value * k, low: d.low == null ? null : d.low * k, high: d.high == null ? null : d.high * k,
+        })));
+        const bounded = points.filter((d) => d.low != null && d.high > frame[0] && d.low < frame[1]);
+        const place = { y: "label", dy: stacked ? 6 : 0 };
+        const drawn = plot({
+          width, marginLeft: stacked ? 8 : margin, marginRight: notes + 18, marginTop: first && bounds.length ? 20 : 2, marginBottom: last ? 34 : 2,
+          height: group.rows.length * (stacked ? 38 : 26) + (first && bounds.length ? 20 : 2) + (last ? 34 : 2),
+          x: axis(x_label, { domain, ticks: Math.max(3, width / 110), axis: last ? "bottom" : null }),
+          y: { domain: group.rows.map((row) => row.label), label: null, tickSize: 0, tickFormat: tick, axis: stacked ? null : "left", type: "band", padding: 0.1 },
+          marks: [
+            Plot.gridX({ stroke: line, strokeOpacity: 1, ticks: Math.max(3, width / 110) }),
+            domain[0] <= 0 ? Plot.ruleX([0], { stroke: muted }) : null,
+            Plot.ruleX(bounds, { x: "value", stroke: muted, strokeDasharray: "4,3" }),
+            first ? Plot.text(bounds, { x: "value", frameAnchor: "top", dy: -11, text: name, fill: muted }) : null,
+            stacked ? Plot.text(group.rows, { y: "label", frameAnchor: "left", textAnchor: "start", dx: 3, dy: -9, text: (d) => fitted(d.label, width - notes - 30), fill: ink, stroke: color("paper"), strokeWidth: 4 }) : null,
+            Plot.link(bounded, { ...place, x1: (d) => Math.max(d.low, domain[0]), x2: (d) => Math.min(d.high, domain[1]), y1: "label", y2: "label", stroke: (d) => color(d.color), strokeOpacity: 0.6, strokeWidth: 2 }),
+            Plot.dot(points, { ...place, x: "x", r: 4.5, stroke: (d) => color(d.color), strokeWidth: 1.8, fill: (d) => (d.hollow ? color("paper") : color(d.color)), title: "tip", tip: "xy" }),
+            Plot.text(group.rows, { ...place, frameAnchor: "right", textAnchor: "start", dx: 8, text: "note", fill: muted }),
+          ],
+        }, `${title}: ${points.map((d) => `${group.name} ${d.label} ${d.name} ${figure(d.value, unit)}`).join(", ")}`);
+        return group.name ? [heading(group.name), drawn] : [drawn];
+      });
+    },
+
+    // One fraction against another, a point for each configuration.
+    scatter({ series, x_label, y_label, limits, title }, width) {
+      const points = series.flatMap((s) => s.points.map(([place, x, value, low, high]) => ({
+        color: color(s.color), x: 100 * x, y: 100 * value, low: low == null ? null : 100 * low, high: high == null ? null : 100 * high,
+        tip: `${place}\n${x_label}: ${figure(x, "fraction")}\n${y_label}: ${withInterval({ value, low, high }, "fraction")}`,
+      })));
+      const bounds = limits.map(([name, value]) => ({ name: `${name} ${figure(value, "fraction")}`, y: 100 * value }));
+      const [left, right] = extent([0, ...points.map((d) => d.x)]);
+      const [least, most] = extent([0, ...points.map((d) => d.y), ...bounds.map((d) => d.y)]);
+      const pad = (most - least) * 0.4;
+      const domain = [Math.max(d3.min(points, (d) => d.low ?? d.y), least - pad), Math.min(d3.max(points, (d) => d.high ?? d.y), most + pad)];
+      return [plot({
+        width, height: 280, marginLeft: 48, marginTop: 26,
+        x: axis(`${x_label}, %`, { domain: d3.nice(left, right || 1, 5), ticks: Math.max(3, width / 110), insetRight: 8 }),
+        y: { domain: d3.nice(Math.min(least, domain[0]), Math.max(most, domain[1]), 6), label: `${y_label}, %`, labelAnchor: "top", labelArrow: "none", tickSize: 0, ticks: 6 },
+        marks: [
+          Plot.gridY({ stroke: line, strokeOpacity: 1, ticks: 6 }),
+          Plot.ruleY([0], { stroke: muted }),
+          Plot.ruleY(bounds, { y: "y", stroke: muted, strokeDasharray: "4,3" }),
+          Plot.text(bounds, { y: "y", frameAnchor: "left", textAnchor: "start", dx: 4, dy: -7, text: "name", fill: muted, stroke: color("paper"), strokeWidth: 4 }),
+          Plot.ruleX(points.filter((d) => d.low != null), { x: "x", y1: "low", y2: "high", stroke: "color", strokeOpacity: 0.55, strokeWidth: 1.5, clip: true }),
+          Plot.dot(points, { x: "x", y: "y", fill: "color", r: 4.5 }),
+          Plot.tip(points, Plot.pointer({ x: "x", y: "y", title: "tip" })),
+        ],
+      }, `${title}: ${points.length} configurations`)];
+    },
   };
 
   // A bound beyond the frame has no cap: the whisker runs out of it.
@@ -406,74 +479,4 @@
     }
   });
   for (const place of document.querySelectorAll("[data-chart]")) watch.observe(place);
-
-  // -- tables
-
-  for (const table of document.querySelectorAll("table.sorts")) {
-    const heads = [...table.tHead.rows[0].cells];
-    heads.forEach((head, column) => head.querySelector("button").addEventListener("click", () => {
-      const words = head.classList.contains("words");
-      // Numbers are asked for the largest first, words from A.
-      const ascending = head.ariaSort ? head.ariaSort === "descending" : words;
-      heads.forEach((other) => other.removeAttribute("aria-sort"));
-      head.setAttribute("aria-sort", ascending ? "ascending" : "descending");
-      const key = (row) => row.cells[column].dataset.sort;
-      const order = words ? (a, b) => a.localeCompare(b) : (a, b) => a - b;
-      const rows = [...table.tBodies[0].rows].sort((a, b) => {
-        const [x, y] = [key(a), key(b)];
-        if (x === undefined || y === undefined) return (x === undefined) - (y === undefined); // empty cells last
-        return ascending ? order(x, y) : order(y, x);
-      });
-      table.tBodies[0].append(...rows);
-    }));
-  }
-
-  // -- long tables show their first rows, whole, and say how many more there are
-
-  const most = 12;
-  for (const table of document.querySelectorAll("main table.sorts")) {
-    const count = table.tBodies[0].rows.length;
-    if (count <= most + 3) continue; // a button for three rows saves nothing
-    table.classList.add("short");
-    const more = document.createElement("button");
-    more.type = "button";
-    more.className = "more";
-    const label = () => {
-      const short = table.classList.contains("short");
-      more.textContent = short ? `Show ${(count - most).toLocaleString("en")} more rows` : `Show ${most} rows only`;
-      more.setAttribute("aria-expanded", String(!short));
-    };
-    more.addEventListener("click", () => {
-      table.classList.toggle("short");
-      label();
-    });
-    label();
-    table.closest(".scroll").after(more);
-  }
-
-  // -- light and dark; print unfolds what is not too long
-
-  const root = document.documentElement, button = document.getElementById("theme");
-  const system = matchMedia("(prefers-color-scheme: dark)");
-  let chosen = null;
-  const apply = () => {
-    const dark = chosen ?? system.matches;
-    root.dataset.theme = dark ? "dark" : "light";
-    button.textContent = dark ? "Light" : "Dark";
-  };
-  system.addEventListener("change", apply);
-  button.addEventListener("click", () => {
-    chosen = root.dataset.theme !== "dark";
-    apply();
-  });
-  apply();
-
-  let opened = [];
-  addEventListener("beforeprint", () => {
-    // A table of hundreds of windows would fill a book.
-    opened = [...document.querySelectorAll("details.table:not([open])")]
-      .filter((details) => details.querySelectorAll("tbody tr").length <= 60);
-    opened.forEach((details) => { details.open = true; });
-  });
-  addEventListener("afterprint", () => opened.forEach((details) => { details.open = false; }));
 })();

@@ -10,7 +10,7 @@ from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.metrics import compute_slowdowns
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import CollectiveTime, PairTime
-from overlap_callbacks.report.html.elements import Cell, Table, heads
+from overlap_callbacks.report.html.elements import Cell, Head, Table, heads
 from overlap_callbacks.report.slowdown_words import OF_MEAN_TIMES, beside_nothing
 
 EMPTY = Cell("")
@@ -31,6 +31,17 @@ def number_cell(value: float | None, decimals: int = 2) -> Cell:
 def change_cell(value: float | None) -> Cell:
     """A relative change in percent."""
     return EMPTY if value is None else Cell(PAGE.percent(value, signed=True), value)
+
+
+def without_empty_columns(title: str, columns: Sequence[Head], rows: Sequence[tuple[Cell, ...]], caption: str) -> Table:
+    """A table without the columns in which no cell has a value to sort by."""
+    kept = [place for place in range(len(columns)) if any(row[place].sort is not None for row in rows)]
+    return Table(
+        title,
+        tuple([columns[place] for place in kept]),
+        tuple([tuple([row[place] for place in kept]) for row in rows]),
+        caption,
+    )
 
 
 def kernel_table(window: OverlapReport) -> Table:

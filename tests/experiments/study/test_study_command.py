@@ -55,7 +55,7 @@ def test_ctrl_c_keeps_what_was_measured_and_the_study_goes_on(tmp_path: Path) ->
     again = invoke("study", "--resume", str(folder), "--json", env=environment())
     assert again.exit_code == 0, again.output
     shown = json.loads(again.stdout)
-    assert [row["configuration"]["strategy"] for row in shown["rows"]] == ["ddp", "pp", "ddp", "pp"]
+    assert [row["configuration"]["strategy"] for row in shown["configurations"]] == ["ddp", "pp", "ddp", "pp"]
     for row in read_results(folder).rows[2:]:
         assert row.figures is not None
         assert (row.figures.num_windows, row.figures.num_steps) == (1, 5)

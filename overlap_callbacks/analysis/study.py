@@ -1,0 +1,255 @@
+"""Configurations of a study together: means, extremes, and pairs that differ in one factor only. Pure.
+
+The configurations are those that somebody chose, and not a sample of more. So the interval of a mean over them says how
+well the mean of these is known, and not what further ones would give. Each configuration is one run, and the runs are
+independent of each other. Limits of sums and differences follow from the limits of their parts by "MOVER" (Zou and
+Donner, Statistics in Medicine 27, 2008): of x - y, the lower one is x - y - sqrt((x - l_x)^2 + (u_y - y)^2).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from overlap_callbacks.analysis.results.catalogue import PEAK_RISE, figure_named
+from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.study import Configuration, StudyRow, StudyStart
+
+# Keys of the figures that a study is about.
+SLOWDOWN = figure_named("compute_slowdown").key
+LONGER = figure_named("speedup_vs_sequential").key  # how much longer sequential steps take
+RATIO = figure_named("overlap_ratio").key
+GAP = figure_named("gap_to_ideal").key
+STEP = figure_named("e2e_overlapped_ms").key
+IDEAL = figure_named("e2e_ideal_ms").key
+SEQUENTIAL = figure_named("e2e_sequential_ms").key
+PEAK = PEAK_RISE
+
+
+def power_key(mode: Mode, name: str) -> str:
+    """The key of a figure of power in one mode, e.g. ``power/overlapped_avg_w``."""
+    return f"power/{mode.value}_{name}"
+
+
+POWER = power_key(Mode.OVERLAPPED, "avg_w")
+ENERGY = power_key(Mode.OVERLAPPED, "energy_per_step_j")
+
+
+class Published(NamedTuple):
+    """What arXiv 2507.03114 found over its own configurations, as fractions.
+
+    Attributes:
+        mean: over them; None where the study gives none.
+        most: the largest.
+    """
+
+    mean: float | None
+    most: float
+
+
+PUBLISHED: Mapping[str, Published] = {
+    SLOWDOWN: Published(0.189, 0.400),
+    LONGER: Published(0.102, 0.266),
+    PEAK: Published(None, 0.25),
+}
+
+# Factors of a configuration, by their fields.
+BATCH, PRECISION, POWER_CAP, CLOCK_CAP = "batch", "precision", "power_cap_w", "clock_cap_mhz"
+# Precisions from the one that is compared with: without tensor cores first.
+_PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+# Figures that are shares or changes themselves: of two such, the difference is what changes.
+_IN_POINTS = frozenset({SLOWDOWN, LONGER, PEAK})
+_COMPARED = (STEP, SLOWDOWN, LONGER, POWER, ENERGY)
+
+
+@dataclass(frozen=True)
+class Extreme:
+    """The configuration that has the largest or smallest figure."""
+
+    configuration: Configuration
+    estimate: Estimate
+
+
+@dataclass(frozen=True)
+class Overall:
+    """One figure over the configurations that have it.
+
+    Attributes:
+        key: of the figure.
+        number: configurations that have it.
+        mean: over them. It has an interval if each of them has one.
+        most, least: the extremes.
+    """
+
+    key: str
+    number: int
+    mean: Estimate
+    most: Extreme
+    least: Extreme
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two configurations that differ in one factor only.
+
+    Attributes:
+        base, other: the configurations.
+        changes: from base to other, by the key of the figure: of figures that are changes themselves the difference,
+            of all others the relative change, as fractions.
+    """
+
+    base: Configuration
+    other: Configuration
+    changes: dict[str, Estimate]
+
+
+def last_rows(start: StudyStart, rows: Sequence[StudyRow]) -> list[StudyRow]:
+    """One row of each configuration, in the order of the study: the last that was measured, else the last that failed.
+
+    Rows of configurations that the study does not name come last.
+    """
+    kept: dict[Configuration, StudyRow] = {}
+    for row in rows:
+        before = kept.get(row.configuration)
+        if before is None or before.figures is None or row.figures is not None:
+            kept[row.configuration] = row
+    order = {configuration: place for place, configuration in enumerate(start.configurations)}
+    return sorted(kept.values(), key=lambda row: order.get(row.configuration, len(order)))
+
+
+def value_of(row: StudyRow, key: str) -> Estimate | None:
+    """A figure of a configuration; None where it was not measured or is not finite."""
+    estimate = None if row.figures is None else row.figures.values.get(key)
+    return estimate if estimate is not None and math.isfinite(estimate.value) else None
+
+
+def overall(rows: Iterable[StudyRow], key: str) -> Overall | None:
+    """A figure over all configurations that have it; None if none has."""
+    known = [Extreme(row.configuration, value) for row in rows if (value := value_of(row, key)) is not None]
+    if not known:
+        return None
+    ordered = sorted(known, key=lambda one: one.estimate.value)
+    return Overall(key, len(known), mean_of([one.estimate for one in known]), ordered[-1], ordered[0])
+
+
+# -- estimates together
+
+
+def mean_of(estimates: Sequence[Estimate]) -> Estimate:
+    """The mean of one figure or more, which were measured independently of each other."""
+    number = len(estimates)
+    value = math.fsum([one.value for one in estimates]) / number
+    low, high = _root([_below(one) for one in estimates]), _root([_above(one) for one in estimates])
+    return _estimate(
+        value, None if low is None else value - low / number, None if high is None else value + high / number, estimates
+    )
+
+
+def difference(base: Estimate, other: Estimate) -> Estimate:
+    """Other less base, which were measured independently of each other."""
+    value = other.value - base.value
+    low = _root([_below(other), _above(base)])
+    high = _root([_above(other), _below(base)])
+    return _estimate(value, None if low is None else value - low, None if high is None else value + high, (base, other))
+
+
+def relative_change(base: Estimate, other: Estimate) -> Estimate | None:
+    """Other over base, less one; None unless both are above zero. On the scale of logarithms it is a difference."""
+    if base.value <= 0 or other.value <= 0:
+        return None
+    logs = difference(_log(base), _log(other))
+    low, high = (None if bound is None else math.expm1(min(bound, 700)) for bound in (logs.ci_low, logs.ci_high))
+    return _estimate(math.expm1(min(logs.value, 700)), low, high, (base, other))
+
+
+def _log(one: Estimate) -> Estimate:
+    low, high = (None if bound is None or bound <= 0 else math.log(bound) for bound in (one.ci_low, one.ci_high))
+    return Estimate(math.log(one.value), low, high, one.num_steps, one.num_blocks)
+
+
+def _below(one: Estimate) -> float | None:
+    return None if one.ci_low is None else one.value - one.ci_low
+
+
+def _above(one: Estimate) -> float | None:
+    return None if one.ci_high is None else one.ci_high - one.value
+
+
+def _root(widths: Sequence[float | None]) -> float | None:
+    """The root of the sum of squares; None if one is not known."""
+    known = [width for width in widths if width is not None]
+    return math.hypot(*known) if len(known) == len(widths) else None
+
+
+def _estimate(value: float, low: float | None, high: float | None, parts: Sequence[Estimate]) -> Estimate:
+    whole = low is not None and high is not None  # half an interval says nothing
+    steps, blocks = sum([one.num_steps for one in parts]), sum([one.num_blocks for one in parts])
+    return Estimate(value, low if whole else None, high if whole else None, steps, blocks)
+
+
+# -- pairs
+
+
+def families(rows: Iterable[StudyRow], factor: str) -> list[list[StudyRow]]:
+    """Measured configurations that differ in this factor only, two or more of each kind.
+
+    Args:
+        rows: one of each configuration.
+        factor: a field of ``Configuration``.
+
+    Returns:
+        Those of each kind, from the one that the others are compared with: the smallest batch, the first precision of
+        fp32, tf32, fp16 and bf16, a device without a cap and then with the largest.
+    """
+    alike: dict[tuple[object, ...], list[StudyRow]] = {}
+    for row in rows:
+        if row.figures is not None:
+            rest = tuple([value for name, value in _fields(row.configuration).items() if name != factor])
+            alike.setdefault(rest, []).append(row)
+    found = [sorted(family, key=lambda row: _place(row.configuration, factor)) for family in alike.values()]
+    return [family for family in found if len({_fields(row.configuration)[factor] for row in family}) > 1]
+
+
+def pairs(rows: Iterable[StudyRow], factor: str) -> list[Pair]:
+    """The first of each family against each of the others."""
+    return [pair_of(family[0], other) for family in families(rows, factor) for other in family[1:]]
+
+
+def pair_of(base: StudyRow, other: StudyRow) -> Pair:
+    """What changes from one configuration to another."""
+    changes = {}
+    for key in _COMPARED:
+        one, two = value_of(base, key), value_of(other, key)
+        if one is not None and two is not None:
+            change = difference(one, two) if key in _IN_POINTS else relative_change(one, two)
+            if change is not None:
+                changes[key] = change
+    return Pair(base.configuration, other.configuration, changes)
+
+
+def values_of_factor(rows: Iterable[StudyRow], factor: str) -> list[object]:
+    """The values of a factor that were measured, in the order of ``families``."""
+    known = [row.configuration for row in rows if row.figures is not None]
+    ordered = sorted(known, key=lambda configuration: _place(configuration, factor))
+    return list(dict.fromkeys([_fields(configuration)[factor] for configuration in ordered]))
+
+
+def _fields(configuration: Configuration) -> dict[str, object]:
+    return msgspec.structs.asdict(configuration)
+
+
+def _place(configuration: Configuration, factor: str) -> tuple[float, str]:
+    value = _fields(configuration)[factor]
+    if factor == PRECISION:
+        place = _PRECISIONS.index(str(value)) if value in _PRECISIONS else len(_PRECISIONS)
+        return place, str(value)
+    if value is None:
+        return -math.inf, ""
+    if isinstance(value, (int, float)):
+        return (-value if factor in (POWER_CAP, CLOCK_CAP) else value), ""
+    return 0.0, str(value)

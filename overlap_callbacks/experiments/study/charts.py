@@ -1,0 +1,271 @@
+"""The charts of a study's page: a row for each configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from overlap_callbacks.analysis.formatting import PAGE, rounded
+from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.study import StudyRow
+from overlap_callbacks.analysis.study import (
+    GAP,
+    LONGER,
+    PEAK,
+    PUBLISHED,
+    RATIO,
+    SLOWDOWN,
+    STEP,
+    families,
+    pair_of,
+    power_key,
+    value_of,
+)
+from overlap_callbacks.experiments.study.names import Names, factor_in_words, strategy_in_words
+from overlap_callbacks.report.html.elements import EMPTY_LEGEND, Chart
+from overlap_callbacks.report.html.trends import RUN_COLORS
+
+# More rows than these make no chart that can be read; the table has all.
+MAX_ROWS = 60
+
+Legend = tuple[tuple[str, str], ...]
+# Name of a point, its colour, whether it is hollow, and its figure.
+Point = tuple[str, str, bool, Estimate | None]
+Points = Callable[[StudyRow], list[Point]]
+
+NO_CHANGE = Estimate(0.0, None, None, 0, 0)
+MODES: Legend = (("overlapped", "overlapped"), ("sequential", "sequential"))
+
+
+def slowdowns(rows: Sequence[StudyRow], names: Names) -> Chart | None:
+    """Compute slowdown of each configuration."""
+    return row_chart(
+        "Compute slowdown",
+        _groups(
+            rows, names, lambda row: [("compute slowdown", "overlapped", False, value_of(row, SLOWDOWN))], SLOWDOWN
+        ),
+        "slower with overlap, %",
+        "Time of the compute kernels with overlap over that without, less 1 (equation 1).",
+        limits=_published(SLOWDOWN),
+    )
+
+
+def savings(rows: Sequence[StudyRow], names: Names) -> Chart | None:
+    """Ideal and sequential step time of each configuration against its overlapped step."""
+
+    def points(row: StudyRow) -> list[Point]:
+        return [
+            ("ideal", "ideal", False, _ideal(value_of(row, GAP))),
+            ("sequential", "sequential", False, value_of(row, LONGER)),
+        ]
+
+    return row_chart(
+        "Step time against the overlapped step",
+        _groups(rows, names, points, STEP),
+        "step time against the overlapped step, %",
+        "At zero: the overlapped step, whose time stands at the right. Ideal: overlap without contention (equation 4).",
+        limits=_published(LONGER),
+        legend=(("ideal", "ideal"), ("sequential", "sequential")),
+    )
+
+
+def _ideal(gap: Estimate | None) -> Estimate | None:
+    """The ideal step over the overlapped one, less one, from the gap to ideal: overlapped over ideal, less one."""
+    if gap is None or gap.value <= -1:
+        return None
+    low, high = (None if bound is None or bound <= -1 else 1 / (1 + bound) - 1 for bound in (gap.ci_high, gap.ci_low))
+    return Estimate(1 / (1 + gap.value) - 1, low, high, gap.num_steps, gap.num_blocks)
+
+
+def against_ratio(rows: Sequence[StudyRow]) -> Chart | None:
+    """Compute slowdown against the overlap ratio, a colour for each strategy."""
+    by_strategy: dict[str, list[list[Any]]] = {}
+    names = Names([row.configuration for row in rows])
+    for row in rows:
+        ratio, slowdown = value_of(row, RATIO), value_of(row, SLOWDOWN)
+        if ratio is not None and slowdown is not None:
+            figures = map(rounded, (ratio.value, slowdown.value, slowdown.ci_low, slowdown.ci_high))
+            strategy = strategy_in_words(row.configuration.strategy)
+            by_strategy.setdefault(strategy, []).append([names.whole(row.configuration), *figures])
+    if sum(map(len, by_strategy.values())) < 2:
+        return None
+    series = [
+        {"name": name, "color": RUN_COLORS[place % len(RUN_COLORS)], "points": points}
+        for place, (name, points) in enumerate(by_strategy.items())
+    ]
+    mean = PUBLISHED[SLOWDOWN].mean
+    data = {
+        "series": series,
+        "x_label": "overlap ratio",
+        "y_label": "compute slowdown",
+        "limits": [["study, mean", mean]],
+    }
+    caption = (
+        "The overlap ratio is the share of compute time in which communication is in flight (equation 2). Dashed: the "
+        "mean slowdown of the study. Whiskers are 95% intervals."
+    )
+    legend = tuple([(str(line["name"]), str(line["color"])) for line in series])
+    return Chart("scatter", "Compute slowdown against overlap ratio", data, caption, legend)
+
+
+def power(rows: Sequence[StudyRow], names: Names) -> Chart | None:
+    """Mean and highest power of each mode: as a share of the device's limit, else in watts."""
+    shares = ("avg_tdp_fraction", "peak_tdp_fraction")
+    is_share = any(value_of(row, power_key(Mode.OVERLAPPED, shares[0])) is not None for row in rows)
+    mean, peak = shares if is_share else ("avg_w", "peak_w")
+
+    def points(row: StudyRow) -> list[Point]:
+        return [
+            (f"{mode.value}, {what}", mode.value, what == "highest", value_of(row, power_key(mode, name)))
+            for what, name in (("mean", mean), ("highest", peak))
+            for mode in (Mode.SEQUENTIAL, Mode.OVERLAPPED)
+        ]
+
+    return row_chart(
+        "Power of a device",
+        _groups(rows, names, points, power_key(Mode.OVERLAPPED, mean), signed=False),
+        "% of the device's power limit (TDP)" if is_share else "W",
+        "Filled: mean. Hollow: highest of any device. At the right: the mean with overlap.",
+        limits=[["TDP", 1.0]] if is_share else [],
+        legend=MODES,
+        unit="fraction" if is_share else "W",
+    )
+
+
+def peaks(rows: Sequence[StudyRow], names: Names) -> Chart | None:
+    """How much higher the highest power is with overlap."""
+    return row_chart(
+        "Highest power with overlap against sequential steps",
+        _groups(rows, names, lambda row: [("highest power", "overlapped", False, value_of(row, PEAK))], PEAK),
+        "higher with overlap, %",
+        "Highest power of any device in overlapped steps over that in sequential ones, less 1.",
+        limits=_published(PEAK),
+    )
+
+
+def by_factor(rows: Sequence[StudyRow], names: Names, factor: str, key: str, title: str, x_label: str) -> Chart | None:
+    """A figure of configurations that differ in one factor only, those of a kind below one another.
+
+    Args:
+        rows: one of each configuration.
+        names: of them.
+        factor: the field of the factor.
+        key: of the figure. Of a time or an energy the chart has its change from the first of each kind.
+        title: of the chart.
+        x_label: what the points are, with its unit.
+    """
+    is_change = figure_unit(key) != "fraction"
+    groups = []
+    for family in families(rows, factor):
+        drawn = []
+        for row in family:
+            value = value_of(row, key)
+            if is_change:
+                value = NO_CHANGE if row is family[0] and value else pair_of(family[0], row).changes.get(key)
+            label = factor_in_words(row.configuration, factor)
+            drawn.append(_row(label, [(title.lower(), "overlapped", False, value)], value, "fraction"))
+        groups.append({"name": names.whole(family[0].configuration, without=factor), "rows": drawn})
+    caption = "Against the first of each kind, which stands at zero." if is_change else ""
+    return row_chart(title, groups, x_label, caption, limits=_published(key))
+
+
+# -- what all share
+
+
+def _groups(
+    rows: Sequence[StudyRow], names: Names, points: Points, noted: str, *, signed: bool = True
+) -> list[dict[str, Any]]:
+    """Rows under the names of their jobs; without headings where each job has one row."""
+    jobs: dict[str, list[StudyRow]] = {}
+    for row in rows:
+        if row.figures is not None:
+            jobs.setdefault(names.job(row.configuration), []).append(row)
+    has_headings = any(len(of_job) > 1 for of_job in jobs.values())
+
+    def drawn(row: StudyRow) -> dict[str, Any]:
+        label = (names.setting if has_headings else names.whole)(row.configuration)
+        return _row(label, points(row), value_of(row, noted), figure_unit(noted), signed=signed)
+
+    if has_headings:
+        return [{"name": job, "rows": [drawn(row) for row in of_job]} for job, of_job in jobs.items()]
+    return [{"name": "", "rows": [drawn(row) for of_job in jobs.values() for row in of_job]}]
+
+
+def _row(
+    label: str, points: Sequence[Point], noted: Estimate | None, unit: str, *, signed: bool = True
+) -> dict[str, Any]:
+    return {
+        "label": label,
+        "note": "" if noted is None else PAGE.quantity(noted.value, unit, signed=signed and unit == "fraction"),
+        "points": [
+            {
+                "name": name,
+                "color": color,
+                "hollow": hollow,
+                "value": rounded(estimate.value),
+                "low": rounded(estimate.ci_low),
+                "high": rounded(estimate.ci_high),
+            }
+            for name, color, hollow, estimate in points
+            if estimate is not None
+        ],
+    }
+
+
+def figure_unit(key: str) -> str:
+    """``ms``, ``W``, ``J`` or ``fraction``, as the end of a key has it."""
+    return {"ms": "ms", "w": "W", "j": "J"}.get(key.rpartition("_")[2], "fraction")
+
+
+def _published(key: str) -> list[list[Any]]:
+    """The study's values of a figure, as lines to compare with."""
+    found = PUBLISHED.get(key)
+    if found is None:
+        return []
+    mean = [] if found.mean is None else [["study, mean", found.mean]]
+    return [*mean, ["study, most", found.most]]
+
+
+def row_chart(
+    title: str,
+    groups: Sequence[dict[str, Any]],
+    x_label: str,
+    caption: str,
+    *,
+    limits: Sequence[list[Any]] = (),
+    legend: Legend = EMPTY_LEGEND,
+    unit: str = "fraction",
+) -> Chart | None:
+    """Rows of points under headings; None without any point.
+
+    Args:
+        title: of the chart.
+        groups: their names, and the rows of each. Rows without points are left out.
+        x_label: what the points are, with its unit.
+        caption: how to read it.
+        limits: names and values to compare with, the smallest first.
+        legend: names and colours.
+        unit: of the points.
+    """
+    kept = [{**group, "rows": [row for row in group["rows"] if row["points"]]} for group in groups]
+    total = sum([len(group["rows"]) for group in kept])
+    if not total:
+        return None
+    drawn, room = [], MAX_ROWS
+    for group in kept:
+        if group["rows"][:room]:
+            drawn.append({**group, "rows": group["rows"][:room]})
+            room -= len(drawn[-1]["rows"])
+    sentences = [caption]
+    study = [
+        f"{name.removeprefix('study, ')} {PAGE.percent(value)}" for name, value in limits if name.startswith("study")
+    ]
+    if study:
+        sentences.append(f"Dashed: the study's GPUs, {' and '.join(study)}.")
+    if any(point["low"] is not None for group in drawn for row in group["rows"] for point in row["points"]):
+        sentences.append("Lines through points are 95% intervals.")
+    if total > MAX_ROWS:
+        sentences.append(f"The first {MAX_ROWS} of {total} configurations; the table has all.")
+    data = {"groups": drawn, "unit": unit, "x_label": x_label, "limits": list(limits), "zero": True}
+    return Chart("rows", title, data, " ".join(sentences), legend)

@@ -1,0 +1,179 @@
+"""The outcome of a study in sentences, for the terminal and the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from overlap_callbacks.analysis.formatting import PLAIN, change_in_words, count, may_be_chance
+from overlap_callbacks.analysis.results.bench import GLOO, LOOPBACK
+from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.study import StudyRow, StudyStart
+from overlap_callbacks.analysis.study import LONGER, PEAK, PUBLISHED, SLOWDOWN, Overall, overall, value_of
+from overlap_callbacks.experiments.study.names import Names
+
+NOTHING = "No configuration was measured."
+TITLES = {
+    SLOWDOWN: "Compute slowdown",
+    LONGER: "Sequential steps, longer by",
+    PEAK: "Highest power, higher by",
+}
+
+
+def on_cpu(start: StudyStart) -> bool:
+    """Whether the ranks trained on a CPU, whose figures are not comparable with those of GPUs."""
+    return start.link == GLOO or start.options.get("device") == "cpu"
+
+
+def verdict(start: StudyStart, rows: Sequence[StudyRow], *, bounds: bool = True) -> str:
+    """What overlap saves and costs over all configurations, in a few sentences.
+
+    Args:
+        start: of the study.
+        rows: one of each configuration.
+        bounds: whether the intervals of the means stand in it; not where they stand beside it.
+    """
+    names = Names(start.configurations)
+    longer, slowdown = overall(rows, LONGER), overall(rows, SLOWDOWN)
+    if longer is None and slowdown is None:
+        return NOTHING if not any(row.figures for row in rows) else f"{NOTHING[:-1]} in both modes."
+    sentences = [
+        "What overlap saves was not measured: step times of both modes are missing."
+        if longer is None
+        else _saving(longer, names, bounds) + _costly(rows, longer) + "."
+    ]
+    if slowdown is not None:
+        sentences.append(_slowdown(slowdown, names, bounds, alone=longer is None) + ".")
+    if not on_cpu(start):
+        published = [
+            PLAIN.percent(mean)
+            for figure, mean in ((longer, PUBLISHED[LONGER].mean), (slowdown, PUBLISHED[SLOWDOWN].mean))
+            if figure is not None and mean is not None
+        ]
+        sentences.append(f"The study found {' and '.join(published)}.")
+    return " ".join(sentences)
+
+
+def _saving(longer: Overall, names: Names, bounds: bool) -> str:
+    mean = longer.mean
+    steps = f"steps take {change_in_words(mean.value, 'longer', 'less time')}"
+    rest = f"{_over(longer, names)}{_in_brackets(longer, names, bounds)}"
+    if mean.ci_low is None or mean.ci_high is None:
+        return f"Without overlap, {steps}{rest}: too few blocks to say more"
+    if mean.ci_low > 0:
+        return f"Overlap is worth it: without it, {steps}{rest}"
+    if mean.ci_high < 0:
+        return f"Overlap costs more than it saves: without it, {steps}{rest}"
+    return f"Whether overlap is worth it cannot be told from chance: without it, {steps}{rest}"
+
+
+def _costly(rows: Sequence[StudyRow], longer: Overall) -> str:
+    """How many configurations overlap makes slower, where the mean says the opposite; else empty."""
+    slower = sum([_high(value) < 0 for row in rows if (value := value_of(row, LONGER)) is not None])
+    if not slower or longer.number == 1 or _high(longer.mean) < 0:
+        return ""
+    return f"; in {slower} of {longer.number} it costs more than it saves"
+
+
+def _slowdown(slowdown: Overall, names: Names, bounds: bool, *, alone: bool) -> str:
+    mean = slowdown.mean
+    change = change_in_words(mean.value, "slower", "faster")
+    over = _over(slowdown, names) if alone else (" on average" if slowdown.number > 1 else "")
+    sentence = f"Compute kernels run {change} with overlap{over}{_in_brackets(slowdown, names, bounds, most=bounds)}"
+    if mean.ci_low is None:
+        return f"{sentence}: too few blocks to tell that from chance"
+    return f"{sentence}, which cannot be told from chance" if may_be_chance(mean) else sentence
+
+
+def _over(figure: Overall, names: Names) -> str:
+    if figure.number == 1:
+        return f" in {names.whole(figure.most.configuration)}"
+    return f" on average over {count(figure.number, 'configuration')}"
+
+
+def _in_brackets(figure: Overall, names: Names, bounds: bool, *, most: bool = True) -> str:
+    """The interval of the mean, and the largest where that is beyond chance."""
+    interval = PLAIN.interval(figure.mean, "fraction", signed=True)
+    parts = [f"95% interval {interval}"] if interval and bounds else []
+    if most and figure.number > 1 and _low(figure.most.estimate) > 0:
+        parts.append(f"most: {PLAIN.percent(figure.most.estimate.value)}, {names.whole(figure.most.configuration)}")
+    return f" ({'; '.join(parts)})" if parts else ""
+
+
+# -- what a reader must know
+
+
+def caveats(start: StudyStart, rows: Sequence[StudyRow]) -> list[str]:
+    """What casts doubt on the figures or on comparing them with the study's, as sentences.
+
+    Args:
+        start: of the study.
+        rows: one of each configuration.
+    """
+    listed = []
+    if on_cpu(start):
+        listed.append(
+            "These figures are of CPUs. They are not comparable with the study's, which are of GPUs: on a CPU, compute "
+            "and Gloo's threads share the cores."
+        )
+    if start.link == LOOPBACK:
+        listed.append(
+            "On a loopback link the second rank is a phantom: how long communication takes and what it occupies is "
+            "given. What a real link costs needs a second device."
+        )
+    if start.scale != 1:
+        listed.append(
+            f"The models were scaled by {start.scale:g}: they are not those of the study, and communication has "
+            "another share of a step."
+        )
+    waiting = len(set(start.configurations) - {row.configuration for row in rows})
+    if waiting:
+        listed.append(f"{count(waiting, 'configuration')} of {len(start.configurations)} did not run yet.")
+    return listed
+
+
+def failures(start: StudyStart, rows: Sequence[StudyRow]) -> list[str]:
+    """Each configuration that failed, with its reason."""
+    names = Names(start.configurations)
+    return [
+        f"Failed: {names.whole(row.configuration)}: {row.failure or 'no figures'}" for row in rows if not row.figures
+    ]
+
+
+def where(start: StudyStart, rows: Sequence[StudyRow]) -> str:
+    """What ran and on what, in a line."""
+    measured = sum([row.figures is not None for row in rows])
+    failed = sum([row.figures is None for row in rows])
+    parts = [count(measured, "configuration") + " measured", *([f"{failed} failed"] if failed else [])]
+    parts += [f"{count(start.ranks, 'rank')} on {start.device}", f"link: {start.link}"]
+    parts += [f"torch {start.versions['torch']}"] if "torch" in start.versions else []
+    return ", ".join(parts)
+
+
+def beyond_chance(rows: Sequence[StudyRow], key: str, more: str, less: str) -> str:
+    """In how many configurations a change is beyond chance; empty of one alone, or without intervals.
+
+    Args:
+        rows: one of each configuration.
+        key: of the figure.
+        more: a sentence that the number of increases completes, e.g. ``Compute is slower in``.
+        less: the same of decreases.
+    """
+    values = [value for row in rows if (value := value_of(row, key)) is not None]
+    if len(values) < 2 or not any(value.ci_low is not None for value in values):
+        return ""
+    up, down = sum([_low(value) > 0 for value in values]), sum([_high(value) < 0 for value in values])
+    parts = [f"{words} {number}" for words, number in ((more, up), (less, down)) if number]
+    number = count(len(values), "configuration")
+    if not parts:
+        return f"In none of {number} can that be told from chance."
+    open_ = len(values) - up - down
+    rest = f" In {open_} it cannot be told from chance." if open_ else ""
+    return f"{' and '.join(parts)} of {number}, beyond chance.{rest}"
+
+
+def _low(value: Estimate) -> float:
+    return 0.0 if value.ci_low is None else value.ci_low
+
+
+def _high(value: Estimate) -> float:
+    return 0.0 if value.ci_high is None else value.ci_high

@@ -1,0 +1,116 @@
+"""What a study says in sentences: the verdict, what casts doubt on it, and the terminal."""
+
+from __future__ import annotations
+
+import io
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from overlap_callbacks.analysis.results.study import StudyRow
+from overlap_callbacks.experiments.study.terminal import as_data, study_tables
+from overlap_callbacks.experiments.study.verdict import NOTHING, caveats, verdict
+from tests.experiments.study_page.studies import configuration, factors, figures, large, of_rows, on_cpu, row, single
+
+
+def said(*longer: float, half: float | None = 0.01, slowdown: float | None = 0.1) -> str:
+    """The verdict on configurations whose sequential steps take so much longer."""
+    rows = [row(configuration(batch=n + 1), figures(slowdown, value, half=half)) for n, value in enumerate(longer)]
+    return verdict(*of_rows(rows))
+
+
+def test_the_verdict_has_mean_interval_and_largest_and_what_the_study_found() -> None:
+    text = said(0.1, 0.3)
+    assert text.startswith("Overlap is worth it: without it, steps take 20.0% longer on average over 2 configurations")
+    assert "(95% interval +19.3% to +20.7%; most: 30.0%, gpt3-xl FSDP2 batch 2)" in text
+    assert "Compute kernels run 10.0% slower with overlap on average" in text
+    assert text.endswith("The study found 10.2% and 18.9%.")
+
+
+def test_one_configuration_is_named() -> None:
+    assert "steps take 10.0% longer in gpt3-xl FSDP2 batch 4 (95% interval" in verdict(*single())
+
+
+@pytest.mark.parametrize(
+    ("longer", "half", "begin"),
+    [
+        ((-0.2, -0.1), 0.01, "Overlap costs more than it saves: without it, steps take 15.0% less time"),
+        ((0.01, -0.005), 0.02, "Whether overlap is worth it cannot be told from chance: without it, steps take 0.2%"),
+        ((0.1, 0.2), None, "Without overlap, steps take 15.0% longer on average over 2 configurations: too few blocks"),
+    ],
+)
+def test_no_claim_without_an_interval_that_leaves_zero_out(
+    longer: tuple[float, ...], half: float | None, begin: str
+) -> None:
+    text = said(*longer, half=half, slowdown=None)
+    assert text.startswith(begin)
+    assert "is worth it:" not in text
+    assert "most:" not in text
+
+
+def test_configurations_that_overlap_slows_are_not_lost_in_the_mean() -> None:
+    assert "; in 1 of 3 it costs more than it saves." in said(0.3, 0.2, -0.05)
+
+
+def test_a_slowdown_that_may_be_chance_is_called_so() -> None:
+    assert "slower with overlap on average (95% interval" in said(0.1, 0.2, slowdown=0.1)
+    assert "which cannot be told from chance" in said(0.1, 0.2, slowdown=0.001)
+    assert "Compute kernels" not in said(0.1, 0.2, slowdown=None)
+
+
+def test_a_study_without_any_figure_says_so() -> None:
+    assert verdict(*of_rows([row(configuration(), failure="out of memory")])) == NOTHING
+    assert "in both modes" in verdict(*of_rows([row(configuration(), figures(None, None))]))
+
+
+def test_figures_of_a_cpu_are_not_compared_with_the_study() -> None:
+    start, rows = on_cpu()
+    assert "The study found" not in verdict(start, rows)
+    notes = caveats(start, rows)
+    assert notes[0].startswith("These figures are of CPUs. They are not comparable with the study's")
+    assert any("scaled by 0.1" in note for note in notes)
+    assert caveats(*large()) == []
+
+
+def test_what_did_not_run_yet_is_counted() -> None:
+    start, rows = large()
+    assert "3 configurations of 24 did not run yet." in caveats(start, rows[:-3])
+
+
+def printed(rows: list[StudyRow], **more: object) -> str:
+    file = io.StringIO()
+    Console(width=80, file=file).print(study_tables(*of_rows(rows, **more)))
+    return file.getvalue()
+
+
+def test_the_terminal_has_the_verdict_first_every_configuration_and_the_reason_of_a_failure() -> None:
+    _, rows = large()
+    text = printed(rows)
+    assert text.startswith("Overlap is worth it")
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in text  # nothing is cut in 80 columns
+    assert len([line for line in lines if line.startswith((" gpt3-", " llama2-"))]) == 23
+    assert " 702 " in text  # the last one's peak
+    assert "Failed: llama2-7b FSDP2 batch 8: exit code 1: torch.OutOfMemoryError" in text
+    assert "up to +40.0%" in text
+
+
+def test_names_cannot_steer_the_terminal() -> None:
+    hostile = configuration("\x1b[31mred\n[bold]x")
+    text = printed([row(hostile, figures()), row(configuration("b"), failure="\x1b[2J\nx")])
+    assert "\x1b" not in text
+    assert "[bold]x" in text
+
+
+def test_the_data_for_programs_has_everything_the_tables_have() -> None:
+    start, rows = factors()
+    data = msgspec.json.decode(msgspec.json.encode(as_data(start, rows)))
+    assert data["verdict"].startswith("Overlap is worth it")
+    slowdown = data["over_configurations"]["overlap/compute_slowdown"]
+    assert slowdown["study"] == {"mean": 0.189, "most": 0.4}
+    assert slowdown["largest"]["configuration"]["power_cap_w"] == 300.0
+    assert len(data["configurations"]) == 11
+    assert data["pairs"]["power_cap_w"][0]["changes"]["overlap/compute_slowdown"]["value"] == pytest.approx(0.03)
+    assert data["start"]["device"] == start.device
