@@ -122,6 +122,26 @@ KNOWN_FAILURES = (
         "ZeRO-3 of DeepSpeed 0.18.2 sends other messages in a step after the recorded one, so a sequential step of the "
         "window is left out, and the window says so.",
     ),
+    KnownFailure(
+        "deepspeed",
+        "<0.18.3",
+        tuple(
+            f"tests/integrations/test_predicted_messages.py::test_sharded_jobs_send_what_is_predicted[{job} {model}]"
+            for job in ("zero2 in 16 bit", "zero3")
+            for model in ("gpt", "llama")
+        ),
+        "`overlap predict` counts the messages of newer versions: ZeRO-2 of DeepSpeed 0.18.2 does not ask for "
+        "overflows in bf16, and its ZeRO-3 gathers once less in the recorded step.",
+    ),
+    KnownFailure(
+        "transformers",
+        "<5",
+        tuple(
+            f"tests/integrations/test_predicted_messages.py::test_sharded_jobs_send_what_is_predicted[ddp {model}]"
+            for model in ("gpt", "llama")
+        ),
+        "The models of Transformers 4 have other buffers, which DDP broadcasts.",
+    ),
 )
 
 

@@ -148,7 +148,8 @@ def test_a_script_that_ends_without_close_ends_quietly_and_its_windows_are_in_th
     ]
     for rank in ranks:
         output, errors = rank.communicate(timeout=60)
-        assert output == "done\n"
+        # Gloo of torch 2.8 says on stdout that it is connected.
+        assert [line for line in output.splitlines() if not line.startswith("[Gloo]")] == ["done"]
         assert "Traceback" not in errors
     assert [window.window for window in record.read(tmp_path / "run").windows] == [0]
 
