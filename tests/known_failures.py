@@ -130,8 +130,8 @@ KNOWN_FAILURES = (
             for job in ("zero2 in 16 bit", "zero3")
             for model in ("gpt", "llama")
         ),
-        "`overlap predict` counts the messages of newer versions: ZeRO-2 of DeepSpeed 0.18.2 does not ask for overflows "
-        "in bf16, and its ZeRO-3 gathers once less in the recorded step.",
+        "`overlap predict` counts the messages of newer versions: ZeRO-2 of DeepSpeed 0.18.2 does not ask for "
+        "overflows in bf16, and its ZeRO-3 gathers once less in the recorded step.",
     ),
     KnownFailure(
         "transformers",
@@ -143,3 +143,9 @@ KNOWN_FAILURES = (
         "The models of Transformers 4 have other buffers, which DDP broadcasts.",
     ),
 )
+
+
+def reason_to_fail(test: str) -> str | None:
+    """Why this test is known to fail with what is installed; None if it is to pass."""
+    reasons = [known.reason for known in KNOWN_FAILURES if known.names(test) and known.applies()]
+    return reasons[0] if reasons else None

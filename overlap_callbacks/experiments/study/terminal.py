@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -35,15 +35,9 @@ from overlap_callbacks.analysis.study import (
 )
 from overlap_callbacks.experiments.study.names import Names
 from overlap_callbacks.experiments.study.verdict import TITLES, caveats, failures, verdict, where
-from overlap_callbacks.report.terminal import SanitizedRenderable
 from overlap_callbacks.report.terminal_cells import one_line
 
 _PEAK_W = power_key(Mode.OVERLAPPED, "peak_w")
-
-
-def print_study(start: StudyStart, rows: Sequence[StudyRow]) -> None:
-    """Print the verdict, what casts doubt on it, and a table of all configurations, cleaned for the terminal."""
-    Console().print(SanitizedRenderable(study_tables(start, rows)))
 
 
 def study_tables(start: StudyStart, rows: Sequence[StudyRow]) -> RenderableType:
