@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import deepspeed
 import torch
 
 from overlap_callbacks.experiments.study.job.building import batches, build, count_weights, draw_weights, loss_of
@@ -26,6 +25,8 @@ class Zero3(Training):
 
     def __init__(self, spec: JobSpec, place: Place) -> None:
         super().__init__(spec, place)
+        import deepspeed
+
         on_host = place.device.type == "cpu"
         if on_host:
             # It would compile a shared-memory all-reduce for inference, for a minute.
