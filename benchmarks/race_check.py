@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """What the race check costs: a DDP job on two processes of this host, with the check in each window.
 
-``python3 benchmarks/race_check.py [--width 1024] [--layers 4]`` prints the model's size, the time of a training step,
-and of each check its time, what it held, and what it found.
+``python3 benchmarks/race_check.py [--width 1024] [--layers 4]`` prints the model's size, the time of a step, and, of
+each check, its time, what it held and what it found.
 """
 
 from __future__ import annotations

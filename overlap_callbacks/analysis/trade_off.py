@@ -1,0 +1,84 @@
+"""Energy against time over configurations of one workload: which of them no other one beats in both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from overlap_callbacks import _validation
+
+
+@dataclass(frozen=True)
+class TradeOffPoint:
+    """One configuration, e.g. one cap.
+
+    Attributes:
+        name: for people, e.g. ``300 W``.
+        step_ms: time of a step in milliseconds.
+        energy_j: energy of a step in joules, over the devices that count.
+    """
+
+    name: str
+    step_ms: float
+    energy_j: float
+
+    def __post_init__(self) -> None:
+        _validation.positive("step_ms", self.step_ms)
+        _validation.positive("energy_j", self.energy_j)
+
+    def beats(self, other: TradeOffPoint) -> bool:
+        """Whether it is at least as good in both, and better in one."""
+        as_good = self.step_ms <= other.step_ms and self.energy_j <= other.energy_j
+        return as_good and (self.step_ms, self.energy_j) != (other.step_ms, other.energy_j)
+
+
+@dataclass(frozen=True)
+class TradeOffRow:
+    """A configuration against the one that others are compared with.
+
+    Attributes:
+        point: the configuration.
+        slowdown: its step time against that one's, less one.
+        saving: energy of a step that it saves against that one, as a fraction; negative if it takes more.
+        power_w: mean power over a step.
+        on_front: whether no other configuration beats it: it is on the Pareto front.
+    """
+
+    point: TradeOffPoint
+    slowdown: float
+    saving: float
+    power_w: float
+    on_front: bool
+
+
+def pareto_front(points: Sequence[TradeOffPoint]) -> list[TradeOffPoint]:
+    """The points that no other one beats, the fastest first. Of equal ones all are on it."""
+    front: list[TradeOffPoint] = []
+    least_j = float("inf")
+    last: TradeOffPoint | None = None
+    for point in sorted(points, key=lambda point: (point.step_ms, point.energy_j)):
+        same = last is not None and (point.step_ms, point.energy_j) == (last.step_ms, last.energy_j)
+        if point.energy_j < least_j or same:
+            front.append(point)
+            least_j, last = point.energy_j, point
+    return front
+
+
+def trade_off(points: Sequence[TradeOffPoint], baseline: TradeOffPoint) -> list[TradeOffRow]:
+    """Each configuration against one of them, the fastest first.
+
+    Args:
+        points: all configurations, of the same workload.
+        baseline: the one that the others are compared with; mostly that without a cap.
+    """
+    front = pareto_front(points)
+    return [
+        TradeOffRow(
+            point=point,
+            slowdown=point.step_ms / baseline.step_ms - 1,
+            saving=1 - point.energy_j / baseline.energy_j,
+            power_w=point.energy_j / point.step_ms * 1e3,
+            on_front=any(point is each for each in front),
+        )
+        for point in sorted(points, key=lambda point: (point.step_ms, point.energy_j))
+    ]

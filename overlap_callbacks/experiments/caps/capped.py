@@ -1,0 +1,144 @@
+"""``with capped(Caps(power_w=300)):`` around one configuration of an experiment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from overlap_callbacks._log import logger
+from overlap_callbacks.experiments.caps.journal import Journal, default_folder
+from overlap_callbacks.experiments.caps.keeper import Answer, Keeper, Request
+from overlap_callbacks.experiments.caps.settings import CapError, Caps
+
+# Maximum time for a keeper to start or to answer; it tries several times to put a value back.
+_ANSWER_S = 60.0
+
+
+@contextlib.contextmanager
+def capped(caps: Caps, uuids: Sequence[str] = (), *, folder: Path | None = None) -> Iterator[list[str]]:
+    """Cap devices for the length of a block, and put back what was before, whichever way the block ends.
+
+    A process of its own sets the caps and puts them back (``keeper.py``): also where this one is killed. If that one is
+    killed, this one does. Without a cap nothing is done at all, and no root is needed.
+
+    Args:
+        caps: to set; on all devices alike.
+        uuids: of the devices; empty for all.
+        folder: of the journal; None for that of the machine.
+
+    Yields:
+        The devices that are capped.
+
+    Raises:
+        CapError: a cap cannot be set, verified or put back; with the reason, and where a value is not as before, with
+            what to type.
+    """
+    if not caps:
+        yield []
+        return
+    if os.geteuid() != 0:
+        raise CapError("caps of power and clocks need root: run as root, or leave out --power-cap and --clock-cap")
+    journal = default_folder() if folder is None else folder
+    process = _KeeperProcess(journal)
+    try:
+        yield process.ask(Request(caps, list(uuids)))
+    finally:
+        process.end()
+
+
+class _KeeperProcess:
+    """The keeper, seen from the experiment.
+
+    Args:
+        folder: of the journal.
+
+    Raises:
+        CapError: it does not start.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        # A session of its own: Ctrl-C in the terminal does not reach it. Its errors go where ours go.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "overlap_callbacks.experiments.caps.keeper", str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            self._await_answer()
+        except BaseException:
+            self.end()
+            raise
+
+    def ask(self, request: Request) -> list[str]:
+        """Ask for caps; the devices that have them."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        try:
+            stdin.write(msgspec.json.encode(request) + b"\n")
+            stdin.flush()
+        except OSError:
+            raise CapError("the process that sets the caps has ended") from None
+        return self._await_answer()
+
+    def end(self) -> None:
+        """Have everything put back, and end the keeper; without it, put it back here.
+
+        Raises:
+            CapError: something is not as before; with what to type.
+        """
+        error: CapError | None = None
+        if self._process.poll() is None:
+            try:
+                self.ask(Request())
+            except CapError as found:
+                error = found
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_ANSWER_S)
+        if self._process.poll() not in (0, 1):
+            self._put_back_here()
+        elif error is not None:
+            raise error
+
+    def _put_back_here(self) -> None:
+        """The keeper was killed: what stood there before is in the journal."""
+        from overlap_callbacks.experiments.caps.nvml import NvmlDriver
+
+        self._process.kill()  # one that does not answer must not change anything any more
+        self._process.wait()
+        journal = Journal(self._folder)
+        driver = NvmlDriver()
+        try:
+            Keeper(driver, journal, logger.warning).recover()
+        finally:
+            driver.close()
+            journal.close()
+
+    def _await_answer(self) -> list[str]:
+        stdout = self._process.stdout
+        assert stdout is not None
+        deadline, line = time.monotonic() + _ANSWER_S, b""
+        while not line.endswith(b"\n"):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not select.select([stdout], [], [], left_s)[0]:
+                raise CapError(f"the process that sets the caps did not answer within {_ANSWER_S:g} s")
+            got = os.read(stdout.fileno(), 65536)
+            if not got:
+                raise CapError("the process that sets the caps has ended")
+            line += got
+        answer = msgspec.json.decode(line, type=Answer)
+        if answer.error:
+            raise CapError(answer.error)
+        return answer.uuids

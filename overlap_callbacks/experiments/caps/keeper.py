@@ -1,0 +1,204 @@
+"""The keeper: a process of its own that sets caps and puts them back, whatever becomes of the experiment.
+
+It reads requests from its standard input, one JSON object a line, and answers each. It puts everything back when it is
+asked to, and when the experiment's process has ended, in whatever way: its pipe closes, and the keeper gets another
+parent. Signals that end an experiment (Ctrl-C, SIGTERM, SIGHUP) do not end it. It loads no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from overlap_callbacks.experiments.caps.journal import Journal
+from overlap_callbacks.experiments.caps.settings import (
+    Before,
+    CapError,
+    Caps,
+    Driver,
+    check,
+    not_put_back,
+    put_back,
+    read_before,
+    set_and_verify,
+)
+
+# Time between two looks at whether the experiment's process is still there: a child of it may hold the pipe open.
+_LOOK_S = 0.2
+
+
+class Request(msgspec.Struct):
+    """What the experiment asks for.
+
+    Attributes:
+        caps: to set; None to put back what was before.
+        uuids: of the devices; empty for all.
+    """
+
+    caps: Caps | None = None
+    uuids: list[str] = []
+
+
+class Answer(msgspec.Struct):
+    """What became of it.
+
+    Attributes:
+        error: why not, in words; empty if it was done.
+        uuids: the devices that are capped.
+    """
+
+    error: str = ""
+    uuids: list[str] = []
+
+
+class Keeper:
+    """Sets caps and puts them back.
+
+    Args:
+        driver: of the devices.
+        journal: of this machine.
+        say: tells a person.
+    """
+
+    def __init__(self, driver: Driver, journal: Journal, say: Callable[[str], None]) -> None:
+        self._driver = driver
+        self._journal = journal
+        self._say = say
+        self._before: list[Before] = []
+
+    def recover(self) -> None:
+        """Put back what an earlier keeper has left.
+
+        Raises:
+            CapError: that fails.
+        """
+        self._before = self._journal.read()
+        if self._before:
+            self._say("an earlier experiment did not put its caps back: doing so now")
+        why = self.restore()
+        if why:
+            raise CapError(why)
+
+    def cap(self, uuids: Sequence[str], caps: Caps) -> list[str]:
+        """Set and verify caps. What is set already is put back first.
+
+        Returns:
+            The devices.
+
+        Raises:
+            CapError: some cap cannot be set; then none is.
+        """
+        why = self.restore()
+        if why:
+            raise CapError(why)
+        chosen = list(uuids) or self._driver.uuids()
+        if not chosen:
+            raise CapError("no device that could be capped was found")
+        for uuid in chosen:
+            check(self._driver, uuid, caps)
+        self._before = [read_before(self._driver, uuid, caps) for uuid in chosen]
+        try:
+            self._journal.write(self._before)
+            for uuid in chosen:
+                set_and_verify(self._driver, uuid, caps)
+        except BaseException as error:
+            why = self.restore()
+            if why and isinstance(error, CapError):
+                raise CapError(f"{error}. {why}") from error
+            raise
+        return chosen
+
+    def restore(self) -> str:
+        """Put everything back.
+
+        Returns:
+            Why something is not as before, with what to type; empty if all is.
+        """
+        failed = []
+        left = []
+        for before in self._before:
+            why = put_back(self._driver, before)
+            if why:
+                left.append(before)
+                failed.append(not_put_back(self._driver, before, why))
+        self._before = left
+        if not left:
+            self._journal.clear()
+        for message in failed:
+            self._say(message)
+        return " ".join(failed)
+
+
+def serve(keeper: Keeper) -> None:
+    """Answer requests until the experiment's process ends; then put everything back."""
+    try:
+        for line in _lines(os.getppid()):
+            _answer(_handle(keeper, msgspec.json.decode(line, type=Request)))
+    finally:
+        keeper.restore()
+
+
+def _handle(keeper: Keeper, request: Request) -> Answer:
+    try:
+        if request.caps is None:
+            return Answer(error=keeper.restore())
+        return Answer(uuids=keeper.cap(request.uuids, request.caps))
+    except CapError as error:
+        return Answer(error=str(error))
+
+
+def _lines(parent: int) -> Iterator[bytes]:
+    """Lines of the standard input, until it ends or this process gets another parent."""
+    rest = b""
+    while os.getppid() == parent:
+        if not select.select([0], [], [], _LOOK_S)[0]:
+            continue
+        got = os.read(0, 65536)
+        if not got:
+            return
+        *lines, rest = (rest + got).split(b"\n")
+        yield from lines
+
+
+def _answer(answer: Answer) -> None:
+    try:
+        os.write(1, msgspec.json.encode(answer) + b"\n")
+    except OSError:  # nobody reads it any more: the next look at the input says so
+        return
+
+
+def _say(message: str) -> None:
+    try:
+        os.write(2, f"overlap-callbacks: {message}\n".encode())
+    except OSError:
+        return
+
+
+def main() -> int:
+    """Serve one experiment."""
+    from overlap_callbacks.experiments.caps.nvml import NvmlDriver
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        journal = Journal(Path(sys.argv[1]))
+        driver = NvmlDriver()
+        keeper = Keeper(driver, journal, _say)
+        keeper.recover()
+    except CapError as error:
+        _answer(Answer(error=str(error)))
+        return 1
+    _answer(Answer())
+    serve(keeper)
+    driver.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

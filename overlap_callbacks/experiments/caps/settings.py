@@ -1,0 +1,172 @@
+"""What a cap is, what stood there before, and how a device is changed and put back. Drivers are behind an interface."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+# How often a value is put back before that is given up, and the time between two tries.
+RESTORE_TRIES = 5
+_RETRY_S = 0.2
+# Drivers keep a limit in whole milliwatts.
+_SAME_W = 1e-3
+
+
+class CapError(RuntimeError):
+    """A cap was not set; every value is what it was before, unless the message says otherwise."""
+
+
+class Caps(msgspec.Struct, frozen=True):
+    """What an experiment asks for.
+
+    Attributes:
+        power_w: power limit in watts; None to leave it.
+        clock_mhz: the highest SM clock in MHz; None to leave it.
+    """
+
+    power_w: float | None = None
+    clock_mhz: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.power_w is not None or self.clock_mhz is not None
+
+    @property
+    def label(self) -> str:
+        """E.g. ``300 W, 1,200 MHz``."""
+        parts = [] if self.power_w is None else [f"{self.power_w:g} W"]
+        parts += [] if self.clock_mhz is None else [f"{self.clock_mhz:,} MHz"]
+        return ", ".join(parts) or "no cap"
+
+
+class Before(msgspec.Struct, frozen=True):
+    """What stood on one device before, as far as it is to be changed.
+
+    Attributes:
+        uuid: of the device.
+        power_w: its power limit; None where that is not changed.
+        clocks_locked: whether its clocks are to be locked, and so unlocked afterwards. A driver does not tell whether
+            somebody had locked them before.
+    """
+
+    uuid: str
+    power_w: float | None = None
+    clocks_locked: bool = False
+
+
+class Driver(Protocol):
+    """What is needed of a driver. A device is named by its UUID; what fails raises ``CapError``."""
+
+    def uuids(self) -> list[str]:
+        """All devices that can be capped."""
+
+    def power_limit_w(self, uuid: str) -> float:
+        """The power limit that somebody has set, or the default."""
+
+    def power_range_w(self, uuid: str) -> tuple[float, float]:
+        """The lowest and the highest power limit that the device takes."""
+
+    def set_power_limit(self, uuid: str, power_w: float) -> None:
+        """Set it."""
+
+    def clocks_mhz(self, uuid: str) -> tuple[int, int]:
+        """The lowest and the highest SM clock that the device takes."""
+
+    def sm_clock_mhz(self, uuid: str) -> int:
+        """The SM clock now."""
+
+    def lock_clocks(self, uuid: str, lowest_mhz: int, highest_mhz: int) -> None:
+        """Keep the SM clock between two bounds."""
+
+    def unlock_clocks(self, uuid: str) -> None:
+        """Let the device choose again."""
+
+    def undo_command(self, before: Before) -> str:
+        """What a person types to put a device back."""
+
+    def close(self) -> None:
+        """Let the driver go."""
+
+
+def check(driver: Driver, uuid: str, caps: Caps) -> None:
+    """Refuse what a device does not take.
+
+    Raises:
+        CapError: outside of its range.
+    """
+    if caps.power_w is not None:
+        low_w, high_w = driver.power_range_w(uuid)
+        if not low_w <= caps.power_w <= high_w:
+            raise CapError(f"a power cap of {uuid} must be from {low_w:g} to {high_w:g} W, got {caps.power_w:g}")
+    if caps.clock_mhz is not None:
+        low_mhz, high_mhz = driver.clocks_mhz(uuid)
+        if not low_mhz <= caps.clock_mhz <= high_mhz:
+            raise CapError(f"a clock cap of {uuid} must be from {low_mhz} to {high_mhz} MHz, got {caps.clock_mhz}")
+
+
+def read_before(driver: Driver, uuid: str, caps: Caps) -> Before:
+    """What stands there of what is to be changed."""
+    power_w = None if caps.power_w is None else driver.power_limit_w(uuid)
+    return Before(uuid, power_w, clocks_locked=caps.clock_mhz is not None)
+
+
+def set_and_verify(driver: Driver, uuid: str, caps: Caps) -> None:
+    """Set the caps of a device, and read back what is in force.
+
+    Raises:
+        CapError: the driver refuses, or does something else than it says. The device may be half changed.
+    """
+    if caps.power_w is not None:
+        driver.set_power_limit(uuid, caps.power_w)
+        found_w = driver.power_limit_w(uuid)
+        if abs(found_w - caps.power_w) > _SAME_W:
+            raise CapError(f"the power limit of {uuid} was set to {caps.power_w:g} W, and reads {found_w:g} W")
+    if caps.clock_mhz is not None:
+        driver.lock_clocks(uuid, driver.clocks_mhz(uuid)[0], caps.clock_mhz)
+        found_mhz = driver.sm_clock_mhz(uuid)
+        if found_mhz > caps.clock_mhz:
+            raise CapError(f"the SM clock of {uuid} was capped at {caps.clock_mhz} MHz, and is {found_mhz} MHz")
+
+
+def put_back(driver: Driver, before: Before, sleep: Callable[[float], None] = time.sleep) -> str:
+    """Put a device back to what it was, and read it back; several tries.
+
+    Returns:
+        Why it is not as before, in words; empty if it is.
+    """
+    why = ""
+    for attempt in range(RESTORE_TRIES):
+        if attempt:
+            sleep(_RETRY_S * 2**attempt)
+        why = _put_back_once(driver, before)
+        if not why:
+            return ""
+    return why
+
+
+def _put_back_once(driver: Driver, before: Before) -> str:
+    failed = []
+    if before.clocks_locked:
+        try:
+            driver.unlock_clocks(before.uuid)
+        except CapError as error:
+            failed.append(str(error))
+    if before.power_w is not None:
+        try:
+            if abs(driver.power_limit_w(before.uuid) - before.power_w) > _SAME_W:
+                driver.set_power_limit(before.uuid, before.power_w)
+                found_w = driver.power_limit_w(before.uuid)
+                if abs(found_w - before.power_w) > _SAME_W:
+                    failed.append(f"the power limit of {before.uuid} reads {found_w:g} W, not {before.power_w:g} W")
+        except CapError as error:
+            failed.append(str(error))
+    return "; ".join(failed)
+
+
+def not_put_back(driver: Driver, before: Before, why: str) -> str:
+    """The message for a person, with what to type."""
+    return (
+        f"THE DEVICE {before.uuid} IS NOT AS BEFORE: {why}. Put it back by hand, as root: {driver.undo_command(before)}"
+    )

@@ -1,0 +1,37 @@
+"""Energy against time over configurations, as a table for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from overlap_callbacks.analysis.formatting import PLAIN
+from overlap_callbacks.analysis.trade_off import TradeOffRow
+from overlap_callbacks.report.terminal_cells import name_cell
+
+
+def trade_off_table(rows: Sequence[TradeOffRow]) -> Table:
+    """The rows in their order; those on the Pareto front are marked.
+
+    Args:
+        rows: of ``overlap_callbacks.analysis.trade_off.trade_off``.
+    """
+    table = Table(title="Energy against time of a step", title_justify="left", caption_justify="left")
+    table.add_column("")
+    for column in ("step ms", "energy J", "power W", "slowdown", "energy saved"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("front")
+    for row in rows:
+        table.add_row(
+            name_cell(row.point.name),
+            PLAIN.number(row.point.step_ms, 2),
+            PLAIN.number(row.point.energy_j, 2),
+            PLAIN.number(row.power_w, 1),
+            f"{row.slowdown:+.1%}",
+            f"{row.saving:+.1%}",
+            "yes" if row.on_front else "",
+            style="" if row.on_front else "dim",
+        )
+    table.caption = "front: no other configuration is at least as good in both, and better in one."
+    return table

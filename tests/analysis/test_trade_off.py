@@ -1,0 +1,64 @@
+"""The Pareto front of energy against time."""
+
+from __future__ import annotations
+
+import io
+import random
+
+import pytest
+from rich.console import Console
+
+from overlap_callbacks.analysis.trade_off import TradeOffPoint, pareto_front, trade_off
+from overlap_callbacks.report.terminal_trade_off import trade_off_table
+
+FREE = TradeOffPoint("no cap", 100.0, 70.0)
+POINTS = [
+    TradeOffPoint("200 W", 150.0, 45.0),
+    FREE,
+    TradeOffPoint("300 W", 110.0, 50.0),
+    TradeOffPoint("250 W", 160.0, 46.0),  # slower than 200 W, and takes more
+    TradeOffPoint("350 W", 110.0, 60.0),  # as fast as 300 W, and takes more
+]
+
+
+def test_the_front_is_what_no_other_configuration_beats() -> None:
+    assert [point.name for point in pareto_front(POINTS)] == ["no cap", "300 W", "200 W"]
+    assert pareto_front([]) == []
+    twins = [TradeOffPoint("a", 1.0, 1.0), TradeOffPoint("b", 1.0, 1.0)]
+    assert pareto_front(twins) == twins
+
+
+def test_the_front_agrees_with_its_definition_on_random_points() -> None:
+    choose = random.Random(3)
+    for _ in range(300):
+        points = [
+            TradeOffPoint(str(n), float(choose.randint(1, 6)), float(choose.randint(1, 6)))
+            for n in range(choose.randint(1, 12))
+        ]
+        front = pareto_front(points)
+        for point in points:
+            beaten = any(other.beats(point) for other in points)
+            assert (point in front) is not beaten
+
+
+def test_each_configuration_stands_against_the_one_without_a_cap() -> None:
+    rows = {row.point.name: row for row in trade_off(POINTS, FREE)}
+    assert list(rows) == ["no cap", "300 W", "350 W", "200 W", "250 W"]
+    assert rows["300 W"].slowdown == pytest.approx(0.1)
+    assert rows["300 W"].saving == pytest.approx(2 / 7)
+    assert rows["no cap"].power_w == pytest.approx(700.0)
+    assert not rows["350 W"].on_front
+
+
+def test_the_table_marks_the_front() -> None:
+    out = io.StringIO()
+    Console(file=out, width=120).print(trade_off_table(trade_off(POINTS, FREE)))
+    lines = {line.split("│")[1].strip(): line for line in out.getvalue().splitlines() if line.startswith("│")}
+    assert "yes" in lines["300 W"]
+    assert "yes" not in lines["350 W"]
+    assert "+10.0%" in lines["300 W"]
+
+
+def test_what_is_no_point_is_refused() -> None:
+    with pytest.raises(ValueError, match="energy_j"):
+        TradeOffPoint("x", 1.0, 0.0)
