@@ -78,7 +78,7 @@ def test_stages_after_one_another_are_the_model(name: str) -> None:
     loss = loss_of(logits, targets)
     # Nothing is learnt yet: every class is about as likely.
     assert loss.item() == pytest.approx(torch.tensor(float(logits.shape[-1])).log().item(), rel=0.5)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in whole.parameters())
 
 

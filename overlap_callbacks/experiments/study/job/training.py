@@ -85,7 +85,7 @@ class LoopTraining(Training):
         inputs, targets = next(self.data)
         with self.casting():
             loss = loss_of(self.module(inputs), targets)
-        (loss * self._scale).backward()  # type: ignore[no-untyped-call]
+        (loss * self._scale).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.losses.append(loss.detach())

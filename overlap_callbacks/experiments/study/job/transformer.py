@@ -112,7 +112,8 @@ class Attention(nn.Module):
         return y
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
-        return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+        heads: torch.Tensor = x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+        return heads
 
 
 class Mlp(nn.Module):

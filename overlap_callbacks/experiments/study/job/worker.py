@@ -82,7 +82,7 @@ def train(training: Training) -> int:
     step_s = _warm_up(training)
     options = _window_options(training, step_s)
     windows, every = training.spec.windows, options["every_n_steps"]
-    last = options["first_step"] + windows * every - _REST_STEPS[training.place.device.type]
+    last: int = options["first_step"] + windows * every - _REST_STEPS[training.place.device.type]
     with training.attach(_WARM_UP_STEPS, **options, **_told(training)):
         for _ in range(_WARM_UP_STEPS, last + 1):
             training.step()
