@@ -194,7 +194,7 @@ def _power_answer(rows: Sequence[StudyRow]) -> str:
 
 def _all(start: StudyStart, rows: Sequence[StudyRow], names: Names) -> list[Section]:
     blocks: list[Block] = []
-    together = overall_table(rows, names)
+    together = overall_table(rows, names, compares=not on_cpu(start))
     if together is not None:
         blocks.append(together)
     blocks.append(configuration_table(rows))

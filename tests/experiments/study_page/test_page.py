@@ -102,6 +102,7 @@ def test_a_cpu_is_not_compared_with_gpus() -> None:
     text = text_of(study_page("study", *on_cpu()))
     assert "These figures are of CPUs. They are not comparable with the study's" in text
     assert "The study:" not in text
+    assert "Study, mean" not in text
     assert "A CPU has none." in text
 
 
