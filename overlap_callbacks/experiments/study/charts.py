@@ -126,10 +126,12 @@ def power(rows: Sequence[StudyRow], names: Names) -> Chart | None:
         "Power of a device",
         _groups(rows, names, points, power_key(Mode.OVERLAPPED, mean), signed=False),
         "% of the device's power limit (TDP)" if is_share else "W",
-        "Filled: mean. Hollow: highest of any device. At the right: the mean with overlap.",
+        "Filled: mean. Hollow: highest of any device. At the right: the mean with overlap. The axis does not start at "
+        "zero.",
         limits=[["TDP", 1.0]] if is_share else [],
         legend=MODES,
         unit="fraction" if is_share else "W",
+        zero=False,
     )
 
 
@@ -236,6 +238,7 @@ def row_chart(
     limits: Sequence[list[Any]] = (),
     legend: Legend = EMPTY_LEGEND,
     unit: str = "fraction",
+    zero: bool = True,
 ) -> Chart | None:
     """Rows of points under headings; None without any point.
 
@@ -247,6 +250,7 @@ def row_chart(
         limits: names and values to compare with, the smallest first.
         legend: names and colours.
         unit: of the points.
+        zero: whether the axis holds zero.
     """
     kept = [{**group, "rows": [row for row in group["rows"] if row["points"]]} for group in groups]
     total = sum([len(group["rows"]) for group in kept])
@@ -267,5 +271,5 @@ def row_chart(
         sentences.append("Lines through points are 95% intervals.")
     if total > MAX_ROWS:
         sentences.append(f"The first {MAX_ROWS} of {total} configurations; the table has all.")
-    data = {"groups": drawn, "unit": unit, "x_label": x_label, "limits": list(limits), "zero": True}
+    data = {"groups": drawn, "unit": unit, "x_label": x_label, "limits": list(limits), "zero": zero}
     return Chart("rows", title, data, " ".join(sentences), legend)

@@ -108,7 +108,7 @@ def _failures(start: StudyStart, rows: Sequence[StudyRow]) -> list[Block]:
     listed = failures(start, rows)
     notes: list[Block] = [Note(page_text(text), warning=True) for text in listed[:5]]
     if len(listed) > 5:
-        notes.append(Note(f"{len(listed) - 5} more failed; the table of all configurations has them.", warning=True))
+        notes.append(Note("More failed, for other reasons; the table of all configurations has them.", warning=True))
     return notes
 
 
@@ -194,7 +194,7 @@ def _power_answer(rows: Sequence[StudyRow]) -> str:
 
 def _all(start: StudyStart, rows: Sequence[StudyRow], names: Names) -> list[Section]:
     blocks: list[Block] = []
-    together = overall_table(rows, names)
+    together = overall_table(rows, names, compares=not on_cpu(start))
     if together is not None:
         blocks.append(together)
     blocks.append(configuration_table(rows))

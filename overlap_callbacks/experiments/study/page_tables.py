@@ -33,14 +33,14 @@ from overlap_callbacks.report.html.tables import EMPTY, change_cell, name_cell, 
 _LABELS = {**TITLES, GAP: "Gap to ideal", RATIO: "Overlap ratio"}
 
 
-def overall_table(rows: Sequence[StudyRow], names: Names) -> Table | None:
-    """Means and extremes over the configurations, beside the study's; None of one alone."""
+def overall_table(rows: Sequence[StudyRow], names: Names, *, compares: bool) -> Table | None:
+    """Means and extremes over the configurations, beside the study's if it ``compares``; None of one alone."""
     known = [figure for key in (LONGER, SLOWDOWN, GAP, RATIO, PEAK) if (figure := overall(rows, key)) is not None]
     if max([figure.number for figure in known], default=0) < 2:
         return None
     lines = []
     for figure in known:
-        published = PUBLISHED.get(figure.key)
+        published = PUBLISHED.get(figure.key) if compares else None
         signed = figure.key != RATIO
         lines.append(
             (
@@ -59,7 +59,7 @@ def overall_table(rows: Sequence[StudyRow], names: Names) -> Table | None:
         "*Figure", "Configurations", "Mean", "95% interval", "Largest", "95% interval", "*Of", "Smallest",
         "95% interval", "*Of", "Study, mean", "Study, largest",
     )  # fmt: skip
-    caption = "The study's figures are of four A100, H100, MI210 or MI250 GPUs."
+    caption = "The study's figures are of four A100, H100, MI210 or MI250 GPUs." if compares else ""
     return without_empty_columns("Over all configurations", columns, lines, caption)
 
 

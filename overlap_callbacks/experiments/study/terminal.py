@@ -34,7 +34,7 @@ from overlap_callbacks.analysis.study import (
     value_of,
 )
 from overlap_callbacks.experiments.study.names import Names
-from overlap_callbacks.experiments.study.verdict import TITLES, caveats, failures, verdict, where
+from overlap_callbacks.experiments.study.verdict import TITLES, caveats, failures, on_cpu, verdict, where
 from overlap_callbacks.report.terminal_cells import one_line
 
 _PEAK_W = power_key(Mode.OVERLAPPED, "peak_w")
@@ -89,7 +89,7 @@ def _table(title: str) -> Table:
 
 def _configurations(start: StudyStart, rows: Sequence[StudyRow]) -> Table:
     names = Names(start.configurations)
-    table = _table("Below: 95% intervals, over the windows of each configuration's one run")
+    table = _table("Below: 95% intervals, within each configuration's one run")
     has_power = any(value_of(row, _PEAK_W) is not None for row in rows)
     table.add_column("Configuration", overflow="fold", min_width=18)
     for head in ("Step", "Sequential", "Compute", "Overlap", *(["Peak"] if has_power else [])):
@@ -111,7 +111,8 @@ def _configurations(start: StudyStart, rows: Sequence[StudyRow]) -> Table:
 def _overall(start: StudyStart, rows: Sequence[StudyRow]) -> Table:
     names = Names(start.configurations)
     table = _table("Over all configurations")
-    for head in ("Figure", "Mean", "Largest", "Of", "Study"):
+    compares = not on_cpu(start)
+    for head in ("Figure", "Mean", "Largest", "Of", *(["Study"] if compares else [])):
         is_text = head in ("Figure", "Of")
         table.add_column(head, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
     for key in (LONGER, SLOWDOWN, PEAK):
@@ -125,7 +126,7 @@ def _overall(start: StudyStart, rows: Sequence[StudyRow]) -> Table:
             _cell(figure.mean),
             _cell(figure.most.estimate),
             Text(one_line(names.whole(figure.most.configuration), 120)),
-            published if mean is None else f"{PLAIN.percent(mean, signed=True)}\n{published}",
+            *([published if mean is None else f"{PLAIN.percent(mean, signed=True)}\n{published}"] if compares else []),
         )
     return table
 

@@ -12,6 +12,8 @@ from overlap_callbacks.analysis.study import LONGER, PEAK, PUBLISHED, SLOWDOWN, 
 from overlap_callbacks.experiments.study.names import Names
 
 NOTHING = "No configuration was measured."
+# Of configurations that failed for the same reason; the table has all.
+_MAX_NAMED = 3
 TITLES = {
     SLOWDOWN: "Compute slowdown",
     LONGER: "Sequential steps, longer by",
@@ -132,11 +134,20 @@ def caveats(start: StudyStart, rows: Sequence[StudyRow]) -> list[str]:
 
 
 def failures(start: StudyStart, rows: Sequence[StudyRow]) -> list[str]:
-    """Each configuration that failed, with its reason."""
+    """The configurations that failed, with their reasons; those that share one stand together."""
     names = Names(start.configurations)
+    by_reason: dict[str, list[str]] = {}
+    for row in rows:
+        if row.figures is None:
+            by_reason.setdefault(row.failure or "no figures", []).append(names.whole(row.configuration))
     return [
-        f"Failed: {names.whole(row.configuration)}: {row.failure or 'no figures'}" for row in rows if not row.figures
+        f"Failed: {'; '.join(failed[:_MAX_NAMED])}{_and_more(len(failed))}: {cause}"
+        for cause, failed in by_reason.items()
     ]
+
+
+def _and_more(number: int) -> str:
+    return f" and {number - _MAX_NAMED} more" if number > _MAX_NAMED else ""
 
 
 def where(start: StudyStart, rows: Sequence[StudyRow]) -> str:
@@ -165,7 +176,7 @@ def beyond_chance(rows: Sequence[StudyRow], key: str, more: str, less: str) -> s
     parts = [f"{words} {number}" for words, number in ((more, up), (less, down)) if number]
     number = count(len(values), "configuration")
     if not parts:
-        return f"In none of {number} can that be told from chance."
+        return f"A difference cannot be told from chance in any of {number}."
     open_ = len(values) - up - down
     rest = f" In {open_} it cannot be told from chance." if open_ else ""
     return f"{' and '.join(parts)} of {number}, beyond chance.{rest}"

@@ -413,7 +413,7 @@
             first ? Plot.text(bounds, { x: "value", frameAnchor: "top", dy: -11, text: name, fill: muted }) : null,
             stacked ? Plot.text(group.rows, { y: "label", frameAnchor: "left", textAnchor: "start", dx: 3, dy: -9, text: (d) => fitted(d.label, width - notes - 30), fill: ink, stroke: color("paper"), strokeWidth: 4 }) : null,
             Plot.link(bounded, { ...place, x1: (d) => Math.max(d.low, domain[0]), x2: (d) => Math.min(d.high, domain[1]), y1: "label", y2: "label", stroke: (d) => color(d.color), strokeOpacity: 0.6, strokeWidth: 2 }),
-            Plot.dot(points, { ...place, x: "x", r: 4.5, stroke: (d) => color(d.color), strokeWidth: 1.8, fill: (d) => (d.hollow ? color("paper") : color(d.color)), title: "tip", tip: "xy" }),
+            Plot.dot(points, { ...place, x: "x", r: width < 520 ? 3.5 : 4.5, stroke: (d) => color(d.color), strokeWidth: 1.8, fill: (d) => (d.hollow ? color("paper") : color(d.color)), title: "tip", tip: "xy" }),
             Plot.text(group.rows, { ...place, frameAnchor: "right", textAnchor: "start", dx: 8, text: "note", fill: muted }),
           ],
         }, `${title}: ${points.map((d) => `${group.name} ${d.label} ${d.name} ${figure(d.value, unit)}`).join(", ")}`);

@@ -102,6 +102,7 @@ def test_a_cpu_is_not_compared_with_gpus() -> None:
     text = text_of(study_page("study", *on_cpu()))
     assert "These figures are of CPUs. They are not comparable with the study's" in text
     assert "The study:" not in text
+    assert "Study, mean" not in text
     assert "A CPU has none." in text
 
 
@@ -141,10 +142,13 @@ def test_products_beside_all_reduces_are_shown_where_they_lie(tmp_path: Path) ->
 
 
 def test_a_study_of_which_nothing_was_measured_has_a_page() -> None:
-    failed = [row(configuration(batch=batch), failure="exit code 1") for batch in range(1, 9)]
+    failed = [row(configuration(batch=batch), failure=f"exit code {batch % 6}") for batch in range(1, 13)]
     text = text_of(study_page("study", *of_rows(failed)))
     assert "No configuration was measured." in text
-    assert "3 more failed; the table of all configurations has them." in text
+    assert "Failed: gpt3-xl FSDP2 batch 1; gpt3-xl FSDP2 batch 7: exit code 1" in text
+    assert "More failed, for other reasons" in text
+    alike = [row(configuration(batch=batch), failure="out of memory") for batch in range(1, 9)]
+    assert "batch 3 and 5 more: out of memory" in text_of(study_page("study", *of_rows(alike)))
     assert "No configuration was measured." in text_of(study_page("study", start([configuration()]), []))
 
 

@@ -71,6 +71,7 @@ def test_figures_of_a_cpu_are_not_compared_with_the_study() -> None:
     assert notes[0].startswith("These figures are of CPUs. They are not comparable with the study's")
     assert any("scaled by 0.1" in note for note in notes)
     assert caveats(*large()) == []
+    assert "up to" not in printed(rows, link="gloo")
 
 
 def test_what_did_not_run_yet_is_counted() -> None:
