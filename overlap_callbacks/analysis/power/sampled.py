@@ -24,9 +24,9 @@ from overlap_callbacks.analysis.power.readings import Floats, Readings, Times
 from overlap_callbacks.analysis.power.segments import Segment, hold, rows_within
 from overlap_callbacks.analysis.results.power import SourceInfo
 
-# Ticks come at random times, one in each interval, so up to two intervals lie between two. The rest allows for a thread
-# that wakes late.
-_MAX_GAP = 2.1
+# Ticks come at random times, one in each interval, so up to two intervals lie between two. A thread may also wake late.
+_MAX_GAP = 2.0
+_LATE_S = 0.02
 # Fewer degrees of freedom within blocks, and all readings of the mode are compared with each other.
 _FEW = 3
 # Times at which a sensor may be renewed that are tried, within its period.
@@ -166,7 +166,7 @@ def _has_gap(readings: Readings, start_ns: int, end_ns: int, interval_s: float, 
     low, high = np.searchsorted(readings.time_ns, (start_ns, end_ns))
     times_ns = readings.time_ns[low:high][~np.isnan(readings.power_w[low:high])]
     gaps_ns = np.diff(np.concatenate(([start_ns], times_ns, [end_ns])))
-    return bool((gaps_ns > _MAX_GAP * interval_s * 1e9).any())
+    return bool((gaps_ns > (_MAX_GAP * interval_s + _LATE_S) * 1e9).any())
 
 
 def _places_in_steps(times_ns: Times, segment: Segment, renewed_s: float) -> Places:
