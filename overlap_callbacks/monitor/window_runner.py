@@ -89,9 +89,11 @@ class _OpenWindow:
     def decide_length(self) -> int:
         """Rank 0: the counted steps that blocks of ``min_block_seconds`` have; before the ruling.
 
-        By the step time of the last window; in the first window by that of its recorded step, on the host.
+        By the step time of the last window. In the first window by that of the steps before it, and only if there are
+        too few of them by that of its recorded step: that one takes longer than others.
         """
-        step_s = self.session.budget.step_s or self.marks.age_s
+        usual = self.cost.usual
+        step_s = self.session.budget.step_s or (self.marks.age_s if usual is None else usual.mean_ns / 1e9)
         block_s = self.schedule.min_block_seconds
         steps, wanted = self.schedule.steps_that_take(block_s, step_s), self.schedule.steps_wanted(block_s, step_s)
         if steps < wanted:

@@ -39,7 +39,7 @@ class Explanation(NamedTuple):
     """What the compute slowdown of a window is due to.
 
     Attributes:
-        verdict: the cause that stands out, with its evidence; None without power.
+        verdict: the cause that stands out, with its evidence; None without power, or if the slowdown may be chance.
         shares: of all causes.
     """
 
@@ -63,6 +63,8 @@ def explain(
         return Explanation()
     overlapped, sequential = (None if power is None else power.of(mode) for mode in (Mode.OVERLAPPED, Mode.SEQUENTIAL))
     shares = slowdown_shares(slowdown.value, compute_ms, losses, overlapped, sequential)
+    if slowdown.ci_low is not None and slowdown.ci_high is not None and slowdown.ci_low <= 0 <= slowdown.ci_high:
+        return Explanation(None, shares)  # it may be chance, and chance has no cause
     verdict = attribute(slowdown.value, overlapped, sequential)
     if verdict is not None and shares is not None:
         evidence = (*verdict.evidence, f"shares {shares_in_words(shares)}", *shares.notes)

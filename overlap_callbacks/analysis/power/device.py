@@ -1,29 +1,52 @@
-"""Power, energy and clocks per mode of one device in one window."""
+"""Power, energy and clocks per mode of one device in one window.
+
+The energy counter is the best source: it misses nothing. Watts and joules come from it where its reads span the blocks
+every mode well enough, and else from readings of power, again where these tell the mean well enough. Both modes use one
+method, since two methods differ by more than the modes do. Where the two methods disagree, neither can be believed.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
-from overlap_callbacks.analysis.power.phases import StepPhases, clocks_while_computing
+from overlap_callbacks.analysis.power.agreement import Agreement, compare
+from overlap_callbacks.analysis.power.counted import counted_power
+from overlap_callbacks.analysis.power.mean_power import MAX_ERROR, MeanPower, estimate_j, estimate_w
+from overlap_callbacks.analysis.power.momentary import (
+    mean_now,
+    parts_use,
+    reason_fractions,
+    throttled_fraction,
+    with_compute_clocks,
+)
+from overlap_callbacks.analysis.power.phases import StepPhases
 from overlap_callbacks.analysis.power.readings import Floats, Readings
-from overlap_callbacks.analysis.power.segments import HeldReadings, Segment, counter_energy_j, hold
+from overlap_callbacks.analysis.power.sampled import SampledPower, Unmeasured, sampled_power
+from overlap_callbacks.analysis.power.segments import Segment
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.power import REASONS, DevicePower, ModePower, SourceInfo, UnitUtilisation
+from overlap_callbacks.analysis.results.power import DevicePower, ModePower, SourceInfo
 
 COUNTER = "counter"
-HELD_SAMPLES = "held samples"
+SAMPLES = "samples"
 
-# Energy by the counter over energy by the readings of power. Outside these bounds the counter is not used: some
-# counters stand still, some count in another unit.
-_PLAUSIBLE_RATIO = (0.1, 10.0)
-# A larger difference is reported. It has good reasons too: some sensors measure only part of the time.
-_MAX_SILENT_DIFFERENCE = 0.25
+
+@dataclass
+class _OfMode:
+    """What both methods tell of a mode."""
+
+    mode: Mode
+    segments: Sequence[Segment]
+    sampled: SampledPower
+    counted: MeanPower | None
+
+    def by(self, method: str) -> MeanPower | None:
+        return self.counted if method == COUNTER else self.sampled.mean
 
 
 def power_figures(
@@ -33,6 +56,7 @@ def power_figures(
     *,
     interval_s: float,
     late: int = 0,
+    failed: int = 0,
     phases: Sequence[StepPhases] = (),
 ) -> DevicePower:
     """The power figures of each mode.
@@ -43,17 +67,33 @@ def power_figures(
         segments: stretches of time in one mode, in any order; they must not overlap.
         interval_s: time between readings.
         late: number of ticks that the sampler skipped.
+        failed: number of reads that failed.
         phases: when the device computed, in its profiled steps.
     """
     by_mode: dict[Mode, list[Segment]] = defaultdict(list)
-    for segment in segments:
+    for segment in sorted(segments, key=lambda segment: segment.start_ns):
         by_mode[segment.arm].append(segment)
-    in_order = [(mode, by_mode[mode]) for mode in Mode if mode in by_mode]
+    found = [
+        _OfMode(
+            mode,
+            by_mode[mode],
+            sampled_power(readings, by_mode[mode], source, interval_s),
+            counted_power(readings, by_mode[mode], source),
+        )
+        for mode in Mode
+        if mode in by_mode
+    ]
+    agreement = compare({of.mode: (of.sampled.mean, of.counted) for of in found}, readings, source, interval_s)
+    if agreement.counter_is_wrong:
+        for of in found:
+            of.counted = None
+    method = _method(found)
     min_block_s = source.min_block_s(interval_s)
-    modes = [_measure(mode, of_mode, readings, source, min_block_s) for mode, of_mode in in_order]
-    modes, problems = _with_energy(modes, in_order, readings, source)
-    modes = _with_compute_clocks(modes, readings, phases)
-    problems += _without_reasons(modes, readings)
+    modes = [_figures(of, method, agreement, readings, source, interval_s) for of in found]
+    modes = with_compute_clocks(modes, readings, phases)
+    problems = [*agreement.problems, *_peaks_missing(modes, found), *_without_reasons(modes, readings)]
+    if failed:
+        problems.append("1 reading of power failed" if failed == 1 else f"{failed} readings of power failed")
     if late:
         several = f"{late} readings of power came late and were left out"
         problems.append("1 reading of power came late and was left out" if late == 1 else several)
@@ -67,186 +107,71 @@ def power_figures(
         max_temperature_c=_max(readings.temperature_c[rows]),
         late=late,
         problems=tuple(problems),
+        failed=failed,
     )
 
 
-def _measure(
-    mode: Mode, segments: Sequence[Segment], readings: Readings, source: SourceInfo, min_block_s: float
+def _method(found: Sequence[_OfMode]) -> str:
+    """The method that tells most modes; the counter, where both tell as many."""
+
+    def known(method: str) -> int:
+        return sum(power is not None and power.is_known for power in [of.by(method) for of in found])
+
+    return SAMPLES if known(SAMPLES) > known(COUNTER) else COUNTER
+
+
+def _figures(
+    of: _OfMode, method: str, agreement: Agreement, readings: Readings, source: SourceInfo, interval_s: float
 ) -> ModePower:
-    """All figures of a mode except the energy by the counter, which depends on the other modes."""
-    held = [hold(readings, segment, readings.power_w, readings.since_ns) for segment in segments]
-    measured = [(segment, part) for segment, part in zip(segments, held, strict=True) if len(part)]
-    clocks = ModePower(
-        mode,
-        sm_clock_mhz=_mean_now(readings, segments, readings.sm_clock_mhz),
-        memory_clock_mhz=_mean_now(readings, segments, readings.memory_clock_mhz),
-        reasons=(reasons := _reason_fractions(readings, segments)),
-        throttle_fraction=_throttled(readings, segments) if reasons is not None else None,
-        parts=_parts_use(readings, segments),
+    segments, power = of.segments, of.by(method)
+    figures = ModePower(
+        of.mode,
+        sm_clock_mhz=mean_now(readings, segments, readings.sm_clock_mhz),
+        memory_clock_mhz=mean_now(readings, segments, readings.memory_clock_mhz),
+        reasons=reason_fractions(readings, segments),
+        throttle_fraction=throttled_fraction(readings, segments),
+        parts=parts_use(readings, segments),
+        sampled_w=None if of.sampled.mean is None else of.sampled.mean.power_w,
+        counted_w=None if of.counted is None else of.counted.power_w,
+        num_readings=of.sampled.num_readings,
     )
-    if not measured:
-        return msgspec.structs.replace(clocks, missing=_why_missing(segments, readings, min_block_s))
-    rows = np.concatenate([part.rows for _, part in measured])
-    seconds = np.concatenate([part.seconds for _, part in measured])
-    power_w = readings.power_w[rows]
-    measured_s, energy_j = float(seconds.sum()), float(power_w @ seconds)
-    num_steps = sum(segment.num_steps for segment, _ in measured)
-    avg_w, peak_w = energy_j / measured_s, float(power_w.max())
+    if agreement.disagreement:
+        return msgspec.structs.replace(figures, missing=agreement.disagreement)
+    figures = msgspec.structs.replace(figures, **_peaks(of.sampled, source))
+    if power is None or not power.is_known:
+        return msgspec.structs.replace(figures, missing=_why_missing(of, power, method, readings, source, interval_s))
+    watts, joules = estimate_w(power), estimate_j(power, segments)
+    step_s = joules.value / watts.value if watts.value else 0.0
+    if figures.peak_w is not None and figures.peak_w < watts.value * (1 - power.error):  # readings that missed it
+        figures = msgspec.structs.replace(figures, peak_w=None, p99_w=None, peak_tdp_fraction=None)
     return msgspec.structs.replace(
-        clocks,
-        num_steps=num_steps,
-        num_readings=len(rows),
-        measured_s=measured_s,
-        avg_w=avg_w,
-        peak_w=peak_w,
-        p99_w=_percentile(power_w, seconds, 0.99),
-        avg_tdp_fraction=avg_w / source.tdp_w if source.tdp_w else None,
-        peak_tdp_fraction=peak_w / source.tdp_w if source.tdp_w else None,
-        sampled_energy_per_step_j=energy_j / num_steps,
+        figures,
+        num_steps=power.num_steps,
+        measured_s=power.measured_s,
+        avg_w=watts.value,
+        avg_w_ci_low=watts.ci_low,
+        avg_w_ci_high=watts.ci_high,
+        avg_tdp_fraction=watts.value / source.tdp_w if source.tdp_w else None,
+        energy_per_step_j=joules.value,
+        energy_per_step_j_ci_low=joules.ci_low,
+        energy_per_step_j_ci_high=joules.ci_high,
+        energy_steps=joules.num_steps,
+        energy_method=method,
+        sampled_energy_per_step_j=None if of.sampled.mean is None else of.sampled.mean.power_w * step_s,
+        power_error=power.error,
     )
 
 
-def _with_energy(
-    modes: Sequence[ModePower],
-    by_mode: Sequence[tuple[Mode, Sequence[Segment]]],
-    readings: Readings,
-    source: SourceInfo,
-) -> tuple[list[ModePower], list[str]]:
-    """The modes with their energy, and problems in words.
-
-    All modes use one method, since two methods differ by more than the modes do. The counter is used if it gives the
-    energy of every mode and is plausible.
-    """
-    counted = [_counted(segments, readings, source) for _, segments in by_mode]
-    problems: list[str] = []
-    by_counter = bool(counted) and all(energy is not None for energy in counted)
-    for mode, energy in zip(modes, counted, strict=True):
-        sampled_j = mode.sampled_energy_per_step_j
-        if energy is None or not sampled_j:
-            continue
-        ratio = energy.per_step_j / sampled_j
-        if not _PLAUSIBLE_RATIO[0] <= ratio <= _PLAUSIBLE_RATIO[1]:
-            by_counter = False
-            problems.append(
-                f"the energy counter is not used: in {mode.mode.value} steps it gave {ratio:.2g} times the energy "
-                "that the readings of power do"
-            )
-        elif abs(ratio - 1) > _MAX_SILENT_DIFFERENCE:
-            problems.append(
-                f"in {mode.mode.value} steps the energy counter gave {ratio:.2f} times the energy that the readings of "
-                "power do: the power sensor looks at part of the time only, or the counter lags"
-            )
-    with_energy = []
-    for mode, energy in zip(modes, counted, strict=True):
-        if by_counter and energy is not None:
-            per_step_j, num_steps, method = energy.per_step_j, energy.num_steps, COUNTER
-        elif mode.sampled_energy_per_step_j is not None:
-            per_step_j, num_steps, method = mode.sampled_energy_per_step_j, mode.num_steps, HELD_SAMPLES
-        else:
-            with_energy.append(mode)
-            continue
-        with_energy.append(
-            msgspec.structs.replace(mode, energy_per_step_j=per_step_j, energy_steps=num_steps, energy_method=method)
-        )
-    return with_energy, problems
-
-
-class _CountedEnergy(NamedTuple):
-    """Energy of a mode by the counter, and the number of steps that used it."""
-
-    energy_j: float
-    num_steps: int
-
-    @property
-    def per_step_j(self) -> float:
-        return self.energy_j / self.num_steps
-
-
-def _counted(segments: Sequence[Segment], readings: Readings, source: SourceInfo) -> _CountedEnergy | None:
-    """Energy of a mode by the counter; None if no segment is long enough for it."""
-    if source.energy_lag_s is None:
-        return None
-    energy_j, num_steps = 0.0, 0
-    for segment in segments:
-        of_segment_j = counter_energy_j(readings, segment, source.energy_lag_s)
-        if of_segment_j is not None:
-            energy_j += of_segment_j
-            num_steps += segment.num_steps
-    return _CountedEnergy(energy_j, num_steps) if num_steps else None
-
-
-# -- clocks, reasons, parts: these are momentary, unlike power
-
-
-def _mean_now(readings: Readings, segments: Sequence[Segment], values: Floats) -> float | None:
-    total, seconds = 0.0, 0.0
-    for segment in segments:
-        held = hold(readings, segment, values, readings.time_ns)
-        total += float(values[held.rows] @ held.seconds)
-        seconds += float(held.seconds.sum())
-    return total / seconds if seconds else None
-
-
-def _with_compute_clocks(
-    modes: Sequence[ModePower], readings: Readings, phases: Sequence[StepPhases]
-) -> list[ModePower]:
-    clocks = clocks_while_computing(readings, phases)
-    return [
-        msgspec.structs.replace(
-            mode, compute_clock_mhz=clocks[mode.mode][0], compute_clock_readings=clocks[mode.mode][1]
-        )
-        if mode.mode in clocks
-        else mode
-        for mode in modes
-    ]
-
-
-def _held_reasons(readings: Readings, segments: Sequence[Segment]) -> list[HeldReadings]:
-    known = np.array([0.0 if reasons is not None else np.nan for reasons in readings.reasons])
-    return [hold(readings, segment, known, readings.reasons_since_ns) for segment in segments]
-
-
-def _reason_fractions(readings: Readings, segments: Sequence[Segment]) -> dict[str, float] | None:
-    seconds: dict[str, float] = defaultdict(float)
-    total = 0.0
-    for held in _held_reasons(readings, segments):
-        for row, held_s in zip(held.rows, held.seconds, strict=True):
-            total += float(held_s)
-            for word in readings.reasons[row] or ():
-                seconds[word] += float(held_s)
-    return {word: seconds[word] / total for word in sorted(seconds)} if total else None
-
-
-def _throttled(readings: Readings, segments: Sequence[Segment]) -> float:
-    throttled_s, total = 0.0, 0.0
-    for held in _held_reasons(readings, segments):
-        for row, held_s in zip(held.rows, held.seconds, strict=True):
-            total += float(held_s)
-            if any(REASONS.get(word) is not None for word in readings.reasons[row] or ()):
-                throttled_s += float(held_s)
-    return throttled_s / total
-
-
-def _parts_use(readings: Readings, segments: Sequence[Segment]) -> UnitUtilisation | None:
-    """Means over the intervals that lie within a segment, weighted by their lengths."""
-    names = [field for field in UnitUtilisation.__struct_fields__ if field != "measured_s"]
-    totals: dict[str, float] = defaultdict(float)
-    seconds: dict[str, float] = defaultdict(float)
-    measured_s = 0.0
-    for time_ns, use in zip(readings.time_ns.tolist(), readings.utilisation, strict=True):
-        if use is None or not any(s.start_ns <= use.since_ns and time_ns <= s.end_ns for s in segments):
-            continue
-        length_s = (time_ns - use.since_ns) / 1e9
-        measured_s += length_s
-        for name in names:
-            value = getattr(use, name)
-            if value is not None:
-                totals[name] += value * length_s
-                seconds[name] += length_s
-    if not measured_s:
-        return None
-    means: dict[str, float | None] = {name: totals[name] / seconds[name] if seconds[name] else None for name in names}
-    return UnitUtilisation(measured_s=measured_s, **means)
+def _peaks(sampled: SampledPower, source: SourceInfo) -> dict[str, float | None]:
+    """The highest power and its 99th percentile; empty where no reading is of the mode alone."""
+    if not len(sampled.power_w):
+        return {}
+    peak_w = float(sampled.power_w.max())
+    return {
+        "peak_w": peak_w,
+        "p99_w": _percentile(sampled.power_w, sampled.seconds, 0.99),
+        "peak_tdp_fraction": peak_w / source.tdp_w if source.tdp_w else None,
+    }
 
 
 def _percentile(values: Floats, seconds: Floats, fraction: float) -> float:
@@ -259,6 +184,19 @@ def _percentile(values: Floats, seconds: Floats, fraction: float) -> float:
 
 
 # -- problems, in words
+
+
+def _peaks_missing(modes: Sequence[ModePower], found: Sequence[_OfMode]) -> list[str]:
+    without = [
+        mode.mode.value
+        for mode, of in zip(modes, found, strict=True)
+        if mode.avg_w is not None and not len(of.sampled.power_w)
+    ]
+    if not without:
+        return []
+    return [
+        f"the highest power of {' and '.join(without)} steps is not known: no reading of power is of one block alone"
+    ]
 
 
 def _without_reasons(modes: Sequence[ModePower], readings: Readings) -> list[str]:
@@ -278,16 +216,46 @@ def _without_reasons(modes: Sequence[ModePower], readings: Readings) -> list[str
     ]
 
 
-def _why_missing(segments: Sequence[Segment], readings: Readings, min_block_s: float) -> str:
+def _why_missing(
+    of: _OfMode, power: MeanPower | None, method: str, readings: Readings, source: SourceInfo, interval_s: float
+) -> str:
+    """Why a mode has no figure, and what would help."""
     if not len(readings):
         return "there are no readings of power"
-    longest = max(segments, key=lambda segment: segment.duration_s)
-    if longest.duration_s >= min_block_s:
-        return "no reading of power falls into these blocks"
+    longest = max(of.segments, key=lambda segment: segment.duration_s)
     step_s = longest.duration_s / longest.num_steps
-    return (
-        f"blocks of {longest.duration_s:.3g} s are too short: a power figure needs {min_block_s:.3g} s in one mode, "
-        f"which takes {steps_needed(step_s, min_block_s)} steps per block"
+    if power is not None and power.is_known:
+        return "it has no figure by the method that the other mode has one by"
+    sampled = of.sampled.mean
+    if sampled is not None:
+        if source.averaging_s is None and of.counted is not None:
+            return (
+                f"the energy counter tells the mean of power to {of.counted.error:.1%} only, and {MAX_ERROR:.0%} is "
+                "allowed: longer blocks would help (min_block_seconds)"
+            )
+        if not math.isfinite(sampled.error) and of.sampled.num_readings > 1:
+            return "the sensor looks at the same place of each step, so that its readings tell no mean"
+        if not math.isfinite(sampled.error):
+            return "a single reading of power falls into these blocks, and that tells no mean"
+        return (
+            f"{of.sampled.num_readings} readings tell the mean of a power that swings to {sampled.error:.1%} only, and "
+            f"{MAX_ERROR:.0%} is allowed: longer blocks would help (min_block_seconds)"
+        )
+    reasons = of.sampled.unmeasured
+    if Unmeasured.SHORT in reasons:
+        need_s = (source.averaging_s or 0.0) + max(step_s, 2 * interval_s)
+        return (
+            f"blocks of {longest.duration_s:.3g} s are too short: a power figure needs {need_s:.3g} s in one mode, "
+            f"which takes {steps_needed(step_s, need_s)} steps per block"
+        )
+    if Unmeasured.GAP in reasons and _any_within(readings, of.segments):
+        return "readings of power are missing in each of these blocks for longer than two intervals"
+    return "no reading of power falls into these blocks"
+
+
+def _any_within(readings: Readings, segments: Sequence[Segment]) -> bool:
+    return any(
+        np.diff(np.searchsorted(readings.time_ns, (segment.start_ns, segment.end_ns)))[0] > 0 for segment in segments
     )
 
 
@@ -296,7 +264,7 @@ def steps_needed(step_s: float, min_block_s: float) -> int:
 
     Args:
         step_s: time of a step.
-        min_block_s: minimum length of a block, see ``SourceInfo.min_block_s``.
+        min_block_s: minimum length of a block.
 
     Raises:
         ValueError: ``step_s`` is not positive.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Union
 
 import msgspec
 import numpy as np
@@ -11,6 +12,8 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Times = npt.NDArray[np.int64]
+# Reasons for a clock, keys of ``REASONS``: those in force, or of each the share of the time in which it was.
+Reasons = Union[frozenset[str], Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Readings:
     memory_clock_mhz: Floats
     temperature_c: Floats
     limit_w: Floats
-    reasons: tuple[frozenset[str] | None, ...]
+    reasons: tuple[Reasons | None, ...]
     reasons_since_ns: Times
     utilisation: tuple[Utilisation | None, ...]
 
@@ -96,14 +99,15 @@ class Reading(msgspec.Struct, frozen=True):
 
     Attributes:
         time_ns: middle of the read, as of ``time.perf_counter_ns``.
-        averaging_s: length of the time before ``time_ns`` that ``power_w`` covers.
+        averaging_s: length of the time before ``time_ns`` of which ``power_w`` tells: the sensor averages, and is late.
         power_w: power.
         energy_j: energy since the source was made, from the device's counter, with its wraps removed. None also if the
             counter was reset since the last reading: the energy used meanwhile is unknown.
         sm_clock_mhz, memory_clock_mhz: clocks.
         temperature_c: temperature of the chip.
         limit_w: power limit in force.
-        reasons: why the clock is what it is, keys of ``REASONS``; empty if nothing limits the clock.
+        reasons: why the clock is what it is, keys of ``REASONS``; empty if nothing limits the clock. Where the device
+            tells for how long, a mapping from each to the share of the time that the reading covers.
         utilisation: how busy the device's parts were, if it has such counters.
         reasons_since_ns: start of the time that ``reasons`` cover, which ends at ``time_ns``; None if they are
             momentary.
@@ -117,6 +121,6 @@ class Reading(msgspec.Struct, frozen=True):
     memory_clock_mhz: float | None = None
     temperature_c: float | None = None
     limit_w: float | None = None
-    reasons: frozenset[str] | None = None
+    reasons: Reasons | None = None
     utilisation: Utilisation | None = None
     reasons_since_ns: int | None = None

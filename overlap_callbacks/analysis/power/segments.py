@@ -1,9 +1,8 @@
 """Assigns readings to segments, i.e. to stretches of time in one mode.
 
-Readings are held, not interpolated. A reading covers the time from its ``since_ns`` to its ``time_ns``; its value is
-held from there until the time that the next reading covers. The first and the last reading of a segment are extended to
-the segment's edges. A reading belongs to a segment only if all the time that it covers lies within the segment: an
-average over two modes is the value of neither.
+A reading covers the time from its ``since_ns`` to its ``time_ns``: the sensor's averaging window lies somewhere in it.
+It belongs to a segment only if all the time that it covers lies within the segment: an average over two modes is the
+value of neither.
 """
 
 from __future__ import annotations
@@ -26,6 +25,9 @@ class Segment:
             ``time.perf_counter_ns``.
         arm: the side of the comparison on which the segment counts.
         num_steps: number of steps in it.
+        step_starts_ns: when each of them began; empty if they are taken to be equally long.
+        length_s: how long the steps took by the device's own clock; None for the time between the two bounds. These
+            are as close together as the bounds of host time allow.
 
     Raises:
         ValueError: the segment ends before it starts, or has no step.
@@ -35,6 +37,8 @@ class Segment:
     end_ns: int
     arm: Mode
     num_steps: int
+    step_starts_ns: tuple[int, ...] = ()
+    length_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.end_ns <= self.start_ns:
@@ -45,7 +49,15 @@ class Segment:
     @property
     def duration_s(self) -> float:
         """Length, in seconds."""
-        return (self.end_ns - self.start_ns) / 1e9
+        return (self.end_ns - self.start_ns) / 1e9 if self.length_s is None else self.length_s
+
+    @property
+    def starts_ns(self) -> Times:
+        """When each step began; shape (num_steps,)."""
+        if self.step_starts_ns:
+            return np.array(self.step_starts_ns, dtype=np.int64)
+        step_ns = (self.end_ns - self.start_ns) / self.num_steps
+        return self.start_ns + np.round(np.arange(self.num_steps) * step_ns).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -64,8 +76,30 @@ class HeldReadings:
         return len(self.rows)
 
 
+def rows_within(
+    readings: Readings, start_ns: int, end_ns: int, values: Floats, since_ns: Times
+) -> npt.NDArray[np.intp]:
+    """Indices of the readings that have a value and of which all the time that they cover lies between two times.
+
+    Args:
+        readings: all readings, in order of time.
+        start_ns: the first time.
+        end_ns: the second time.
+        values: a column of the readings; NaN where a reading has no value; shape (len(readings),).
+        since_ns: start of the time that each value covers; shape (len(readings),).
+    """
+    low, high = np.searchsorted(readings.time_ns, (start_ns, end_ns), side="left")
+    high += np.count_nonzero(readings.time_ns[high:] == end_ns)  # a reading at the very end belongs to it
+    rows = np.arange(low, high)
+    within: npt.NDArray[np.intp] = rows[(since_ns[rows] >= start_ns) & ~np.isnan(values[rows])]
+    return within
+
+
 def hold(readings: Readings, segment: Segment, values: Floats, since_ns: Times) -> HeldReadings:
     """The readings of a segment that have a value, and for how long each of them is held.
+
+    A value is held from the start of the time that it covers until the time that the next reading covers. The first and
+    the last reading of a segment are extended to the segment's edges.
 
     Args:
         readings: all readings, in order of time.
@@ -73,10 +107,7 @@ def hold(readings: Readings, segment: Segment, values: Floats, since_ns: Times) 
         values: a column of the readings; NaN where a reading has no value; shape (len(readings),).
         since_ns: start of the time that each value covers; shape (len(readings),).
     """
-    low, high = np.searchsorted(readings.time_ns, (segment.start_ns, segment.end_ns), side="left")
-    high += np.count_nonzero(readings.time_ns[high:] == segment.end_ns)  # a reading at the very end belongs to it
-    rows = np.arange(low, high)
-    rows = rows[(since_ns[rows] >= segment.start_ns) & ~np.isnan(values[rows])]
+    rows = rows_within(readings, segment.start_ns, segment.end_ns, values, since_ns)
     if not len(rows):
         return HeldReadings(rows, np.empty(0))
     # A value is held until the time that the next reading covers, however far back that reaches.
@@ -85,32 +116,3 @@ def hold(readings: Readings, segment: Segment, values: Floats, since_ns: Times) 
     lengths_ns = np.diff(edges)
     is_held = lengths_ns > 0  # a momentary reading at the very end belongs to the next segment, if to any
     return HeldReadings(rows[is_held], lengths_ns[is_held] / 1e9)
-
-
-# The counter is refreshed at times of its own, so a difference of two reads is wrong by up to one period at each end.
-# Over ten periods that is a tenth at most, and it averages out over the blocks of a mode.
-_MIN_COUNTER_PERIODS = 10
-
-
-def counter_energy_j(readings: Readings, segment: Segment, lag_s: float) -> float | None:
-    """Energy of a segment in joules, by the device's counter; None if the reads span too little of the segment.
-
-    Only reads within the segment count, from the first one whose value cannot be from before it. Their difference is
-    scaled to the segment's length. Interpolating between the reads on both sides of an edge would mix in the power of
-    the other mode.
-
-    Args:
-        readings: all readings, in order of time.
-        segment: the segment.
-        lag_s: how much older than the read the counter's value may be.
-    """
-    low, high = np.searchsorted(
-        readings.time_ns, (segment.start_ns + round(lag_s * 1e9), segment.end_ns + 1), side="left"
-    )
-    if high - low < 2 or np.isnan(readings.energy_j[low:high]).any():  # NaN: the counter was reset
-        return None
-    span_s = (readings.time_ns[high - 1] - readings.time_ns[low]) / 1e9
-    if span_s < max(segment.duration_s / 2, _MIN_COUNTER_PERIODS * lag_s):
-        return None
-    used_j = readings.energy_j[high - 1] - readings.energy_j[low]
-    return float(used_j * (segment.duration_s / span_s))

@@ -39,7 +39,7 @@ Floats = npt.NDArray[np.float64]
 
 _NUMBERS = (
     "avg_w", "peak_w", "p99_w", "avg_tdp_fraction", "peak_tdp_fraction", "energy_per_step_j", "sm_clock_mhz",
-    "throttle_fraction",
+    "throttle_fraction", "avg_w_ci_low", "avg_w_ci_high", "energy_per_step_j_ci_low", "energy_per_step_j_ci_high",
 )  # fmt: skip
 _PARTS = ("sm", "sm_occupancy", "tensor", "dram", "nvlink_rx_gb_s", "nvlink_tx_gb_s")
 
@@ -303,6 +303,10 @@ def _of_mode(mode: Mode, columns: dict[str, _Column], num_devices: int | None) -
     def most(name: str) -> float | None:
         return columns[name].most if name in columns else None
 
+    def mean_of_all(name: str, whose: str) -> float | None:
+        """The mean, if every device that has the figure has this bound of it too."""
+        return mean(name) if name in columns and columns[name].number == columns[whose].number else None
+
     methods = [name.removeprefix("method.") for name in columns if name.startswith("method.")]
     reasons = None
     if "reasons" in columns:
@@ -331,4 +335,8 @@ def _of_mode(mode: Mode, columns: dict[str, _Column], num_devices: int | None) -
         compute_clock_mhz=mean("compute_clock_mhz"),
         compute_clock_readings=round(columns["compute_clock_readings"].total) if "compute_clock_readings" in columns
         else 0,
+        mean_avg_w_ci_low=mean_of_all("avg_w_ci_low", "avg_w"),
+        mean_avg_w_ci_high=mean_of_all("avg_w_ci_high", "avg_w"),
+        energy_per_step_j_ci_low=total("energy_per_step_j_ci_low"),
+        energy_per_step_j_ci_high=total("energy_per_step_j_ci_high"),
     )  # fmt: skip

@@ -340,6 +340,7 @@ class PowerMetric(NamedTuple):
         meaning: its definition.
         label: what to call it in a table.
         of: its value.
+        bounds: of its 95 % interval; None where it has none.
     """
 
     section: str
@@ -348,6 +349,7 @@ class PowerMetric(NamedTuple):
     meaning: str
     label: str
     of: Callable[[JobModePower], float | None]
+    bounds: Callable[[JobModePower], tuple[float | None, float | None]] = lambda m: (None, None)
 
     def key(self, mode: Mode) -> str:
         """The key of its metric."""
@@ -360,14 +362,15 @@ def _unit_utilisation(name: str) -> Callable[[JobModePower], float | None]:
 
 # In the order of a report's metrics.
 POWER_METRICS = (
-    PowerMetric("power", "avg_w", "W", "mean power of a device", "mean power of a device", lambda m: m.mean_avg_w),
+    PowerMetric("power", "avg_w", "W", "mean power of a device", "mean power of a device", lambda m: m.mean_avg_w,
+                lambda m: (m.mean_avg_w_ci_low, m.mean_avg_w_ci_high)),
     PowerMetric("power", "total_w", "W", "mean power of all devices together", "mean power, all devices",
                 lambda m: m.total_avg_w),
     PowerMetric("power", "peak_w", "W", "highest power of any device", "highest power", lambda m: m.peak_w),
     PowerMetric("power", "p99_w", "W", "highest 99th percentile of any device's power, by time",
                 "99th percentile of power", lambda m: m.p99_w),
     PowerMetric("power", "energy_per_step_j", "J", "energy of a step, all devices", "energy of a step",
-                lambda m: m.energy_per_step_j),
+                lambda m: m.energy_per_step_j, lambda m: (m.energy_per_step_j_ci_low, m.energy_per_step_j_ci_high)),
     PowerMetric("power", "avg_tdp_fraction", "fraction", "mean power over the default limit", "mean, of TDP",
                 lambda m: m.avg_tdp_fraction),
     PowerMetric("power", "peak_tdp_fraction", "fraction", "highest power over the default limit", "highest, of TDP",

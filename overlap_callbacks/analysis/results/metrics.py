@@ -123,6 +123,9 @@ def power_metrics(
             value = metric.of(mode)
             if value is not None:
                 flat[metric.key(mode.mode)] = value
+                low, high = metric.bounds(mode)
+                if low is not None and high is not None:
+                    flat[f"{metric.key(mode.mode)}_ci_low"], flat[f"{metric.key(mode.mode)}_ci_high"] = low, high
         if tokens_per_step and mode.energy_per_step_j is not None:
             flat[energy_per_token_key(mode.mode)] = mode.energy_per_step_j / tokens_per_step
     saving = energy_saving(power) if valid else None

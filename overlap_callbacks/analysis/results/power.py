@@ -49,13 +49,15 @@ class SourceInfo(msgspec.Struct, frozen=True):
         device_name: as its maker calls it.
         device_id: the same on every rank that uses the device, and on no other device of any node.
         power_kind: ``instantaneous``, ``1 s average``, ``mean between reads``, ...
-        averaging_s: a reading is the mean power over this time before it, the sensor's own delay included; None where
-            it is the mean since the previous reading.
+        averaging_s: a reading is of some of this time before it: the sensor averages, and is late. None where it is
+            the mean since the previous reading.
         energy_lag_s: how much older than the read the energy counter's value may be; None without a counter.
         default_interval_s: time between readings, unless the user chooses another.
         tdp_w: the device's default limit.
         limit_w: the limit in force when the source was made.
         notes: what a reader of the figures must know.
+        window_s: time over which the sensor averages; None where that is not known.
+        renewed_s: time between two values of the sensor; 0 where it is shorter than any between two readings.
     """
 
     name: str
@@ -68,6 +70,8 @@ class SourceInfo(msgspec.Struct, frozen=True):
     tdp_w: float | None = None
     limit_w: float | None = None
     notes: tuple[str, ...] = ()
+    window_s: float | None = None
+    renewed_s: float = 0.0
 
     @property
     def has_energy(self) -> bool:
@@ -106,15 +110,17 @@ class ModePower(msgspec.Struct, frozen=True):
 
     Attributes:
         mode: the mode.
-        num_steps: steps that the power figures rest on.
-        num_readings: readings that they rest on.
-        measured_s: time that they rest on.
-        avg_w, peak_w, p99_w: mean, highest and 99th percentile of power, by time.
+        num_steps: steps whose power was measured.
+        num_readings: readings of power that count for the mean.
+        measured_s: time of those steps.
+        avg_w, peak_w, p99_w: mean, highest and 99th percentile of power, by time. The last two are of readings of
+            power, whatever tells the mean.
         avg_tdp_fraction, peak_tdp_fraction: mean and highest power over the device's default limit.
-        energy_per_step_j: energy of a step.
-        energy_method: ``counter`` or ``held samples``; the same for all modes. Empty without a figure.
-        sampled_energy_per_step_j: energy of a step from held samples, whatever the method: a check of the counter.
-        energy_steps: steps that ``energy_per_step_j`` rests on.
+        energy_per_step_j: energy of a step: mean power times the mean time of all counted steps.
+        energy_method: what tells mean power and energy: ``counter`` or ``samples`` (``held samples`` in older records,
+            where it tells energy alone); the same for all modes. Empty without a figure.
+        sampled_energy_per_step_j: energy of a step from readings of power, whatever the method: a check of the counter.
+        energy_steps: counted steps.
         sm_clock_mhz, memory_clock_mhz: means over time.
         throttle_fraction: fraction of time in which the clock was held back, for any cause.
         reasons: fraction of time for each reason that occurred, throttling or not.
@@ -122,6 +128,11 @@ class ModePower(msgspec.Struct, frozen=True):
         missing: why there is no power figure, and what would help; empty where there is one.
         compute_clock_mhz: mean SM clock of the readings that fall into compute of profiled steps; None without any.
         compute_clock_readings: number of those readings.
+        avg_w_ci_low, avg_w_ci_high: 95 % interval of the mean over blocks; None where there are too few blocks.
+        energy_per_step_j_ci_low, energy_per_step_j_ci_high: the same of the energy.
+        sampled_w: mean power from readings of power.
+        counted_w: mean power from the energy counter.
+        power_error: how far mean power may be from that of these very steps, at 95 % confidence, as a fraction.
     """
 
     mode: Mode
@@ -145,6 +156,13 @@ class ModePower(msgspec.Struct, frozen=True):
     missing: str = ""
     compute_clock_mhz: float | None = None
     compute_clock_readings: int = 0
+    avg_w_ci_low: float | None = None
+    avg_w_ci_high: float | None = None
+    energy_per_step_j_ci_low: float | None = None
+    energy_per_step_j_ci_high: float | None = None
+    sampled_w: float | None = None
+    counted_w: float | None = None
+    power_error: float | None = None
 
     def cause_fraction(self, cause: Cause) -> float | None:
         """Fraction of time for which the clock was held back for ``cause``, at most: reasons of one cause may coincide.
@@ -173,6 +191,7 @@ class DevicePower(msgspec.Struct, frozen=True):
         max_temperature_c: highest temperature.
         late: ticks that were skipped because a reading came too late.
         problems: what makes figures doubtful or missing, in words.
+        failed: reads that failed.
     """
 
     source: SourceInfo
@@ -183,6 +202,7 @@ class DevicePower(msgspec.Struct, frozen=True):
     max_temperature_c: float | None = None
     late: int = 0
     problems: tuple[str, ...] = ()
+    failed: int = 0
 
     def of(self, mode: Mode) -> ModePower | None:
         """The figures of one mode."""
@@ -213,6 +233,9 @@ class JobModePower(msgspec.Struct, frozen=True):
         parts: means over devices of how busy their units were.
         compute_clock_mhz: mean over the devices that have it in both modes.
         compute_clock_readings: number of those readings.
+        mean_avg_w_ci_low, mean_avg_w_ci_high: 95 % interval of the mean over blocks: the mean of the devices'
+            intervals, as the devices of a job step together.
+        energy_per_step_j_ci_low, energy_per_step_j_ci_high: the same of the energy, as sums.
     """
 
     mode: Mode
@@ -233,6 +256,10 @@ class JobModePower(msgspec.Struct, frozen=True):
     parts: UnitUtilisation | None = None
     compute_clock_mhz: float | None = None
     compute_clock_readings: int = 0
+    mean_avg_w_ci_low: float | None = None
+    mean_avg_w_ci_high: float | None = None
+    energy_per_step_j_ci_low: float | None = None
+    energy_per_step_j_ci_high: float | None = None
 
     def cause_fraction(self, cause: Cause) -> float | None:
         """Mean fraction of time for which a clock was held back for ``cause``; None where devices give no reasons."""
@@ -307,8 +334,8 @@ class PowerTrace(msgspec.Struct, frozen=True):
         time_ms: of the points, from the start of the trace, ascending.
         power_w: power at each.
         sm_clock_mhz: the clock at each, the last known where a reading has none; empty where the device never tells.
-        averaging_s: a point is the mean power over this time before it; None where it is the mean since the previous
-            reading.
+        averaging_s: a point is the mean power over this time at most before it; None where it is the mean since the
+            previous reading, and of momentary power.
         tdp_w, limit_w: the default limit, and the lowest in force.
         segments: stretches in one mode.
         num_readings: number of readings before thinning.

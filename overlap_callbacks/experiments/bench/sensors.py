@@ -7,11 +7,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from overlap_callbacks.analysis.power.counted import counted_power
 from overlap_callbacks.analysis.power.readings import Floats, Readings, Times
-from overlap_callbacks.analysis.power.segments import Segment, counter_energy_j, hold
+from overlap_callbacks.analysis.power.sampled import sampled_power
+from overlap_callbacks.analysis.power.segments import Segment, hold
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.instruments.power.discovery import CPU, NoPower, find_source, identify
 from overlap_callbacks.instruments.power.sampler import Sampler
+
+# How far the power of one block may be from the truth, as a fraction. Over blocks this averages out, and the interval
+# over blocks shows it.
+_MAX_ERROR = 0.1
 
 
 class Read(NamedTuple):
@@ -53,10 +59,15 @@ class Sensors:
         # The mode says nothing here: what belongs to the stretch of time is asked for.
         segment = Segment(start_ns, end_ns, Mode.OVERLAPPED, 1)
         readings = self._sampler.readings(start_ns)
-        power_w = _held_mean(readings, segment, readings.power_w, readings.since_ns)
-        if self._info.energy_lag_s is not None:
-            energy_j = counter_energy_j(readings, segment, self._info.energy_lag_s)
-            power_w = power_w if energy_j is None else energy_j / segment.duration_s
+        found = [
+            power
+            for power in (
+                counted_power(readings, [segment], self._info),
+                sampled_power(readings, [segment], self._info, self._sampler.interval_s).mean,
+            )
+            if power is not None and power.error <= _MAX_ERROR
+        ]
+        power_w = min(found, key=lambda power: power.error).power_w if found else None
         clock_mhz = _held_mean(readings, segment, readings.sm_clock_mhz, readings.time_ns)
         return Read(power_w, clock_mhz)
 

@@ -14,10 +14,11 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from overlap_callbacks.analysis.power.readings import Reading
+from overlap_callbacks.analysis.power.readings import Reading, Reasons
 from overlap_callbacks.analysis.results.power import SourceInfo
 from overlap_callbacks.instruments.power.amd_fast import AmdTick
 from overlap_callbacks.instruments.power.energy_counter import EnergyCounter
+from overlap_callbacks.instruments.power.sensors import AMD_AVERAGE, AMD_CURRENT, Sensor
 from overlap_callbacks.instruments.power.source import (
     INSTANTANEOUS,
     CachedRead,
@@ -37,10 +38,7 @@ _INSTALL = (
     "pip install /opt/rocm/share/amd_smi, or pip install 'overlap-callbacks[amd]'"
 )
 
-# AMD does not publish the averaging time of its figures. They come from a table that the firmware refreshes every few
-# milliseconds; one sampling interval is allowed for that. The average is assumed to be over 1 s, to be safe.
-_INSTANT_S = 0.02
-_AVERAGE_S = 1.0
+# The counter stands in the table of the firmware, which is refreshed every few milliseconds.
 _ENERGY_LAG_S = 0.02
 
 # The firmware refreshes the counters of throttled time about this often, so a value may be this old.
@@ -166,19 +164,21 @@ class AmdSource(PowerSource):
         try:
             self.device = self._library.device(pci_bus_id)
             self._name = self._read_name()
-            self._power_key, kind, averaging_s = self._find_power()
+            self._power_key, kind, sensor = self._find_power()
             notes = self._library.notes + self._check_chiplet()
             self.info = SourceInfo(
                 name="amdsmi",
                 device_name=self._name,
                 device_id=self._identify(pci_bus_id),
                 power_kind=kind,
-                averaging_s=averaging_s,
+                averaging_s=sensor.clear_s,
                 energy_lag_s=_ENERGY_LAG_S if self._read_energy() is not None else None,
                 default_interval_s=0.02,
                 tdp_w=self._cap_w("default_power_cap"),
                 limit_w=self._cap_w("power_cap"),
                 notes=notes,
+                window_s=sensor.window_s if kind == INSTANTANEOUS else None,
+                renewed_s=sensor.renewed_s,
             )
             power_w = self._read_power_w() if self.info.has_energy else None
             if power_w is not None:
@@ -189,7 +189,7 @@ class AmdSource(PowerSource):
         except Exception:
             self._library.close()
             raise
-        self._averaging_s = averaging_s
+        self._averaging_s = sensor.clear_s
         self._slow = CachedRead(self._read_slow_values)
         self._reasons = CachedRead(self._read_reasons, _THROTTLE_INTERVAL_S)
 
@@ -229,17 +229,17 @@ class AmdSource(PowerSource):
 
     # -- power and energy
 
-    def _find_power(self) -> tuple[str, str, float]:
-        """How the device's power is read: its key, kind, averaging interval."""
+    def _find_power(self) -> tuple[str, str, Sensor]:
+        """How the device's power is read: its key, kind, sensor."""
         power = self._optional(self.smi.amdsmi_get_power_info) or {}
-        for key, kind, averaging_s in (
-            ("current_socket_power", INSTANTANEOUS, _INSTANT_S),
-            ("socket_power", INSTANTANEOUS, _INSTANT_S),
-            ("average_socket_power", "average, over a time that AMD does not publish", _AVERAGE_S),
+        for key, kind, sensor in (
+            ("current_socket_power", INSTANTANEOUS, AMD_CURRENT),
+            ("socket_power", INSTANTANEOUS, AMD_CURRENT),
+            ("average_socket_power", "average, over a time that AMD does not publish", AMD_AVERAGE),
         ):
             # A field that the device lacks is "N/A", all ones, or zero, which no device draws.
             if sane_w(power.get(key)):
-                return key, kind, averaging_s
+                return key, kind, sensor
         if self._is_mi200():
             raise PowerUnavailableError(
                 f"no power: this is the second die of an {self._name}, which has no power sensor of its own; the first "
@@ -276,8 +276,8 @@ class AmdSource(PowerSource):
 
     # -- the rest
 
-    def _read_reasons(self) -> tuple[frozenset[str] | None, int | None]:
-        """What throttled the device for more than half of the time since the previous read, and when that was."""
+    def _read_reasons(self) -> tuple[Reasons | None, int | None]:
+        """For which share of the time since the previous read each reason throttled the device, and when that was."""
         now = self._optional(self.read_counts, name="amdsmi_get_gpu_metrics_info")
         if now is None:
             return None, None
@@ -291,8 +291,8 @@ class AmdSource(PowerSource):
         self._residencies, self._residencies_ns = now, self._clock_ns()
         if not before or elapsed < 0:  # nothing to compare with, or the counters were reset
             return None, None
-        reasons = {word for name, word in _RESIDENCIES if 2 * (now.get(name, 0) - before.get(name, 0)) > elapsed}
-        return frozenset(reasons), since_ns
+        shares = {word: (now.get(name, 0) - before.get(name, 0)) / elapsed for name, word in _RESIDENCIES}
+        return {word: min(1.0, share) for word, share in shares.items() if share > 0}, since_ns
 
     def read_counts(self, device: Any) -> dict[str, int]:
         """The columns of ``_COLUMNS`` that the device's table of metrics has.

@@ -18,7 +18,7 @@ from overlap_callbacks.analysis.power.trace import power_trace
 from overlap_callbacks.analysis.results.power import DevicePower, PowerTrace
 from overlap_callbacks.instruments.power.discovery import CPU, DeviceIdentity, NoPower, find_source
 from overlap_callbacks.instruments.power.sampler import MIN_INTERVAL_S, Sampler
-from overlap_callbacks.instruments.power.source import PowerSource
+from overlap_callbacks.instruments.power.source import INSTANTANEOUS, PowerSource
 
 Find = Callable[[DeviceIdentity], "PowerSource | NoPower"]
 
@@ -92,7 +92,7 @@ class PowerMeter:
         self._worker = Worker("overlap-callbacks-power-control", self._fail)
         self._sampler: Sampler | None = None
         self._given_up = not options.enabled or not identities
-        self._late = 0
+        self._told = (0, 0)  # ticks skipped and reads failed until the last window
         self._on_tick: Callable[[], None] = lambda: None
 
     @property
@@ -135,7 +135,7 @@ class PowerMeter:
         sampler = self._sampler
         if sampler is None or not segments:
             return MeasuredPower()
-        late = self._late_of(sampler)
+        late, failed = self._since_last_window(sampler)
         figures = tuple(
             [
                 power_figures(
@@ -144,6 +144,7 @@ class PowerMeter:
                     segments,
                     interval_s=sampler.interval_s,
                     late=late,
+                    failed=failed,
                     phases=() if number else phases,
                 )
                 for number, source in enumerate(sampler.sources)
@@ -153,16 +154,16 @@ class PowerMeter:
         trace = power_trace(
             sampler.readings(since_ns),
             shown or segments,
-            averaging_s=first.averaging_s,
+            averaging_s=None if first.power_kind == INSTANTANEOUS else first.window_s,
             tdp_w=first.tdp_w,
             phases=phases,
         )
         return MeasuredPower(figures, trace)
 
-    def _late_of(self, sampler: Sampler) -> int:
-        """Number of ticks that were skipped since the last call."""
-        before, self._late = self._late, sampler.late
-        return self._late - before
+    def _since_last_window(self, sampler: Sampler) -> tuple[int, int]:
+        """Numbers of ticks that were skipped and of reads that failed since the last call."""
+        before, self._told = self._told, (sampler.late, sampler.failed)
+        return self._told[0] - before[0], self._told[1] - before[1]
 
     def close(self, timeout_s: float = 1.0) -> None:
         """Stop reading and release the devices; waits at most ``timeout_s``."""

@@ -17,6 +17,7 @@ from overlap_callbacks.analysis.results.power import SourceInfo
 from overlap_callbacks.instruments.power.energy_counter import EnergyCounter
 from overlap_callbacks.instruments.power.nvml_fast import CLOCK_SM, FIELD_ENERGY, VALUE_NAMES, NvmlTick
 from overlap_callbacks.instruments.power.nvml_gpm import GpmMeter
+from overlap_callbacks.instruments.power.sensors import AMPERE, ONE_SECOND, Sensor, nvidia_instant, nvidia_usage
 from overlap_callbacks.instruments.power.source import (
     AVERAGE_1_S,
     INSTANTANEOUS,
@@ -39,17 +40,13 @@ _FIELD_AVERAGE = 185
 _FIELD_INSTANT = 186
 _SCOPE_GPU = 0
 
-# The sensor behind "instantaneous" power is refreshed about every 100 ms on A100 and H100 (arXiv 2312.02741), so a
-# value may be that old. The energy counter is refreshed every 10 to 100 ms, depending on the device.
-_INSTANT_S = 0.1
+# The energy counter is refreshed every 10 to 100 ms, depending on the device.
 _ENERGY_LAG_S = 0.1
-_AVERAGE_S = 1.0
 
 _NOT_SUPPORTED = 3
 _FUNCTION_NOT_FOUND = 13
 _GPU_IS_LOST = 15
 _VERSION_MISMATCH = 25  # the package knows another layout of the argument than the driver does
-_ARCHITECTURE_AMPERE = 7
 
 # Errors after which a call need not be made again; other errors may pass.
 _PERMANENT = (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND, _VERSION_MISMATCH)
@@ -172,9 +169,9 @@ class NvmlSource(PowerSource):
         self._gpm: GpmMeter | None = None
         try:
             self.device = self._library.device(uuid, pci_bus_id)
-            self._power_field, kind, averaging_s = self._find_power()
+            self._power_field, kind, sensor = self._find_power()
             self._energy_is_field = FIELD_ENERGY in self._optional_fields([(FIELD_ENERGY, _SCOPE_GPU)])
-            self.info = self._describe(kind, averaging_s)
+            self.info = self._describe(kind, sensor)
             if utilisation:
                 self._gpm = GpmMeter.of(self._nvml, self.device)
         except PowerError as error:  # a device that fails between two calls
@@ -185,7 +182,7 @@ class NvmlSource(PowerSource):
             raise
         # NVML counts energy in millijoules on every device.
         self._counter = EnergyCounter(tick_j=1e-3)
-        self._averaging_s = averaging_s
+        self._averaging_s = sensor.clear_s
         wanted = (self._power_field, FIELD_ENERGY if self._energy_is_field else None)
         self._tick_fields = [(field, _SCOPE_GPU) for field in wanted if field is not None]
         self._slow = CachedRead(self._read_slow_values)
@@ -230,27 +227,27 @@ class NvmlSource(PowerSource):
 
     # -- power and energy
 
-    def _find_power(self) -> tuple[int | None, str, float]:
-        """How power is read: its field (None for ``nvmlDeviceGetPowerUsage``), its kind, its averaging interval."""
-        for field, kind, averaging_s in (
-            (_FIELD_INSTANT, INSTANTANEOUS, _INSTANT_S),
-            (_FIELD_AVERAGE, AVERAGE_1_S, _AVERAGE_S),
+    def _find_power(self) -> tuple[int | None, str, Sensor]:
+        """How power is read: its field (None for ``nvmlDeviceGetPowerUsage``), its kind, its sensor."""
+        chip = self._chip()
+        for field, kind, sensor in (
+            (_FIELD_INSTANT, INSTANTANEOUS, nvidia_instant(*chip)),
+            (_FIELD_AVERAGE, AVERAGE_1_S, ONE_SECOND),
         ):
             if field in self._optional_fields([(field, _SCOPE_GPU)]):
-                return field, kind, averaging_s
+                return field, kind, sensor
         if self._optional(self._nvml.nvmlDeviceGetPowerUsage) is None:
             raise PowerUnavailableError(f"no power: {self._name()} has no power sensor that NVML can read")
-        kind, averaging_s = (AVERAGE_1_S, _AVERAGE_S) if self._usage_is_average() else (INSTANTANEOUS, _INSTANT_S)
-        return None, kind, averaging_s
+        sensor = nvidia_usage(*chip)
+        return None, AVERAGE_1_S if sensor is ONE_SECOND else INSTANTANEOUS, sensor
 
-    def _usage_is_average(self) -> bool:
-        """Whether ``nvmlDeviceGetPowerUsage`` is an average over 1 s: from Ampere on, except on GA100 (nvml.h)."""
+    def _chip(self) -> tuple[int | None, bool]:
+        """NVML's number of the chip's architecture, and whether it is GA100 (A100, A800, A30)."""
         architecture = self._optional(self._nvml.nvmlDeviceGetArchitecture)
-        if architecture is not None and architecture < _ARCHITECTURE_AMPERE:
-            return False
         pci = self._optional(self._nvml.nvmlDeviceGetPciInfo)
-        # The upper half of pciDeviceId is the chip: 0x20.. is GA100 in all its forms (A100, A800, A30).
-        return pci is None or architecture != _ARCHITECTURE_AMPERE or pci.pciDeviceId >> 24 != 0x20
+        # The upper half of pciDeviceId is the chip: 0x20.. is GA100 in all its forms.
+        is_ga100 = architecture == AMPERE and pci is not None and pci.pciDeviceId >> 24 == 0x20
+        return architecture, is_ga100
 
     def _read_power_and_energy(self) -> tuple[float, float | None]:
         """Watts and joules, in one call if the driver has fields for them."""
@@ -305,7 +302,7 @@ class NvmlSource(PowerSource):
 
     # -- the rest
 
-    def _describe(self, kind: str, averaging_s: float) -> SourceInfo:
+    def _describe(self, kind: str, sensor: Sensor) -> SourceInfo:
         nvml = self._nvml
         default_mw = self._optional(nvml.nvmlDeviceGetPowerManagementDefaultLimit)
         has_energy = self._energy_is_field or self._optional(nvml.nvmlDeviceGetTotalEnergyConsumption) is not None
@@ -314,11 +311,13 @@ class NvmlSource(PowerSource):
             device_name=self._name(),
             device_id=str(self._optional(nvml.nvmlDeviceGetUUID)),
             power_kind=kind,
-            averaging_s=averaging_s,
+            averaging_s=sensor.clear_s,
             energy_lag_s=_ENERGY_LAG_S if has_energy else None,
             default_interval_s=0.1,
             tdp_w=sane_w(default_mw / 1e3) if default_mw is not None else None,
             limit_w=self._enforced_limit_w(),
+            window_s=sensor.window_s,
+            renewed_s=sensor.renewed_s,
         )
 
     def _name(self) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import random
 import threading
 import time
 from collections import deque
@@ -24,9 +26,11 @@ BACK_OFF_S = (0.1, 0.5, 2.0)
 class Sampler:
     """Reads a source between ``start`` and ``stop``.
 
-    Ticks lie on a fixed grid, so that they do not drift. If a read is slow or the thread gets no CPU, the ticks that
-    pass meanwhile are skipped and counted; they do not pile up. A read that fails is retried three times, after longer
-    and longer waits. Then the source is given up for good; if the device is lost, it is given up at once.
+    There is one tick in each interval of a fixed grid, so that ticks do not drift. It comes at a random time of its
+    interval: power that swings with the steps would else be sampled in step with them. If a read is slow or the thread
+    gets no CPU, the ticks that pass meanwhile are skipped and counted; they do not pile up. A failed read is retried
+    three times, after longer and longer waits. Then the source is given up for good; if the device is lost, it is given
+    up at once.
 
     Args:
         source: what to read, or several sources to read at the same ticks. They belong to the sampler's thread from
@@ -37,9 +41,11 @@ class Sampler:
         on_give_up: called once, on the sampler's thread, with a message for the user.
         on_tick: called on the sampler's thread before each reading.
         clock_ns: the clock of the ticks.
+        jitter: gives the part of an interval, from 0 to 1, after which its tick comes; None for a random one.
 
     Attributes:
         late: number of ticks that were skipped because a reading came more than one interval late.
+        failed: number of reads that failed.
         given_up: why the source was given up; empty as long as it is not.
         cpu_s: CPU time that the sampler's thread took, in seconds; known once it has stopped.
 
@@ -58,6 +64,7 @@ class Sampler:
         on_give_up: Callable[[str], None] | None = None,
         on_tick: Callable[[], None] | None = None,
         clock_ns: Clock = host_clock,
+        jitter: Callable[[], float] | None = None,
     ) -> None:
         self.sources = (source,) if isinstance(source, PowerSource) else tuple(source)
         default_s = self.sources[0].info.default_interval_s
@@ -68,11 +75,14 @@ class Sampler:
                 f"idle_interval_s must be at least interval_s ({self.interval_s:g}), got {self.idle_interval_s:g}"
             )
         self.late = 0
+        self.failed = 0
         self.given_up = ""
         self.cpu_s = 0.0
         self._on_give_up = on_give_up
         self._on_tick = on_tick
         self._clock_ns = clock_ns
+        # A generator of its own: training's random numbers stay as they are, and ranks tick apart.
+        self._jitter = random.Random(os.urandom(16)).random if jitter is None else jitter
         capacity = _validation.count("capacity", capacity, minimum=1)
         self._kept: list[deque[Reading]] = [deque(maxlen=capacity) for _ in self.sources]
         self._thread: threading.Thread | None = None
@@ -163,14 +173,16 @@ class Sampler:
 
     def _read_at_every_tick(self, stop: _Stop) -> None:
         # CPU caches are cold at every tick: make few calls and bind attributes to locals.
-        clock_ns, woken, on_tick = self._clock_ns, self._sleep.acquire, self._on_tick
+        clock_ns, woken, on_tick, jitter = self._clock_ns, self._sleep.acquire, self._on_tick, self._jitter
         reads = [(source.sample, kept.append) for source, kept in zip(self.sources, self._kept, strict=True)]
         failed = 0
         while not stop.requested:
             pace_s = self._pace_s  # each rate has a grid of its own, which begins now
-            pace_ns, due_ns = round(pace_s * 1e9), clock_ns()
+            pace_ns, due_ns = round(pace_s * 1e9), clock_ns()  # due: where the interval of the next tick begins
             while True:
-                left_ns = due_ns - clock_ns()
+                now_ns = clock_ns()
+                begun_ns = now_ns - due_ns if now_ns > due_ns else 0  # of the interval, which the last read took
+                left_ns = due_ns + begun_ns + int(jitter() * (pace_ns - begun_ns)) - now_ns
                 if woken(True, left_ns * 1e-9 if left_ns > 0 else 0):
                     break  # woken to stop, or to read at another rate
                 if on_tick is not None:
@@ -182,6 +194,7 @@ class Sampler:
                             return
                         keep(reading)
                 except Exception as error:  # a vendor's package may raise anything
+                    self.failed += 1
                     if isinstance(error, DeviceLostError) or failed == len(BACK_OFF_S):
                         self._give_up(f"power is no longer measured: {error}")
                         return
@@ -189,20 +202,19 @@ class Sampler:
                     failed += 1
                     if stop.requested or self._pace_s != pace_s:
                         break
-                    due_ns += pace_ns * max(-(-(clock_ns() - due_ns) // pace_ns), 1)
+                    due_ns += pace_ns * max((clock_ns() - due_ns) // pace_ns, 1)
                     continue
                 failed = 0
                 due_ns += pace_ns
-                behind_ns = clock_ns() - due_ns
-                if behind_ns > 0:
-                    passed = -(-behind_ns // pace_ns)  # ticks that passed, including the one that is due now
+                passed = (clock_ns() - due_ns) // pace_ns  # whole intervals, whose ticks did not come
+                if passed > 0:
                     self.late += passed
                     due_ns += passed * pace_ns
 
     def _back_off(self, wait_s: float, stop: _Stop) -> None:
         """Wait the whole time, even if the rate is changed meanwhile; a stop ends the wait."""
-        end_ns = time.monotonic_ns() + round(wait_s * 1e9)
-        while not stop.requested and (left_ns := end_ns - time.monotonic_ns()) > 0:
+        end_ns = self._clock_ns() + round(wait_s * 1e9)
+        while not stop.requested and (left_ns := end_ns - self._clock_ns()) > 0:
             self._sleep.acquire(timeout=left_ns / 1e9)
 
     def _give_up(self, message: str) -> None:

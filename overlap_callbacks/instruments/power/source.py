@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from overlap_callbacks.analysis.power.readings import Reading, Utilisation
+from overlap_callbacks.analysis.power.readings import Reading, Reasons, Utilisation
 from overlap_callbacks.analysis.results.power import SourceInfo
 
 _Value = TypeVar("_Value")
@@ -103,7 +103,7 @@ def gpu_reading(
     power_w: float,
     energy_j: float | None,
     sm_clock_mhz: float | None,
-    reasons: frozenset[str] | None,
+    reasons: Reasons | None,
     reasons_since_ns: int | None = None,
     utilisation: Utilisation | None = None,
 ) -> Reading:

@@ -255,7 +255,10 @@ def segments_of(steps: Sequence[MeasuredStep], clock: clocks.StepClock, counted_
             _, start_ns = clock.host_bounds_ns(stretch[0].start)
             end_ns, _ = clock.host_bounds_ns(stretch[-1].end)
             if end_ns > start_ns:
-                segments.append(Segment(start_ns, end_ns, arm, len(stretch)))
+                # By the device's own clock, back from the end: which of the steps a reading falls into.
+                starts_ns = [end_ns - round(clocks.elapsed_ms(s.start, stretch[-1].end) * 1e6) for s in stretch]
+                length_s = clocks.elapsed_ms(stretch[0].start, stretch[-1].end) / 1e3
+                segments.append(Segment(start_ns, end_ns, arm, len(stretch), tuple(starts_ns), length_s))
     return segments
 
 

@@ -21,7 +21,11 @@ from overlap_callbacks.report.html.elements import Block, Cell, Chart, Note, Tab
 # The figures by which several runs are compared.
 _HEADLINES = ("avg_w", "energy_per_step_j", "sm_clock_mhz")
 
+# ``SourceInfo.power_kind`` of power that is of a moment.
+_INSTANTANEOUS = "instantaneous"
+
 _ModeReader = Callable[[JobModePower], "float | None"]
+_BoundsReader = Callable[[JobModePower], "tuple[float | None, float | None]"]
 
 
 def power_blocks(
@@ -63,7 +67,7 @@ def power_figures(windows: Sequence[OverlapReport]) -> dict[str, str]:
     for metric in POWER_METRICS:
         if metric.name in _HEADLINES:
             for mode in Mode:
-                value = _mean(windows, mode, metric.of)
+                value = _mean(windows, mode, metric.of, metric.bounds)
                 if value is not None:
                     figures[f"{metric.meaning}, {mode.value}"] = _shown(value, metric.unit)
     return figures
@@ -95,19 +99,31 @@ def power_answer(windows: Sequence[OverlapReport]) -> str:
     return " ".join(sentences)
 
 
-def mode_value(value: _ModeReader, mode: Mode) -> Callable[[OverlapReport], Estimate | None]:
-    """A function that reads a figure of power from a window, for charts along the run."""
+def mode_value(
+    value: _ModeReader, mode: Mode, bounds: _BoundsReader = lambda of_mode: (None, None)
+) -> Callable[[OverlapReport], Estimate | None]:
+    """A function that reads a figure of power from a window, with its interval, for charts along the run."""
 
     def read(window: OverlapReport) -> Estimate | None:
         of_mode = window.power.of(mode) if window.power is not None else None
         number = value(of_mode) if of_mode is not None else None
-        return None if number is None else Estimate(number, None, None, 0, 1)
+        if number is None or of_mode is None:
+            return None
+        low, high = bounds(of_mode)
+        if low is None or high is None:
+            low = high = None
+        return Estimate(number, low, high, 0, 1)
 
     return read
 
 
-def _mean(windows: Sequence[OverlapReport], mode: Mode, value: _ModeReader) -> Estimate | None:
-    read = mode_value(value, mode)
+def _mean(
+    windows: Sequence[OverlapReport],
+    mode: Mode,
+    value: _ModeReader,
+    bounds: _BoundsReader = lambda of_mode: (None, None),
+) -> Estimate | None:
+    read = mode_value(value, mode, bounds)
     return pool([figure for window in windows if (figure := read(window)) is not None])
 
 
@@ -119,7 +135,7 @@ def _table(windows: Sequence[OverlapReport]) -> Table | None:
     """Every figure of power and of the device, in both modes; None where there is none."""
     rows = []
     for metric in POWER_METRICS:
-        overlapped, sequential = (_mean(windows, mode, metric.of) for mode in Mode)
+        overlapped, sequential = (_mean(windows, mode, metric.of, metric.bounds) for mode in Mode)
         if overlapped is None and sequential is None:
             continue
         change = ""
@@ -136,7 +152,7 @@ def _table(windows: Sequence[OverlapReport]) -> Table | None:
 
 
 def _value(figure: Estimate | None, unit: str) -> Cell:
-    return Cell("not measured" if figure is None else PAGE.quantity(figure.value, unit))
+    return Cell("not measured" if figure is None else _shown(figure, unit))
 
 
 def _source(powers: Sequence[JobPower]) -> str:
@@ -167,6 +183,21 @@ def _cause(windows: Sequence[OverlapReport]) -> Note | None:
     )
 
 
+def _of_points(window: OverlapReport, trace: PowerTrace) -> str:
+    """What a point of the trace is."""
+    source = None if window.power is None else window.power.source
+    # Records of earlier versions have a time here for power that is momentary too.
+    if source is not None and source.power_kind == _INSTANTANEOUS:
+        return (
+            f" A point is of some time in the {1000 * source.averaging_s:.0f} ms before it."
+            if source.averaging_s
+            else ""
+        )
+    return (
+        f" Each point is an average over the {1000 * trace.averaging_s:.0f} ms before it." if trace.averaging_s else ""
+    )
+
+
 def trace_chart(window: OverlapReport, trace: PowerTrace) -> Chart:
     """Power, and the clock below it, with the modes shaded."""
     data: dict[str, Any] = {
@@ -190,8 +221,7 @@ def trace_chart(window: OverlapReport, trace: PowerTrace) -> Chart:
             " The band at the foot shows when communication was in flight, beside compute or alone; that is known for "
             "profiled steps only."
         )
-    if trace.averaging_s:
-        caption += f" Each point is an average over the {1000 * trace.averaging_s:.0f} ms before it."
+    caption += _of_points(window, trace)
     if len(trace.time_ms) < trace.num_readings:
         caption += (
             f" {len(trace.time_ms):,} of {trace.num_readings:,} readings are drawn: the highest and lowest of each "

@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from overlap_callbacks.analysis.aggregate import aggregate_windows
-from overlap_callbacks.analysis.contention.shares import shares_in_words, slowdown_shares
+from overlap_callbacks.analysis.contention.shares import explain, shares_in_words, slowdown_shares
+from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import DevicePower, ModePower, SourceInfo, UnitUtilisation
 from overlap_callbacks.analysis.results.report import OverlapReport
@@ -137,6 +138,15 @@ def test_a_report_has_the_shares_as_keys_and_in_its_verdict() -> None:
     assert "device/slowdown_from_memory" not in metrics
     assert found.power_verdict is not None
     assert found.power_verdict.evidence[-1].startswith("shares of the 9.9%: lower clock 4.2%, SMs taken")
+
+
+@pytest.mark.parametrize(("bounds", "said"), [((-0.01, 0.2), False), ((0.0, 0.2), False), ((0.01, 0.2), True)])
+def test_a_slowdown_that_may_be_chance_has_no_verdict(bounds, said) -> None:
+    slowdown = Estimate(0.1, *bounds, 8, 8)
+    power = report().power
+    assert power is not None
+    found = explain({"compute_slowdown": slowdown}, power, [loss(0.6, 1.2)], COMPUTE_MS)
+    assert (found.verdict is not None) is said
 
 
 def test_without_power_the_model_still_has_its_shares() -> None:

@@ -261,7 +261,15 @@ def _pool_mode(mode: Mode, devices: list[ModePower], all_devices: int | None) ->
         peak_tdp_fraction=max(column(lambda d: d.peak_tdp_fraction), default=None),
         reasons=_mean_reasons([device.reasons for device in devices if device.reasons is not None]),
         parts=_mean_parts([device.parts for device in devices if device.parts is not None]),
+        mean_avg_w_ci_low=_mean_of_all(column(lambda d: d.avg_w_ci_low), avg_w),
+        mean_avg_w_ci_high=_mean_of_all(column(lambda d: d.avg_w_ci_high), avg_w),
+        energy_per_step_j_ci_low=total(column(lambda d: d.energy_per_step_j_ci_low)),
+        energy_per_step_j_ci_high=total(column(lambda d: d.energy_per_step_j_ci_high)),
     )
+
+
+def _mean_of_all(bounds: list[float], of: list[float]) -> float | None:
+    return _mean(bounds) if len(bounds) == len(of) else None
 
 
 def _with_compute_clock(pooled: JobModePower, devices: Iterable[DevicePower]) -> JobModePower:

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from overlap_callbacks.analysis.power.counted import counted_power
 from overlap_callbacks.analysis.power.device import power_figures, steps_needed
 from overlap_callbacks.analysis.power.readings import Reading, Readings, Utilisation
-from overlap_callbacks.analysis.power.segments import Segment, counter_energy_j, hold
+from overlap_callbacks.analysis.power.segments import Segment, hold
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import REASONS, Cause, DevicePower, SourceInfo
 
@@ -60,7 +61,7 @@ def test_constant_power_is_that_power_in_every_figure_however_often_the_value_re
     found = mode_of(figures_of(read(ticks(0, 10), lambda t: 250.0), segment(1, 9, steps=16)))
     assert (found.avg_w, found.peak_w, found.p99_w) == (pytest.approx(250), 250, 250)
     assert found.energy_per_step_j == pytest.approx(250 * 8 / 16)
-    assert (found.num_steps, found.energy_method) == (16, "held samples")
+    assert (found.num_steps, found.energy_method) == (16, "samples")
     assert found.measured_s == pytest.approx(8)
     assert (found.avg_tdp_fraction, found.peak_tdp_fraction) == (pytest.approx(0.625), 0.625)
 
@@ -83,14 +84,9 @@ def test_a_step_within_a_mode_adds_up_to_the_joule() -> None:
 
 
 def test_the_first_and_the_last_reading_reach_to_the_edges() -> None:
-    found = mode_of(figures_of(read([0.3, 0.6], lambda t: 100.0 if t < 0.5 else 300.0), segment(0, 1)))
-    assert found.avg_w == pytest.approx(100 * 0.6 + 300 * 0.4)
-
-
-def test_readings_that_come_late_are_held_for_longer() -> None:
-    times = [0, 0.1, 0.2, 0.9, 1.0]  # nothing between 0.2 and 0.9
-    found = mode_of(figures_of(read(times, lambda t: {0.2: 500.0, 0.9: 100.0}.get(t, 200.0)), segment(0, 1.1), late=6))
-    assert found.avg_w == pytest.approx((200 * 0.2 + 500 * 0.7 + 100 * 0.1 + 200 * 0.1) / 1.1)
+    readings = read([0.3, 0.6], lambda t: 100.0 if t < 0.5 else 300.0)
+    held = hold(readings, segment(0, 1), readings.power_w, readings.since_ns)
+    assert held.seconds == pytest.approx([0.6, 0.4])
 
 
 @pytest.mark.parametrize(
@@ -110,7 +106,7 @@ def test_a_reading_that_averages_over_two_modes_belongs_to_neither() -> None:
     figures = figures_of(readings, segment(5, 10, SEQUENTIAL), segment(10, 15), source=info(averaging_s=1.0))
     assert mode_of(figures, SEQUENTIAL).peak_w == 100
     assert mode_of(figures).avg_w == pytest.approx(300)
-    assert mode_of(figures).num_readings == 41  # from 11.0 to 15.0 s
+    assert mode_of(figures).num_readings == 40  # from 11.0 to before 15.0 s
     assert mode_of(figures).energy_per_step_j == pytest.approx(300 * 5)
 
 
@@ -124,11 +120,13 @@ def test_a_mean_since_the_reading_before_counts_for_that_time_and_not_for_the_ne
     )
     found = mode_of(figures_of(readings, segment(0, 1), source=info(averaging_s=None)))
     assert found.avg_w == pytest.approx(100 * 0.2 + 500 * 0.7 + 200 * 0.1)
+    assert found.peak_w == 500
 
 
 def test_blocks_add_up_by_their_time_and_their_steps() -> None:
     readings = read(ticks(0, 10), lambda t: 100.0 if t < 4.9999 else 400.0)
     found = mode_of(figures_of(readings, segment(1, 2, steps=1), segment(6, 9, steps=3)))
+    assert found.power_error is not None
     assert found.avg_w == pytest.approx((100 * 1 + 400 * 3) / 4)
     assert found.energy_per_step_j == pytest.approx((100 * 1 + 400 * 3) / 4)
     assert found.num_steps == 4
@@ -141,14 +139,16 @@ def test_the_99th_percentile_is_by_time_not_by_readings() -> None:
     found = mode_of(figures_of(read(ticks(0, 10), power), segment(0, 10)))
     assert found.peak_w == 900
     assert found.p99_w == pytest.approx(109.9)
-    times = [0.0, 1.0, 1.001, 1.002, 1.003, 9.0]  # three readings of six are high, for 3 ms
-    found = mode_of(figures_of(read(times, lambda t: 500.0 if 0.9 < t < 1.0025 else 100.0), segment(0, 10)))
+    times = [*ticks(0, 10), 1.001, 1.002, 1.003]  # three readings are high, for 3 ms
+    found = mode_of(figures_of(read(sorted(times), lambda t: 500.0 if 0.99 < t < 1.0025 else 100.0), segment(0, 10)))
     assert (found.peak_w, found.p99_w) == (500, 100)
 
 
 def test_a_reading_without_power_is_skipped_and_the_one_before_is_held() -> None:
     readings = read([0, 0.5, 1.0], lambda t: None if t == 0.5 else 100.0 + 100 * t)
-    assert mode_of(figures_of(readings, segment(0, 1.5))).avg_w == pytest.approx((100 * 1.0 + 200 * 0.5) / 1.5)
+    held = hold(readings, segment(0, 1.5), readings.power_w, readings.since_ns)
+    assert held.rows.tolist() == [0, 2]
+    assert held.seconds == pytest.approx([1.0, 0.5])
 
 
 @settings(max_examples=200, deadline=None)
@@ -195,7 +195,8 @@ def test_blocks_that_are_too_short_give_no_figure_but_what_would_help() -> None:
         "blocks of 0.3 s are too short: a power figure needs 1.2 s in one mode, which takes 8 steps per block"
     )
     # And so many do.
-    found = mode_of(figures_of(readings, segment(2, 2 + 8 * 0.15, steps=8), source=info(averaging_s=1.0)))
+    blocks = [segment(start, start + 8 * 0.15, steps=8) for start in (2, 4, 6)]
+    found = mode_of(figures_of(readings, *blocks, source=info(averaging_s=1.0)))
     assert (found.avg_w, found.missing) == (pytest.approx(100), "")
 
 
@@ -292,64 +293,81 @@ def test_a_counter_that_is_renewed_late_still_tells_only_of_its_own_mode() -> No
     exact = energy(power)
     # Its value is up to 0.1 s old: at 5.05 s it is still that of 5.0 s.
     readings = read(ticks(0, 10, 0.05), power, energy_j=lambda t: exact(math.floor(t * 10 + 1e-6) / 10))
-    found = counter_energy_j(readings, segment(5, 10), 0.1)
-    assert found == pytest.approx(1500, rel=0.02)
-    # The first read within is of the mode alone: no joule of the 100 W is in it.
-    assert counter_energy_j(readings, segment(5, 10.0), 0.1) == pytest.approx(
-        300 * math.floor(4.9 * 10 + 1e-6) / 10 * 5 / 4.9, rel=1e-3
-    )
+    # No joule of the 100 W is in it; the ages of the first and the last read differ by 0.05 s.
+    found = counted_power(readings, [segment(5, 10)], info(energy_lag_s=0.1))
+    assert found is not None
+    assert found.power_w == pytest.approx(300, rel=0.011)
 
 
-@pytest.mark.parametrize("length_s", [0.6, 1.0, 1.05])
+@pytest.mark.parametrize("length_s", [0.6, 1.0, 2.5])
 def test_a_block_of_few_periods_of_the_counter_uses_the_readings(length_s) -> None:
     readings = read(ticks(0, 10), lambda t: 250.0, energy_j=lambda t: 250.0 * t)
     found = mode_of(figures_of(readings, segment(1, 1 + length_s), source=info(energy_lag_s=0.1)))
-    assert found.energy_method == "held samples"
+    assert found.energy_method == "samples"
     assert found.energy_per_step_j == pytest.approx(250 * length_s)
+
+
+@pytest.mark.parametrize("lag_s", [0.001, 0.1])
+def test_blocks_that_are_too_short_for_the_sensor_are_pooled_by_the_counter(lag_s) -> None:
+    # Blocks of 0.4 s, and a sensor that averages over 1 s: only the counter can tell, and of all blocks together.
+    def power(t: float) -> float:
+        return 300.0 if int(t / 0.5) % 2 else 100.0
+
+    exact = energy(power, step_s=0.01)
+    readings = Readings.of(
+        [Reading(round(t * S), averaging_s=1.0, power_w=200.0, energy_j=exact(t)) for t in ticks(0, 9, 0.01)]
+    )
+    blocks = [segment(n / 2 + 0.1, n / 2 + 0.5, OVERLAPPED if n % 2 else SEQUENTIAL, steps=4) for n in range(16)]
+    figures = figures_of(readings, *blocks, source=info(averaging_s=1.0, energy_lag_s=lag_s))
+    for mode, watts in ((OVERLAPPED, 300), (SEQUENTIAL, 100)):
+        found = mode_of(figures, mode)
+        if lag_s == 0.001:
+            assert (found.avg_w, found.energy_method) == (pytest.approx(watts, rel=1e-3), "counter")
+            assert found.energy_per_step_j == pytest.approx(watts * 0.1, rel=1e-3)
+            assert found.peak_w is None  # that is of readings of power
+        else:
+            assert found.avg_w is None
+            assert found.missing
 
 
 def test_both_modes_use_one_method() -> None:
     # The overlapped blocks are long enough for the counter, the sequential ones are not.
     readings = read(ticks(0, 10), lambda t: 250.0, energy_j=lambda t: 260.0 * t)
     figures = figures_of(readings, segment(0, 4), segment(5, 5.6, SEQUENTIAL), source=info(energy_lag_s=0.1))
-    assert mode_of(figures).energy_method == mode_of(figures, SEQUENTIAL).energy_method == "held samples"
+    assert mode_of(figures).energy_method == mode_of(figures, SEQUENTIAL).energy_method == "samples"
     assert mode_of(figures).energy_per_step_j == pytest.approx(1000)
 
 
 def test_a_counter_that_was_reset_in_a_block_is_not_used_there() -> None:
     readings = read(ticks(0, 10), lambda t: 250.0, energy_j=lambda t: None if 2.95 < t < 3.05 else 250.0 * t)
-    source = info(energy_lag_s=0.1)
-    assert counter_energy_j(readings, segment(2, 4), 0.1) is None
+    source = info(energy_lag_s=0.01)
+    assert counted_power(readings, [segment(2, 4)], source) is None
     found = mode_of(figures_of(readings, segment(2, 4), segment(5, 8, steps=3), source=source))
-    assert (found.energy_method, found.energy_steps) == ("counter", 3)  # of the block that it tells of
-    assert found.energy_per_step_j == pytest.approx(250)
+    assert (found.energy_method, found.num_steps, found.energy_steps) == ("counter", 3, 4)
+    assert found.energy_per_step_j == pytest.approx(250 * 5 / 4)
 
 
 @pytest.mark.parametrize(("factor", "words"), [(0.0, "gave 0 times"), (1000.0, "gave 1e+03 times")])
 def test_a_counter_that_cannot_be_true_is_not_used_and_that_is_said(factor, words) -> None:
     readings = read(ticks(0, 10), lambda t: 250.0, energy_j=lambda t: 250.0 * factor * t)
     figures = figures_of(readings, segment(0, 5, steps=5), source=info(energy_lag_s=0.1))
-    assert mode_of(figures).energy_method == "held samples"
+    assert mode_of(figures).energy_method == "samples"
     assert mode_of(figures).energy_per_step_j == pytest.approx(250)
     assert "the energy counter is not used" in figures.problems[0]
     assert words in figures.problems[0]
 
 
-def test_a_counter_that_differs_is_used_and_both_are_given() -> None:
-    readings = read(ticks(0, 10), lambda t: 250.0, energy_j=lambda t: 425.0 * t)
-    figures = figures_of(readings, segment(0, 5, steps=5), source=info(energy_lag_s=0.1))
-    found = mode_of(figures)
-    assert (found.energy_per_step_j, found.sampled_energy_per_step_j) == pytest.approx((425, 250))
-    assert "gave 1.70 times the energy" in figures.problems[0]
-
-
 def test_the_counter_tells_where_averages_are_too_long_for_the_blocks() -> None:
     readings = Readings.of(
-        [Reading(round(t * S), averaging_s=5.0, power_w=100.0, energy_j=250.0 * t) for t in ticks(0, 10)]
+        [Reading(round(t * S), averaging_s=9.0, power_w=250.0, energy_j=250.0 * t) for t in ticks(0, 10)]
     )
-    found = mode_of(figures_of(readings, segment(2, 4, steps=2), source=info(averaging_s=5.0, energy_lag_s=0.1)))
-    assert (found.avg_w, found.energy_method) == (None, "counter")
+    figures = figures_of(readings, segment(2, 8, steps=6), source=info(averaging_s=9.0, energy_lag_s=0.1))
+    found = mode_of(figures)
+    assert (found.avg_w, found.peak_w, found.energy_method) == (pytest.approx(250), None, "counter")
     assert found.energy_per_step_j == pytest.approx(250)
+    assert figures.problems == (
+        "the highest power of overlapped steps is not known: no reading of power is of one block alone",
+    )
 
 
 # -- clocks, reasons, utilisation

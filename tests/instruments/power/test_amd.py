@@ -34,7 +34,7 @@ def test_a_reading_says_what_the_script_says(amdsmi: Driver) -> None:
     source = source_of(amdsmi)
     amdsmi.at(12.0)
     reading = source.sample()
-    assert (reading.power_w, reading.averaging_s) == (500, 0.02)
+    assert (reading.power_w, reading.averaging_s) == (500, pytest.approx(0.121))
     assert reading.energy_j == pytest.approx(200 * 10 + 500 * 2, abs=3e-5)  # the counter counts 15.25 uJ
     assert (reading.sm_clock_mhz, reading.memory_clock_mhz) == (2100, 1300)
     assert (reading.temperature_c, reading.limit_w) == (61, 750)
@@ -54,19 +54,19 @@ def test_a_reading_says_what_the_script_says(amdsmi: Driver) -> None:
 @pytest.mark.parametrize(
     ("numbers", "kind", "averaging_s"),
     [
-        ({}, "instantaneous", 0.02),
-        ({"current_w": NA}, "instantaneous", 0.02),  # 7.x: socket_power
-        ({"current_w": NA, "socket_w": NA}, "average, over a time that AMD does not publish", 1.0),
-        ({"current_w": 0, "socket_w": 0}, "average, over a time that AMD does not publish", 1.0),
+        ({}, "instantaneous", 0.121),
+        ({"current_w": NA}, "instantaneous", 0.121),  # 7.x: socket_power
+        ({"current_w": NA, "socket_w": NA}, "average, over a time that AMD does not publish", 1.101),
+        ({"current_w": 0, "socket_w": 0}, "average, over a time that AMD does not publish", 1.101),
         # All ones in 32 bits, which the package does not take for "N/A", and what a wrong layout yields.
-        ({"current_w": 2**32 - 1, "socket_w": 123_456}, "average, over a time that AMD does not publish", 1.0),
+        ({"current_w": 2**32 - 1, "socket_w": 123_456}, "average, over a time that AMD does not publish", 1.101),
     ],
 )
 def test_which_power_it_is_is_named_and_what_cannot_be_true_is_missing(amdsmi, numbers, kind, averaging_s) -> None:
     amdsmi.power((0, 321))
     amdsmi.set(**numbers)
     source = source_of(amdsmi)
-    assert (source.info.power_kind, source.info.averaging_s) == (kind, averaging_s)
+    assert (source.info.power_kind, source.info.averaging_s) == (kind, pytest.approx(averaging_s))
     assert source.sample().power_w == 321
 
 
@@ -155,32 +155,32 @@ def test_reasons_come_from_the_counts_of_throttled_time(amdsmi: Driver) -> None:
     assert source.sample().reasons is None  # a count tells nothing by itself
     amdsmi.at(0.1)
     amdsmi.set(counter=1100, ppt=590, hbm=340)  # 90 % and 40 % of the time
-    assert source.sample().reasons == {"package_power_limit"}
+    assert source.sample().reasons == pytest.approx({"package_power_limit": 0.9, "memory_thermal": 0.4})
     amdsmi.at(0.2)
     amdsmi.set(counter=1200, hbm=400, socket_thermal=51)
-    assert source.sample().reasons == {"memory_thermal", "socket_thermal"}
+    assert source.sample().reasons == pytest.approx({"memory_thermal": 0.6, "socket_thermal": 0.51})
     amdsmi.at(0.3)
     amdsmi.set(counter=1300)
-    assert source.sample().reasons == frozenset()
+    assert source.sample().reasons == {}
     amdsmi.at(60.0)
     amdsmi.set(counter=2300, ppt=1590)  # between two windows: it says so
-    assert (source.sample().reasons, source.sample().reasons_since_ns) == ({"package_power_limit"}, None)
+    assert (source.sample().reasons, source.sample().reasons_since_ns) == ({"package_power_limit": 1.0}, None)
     amdsmi.at(60.1)
     amdsmi.set(counter=2400)
     reading = source.sample()
-    assert (reading.reasons, reading.reasons_since_ns) == (frozenset(), 59_900_000_000)  # a count is up to 100 ms old
+    assert (reading.reasons, reading.reasons_since_ns) == ({}, 59_900_000_000)  # a count is up to 100 ms old
     amdsmi.at(60.2)
     assert source.sample().reasons is None  # the same table: no time has been counted
     amdsmi.at(60.3)
     amdsmi.set(counter=2500, ppt=1690)
     reading = source.sample()
-    assert (reading.reasons, reading.reasons_since_ns) == ({"package_power_limit"}, 60_000_000_000)
+    assert (reading.reasons, reading.reasons_since_ns) == ({"package_power_limit": 1.0}, 60_000_000_000)
     amdsmi.at(60.4)
     amdsmi.set(counter=100, ppt=1)  # counted anew
     assert source.sample().reasons is None
     amdsmi.at(60.5)
     amdsmi.set(counter=200, ppt=2)
-    assert source.sample().reasons == frozenset()
+    assert source.sample().reasons == pytest.approx({"package_power_limit": 0.01})
 
 
 @pytest.mark.parametrize(("status", "reasons"), [(0, frozenset()), (0x40, {"throttled"})])
@@ -226,7 +226,7 @@ def test_reasons_count_for_a_mode_in_which_all_the_time_of_which_they_speak_lies
     assert figures.problems == ()
 
 
-def test_blocks_too_short_for_reasons_have_power_and_clock_and_a_note(amdsmi: Driver) -> None:
+def test_blocks_too_short_for_reasons_have_a_clock_and_a_note(amdsmi: Driver) -> None:
     source, readings = throttled_at_first(amdsmi)
     segments = [
         Segment(
@@ -237,7 +237,7 @@ def test_blocks_too_short_for_reasons_have_power_and_clock_and_a_note(amdsmi: Dr
     figures = power_figures(source.info, readings, segments, interval_s=0.02)
     assert len(figures.modes) == 2
     for mode in figures.modes:
-        assert (mode.avg_w, mode.sm_clock_mhz) == (pytest.approx(200), 2100)
+        assert mode.sm_clock_mhz == 2100
         assert (mode.reasons, mode.throttle_fraction) == (None, None)
     assert figures.problems == (
         "why the clock was held back in overlapped and sequential steps is not known: the device tells it of 0.2 s at "

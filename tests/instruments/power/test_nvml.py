@@ -55,23 +55,26 @@ def test_the_read_lies_in_the_middle_of_its_time(nvml: Driver) -> None:
 @pytest.mark.parametrize(
     ("numbers", "kind", "averaging_s", "power_w"),
     [
-        ({}, "instantaneous", 0.1, 300),
-        ({"instant_rc": NOT_SUPPORTED}, "1 s average", 1.0, 150),
-        ({"instant_rc": NOT_SUPPORTED, "average_rc": NOT_SUPPORTED}, "1 s average", 1.0, 150),
+        ({}, "instantaneous", 0.225, 300),  # H100: 25 ms of every 100 ms, up to 100 ms late
+        ({"architecture": 8}, "instantaneous", 0.3, 300),
+        ({"architecture": 7, "pci_device_id": 0x20B0}, "instantaneous", 0.225, 300),
+        ({"architecture": 7, "pci_device_id": 0x2235}, "instantaneous", 0.3, 300),
+        ({"instant_rc": NOT_SUPPORTED}, "1 s average", 1.2, 150),
+        ({"instant_rc": NOT_SUPPORTED, "average_rc": NOT_SUPPORTED}, "1 s average", 1.2, 150),
         # Before Ampere, and on GA100, the old call is not averaged (nvml.h).
-        ({"fields_rc": FUNCTION_NOT_FOUND, "architecture": 5}, "instantaneous", 0.1, 300),
-        ({"fields_rc": FUNCTION_NOT_FOUND, "architecture": 7, "pci_device_id": 0x20B0}, "instantaneous", 0.1, 300),
-        ({"fields_rc": FUNCTION_NOT_FOUND, "architecture": 7, "pci_device_id": 0x2235}, "1 s average", 1.0, 150),
+        ({"fields_rc": FUNCTION_NOT_FOUND, "architecture": 5}, "instantaneous", 0.3, 300),
+        ({"fields_rc": FUNCTION_NOT_FOUND, "architecture": 7, "pci_device_id": 0x20B0}, "instantaneous", 0.225, 300),
+        ({"fields_rc": FUNCTION_NOT_FOUND, "architecture": 7, "pci_device_id": 0x2235}, "1 s average", 1.2, 150),
     ],
 )
 def test_which_power_it_is_is_named(nvml: Driver, numbers, kind, averaging_s, power_w) -> None:
     nvml.power((0, 100), (10, 300))
     nvml.set(**numbers)
     source = source_of(nvml)
-    assert (source.info.power_kind, source.info.averaging_s) == (kind, averaging_s)
+    assert (source.info.power_kind, source.info.averaging_s) == (kind, pytest.approx(averaging_s))
     nvml.at(10.25)  # a quarter of the last second at 300 W
     reading = source.sample()
-    assert (reading.power_w, reading.averaging_s) == (power_w, averaging_s)
+    assert (reading.power_w, reading.averaging_s) == (power_w, pytest.approx(averaging_s))
     assert reading.energy_j is not None
 
 

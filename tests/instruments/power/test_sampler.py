@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -107,7 +108,7 @@ def test_ticks_lie_on_a_grid_and_do_not_drift() -> None:
         reads.append((clock_ns(), sampler.late))
         time.sleep(0.004)  # were intervals counted from the end of a read, they would be 14 ms long
 
-    sampler = Sampler(ScriptedSource(script), interval_s=0.01, clock_ns=clock_ns)
+    sampler = Sampler(ScriptedSource(script), interval_s=0.01, clock_ns=clock_ns, jitter=lambda: 0.0)
     sampler.start()
     wait_for(lambda: len(reads) >= 40)
     sampler.stop(PATIENCE_S)
@@ -118,6 +119,36 @@ def test_ticks_lie_on_a_grid_and_do_not_drift() -> None:
     assert sum(tick == own for tick, own in zip(ticks, due, strict=True)) > len(reads) / 2
     # And lateness does not add up: were ticks counted from the read before, they would fall anywhere in the grid.
     assert sum((when - origin[0]) % 10_000_000 < 6_000_000 for when, _ in reads) > len(reads) * 3 / 4
+
+
+def test_ticks_come_at_random_times_one_in_each_interval() -> None:
+    def unevenness_ms(jitter: Callable[[], float] | None) -> float:
+        """How far the time between two ticks is from the interval, for half of them."""
+        times: list[int] = []
+        source = ScriptedSource(lambda number: times.append(time.perf_counter_ns()))
+        sampler = Sampler(source, interval_s=0.02, jitter=jitter)
+        sampler.start()
+        wait_for(lambda: len(times) >= 40)
+        sampler.stop(PATIENCE_S)
+        return float(np.median(np.abs(np.diff(times[:40]) / 1e6 - 20)))
+
+    state = random.getstate()
+    # Power that swings every 20 ms would be read at one place of its swing without this.
+    assert unevenness_ms(None) > 1.5 * unevenness_ms(lambda: 0.5)
+    assert random.getstate() == state  # training's random numbers are its own
+
+
+def test_failed_reads_are_counted(soon) -> None:
+    def script(number: int) -> None:
+        if number in (3, 4):
+            raise PowerError("busy")
+
+    source = ScriptedSource(script)
+    sampler = Sampler(source)
+    sampler.start()
+    wait_for(lambda: source.reads >= 8)
+    sampler.stop(PATIENCE_S)
+    assert sampler.failed == 2
 
 
 def test_a_slow_read_costs_ticks_that_are_counted_and_do_not_pile_up() -> None:

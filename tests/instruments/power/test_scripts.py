@@ -84,7 +84,7 @@ def test_nvidia_a_step_between_modes_is_exact(nvml: Driver, numbers) -> None:
 def test_nvidia_without_a_counter_the_readings_are_as_exact(nvml: Driver) -> None:
     nvml.power(*STEPS)
     nvml.set(field_energy_rc=NOT_SUPPORTED, energy_rc=NOT_SUPPORTED)
-    check_step(run(nvml, NvmlSource(UUIDS[0], clock_ns=nvml.clock_ns)), "held samples")
+    check_step(run(nvml, NvmlSource(UUIDS[0], clock_ns=nvml.clock_ns)), "samples")
 
 
 def test_nvidia_a_counter_that_is_reset_in_a_block_is_left_out_of_it(nvml: Driver) -> None:
@@ -92,9 +92,9 @@ def test_nvidia_a_counter_that_is_reset_in_a_block_is_left_out_of_it(nvml: Drive
     nvml.set(counter_offset_mj=9_000_000)
     source = NvmlSource(UUIDS[0], clock_ns=nvml.clock_ns)
     figures = run(nvml, source, changes={12.05: {"counter_offset_mj": -2_000_000}})
-    check_step(figures, "counter")
-    overlapped, sequential = both(figures)
-    assert (overlapped.energy_steps, sequential.energy_steps) == (10, 5)
+    # The other sequential block alone has too few reads of a counter that may be 0.1 s old: the readings tell.
+    check_step(figures, "samples")
+    assert [mode.counted_w for mode in both(figures)] == pytest.approx([300, 100])
 
 
 def test_amd_a_step_between_modes_is_exact(amdsmi: Driver) -> None:
@@ -107,7 +107,8 @@ def test_amd_with_its_average_the_readings_of_two_modes_are_left_out(amdsmi: Dri
     amdsmi.set(current_w=0xFFFF, socket_w=0xFFFF)
     figures = run(amdsmi, AmdSource("0000:20:00.0", clock_ns=amdsmi.clock_ns), interval_s=0.02)
     check_step(figures, "counter")
-    assert both(figures)[0].num_readings == 2 * 151  # 3 s of each block of 4 s
+    # Of each block of 4 s the last 2.4 s: three whole steps, which 1.1 s lie before.
+    assert both(figures)[0].num_readings == 2 * 120
 
 
 def test_constant_power_behind_a_sensor_that_repeats_itself(nvml: Driver) -> None:
@@ -128,13 +129,13 @@ def test_readings_that_come_late_cost_no_joule_of_constant_power(nvml: Driver) -
     source = NvmlSource(UUIDS[0], clock_ns=nvml.clock_ns)
     readings = []
     for tick in range(201):
-        if tick % 10 in (3, 4, 7):  # left out, as the sampler leaves out what came late
+        if tick % 10 in (3, 7):  # left out, as the sampler leaves out what came late
             continue
         nvml.at(tick / 10)
         readings.append(source.sample())
-    figures = power_figures(source.info, Readings.of(readings), SEGMENTS, interval_s=0.1, late=60)
-    check_step(figures, "held samples")
-    assert figures.late == 60
+    figures = power_figures(source.info, Readings.of(readings), SEGMENTS, interval_s=0.1, late=40)
+    check_step(figures, "samples")
+    assert figures.late == 40
 
 
 def test_clocks_reasons_and_use_of_each_mode_make_the_verdict(nvml: Driver) -> None:
@@ -170,7 +171,7 @@ def test_blocks_shorter_than_the_average_have_no_figure_and_say_what_would_do(nv
     overlapped, sequential = both(power_figures(source.info, Readings.of(readings), blocks, interval_s=0.1))
     for mode in (overlapped, sequential):
         assert (mode.avg_w, mode.energy_per_step_j) == (None, None)
-        assert mode.missing.endswith("needs 1.2 s in one mode, which takes 6 steps per block")
+        assert mode.missing.endswith("needs 1.4 s in one mode, which takes 7 steps per block")
 
 
 def test_no_source_calls_what_would_change_a_device_or_list_its_processes() -> None:

@@ -1,0 +1,239 @@
+"""Mean power of a mode by readings of power, where there is no energy counter that can tell it.
+
+A reading is late, by up to the time that it covers, and by how much is not known. So a block's readings are taken from
+a time that is whole steps before its end: then every part of a step counts alike, however late the readings are.
+
+Readings come at random times, one in each interval. Power that swings within steps is then known to ``s / sqrt(n)``. A
+sensor that looks at part of the time only may do so in step with training: then it sees the same part of each step, and
+no number of readings tells the rest, nor do the readings tell that there is more. So the places in steps that readings
+are of must balance, and what blocks differ by counts as not known.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from overlap_callbacks.analysis.power.mean_power import MeanPower, mean_power, spread_over_blocks
+from overlap_callbacks.analysis.power.readings import Floats, Readings, Times
+from overlap_callbacks.analysis.power.segments import Segment, hold, rows_within
+from overlap_callbacks.analysis.results.power import SourceInfo
+
+# Ticks come at random times, one in each interval, so up to two intervals lie between two. A thread may also wake late.
+_MAX_GAP = 2.0
+_LATE_S = 0.02
+# Fewer degrees of freedom within blocks, and all readings of the mode are compared with each other.
+_FEW = 3
+# Times at which a sensor may be renewed that are tried, within its period.
+_OFFSETS = 8
+_TWO_SIGMA = 1.96
+# The mean of the places in steps that readings of a block are of, as points on the unit circle, is longer than this
+# only where the sensor is in step with training.
+_ONE_PLACE = 0.6
+
+
+Places = npt.NDArray[np.complex128]
+
+
+class Unmeasured(enum.Enum):
+    """Why a block gives nothing."""
+
+    SHORT = enum.auto()  # for the time that a reading covers
+    GAP = enum.auto()  # readings are missing
+    CHANCE = enum.auto()  # no tick came
+
+
+@dataclass
+class SampledPower:
+    """What the readings of a mode tell.
+
+    Attributes:
+        mean: mean power; None if no block was measured.
+        power_w: the readings that belong to the mode; shape (n,).
+        seconds: how long each is held; shape (n,).
+        num_readings: that the mean rests on.
+        unmeasured: why blocks gave nothing.
+    """
+
+    mean: MeanPower | None = None
+    power_w: Floats = field(default_factory=lambda: np.empty(0))
+    seconds: Floats = field(default_factory=lambda: np.empty(0))
+    num_readings: int = 0
+    unmeasured: list[Unmeasured] = field(default_factory=list)
+
+
+def sampled_power(
+    readings: Readings, segments: Sequence[Segment], source: SourceInfo, interval_s: float
+) -> SampledPower:
+    """What the readings of a mode tell of its power.
+
+    Args:
+        readings: all readings, in order of time.
+        segments: the blocks of the mode.
+        source: of the readings.
+        interval_s: time between readings.
+    """
+    found = SampledPower()
+    weighted, weights = np.zeros(len(segments)), np.zeros(len(segments))
+    of_blocks: list[Floats] = []
+    held_w, held_s = [], []
+    of_steps: list[Places] = []
+    window_s, left_out_s, total_s = 0.0, 0.0, 0.0
+    clear_ns = round((source.averaging_s or 0.0) * 1e9)
+    for place, segment in enumerate(segments):
+        begin_ns, whole = _first_of_whole_steps(segment, clear_ns)
+        if begin_ns is None:
+            found.unmeasured.append(Unmeasured.SHORT)
+            continue
+        if _has_gap(readings, segment.start_ns + clear_ns, segment.end_ns, interval_s, source.averaging_s is None):
+            found.unmeasured.append(Unmeasured.GAP)
+            continue
+        held = hold(readings, segment, readings.power_w, readings.since_ns)
+        held_w.append(readings.power_w[held.rows])
+        held_s.append(held.seconds)
+        rows, amounts = _taken(readings, segment, begin_ns, source.averaging_s is None)
+        if not len(rows):
+            found.unmeasured.append(Unmeasured.CHANCE)
+            continue
+        power_w, length_s = readings.power_w[rows], segment.duration_s
+        taken_s = (segment.end_ns - begin_ns) / 1e9 if source.averaging_s is not None else float(amounts.sum())
+        weight = length_s / taken_s
+        weighted[place], weights[place] = float(power_w @ amounts) * weight, float(amounts.sum()) * weight
+        of_blocks.append(power_w)
+        found.num_readings += len(rows)
+        window_s, total_s = window_s + taken_s, total_s + length_s
+        if not whole or source.averaging_s is None:
+            left_out_s += max(0.0, length_s - taken_s)
+        of_steps.append(_places_in_steps(readings.time_ns[rows], segment, source.renewed_s))
+    if held_w:
+        found.power_w, found.seconds = np.concatenate(held_w), np.concatenate(held_s)
+    if not of_blocks:
+        return found
+    power_w = np.concatenate(of_blocks)
+    if source.averaging_s is None:
+        # What is made from the energy counter is told better by the counter itself.
+        error = math.inf if source.has_energy or len(power_w) < 2 else 0.0
+    else:
+        error = (
+            math.inf
+            if _is_in_step(of_steps)
+            else _chance(of_blocks, of_steps, 1 - window_s / total_s, 2 * source.renewed_s / interval_s)
+        )
+    if left_out_s and power_w.mean() > 0:
+        error += left_out_s / total_s * float(power_w.max() - power_w.min()) / 2 / float(power_w.mean())
+    found.mean = mean_power(segments, weighted, weights, max(error, spread_over_blocks(weighted, weights)))
+    return found
+
+
+def _first_of_whole_steps(segment: Segment, clear_ns: int) -> tuple[int | None, bool]:
+    """From when on readings of a block count, and whether whole steps lie between that and its end.
+
+    None where the block is too short. Where less than a step is left, but most of the block, that counts: steps may be
+    long, and blocks may have one.
+    """
+    if not clear_ns:
+        return segment.start_ns, True
+    clear = segment.start_ns + clear_ns
+    starts_ns = segment.starts_ns
+    after = starts_ns[starts_ns >= clear]
+    if len(after):
+        return int(after[0]), True
+    return (clear, False) if segment.end_ns - clear >= clear - segment.start_ns else (None, False)
+
+
+def _taken(
+    readings: Readings, segment: Segment, begin_ns: int, since_last: bool
+) -> tuple[npt.NDArray[np.intp], Floats]:
+    """The readings of a block that count, and how much each does."""
+    if since_last:  # each is the mean of its own time
+        rows = rows_within(readings, segment.start_ns, segment.end_ns, readings.power_w, readings.since_ns)
+        return rows, (readings.time_ns[rows] - readings.since_ns[rows]) / 1e9
+    low, high = np.searchsorted(readings.time_ns, (begin_ns, segment.end_ns))
+    rows = np.arange(low, high)
+    rows = rows[(readings.since_ns[rows] >= segment.start_ns) & ~np.isnan(readings.power_w[rows])]
+    return rows, np.ones(len(rows))
+
+
+def _has_gap(readings: Readings, start_ns: int, end_ns: int, interval_s: float, since_last: bool) -> bool:
+    """Whether readings are missing between two times: nobody knows what the power was meanwhile."""
+    if since_last:  # a reading tells of all the time since the one before
+        return False
+    low, high = np.searchsorted(readings.time_ns, (start_ns, end_ns))
+    times_ns = readings.time_ns[low:high][~np.isnan(readings.power_w[low:high])]
+    gaps_ns = np.diff(np.concatenate(([start_ns], times_ns, [end_ns])))
+    return bool((gaps_ns > (_MAX_GAP * interval_s + _LATE_S) * 1e9).any())
+
+
+def _places_in_steps(times_ns: Times, segment: Segment, renewed_s: float) -> Places:
+    """Where in their steps the sensor may have looked, as points on the unit circle.
+
+    Shape (number of times at which the sensor may be renewed, n).
+    """
+    bounds_ns = np.concatenate((segment.starts_ns, [segment.end_ns])).astype(np.float64)
+    renewed_ns = renewed_s * 1e9
+    offsets_ns = np.arange(_OFFSETS)[:, None] / _OFFSETS * renewed_ns
+    looked_ns = times_ns[None, :] - ((times_ns[None, :] + offsets_ns) % renewed_ns if renewed_ns else 0.0 * offsets_ns)
+    places: Places = np.exp(2j * np.pi * np.interp(looked_ns, bounds_ns, np.arange(len(bounds_ns))))
+    return places
+
+
+def _is_in_step(of_steps: Sequence[Places]) -> bool:
+    """Whether the sensor looks at one place of the steps of each block."""
+    held = [abs(places.mean(axis=1)) for places in of_steps if places.shape[1] >= _FEW]
+    return bool(held) and float(np.mean(held, axis=0).max()) > _ONE_PLACE
+
+
+def _chance(of_blocks: Sequence[Floats], of_steps: Sequence[Places], left_out: float, most: float) -> float:
+    """How far the mean of readings may be from the mean of power, at 95 % confidence, as a fraction.
+
+    Args:
+        of_blocks: the readings of each block.
+        of_steps: of each block, where in its step each reading may be of; see ``_places_in_steps``.
+        left_out: the share of the blocks' time of which no readings count.
+        most: readings that one value of the sensor may give.
+    """
+    power_w = np.concatenate(of_blocks)
+    mean_w = float(power_w.mean())
+    if len(power_w) < 2 or not mean_w > 0:
+        return math.inf
+    variance, freedom = _variance(of_blocks)
+    if not variance:
+        return 0.0
+    from scipy.special import stdtrit  # takes half a second to import
+
+    # Equal readings in a row are one value of the sensor: n is (sum of w)^2 / (sum of w^2) for w readings of a value.
+    often = np.minimum(np.concatenate([_runs(block) for block in of_blocks]), max(1.0, most))
+    # A longer run is of several equal values.
+    independent = len(power_w) * float(often.sum() / (often**2).sum())
+    by_chance = float(stdtrit(freedom, 0.975)) * math.sqrt(variance / independent)
+    # Power that swings once in a step, with this variance, has an amplitude of sqrt(2) times its root.
+    spread = math.sqrt(float(np.mean([block.var() for block in of_blocks])))
+    in_step = math.sqrt(2) * spread * float(abs(np.concatenate(of_steps, axis=1).mean(axis=1)).max())
+    unseen = _TWO_SIGMA * left_out * spread / math.sqrt(len(of_blocks))
+    return math.hypot(max(by_chance, in_step), unseen) / mean_w
+
+
+def _runs(power_w: Floats) -> Floats:
+    """Lengths of the runs of equal readings."""
+    changes = np.flatnonzero(np.diff(power_w)) + 1
+    return np.diff(np.concatenate(([0], changes, [len(power_w)]))).astype(np.float64)
+
+
+def _variance(of_blocks: Sequence[Floats]) -> tuple[float, int]:
+    """Variance of a reading around the power of its time, and its degrees of freedom.
+
+    Power that swings slowly is known better than its variance says, as there is a reading of each part of the swing:
+    then half of the mean square of the differences between two readings in a row tells.
+    """
+    freedom = sum(len(power_w) - 1 for power_w in of_blocks)
+    if freedom < _FEW:
+        power_w = np.concatenate(of_blocks)
+        return float(power_w.var(ddof=1)), len(power_w) - 1
+    around_mean = sum(float(((power_w - power_w.mean()) ** 2).sum()) for power_w in of_blocks) / freedom
+    in_a_row = sum(float((np.diff(power_w) ** 2).sum()) for power_w in of_blocks) / (2 * freedom)
+    return min(around_mean, in_a_row), freedom

@@ -1,0 +1,69 @@
+"""How a power sensor averages and how late it is, by the chip and by what is read: one table, with its sources.
+
+A reading at a time ``t`` is of the time from ``t - clear`` to ``t``, in which the sensor's averaging window lies
+somewhere: its value may have been renewed a while ago, and the driver may hand it out late. So ``clear`` is what must
+lie between a change of mode and a reading that counts for the new mode.
+
+Sources, by number in the table:
+
+1. nvml.h on ``nvmlDeviceGetPowerUsage``: "On Ampere (except GA100) or newer GPUs, the API returns power averaged over 1
+   sec interval. On GA100 and older architectures, instantaneous power is returned." On
+   ``NVML_FI_DEV_POWER_AVERAGE`` (185): "average power usage over 1 sec interval, Ampere (except GA100) or newer";
+   ``NVML_FI_DEV_POWER_INSTANT`` (186): "current power, all architectures".
+2. Yang, Adamek, Armour, "Part-time Power Measurements: nvidia-smi's Lack of Attention" (arXiv 2312.02741): A100 and
+   H100 look at 25 ms of every 100 ms; other chips average over as much as 100 ms, renewed as often.
+3. ROCm/legacy-rocm-build issue 1649: the driver reads the firmware's table at most every millisecond. Over which time
+   the firmware averages is not published.
+
+Where nothing is published on how late a value is, 100 ms are assumed; where nothing is published on a chip at all, the
+longest of the others.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+# The numbers of NVML's architectures; those that follow are taken to be like the last.
+TURING, AMPERE, HOPPER = 6, 7, 9
+
+
+class Sensor(NamedTuple):
+    """What a reading of power is.
+
+    Attributes:
+        window_s: time over which the sensor averages.
+        renewed_s: time between two values.
+        late_s: how much later than it was taken a value can be read.
+    """
+
+    window_s: float
+    renewed_s: float
+    late_s: float
+
+    @property
+    def clear_s(self) -> float:
+        """Time before a reading that it may be of."""
+        return self.window_s + self.renewed_s + self.late_s
+
+
+PART_TIME = Sensor(0.025, 0.1, 0.1)  # source 2: A100 and H100, 225 ms in all
+FULL_TIME = Sensor(0.1, 0.1, 0.1)  # source 2: chips that average over the time between two values
+ONE_SECOND = Sensor(1.0, 0.1, 0.1)  # source 1; how often it is renewed: source 2
+AMD_CURRENT = Sensor(0.02, 0.001, 0.1)  # source 3; the window is an assumption
+AMD_AVERAGE = Sensor(1.0, 0.001, 0.1)  # source 3; the window is an assumption, longer than any that was reported
+
+
+def nvidia_instant(architecture: int | None, is_ga100: bool) -> Sensor:
+    """The sensor behind field 186, and behind ``nvmlDeviceGetPowerUsage`` where that is instantaneous.
+
+    Args:
+        architecture: NVML's number; None if unknown.
+        is_ga100: whether the chip is GA100 (A100, A800, A30).
+    """
+    return PART_TIME if is_ga100 or architecture == HOPPER else FULL_TIME
+
+
+def nvidia_usage(architecture: int | None, is_ga100: bool) -> Sensor:
+    """The sensor behind ``nvmlDeviceGetPowerUsage``: source 1."""
+    is_old = architecture is not None and architecture < AMPERE
+    return nvidia_instant(architecture, is_ga100) if is_old or is_ga100 else ONE_SECOND
