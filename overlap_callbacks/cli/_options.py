@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -81,6 +82,24 @@ def whole_numbers(text: str | None, option: str) -> tuple[int, ...]:
         return tuple([int(part) for part in words(text)])
     except ValueError:
         raise ValueError(f"{option} must be whole numbers with commas between them, got {text!r}") from None
+
+
+def caps(text: str | None, option: str) -> tuple[float | None, ...]:
+    """The caps of an option's value between its commas; None for ``none``.
+
+    Raises:
+        ValueError: one of them is neither ``none`` nor a number above 0; the message names the option.
+    """
+    found: list[float | None] = []
+    for part in words(text):
+        try:
+            value = None if part == "none" else float(part)
+        except ValueError:
+            value = 0.0
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"{option} must be numbers above 0, or none, with commas between them, got {text!r}")
+        found.append(value)
+    return tuple(found)
 
 
 def add_rules(rules: tuple[str, ...], patterns: tuple[str, ...]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from overlap_callbacks.cli._options import json_option, whole_numbers, words
+from overlap_callbacks.cli._options import caps, json_option, whole_numbers, words
 from overlap_callbacks.cli._output import one_line, print_json, print_tables, require
 
 if TYPE_CHECKING:
@@ -39,6 +39,14 @@ _BESIDE_RESUME = ("resume", "retry", "quick", "minutes", "timeout", "as_json")
               help="ddp, fsdp2, zero3 (needs DeepSpeed), tp, pp.  [default: ddp,fsdp2,pp]")  # fmt: skip
 @click.option("--precision", "precisions", metavar="NAME,...",
               help="fp32, tf32, fp16, bf16.  [default: bf16, on a CPU fp32]")  # fmt: skip
+@click.option(
+    "--power-cap", "power_caps", metavar="W,...",
+    help="Power limits of all GPUs of the host, in watts; none for their own. Needs root. Put back after each job.",
+)  # fmt: skip
+@click.option(
+    "--clock-cap", "clock_caps", metavar="MHZ,...",
+    help="The highest SM clock of all GPUs of the host, in MHz, in the same way.",
+)  # fmt: skip
 @click.option("--ranks", type=int, help="Ranks of each job, on this host.  [default: one a GPU; without GPUs 2]")
 @click.option(
     "--scale", type=float, metavar="F",
@@ -67,6 +75,8 @@ def command(
     batches: str | None,
     strategies: str | None,
     precisions: str | None,
+    power_caps: str | None,
+    clock_caps: str | None,
     ranks: int | None,
     scale: float | None,
     steps: int | None,
@@ -81,14 +91,15 @@ def command(
     """Train models under every combination, and measure what overlap costs and saves in each.
 
     The training experiments of "Characterizing Compute-Communication Overlap in GPU-Accelerated Distributed Deep
-    Learning" (arXiv 2507.03114) on this machine: model x batch x strategy x precision. One job for each, with the
-    library attached. On GPUs the ranks use NCCL, without two of them the CPU and Gloo.
+    Learning" (arXiv 2507.03114) on this machine: model x batch x strategy x precision x cap. One job for each, with
+    the library attached. On GPUs the ranks use NCCL, without two of them the CPU and Gloo.
 
     A combination that fails (out of memory, say) is a row with its reason. Ctrl-C keeps what was measured.
     """
     require("jinja2", "report")
     began_s = time.monotonic()
     from overlap_callbacks.experiments.lines_file import BusyError
+    from overlap_callbacks.experiments.study.capping import capped_job, check_may_cap
     from overlap_callbacks.experiments.study.machine import MachineError
     from overlap_callbacks.experiments.study.plan import FULL_TIMEOUT_S, QUICK_MINUTES, QUICK_TIMEOUT_S, Asked
     from overlap_callbacks.experiments.study.results import open_results
@@ -102,9 +113,12 @@ def command(
         else:
             asked = Asked(
                 quick=quick, models=words(models), batches=whole_numbers(batches, "--batch"),
-                strategies=words(strategies), precisions=words(precisions), ranks=ranks, scale=scale, steps=steps,
+                strategies=words(strategies), precisions=words(precisions),
+                power_caps_w=caps(power_caps, "--power-cap"), clock_caps_mhz=caps(clock_caps, "--clock-cap"),
+                ranks=ranks, scale=scale, steps=steps,
             )  # fmt: skip
             results, machine = _begun(asked, output)
+        check_may_cap(results.start.configurations)
         file = open_results(results.folder)
         if resume is None:
             file.write(results.start)
@@ -121,7 +135,7 @@ def command(
         limit_s = 60 * minutes if minutes is not None else 60 * QUICK_MINUTES if quick else math.inf
         left_s = limit_s - (time.monotonic() - began_s)
         timeout_s = timeout or (QUICK_TIMEOUT_S if quick else FULL_TIMEOUT_S)
-        ending = _run(Runner(results, file, machine, timeout_s, left_s, retry))
+        ending = _run(Runner(results, file, machine, timeout_s, left_s, retry, around_job=capped_job))
     finally:
         file.close()
     _show(results, as_json)
@@ -151,6 +165,7 @@ class Ending(Enum):
 def _run(runner: Runner) -> Ending:
     """Train what is left, with a bar on a terminal and a line for each configuration elsewhere."""
     from overlap_callbacks.cli.run_progress import shown_study
+    from overlap_callbacks.experiments.study.runner import CannotGoOnError
     from overlap_callbacks.experiments.supervisor import interruptible
 
     try:
@@ -159,6 +174,9 @@ def _run(runner: Runner) -> Ending:
             return Ending.COMPLETE if runner.run() else Ending.OUT_OF_TIME
     except KeyboardInterrupt:
         return Ending.INTERRUPTED
+    except CannotGoOnError as error:
+        said = f"{error}. What was measured is in {runner.results.folder}"
+        raise click.ClickException(one_line(said, 2000)) from None
     except OSError as error:
         raise click.ClickException(one_line(f"the results cannot be written: {error}")) from None
 

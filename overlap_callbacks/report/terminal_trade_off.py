@@ -11,13 +11,14 @@ from overlap_callbacks.analysis.trade_off import TradeOffRow
 from overlap_callbacks.report.terminal_cells import name_cell
 
 
-def trade_off_table(rows: Sequence[TradeOffRow]) -> Table:
+def trade_off_table(rows: Sequence[TradeOffRow], title: str = "Energy against time of a step") -> Table:
     """The rows in their order; those on the Pareto front are marked.
 
     Args:
         rows: of ``overlap_callbacks.analysis.trade_off.trade_off``.
+        title: above the table.
     """
-    table = Table(title="Energy against time of a step", title_justify="left", caption_justify="left")
+    table = Table(title=title, title_justify="left", caption_justify="left")
     table.add_column("")
     for column in ("step ms", "energy J", "power W", "slowdown", "energy saved"):
         table.add_column(column, justify="right", no_wrap=True)

@@ -107,6 +107,8 @@ class _KeeperProcess:
             self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_ANSWER_S)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
         if self._process.poll() not in (0, 1):
             self._put_back_here()
         elif error is not None:

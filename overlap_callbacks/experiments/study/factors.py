@@ -21,6 +21,7 @@ from overlap_callbacks.analysis.study import (
     Pair,
     pairs,
 )
+from overlap_callbacks.experiments.study.cap_trade_off import trade_off_blocks
 from overlap_callbacks.experiments.study.charts import by_factor
 from overlap_callbacks.experiments.study.names import Names, factor_in_words
 from overlap_callbacks.report.html.elements import Block, Cell, Section, Table, heads
@@ -47,7 +48,8 @@ def missing_factors(rows: Sequence[StudyRow], *, on_cpu: bool) -> list[tuple[str
     """Of each of the study's factors that these rows cannot tell of, its name and what to do."""
     lacking = []
     if not pairs(rows, POWER_CAP):
-        lacking.append(("Power caps", "Every job had the same limit of power."))
+        how = "A CPU cannot be capped here." if on_cpu else "Run, as root: overlap study --power-cap none,500,400"
+        lacking.append(("Power caps", how))
     if not pairs(_types(rows), PRECISION):
         kinds = "fp32,bf16" if on_cpu else "fp32,fp16,bf16"
         lacking.append(("Precisions", f"Run: overlap study --precision {kinds}"))
@@ -86,7 +88,10 @@ def _section(title: str, rows: Sequence[StudyRow], names: Names, factor: str, co
     ]
     if len(charts) == 3:  # two side by side; two alone would differ from the other parts
         charts[1:] = [dataclasses.replace(chart, narrow=True) for chart in charts[1:]]
-    return Section(title, _answer(compared, names, factor), [*charts, _table(compared, names, factor)])
+    blocks: list[Block] = [*charts, _table(compared, names, factor)]
+    if factor in (POWER_CAP, CLOCK_CAP):
+        blocks += trade_off_blocks(rows, names, factor)
+    return Section(title, _answer(compared, names, factor), blocks)
 
 
 def _answer(compared: Sequence[Pair], names: Names, factor: str) -> str:

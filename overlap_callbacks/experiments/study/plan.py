@@ -87,6 +87,9 @@ def make_start(asked: Asked, machine: Machine) -> StudyStart:
         ValueError: there are too many configurations, or too few GPUs.
     """
     on_gpu = machine.has_link
+    for option, given in (("--power-cap", asked.power_caps_w), ("--clock-cap", asked.clock_caps_mhz)):
+        if not on_gpu and any([cap is not None for cap in given]):
+            raise ValueError(f"{option} caps GPUs, and the ranks train on the CPU here: leave it out")
     ranks = asked.ranks or (machine.num_gpus if on_gpu else 2)
     if on_gpu and ranks > machine.num_gpus:
         raise ValueError(f"--ranks must be at most the {machine.num_gpus} GPUs of this host, one a rank, got {ranks}")

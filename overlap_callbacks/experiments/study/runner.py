@@ -24,6 +24,10 @@ class NotPossibleError(Exception):
     """What stands around a job, such as a power cap, cannot be; the message becomes the row's failure."""
 
 
+class CannotGoOnError(Exception):
+    """What stood around a job cannot be put back. The message says what to do."""
+
+
 @dataclass(frozen=True)
 class Progress:
     """Where a study stands.
@@ -56,7 +60,7 @@ class Runner:
         retry: whether what failed before is tried again.
         on_progress: called whenever something has changed.
         around_job: what a configuration needs around its job, e.g. a power cap of the devices; raises a
-            ``NotPossibleError`` where that cannot be.
+            ``NotPossibleError`` where that cannot be, and a ``CannotGoOnError`` where it cannot be put back.
     """
 
     results: Results
@@ -74,6 +78,7 @@ class Runner:
         Raises:
             OSError: results cannot be written.
             KeyboardInterrupt: Ctrl-C. All rows so far are kept.
+            CannotGoOnError: what stood around a job cannot be put back. The job's row is kept too.
         """
         deadline_s = time.monotonic() + self.total_s - _CLOSING_S
         last = None
@@ -88,23 +93,29 @@ class Runner:
             last = self._row(configuration, Limits(self.timeout_s, max(1.0, left_s)))
             if last is None:
                 return False
-            self.file.write(last)
-            self.results.rows.append(last)
             self.on_progress(self._progress(planned[place + 1 :], None, last))
         return True
 
     def _row(self, configuration: Configuration, limits: Limits) -> StudyRow | None:
+        """The row, once it is on the disk; None if the time was over."""
         start = self.results.start
         refused = refusal_of(start, configuration, self.machine)
         if refused is not None:
-            return refused
+            return self._kept(refused)
         try:
             with self.around_job(configuration):
                 number = start.configurations.index(configuration)
-                return run_job(start, self.results.folder, number, limits)
+                row = run_job(start, self.results.folder, number, limits)
+                return None if row is None else self._kept(row)
         except NotPossibleError as error:
             model = scaled(configuration.model, start.scale)
-            return StudyRow(configuration=configuration, seconds=0.0, failure=str(error), model=model.sizes())
+            failed = StudyRow(configuration=configuration, seconds=0.0, failure=str(error), model=model.sizes())
+            return self._kept(failed)
+
+    def _kept(self, row: StudyRow) -> StudyRow:
+        self.file.write(row)
+        self.results.rows.append(row)
+        return row
 
     def _expected_s(self, configuration: Configuration) -> float | None:
         """Time that a job will take at most, by those that were measured; None before there is one."""

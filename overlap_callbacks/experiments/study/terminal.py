@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,9 +34,11 @@ from overlap_callbacks.analysis.study import (
     power_key,
     value_of,
 )
+from overlap_callbacks.experiments.study.cap_trade_off import trade_offs
 from overlap_callbacks.experiments.study.names import Names
 from overlap_callbacks.experiments.study.verdict import TITLES, caveats, failures, on_cpu, verdict, where
 from overlap_callbacks.report.terminal_cells import one_line
+from overlap_callbacks.report.terminal_trade_off import trade_off_table
 
 _PEAK_W = power_key(Mode.OVERLAPPED, "peak_w")
 
@@ -52,6 +55,11 @@ def study_tables(start: StudyStart, rows: Sequence[StudyRow]) -> RenderableType:
         parts += [Text(), _configurations(start, measured)]
         if len(measured) > 1:
             parts.append(_overall(start, measured))
+        for factor in (POWER_CAP, CLOCK_CAP):
+            parts += [
+                trade_off_table(caps, f"Energy against time of a step: {one_line(name, 120)}")
+                for name, caps in trade_offs(measured, Names(start.configurations), factor)
+            ]
     parts += [Text(f"Note: {one_line(text, 500)}") for text in caveats(start, kept)]
     parts += [Text(one_line(text, 500)) for text in failures(start, kept)]
     return Group(*parts)
@@ -79,6 +87,13 @@ def as_data(start: StudyStart, rows: Sequence[StudyRow]) -> dict[str, Any]:
         "pairs": {
             factor: [{"base": pair.base, "other": pair.other, "changes": pair.changes} for pair in pairs(kept, factor)]
             for factor in (BATCH, PRECISION, POWER_CAP, CLOCK_CAP)
+        },
+        "trade_offs": {
+            factor: [
+                {"configuration": name, "caps": [dataclasses.asdict(row) for row in caps]}
+                for name, caps in trade_offs(kept, Names(start.configurations), factor)
+            ]
+            for factor in (POWER_CAP, CLOCK_CAP)
         },
     }
 

@@ -12,6 +12,7 @@ import pytest
 from overlap_callbacks.analysis.results.bench import FILE_NAME
 from overlap_callbacks.analysis.results.study import StudyRow, StudyStart
 from overlap_callbacks.experiments.study.page import study_page, write_study_page
+from overlap_callbacks.experiments.study.terminal import as_data
 from tests.analysis.bench.results import gemm_results, transfer_results
 from tests.experiments.study_page.studies import (
     configuration,
@@ -85,6 +86,20 @@ def test_factors_have_parts_of_their_own() -> None:
     assert [label for label, _ in precisions] == ["FP32", "FP16", "BF16"]
     assert [label for label, _ in cores] == ["FP32", "TF32"]
     assert "It changes most from no cap to 300 W: by +16.0 pp (95% interval +14.6 to +17.4 pp)" in text
+
+
+def test_energy_stands_against_time_where_caps_were_set() -> None:
+    start, rows = factors()
+    (chart,) = [
+        one for one in charts_of(study_page("study", start, rows)) if one["title"].startswith("Energy of a step a")
+    ]
+    (series,) = chart["series"]
+    slower, less = {point[0].rpartition(", ")[2]: point[1:3] for point in series["points"]}["500 W"]
+    assert slower == pytest.approx(0.06, abs=1e-3)
+    caps = as_data(start, rows)["trade_offs"]["power_cap_w"][0]["caps"]
+    (one,) = [cap for cap in caps if cap["point"]["name"] == "500 W"]
+    assert less == pytest.approx(-one["saving"], abs=1e-3)
+    assert caps[0]["on_front"]
 
 
 def test_what_is_missing_is_a_line_that_says_what_to_do_and_no_empty_chart() -> None:
