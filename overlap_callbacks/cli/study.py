@@ -176,7 +176,7 @@ def _run(runner: Runner) -> Ending:
         return Ending.INTERRUPTED
     except CannotGoOnError as error:
         said = f"{error}. What was measured is in {runner.results.folder}"
-        raise click.ClickException(one_line(said, 2000)) from None
+        raise click.ClickException(one_line(said)) from None
     except OSError as error:
         raise click.ClickException(one_line(f"the results cannot be written: {error}")) from None
 

@@ -79,4 +79,4 @@ def _table(jobs: Sequence[tuple[str, Sequence[TradeOffRow]]]) -> Table:
         for name, caps in jobs
         for row in caps
     ]
-    return Table("Energy against time", columns, rows, _CAPTION)
+    return Table("Energy against time", columns, tuple(rows), _CAPTION)
