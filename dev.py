@@ -100,7 +100,7 @@ def run_tests(pytest: tuple[object, ...], arguments: list[str]) -> int:
     # Most tests wait for processes of theirs: several files at a time take half as long. Those that measure times run
     # by themselves. What other work on the machine made fail passes in a second run.
     codes = []
-    for options in (("-n", "3", "--dist", "loadfile", "-m", "not alone"), ("-m", "alone")):
+    for options in (("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not alone"), ("-m", "alone")):
         code = run(*pytest, *options)
         if code == 1:
             print("what failed runs again by itself", flush=True)

@@ -83,12 +83,7 @@ def end_fsdp2(rank: int, name: str, how: str) -> dict[str, Any]:
         if monitor.arm is not None:
             found = fsdp2_options(training.job) != before
             break
-    if how == "close":
-        monitor.close()  # within the step that has begun
-    elif how == "force":
-        monitor.force(Mode.OVERLAPPED)
-    else:
-        monitor.abort_step()  # what an exception in ``with monitor.step()`` does
+    _end(monitor, how)  # within the step that has begun
     training.step()
     same = fsdp2_options(training.job) == before
     monitor.close()
@@ -102,12 +97,69 @@ def test_an_arm_of_fsdp2_is_put_back_however_its_window_ends(name: str, how: str
         assert rank == {"turned": True, "same": True}
 
 
-def train_zero3(rank: int, name: str | None) -> dict[str, Any]:
+def count_ddp_waits(rank: int, how: str | None) -> dict[str, Any]:
+    """Train with the native arm of DDP; in how many buckets a step waited, with the arm and without."""
+    from overlap_callbacks.integrations import _pytorch_ddp
+
+    training, waits = Training(rank, jobs.ddp), [0]
+    wait = _pytorch_ddp.WaitingGroup.allreduce
+
+    def counted(group: Any, *args: Any) -> Any:
+        waits[0] += 1
+        return wait(group, *args)
+
+    _pytorch_ddp.WaitingGroup.allreduce = counted  # type: ignore[method-assign]
+    training.step()
+    monitor = None if how is None else training.attach(arms=[MAKE["native"]()], **OPTIONS)
+    with_arm, without_arm, after = set(), set(), set()
+    for _ in range(STEPS - 1):
+        waits[0] = 0
+        turned = monitor is not None and monitor.arm is not None  # for the step that begins now
+        training.step()
+        (with_arm if turned else without_arm).add(waits[0])
+        if turned and monitor is not None and monitor.arm is not None and how != "whole":
+            _end(monitor, how)
+            break
+    training.step()  # has begun: a mode that is forced holds from the next one on
+    for _ in range(2):
+        waits[0] = 0
+        training.step()
+        after.add(waits[0])
+    if monitor is not None:
+        monitor.close()
+    return {"digest": training.digest(), "with": with_arm, "without": without_arm, "after": after}
+
+
+def _end(monitor: OverlapMonitor, how: str | None) -> None:
+    """End a monitor within a step."""
+    if how == "close":
+        monitor.close()
+    elif how == "force":
+        monitor.force(Mode.OVERLAPPED)
+    else:
+        monitor.abort_step()  # what an exception in ``with monitor.step()`` does
+
+
+def test_the_native_arm_of_ddp_leaves_weights_and_ddp_as_they_are() -> None:
+    plain, turned = run_ranks(count_ddp_waits, 2, None), run_ranks(count_ddp_waits, 2, "whole")
+    assert [rank["digest"] for rank in turned] == [rank["digest"] for rank in plain]
+    for rank in turned:
+        assert (rank["with"], rank["without"]) == ({2}, {0})  # two buckets
+
+
+@pytest.mark.parametrize("how", ["close", "force", "exception"])
+def test_the_native_arm_of_ddp_is_put_back_however_its_window_ends(how: str) -> None:
+    for rank in run_ranks(count_ddp_waits, 2, how):
+        assert rank["with"] == {2}
+        assert rank["after"] == {0}
+
+
+def train_zero(rank: int, stage: int, name: str | None, how: str = "whole") -> dict[str, Any]:
     from overlap_callbacks.integrations.deepspeed import attach
     from tests.integrations import deepspeed_jobs
 
     deepspeed_jobs.set_up(rank)
-    training = deepspeed_jobs.Training(rank, deepspeed_jobs.config(3))
+    training = deepspeed_jobs.Training(rank, deepspeed_jobs.config(stage))
     training.step()
     before = deepspeed_jobs.switch_of(training.engine)
     monitor = None if name is None else attach(training.engine, arms=[MAKE[name]()], **OPTIONS)
@@ -115,21 +167,32 @@ def train_zero3(rank: int, name: str | None) -> dict[str, Any]:
     for _ in range(STEPS):
         training.step()
         seen.add(deepspeed_jobs.switch_of(training.engine))  # it stays turned until the next step begins
+        if how != "whole" and monitor is not None and deepspeed_jobs.switch_of(training.engine) != before:
+            _end(monitor, how)
+            training.step()
+            break
+    now = deepspeed_jobs.switch_of(training.engine)
     if monitor is not None:
         monitor.close()
-    return {
-        "digest": training.digest(),
-        "seen": seen,
-        "before": before,
-        "now": deepspeed_jobs.switch_of(training.engine),
-    }
+    after = deepspeed_jobs.switch_of(training.engine)
+    return {"digest": training.digest(), "seen": seen, "before": before, "now": now, "after": after}
 
 
-def test_the_arm_of_zero_3_leaves_weights_and_the_engine_as_they_are() -> None:
-    plain, turned = run_ranks(train_zero3, 2, None), run_ranks(train_zero3, 2, "bucket")
-    assert [rank["digest"] for rank in turned] == [rank["digest"] for rank in plain]
-    for rank in turned:
-        assert rank["seen"] == {rank["before"], 4 * 16 * 16}
+@pytest.mark.parametrize(("stage", "name", "turned"), [(3, "bucket", 4 * 16 * 16), (2, "native", False)])
+def test_an_arm_of_zero_leaves_weights_and_the_engine_as_they_are(stage: int, name: str, turned: object) -> None:
+    plain, measured = run_ranks(train_zero, 2, stage, None), run_ranks(train_zero, 2, stage, name)
+    assert [rank["digest"] for rank in measured] == [rank["digest"] for rank in plain]
+    for rank in measured:
+        assert rank["seen"] == {rank["before"], turned}
+        assert rank["after"] == rank["before"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "name", "how"), [(3, "bucket", "close"), (3, "bucket", "force"), (2, "native", "close")]
+)
+def test_an_arm_of_zero_is_put_back_however_its_window_ends(stage: int, name: str, how: str) -> None:
+    for rank in run_ranks(train_zero, 2, stage, name, how):
+        assert len(rank["seen"]) == 2
         assert rank["now"] == rank["before"]
 
 
