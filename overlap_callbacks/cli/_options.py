@@ -102,6 +102,21 @@ def caps(text: str | None, option: str) -> tuple[float | None, ...]:
     return tuple(found)
 
 
+def given_beside(allowed: Sequence[str]) -> list[str]:
+    """Options that the user gave to the command under way, but for some.
+
+    Args:
+        allowed: names of the parameters that do not count.
+    """
+    context = click.get_current_context()
+    return [
+        parameter.opts[-1]
+        for parameter in context.command.params
+        if parameter.name not in allowed
+        and context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
+    ]
+
+
 def add_rules(rules: tuple[str, ...], patterns: tuple[str, ...]) -> None:
     """Put the user's rules before those that are built in, for this process.
 

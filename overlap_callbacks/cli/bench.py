@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from overlap_callbacks.cli._options import json_option, whole_numbers, words
+from overlap_callbacks.cli._options import given_beside, json_option, whole_numbers, words
 from overlap_callbacks.cli._output import one_line, print_json, print_tables
 
 if TYPE_CHECKING:
@@ -143,13 +143,7 @@ def _begun(bench: str, folder: Path) -> tuple[Path, Plan]:
     """The folder and the plan that a benchmark goes on with."""
     from overlap_callbacks.report.bench_results import file_of, read
 
-    context = click.get_current_context()
-    others = [
-        parameter.opts[-1]
-        for parameter in context.command.params
-        if parameter.name not in _BESIDE_RESUME
-        and context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
-    ]
+    others = given_beside(_BESIDE_RESUME)
     if others:
         raise ValueError(f"--resume goes on as the folder was begun: leave out {' and '.join(others)}")
     plan = read(folder).start.plan

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from overlap_callbacks.cli._options import caps, json_option, whole_numbers, words
+from overlap_callbacks.cli._options import caps, given_beside, json_option, whole_numbers, words
 from overlap_callbacks.cli._output import one_line, print_json, print_tables, require
 
 if TYPE_CHECKING:
@@ -222,13 +222,7 @@ def _continued(folder: Path) -> tuple[Results, Machine]:
     from overlap_callbacks.experiments.study.plan import difference
     from overlap_callbacks.experiments.study.results import read_results
 
-    context = click.get_current_context()
-    others = [
-        parameter.opts[-1]
-        for parameter in context.command.params
-        if parameter.name not in _BESIDE_RESUME
-        and context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
-    ]
+    others = given_beside(_BESIDE_RESUME)
     if others:
         raise ValueError(f"--resume goes on as the study was begun: leave out {' and '.join(others)}")
     results = read_results(folder)
