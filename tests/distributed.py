@@ -42,6 +42,8 @@ import torch.distributed as dist
 _HOST = "127.0.0.1"
 # Longest that the other ranks may go on once one has failed: time to raise an error of their own, worth showing.
 _GRACE_S = 2.0
+# Ranks of several tests at a time wait for each other's cores: small jobs then took four times as long.
+_PATIENCE = 2.0 if "PYTEST_XDIST_WORKER" in os.environ else 1.0
 # Longest that a rank that is done waits for the others, so that its sockets stay open as long as they are in use.
 _FAREWELL_S = 60.0
 _POLL_S = 0.005
@@ -234,7 +236,7 @@ def starter(function: Callable[..., Any]) -> Callable[[Any], None]:
 
 def _await_ranks(processes: list[Any], job: _RankJob, timeout_s: float) -> set[int]:
     """Wait for the ranks to end; those that had to be given up."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + timeout_s * _PATIENCE
     failed = False
     while alive := [rank for rank, process in enumerate(processes) if process.is_alive()]:
         if not job.mortal and not failed and any(process.exitcode not in (0, None) for process in processes):
