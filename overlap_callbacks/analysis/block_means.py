@@ -33,7 +33,7 @@ Counts = tuple[int, ...]
 _Tables = TypeVar("_Tables")
 
 
-class ArmSums(msgspec.Struct, frozen=True, array_like=True):
+class ArmSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Sums over ranks of the block means of one mode. Arrays are 64-bit floats, row by row.
 
     Attributes:
@@ -130,7 +130,7 @@ def add_arms(arms: Sequence[ArmSums]) -> ArmSums:
     )  # fmt: skip
 
 
-class Group(msgspec.Struct, Generic[_Tables], frozen=True, array_like=True):
+class Group(msgspec.Struct, Generic[_Tables], frozen=True, array_like=True, gc=False):
     """Ranks that have as many blocks of each mode as each other.
 
     Attributes:
@@ -146,7 +146,7 @@ class Group(msgspec.Struct, Generic[_Tables], frozen=True, array_like=True):
     tables: _Tables
 
 
-class BlockSums(msgspec.Struct, Generic[_Tables], frozen=True, array_like=True):
+class BlockSums(msgspec.Struct, Generic[_Tables], frozen=True, array_like=True, gc=False):
     """The blocks of all ranks of a part, timed or profiled.
 
     Attributes:

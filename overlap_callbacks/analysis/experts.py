@@ -150,7 +150,7 @@ def _some(steps: Sequence[StepExperts]) -> list[StepExperts]:
 # -- over the ranks
 
 
-class Loads(msgspec.Struct, frozen=True, array_like=True):
+class Loads(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One step over ranks of one stage.
 
     Attributes:
@@ -172,7 +172,7 @@ class Loads(msgspec.Struct, frozen=True, array_like=True):
     split_cv: float
 
 
-class ExpertSums(msgspec.Struct, frozen=True, array_like=True):
+class ExpertSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a set of ranks saw; empty without any that saw something.
 
     Attributes:

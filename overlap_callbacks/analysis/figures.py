@@ -86,7 +86,7 @@ def _log(value: float) -> float:
     return math.log(value) if value > 0 else math.nan
 
 
-class FigureSums(msgspec.Struct, Generic[Tables], frozen=True, array_like=True):
+class FigureSums(msgspec.Struct, Generic[Tables], frozen=True, array_like=True, gc=False):
     """What the figures over some ranks are computed from: sums, which can be added.
 
     Attributes:

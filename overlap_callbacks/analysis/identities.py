@@ -14,7 +14,7 @@ DIGEST_BYTES = 6
 MAX_IDENTITIES = 4096
 
 
-class Identities(msgspec.Struct, frozen=True, array_like=True):
+class Identities(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Distinct names.
 
     Attributes:

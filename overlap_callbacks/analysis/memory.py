@@ -69,7 +69,7 @@ def peaks_by_mode(steps: Iterable[SteppedMemory]) -> tuple[MemoryPeak, ...]:
     return tuple([_highest(mode, bounds[mode]) for mode in Mode if mode in bounds])
 
 
-class PeakSums(msgspec.Struct, frozen=True, array_like=True):
+class PeakSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The peaks of one mode on some ranks.
 
     Attributes:
@@ -83,7 +83,7 @@ class PeakSums(msgspec.Struct, frozen=True, array_like=True):
     at_most_bytes: int | None
 
 
-class MemorySums(msgspec.Struct, frozen=True, array_like=True):
+class MemorySums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The peaks of ranks.
 
     Attributes:

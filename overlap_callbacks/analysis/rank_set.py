@@ -15,7 +15,7 @@ MAX_RANGES = 32
 _NAMED = 9
 
 
-class RankSet(msgspec.Struct, frozen=True, array_like=True):
+class RankSet(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Ranks: their number, which is exact, and the lowest.
 
     Attributes:

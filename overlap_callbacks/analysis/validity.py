@@ -48,7 +48,7 @@ def escaped_communication(figures: Mapping[str, Estimate], device: str, backend:
 _MAX_TERMS = 16
 
 
-class Measured(msgspec.Struct, frozen=True, array_like=True):
+class Measured(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What all ranks must have alike, and the ranks that have it.
 
     Attributes:

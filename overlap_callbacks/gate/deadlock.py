@@ -32,7 +32,7 @@ import numpy as np
 from overlap_callbacks.gate.collectives import POINT_TO_POINT, SENDS, Collective
 
 
-class Item(msgspec.Struct, frozen=True, array_like=True):
+class Item(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One collective of a sequence, as it travels between ranks.
 
     Attributes:

@@ -37,7 +37,7 @@ MAX_HEARD = 256
 MAX_HOSTS = 4096
 
 
-class MessageSums(msgspec.Struct, frozen=True, array_like=True):
+class MessageSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a set of ranks sends in a step.
 
     Attributes:

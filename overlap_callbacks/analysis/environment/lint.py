@@ -59,7 +59,7 @@ class Grid(NamedTuple):
         return shortened(short_kernel_name(self.kernel).partition("(")[0], 80)
 
 
-class Traits(msgspec.Struct, frozen=True, array_like=True):
+class Traits(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What rules ask of the windows of ranks.
 
     Attributes:

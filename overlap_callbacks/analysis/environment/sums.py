@@ -29,14 +29,14 @@ _FEW_RANGES = 3
 COMPARED = ("torch", "cuda", "hip", "nccl", "driver", "device")
 
 
-class Value(msgspec.Struct, frozen=True, array_like=True):
+class Value(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A value, None where it is not set, and the ranks that have it."""
 
     value: str | None
     ranks: RankSet
 
 
-class Values(msgspec.Struct, frozen=True, array_like=True):
+class Values(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The values of a name.
 
     Attributes:
@@ -53,7 +53,7 @@ class Values(msgspec.Struct, frozen=True, array_like=True):
         return self.values[0].value if len(self.values) == 1 and not self.num_more else None
 
 
-class Links(msgspec.Struct, frozen=True, array_like=True):
+class Links(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Which kinds of pairs of ranks that share a host there are.
 
     Attributes:
@@ -69,7 +69,7 @@ class Links(msgspec.Struct, frozen=True, array_like=True):
     no_pcie: bool = False
 
 
-class Host(msgspec.Struct, frozen=True, array_like=True):
+class Host(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The ranks of one host.
 
     Attributes:
@@ -99,7 +99,7 @@ class Host(msgspec.Struct, frozen=True, array_like=True):
     links: Links
 
 
-class HostsFound(msgspec.Struct, frozen=True, array_like=True):
+class HostsFound(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What was found on hosts that are not kept one by one.
 
     Attributes:
@@ -115,7 +115,7 @@ class HostsFound(msgspec.Struct, frozen=True, array_like=True):
     crowded_rank: int = -1
 
 
-class EnvironmentSums(msgspec.Struct, frozen=True, array_like=True):
+class EnvironmentSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The environments of ranks.
 
     Attributes:

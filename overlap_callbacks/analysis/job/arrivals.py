@@ -36,7 +36,7 @@ _US_PER_MS = 1e3
 _SEVERAL, _UNKNOWN = b"*", b""
 
 
-class OpenCall(msgspec.Struct, frozen=True, array_like=True):
+class OpenCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One collective, on the ranks of its group that were heard.
 
     Attributes:
@@ -56,7 +56,7 @@ class OpenCall(msgspec.Struct, frozen=True, array_like=True):
     sum_us: int
 
 
-class OpenCalls(msgspec.Struct, frozen=True, array_like=True):
+class OpenCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The timed collectives of one operator on one group.
 
     Attributes:
@@ -78,7 +78,7 @@ class OpenCalls(msgspec.Struct, frozen=True, array_like=True):
     calls: tuple[OpenCall, ...]
 
 
-class KindSum(msgspec.Struct, frozen=True, array_like=True):
+class KindSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Sums over groups of one operator, dimension and size. Times are of all their ranks but for ``transfer_us``.
 
     Attributes:
@@ -103,7 +103,7 @@ class KindSum(msgspec.Struct, frozen=True, array_like=True):
     least_sum_us: int
 
 
-class LastSum(msgspec.Struct, frozen=True, array_like=True):
+class LastSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The collectives in which a rank came last.
 
     Attributes:
@@ -123,7 +123,7 @@ class LastSum(msgspec.Struct, frozen=True, array_like=True):
     waited_us: int
 
 
-class SizeSum(msgspec.Struct, frozen=True, array_like=True):
+class SizeSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Transfers by size, as in ``SizeTransfer``."""
 
     operator: str
@@ -136,7 +136,7 @@ class SizeSum(msgspec.Struct, frozen=True, array_like=True):
     transfer_us: int
 
 
-class ArrivalSums(msgspec.Struct, frozen=True, array_like=True):
+class ArrivalSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The timed collectives of a set of ranks.
 
     Attributes:

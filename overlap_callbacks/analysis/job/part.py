@@ -26,7 +26,7 @@ from overlap_callbacks.analysis.results.race import RaceCheck
 from overlap_callbacks.analysis.validity import Measured
 
 
-class JobPart(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+class JobPart(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
     """What a set of ranks measured in one window.
 
     Attributes:

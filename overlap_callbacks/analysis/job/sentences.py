@@ -15,7 +15,7 @@ MAX_SENTENCES = 64
 MAX_CHARACTERS = 12_000
 
 
-class Sentence(msgspec.Struct, frozen=True, array_like=True):
+class Sentence(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Sentences of several ranks that differ in their numbers alone.
 
     Attributes:
@@ -33,7 +33,7 @@ class Sentence(msgspec.Struct, frozen=True, array_like=True):
     first: tuple[int, int]
 
 
-class Sentences(msgspec.Struct, frozen=True, array_like=True):
+class Sentences(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The sentences of ranks.
 
     Attributes:

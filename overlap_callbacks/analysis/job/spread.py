@@ -10,7 +10,7 @@ import msgspec
 from overlap_callbacks.analysis.results.estimate import Spread
 
 
-class Moments(msgspec.Struct, frozen=True, array_like=True):
+class Moments(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One figure over ranks.
 
     Attributes:

@@ -16,7 +16,7 @@ MAX_STAGES = 64
 _NS_PER_MS = 1e6
 
 
-class StageSum(msgspec.Struct, frozen=True, array_like=True):
+class StageSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Ranks of one stage; times are whole nanoseconds, so that their sums are alike for every tree of ranks.
 
     Attributes:

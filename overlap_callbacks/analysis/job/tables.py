@@ -30,7 +30,7 @@ _PAIR_FIELDS = ("calls", "beside_ms", "time_ms", "alone_ms")
 _DIMENSION_FIELDS = ("messages", "bytes_in", "comm_ms", "exposed_ms", "kernels_ms", "kernels_isolated_ms")
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
+class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One row of a table, summed over ranks.
 
     Attributes:
@@ -52,7 +52,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     sums: tuple[float, ...]
 
 
-class Table(msgspec.Struct, frozen=True, array_like=True):
+class Table(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A table of the ranks.
 
     Attributes:
@@ -64,7 +64,7 @@ class Table(msgspec.Struct, frozen=True, array_like=True):
     rows: tuple[Row, ...] = ()
 
 
-class LossSums(msgspec.Struct, frozen=True, array_like=True):
+class LossSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The model's losses to SMs that communication holds, of the ranks that have a result.
 
     Attributes:
@@ -85,7 +85,7 @@ class LossSums(msgspec.Struct, frozen=True, array_like=True):
     num_sms: int = 0
 
 
-class ProfileTables(msgspec.Struct, frozen=True, array_like=True):
+class ProfileTables(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The tables of a group of ranks that come from their profiles."""
 
     kernels: Table = Table()

@@ -23,7 +23,7 @@ MAX_SIZES = 6
 _Time = tuple[float, float]
 
 
-class Transfers(msgspec.Struct, frozen=True, array_like=True):
+class Transfers(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One kind of collective on one group, over ranks.
 
     Attributes:

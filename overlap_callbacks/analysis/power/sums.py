@@ -44,14 +44,14 @@ _NUMBERS = (
 _PARTS = ("sm", "sm_occupancy", "tensor", "dram", "nvlink_rx_gb_s", "nvlink_tx_gb_s")
 
 
-class Said(msgspec.Struct, frozen=True, array_like=True):
+class Said(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A sentence, and the rank and place at which it first stands."""
 
     first: tuple[int, int]
     text: str
 
 
-class PowerSums(msgspec.Struct, frozen=True, array_like=True):
+class PowerSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Power of the devices of some ranks. Arrays are 64-bit floats, row by row; NaN for what was not measured.
 
     Attributes:

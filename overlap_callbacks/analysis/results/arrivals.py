@@ -17,7 +17,7 @@ def are_amounts(*values: float) -> bool:
     return all([0 <= value < _TOO_LARGE for value in values])
 
 
-class TimedCall(msgspec.Struct, frozen=True, array_like=True):
+class TimedCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A collective of a sequential step, on one rank.
 
     Attributes:
@@ -33,7 +33,7 @@ class TimedCall(msgspec.Struct, frozen=True, array_like=True):
     time_us: int
 
 
-class TimedCalls(msgspec.Struct, frozen=True, array_like=True):
+class TimedCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Some calls of one operator on one group, on one rank.
 
     Attributes:

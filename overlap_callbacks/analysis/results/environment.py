@@ -10,7 +10,7 @@ import msgspec
 PCIE = "PCIe"
 
 
-class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
+class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one rank runs on. Text is empty and numbers are 0 where a value is not known.
 
     Attributes:

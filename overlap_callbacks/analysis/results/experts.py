@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class StepExperts(msgspec.Struct, frozen=True, array_like=True):
+class StepExperts(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The all-to-alls of one rank's step that carry tokens to the experts.
 
     Attributes:

@@ -10,14 +10,15 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
 from overlap_callbacks.analysis.formatting import name_ranks
 from overlap_callbacks.gate.collectives import POINT_TO_POINT
 from overlap_callbacks.gate.deadlock import CollectiveSequence
+from overlap_callbacks.monitor.background.tree import Run, in_runs
 
 
 class WindowTerms(msgspec.Struct, frozen=True):
@@ -41,7 +42,7 @@ class WindowTerms(msgspec.Struct, frozen=True):
         return hashlib.blake2b(msgspec.json.encode(self), digest_size=16).hexdigest()
 
 
-class GroupNote(msgspec.Struct, frozen=True, array_like=True):
+class GroupNote(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a rank's sequence has to do with one group, in short: enough where all ranks agree.
 
     Attributes:
@@ -114,17 +115,32 @@ class OrderMessage(msgspec.Struct, frozen=True):
         )
 
 
-def different_terms(messages: Mapping[int, OrderMessage]) -> str | None:
-    """Which ranks are about to measure something else than rank 0, and what, in words; None if all do the same."""
-    ours = messages[0].terms
+class HandedIn(NamedTuple):
+    """A message, and the ranks that hand it in, as the first and the last of each run.
+
+    What all ranks agree on is found from these few, whatever the number of ranks.
+    """
+
+    message: OrderMessage
+    runs: list[Run]
+
+    @property
+    def first_rank(self) -> int:
+        return self.runs[0][0]
+
+
+def different_terms(handed_in: Sequence[HandedIn]) -> str | None:
+    """Which ranks are about to measure something else than rank 0, and what, in words; None if all do the same.
+
+    Args:
+        handed_in: of all ranks, that of rank 0 first.
+    """
+    ours = handed_in[0].message.terms
     ranks_of: dict[str, list[int]] = defaultdict(list)
-    differences: dict[int, str] = {}  # ranks with equal messages share one
-    for rank, message in sorted(messages.items()):
-        if id(message) not in differences:
-            differences[id(message)] = _difference(message.terms, ours)
-        if differences[id(message)]:
-            ranks_of[differences[id(message)]].append(rank)
-    found = [f"{name_ranks(ranks)} with {difference}" for difference, ranks in ranks_of.items()]
+    for message, runs in handed_in:
+        if difference := _difference(message.terms, ours):
+            ranks_of[difference].extend(in_runs(runs))
+    found = [f"{name_ranks(sorted(ranks))} with {difference}" for difference, ranks in ranks_of.items()]
     return "; ".join(found) if found else None
 
 
@@ -141,25 +157,22 @@ def _difference(theirs: WindowTerms | None, ours: WindowTerms | None) -> str:
     )
 
 
-def different_step(messages: Mapping[int, OrderMessage]) -> str | None:
+def different_step(handed_in: Sequence[HandedIn]) -> str | None:
     """Which ranks recorded another step of the job than others, in words; None if all recorded the same.
 
     The members of a group have issued as many collectives on it when they are at the same step. Backends count sends
     and receives too, and their number differs from rank to rank: groups that have any in the step prove nothing.
     """
-    ranks_of: dict[int, list[int]] = defaultdict(list)  # ranks with equal messages share one
-    for rank, message in sorted(messages.items()):
-        ranks_of[id(message)].append(rank)
-    alike = [(messages[ranks[0]], ranks) for ranks in ranks_of.values()]
-    proves_nothing = {name for message, _ in alike for name, note in message.groups.items() if note.exchanges}
-    counts: dict[tuple[str, str], list[tuple[int, list[int], GroupNote]]] = defaultdict(list)
-    for message, ranks in alike:
-        for name, note in message.groups.items():
-            if note.first >= 0 and name in message.counts and name not in proves_nothing:
-                counts[name, note.members].append((message.counts[name], ranks, note))
+    proves_nothing = {name for message, _ in handed_in for name, note in message.groups.items() if note.exchanges}
+    counts: dict[tuple[str, str], list[tuple[int, HandedIn, GroupNote]]] = defaultdict(list)
+    for alike in handed_in:
+        for name, note in alike.message.groups.items():
+            if note.first >= 0 and name in alike.message.counts and name not in proves_nothing:
+                counts[name, note.members].append((alike.message.counts[name], alike, note))
     for _, found in sorted(counts.items()):
-        expected, (first, *_), note = min(found, key=lambda of: of[1][0])
-        others = sorted((rank, count) for count, ranks, _ in found if count != expected for rank in ranks)
+        expected, lowest, note = min(found, key=lambda of: of[1].first_rank)
+        first = lowest.first_rank
+        others = sorted((rank, count) for count, of, _ in found if count != expected for rank in in_runs(of.runs))
         if others:
             return (
                 f"{name_ranks([rank for rank, _ in others])} recorded another step of the job than rank {first}: "

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import msgspec
@@ -20,6 +20,7 @@ from overlap_callbacks._threads import Worker
 from overlap_callbacks.analysis.formatting import name_ranks
 from overlap_callbacks.gate.deadlock import CollectiveSequence, Conflict, find_conflict
 from overlap_callbacks.monitor.background.agreement import (
+    HandedIn,
     OrderMessage,
     WindowTerms,
     different_step,
@@ -29,7 +30,7 @@ from overlap_callbacks.monitor.background.agreement import (
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.order_parts import OrderPart
 from overlap_callbacks.monitor.background.store import StoreChannel, StoreFailedError
-from overlap_callbacks.monitor.background.tree import Tree
+from overlap_callbacks.monitor.background.tree import Tree, in_runs
 from overlap_callbacks.monitor.background.tree_mail import Exchange
 
 # Maximum time that the training thread waits for a check after one that was late: the ranks may have recovered, but
@@ -307,7 +308,7 @@ def hand_in(
     tree = exchange.tree
     heard = exchange.gather(key, tree.patience_s(timeout_s), lambda _: stop())
     part = OrderPart.merge([own, *[OrderPart.decode(data) for data in heard.values()]])
-    exchange.unheard = tree.members_without(part.ranks)
+    exchange.unheard = tree.members_without(part.runs)
     if tree.parent is None or exchange.send_up(key, part.encode(), 0.0, stop):
         return part
     return None
@@ -342,28 +343,28 @@ def decide(part: OrderPart, world_size: int, timeout_s: float, verdicts: Verdict
         timeout_s: maximum time that the ranks had, for the message.
         verdicts: of the checks before.
     """
-    messages = part.by_rank()
-    missing = [rank for rank in range(world_size) if rank not in messages]
-    if missing:
+    if part.runs != [(0, world_size - 1)]:
+        missing = sorted(set(range(world_size)).difference(in_runs(part.runs)))
         return Ruling(
             Decision.LATE, f"{name_ranks(missing)} did not report the order of collectives within {timeout_s:g} s"
         )
-    different = {id(message): message for message in messages.values()}.values()
-    unlike = different_terms(messages)
+    handed_in = part.handed_in()
+    different = [message for message, _ in handed_in]
+    unlike = different_terms(handed_in)
     if unlike is not None:
         return Ruling(Decision.UNLIKE, f"the ranks are not set up alike: {unlike}")
-    astray = different_step(messages)
+    astray = different_step(handed_in)
     if astray is not None:
         return Ruling(Decision.ASTRAY, astray)
     if any(message.compiled for message in different):
         return Ruling(Decision.SKIPPED, "torch.compile compiled in its first step")
-    terms = messages[0].terms
+    terms = different[0].terms
     if terms is not None and (terms.control or not terms.serialises):
         return Ruling(Decision.GRANTED)  # nothing is serialised
-    incomplete = [rank for rank, message in messages.items() if message.incomplete]
-    if incomplete:
+    incomplete = next((of.first_rank for of in handed_in if of.message.incomplete), None)
+    if incomplete is not None:
         return Ruling(
-            Decision.FAILED, f"rank {min(incomplete)} issued more collectives in one step than the gate has storage for"
+            Decision.FAILED, f"rank {incomplete} issued more collectives in one step than the gate has storage for"
         )
     if not any(message.communicates for message in different):
         return Ruling(
@@ -373,13 +374,13 @@ def decide(part: OrderPart, world_size: int, timeout_s: float, verdicts: Verdict
         )
     if in_step(different):
         return Ruling(Decision.GRANTED)
-    return _search(part, messages, verdicts)
+    return _search(part, handed_in, verdicts)
 
 
-def _search(part: OrderPart, messages: Mapping[int, OrderMessage], verdicts: Verdicts) -> Ruling:
+def _search(part: OrderPart, handed_in: Sequence[HandedIn], verdicts: Verdicts) -> Ruling:
     first_rank: dict[str, int] = {}
-    for rank, message in sorted(messages.items()):
-        first_rank.setdefault(message.sequence, rank)
+    for alike in handed_in:
+        first_rank.setdefault(alike.message.sequence, alike.first_rank)
     if verdicts.digests != first_rank.keys():
         sequences = part.decoded(first_rank)
         if sequences is None:

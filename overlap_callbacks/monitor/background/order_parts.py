@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import msgspec
 
 from overlap_callbacks.gate.deadlock import CollectiveSequence
-from overlap_callbacks.monitor.background.agreement import OrderMessage
-from overlap_callbacks.monitor.background.tree import Run, in_runs, joined
+from overlap_callbacks.monitor.background.agreement import HandedIn, OrderMessage
+from overlap_callbacks.monitor.background.tree import Run, joined
 
 # Bytes of compressed sequences that travel together at most. A sequence of 4,000 collectives takes some kilobytes.
 MAX_SEQUENCE_BYTES = 8 * 2**20
@@ -17,7 +17,7 @@ MAX_SEQUENCE_BYTES = 8 * 2**20
 MAX_COMPARED = 1_000_000
 
 
-class OrderPart(msgspec.Struct, frozen=True, array_like=True):
+class OrderPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What any set of ranks hands in.
 
     Attributes:
@@ -56,17 +56,18 @@ class OrderPart(msgspec.Struct, frozen=True, array_like=True):
     def decode(cls, data: bytes) -> OrderPart:
         return msgspec.msgpack.decode(data, type=cls)
 
-    def by_rank(self) -> dict[int, OrderMessage]:
-        """Each rank's message; ranks with equal messages share one object."""
-        found: dict[int, OrderMessage] = {}
-        for encoded, runs in self.messages:
-            message = msgspec.msgpack.decode(encoded, type=OrderMessage)
-            found.update(dict.fromkeys(in_runs(runs), message))
-        return found
+    def handed_in(self) -> list[HandedIn]:
+        """Each different message and who hands it in; that of the lowest rank first."""
+        found = [
+            HandedIn(msgspec.msgpack.decode(message, type=OrderMessage), joined(runs))
+            for message, runs in self.messages
+        ]
+        return sorted(found, key=lambda of: of.runs)
 
     @property
-    def ranks(self) -> set[int]:
-        return {rank for _, runs in self.messages for rank in in_runs(runs)}
+    def runs(self) -> list[Run]:
+        """Those who hand in anything, joined."""
+        return joined([run for _, runs in self.messages for run in runs])
 
     def decoded(self, digests: Iterable[str]) -> dict[str, CollectiveSequence] | None:
         """The sequences by digest; None if they are more than are compared."""

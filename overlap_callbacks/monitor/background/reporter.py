@@ -37,7 +37,7 @@ from overlap_callbacks.analysis.verdict import arm_summary, summary
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.measurement import measure, measure_block
 from overlap_callbacks.monitor.background.store import StoreChannel
-from overlap_callbacks.monitor.background.tree import Run, Tree, in_runs, joined
+from overlap_callbacks.monitor.background.tree import Run, Tree, joined
 from overlap_callbacks.monitor.background.tree_mail import Exchange
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.monitor.window import ClosedWindow, FinishedBlock
@@ -61,7 +61,7 @@ _AFTERMATH_PART = 1 / 3
 _AFTERMATH_LOOK_S = 0.05
 
 
-class Bundle(msgspec.Struct, array_like=True):
+class Bundle(msgspec.Struct, array_like=True, gc=False):
     """What goes up the tree: which ranks were heard, as runs, and what they measured.
 
     Attributes:
@@ -89,7 +89,7 @@ def with_members(
     messages = exchange.gather(key, tree.patience_s(timeout_s), stop)
     bundles = [msgspec.msgpack.decode(message, type=Bundle) for message in messages.values()]
     heard = joined([(tree.rank, tree.rank), *[run for bundle in bundles for run in bundle.heard]])
-    exchange.unheard = tree.members_without(in_runs(heard))
+    exchange.unheard = tree.members_without(heard)
     part = merge([own, *[decode(bundle.part) for bundle in bundles]]) if bundles else own
     return part, heard
 

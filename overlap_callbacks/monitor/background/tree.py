@@ -12,7 +12,7 @@ trees would wait for each other in vain.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from overlap_callbacks.monitor.background.store import Job
@@ -80,10 +80,13 @@ class Tree:
         """This rank and all below it."""
         return range(self.rank, min(self.rank + self.fan_in**self.level, self.world_size))
 
-    def members_without(self, ranks: Iterable[int]) -> tuple[int, ...]:
-        """This rank and those below it, but for ``ranks``."""
-        others = set(ranks)
-        return tuple([rank for rank in self.members if rank not in others])
+    def members_without(self, runs: Sequence[Run]) -> tuple[int, ...]:
+        """This rank and those below it, but for the ranks of ``runs``, which are joined."""
+        members = self.members
+        if list(runs) == [(members.start, members.stop - 1)]:
+            return ()  # the usual case, of any number of ranks
+        others = set(in_runs(runs))
+        return tuple([rank for rank in members if rank not in others])
 
     def patience_s(self, timeout_s: float) -> float:
         """How long this rank waits for its children, so that what it has still reaches rank 0 within ``timeout_s``.

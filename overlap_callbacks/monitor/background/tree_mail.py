@@ -34,7 +34,7 @@ _ROUND_S = 0.5
 _REMEMBERED = 64
 
 
-class _Letter(msgspec.Struct, array_like=True, frozen=True):
+class _Letter(msgspec.Struct, array_like=True, gc=False, frozen=True):
     number: int
     key: str
     message: bytes

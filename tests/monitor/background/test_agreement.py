@@ -11,6 +11,7 @@ from overlap_callbacks.gate.deadlock import CollectiveSequence, Item
 from overlap_callbacks.gate.switch import OverlapSwitch
 from overlap_callbacks.monitor.background.agreement import (
     GroupNote,
+    HandedIn,
     OrderMessage,
     WindowTerms,
     different_step,
@@ -125,11 +126,11 @@ def test_ranks_that_agree_are_measured(control: bool) -> None:
 THREE = {"a": (0, 1, 2), "p2p": (0, 1, 2)}
 
 
-def messages(orders: list[CollectiveSequence], *counts: dict[str, int]) -> dict[int, OrderMessage]:
-    return {
-        rank: OrderMessage("", None, of_rank, GroupNote.of(order))
+def messages(orders: list[CollectiveSequence], *counts: dict[str, int]) -> list[HandedIn]:
+    return [
+        HandedIn(OrderMessage("", None, of_rank, GroupNote.of(order)), [(rank, rank)])
         for rank, (order, of_rank) in enumerate(zip(orders, counts, strict=True))
-    }
+    ]
 
 
 def sequences(*of_rank: list[Item]) -> list[CollectiveSequence]:
@@ -159,6 +160,8 @@ def test_ranks_that_differ_in_the_same_way_are_named_together() -> None:
     def terms(**options: Any) -> WindowTerms:
         return WindowTerms(step=20, options=Schedule(**options).as_dict())
 
-    given = {rank: OrderMessage("", terms(repeats=2) if rank in (1, 3) else terms()) for rank in range(4)}
+    alike = HandedIn(OrderMessage("", terms()), [(0, 0), (2, 2)])
+    others = [HandedIn(OrderMessage(name, terms(repeats=2)), [(rank, rank)]) for rank, name in ((3, ""), (1, "b"))]
+    given = [alike, *others]
     assert different_terms(given) == "ranks 1, 3 with repeats=2 (rank 0: 4)"
-    assert different_terms({rank: OrderMessage("", terms()) for rank in range(2)}) is None
+    assert different_terms([alike]) is None

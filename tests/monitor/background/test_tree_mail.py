@@ -14,7 +14,7 @@ import torch.distributed as dist
 from overlap_callbacks.monitor.background.agreement import OrderMessage
 from overlap_callbacks.monitor.background.order_check import Decision, Ruling, check_order
 from overlap_callbacks.monitor.background.store import Connection, Job, StoreChannel
-from overlap_callbacks.monitor.background.tree import Tree
+from overlap_callbacks.monitor.background.tree import Tree, joined
 from overlap_callbacks.monitor.background.tree_mail import PLACES, Exchange
 from tests.gate.sequences import A, order
 
@@ -63,7 +63,7 @@ class Ranks:
             ranks = [exchange.tree.rank]
             for message in exchange.gather(key, NOW, lambda _: False).values():
                 ranks += list(message)
-            exchange.unheard = exchange.tree.members_without(ranks)
+            exchange.unheard = exchange.tree.members_without(joined((rank, rank) for rank in ranks))
             if exchange.tree.rank == 0:
                 heard = ranks
             elif self.lives(exchange, "after it gathered"):
