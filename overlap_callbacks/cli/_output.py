@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import importlib.util
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -32,6 +34,8 @@ def read_with_progress(path: Path, read: Callable[[Path, Callable[[int, int], No
 
 def with_progress(what: str) -> AbstractContextManager[Callable[[int, int], None]]:
     """A function to call with what is done and the total; a progress bar appears if the work takes long."""
+    if not sys.stderr.isatty():
+        return contextlib.nullcontext(lambda done, total: None)
     from rich.console import Console
 
     from overlap_callbacks.cli.progress import progress_of
@@ -148,7 +152,7 @@ def print_tables(tables: RenderableType) -> None:
     """Print tables, cleaned of what could steer the terminal."""
     from rich.console import Console
 
-    from overlap_callbacks.report.terminal import SanitizedRenderable
+    from overlap_callbacks.report.terminal_parts import SanitizedRenderable
 
     Console().print(SanitizedRenderable(tables))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -48,6 +49,8 @@ def command(
     TRACE is a file of torch.profiler (.json or .json.gz, of NVIDIA, AMD or Intel devices or of a CPU job), an export of
     Nsight Systems (nsys export --type sqlite), a .zip of files, a folder, or a quoted pattern such as 'run/rank*.json'.
     """
+    # Nothing here multiplies matrices, and the threads for it take longer to start than a small trace to read.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from overlap_callbacks.report import terminal_traces
     from overlap_callbacks.traces import TraceError, analyze_files, find_traces
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import functools
 import io
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,11 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from overlap_callbacks.analysis.formatting import PLAIN
-from overlap_callbacks.analysis.results.catalogue import SUMMARY
-from overlap_callbacks.analysis.results.window import KernelTime, PairTime
+from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime
 from overlap_callbacks.analysis.safe_text import printable, spreadsheet_cell
-from overlap_callbacks.report.terminal import change, kernel_name, pair_table, row_label
 from overlap_callbacks.report.terminal_cells import name_cell
+from overlap_callbacks.report.terminal_parts import change, kernel_name, pair_table, row_label
 from overlap_callbacks.traces.figures import (
     Analysis,
     CollectiveFigures,
@@ -93,6 +91,8 @@ def _by_problem(traces: Sequence[TraceFigures]) -> list[str]:
 
 def comparison_tables(comparison: Comparison) -> RenderableType:
     """The tables of a comparison, for people."""
+    from overlap_callbacks.analysis.results.catalogue import SUMMARY
+
     figures = Table(title=Text(_compared(comparison)), title_justify="left")
     figures.add_column("")
     figures.add_column("per step", justify="right")
@@ -200,6 +200,8 @@ def _fields(item: Any) -> dict[str, Any]:
 
 
 def _csv(header: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
+    import csv
+
     out = io.StringIO()
     writer = csv.DictWriter(out, header, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()

@@ -5,12 +5,31 @@ files of folders, patterns and archives, and ``analyze_files`` analyses them one
 analyze`` and ``overlap compare`` show the figures. Nothing here imports torch.
 """
 
-from overlap_callbacks.traces.analysis import analyze
-from overlap_callbacks.traces.comparison import compare
-from overlap_callbacks.traces.files import TraceError
-from overlap_callbacks.traces.kineto import Trace
-from overlap_callbacks.traces.many import analyze_files
-from overlap_callbacks.traces.reading import read_trace
-from overlap_callbacks.traces.sources import find_traces
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from overlap_callbacks.traces.analysis import analyze
+    from overlap_callbacks.traces.comparison import compare
+    from overlap_callbacks.traces.files import TraceError
+    from overlap_callbacks.traces.kineto import Trace
+    from overlap_callbacks.traces.many import analyze_files
+    from overlap_callbacks.traces.reading import read_trace
+    from overlap_callbacks.traces.sources import find_traces
 
 __all__ = ["Trace", "TraceError", "analyze", "analyze_files", "compare", "find_traces", "read_trace"]
+
+# The module of each name. They are imported when they are asked for: a small trace is read at once.
+_HOMES = {
+    "Trace": "kineto", "TraceError": "files", "analyze": "analysis", "analyze_files": "many", "compare": "comparison",
+    "find_traces": "sources", "read_trace": "reading",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -14,8 +14,8 @@ from overlap_callbacks.analysis.kernels.attribution import Calls, Match, Side, m
 from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.analysis.kernels.times import KernelSums
 from overlap_callbacks.analysis.results.catalogue import RESIDUAL_COMM_LIMIT, residual_limit
+from overlap_callbacks.analysis.results.kernel_times import KernelTime
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.window import KernelTime
 from overlap_callbacks.traces.analysis import span_ms, trace_figures
 from overlap_callbacks.traces.figures import Comparison, UnmatchedKernel
 from overlap_callbacks.traces.kineto import Trace

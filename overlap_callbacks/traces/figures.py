@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from overlap_callbacks.analysis.results.window import KernelTime, PairTime, StepTimeline
+from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime, StepTimeline
 
 SCHEMA_VERSION = 1
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +71,10 @@ def _parts(
         for place, file in enumerate(files):
             yield place, _part(file, steps)
         return
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from concurrent.futures.process import BrokenProcessPool
+
     # Not forked: a fork of a process with threads, as of NumPy's, may hang.
     pool = ProcessPoolExecutor(most, multiprocessing.get_context("spawn"), initializer=_use_rules, initargs=(_rules(),))
     try:

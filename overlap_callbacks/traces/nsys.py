@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any
 
 from overlap_callbacks.analysis import safe_text
 from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
@@ -20,6 +18,9 @@ from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.traces.collect import ENQUEUED, DeviceEvents, Note, short_name
 from overlap_callbacks.traces.files import SQLITE_MAGIC, Progress, TraceError, starts_with
 from overlap_callbacks.traces.kineto import Trace, trace_of_device
+
+if TYPE_CHECKING:
+    import sqlite3
 
 _KERNELS, _COPIES, _FILLS = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
 _CALLS, _GRAPHS = "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
@@ -38,6 +39,8 @@ def is_nsys(file: Path) -> bool:
     """Whether a file is an export of Nsight Systems that holds CUDA kernels."""
     if not starts_with(file, SQLITE_MAGIC):
         return False
+    import sqlite3
+
     try:
         with _open(file) as tables:
             return _KERNELS in tables.columns
@@ -47,6 +50,8 @@ def is_nsys(file: Path) -> bool:
 
 def processes_in(file: Path) -> list[int]:
     """The numbers of the processes that launched kernels, ascending; empty if the file does not tell."""
+    import sqlite3
+
     try:
         with _open(file) as tables:
             if "globalPid" not in tables.columns[_KERNELS]:
@@ -77,6 +82,8 @@ def read_nsys(
     Raises:
         TraceError: the file cannot be read.
     """
+    import sqlite3
+
     try:
         with _open(file) as tables:
             reader = _Reader(tables, process, progress, steps)
@@ -116,6 +123,9 @@ class _Tables:
 
 @contextlib.contextmanager
 def _open(file: Path) -> Iterator[_Tables]:
+    import sqlite3
+    from urllib.parse import quote
+
     connection = sqlite3.connect(f"file:{quote(str(file.absolute()))}?mode=ro&immutable=1", uri=True)
     connection.text_factory = lambda text: text.decode(errors="replace")
     try:
