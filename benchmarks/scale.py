@@ -41,15 +41,9 @@ from overlap_callbacks import OverlapReport, Schedule
 from overlap_callbacks.analysis.job.merging import part_of
 from overlap_callbacks.analysis.job.part import encode
 from overlap_callbacks.analysis.results.environment import RankEnvironment
+from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.window import (
-    CollectiveTime,
-    KernelTime,
-    PairTime,
-    ProfiledBlock,
-    RankWindow,
-    TimedBlock,
-)
+from overlap_callbacks.analysis.results.window import CollectiveTime, ProfiledBlock, RankWindow, TimedBlock
 from overlap_callbacks.gate.deadlock import CollectiveSequence, Item
 from overlap_callbacks.monitor.background import reporter as reporting
 from overlap_callbacks.monitor.background.agreement import OrderMessage, WindowTerms

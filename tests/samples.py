@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from overlap_callbacks.analysis.aggregate import aggregate_windows
+from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import (
     CollectiveTime,
     DimensionTime,
-    KernelTime,
-    PairTime,
     ProfiledBlock,
     RankWindow,
     TimedBlock,

@@ -10,10 +10,13 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from overlap_callbacks.analysis.results.catalogue import Figure
-from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.safe_text import printable
+
+if TYPE_CHECKING:
+    from overlap_callbacks.analysis.results.catalogue import Figure
+    from overlap_callbacks.analysis.results.estimate import Estimate
 
 # Names longer than this are cut: the record holds them whole, and a page must stay a page.
 MAX_TEXT = 300

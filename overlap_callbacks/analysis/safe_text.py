@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 
 # Names are kept for tables and for matching. Some kernels have names of 10 kB of template arguments; those are cut.
@@ -52,4 +51,6 @@ def clean(name: str, max_length: int = MAX_NAME_LENGTH) -> str:
 
 def digest(name: str) -> str:
     """A hash that identifies the name where it cannot be shown whole."""
+    import hashlib
+
     return hashlib.sha256(name.encode(errors="replace")).hexdigest()

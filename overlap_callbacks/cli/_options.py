@@ -20,6 +20,11 @@ communication_option = click.option(
     "--communication", "patterns", multiple=True, metavar="REGEX",
     help="Kernels and copies whose name holds REGEX communicate, beside those built in. May be repeated.",
 )  # fmt: skip
+step_option = click.option(
+    "--step", "step", metavar="REGEX",
+    help="Ranges of the host whose name holds REGEX are the steps, in the place of ProfilerStep#. Its first group is "
+    "the step's number.",
+)  # fmt: skip
 output_option = click.option(
     "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write everything to this file too, as JSON."
 )
@@ -138,6 +143,18 @@ def add_rules(rules: tuple[str, ...], patterns: tuple[str, ...]) -> None:
         if not (family and equals and pattern):
             raise click.BadParameter(f"{text!r} must be of the form FAMILY=REGEX", param_hint="--rule")
         name_rules.families.insert(position, name_rules.Rule(family, pattern))
+
+
+def step_pattern(text: str | None) -> re.Pattern[str] | None:
+    """The pattern of ``--step``.
+
+    Raises:
+        click.BadParameter: it is not a regular expression.
+    """
+    if text is None:
+        return None
+    _check_pattern(text, "--step")
+    return re.compile(text)
 
 
 def _check_pattern(pattern: str, option: str) -> None:

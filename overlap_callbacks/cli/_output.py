@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import importlib.util
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,12 +28,19 @@ _Result = TypeVar("_Result")
 
 def read_with_progress(path: Path, read: Callable[[Path, Callable[[int, int], None]], _Read]) -> _Read:
     """Read a file of any size, with a progress bar if it takes long."""
+    with with_progress(f"reading {path.name}") as progress:
+        return read(path, progress)
+
+
+def with_progress(what: str) -> AbstractContextManager[Callable[[int, int], None]]:
+    """A function to call with what is done and the total; a progress bar appears if the work takes long."""
+    if not sys.stderr.isatty():
+        return contextlib.nullcontext(lambda done, total: None)
     from rich.console import Console
 
     from overlap_callbacks.cli.progress import progress_of
 
-    with progress_of(f"reading {path.name}", Console(stderr=True)) as progress:
-        return read(path, progress)
+    return progress_of(what, Console(stderr=True))
 
 
 def print_result(
@@ -142,7 +152,7 @@ def print_tables(tables: RenderableType) -> None:
     """Print tables, cleaned of what could steer the terminal."""
     from rich.console import Console
 
-    from overlap_callbacks.report.terminal import SanitizedRenderable
+    from overlap_callbacks.report.terminal_parts import SanitizedRenderable
 
     Console().print(SanitizedRenderable(tables))
 

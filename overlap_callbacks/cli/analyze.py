@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -13,8 +14,10 @@ from overlap_callbacks.cli._options import (
     json_option,
     output_option,
     rule_option,
+    step_option,
+    step_pattern,
 )
-from overlap_callbacks.cli._output import one_line, print_result, read_with_progress
+from overlap_callbacks.cli._output import one_line, print_result, with_progress
 
 # Tables of an analysis that can be printed as CSV.
 TABLES = ("steps", "collectives", "families", "estimates", "skew")
@@ -27,6 +30,10 @@ TABLES = ("steps", "collectives", "families", "estimates", "skew")
 @output_option
 @rule_option
 @communication_option
+@step_option
+@click.option(
+    "--processes", type=click.IntRange(min=1), help="Files read at once. [default: one per core, at most eight]"
+)
 def command(
     traces: tuple[Path, ...],
     as_json: bool,
@@ -34,19 +41,27 @@ def command(
     output: Path | None,
     rules: tuple[str, ...],
     patterns: tuple[str, ...],
+    step: str | None,
+    processes: int | None,
 ) -> None:
-    """Overlap in traces of torch.profiler: one, or those of several ranks of a job side by side.
+    """Overlap in traces: one, or those of several ranks of a job side by side.
 
-    TRACE is a .json or .json.gz file with kernels of NVIDIA or AMD devices, or of a CPU job.
+    TRACE is a file of torch.profiler (.json or .json.gz, of NVIDIA, AMD or Intel devices or of a CPU job), an export of
+    Nsight Systems (nsys export --type sqlite), a .zip of files, a folder, or a quoted pattern such as 'run/rank*.json'.
     """
+    # Nothing here multiplies matrices, and the threads for it take longer to start than a small trace to read.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from overlap_callbacks.report import terminal_traces
-    from overlap_callbacks.traces import TraceError, analyze, read_trace
+    from overlap_callbacks.traces import TraceError, analyze_files, find_traces
 
     add_rules(rules, patterns)
+    steps = step_pattern(step)
     try:
-        result = analyze([read_with_progress(trace, read_trace) for trace in traces])
+        files = find_traces(traces)
+        what = f"reading {files[0].name}" if len(files) == 1 else f"reading {len(files)} traces"
+        with with_progress(what) as progress:
+            result = analyze_files(files, processes=processes, progress=progress, steps=steps)
     except TraceError as error:
         raise click.ClickException(one_line(str(error))) from None
-    problems = [*dict.fromkeys(problem for trace in result.traces for problem in trace.problems), *result.problems]
     table = terminal_traces.analysis_csv(result, csv) if csv else None
-    print_result(result, as_json, output, table, terminal_traces.analysis_tables, problems)
+    print_result(result, as_json, output, table, terminal_traces.analysis_tables, terminal_traces.problems_of(result))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import click
@@ -13,6 +14,8 @@ from overlap_callbacks.cli._options import (
     json_option,
     output_option,
     rule_option,
+    step_option,
+    step_pattern,
 )
 from overlap_callbacks.cli._output import one_line, print_result, read_with_progress
 
@@ -28,6 +31,7 @@ TABLES = ("figures", "kernels", "pairs", "unmatched")
 @output_option
 @rule_option
 @communication_option
+@step_option
 def command(
     overlapped: Path,
     sequential: Path,
@@ -36,14 +40,16 @@ def command(
     output: Path | None,
     rules: tuple[str, ...],
     patterns: tuple[str, ...],
+    step: str | None,
 ) -> None:
     """Equations 1 to 5 from two traces of one rank of one job: OVERLAPPED as it is, SEQUENTIAL without overlap."""
     from overlap_callbacks.report import terminal_traces
     from overlap_callbacks.traces import TraceError, compare, read_trace
 
     add_rules(rules, patterns)
+    read = functools.partial(read_trace, steps=step_pattern(step))
     try:
-        result = compare(read_with_progress(overlapped, read_trace), read_with_progress(sequential, read_trace))
+        result = compare(read_with_progress(overlapped, read), read_with_progress(sequential, read))
     except (TraceError, ValueError) as error:
         raise click.ClickException(one_line(str(error))) from None
     table = terminal_traces.comparison_csv(result, csv) if csv else None

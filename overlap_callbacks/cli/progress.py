@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
 
 PATIENCE_S = 2.0
 
@@ -21,21 +23,28 @@ def progress_of(what: str, console: Console, patience_s: float = PATIENCE_S) -> 
         console: where to show the bar. If it is not a terminal, nothing is shown.
         patience_s: how long the work may take before the bar is shown.
     """
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=console, transient=True)
-    task = bar.add_task(what, total=None)
     began = time.monotonic()
-    shown = False
+    shown: tuple[Progress, TaskID] | None = None
 
     def update(done: int, total: int) -> None:
         nonlocal shown
-        bar.update(task, completed=done, total=total)
-        if not shown and console.is_terminal and time.monotonic() - began >= patience_s:
-            shown = True
-            bar.start()
+        if shown is None and console.is_terminal and time.monotonic() - began >= patience_s:
+            shown = _bar(what, console)
+            shown[0].start()
+        if shown is not None:
+            bar, task = shown
+            bar.update(task, completed=done, total=total)
 
     try:
         yield update
     finally:
-        if shown:
-            bar.stop()
+        if shown is not None:
+            shown[0].stop()
+
+
+def _bar(what: str, console: Console) -> tuple[Progress, TaskID]:
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, transient=True)
+    return bar, bar.add_task(what, total=None)

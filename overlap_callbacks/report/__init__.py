@@ -14,6 +14,20 @@ The way of the data: a ``Record`` becomes a ``RunView`` (``html/run``), this bec
 one file. For a figure that was not measured, a ``Note`` says so.
 """
 
-from overlap_callbacks.report.html.page import page, write_page
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from overlap_callbacks.report.html.page import page, write_page
 
 __all__ = ["page", "write_page"]
+
+
+def __getattr__(name: str) -> Any:
+    """The page is imported when it is asked for: tables for the terminal need none of it."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from overlap_callbacks.report.html import page as module
+
+    return getattr(module, name)

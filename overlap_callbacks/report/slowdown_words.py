@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from overlap_callbacks.analysis.results.window import ALONE, PairTime
+from overlap_callbacks.analysis.results.kernel_times import ALONE, PairTime
 
 # Lost times must add up, so tables compare arithmetic means; the figures must not hang on one slow step.
 OF_MEAN_TIMES = (

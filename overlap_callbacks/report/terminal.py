@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.segment import Segment
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from overlap_callbacks.analysis.formatting import PLAIN, count, short_kernel_name
+from overlap_callbacks.analysis.formatting import PLAIN, count
 from overlap_callbacks.analysis.race import race_sentence
-from overlap_callbacks.analysis.results.catalogue import SUMMARY, Figure
+from overlap_callbacks.analysis.results.catalogue import SUMMARY
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.metrics import compute_slowdowns
 from overlap_callbacks.analysis.results.race import RaceVerdict
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.analysis.results.window import PairTime
-from overlap_callbacks.analysis.safe_text import printable
 from overlap_callbacks.analysis.throughput import run_throughput
 from overlap_callbacks.analysis.verdict import run_verdict
 from overlap_callbacks.report.communication_json import communication_as_json
@@ -32,25 +29,15 @@ from overlap_callbacks.report.terminal_causes import cause_parts
 from overlap_callbacks.report.terminal_cells import name_cell, one_line
 from overlap_callbacks.report.terminal_communication import communication_details
 from overlap_callbacks.report.terminal_environment import environment_parts, finding_parts
+from overlap_callbacks.report.terminal_parts import MAX_PAIRS, change, kernel_name, pair_table, row_label
 from overlap_callbacks.report.terminal_power import power_parts
 from overlap_callbacks.report.throughput_words import throughput_facts
 from overlap_callbacks.report.window_words import left_out, race_of, unreadable, which, windows_that_count
 
 # Maximum rows of a table; W&B and the record hold everything.
-_MAX_KERNELS, _MAX_PAIRS = 8, 10
+_MAX_KERNELS = 8
 # Maximum of different notes on windows.
 _MAX_PROBLEMS = 50
-
-
-class SanitizedRenderable:
-    """A renderable without the characters that steer a terminal: a name in a record may hold any character."""
-
-    def __init__(self, content: RenderableType) -> None:
-        self._content = content
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for segment in console.render(self._content, options):
-            yield segment if segment.control else Segment(printable(segment.text, keep="\n"), segment.style)
 
 
 def tables(record: Record, everything: bool = True) -> RenderableType:
@@ -115,7 +102,7 @@ def _details(window: OverlapReport, counts: bool) -> tuple[dict[str, list[Render
     if window.pairs and counts:
         title = f"What runs beside what, and what it costs (window {window.window})"
         details["pairs of kernels"] = [Text(), pair_table(window.pairs, title)]
-        alone = beside_nothing(window.pairs[:_MAX_PAIRS])
+        alone = beside_nothing(window.pairs[:MAX_PAIRS])
         if alone:
             details["pairs of kernels"].append(Text(alone, style="dim"))
     if len(window.dimensions) > 1:
@@ -180,11 +167,6 @@ def _head(record: Record) -> str:
     return one_line(", ".join(part for part in parts if part))
 
 
-def row_label(figure: Figure) -> str:
-    """What to call a figure in a table of ``SUMMARY``: a part is indented below its whole."""
-    return f"  {figure.part_label}" if figure.part_label else figure.label
-
-
 def _figure_table(figures: dict[str, Estimate], pooled_from: str) -> Table:
     table = Table(title=f"Means over {pooled_from}", title_justify="left")
     table.add_column("")
@@ -214,22 +196,6 @@ def _kernel_table(window: OverlapReport) -> Table:
         table.add_row(kernel_name(kernel.name), slowdown, *times)
     if len(window.kernels) > _MAX_KERNELS:
         table.add_row(f"... {len(window.kernels) - _MAX_KERNELS} more", style="dim")
-    return table
-
-
-def pair_table(pairs: Sequence[PairTime], title: str) -> Table:
-    """Kernel families beside collectives, and the other way round, the most expensive first."""
-    table = Table(title=Text(title), title_justify="left")
-    table.add_column("kernels")
-    table.add_column("beside")
-    for column in ("slowdown", "lost", "time", "alone"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for pair in pairs[:_MAX_PAIRS]:
-        slowdown = change(pair.slowdown)
-        times = (PLAIN.quantity(ms, "ms") for ms in (pair.lost_ms, pair.time_ms, pair.alone_ms))
-        table.add_row(name_cell(pair.victim), name_cell(pair.beside), slowdown, *times)
-    if len(pairs) > _MAX_PAIRS:
-        table.add_row(f"... {len(pairs) - _MAX_PAIRS} more", style="dim")
     return table
 
 
@@ -265,16 +231,6 @@ def _collective_table(window: OverlapReport) -> Table:
         cells = (str(row.group_size), str(row.messages), f"{row.bytes_in / 1e6:.2f}", alone)
         table.add_row(name_cell(row.operator.strip("_")), name_cell(row.group), *cells)
     return table
-
-
-def kernel_name(name: str) -> Text:
-    """A kernel's name for a table, without the parts that all of torch's kernels share."""
-    return name_cell(short_kernel_name(name))
-
-
-def change(fraction: float | None) -> str:
-    """A relative change, e.g. ``+6.2%``; empty where there is none."""
-    return "" if fraction is None else PLAIN.percent(fraction, signed=True)
 
 
 def _notes(record: Record) -> list[RenderableType]:

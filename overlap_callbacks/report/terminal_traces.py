@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import functools
 import io
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,11 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from overlap_callbacks.analysis.formatting import PLAIN
-from overlap_callbacks.analysis.results.catalogue import SUMMARY
-from overlap_callbacks.analysis.results.window import KernelTime, PairTime
+from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime
 from overlap_callbacks.analysis.safe_text import printable, spreadsheet_cell
-from overlap_callbacks.report.terminal import change, kernel_name, pair_table, row_label
 from overlap_callbacks.report.terminal_cells import name_cell
+from overlap_callbacks.report.terminal_parts import change, kernel_name, pair_table, row_label
 from overlap_callbacks.traces.figures import (
     Analysis,
     CollectiveFigures,
@@ -37,6 +35,8 @@ _MAX_STEPS = 12
 _MAX_ROWS = 12
 _MAX_TRACES = 8
 _MAX_RANKS = 64
+# Files that one note names.
+_MAX_FILES = 3
 # Waiting times that are shown per collective, those of the ranks that waited most.
 _MAX_WAITING = 8
 # Kinds of collectives that have a column in the table of families.
@@ -48,24 +48,51 @@ _number = functools.partial(PLAIN.number, decimals=3)
 
 def analysis_tables(analysis: Analysis) -> RenderableType:
     """The tables of an analysis, for people."""
-    parts: list[RenderableType] = []
+    parts: list[RenderableType] = warnings(analysis.warnings)
     if len(analysis.traces) > 1:
         parts += [_rank_table(analysis), Text()]
     for trace in analysis.traces[:_MAX_TRACES]:
-        parts += [Text(_title(trace), style="bold"), _step_table(trace)]
+        parts += [Text(_title(trace), style="bold"), *warnings(trace.warnings), _step_table(trace)]
         if trace.collectives:
             parts.append(_collective_table(trace))
         if trace.families:
             parts.append(_family_table(trace))
-        parts += [_estimate_line(trace), *notes(trace.problems), Text()]
+        parts += [_estimate_line(trace), *notes(_rest(trace.problems, trace.warnings)), Text()]
     parts += _more(len(analysis.traces), _MAX_TRACES, "files and devices")
+    parts += notes(_by_problem(analysis.traces[_MAX_TRACES:]))
     if analysis.skew:
         parts.append(_skew_table(analysis.skew))
-    return Group(*parts, *notes(analysis.problems))
+    return Group(*parts, *notes(_rest(analysis.problems, analysis.warnings)))
+
+
+def problems_of(analysis: Analysis) -> list[str]:
+    """What is wrong or doubtful; with several files, each note names the files that it is about."""
+    several = len({trace.file for trace in analysis.traces}) > 1 or len(analysis.warnings) > 0
+    of_files = _by_problem(analysis.traces) if several else [p for trace in analysis.traces for p in trace.problems]
+    return [*analysis.warnings, *dict.fromkeys(of_files), *_rest(analysis.problems, analysis.warnings)]
+
+
+def _rest(problems: Sequence[str], warnings: Sequence[str]) -> list[str]:
+    return [problem for problem in problems if problem not in warnings]
+
+
+def _by_problem(traces: Sequence[TraceFigures]) -> list[str]:
+    """Each problem once, behind the names of the files that have it."""
+    files: dict[str, dict[str, None]] = {}
+    for trace in traces:
+        for problem in trace.problems:
+            files.setdefault(problem, {})[Path(trace.file).name] = None
+    return [
+        f"{', '.join([*names][:_MAX_FILES])}{f' and {len(names) - _MAX_FILES} more' if len(names) > _MAX_FILES else ''}"
+        f": {problem}"
+        for problem, names in files.items()
+    ]
 
 
 def comparison_tables(comparison: Comparison) -> RenderableType:
     """The tables of a comparison, for people."""
+    from overlap_callbacks.analysis.results.catalogue import SUMMARY
+
     figures = Table(title=Text(_compared(comparison)), title_justify="left")
     figures.add_column("")
     figures.add_column("per step", justify="right")
@@ -173,6 +200,8 @@ def _fields(item: Any) -> dict[str, Any]:
 
 
 def _csv(header: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
+    import csv
+
     out = io.StringIO()
     writer = csv.DictWriter(out, header, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
@@ -201,7 +230,7 @@ def _table(title: str, first: str, *columns: str, first_width: int = 14) -> Tabl
 def _title(trace: TraceFigures) -> str:
     parts = [Path(trace.file).name]
     if trace.rank is not None:
-        parts.append(f"rank {trace.rank} of {trace.world_size}")
+        parts.append(f"rank {trace.rank}" + (f" of {trace.world_size}" if trace.world_size is not None else ""))
     parts.append("CPU" if trace.on_host else f"device {trace.device} {trace.device_name}".strip())
     return ", ".join(parts)
 
@@ -235,7 +264,7 @@ def _step_table(trace: TraceFigures) -> Table:
     table = _table("Kernel times by step, ms", "step", *columns, first_width=4)
     shown = trace.steps if len(trace.steps) <= _MAX_STEPS else trace.steps[: _MAX_STEPS - 1]
     for step in shown:
-        table.add_row(str(step.step), *_step_cells(step))
+        table.add_row(f"{step.step}, cut" if step.cut else str(step.step), *_step_cells(step))
     if len(shown) < len(trace.steps):
         table.add_row(f"... {len(trace.steps) - len(shown)} more", style="dim")
     table.add_section()
@@ -340,3 +369,8 @@ def _more(count: int, shown: int, what: str) -> list[RenderableType]:
 def notes(problems: Sequence[str]) -> list[RenderableType]:
     """Problems as notes, for people."""
     return [Text(f"Note: {problem}", style="yellow") for problem in problems]
+
+
+def warnings(problems: Sequence[str]) -> list[RenderableType]:
+    """What must be read before any figure, for people."""
+    return [Text(f"Attention: {problem}", style="bold red") for problem in problems]

@@ -1,12 +1,35 @@
-"""Reads Kineto trace files, analyses one or those of several ranks of a job, and compares two.
+"""Reads trace files, analyses one or those of several ranks of a job, and compares two.
 
-``read_trace`` gives a ``Trace``. ``analyze`` and ``compare`` compute figures from traces, and the commands
-``overlap analyze`` and ``overlap compare`` show them. Nothing here imports torch.
+``read_trace`` gives a ``Trace``. ``analyze`` and ``compare`` compute figures from traces. ``find_traces`` finds the
+files of folders, patterns and archives, and ``analyze_files`` analyses them one by one. The commands ``overlap
+analyze`` and ``overlap compare`` show the figures. Nothing here imports torch.
 """
 
-from overlap_callbacks.traces.analysis import analyze
-from overlap_callbacks.traces.comparison import compare
-from overlap_callbacks.traces.files import TraceError
-from overlap_callbacks.traces.kineto import Trace, read_trace
+from __future__ import annotations
 
-__all__ = ["Trace", "TraceError", "analyze", "compare", "read_trace"]
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from overlap_callbacks.traces.analysis import analyze
+    from overlap_callbacks.traces.comparison import compare
+    from overlap_callbacks.traces.files import TraceError
+    from overlap_callbacks.traces.kineto import Trace
+    from overlap_callbacks.traces.many import analyze_files
+    from overlap_callbacks.traces.reading import read_trace
+    from overlap_callbacks.traces.sources import find_traces
+
+__all__ = ["Trace", "TraceError", "analyze", "analyze_files", "compare", "find_traces", "read_trace"]
+
+# The module of each name. They are imported when they are asked for: a small trace is read at once.
+_HOMES = {
+    "Trace": "kineto", "TraceError": "files", "analyze": "analysis", "analyze_files": "many", "compare": "comparison",
+    "find_traces": "sources", "read_trace": "reading",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,10 +26,22 @@ from overlap_callbacks.traces.figures import (
 )
 from overlap_callbacks.traces.kineto import Trace
 from overlap_callbacks.traces.metadata import CollectiveInfo
-from overlap_callbacks.traces.skew import skew_over_ranks
+from overlap_callbacks.traces.skew import RankCollectives, collectives_of_rank, skew_over_ranks
 
 # A kernel counts as beside communication if at least the first share of its time is, as alone if at most the second is.
 _MIN_BESIDE, _MAX_ALONE = 0.9, 0.1
+
+
+class Part(NamedTuple):
+    """What an analysis needs of one file: its figures, and what is compared with other ranks."""
+
+    figures: tuple[TraceFigures, ...]
+    collectives: RankCollectives
+
+
+def part_of(trace: Trace) -> Part:
+    """What an analysis needs of a trace."""
+    return Part(tuple(trace_figures(trace)), collectives_of_rank(trace))
 
 
 def analyze(traces: Sequence[Trace]) -> Analysis:
@@ -40,12 +52,23 @@ def analyze(traces: Sequence[Trace]) -> Analysis:
     """
     if not traces:
         raise ValueError("traces must hold at least one trace")
-    skew, problems = skew_over_ranks(traces)
+    return together([part_of(trace) for trace in traces])
+
+
+def together(parts: Sequence[Part], warnings: Sequence[str] = ()) -> Analysis:
+    """The analysis of several files.
+
+    Args:
+        parts: what is needed of each file.
+        warnings: what must be read before any figure, e.g. files that could not be read.
+    """
+    skew, problems = skew_over_ranks([part.collectives for part in parts])
     return Analysis(
         library_version=__version__,
-        traces=tuple(figures for trace in traces for figures in trace_figures(trace)),
+        traces=tuple(figures for part in parts for figures in part.figures),
         skew=skew,
-        problems=problems,
+        problems=(*warnings, *problems),
+        warnings=tuple(warnings),
     )
 
 
@@ -67,7 +90,9 @@ def _device_figures(trace: Trace, device: int, arm: Mode, problems: list[str]) -
     kernels = trace.kernels
     sums = KernelSums(kernels)
     counted = sums.steps
-    skipped = [str(trace.steps[i].number) for i in sorted({*range(len(trace.steps))} - {*counted})]
+    skipped = [
+        str(trace.steps[i].number) for i in sorted({*range(len(trace.steps))} - {*counted}) if not trace.steps[i].cut
+    ]
     if skipped and len(kernels):
         problems = [*problems, f"no kernels were launched in steps {', '.join(skipped[:8])}: they are left out"]
     outside = sums.of_rows(np.flatnonzero(kernels.step < 0))
@@ -90,7 +115,9 @@ def _device_figures(trace: Trace, device: int, arm: Mode, problems: list[str]) -
         on_host=trace.on_host,
         total=step_figures(sums.of_rows(np.arange(len(kernels))), None, span_ms(trace), communicates),
         steps=tuple(
-            step_figures(sums.of_steps([i]), trace.steps[i].number, trace.steps[i].wall_ms, communicates)
+            step_figures(
+                sums.of_steps([i]), trace.steps[i].number, trace.steps[i].wall_ms, communicates, cut=trace.steps[i].cut
+            )
             for i in counted
         ),
         collectives=_collectives(trace),
@@ -98,6 +125,7 @@ def _device_figures(trace: Trace, device: int, arm: Mode, problems: list[str]) -
         estimate=_estimate(trace),
         picture=step_timeline(kernels, counted[0] if counted else -1, arm),
         problems=(*trace.problems, *problems),
+        warnings=trace.warnings,
     )
 
 
@@ -109,7 +137,9 @@ def span_ms(trace: Trace) -> float | None:
     return int(intervals.end_ns.max() - intervals.start_ns.min()) / 1e6
 
 
-def step_figures(figures: KernelFigures, step: int | None, wall_ms: float | None, communicates: bool) -> StepFigures:
+def step_figures(
+    figures: KernelFigures, step: int | None, wall_ms: float | None, communicates: bool, *, cut: bool = False
+) -> StepFigures:
     """The figures of a set of kernels, in milliseconds.
 
     Args:
@@ -117,6 +147,7 @@ def step_figures(figures: KernelFigures, step: int | None, wall_ms: float | None
         step: number of their step; None for the whole file.
         wall_ms: length of the step on the host, or of the whole file.
         communicates: whether the file has any communication; without, ratios are undefined.
+        cut: whether kernels of the step may be missing.
     """
 
     def ratio(part: int, whole: int) -> float | None:
@@ -137,6 +168,7 @@ def step_figures(figures: KernelFigures, step: int | None, wall_ms: float | None
         hidden_comm_fraction=ratio(figures.hidden_comm_ns, figures.comm_busy_ns),
         copy_ms=figures.copy_ns / 1e6,
         kernels=figures.num_kernels,
+        cut=cut,
     )
 
 

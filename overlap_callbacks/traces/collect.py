@@ -6,7 +6,9 @@ without is read for the operators and ranges of the host (``HostEvents``).
 
 from __future__ import annotations
 
+import re
 from array import array
+from collections import Counter
 from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
 
@@ -20,15 +22,30 @@ from overlap_callbacks.analysis.kernels.table import Indices, KernelTableBuilder
 from overlap_callbacks.traces.metadata import CollectiveInfo, KernelMetadata
 from overlap_callbacks.traces.stream import Args, Event
 
-# Kineto's categories, of today and of 2021.
-_KERNEL, _COPY, _LAUNCH, _NOTE, _OPERATOR = range(5)
+# Kineto's categories, of today and of 2021. Then, ranges were operators too.
+_KERNEL, _COPY, _LAUNCH, _NOTE, _OPERATOR, _OLD_RANGE, _FOREIGN = range(7)
 _CATEGORIES = {
     "kernel": _KERNEL, "Kernel": _KERNEL,
     "gpu_memcpy": _COPY, "gpu_memset": _COPY, "Memcpy": _COPY, "Memset": _COPY,
     "cuda_runtime": _LAUNCH, "cuda_driver": _LAUNCH, "hip_runtime": _LAUNCH, "Runtime": _LAUNCH,
+    "xpu_runtime": _LAUNCH, "xpu_driver": _LAUNCH, "privateuse1_runtime": _LAUNCH, "privateuse1_driver": _LAUNCH,
     "user_annotation": _NOTE,
-    "cpu_op": _OPERATOR, "Operator": _OPERATOR,
+    "cpu_op": _OPERATOR, "Operator": _OLD_RANGE,
+    # What devices run of which nothing here knows what computes and what communicates.
+    "mtia_ccp_events": _FOREIGN, "mtia_insight": _FOREIGN, "hpu_op": _FOREIGN, "collective_comm": _FOREIGN,
 }  # fmt: skip
+# Other categories of the host, or of nothing that runs by itself. An event of any other that names a device is foreign.
+_KNOWN_BESIDE = frozenset(
+    {
+        "ac2g", "async_cpu_to_gpu", "async_gpu", "fwdbwd", "Trace", "python_function", "overhead", "cpu_instant_event",
+        "gpu_user_annotation", "cuda_sync", "cuda_profiler_range", "gpu_pm_counter", "external_correlation",
+        "mtia_runtime", "glow_runtime",
+    }
+)  # fmt: skip
+# Calls of these launch a kernel, by the host libraries of NVIDIA, AMD and Intel.
+_LAUNCHES_KERNEL = re.compile(r"LaunchKernel|LaunchCooperativeKernel|KernelLaunch")
+# Torch's ranges of the collectives of a device. Of these the host sees only that it enqueued them.
+ENQUEUED = ("nccl:", "rccl:", "xccl:", "hccl:", "oneccl:")
 
 # Times outside these bounds are of no clock, nor are durations beyond the maximum; their differences would overflow.
 MIN_TIME_NS, MAX_TIME_NS, MAX_DURATION_NS = -(2**61), 2**62, 2**61
@@ -36,6 +53,7 @@ MIN_TIME_NS, MAX_TIME_NS, MAX_DURATION_NS = -(2**61), 2**62, 2**61
 _MAX_EXACT_US = 2**43
 _UINT64 = 2**64 - 1
 _NO_ARGS = Args()
+_MAX_OTHER_RANGES = 4096
 # Torch's operator around what a collective launches.
 _COLLECTIVE_OPERATOR = "record_param_comms"
 
@@ -78,6 +96,16 @@ class EventTimes:
             return False
         self._start.append(start if self._exact else start / 1000)
         self._duration.append(duration if self._exact else duration / 1000)
+        return True
+
+    def add_ns(self, start_ns: Any, end_ns: Any) -> bool:
+        """Keep a start and an end, for times that are exact. If they are no times, count them and return False."""
+        for time in (start_ns, end_ns):
+            if type(time) is not int or not MIN_TIME_NS < time < MAX_TIME_NS:
+                self.unread += 1
+                return False
+        self._start.append(start_ns)
+        self._duration.append(end_ns - start_ns)
         return True
 
     @property
@@ -125,15 +153,21 @@ class Note(NamedTuple):
 class EventCollector:
     """Collects the events of one kind of file, one piece of the file at a time.
 
+    Args:
+        steps: finds the names of the ranges that are steps, beside ``ProfilerStep#``; None for those alone.
+
     Attributes:
         rows: the kernels, or on a CPU the operators.
         times: start and duration of each row.
         notes: ranges of the host that describe what was launched in them.
+        foreign: number of events of devices that are not read, by category.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, steps: re.Pattern[str] | None = None) -> None:
         self.rows = KernelTableBuilder()
         self.notes: list[Note] = []
+        self.foreign: Counter[str] = Counter()
+        self._steps = steps
 
     def begin(self, exact: bool) -> None:
         """Prepare for a file's events; ``exact`` if their times come as text."""
@@ -142,6 +176,10 @@ class EventCollector:
     def collect(self, events: list[Event]) -> None:
         """Keep what is needed of the events of one piece."""
         raise NotImplementedError
+
+    def is_step(self, name: str) -> bool:
+        """Whether a range of this name is a step."""
+        return name.startswith("ProfilerStep#") if self._steps is None else self._steps.search(name) is not None
 
     def note(self, event: Event, name: str) -> None:
         """Keep a range of the host, if its times can be read."""
@@ -163,11 +201,12 @@ class DeviceEvents(EventCollector):
             their arguments, so that many take little memory; sizes and numbers in them are those of the first.
         launch_correlation: number that each launch shares with its kernel.
         launch_thread: thread of each launch, as it is in the file.
+        launch_of_kernel: whether each launch launched a kernel, and no copy or anything else.
         launch_times: when each launch was made.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, steps: re.Pattern[str] | None = None) -> None:
+        super().__init__(steps)
         self.devices = array("q")
         self.known: dict[int, CollectiveInfo] = {}
         self.operators: list[Note] = []
@@ -175,6 +214,8 @@ class DeviceEvents(EventCollector):
         self._lanes: dict[tuple[int, int | str], int] = {}
         self.launch_correlation = array("Q")
         self.launch_thread: list[Any] = []
+        self.launch_of_kernel = array("b")
+        self._of_kernel: dict[str | None, bool] = {}
         self._metadata = KernelMetadata()
         self._shapes: dict[tuple[bytes, ...], LaunchShape | str] = {}
 
@@ -199,10 +240,16 @@ class DeviceEvents(EventCollector):
                 if type(number) is int and number and add_time(event):
                     add_correlation(number & _UINT64)
                     self.launch_thread.append(event.tid)
-            elif category == _NOTE:
+                    of_kernel = self._of_kernel.get(event.name)
+                    if of_kernel is None:
+                        of_kernel = self._of_kernel[event.name] = bool(_LAUNCHES_KERNEL.search(event.name or ""))
+                    self.launch_of_kernel.append(of_kernel)
+            elif category in (_NOTE, _OLD_RANGE):
                 name = event.name
-                if name is not None and name.startswith(("ProfilerStep#", "nccl:")):
+                if name is not None and (name.startswith(ENQUEUED) or self.is_step(name)):
                     self.note(event, name)
+            elif category == _FOREIGN:
+                self.foreign[str(event.cat)] += 1
             else:
                 self._kernel(event, category)
 
@@ -236,7 +283,7 @@ class DeviceEvents(EventCollector):
         lane = self._lanes.setdefault((device, _hashable(event.tid)), len(self._lanes))  # a stream, of one device
         number = args.correlation if type(args.correlation) is int else 0
         kind = Kind.COMPUTE if category == _KERNEL else Kind.COPY
-        self.rows.label(kind, _short(event.name), number, shape, collective, lane)
+        self.rows.label(kind, short_name(event.name), number, shape, collective, lane)
 
 
 _LAUNCH_METADATA = ("grid", "block", "registers per thread", "shared memory", "blocks per SM")
@@ -263,34 +310,57 @@ class HostEvents(EventCollector):
         threads: thread of each row.
         ranges: ranges of communication libraries.
         range_times: start and duration of each range.
-        enqueued: number of NCCL's collectives. Of those the host sees only that it enqueued them.
+        enqueued: number of collectives of NCCL and its like. Of those the host sees only that it enqueued them.
+        launches: number of launches of kernels.
+        other_ranges: names of the host's other ranges, some thousands at most.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, steps: re.Pattern[str] | None = None) -> None:
+        super().__init__(steps)
         self.threads: list[Any] = []
         self.ranges = KernelTableBuilder()
         self.enqueued = 0
+        self.launches = 0
+        self.other_ranges: set[str] = set()
 
     def begin(self, exact: bool) -> None:
         super().begin(exact)
         self.range_times = EventTimes(exact)
 
     def collect(self, events: list[Event]) -> None:
+        category_of = _CATEGORIES.get
         for event in events:
-            category, name = _CATEGORIES.get(event.cat), event.name  # type: ignore[arg-type]
-            if category not in (_NOTE, _OPERATOR) or event.ph != "X" or name is None:
+            category, name = category_of(event.cat), event.name  # type: ignore[arg-type]
+            if event.ph != "X":
                 continue
-            if name.startswith("ProfilerStep#"):
+            if category not in (_NOTE, _OPERATOR, _OLD_RANGE) or name is None:
+                self._beside(event, category)
+            elif self.is_step(name):
                 self.note(event, name)
-            elif category == _OPERATOR:
+            elif category != _NOTE:
                 if self.times.add(event):
-                    self.rows.label(Kind.COMPUTE, _short(name))
+                    self.rows.label(Kind.COMPUTE, short_name(name))
                     self.threads.append(_hashable(event.tid))
-            elif name.startswith("nccl:"):
+            elif name.startswith(ENQUEUED):
                 self.enqueued += 1
-            elif name_rules.is_communication(name) and self.range_times.add(event):
-                self.ranges.label(Kind.COMMUNICATION, _short(name))
+            elif name_rules.is_communication(name):
+                if self.range_times.add(event):
+                    self.ranges.label(Kind.COMMUNICATION, short_name(name))
+            elif len(self.other_ranges) < _MAX_OTHER_RANGES:
+                self.other_ranges.add(short_name(name))
+
+    def _beside(self, event: Event, category: int | None) -> None:
+        """Count what shows that the job ran on a device."""
+        if category == _LAUNCH:
+            self.launches += bool(_LAUNCHES_KERNEL.search(event.name or ""))
+        elif category == _FOREIGN or (
+            category is None
+            and event.cat is not None
+            and event.cat not in _KNOWN_BESIDE
+            and event.args is not None
+            and type(event.args.device) is int
+        ):
+            self.foreign[event.cat or ""] += 1
 
     @property
     def inexact(self) -> bool:
@@ -318,7 +388,7 @@ def _nanoseconds(time: Any) -> int | None:
     return value if MIN_TIME_NS < value < MAX_TIME_NS else None
 
 
-def _short(name: str | None) -> str:
+def short_name(name: str | None) -> str:
     """The name, cut if it is too long to keep by the million. ``clean_names`` does the rest later, once per name."""
     if name is None:
         return ""

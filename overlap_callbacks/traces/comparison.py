@@ -14,8 +14,8 @@ from overlap_callbacks.analysis.kernels.attribution import Calls, Match, Side, m
 from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.analysis.kernels.times import KernelSums
 from overlap_callbacks.analysis.results.catalogue import RESIDUAL_COMM_LIMIT, residual_limit
+from overlap_callbacks.analysis.results.kernel_times import KernelTime
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.window import KernelTime
 from overlap_callbacks.traces.analysis import span_ms, trace_figures
 from overlap_callbacks.traces.figures import Comparison, UnmatchedKernel
 from overlap_callbacks.traces.kineto import Trace
@@ -83,7 +83,8 @@ class _Side:
     def __init__(self, trace: Trace) -> None:
         kernels = trace.kernels
         sums = KernelSums(kernels)
-        steps = sums.steps
+        steps = [step for step in sums.steps if not trace.steps[step].cut]
+        self.only_cut = bool(sums.steps) and not steps
         if steps:
             inside = np.isin(kernels.step, steps)
             wall_ms = float(np.mean([trace.steps[i].wall_ms for i in steps]))
@@ -126,7 +127,9 @@ def _faults(ov: _Side, seq: _Side, figures: Mapping[str, float], matched: float)
             f"the sequential file is not sequential: {of_comm:.0%} of its communication runs beside compute, above "
             f"{RESIDUAL_COMM_LIMIT:.0%}"
         )
-    if ov.has_steps != seq.has_steps:
+    if ov.only_cut or seq.only_cut:
+        yield "a file is cut off, and holds no step whole"
+    elif ov.has_steps != seq.has_steps:
         yield "only one of the files has ProfilerStep ranges: a step cannot be compared with a whole file"
     elif matched < _MIN_MATCHED_FRACTION:
         yield (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from overlap_callbacks.analysis.results.window import KernelTime, PairTime, StepTimeline
+from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime, StepTimeline
 
 SCHEMA_VERSION = 1
 
@@ -31,6 +31,7 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
         hidden_comm_fraction: hidden_comm / comm; None if the step has no communication.
         copy_ms: sum of the device's memory copies and fills.
         kernels: number of compute and communication kernels.
+        cut: whether the file is cut off, and kernels of this step may be missing. Such a step is in no mean.
     """
 
     step: int | None
@@ -47,6 +48,7 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
     hidden_comm_fraction: float | None
     copy_ms: float
     kernels: int
+    cut: bool = False
 
 
 class CollectiveFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +139,7 @@ class TraceFigures(msgspec.Struct, frozen=True, kw_only=True):
         estimate: of the slowdown; None if no kernel ran both beside communication and alone.
         picture: timeline of the first step.
         problems: what is wrong or doubtful, in words.
+        warnings: those of ``problems`` that must be read before any figure.
     """
 
     file: str
@@ -152,6 +155,7 @@ class TraceFigures(msgspec.Struct, frozen=True, kw_only=True):
     estimate: SlowdownEstimate | None
     picture: StepTimeline | None
     problems: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
 
 class RankTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,6 +204,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", ta
         traces: figures of each device of each file.
         skew: of the collectives that several files share.
         problems: what is doubtful about the files together, in words.
+        warnings: those of ``problems`` that must be read before any figure.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -207,6 +212,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", ta
     traces: tuple[TraceFigures, ...]
     skew: tuple[CollectiveSkew, ...]
     problems: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
 
 class UnmatchedKernel(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 try:
     from isal import igzip, isal_zlib
 
     # igzip decompresses about three times faster than zlib, but has no wheels for some machines.
     _open_gzip: Any = igzip.open
-    _GZIP_ERRORS: tuple[Any, ...] = (EOFError, OSError, zlib.error, isal_zlib.error)
+    _GZIP_ERRORS: tuple[Any, ...] = (EOFError, OSError, zlib.error, zipfile.BadZipFile, isal_zlib.error)
 except ImportError:  # pragma: no cover
     _open_gzip = gzip.open
-    _GZIP_ERRORS = (EOFError, OSError, zlib.error)
+    _GZIP_ERRORS = (EOFError, OSError, zlib.error, zipfile.BadZipFile)
+
+# Of a member of an archive: damaged, encrypted, compressed in a way that is not known.
+_ARCHIVE_ERRORS = (zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError, EOFError)
 
 # A piece and the events decoded from it fit into a core's cache. Larger pieces cost memory and time.
 PIECE_BYTES = 2**18
 
 _GZIP_MAGIC = b"\x1f\x8b"
+_ZIP_MAGIC = b"PK\x03\x04"
+SQLITE_MAGIC = b"SQLite format 3\x00"
+_LONGEST_MAGIC = SQLITE_MAGIC
 
 
 # Called with the number of bytes read so far and the number of bytes of the file.
@@ -53,33 +61,116 @@ def pieces(
     if file.is_dir():
         raise TraceError(f"{file} is a folder: give the trace files in it")
     try:
-        with file.open("rb") as raw:
-            magic = raw.read(2)
-            raw.seek(0)
+        with _opened(file) as (raw, total):
+            magic = raw.read(len(_LONGEST_MAGIC))
             if not magic:
                 raise TraceError(f"{file} is empty")
-            total = os.fstat(raw.fileno()).st_size
-            packed = magic == _GZIP_MAGIC
-            for piece in _gunzipped(raw, file, problems, size) if packed else iter(lambda: raw.read(size), b""):
+            _refuse(file, magic)
+            raw.seek(0)
+            packed = magic.startswith(_GZIP_MAGIC)
+            for piece in _gunzipped(raw, file, problems, size) if packed else _unpacked(raw, file, problems, size):
                 if progress is not None:
                     progress(raw.tell(), total)
                 yield piece
     except OSError as error:
         raise TraceError(f"{file} cannot be read: {error.strerror or error}") from None
+    except _ARCHIVE_ERRORS as error:
+        raise TraceError(f"{file} cannot be read from its archive: {error}") from None
+
+
+def _refuse(file: Path, magic: bytes) -> None:
+    """Refuse files of other profilers by their names and first bytes.
+
+    Raises:
+        TraceError: it is one of these.
+    """
+    suffix = file.suffix.lower()
+    if suffix in (".nsys-rep", ".qdrep", ".qdstrm"):
+        raise TraceError(
+            f"{file} is a report of Nsight Systems: export it with nsys export --type sqlite {file.name}, and give the "
+            ".sqlite file"
+        )
+    if magic.startswith(SQLITE_MAGIC):
+        raise TraceError(
+            f"{file} is a database without kernels of Nsight Systems: give what nsys export --type sqlite writes. "
+            "Databases of rocprof are not read: take the trace with torch.profiler, which reads AMD devices too"
+        )
+    if suffix in (".csv", ".pftrace", ".rpd", ".ncu-rep"):
+        raise TraceError(
+            f"{file} is of a profiler that is not read (rocprof, Perfetto, Nsight Compute): take the trace with "
+            "torch.profiler, or with Nsight Systems and nsys export --type sqlite"
+        )
+
+
+def is_zip(file: Path) -> bool:
+    """Whether a file is an archive; a file that cannot be read is none."""
+    return starts_with(file, _ZIP_MAGIC)
+
+
+def starts_with(file: Path, magic: bytes) -> bool:
+    """Whether a file's first bytes are these; a file that cannot be read has none."""
+    try:
+        with file.open("rb") as raw:
+            return raw.read(len(magic)) == magic
+    except OSError:
+        return False
+
+
+def container_of(path: Path) -> tuple[Path, str] | None:
+    """The file that holds what a path below a file names, and the name in it; None for an ordinary path."""
+    for parent in path.parents:
+        if parent.is_file():
+            return parent, path.relative_to(parent).as_posix()
+        if parent.exists():
+            break
+    return None
+
+
+def bytes_of(path: Path) -> int:
+    """Size of a file; of one in an archive, of the archive. 0 if there is none."""
+    inside = container_of(path)
+    try:
+        return (inside[0] if inside else path).stat().st_size
+    except OSError:
+        return 0
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
+    """A file, or a member of an archive, and its size in bytes."""
+    inside = container_of(path) if not path.exists() else (path, "") if is_zip(path) else None
+    if inside is None or not is_zip(inside[0]):
+        with path.open("rb") as raw:
+            yield raw, os.fstat(raw.fileno()).st_size
+        return
+    with zipfile.ZipFile(inside[0]) as archive:
+        names = [info.filename for info in archive.infolist() if not info.is_dir()]
+        name = inside[1] or (names[0] if len(names) == 1 else "")
+        if name not in names:
+            raise TraceError(f"{path} is an archive of {len(names)} files: name one of them, as in {path}/{names[0]}"
+                             if not inside[1] and names else f"{path} is not in its archive")  # fmt: skip
+        with archive.open(name) as member:
+            yield cast(BinaryIO, member), archive.getinfo(name).file_size
 
 
 def _gunzipped(raw: BinaryIO, file: Path, problems: list[str], size: int) -> Iterator[bytes]:
-    read = 0
     with _open_gzip(raw, "rb") as stream:
-        while True:
-            try:
-                piece = stream.read(size)
-            except _GZIP_ERRORS as error:
-                if not read:
-                    raise TraceError(f"{file} cannot be gunzipped: {error}") from None
-                problems.append(f"the compressed file is cut off or damaged after {read} bytes ({error})")
-                return
-            if not piece:
-                return
-            read += len(piece)
-            yield piece
+        yield from _unpacked(stream, file, problems, size, _GZIP_ERRORS)
+
+
+def _unpacked(
+    stream: BinaryIO, file: Path, problems: list[str], size: int, errors: tuple[Any, ...] = _ARCHIVE_ERRORS
+) -> Iterator[bytes]:
+    read = 0
+    while True:
+        try:
+            piece = stream.read(size)
+        except errors as error:
+            if not read:
+                raise TraceError(f"{file} cannot be decompressed: {error}") from None
+            problems.append(f"the compressed file is cut off or damaged after {read} bytes ({error})")
+            return
+        if not piece:
+            return
+        read += len(piece)
+        yield piece

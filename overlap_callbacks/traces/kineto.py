@@ -10,7 +10,7 @@ import itertools
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,47 +30,22 @@ from overlap_callbacks.analysis.kernels.table import (
     Kind,
     device_kernels,
 )
-from overlap_callbacks.traces.collect import (
-    MAX_TIME_NS,
-    DeviceEvents,
-    EventCollector,
-    EventTimes,
-    HostEvents,
-    Note,
-)
+from overlap_callbacks.traces.collect import ENQUEUED, DeviceEvents, EventCollector, EventTimes, HostEvents
 from overlap_callbacks.traces.copies import copies_of_collectives
-from overlap_callbacks.traces.files import Progress
+from overlap_callbacks.traces.files import Progress, TraceError
 from overlap_callbacks.traces.metadata import CollectiveInfo, annotated, with_groups
+from overlap_callbacks.traces.steps import TraceStep, bounds_of, mark_cut, steps_of
 from overlap_callbacks.traces.stream import Event, EventStream, ExactEvent
+from overlap_callbacks.traces.suspects import MAX_SUSPECTS, likeness, suspects
 
 _Collector = TypeVar("_Collector", bound=EventCollector)
 
-_STEP = re.compile(r"ProfilerStep#(\d{1,18})(?!\d)")
 # Names that sound like a collective although no pattern knows them.
 _LIKE_COMMUNICATION = re.compile(r"(?i)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|[nr]ccl|shmem")
 # NCCL runs all-to-alls, gathers and scatters as sends and receives; RCCL has one name for all its kernels.
 _SEVERAL_COLLECTIVES = re.compile(r"(?i)[nr]ccl\w*(sendrecv|generic)")
 # No training has a gap of this length between kernels: a clock jumped, or files were joined.
 _MAX_GAP_NS = 10 * 60 * 10**9
-
-
-@dataclass(frozen=True)
-class TraceStep:
-    """A ``ProfilerStep#`` range of the host.
-
-    Attributes:
-        number: the number after the ``#``.
-        start_ns, end_ns: its bounds, in nanoseconds on the clock of the file.
-    """
-
-    number: int
-    start_ns: int
-    end_ns: int
-
-    @property
-    def wall_ms(self) -> float:
-        """Length of the step on the host, in milliseconds."""
-        return (self.end_ns - self.start_ns) / 1e6
 
 
 @dataclass(frozen=True)
@@ -88,6 +63,7 @@ class Trace:
         world_size: ranks of the job; None if the file does not tell.
         device_names: names of the devices that the file lists, by their numbers.
         problems: what is wrong or doubtful, in words.
+        warnings: those of ``problems`` that must be read before any figure.
     """
 
     path: Path
@@ -100,6 +76,7 @@ class Trace:
     world_size: int | None
     device_names: dict[int, str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -128,7 +105,7 @@ class Trace:
         }
 
 
-def read_trace(path: str | Path, progress: Progress | None = None) -> Trace:
+def read_kineto(path: str | Path, progress: Progress | None = None, steps: re.Pattern[str] | None = None) -> Trace:
     """Read a trace file of ``torch.profiler``, of any version: ``.json``, gzipped or not.
 
     Memory is bounded by the number of kernels in the file, not by its size.
@@ -137,22 +114,25 @@ def read_trace(path: str | Path, progress: Progress | None = None) -> Trace:
         path: the file.
         progress: called with the number of bytes read so far and the number of bytes of the file. It starts again from
             zero if the file is read a second time, e.g. for a trace of a CPU.
+        steps: finds the names of the ranges of the host that are steps; None for torch's ``ProfilerStep#``.
 
     Raises:
         TraceError: the file cannot be read, is empty, or is not a trace.
     """
     file = Path(path)
-    device, stream = _collect(file, DeviceEvents, progress)
+    device, stream = _collect(file, DeviceEvents, progress, steps)
     if len(device.rows):
-        return _trace_of_device(file, device, stream)
-    host, stream = _collect(file, HostEvents, progress)
-    return _trace_of_host(file, host, stream)
+        return trace_of_device(file, device, stream.problems, stream.head, is_cut=stream.is_cut, steps=steps)
+    host, stream = _collect(file, HostEvents, progress, steps)
+    return _trace_of_host(file, host, stream, steps)
 
 
-def _collect(path: Path, collector: type[_Collector], progress: Progress | None) -> tuple[_Collector, EventStream]:
+def _collect(
+    path: Path, collector: type[_Collector], progress: Progress | None, steps: re.Pattern[str] | None
+) -> tuple[_Collector, EventStream]:
     """Read a file; if floating-point numbers lose nanoseconds, read it again and take the times as text."""
     for event in (Event, ExactEvent):
-        collected = collector()
+        collected = collector(steps)
         collected.begin(exact=event is ExactEvent)
         stream = EventStream(path, event, progress=progress)
         for events in stream:
@@ -162,22 +142,43 @@ def _collect(path: Path, collector: type[_Collector], progress: Progress | None)
     return collected, stream
 
 
-def _trace_of_device(path: Path, collected: DeviceEvents, stream: EventStream) -> Trace:
-    """The trace of a file with kernels of a device."""
-    problems = list(stream.problems)
-    steps = _steps(collected.notes)
+def trace_of_device(
+    path: Path,
+    collected: DeviceEvents,
+    told: Sequence[str],
+    head: dict[str, Any],
+    *,
+    is_cut: bool = False,
+    steps: re.Pattern[str] | None = None,
+) -> Trace:
+    """The trace of a file with kernels of a device.
+
+    Args:
+        path: the file.
+        collected: its events.
+        told: what is wrong with the file, in words.
+        head: the fields of the document around the events.
+        is_cut: whether the file ends before its events do.
+        steps: finds the names of steps; None for ``ProfilerStep#``.
+    """
+    problems = list(told)
+    found = steps_of(collected.notes, steps)
     rows = collected.rows
     rows.clean_names()
     usable = _set_times(rows, collected.times, problems)
     _apply_metadata(rows, collected.known)
     launched_ns, thread_of = _launches(collected)
-    annotations = [note for note in collected.notes if note.name.startswith("nccl:")]
+    annotations = [note for note in collected.notes if note.name.startswith((*ENQUEUED, "nccl"))]
     collectives = annotated(rows, collected.known, launched_ns, thread_of, annotations)
     problems += _untold(rows, collectives)
     for row, info in collectives.items():
         rows.collective[row] = rows.collectives[info.kind]
     has_launches = len(collected.launch_correlation) > 0
-    kernels = device_kernels(rows, launched_ns if has_launches else None, _bounds(steps))
+    if found and not has_launches:
+        problems.append("the file holds no launches: kernels count in the step that the host was in when they started")
+    if collected.foreign:
+        problems.append(f"{_foreign(collected.foreign)} are left out: what they do is not known")
+    kernels = device_kernels(rows, launched_ns if has_launches else None, bounds_of(found))
     copies = copies_of_collectives(kernels, launched_ns, thread_of, collected.operators, annotations)
     problems += _copied(copies.untold)
     kernels = as_communication(kernels, {row: info.kind for row, info in copies.communicating.items()})
@@ -188,21 +189,24 @@ def _trace_of_device(path: Path, collected: DeviceEvents, stream: EventStream) -
         place = {int(row): i for i, row in enumerate(kept)}
         kernels, device = kernels[kept], device[kept]
         collectives = {place[row]: info for row, info in collectives.items() if row in place}
-    return _trace(path, stream, kernels, device, steps, collectives, problems, on_host=False)
+    unfinished = _unfinished(collected) if is_cut else None
+    return _trace(path, head, kernels, device, found, collectives, problems, unfinished=unfinished)
 
 
-def _trace_of_host(path: Path, collected: HostEvents, stream: EventStream) -> Trace:
-    """The trace of a file without kernels of a device: the operators of the training thread are its compute."""
+def _trace_of_host(path: Path, collected: HostEvents, stream: EventStream, pattern: re.Pattern[str] | None) -> Trace:
+    """The trace of a file without kernels of a device: the operators of the training thread are its compute.
+
+    Raises:
+        TraceError: the file is not one of a CPU job either.
+    """
+    _refuse(path, collected, stream)
     problems = list(stream.problems)
-    steps = _steps(collected.notes)
+    steps = steps_of(collected.notes, pattern)
     for rows, times in ((collected.rows, collected.times), (collected.ranges, collected.range_times)):
         rows.clean_names()
         _set_times(rows, times, problems)  # a row without a time has no length, and so drops out
     host = _training_thread(collected)
-    if not len(host) and not len(collected.ranges):
-        problems.append("the file holds neither kernels nor operators")
-    else:
-        problems.append("no kernels of a device: operators of the training thread count as compute")
+    problems.append("no kernels of a device: operators of the training thread count as compute")
     if collected.enqueued:
         problems.append("the file has NCCL's collectives but no kernels of their device: they are left out")
     crossing = _crossing(host.intervals)
@@ -210,37 +214,106 @@ def _trace_of_host(path: Path, collected: HostEvents, stream: EventStream) -> Tr
         problems.append(
             f"{crossing} operators of the training thread overlap without nesting: their self time is not sure"
         )
-    kernels = host_kernels(host, collected.ranges, _bounds(steps))
+    kernels = host_kernels(host, collected.ranges, bounds_of(steps))
     if note := uncounted_note(kernels.uncounted):
         problems.append(note)
-    return _trace(path, stream, kernels, np.zeros(len(kernels), dtype=np.int64), steps, {}, problems, on_host=True)
+    device = np.zeros(len(kernels), dtype=np.int64)
+    likely = sorted(filter(likeness, collected.other_ranges), key=lambda name: (-likeness(name), name))[:MAX_SUSPECTS]
+    return _trace(
+        path, stream.head, kernels, device, steps, {}, problems,
+        unfinished=() if stream.is_cut else None, on_host=True, likely=likely,
+    )  # fmt: skip
+
+
+def _refuse(path: Path, collected: HostEvents, stream: EventStream) -> None:
+    """Refuse a file that is neither of a device that is known nor of a CPU job.
+
+    Raises:
+        TraceError: it is one of these.
+    """
+    if collected.foreign:
+        raise TraceError(
+            f"{path} is of a device that is not known: it holds no kernels, but {_foreign(collected.foreign)}; devices "
+            "of NVIDIA, AMD and Intel and CPU jobs are read"
+        )
+    if len(collected.rows) or len(collected.ranges):
+        return
+    if stream.is_cut:
+        raise TraceError(f"{path} is cut off before its first kernel or operator")
+    if not stream.num_events:
+        raise TraceError(f"{path} holds no events")
+    raise TraceError(
+        f"{path} holds {count(stream.num_events, 'event')}, but no kernel and no operator of torch: give a trace that "
+        "torch.profiler wrote, or the SQLite export of Nsight Systems"
+    )
+
+
+def _foreign(found: Counter[str]) -> str:
+    """Events of other devices, in words."""
+    category = safe_text.clean(found.most_common(1)[0][0])[:80]
+    return f"{count(found.total(), 'event')} of other devices ({category})"
+
+
+def _unfinished(collected: DeviceEvents) -> list[int]:
+    """When kernels were launched that are not in the file, in nanoseconds."""
+    launched = np.array(collected.launch_correlation, dtype=np.uint64)
+    of_kernel = np.array(collected.launch_of_kernel, dtype=bool)
+    missing = of_kernel & ~np.isin(launched, np.array(collected.rows.correlation, dtype=np.uint64))
+    times_ns, _, impossible, _ = collected.launch_times.bounds()
+    return [int(time_ns) for time_ns in times_ns[missing & ~impossible].tolist()]
 
 
 def _trace(
     path: Path,
-    stream: EventStream,
+    head: dict[str, Any],
     kernels: KernelTable,
     device: Indices,
     steps: tuple[TraceStep, ...],
     collectives: dict[int, CollectiveInfo],
     problems: list[str],
     *,
-    on_host: bool,
+    unfinished: Sequence[int] | None,
+    on_host: bool = False,
+    likely: Sequence[str] = (),
 ) -> Trace:
-    """The parts of a trace, with what the fields around the events tell of the job."""
+    """The parts of a trace, with what the fields around the events tell of the job.
+
+    Args:
+        path: the file.
+        head: the fields of the document around the events.
+        kernels: its kernels.
+        device: number of the device of each row.
+        steps: its steps, ascending in time.
+        collectives: what is known about each communication kernel, by row.
+        problems: what is wrong or doubtful so far, in words.
+        unfinished: of a file that is cut off, when kernels were launched that it does not hold; else None.
+        on_host: whether the file was read as a CPU job.
+        likely: ranges of the host that may be communication, by their names.
+    """
     problems += _doubts(kernels, steps)
-    rank, world_size = _job(stream.head, problems)
+    rank, world_size = _job(head, problems)
+    warnings = []
+    if unfinished is not None:
+        steps, named = mark_cut(steps, kernels, unfinished)
+        warnings.append(f"the file is cut off, so its totals lack kernels{f': {named}' if named else ''}")
+    if world_size is not None and world_size > 1 and not (kernels.kind == Kind.COMMUNICATION).any():
+        names = ", ".join(suspects(kernels) if not on_host else likely) or "none sounds like it"
+        warnings.append(
+            f"the job has {world_size} ranks, but nothing in this file communicates, by its name; what does can be "
+            f"named with --communication REGEX. What looks most like it: {names}"
+        )
     return Trace(
         path=path,
         kernels=kernels,
         device=device,
         steps=steps,
-        collectives=with_groups(collectives, stream.head.get("distributedInfo")),
+        collectives=with_groups(collectives, head.get("distributedInfo")),
         on_host=on_host,
         rank=rank,
         world_size=world_size,
-        device_names=_device_names(stream.head),
-        problems=tuple(problems),
+        device_names=_device_names(head),
+        problems=(*warnings, *problems),
+        warnings=tuple(warnings),
     )
 
 
@@ -290,17 +363,6 @@ def _set_times(rows: KernelTableBuilder, times: EventTimes, problems: list[str])
     if num_unread:
         problems.append(f"{num_unread} events have no time that can be read, and are left out")
     return ~impossible
-
-
-def _steps(notes: list[Note]) -> tuple[TraceStep, ...]:
-    """The steps, ascending in time; if several ranges have one number, the first counts."""
-    steps: dict[int, TraceStep] = {}
-    for note in notes:
-        matched = _STEP.match(note.name)
-        if matched:
-            number = int(matched.group(1))
-            steps.setdefault(number, TraceStep(number, note.start_ns, note.end_ns))
-    return tuple(sorted(steps.values(), key=lambda step: step.start_ns))
 
 
 def _doubts(kernels: KernelTable, steps: tuple[TraceStep, ...]) -> Iterator[str]:
@@ -366,25 +428,16 @@ def _launches(collected: DeviceEvents) -> tuple[Indices, Callable[[int], Any]]:
     return launched_ns, thread_of
 
 
-def _bounds(steps: tuple[TraceStep, ...]) -> list[tuple[int, int]]:
-    """Start and end of each step in nanoseconds; a step that reaches into the next one is cut there."""
-    next_starts = [step.start_ns for step in steps[1:]]
-    return [
-        (step.start_ns, min(step.end_ns, next_start))
-        for step, next_start in zip(steps, [*next_starts, MAX_TIME_NS], strict=False)
-    ]
-
-
 def _job(head: dict[str, Any], problems: list[str]) -> tuple[int | None, int | None]:
     """Rank and world size; None for each that the file does not tell."""
     info = head.get("distributedInfo")
     if info is None:
         return None, None
     rank, world_size = (info.get(key) if isinstance(info, dict) else None for key in ("rank", "world_size"))
-    if type(rank) is not int or type(world_size) is not int:  # true is an int too
+    if type(rank) is not int or rank < 0:  # true is an int too
         problems.append("the file's distributedInfo cannot be read: its rank is not known")
         return None, None
-    return rank, world_size
+    return rank, world_size if type(world_size) is int else None
 
 
 def _device_names(head: dict[str, Any]) -> dict[int, str]:

@@ -8,9 +8,10 @@ it as much longer as they took. This does not need synchronised clocks.
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,11 +28,41 @@ _Place = tuple[Any, ...]
 _Member = tuple[int, int]
 
 
-def skew_over_ranks(traces: Sequence[Trace]) -> tuple[tuple[CollectiveSkew, ...], tuple[str, ...]]:
+class RankCollectives(NamedTuple):
+    """What the comparison of ranks needs of one file. It is small, so that it can come from another process.
+
+    Attributes:
+        rank, world_size, on_host: as in ``Trace``.
+        device_names: names of the devices that ran kernels.
+        of_device: for each device the durations of its collectives in nanoseconds, by place: everything of the place
+            but its last part, then the last parts and durations as two parallel arrays.
+    """
+
+    rank: int | None
+    world_size: int | None
+    on_host: bool
+    device_names: frozenset[str]
+    of_device: dict[int, dict[tuple[Any, ...], tuple[list[int], array[int]]]]
+
+
+def collectives_of_rank(trace: Trace) -> RankCollectives:
+    """What the comparison of ranks needs of a trace."""
+    of_device: dict[int, dict[tuple[Any, ...], tuple[list[int], array[int]]]] = {}
+    for device, part in trace.by_device().items():
+        rows: dict[tuple[Any, ...], tuple[list[int], array[int]]] = of_device.setdefault(device, {})
+        for place, duration_ns in _collectives(part):
+            turns, durations = rows.setdefault(place[:-1], ([], array("q")))
+            turns.append(place[-1])
+            durations.append(duration_ns)
+    names = frozenset(trace.device_names.get(device, "") for device in trace.devices)
+    return RankCollectives(trace.rank, trace.world_size, trace.on_host, names - {""}, of_device)
+
+
+def skew_over_ranks(traces: Sequence[RankCollectives]) -> tuple[tuple[CollectiveSkew, ...], tuple[str, ...]]:
     """Match the collectives of several ranks by group and order, and separate waiting from transfer.
 
     Args:
-        traces: one trace per rank of one job.
+        traces: one per rank of one job.
 
     Returns:
         A row for each kind of collective and group that at least two devices of the files share, those with the most
@@ -41,7 +72,7 @@ def skew_over_ranks(traces: Sequence[Trace]) -> tuple[tuple[CollectiveSkew, ...]
     parts = [
         ((rank, device), part)
         for rank, trace in zip(numbers, traces, strict=True)
-        for device, part in trace.by_device().items()
+        for device, part in trace.of_device.items()
     ]
     if len(parts) < 2:
         return (), ()
@@ -50,9 +81,11 @@ def skew_over_ranks(traces: Sequence[Trace]) -> tuple[tuple[CollectiveSkew, ...]
         return (), tuple(problems)
     places: dict[_Place, dict[_Member, int]] = defaultdict(dict)
     for member, part in parts:
-        for place, duration_ns in _collectives(part):
-            # Several kernels of one number are one collective.
-            places[place][member] = places[place].get(member, 0) + duration_ns
+        for where, (turns, of_turns) in part.items():
+            for turn, duration_ns in zip(turns, of_turns, strict=True):
+                # Several kernels of one number are one collective.
+                of_place = places[(*where, turn)]
+                of_place[member] = of_place.get(member, 0) + duration_ns
     rows: dict[tuple[str, str, tuple[_Member, ...]], list[dict[_Member, int]]] = defaultdict(list)
     for place, durations in places.items():
         if len(durations) > 1:
@@ -69,7 +102,7 @@ def skew_over_ranks(traces: Sequence[Trace]) -> tuple[tuple[CollectiveSkew, ...]
     return tuple(sorted(skew, key=lambda row: -row.skew_ms)), tuple(problems)
 
 
-def _limits(traces: Sequence[Trace], places: dict[_Place, dict[_Member, int]]) -> Iterator[str]:
+def _limits(traces: Sequence[RankCollectives], places: dict[_Place, dict[_Member, int]]) -> Iterator[str]:
     """What the figures cannot tell, in words."""
     world_size = max((trace.world_size for trace in traces if trace.world_size is not None), default=0)
     if any(1 < len(members) < (place[4] or world_size) for place, members in places.items()):
@@ -81,7 +114,7 @@ def _limits(traces: Sequence[Trace], places: dict[_Place, dict[_Member, int]]) -
         yield "the files do not tell process groups: collectives were matched by their kind and order alone"
 
 
-def _numbers(traces: Sequence[Trace]) -> list[int]:
+def _numbers(traces: Sequence[RankCollectives]) -> list[int]:
     """The rank of each file. A file that does not tell its rank gets the first number that no other file has."""
     taken = {trace.rank for trace in traces}
     numbers = []
@@ -145,19 +178,19 @@ def _collectives(trace: Trace) -> Iterator[tuple[_Place, int]]:
         turns[where] += 1
 
 
-def _doubts(traces: Sequence[Trace]) -> Iterator[str]:
+def _doubts(traces: Sequence[RankCollectives]) -> Iterator[str]:
     """Why the files may not be ranks of one job, in words."""
     known = [trace for trace in traces if trace.rank is not None]
-    sizes = {trace.world_size for trace in known}
+    sizes = {trace.world_size for trace in known if trace.world_size is not None}
     if len(sizes) > 1:
-        shown = ", ".join(map(str, sorted(filter(None, sizes))))
+        shown = ", ".join(map(str, sorted(sizes)))
         yield f"the files are of different jobs: their world sizes are {shown}"
     twice = [rank for rank, count in Counter(trace.rank for trace in known).items() if count > 1]
     if twice:
         yield f"rank {twice[0]} is given twice: ranks are not compared"
     if len(known) < len(traces):
         yield f"{len(traces) - len(known)} files do not tell their rank: they are numbered by position"
-    devices = {trace.device_names.get(device, "") for trace in known for device in trace.devices} - {""}
+    devices = frozenset[str]().union(*(trace.device_names for trace in known))
     if len(devices) > 1:
         yield f"the files are from different devices: {', '.join(sorted(devices)[:4])}"
     if len({trace.on_host for trace in traces}) > 1:

@@ -99,6 +99,8 @@ class EventStream:
     Attributes:
         head: the fields of the document around the events, as far as they were read.
         problems: what is wrong with the file, in words; complete after iteration.
+        is_cut: whether the file ends before its events do.
+        num_events: number of events so far.
     """
 
     def __init__(
@@ -111,6 +113,8 @@ class EventStream:
         self.path = Path(path)
         self.head: dict[str, Any] = {}
         self.problems: list[str] = []
+        self.is_cut = False
+        self.num_events = 0
         self._decode_all, self._decode_one = (decoder.decode for decoder in _decoders(event))
         self._piece_bytes = piece_bytes
         self._progress = progress
@@ -135,12 +139,14 @@ class EventStream:
             buffer += piece
             if not piece:
                 events, rest, ended = self._decode_rest(buffer)
+                self.num_events += len(events)
                 yield events
                 break
             end = _last_boundary(buffer, searched)
             searched = 0
             if end:
                 events, rest, ended = self._decode(buffer, end)
+                self.num_events += len(events)
                 yield events
             elif len(buffer) > _MAX_EVENT_BYTES:
                 raise TraceError(f"{self.path} is no trace: no event ends within {_MAX_EVENT_BYTES >> 20} MiB")
@@ -202,8 +208,10 @@ class EventStream:
                 self.problems.append("what stands after the events is not valid JSON, and is left out")
             elif not self._is_bare_array:
                 self.problems.append("the file is cut off after its events: what would follow them is missing")
-        elif not any("cut off" in problem for problem in self.problems):
-            self.problems.append("the file is cut off: it ends before its events do")
+        else:
+            self.is_cut = True
+            if not any("cut off" in problem for problem in self.problems):
+                self.problems.append("the file is cut off: it ends before its events do")
         if self._num_repaired:
             self.problems.append(
                 f"{self._num_repaired} events were not valid JSON and were repaired ({self._first_error})"

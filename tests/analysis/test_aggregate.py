@@ -7,14 +7,10 @@ import pytest
 
 from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.results.catalogue import FIGURES
+from overlap_callbacks.analysis.results.kernel_times import KernelTime
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.analysis.results.window import (
-    KernelTime,
-    ProfiledBlock,
-    RankWindow,
-    TimedBlock,
-)
+from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow, TimedBlock
 
 OV, SEQ = Mode.OVERLAPPED, Mode.SEQUENTIAL
 

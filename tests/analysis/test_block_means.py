@@ -8,9 +8,10 @@ import pytest
 
 from overlap_callbacks.analysis.block_means import ArmSums, add_arms
 from overlap_callbacks.analysis.figures import figures_of
+from overlap_callbacks.analysis.results.kernel_times import KernelTime
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.analysis.results.window import KernelTime, RankWindow, TimedBlock
+from overlap_callbacks.analysis.results.window import RankWindow, TimedBlock
 from tests.analysis.test_aggregate import full_window, profiled, report_of
 
 OV, SEQ = Mode.OVERLAPPED, Mode.SEQUENTIAL

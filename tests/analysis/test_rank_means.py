@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from overlap_callbacks.analysis.results.window import CollectiveTime, PairTime
+from overlap_callbacks.analysis.results.kernel_times import PairTime
+from overlap_callbacks.analysis.results.window import CollectiveTime
 from tests.analysis.test_aggregate import leaky_window, rank_window, report_of
 
 

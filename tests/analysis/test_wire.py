@@ -3,8 +3,9 @@ from __future__ import annotations
 import msgspec
 
 from overlap_callbacks.analysis.results.estimate import Estimate, Spread
+from overlap_callbacks.analysis.results.kernel_times import KernelTime
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.analysis.results.window import CollectiveTime, KernelTime, RankWindow
+from overlap_callbacks.analysis.results.window import CollectiveTime, RankWindow
 from tests.analysis.test_aggregate import full_window, report_of
 
 

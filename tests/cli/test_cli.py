@@ -10,9 +10,10 @@ import msgspec
 import pytest
 
 from overlap_callbacks import FIGURES, JsonlSink, Schedule
+from overlap_callbacks.analysis.results.kernel_times import KernelTime
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.analysis.results.window import KernelTime, TimedBlock
+from overlap_callbacks.analysis.results.window import TimedBlock
 from overlap_callbacks.monitor.background.store import Job
 from overlap_callbacks.monitor.run_info import run_info
 from overlap_callbacks.report import record

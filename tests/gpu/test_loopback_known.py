@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from overlap_callbacks import Mode, OverlapReport
-from overlap_callbacks.analysis.results.window import KernelTime, ProfiledBlock
+from overlap_callbacks.analysis.results.kernel_times import KernelTime
+from overlap_callbacks.analysis.results.window import ProfiledBlock
 from overlap_callbacks.experiments.loopback.host_link import HostLink
 from overlap_callbacks.monitor.schedule import Part, Plan
 from tests.distributed import run_alone

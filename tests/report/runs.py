@@ -14,6 +14,7 @@ from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.contention.shares import slowdown_shares
 from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.catalogue import FIGURES
+from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime, StepTimeline
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import (
     JobModePower,
@@ -28,12 +29,9 @@ from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import (
     CollectiveTime,
     DimensionTime,
-    KernelTime,
-    PairTime,
     ProfiledBlock,
     RankWindow,
     SmLoss,
-    StepTimeline,
     TimedBlock,
 )
 from overlap_callbacks.monitor.schedule import Schedule

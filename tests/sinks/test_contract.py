@@ -12,9 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from overlap_callbacks.analysis.results.kernel_times import KernelTime
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime, KernelTime, TimedBlock
+from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime, TimedBlock
 from overlap_callbacks.sinks import FunctionSink, JsonlSink, PrometheusSink, RunInfo, Sink, TensorBoardSink, WandbSink
 from tests.report.runs import run_info, window
 from tests.samples import window_report

@@ -42,11 +42,17 @@ def test_of_a_file_cut_off_anywhere_the_whole_events_are_read_and_the_rest_is_sa
                 read_trace(path)
             continue
         whole = sum(kernel for kernel, end in zip(is_kernel, ends, strict=True) if end <= length)
+        if not whole:
+            with pytest.raises(TraceError, match="cut off before its first kernel"):
+                read_trace(path)
+            continue
         found = read_trace(path)
         assert len(found.kernels) == whole, length
         assert not said(found.problems, "could not be read"), (length, found.problems)
         if length <= close:
             assert said(found.problems, "cut off"), (length, found.problems)
+            assert said(found.warnings, "step 1 is not whole"), (length, found.warnings)
+        assert [step.cut for step in found.steps] == [length <= close]
         assert len(analyze([found]).traces) == 1
 
 
@@ -161,15 +167,23 @@ def test_a_file_without_permission_gives_one_line(tmp_path: Path) -> None:
     assert "Permission denied" in error_of("analyze", str(path))
 
 
-@pytest.mark.parametrize("content", [b'{"traceEvents": []}', b"[]", b'{"traceEvents": [{}]}'])
-def test_a_trace_without_anything_in_it_is_analysed_with_a_warning(tmp_path: Path, content: bytes) -> None:
+EMPTY = {
+    b'{"traceEvents": []}': "holds no events",
+    b"[]": "holds no events",
+    b'{"traceEvents": [{}]}': "1 event, but no kernel and no operator of torch",
+    b'{"traceEvents": [{"ph": "X", "name": "f", "ts": 1, "dur": 2, "pid": 1, "tid": 1}]}': "1 event, but no kernel",
+    b'{"traceEvents": [': "is cut off before its first kernel or operator",
+}
+
+
+@pytest.mark.parametrize("content", EMPTY)
+def test_a_file_of_events_without_a_kernel_or_an_operator_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(content)
-    (found,) = analyze([read_trace(path)]).traces
-    assert said(found.problems, "neither kernels nor operators")
-    assert (found.total.compute_ms, found.total.wall_ms, found.total.overlap_ratio) == (0, None, None)
-    assert overlap("analyze", str(path)).exit_code == 0
-    assert "holds no compute kernels" in error_of("compare", str(path), str(path))
+    with pytest.raises(TraceError, match=EMPTY[content]):
+        read_trace(path)
+    assert EMPTY[content] in error_of("analyze", str(path))
+    assert EMPTY[content] in error_of("compare", str(path), str(path))
 
 
 # -- traces without kernels, or without communication
@@ -392,7 +406,7 @@ def test_distributed_info_of_any_type_is_read_or_taken_as_unknown(tmp_path: Path
     path = kineto.write(tmp_path / "trace.json", short_trace(), distributedInfo=value, deviceProperties=value)
     printed = overlap("analyze", str(path), "--json")
     assert printed.exit_code == 0
-    assert msgspec.json.decode(printed.stdout, type=Analysis).traces[0].rank in (None, 2**70)
+    assert msgspec.json.decode(printed.stdout, type=Analysis).traces[0].rank in (None, 1, 2**70)
     assert overlap("analyze", str(path)).exit_code == 0
 
 

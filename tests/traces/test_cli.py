@@ -222,8 +222,8 @@ def test_a_figure_that_is_undefined_is_an_empty_cell_and_null(tmp_path: Path) ->
 
 @pytest.mark.parametrize("table", ["steps", "collectives", "families", "skew"])
 def test_csv_of_a_table_without_rows_is_empty_and_no_error(tmp_path: Path, table: str) -> None:
-    path = tmp_path / "a.json"
-    path.write_text('{"traceEvents": []}')
+    copy = {**kineto.kernel("Memcpy HtoD (Pageable -> Device)", 0, 1_000, 0), "cat": "gpu_memcpy"}
+    path = kineto.write(tmp_path / "a.json", [copy])
     found = rows(overlap("analyze", str(path), "--csv", table))
     assert len(found) == (1 if table == "steps" else 0)
 
@@ -275,8 +275,8 @@ def test_what_cannot_be_read_gives_one_line_and_no_traceback(tmp_path: Path, ove
     bad = tmp_path / "bad.json"
     bad.write_text("no JSON")
     for arguments in (
-        ["analyze", str(bad)], ["analyze", overlapped, str(bad)], ["compare", overlapped, str(bad)],
-        ["compare", str(bad), overlapped], ["analyze", str(tmp_path / "none")], ["analyze", str(tmp_path)],
+        ["analyze", str(bad)], ["analyze", str(bad), str(bad)], ["compare", overlapped, str(bad)],
+        ["compare", str(bad), overlapped], ["analyze", str(tmp_path / "none")], ["compare", str(tmp_path), overlapped],
     ):  # fmt: skip
         result = invoke(*arguments)
         assert result.exit_code == 1

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
-from overlap_callbacks.traces.kineto import read_trace
+from overlap_callbacks.traces import read_trace
 from tests import kineto
 
 MS = 1_000_000

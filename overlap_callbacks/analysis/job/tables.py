@@ -9,8 +9,9 @@ from typing import TypeVar
 import msgspec
 
 from overlap_callbacks.analysis.figures import FigureSums
+from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.window import DimensionTime, KernelTime, PairTime, RankWindow, SmLoss
+from overlap_callbacks.analysis.results.window import DimensionTime, RankWindow, SmLoss
 
 # What a part keeps of kernels: the rows with the most time. A rank sends 50 at most, and ranks differ in few. The rows
 # are those of each group of ranks, or of all where there is one; the bytes are those of all groups.

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from overlap_callbacks.analysis import name_rules
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
-from overlap_callbacks.analysis.results.window import ALONE, UNMATCHED, PairTime
+from overlap_callbacks.analysis.results.kernel_times import ALONE, UNMATCHED, PairTime
 
 # One number per call, or the same number for all.
 _Amount = Union[float, npt.NDArray[np.float64]]

@@ -6,8 +6,8 @@ import numpy as np
 
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
+from overlap_callbacks.analysis.results.kernel_times import StepTimeline
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.window import StepTimeline
 
 # Intervals of each kind. A chart that is a thousand pixels wide cannot show more.
 MAX_INTERVALS = 400

@@ -8,14 +8,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
+from overlap_callbacks.analysis.results.kernel_times import KernelTime
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.window import KernelTime, ProfiledBlock
+
+if TYPE_CHECKING:
+    from overlap_callbacks.analysis.results.window import ProfiledBlock
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,8 @@ def profiled_block(
         steps: indices of the block's profiled steps.
         step_ms: mean time of these steps, from mark to mark; None if not known.
     """
+    from overlap_callbacks.analysis.results.window import ProfiledBlock
+
     num_steps = len(steps)
     figures = sums.of_steps(steps)
 

@@ -22,11 +22,12 @@ from overlap_callbacks.analysis.results.catalogue import (
     memory_peak_limit_key,
 )
 from overlap_callbacks.analysis.results.estimate import Estimate, Spread
+from overlap_callbacks.analysis.results.kernel_times import PairTime
 from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import JobPower, SlowdownCause
 from overlap_callbacks.analysis.results.shares import MEMORY, SMS, UNEXPLAINED, WAVES, SlowdownShares
-from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime, PairTime
+from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime
 
 
 def figure_metrics(figures: Mapping[str, Estimate], *, valid: bool) -> dict[str, float]:

@@ -12,6 +12,7 @@ from overlap_callbacks.analysis.results.communication_metrics import arrival_met
 from overlap_callbacks.analysis.results.environment import Finding, JobEnvironment
 from overlap_callbacks.analysis.results.estimate import Estimate, Spread
 from overlap_callbacks.analysis.results.experts import ExpertDetails, ExpertLoads, expert_metrics
+from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime, StepTimeline
 from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.messages import JobMessages, Traffic
 from overlap_callbacks.analysis.results.power import JobPower, PowerTrace, SlowdownCause
@@ -22,14 +23,7 @@ from overlap_callbacks.analysis.results.step_parts import LateRank, StepParts, m
 from overlap_callbacks.analysis.results.step_shares import StepShare, step_shares
 from overlap_callbacks.analysis.results.throughput_metrics import throughput_metrics
 from overlap_callbacks.analysis.results.traffic_metrics import traffic_metrics
-from overlap_callbacks.analysis.results.window import (
-    CollectiveTime,
-    DimensionTime,
-    KernelTime,
-    PairTime,
-    RankWindow,
-    StepTimeline,
-)
+from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime, RankWindow
 from overlap_callbacks.analysis.results.workload import Throughput
 
 # Ranks that a report lists one by one.

@@ -7,17 +7,16 @@ import msgspec
 from overlap_callbacks.analysis.results.arrivals import TimedCalls
 from overlap_callbacks.analysis.results.environment import RankEnvironment
 from overlap_callbacks.analysis.results.experts import RankExperts
+from overlap_callbacks.analysis.results.kernel_times import (
+    KernelTime,
+    PairTime,
+    StepTimeline,
+)
 from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.messages import RankMessages
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import DevicePower, PowerTrace
 from overlap_callbacks.analysis.results.race import RaceCheck
-
-# In ``PairTime.beside``: the kernel has no partner in the other mode.
-UNMATCHED = "(not matched)"
-
-# What a kernel ran beside, if it ran alone in overlapped steps too.
-ALONE = "(nothing)"
 
 
 class TimedBlock(msgspec.Struct, frozen=True):
@@ -68,75 +67,6 @@ class ProfiledBlock(msgspec.Struct, frozen=True):
     idle_ms: float = 0.0
     step_ms: float | None = None
     bubble_ms: float | None = None
-
-
-class KernelTime(msgspec.Struct, frozen=True):
-    """One compute or communication kernel in both modes, per step.
-
-    Attributes:
-        name: the kernel's name; on CPU the operator's.
-        communication: whether it communicates.
-        overlapped_calls, sequential_calls: calls per step.
-        overlapped_ms, sequential_ms: time per step.
-        num_blocks: thread blocks of its largest launch; 0 if unknown, and on CPU.
-    """
-
-    name: str
-    communication: bool
-    overlapped_calls: float
-    sequential_calls: float
-    overlapped_ms: float
-    sequential_ms: float
-    num_blocks: int = 0
-
-    @property
-    def lost_ms(self) -> float:
-        """Milliseconds per step that overlap costs in this kernel."""
-        return self.overlapped_ms - self.sequential_ms
-
-    @property
-    def slowdown(self) -> float | None:
-        """Time per call, overlapped over sequential, less one; None unless it ran in both modes."""
-        if not (self.overlapped_calls and self.sequential_calls and self.sequential_ms):
-            return None
-        per_call = self.overlapped_ms / self.overlapped_calls
-        return per_call / (self.sequential_ms / self.sequential_calls) - 1
-
-
-class PairTime(msgspec.Struct, frozen=True):
-    """How much one kind of kernels slows down while another kind runs concurrently, per step.
-
-    A kernel that ran beside several kinds counts towards each of them, by the share of its time. So losses add up over
-    the rows.
-
-    Attributes:
-        victim: family of compute kernels (``gemm``, ...), or kind of collective.
-        communication: whether the victims are the collectives.
-        beside: what ran beside them: a kind of collective, or a family. ``(nothing)`` for kernels that ran alone in
-            overlapped steps too; ``(not matched)`` for kernels without a partner in the other mode.
-        calls: victims per step that ran beside it at all.
-        beside_ms: time per step for which they did.
-        time_ms: the victims' own time per step, by share.
-        alone_ms: time of the same victims in sequential steps.
-    """
-
-    victim: str
-    communication: bool
-    beside: str
-    calls: float
-    beside_ms: float
-    time_ms: float
-    alone_ms: float
-
-    @property
-    def lost_ms(self) -> float:
-        """Milliseconds per step that the victims lose."""
-        return self.time_ms - self.alone_ms
-
-    @property
-    def slowdown(self) -> float | None:
-        """How much longer the victims took than alone, as a fraction; None without the same kernels in both modes."""
-        return self.time_ms / self.alone_ms - 1 if self.alone_ms > 0 and self.beside != UNMATCHED else None
 
 
 class CollectiveTime(msgspec.Struct, frozen=True):
@@ -219,27 +149,6 @@ class DimensionTime(msgspec.Struct, frozen=True):
         if not (self.kernels_ms and self.kernels_isolated_ms):
             return None
         return self.kernels_ms / self.kernels_isolated_ms - 1
-
-
-class StepTimeline(msgspec.Struct, frozen=True):
-    """When compute ran and communication was in flight in one profiled step, for charts.
-
-    Times are in milliseconds from the step's start. Intervals are disjoint and ascending. Their number is bounded: the
-    smallest gaps between them are closed.
-
-    Attributes:
-        arm: mode of the step.
-        step_ms: its length, profiler included.
-        compute, communication: intervals, as (start, end).
-        closed_compute_ms, closed_communication_ms: total of the gaps that were closed.
-    """
-
-    arm: Mode
-    step_ms: float
-    compute: tuple[tuple[float, float], ...]
-    communication: tuple[tuple[float, float], ...]
-    closed_compute_ms: float
-    closed_communication_ms: float
 
 
 class SmLoss(msgspec.Struct, frozen=True):

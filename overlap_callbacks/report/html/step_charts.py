@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from overlap_callbacks.analysis.formatting import PAGE, change_in_words, may_be_chance, rounded
 from overlap_callbacks.analysis.results.catalogue import STEP_TIMES
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.kernel_times import StepTimeline
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.analysis.results.window import StepTimeline
 from overlap_callbacks.report.html.elements import Chart
 
 # The colour of each step time, as a variable of the style sheet.

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from overlap_callbacks.analysis.formatting import PAGE, page_text, short_kernel_name
 from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.kernel_times import PairTime
 from overlap_callbacks.analysis.results.metrics import compute_slowdowns
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.analysis.results.window import CollectiveTime, PairTime
+from overlap_callbacks.analysis.results.window import CollectiveTime
 from overlap_callbacks.report.html.elements import Cell, Head, Table, heads
 from overlap_callbacks.report.slowdown_words import OF_MEAN_TIMES, beside_nothing
 

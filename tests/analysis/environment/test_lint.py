@@ -7,7 +7,8 @@ import pytest
 from overlap_callbacks.analysis.environment.job import job_environment
 from overlap_callbacks.analysis.environment.lint import RULES, lint
 from overlap_callbacks.analysis.results.environment import Finding, RankEnvironment, Severity
-from overlap_callbacks.analysis.results.window import CollectiveTime, KernelTime
+from overlap_callbacks.analysis.results.kernel_times import KernelTime
+from overlap_callbacks.analysis.results.window import CollectiveTime
 from tests.environments import cpu_rank, gpu_rank, samples
 
 AMD: dict[str, Any] = {

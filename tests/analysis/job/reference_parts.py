@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from overlap_callbacks.analysis.formatting import count, name_ranks
+from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import DevicePower, JobModePower, JobPower, ModePower, UnitUtilisation
-from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime, KernelTime, PairTime, RankWindow
+from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime, RankWindow
 
 _Row = TypeVar("_Row")
 _Key = TypeVar("_Key", bound=Hashable)

@@ -18,8 +18,9 @@ from overlap_callbacks.analysis.job.part import JobPart, decode, encode
 from overlap_callbacks.analysis.job.report import report_of
 from overlap_callbacks.analysis.job.samples import MAX_RANKS
 from overlap_callbacks.analysis.job.tables import MAX_KERNEL_ROWS, OTHER_KERNELS
+from overlap_callbacks.analysis.results.kernel_times import KernelTime
 from overlap_callbacks.analysis.results.report import MAX_RANKS_NAMED, OverlapReport
-from overlap_callbacks.analysis.results.window import CollectiveTime, KernelTime, RankWindow
+from overlap_callbacks.analysis.results.window import CollectiveTime, RankWindow
 from tests.analysis.job.reference import reference_report
 from tests.analysis.job.reference_environment import job_environment
 from tests.analysis.job.reference_parts import pool

@@ -22,7 +22,7 @@ from overlap_callbacks.analysis.kernels.attribution import (
     pair_times,
 )
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
-from overlap_callbacks.analysis.results.window import PairTime
+from overlap_callbacks.analysis.results.kernel_times import PairTime
 from tests.columns import EPOCH_NS, MS, columns
 
 C, M, Y = Kind.COMPUTE, Kind.COMMUNICATION, Kind.COPY

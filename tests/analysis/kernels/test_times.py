@@ -5,8 +5,9 @@ import pytest
 
 from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.analysis.kernels.times import KernelSums, kernel_times, profiled_block
+from overlap_callbacks.analysis.results.kernel_times import KernelTime
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.window import KernelTime, ProfiledBlock
+from overlap_callbacks.analysis.results.window import ProfiledBlock
 from tests.columns import MS, columns
 
 # -- figures of a block

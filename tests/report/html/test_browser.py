@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime, KernelTime, PairTime
+from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime
+from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime
 from overlap_callbacks.report import write_page
 from overlap_callbacks.report.record import read
 from tests.browser import until

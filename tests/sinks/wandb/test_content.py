@@ -16,7 +16,8 @@ import pytest
 from overlap_callbacks import JsonlSink, WandbSink
 from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.results.catalogue import FIGURES, power_meanings
-from overlap_callbacks.analysis.results.window import DimensionTime, KernelTime
+from overlap_callbacks.analysis.results.kernel_times import KernelTime
+from overlap_callbacks.analysis.results.window import DimensionTime
 from overlap_callbacks.sinks.metric_keys import fit
 from overlap_callbacks.sinks.wandb import cards
 from overlap_callbacks.sinks.wandb.alerts import Limits, finding_alerts

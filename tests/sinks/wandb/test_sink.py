@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from overlap_callbacks import Mode, OverlapMonitor, Schedule, WandbSink
-from overlap_callbacks.analysis.results.window import PairTime
+from overlap_callbacks.analysis.results.kernel_times import PairTime
 from overlap_callbacks.monitor.background.store import Job
 from overlap_callbacks.monitor.run_info import run_info
 from tests.distributed import run_ranks

@@ -1,0 +1,291 @@
+"""Reads the SQLite export of Nsight Systems into a ``Trace``, by the rules of Kineto files.
+
+``nsys export --type sqlite`` writes one table for each kind of record: kernels, copies, fills, calls of the CUDA API,
+NVTX ranges. All times are whole nanoseconds. A call and what it launched share a correlation number within a process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from overlap_callbacks.analysis import safe_text
+from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
+from overlap_callbacks.analysis.kernels.table import Kind
+from overlap_callbacks.traces.collect import ENQUEUED, DeviceEvents, Note, short_name
+from overlap_callbacks.traces.files import SQLITE_MAGIC, Progress, TraceError, starts_with
+from overlap_callbacks.traces.kineto import Trace, trace_of_device
+
+if TYPE_CHECKING:
+    import sqlite3
+
+_KERNELS, _COPIES, _FILLS = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
+_CALLS, _GRAPHS = "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+# NVTX ranges that are pushed and popped on a thread, or started and ended on any; CUPTI's kinds of copies and memories.
+_RANGES = (59, 60)
+_COPY_KINDS = {1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH",
+               10: "PtoP"}  # fmt: skip
+_MEMORIES = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device Static", 6: "Managed Static"}
+_ROWS_AT_ONCE = 4096
+# Ranges that count as steps if there is no ProfilerStep#.
+_LIKE_STEPS = re.compile(r"(?i)^(?:train(?:ing)?[\s_-]*)?(?:step|iter|iteration|batch)[\s_#:=-]*(\d{1,18})$")
+_PID_SHIFT, _PID_MASK = 24, 0xFFFFFF
+
+
+def is_nsys(file: Path) -> bool:
+    """Whether a file is an export of Nsight Systems that holds CUDA kernels."""
+    if not starts_with(file, SQLITE_MAGIC):
+        return False
+    import sqlite3
+
+    try:
+        with _open(file) as tables:
+            return _KERNELS in tables.columns
+    except sqlite3.Error:
+        return False
+
+
+def processes_in(file: Path) -> list[int]:
+    """The numbers of the processes that launched kernels, ascending; empty if the file does not tell."""
+    import sqlite3
+
+    try:
+        with _open(file) as tables:
+            if "globalPid" not in tables.columns[_KERNELS]:
+                return []
+            found = tables.rows(f"SELECT DISTINCT globalPid FROM {_KERNELS}")
+            return sorted({_process_of(pid) for (pid,) in found if type(pid) is int})
+    except sqlite3.Error:
+        return []  # reading it tells why
+
+
+def read_nsys(
+    file: Path,
+    process: int | None = None,
+    progress: Progress | None = None,
+    steps: re.Pattern[str] | None = None,
+    path: Path | None = None,
+) -> Trace:
+    """Read an export of Nsight Systems.
+
+    Args:
+        file: the SQLite file.
+        process: the process to read; None for all.
+        progress: called with the number of rows read so far and of all rows.
+        steps: finds the names of the NVTX ranges that are steps. None for torch's ``ProfilerStep#``, else for ranges
+            with names like ``iteration 3``.
+        path: path of the trace, if it is not the file.
+
+    Raises:
+        TraceError: the file cannot be read.
+    """
+    import sqlite3
+
+    try:
+        with _open(file) as tables:
+            reader = _Reader(tables, process, progress, steps)
+            reader.read()
+            names = dict(_device_names(tables))
+    except sqlite3.Error as error:
+        raise TraceError(f"{file} cannot be read as an export of Nsight Systems: {error}") from None
+    if not len(reader.events.rows):
+        raise TraceError(f"{file} holds no CUDA kernels" + (f" of process {process}" if process is not None else ""))
+    head = {"deviceProperties": [{"id": number, "name": name} for number, name in names.items()]}
+    return trace_of_device(path or file, reader.events, reader.problems, head, steps=reader.steps)
+
+
+class _Tables:
+    """The tables of a file, and their columns."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        names = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
+        self.columns = {
+            str(name): {str(row[1]) for row in connection.execute(f"PRAGMA table_info({_quoted(str(name))})")}
+            for (name,) in names
+        }
+
+    def rows(self, query: str, *values: Any) -> Iterator[tuple[Any, ...]]:
+        cursor = self._connection.execute(query, values)
+        while found := cursor.fetchmany(_ROWS_AT_ONCE):
+            yield from found
+
+    def select(self, table: str, columns: tuple[str, ...], where: str = "", *values: Any) -> Iterator[tuple[Any, ...]]:
+        """Some columns of a table; NULL for one that the file's version does not have. No rows without the table."""
+        if table not in self.columns:
+            return
+        wanted = ", ".join(name if name in self.columns[table] else "NULL" for name in columns)
+        yield from self.rows(f"SELECT {wanted} FROM {table} {where}", *values)
+
+
+@contextlib.contextmanager
+def _open(file: Path) -> Iterator[_Tables]:
+    import sqlite3
+    from urllib.parse import quote
+
+    connection = sqlite3.connect(f"file:{quote(str(file.absolute()))}?mode=ro&immutable=1", uri=True)
+    connection.text_factory = lambda text: text.decode(errors="replace")
+    try:
+        yield _Tables(connection)
+    finally:
+        connection.close()
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _process_of(number: int) -> int:
+    """The process of a number that Nsight Systems makes of host, process and thread."""
+    return number >> _PID_SHIFT & _PID_MASK
+
+
+class _Reader:
+    """Turns the rows of one process into the events that a Kineto file would have given.
+
+    Attributes:
+        events: the kernels, copies, launches and ranges.
+        problems: what is wrong or doubtful, in words.
+        steps: what finds the names of the steps.
+    """
+
+    def __init__(
+        self, tables: _Tables, process: int | None, progress: Progress | None, steps: re.Pattern[str] | None
+    ) -> None:
+        self.events = DeviceEvents(steps)
+        self.events.begin(exact=True)
+        self.problems: list[str] = []
+        self.steps = steps
+        self._tables, self._process, self._progress = tables, process, progress
+        self._texts: dict[Any, str] = {}
+        self._shapes: dict[tuple[Any, ...], LaunchShape | str] = {}
+        self._lanes: dict[tuple[Any, ...], int] = {}
+
+    def read(self) -> None:
+        """Read everything."""
+        self._kernels()
+        self._copies()
+        self._launches()
+        self._ranges()
+        graphs = sum(1 for _ in self._tables.select(_GRAPHS, ("start",)))
+        if graphs:
+            self.problems.append(
+                f"{graphs} CUDA graphs ran whose kernels are not in the file: profile with "
+                "nsys profile --cuda-graph-trace=node"
+            )
+
+    def _kernels(self) -> None:
+        columns = (
+            "start", "end", "deviceId", "streamId", "correlationId", "demangledName", "shortName", "gridX", "gridY",
+            "gridZ", "blockX", "blockY", "blockZ", "registersPerThread", "staticSharedMemory", "dynamicSharedMemory",
+        )  # fmt: skip
+        for row in self._of_process(_KERNELS, columns):
+            start, end, device, stream, correlation, name, short, *launch = row
+            text = self._text(name if name is not None else short)
+            self._row(Kind.COMPUTE, text, (start, end, device, stream, correlation), self._shape(tuple(launch)))
+
+    def _copies(self) -> None:
+        where = ("start", "end", "deviceId", "streamId", "correlationId")
+        for *place, kind, source, target in self._of_process(_COPIES, (*where, "copyKind", "srcKind", "dstKind")):
+            between = f"{_MEMORIES.get(source, 'Unknown')} -> {_MEMORIES.get(target, 'Unknown')}"
+            self._row(Kind.COPY, f"Memcpy {_COPY_KINDS.get(kind, 'Unknown')} ({between})", place)
+        for *place, kind in self._of_process(_FILLS, (*where, "memKind")):
+            self._row(Kind.COPY, f"Memset ({_MEMORIES.get(kind, 'Unknown')})", place)
+
+    def _row(self, kind: Kind, name: str, place: Any, shape: LaunchShape | str = "") -> None:
+        start, end, device, stream, correlation = place
+        if not self.events.times.add_ns(start, end):
+            return
+        device = device if type(device) is int and 0 <= device < 2**31 else 0
+        lane = self._lanes.setdefault((device, stream), len(self._lanes))
+        number = correlation if type(correlation) is int else 0
+        self.events.devices.append(device)
+        self.events.rows.label(kind, short_name(name), number, shape, lane=lane)
+
+    def _launches(self) -> None:
+        """The calls that launched what was read; others are many, and nothing needs them."""
+        launched = " UNION ALL ".join(
+            f"SELECT correlationId FROM {table}"
+            for table in (_KERNELS, _COPIES, _FILLS)
+            if "correlationId" in self._tables.columns.get(table, ())
+        )
+        where = f"WHERE correlationId IN ({launched})" if launched else ""
+        for start, end, thread, correlation in self._tables.select(
+            _CALLS, ("start", "end", "globalTid", "correlationId"), where
+        ):
+            if not self._is_mine(thread) or type(correlation) is not int or not correlation:
+                continue
+            if self.events.launch_times.add_ns(start, end):
+                self.events.launch_correlation.append(correlation & (2**64 - 1))
+                self.events.launch_thread.append(thread)
+                self.events.launch_of_kernel.append(True)
+
+    def _ranges(self) -> None:
+        """The NVTX ranges that are steps, and those of collectives."""
+        named: dict[str, list[Note]] = {"": [], "torch": [], "nccl": [], "like": []}
+        columns = ("start", "end", "text", "textId", "globalTid", "eventType")
+        for start, end, text, number, thread, kind in self._tables.select("NVTX_EVENTS", columns):
+            if kind not in _RANGES or not self._is_mine(thread) or type(start) is not int or type(end) is not int:
+                continue
+            name = text if isinstance(text, str) else self._text(number)
+            if name.startswith(ENQUEUED):
+                group = "torch"
+            elif name.startswith("nccl"):
+                group = "nccl"
+            elif self.events.is_step(name):
+                group = ""
+            elif self.steps is None and _LIKE_STEPS.match(name):
+                group = "like"
+            else:
+                continue
+            named[group].append(Note(name, thread, start, max(start, end), None))
+        notes = named[""]
+        if not notes and named["like"]:
+            notes, self.steps = named["like"], _LIKE_STEPS
+            like = safe_text.clean(notes[0].name)
+            self.problems.append(f"steps are the NVTX ranges with names like {like}; --step REGEX names others")
+        elif not notes:
+            self.problems.append("no NVTX range names a step: the file counts as a whole; --step REGEX names steps")
+        # NCCL's own ranges lie within torch's.
+        self.events.notes = notes + (named["torch"] or named["nccl"])
+
+    def _of_process(self, table: str, columns: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
+        known = table in self._tables.columns
+        total = next(self._tables.rows(f"SELECT MAX(rowid) FROM {table}"))[0] if known and self._progress else 0
+        for done, (process, *row) in enumerate(self._tables.select(table, ("globalPid", *columns))):
+            if self._progress and total and done % _ROWS_AT_ONCE == 0:
+                self._progress(done, total)
+            if process is None or self._is_mine(process):
+                yield tuple(row)
+
+    def _is_mine(self, number: Any) -> bool:
+        return self._process is None or (type(number) is int and _process_of(number) == self._process)
+
+    def _text(self, number: Any) -> str:
+        """A text by its number in the file."""
+        found = self._texts.get(number)
+        if found is None:
+            values = self._tables.select("StringIds", ("value",), "WHERE id = ?", number)
+            found = self._texts[number] = str(next(values, ("",))[0])
+        return found
+
+    def _shape(self, launch: tuple[Any, ...]) -> LaunchShape | str:
+        shape = self._shapes.get(launch)
+        if shape is None:
+            *sizes, registers, static, dynamic = launch
+            known: dict[str, Any] = {"grid": sizes[:3], "block": sizes[3:]}
+            if type(registers) is int:
+                known["registers per thread"] = registers
+            if type(static) is int and type(dynamic) is int:
+                known["shared memory"] = static + dynamic
+            shape = self._shapes[launch] = LaunchShape.of(known) or ""
+        return shape
+
+
+def _device_names(tables: _Tables) -> Iterator[tuple[int, str]]:
+    for number, name in tables.select("TARGET_INFO_GPU", ("id", "name")):
+        if type(number) is int and isinstance(name, str):
+            yield number, name

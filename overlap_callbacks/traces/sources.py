@@ -1,0 +1,84 @@
+"""Finds the trace files that a user means by files, folders, patterns and archives."""
+
+from __future__ import annotations
+
+import glob
+import re
+import zipfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from overlap_callbacks.traces.files import TraceError, is_zip
+from overlap_callbacks.traces.nsys import is_nsys, processes_in
+
+# What a folder or an archive holds beside these is no trace.
+_SUFFIXES = (".json", ".json.gz", ".zip", ".sqlite")
+_SUFFIXES_IN_ARCHIVES = (".json", ".json.gz")
+
+
+def find_traces(paths: Iterable[str | Path]) -> list[Path]:
+    """The trace files that paths stand for.
+
+    A folder stands for the traces in it and in its folders, a pattern such as ``run/rank*.json`` for the files that it
+    matches, an archive (``.zip``) for the traces in it, and an export of Nsight Systems of several processes for each
+    of them. What is in an archive or in such an export has a path below it: ``traces.zip/rank0.json``.
+
+    Args:
+        paths: files, folders, patterns.
+
+    Raises:
+        TraceError: a folder or an archive holds no trace, or a pattern matches no file.
+    """
+    return list(dict.fromkeys(file for path in paths for file in _expanded(Path(path))))
+
+
+def _expanded(path: Path) -> Iterator[Path]:
+    if path.is_dir():
+        inside = [file for file in _sorted(path.rglob("*")) if _looks_like_a_trace(file.relative_to(path))]
+        files = [file for file in inside if file.is_file()]
+        if not files:
+            raise TraceError(f"{path} is a folder without traces ({', '.join(_SUFFIXES)})")
+        for file in files:
+            yield from _members(file)
+    elif not path.exists() and glob.has_magic(str(path)):
+        matching = _sorted(map(Path, glob.glob(str(path), recursive=True)))
+        if not matching:
+            raise TraceError(f"{path} matches no file")
+        for found in matching:
+            yield from _expanded(found)
+    else:
+        yield from _members(path)
+
+
+def _members(file: Path) -> Iterator[Path]:
+    """The traces in a file: those of an archive or of several processes, else the file itself."""
+    if is_zip(file):
+        try:
+            with zipfile.ZipFile(file) as archive:
+                names = [Path(info.filename) for info in archive.infolist() if not info.is_dir()]
+        except (zipfile.BadZipFile, OSError):
+            yield file  # reading it tells why, and does not lose other files
+            return
+        names = [name for name in _sorted(names) if _looks_like_a_trace(name, _SUFFIXES_IN_ARCHIVES)]
+        if not names:
+            raise TraceError(f"{file} is an archive without traces ({', '.join(_SUFFIXES_IN_ARCHIVES)})")
+        yield from (file / name for name in names)
+    elif is_nsys(file) and len(processes := processes_in(file)) > 1:
+        yield from (file / str(process) for process in processes)
+    else:
+        yield file
+
+
+def _looks_like_a_trace(path: Path, suffixes: tuple[str, ...] = _SUFFIXES) -> bool:
+    hidden = any(part.startswith((".", "__MACOSX")) for part in path.parts)
+    return not hidden and path.name.lower().endswith(suffixes)
+
+
+def _sorted(paths: Iterable[Path]) -> list[Path]:
+    """The paths in the order of people: ``rank2`` comes before ``rank10``."""
+
+    def key(path: Path) -> list[tuple[int, int | str]]:
+        parts = re.split(r"(\d{1,18})", str(path))
+        return [(0, int(part)) if part.isdecimal() and part.isascii() else (1, part) for part in parts]
+
+    return sorted(paths, key=key)

@@ -1,0 +1,112 @@
+"""Finds the steps of a trace, and which of them a file that is cut off does not hold whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from overlap_callbacks.analysis.kernels.table import KernelTable
+from overlap_callbacks.traces.collect import MAX_TIME_NS, Note
+
+_STEP = re.compile(r"ProfilerStep#(\d{1,18})(?!\d)")
+# Steps that a sentence names; there may be thousands.
+_MAX_NAMED = 8
+
+
+@dataclass(frozen=True)
+class TraceStep:
+    """A range of the host that is one step, as a rule ``ProfilerStep#``.
+
+    Attributes:
+        number: the number after the ``#``.
+        start_ns, end_ns: its bounds, in nanoseconds on the clock of the file.
+        cut: whether the file is cut off, and kernels of this step may be missing.
+    """
+
+    number: int
+    start_ns: int
+    end_ns: int
+    cut: bool = False
+
+    @property
+    def wall_ms(self) -> float:
+        """Length of the step on the host, in milliseconds."""
+        return (self.end_ns - self.start_ns) / 1e6
+
+
+def steps_of(notes: Sequence[Note], pattern: re.Pattern[str] | None = None) -> tuple[TraceStep, ...]:
+    """The steps, ascending in time; if several ranges have one number, the first counts.
+
+    Args:
+        notes: ranges of the host.
+        pattern: finds the names of steps. Its first group, if it has one, is the step's number; else the steps are
+            numbered by their order. None for torch's ``ProfilerStep#``.
+    """
+    steps: dict[int, TraceStep] = {}
+    if pattern is None or pattern.groups:
+        for note in notes:
+            matched = (pattern or _STEP).search(note.name) if pattern else _STEP.match(note.name)
+            number = matched.group(1) if matched else None
+            if number is not None and number.isdecimal() and len(number) <= 18:
+                steps.setdefault(int(number), TraceStep(int(number), note.start_ns, note.end_ns))
+    else:
+        ranges = sorted((note.start_ns, note.end_ns) for note in notes if pattern.search(note.name))
+        for number, (start_ns, end_ns) in enumerate(ranges):
+            steps[number] = TraceStep(number, start_ns, end_ns)
+    return tuple(sorted(steps.values(), key=lambda step: step.start_ns))
+
+
+def bounds_of(steps: Sequence[TraceStep]) -> list[tuple[int, int]]:
+    """Start and end of each step in nanoseconds; a step that reaches into the next one is cut there."""
+    next_starts = [step.start_ns for step in steps[1:]]
+    return [
+        (step.start_ns, min(step.end_ns, next_start))
+        for step, next_start in zip(steps, [*next_starts, MAX_TIME_NS], strict=False)
+    ]
+
+
+def mark_cut(
+    steps: tuple[TraceStep, ...], kernels: KernelTable, unfinished_ns: Sequence[int]
+) -> tuple[tuple[TraceStep, ...], str]:
+    """Mark the steps that a file which is cut off may not hold whole.
+
+    Kernels stand in a file about in the order in which they ran. So the last step with kernels may lack some, and later
+    steps lack all. An earlier step that launched a kernel which is not in the file is not whole either.
+
+    Args:
+        steps: the steps, ascending in time.
+        kernels: the kernels of the file.
+        unfinished_ns: when kernels were launched that are not in the file.
+
+    Returns:
+        The steps, and a sentence that names those that are not whole; empty without steps.
+    """
+    if not steps:
+        return steps, ""
+    last = int(kernels.step.max()) if len(kernels) else -1
+    first = max(last, 0)
+    bounds = bounds_of(steps)
+    for time_ns in unfinished_ns:
+        for place, (start_ns, end_ns) in enumerate(bounds[:first]):
+            if start_ns <= time_ns < end_ns:
+                first = place
+    marked = tuple(dataclasses.replace(step, cut=place >= first) for place, step in enumerate(steps))
+    held = np.unique(kernels.step)
+    parts = []
+    for what, places in (
+        ("not whole, and in no mean", [i for i in range(first, len(steps)) if i in held]),
+        ("not in the file at all", [i for i in range(first, len(steps)) if i not in held]),
+    ):
+        if places:
+            parts.append(f"{_named([steps[i].number for i in places])} {'is' if len(places) == 1 else 'are'} {what}")
+    return marked, "; ".join(parts)
+
+
+def _named(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:_MAX_NAMED]))
+    more = f" and {len(numbers) - _MAX_NAMED} more" if len(numbers) > _MAX_NAMED else ""
+    return f"step{'s' if len(numbers) > 1 else ''} {shown}{more}"

@@ -1,0 +1,137 @@
+"""Exports of Nsight Systems: the figures of the Kineto files that they are made from, exactly."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from overlap_callbacks.traces import TraceError, analyze, find_traces, read_trace
+from overlap_callbacks.traces.figures import TraceFigures
+from tests import kineto
+from tests.traces import nsys_file, reference
+from tests.traces.events import MS, all_reduce, error_of, gemm, overlap, said
+
+
+def comparable(found: TraceFigures) -> object:
+    """All figures but those that Kineto's metadata of collectives gives, which Nsight Systems does not have."""
+    collectives: dict[str, list[float]] = {}
+    for row in found.collectives:
+        total = collectives.setdefault(row.collective, [0, 0, 0])
+        for place, value in enumerate((row.count, round(row.time_ms * 1e6), round(row.hidden_ms * 1e6))):
+            total[place] += value
+    whole = msgspec.to_builtins(found)
+    kept = {key: whole[key] for key in ("device", "device_name", "on_host", "total", "steps", "families", "estimate")}
+    return {**kept, "collectives": collectives, "picture": whole["picture"]}
+
+
+@pytest.mark.parametrize("name", ["ddp_a100_x2", "ddp_v100_x2", "job128_rank0", "job128_rank1", "mi250_toy"])
+def test_figures_of_an_export_equal_those_of_the_kineto_file_that_it_is_made_from(tmp_path: Path, name: str) -> None:
+    trace = reference.shared_trace(f"{name}.json.gz")
+    export = nsys_file.of_kineto(trace, tmp_path / "report.sqlite")
+    (of_kineto,), (of_nsys,) = (analyze([read_trace(path)]).traces for path in (trace, export))
+    assert of_nsys.total.compute_ms > 0
+    assert comparable(of_nsys) == comparable(of_kineto)
+
+
+def exported(path: Path, *events: kineto.Event) -> nsys_file.NsysFile:
+    report = nsys_file.NsysFile(path)
+    report.add([{**event, **{key: event[key] / 1000 for key in ("ts", "dur")}} for event in events])
+    return report
+
+
+def two_steps(first: str, second: str) -> list[kineto.Event]:
+    ranges = [kineto.host_range(name, i * MS, (i + 1) * MS) for i, name in enumerate((first, second))]
+    calls = [kineto.launch(i * MS + 100, i + 1) for i in range(2)]
+    return [*ranges, *calls, gemm(0.5, 0.7, 1), gemm(1.5, 1.8, 2), all_reduce(0.6, 0.65)]
+
+
+@pytest.mark.parametrize(("first", "second"), [("iteration 3", "iteration 4"), ("train_step_3", "train_step_4")])
+def test_without_steps_of_torch_ranges_that_are_named_like_steps_are_them(
+    tmp_path: Path, first: str, second: str
+) -> None:
+    (found,) = analyze([read_trace(exported(tmp_path / "a.sqlite", *two_steps(first, second)).close())]).traces
+    assert [(step.step, step.compute_ms) for step in found.steps] == [(3, 0.2), (4, 0.3)]
+    assert said(found.problems, f"names like {first}")
+
+
+@pytest.mark.parametrize(("pattern", "numbers"), [("^batch of", [0, 1]), (r"of (\d+)", [8, 9])])
+def test_an_option_names_the_steps_of_either_kind_of_file(tmp_path: Path, pattern: str, numbers: list[int]) -> None:
+    events = two_steps("batch of 8", "batch of 9")
+    paths = [exported(tmp_path / "a.sqlite", *events).close(), kineto.write(tmp_path / "a.json", events)]
+    for path in paths:
+        output = overlap("analyze", str(path), "--step", pattern, "--json").stdout
+        steps = msgspec.json.decode(output)["traces"][0]["steps"]
+        assert [(step["step"], step["compute_ms"]) for step in steps] == list(zip(numbers, (0.2, 0.3), strict=True))
+
+
+def test_without_any_steps_the_file_counts_as_a_whole_and_says_so(tmp_path: Path) -> None:
+    path = exported(tmp_path / "a.sqlite", *two_steps("forward", "backward")).close()
+    (found,) = analyze([read_trace(path)]).traces
+    assert (found.steps, found.total.compute_ms) == ((), 0.5)
+    assert said(found.problems, "no NVTX range names a step", "--step REGEX")
+
+
+def test_a_report_of_several_processes_is_one_trace_of_each(tmp_path: Path) -> None:
+    report = nsys_file.NsysFile(tmp_path / "a.sqlite")
+    for process in (11, 12):
+        events = [gemm(0, process, 5), all_reduce(1, 2, 6), kineto.launch(0, 5), kineto.launch(10, 6)]
+        report.add([{**event, "ts": event["ts"] / 1000, "dur": event["dur"] / 1000} for event in events], process)
+    path = report.close()
+    found = find_traces([path])
+    assert found == [path / "11", path / "12"]
+    analysis = analyze([read_trace(trace) for trace in found])
+    assert [trace.total.compute_ms for trace in analysis.traces] == [11, 12]
+    assert [trace.file for trace in analysis.traces] == list(map(str, found))
+    assert "holds no CUDA kernels of process 13" in error_of("analyze", str(path / "13"))
+
+
+def test_ncclss_own_ranges_tell_the_collective(tmp_path: Path) -> None:
+    events = [
+        kineto.host_range("ncclAllGather", 0, 1_000),
+        kineto.launch(500, 1),
+        kineto.kernel("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", 5_000, 9_000, 1),
+        gemm(0, 1),
+    ]
+    (found,) = analyze([read_trace(exported(tmp_path / "a.sqlite", *events).close())]).traces
+    assert [row.collective for row in found.collectives] == ["all_gather"]
+
+
+def test_graphs_without_their_kernels_are_said(tmp_path: Path) -> None:
+    report = exported(tmp_path / "a.sqlite", gemm(0, 1))
+    report.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start INTEGER, end INTEGER)")
+    report.row("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", start=1, end=2)
+    assert said(read_trace(report.close()).problems, "1 CUDA graphs", "--cuda-graph-trace=node")
+
+
+def test_columns_that_a_version_lacks_cost_what_they_tell_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.sqlite"
+    tables = sqlite3.connect(path)
+    tables.execute("CREATE TABLE StringIds (id INTEGER, value TEXT)")
+    tables.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, end, deviceId, streamId, demangledName)")
+    tables.execute(f"INSERT INTO StringIds VALUES (1, '{kineto.GEMM}'), (2, '{kineto.ALL_REDUCE}')")
+    tables.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (0, 2000, 0, 7, 1), (1000, 3000, 0, 8, 2)")
+    tables.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES ('soon', 2000, 0, 7, 1), (1, NULL, 0, 7, 1)")
+    tables.commit()
+    tables.close()
+    (found,) = analyze([read_trace(path)]).traces
+    assert (found.total.compute_ms, found.total.hidden_comm_ms) == (0.002, 0.001)
+    assert said(found.problems, "2 events have no time")
+
+
+def test_a_database_of_something_else_and_a_damaged_one_give_one_line(tmp_path: Path) -> None:
+    other = tmp_path / "rocpd.db"
+    tables = sqlite3.connect(other)
+    tables.execute("CREATE TABLE rocpd_api (id INTEGER)")
+    tables.commit()
+    tables.close()
+    assert "is a database without kernels of Nsight Systems" in error_of("analyze", str(other))
+    whole = exported(tmp_path / "a.sqlite", *(gemm(i, i + 1) for i in range(2_000))).close()
+    content = bytearray(whole.read_bytes())
+    content[len(content) // 4 :] = b"\xff" * (len(content) - len(content) // 4)
+    damaged = tmp_path / "b.sqlite"
+    damaged.write_bytes(content)
+    with pytest.raises(TraceError, match=r"b\.sqlite"):
+        read_trace(damaged)

@@ -1,0 +1,207 @@
+"""Folders, patterns, archives, many ranks, and files of other profilers."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zipfile
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from overlap_callbacks.analysis import name_rules
+from overlap_callbacks.traces import TraceError, analyze, analyze_files, find_traces, read_trace
+from overlap_callbacks.traces.figures import Analysis
+from tests import kineto
+from tests.traces import reference
+from tests.traces.events import all_reduce, error_of, gemm, overlap, said
+
+
+def rank_file(folder: Path, rank: int, suffix: str = ".json.gz") -> Path:
+    folder.mkdir(exist_ok=True)
+    events = [gemm(0, 5), all_reduce(1, 2 + rank), kineto.step(1, 0, 1000)]
+    return kineto.write(folder / f"rank{rank}{suffix}", events, **kineto.job(rank, 12))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for rank in (10, 2, 1):
+        rank_file(tmp_path / "run", rank)
+    (tmp_path / "run" / "notes.txt").write_text("not a trace")
+    (tmp_path / "run" / ".hidden.json").write_text("not a trace")
+    return tmp_path / "run"
+
+
+def names(paths: list[Path]) -> list[str]:
+    return [path.name for path in paths]
+
+
+RANKS = ["rank1.json.gz", "rank2.json.gz", "rank10.json.gz"]
+
+
+def archive_of(folder: Path, path: Path) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(folder.iterdir()):
+            archive.write(file, f"inner/{file.name}")
+    return path
+
+
+def test_a_folder_a_pattern_and_an_archive_stand_for_the_traces_in_them(tmp_path: Path, folder: Path) -> None:
+    assert names(find_traces([folder])) == RANKS
+    assert names(find_traces([folder.parent])) == RANKS
+    assert names(find_traces([folder / "rank1*.gz"])) == ["rank1.json.gz", "rank10.json.gz"]
+    assert names(find_traces([folder, folder / "rank2.json.gz"])) == RANKS
+    archive = archive_of(folder, tmp_path / "all.zip")
+    assert find_traces([archive]) == [archive / "inner" / name for name in RANKS]
+    plain = [read_trace(path) for path in find_traces([folder])]
+    packed = [read_trace(path) for path in find_traces([archive])]
+    assert [str(trace.path) for trace in packed] == [str(archive / "inner" / name) for name in RANKS]
+    expected, found = (msgspec.to_builtins(analyze(traces)) for traces in (plain, packed))
+    for analysis in (expected, found):
+        for trace in analysis["traces"]:
+            del trace["file"]
+    assert found == expected
+
+
+def test_the_command_takes_them_too_and_shows_the_ranks_in_their_order(tmp_path: Path, folder: Path) -> None:
+    archive = archive_of(folder, tmp_path / "all.zip")
+    for argument in (folder, folder / "*.gz", archive):
+        found = msgspec.json.decode(overlap("analyze", str(argument), "--json").stdout, type=Analysis)
+        assert [trace.rank for trace in found.traces] == [1, 2, 10]
+        assert [len(row.ranks) for row in found.skew] == [3]
+
+
+def test_what_stands_for_no_trace_gives_one_line(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "is a folder without traces" in error_of("analyze", str(tmp_path / "empty"))
+    assert "matches no file" in error_of("analyze", str(tmp_path / "*.json"))
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("notes.txt", "not a trace")
+    assert "is an archive without traces" in error_of("analyze", str(path))
+    path.write_bytes(b"PK\x03\x04" + bytes(100))
+    assert "cannot be read from its archive" in error_of("analyze", str(path))
+
+
+def test_one_trace_of_an_archive_can_be_named(tmp_path: Path, folder: Path) -> None:
+    archive = archive_of(folder, tmp_path / "all.zip")
+    assert read_trace(archive / "inner" / "rank2.json.gz").rank == 2
+    with pytest.raises(TraceError, match="archive of 5 files: name one of them"):
+        read_trace(archive)
+    with pytest.raises(TraceError, match="is not in its archive"):
+        read_trace(archive / "none.json")
+
+
+def test_a_member_of_an_archive_that_is_damaged_gives_what_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("a.json", kineto.text([gemm(i, i + 0.5) for i in range(3_000)]))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    (trace,) = find_traces([path])
+    assert said(read_trace(trace).problems, "cut off or damaged")
+
+
+def test_a_bad_file_does_not_lose_the_others_and_is_named(folder: Path) -> None:
+    (folder / "rank5.json").write_text("no JSON")
+    output = overlap("analyze", str(folder)).output
+    assert output.startswith("Attention: left out: ")
+    assert "rank5.json is no trace of torch.profiler" in output.replace("\n", " ")
+    found = msgspec.json.decode(overlap("analyze", str(folder), "--json").stdout, type=Analysis)
+    assert [trace.rank for trace in found.traces] == [1, 2, 10]
+    assert said(found.problems, "left out", "rank5.json")
+    result = overlap("analyze", str(folder), "--csv", "steps")
+    assert "Note: left out: " in result.stderr
+
+
+def test_if_no_file_can_be_read_there_is_one_line(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{i}.json" for i in range(3)]
+    for path in paths:
+        path.write_text("no JSON")
+    line = error_of("analyze", *map(str, paths))
+    assert "0.json is no trace" in line
+    assert "and 2 more files cannot be read" in line
+
+
+def test_notes_name_their_files(folder: Path) -> None:
+    kineto.write(folder / "rank3.json", [gemm(5, 4), all_reduce(0, 1)], **kineto.job(3, 12))
+    result = overlap("analyze", str(folder), "--csv", "steps")
+    assert "Note: rank3.json: 1 events have negative durations" in result.stderr
+    for rank in range(20, 40):
+        rank_file(folder, rank)
+    kineto.write(folder / "rank50.json", [gemm(5, 4), all_reduce(0, 1)], **kineto.job(50, 60))
+    output = overlap("analyze", *map(str, find_traces([folder]))).output
+    assert "rank50.json: 1 events have negative durations" in output.replace("\n", " ")  # its tables are not shown
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_many_files_in_several_processes_give_what_one_process_gives(folder: Path, processes: int) -> None:
+    for rank in range(20, 30):
+        rank_file(folder, rank)
+    (folder / "rank5.json").write_text("no JSON")
+    files = find_traces([folder])
+    seen: list[tuple[int, int]] = []
+    found = analyze_files(files, processes=processes, progress=lambda done, total: seen.append((done, total)))
+    expected = analyze([read_trace(file) for file in files if file.name != "rank5.json"])
+    assert found.traces == expected.traces
+    assert found.skew == expected.skew
+    assert found.problems[1:] == expected.problems
+    assert seen == [(done, len(files)) for done in range(1, len(files) + 1)]
+
+
+def test_processes_know_the_rules_of_the_user(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(name_rules, "communication_patterns", [*name_rules.communication_patterns, "cutlass"])
+    found = analyze_files(find_traces([folder]), processes=2)
+    assert [trace.total.compute_ms for trace in found.traces] == [0, 0, 0]
+
+
+def test_a_real_trace_in_an_archive_gives_its_figures(tmp_path: Path) -> None:
+    paths = [reference.shared_trace(f"job128_rank{rank}.json.gz") for rank in (0, 1)]
+    archive = tmp_path / "job.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
+        out.write(paths[0], "rank0.json.gz")
+        out.writestr("rank1.json", gzip.decompress(paths[1].read_bytes()))
+    found, expected = analyze_files(find_traces([archive])), analyze([read_trace(path) for path in paths])
+    assert [trace.total for trace in found.traces] == [trace.total for trace in expected.traces]
+    assert [trace.steps for trace in found.traces] == [trace.steps for trace in expected.traces]
+    assert found.skew == expected.skew
+
+
+# -- files of other profilers
+
+OTHERS = {
+    "report.nsys-rep": "nsys export --type sqlite report.nsys-rep",
+    "report.qdrep": "nsys export --type sqlite",
+    "results.csv": "of a profiler that is not read (rocprof, Perfetto, Nsight Compute)",
+    "results.pftrace": "take the trace with torch.profiler",
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_file_of_another_profiler_is_refused_with_what_to_do(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"something")
+    assert OTHERS[name] in error_of("analyze", str(path))
+
+
+def test_a_trace_of_rocprof_is_refused_with_what_can_be_read(tmp_path: Path) -> None:
+    event = {"ph": "X", "name": "gemm", "ts": 1, "dur": 2, "pid": 6, "tid": 1, "args": {"BeginNs": "1"}}
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps({"traceEvents": [event] * 3}))
+    line = error_of("analyze", str(path))
+    assert "3 events, but no kernel and no operator of torch" in line
+    assert "torch.profiler" in line
+    assert "Nsight Systems" in line
+
+
+def test_an_archive_that_inflates_a_thousandfold_is_read_in_bounded_memory(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    inside = io.BytesIO()
+    with zipfile.ZipFile(inside, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.json", b'{"traceEvents":[' + b" " * 2**25)
+    path.write_bytes(inside.getvalue())
+    with pytest.raises(TraceError, match="no event ends within"):
+        read_trace(path / "a.json")
