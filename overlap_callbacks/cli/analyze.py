@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import click
@@ -17,7 +18,10 @@ from overlap_callbacks.cli._options import (
 from overlap_callbacks.cli._output import one_line, print_result, read_with_progress
 
 # Tables of an analysis that can be printed as CSV.
-TABLES = ("steps", "collectives", "families", "estimates", "skew")
+TABLES = (
+    "steps", "time", "paths", "kernels", "collectives", "sizes", "families", "estimates", "queues", "utilisation",
+    "skew",
+)  # fmt: skip
 
 
 @click.command("analyze")
@@ -27,6 +31,7 @@ TABLES = ("steps", "collectives", "families", "estimates", "skew")
 @output_option
 @rule_option
 @communication_option
+@click.option("--all", "everything", is_flag=True, help="Show all tables of all files, with all rows.")
 def command(
     traces: tuple[Path, ...],
     as_json: bool,
@@ -34,12 +39,13 @@ def command(
     output: Path | None,
     rules: tuple[str, ...],
     patterns: tuple[str, ...],
+    everything: bool,
 ) -> None:
     """Overlap in traces of torch.profiler: one, or those of several ranks of a job side by side.
 
     TRACE is a .json or .json.gz file with kernels of NVIDIA or AMD devices, or of a CPU job.
     """
-    from overlap_callbacks.report import terminal_traces
+    from overlap_callbacks.report import terminal_traces, trace_rows
     from overlap_callbacks.traces import TraceError, analyze, read_trace
 
     add_rules(rules, patterns)
@@ -48,5 +54,6 @@ def command(
     except TraceError as error:
         raise click.ClickException(one_line(str(error))) from None
     problems = [*dict.fromkeys(problem for trace in result.traces for problem in trace.problems), *result.problems]
-    table = terminal_traces.analysis_csv(result, csv) if csv else None
-    print_result(result, as_json, output, table, terminal_traces.analysis_tables, problems)
+    table = trace_rows.as_csv(trace_rows.analysis_rows(result, csv)) if csv else None
+    tables = functools.partial(terminal_traces.analysis_tables, everything=everything)
+    print_result(result, as_json, output, table, tables, problems)

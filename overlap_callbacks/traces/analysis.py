@@ -26,7 +26,9 @@ from overlap_callbacks.traces.figures import (
 )
 from overlap_callbacks.traces.kineto import Trace
 from overlap_callbacks.traces.metadata import CollectiveInfo
+from overlap_callbacks.traces.sizes import collective_sizes
 from overlap_callbacks.traces.skew import skew_over_ranks
+from overlap_callbacks.traces.time_use import TimeFigures, top_kernels
 
 # A kernel counts as beside communication if at least the first share of its time is, as alone if at most the second is.
 _MIN_BESIDE, _MAX_ALONE = 0.9, 0.1
@@ -40,12 +42,13 @@ def analyze(traces: Sequence[Trace]) -> Analysis:
     """
     if not traces:
         raise ValueError("traces must hold at least one trace")
-    skew, problems = skew_over_ranks(traces)
+    skew, problems, matched = skew_over_ranks(traces)
     return Analysis(
         library_version=__version__,
         traces=tuple(figures for trace in traces for figures in trace_figures(trace)),
         skew=skew,
         problems=problems,
+        sizes=collective_sizes(traces, matched.values()),
     )
 
 
@@ -81,6 +84,7 @@ def _device_figures(trace: Trace, device: int, arm: Mode, problems: list[str]) -
     communicates = bool((kernels.kind == Kind.COMMUNICATION).any())
     if not communicates:
         problems = [*problems, "there is no communication: its figures are undefined"]
+    use = TimeFigures(trace, counted)
     return TraceFigures(
         file=str(trace.path),
         rank=trace.rank,
@@ -98,6 +102,12 @@ def _device_figures(trace: Trace, device: int, arm: Mode, problems: list[str]) -
         estimate=_estimate(trace),
         picture=step_timeline(kernels, counted[0] if counted else -1, arm),
         problems=(*trace.problems, *problems),
+        time=use.time,
+        paths=use.paths,
+        kernels=top_kernels(kernels),
+        queues=use.queues,
+        host_limit=use.host_limit,
+        utilisation=use.utilisation,
     )
 
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from overlap_callbacks.analysis import name_rules, safe_text
 from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTableBuilder, Kind
+from overlap_callbacks.traces.launches import WAITING_CALLS
 from overlap_callbacks.traces.metadata import CollectiveInfo, KernelMetadata
 from overlap_callbacks.traces.stream import Args, Event
 
@@ -79,6 +80,9 @@ class EventTimes:
         self._start.append(start if self._exact else start / 1000)
         self._duration.append(duration if self._exact else duration / 1000)
         return True
+
+    def __len__(self) -> int:
+        return len(self._start)
 
     @property
     def inexact(self) -> bool:
@@ -164,6 +168,7 @@ class DeviceEvents(EventCollector):
         launch_correlation: number that each launch shares with its kernel.
         launch_thread: thread of each launch, as it is in the file.
         launch_times: when each launch was made.
+        wait_times: when the host waited for the device.
     """
 
     def __init__(self) -> None:
@@ -181,6 +186,7 @@ class DeviceEvents(EventCollector):
     def begin(self, exact: bool) -> None:
         super().begin(exact)
         self.launch_times = EventTimes(exact)
+        self.wait_times = EventTimes(exact)
 
     def collect(self, events: list[Event]) -> None:
         category_of = _CATEGORIES.get
@@ -199,12 +205,19 @@ class DeviceEvents(EventCollector):
                 if type(number) is int and number and add_time(event):
                     add_correlation(number & _UINT64)
                     self.launch_thread.append(event.tid)
+                if event.name in WAITING_CALLS:
+                    self.wait_times.add(event)
             elif category == _NOTE:
                 name = event.name
                 if name is not None and name.startswith(("ProfilerStep#", "nccl:")):
                     self.note(event, name)
             else:
                 self._kernel(event, category)
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """The stream of each lane, as it is in the file."""
+        return tuple([safe_text.clean(str(stream)) for _, stream in self._lanes])
 
     def _operator(self, event: Event) -> None:
         for note in _as_note(event, _COLLECTIVE_OPERATOR):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,7 +27,27 @@ _Place = tuple[Any, ...]
 _Member = tuple[int, int]
 
 
-def skew_over_ranks(traces: Sequence[Trace]) -> tuple[tuple[CollectiveSkew, ...], tuple[str, ...]]:
+class Participant(NamedTuple):
+    """One rank's part in a collective.
+
+    Attributes:
+        kind: kind of collective.
+        time_ns: time of its kernels.
+        num_kernels: several kernels of one number are one collective.
+        num_bytes: size of the collective as this rank tells it; None if unknown.
+        group_size: ranks of the group; None if unknown.
+    """
+
+    kind: str
+    time_ns: int
+    num_kernels: int
+    num_bytes: int | None
+    group_size: int | None
+
+
+def skew_over_ranks(
+    traces: Sequence[Trace],
+) -> tuple[tuple[CollectiveSkew, ...], tuple[str, ...], dict[_Place, dict[_Member, Participant]]]:
     """Match the collectives of several ranks by group and order, and separate waiting from transfer.
 
     Args:
@@ -35,7 +55,8 @@ def skew_over_ranks(traces: Sequence[Trace]) -> tuple[tuple[CollectiveSkew, ...]
 
     Returns:
         A row for each kind of collective and group that at least two devices of the files share, those with the most
-        waiting first; and what is doubtful about the match, in words.
+        waiting first; what is doubtful about the match, in words; and the participants of each collective, by place:
+        kind and group first. The last is empty where the files cannot be matched.
     """
     numbers = _numbers(traces)
     parts = [
@@ -44,19 +65,26 @@ def skew_over_ranks(traces: Sequence[Trace]) -> tuple[tuple[CollectiveSkew, ...]
         for device, part in trace.by_device().items()
     ]
     if len(parts) < 2:
-        return (), ()
+        return (), (), {}
     problems = list(_doubts(traces))
     if any("different jobs" in problem or "twice" in problem for problem in problems):
-        return (), tuple(problems)
-    places: dict[_Place, dict[_Member, int]] = defaultdict(dict)
+        return (), tuple(problems), {}
+    places: dict[_Place, dict[_Member, Participant]] = defaultdict(dict)
     for member, part in parts:
-        for place, duration_ns in _collectives(part):
-            # Several kernels of one number are one collective.
-            places[place][member] = places[place].get(member, 0) + duration_ns
+        for place, time_ns, info in _collectives(part):
+            before = places[place].get(member)
+            places[place][member] = Participant(
+                info.kind,
+                time_ns + (before.time_ns if before else 0),
+                1 + (before.num_kernels if before else 0),
+                info.num_bytes,
+                info.size,
+            )
     rows: dict[tuple[str, str, tuple[_Member, ...]], list[dict[_Member, int]]] = defaultdict(list)
-    for place, durations in places.items():
-        if len(durations) > 1:
-            rows[place[0], place[1], tuple(sorted(durations))].append(durations)
+    for place, members in places.items():
+        if len(members) > 1:
+            times = {member: participant.time_ns for member, participant in members.items()}
+            rows[place[0], place[1], tuple(sorted(members))].append(times)
     total = sum(map(len, places.values()))
     matched = sum(len(durations) for of_row in rows.values() for durations in of_row)
     if total and not matched and len(traces) > 1:
@@ -66,10 +94,10 @@ def skew_over_ranks(traces: Sequence[Trace]) -> tuple[tuple[CollectiveSkew, ...]
     if matched:
         problems += _limits(traces, places)
     skew = [_row(kind, group, members, durations) for (kind, group, members), durations in rows.items()]
-    return tuple(sorted(skew, key=lambda row: -row.skew_ms)), tuple(problems)
+    return tuple(sorted(skew, key=lambda row: -row.skew_ms)), tuple(problems), dict(places)
 
 
-def _limits(traces: Sequence[Trace], places: dict[_Place, dict[_Member, int]]) -> Iterator[str]:
+def _limits(traces: Sequence[Trace], places: dict[_Place, dict[_Member, Participant]]) -> Iterator[str]:
     """What the figures cannot tell, in words."""
     world_size = max((trace.world_size for trace in traces if trace.world_size is not None), default=0)
     if any(1 < len(members) < (place[4] or world_size) for place, members in places.items()):
@@ -119,8 +147,8 @@ def _row(kind: str, group: str, members: tuple[_Member, ...], collectives: list[
     )
 
 
-def _collectives(trace: Trace) -> Iterator[tuple[_Place, int]]:
-    """Each collective of a trace, in order of time, and the duration of its kernel in nanoseconds.
+def _collectives(trace: Trace) -> Iterator[tuple[_Place, int, CollectiveInfo]]:
+    """Each collective of a trace, in order of time, the duration of its kernel in nanoseconds, and what is known of it.
 
     Copies are left out: they do not wait for other ranks.
     """
@@ -136,12 +164,12 @@ def _collectives(trace: Trace) -> Iterator[tuple[_Place, int]]:
         group = info.description or info.group
         where: _Place = (info.kind, group, info.group, info.ranks, info.size)
         if info.sequence is not None:
-            yield (*where, "sequence", info.sequence), int(durations[row])
+            yield (*where, "sequence", info.sequence), int(durations[row]), info
             continue
         # Counted within the step, so that files that begin at different collectives still match in later steps.
         step = int(kernels.step[row])
         where = (*where, trace.steps[step].number if step >= 0 else None)
-        yield (*where, turns[where]), int(durations[row])
+        yield (*where, turns[where]), int(durations[row]), info
         turns[where] += 1
 
 
