@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
@@ -20,7 +21,10 @@ from overlap_callbacks.cli._options import (
 from overlap_callbacks.cli._output import one_line, print_result, with_progress
 
 # Tables of an analysis that can be printed as CSV.
-TABLES = ("steps", "collectives", "families", "estimates", "skew")
+TABLES = (
+    "steps", "time", "paths", "kernels", "collectives", "sizes", "families", "estimates", "queues", "utilisation",
+    "skew",
+)  # fmt: skip
 
 
 @click.command("analyze")
@@ -34,6 +38,7 @@ TABLES = ("steps", "collectives", "families", "estimates", "skew")
 @click.option(
     "--processes", type=click.IntRange(min=1), help="Files read at once. [default: one per core, at most eight]"
 )
+@click.option("--all", "everything", is_flag=True, help="Show all tables of all files, with all rows.")
 def command(
     traces: tuple[Path, ...],
     as_json: bool,
@@ -43,6 +48,7 @@ def command(
     patterns: tuple[str, ...],
     step: str | None,
     processes: int | None,
+    everything: bool,
 ) -> None:
     """Overlap in traces: one, or those of several ranks of a job side by side.
 
@@ -51,7 +57,7 @@ def command(
     """
     # Nothing here multiplies matrices, and the threads for it take longer to start than a small trace to read.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from overlap_callbacks.report import terminal_traces
+    from overlap_callbacks.report import terminal_traces, trace_rows
     from overlap_callbacks.traces import TraceError, analyze_files, find_traces
 
     add_rules(rules, patterns)
@@ -63,5 +69,6 @@ def command(
             result = analyze_files(files, processes=processes, progress=progress, steps=steps)
     except TraceError as error:
         raise click.ClickException(one_line(str(error))) from None
-    table = terminal_traces.analysis_csv(result, csv) if csv else None
-    print_result(result, as_json, output, table, terminal_traces.analysis_tables, terminal_traces.problems_of(result))
+    table = trace_rows.as_csv(trace_rows.analysis_rows(result, csv)) if csv else None
+    tables = functools.partial(terminal_traces.analysis_tables, everything=everything)
+    print_result(result, as_json, output, table, tables, terminal_traces.problems_of(result))

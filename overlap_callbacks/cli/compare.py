@@ -43,7 +43,7 @@ def command(
     step: str | None,
 ) -> None:
     """Equations 1 to 5 from two traces of one rank of one job: OVERLAPPED as it is, SEQUENTIAL without overlap."""
-    from overlap_callbacks.report import terminal_traces
+    from overlap_callbacks.report import terminal_trace_comparison, trace_rows
     from overlap_callbacks.traces import TraceError, compare, read_trace
 
     add_rules(rules, patterns)
@@ -52,5 +52,5 @@ def command(
         result = compare(read_with_progress(overlapped, read), read_with_progress(sequential, read))
     except (TraceError, ValueError) as error:
         raise click.ClickException(one_line(str(error))) from None
-    table = terminal_traces.comparison_csv(result, csv) if csv else None
-    print_result(result, as_json, output, table, terminal_traces.comparison_tables, result.problems)
+    table = trace_rows.as_csv(trace_rows.comparison_rows(result, csv)) if csv else None
+    print_result(result, as_json, output, table, terminal_trace_comparison.comparison_tables, result.problems)

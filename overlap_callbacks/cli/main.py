@@ -21,6 +21,7 @@ _MODULES = {
     "report": "overlap_callbacks.cli.report",
     "show": "overlap_callbacks.cli.show",
     "study": "overlap_callbacks.cli.study",
+    "trace": "overlap_callbacks.cli.trace",
     "traffic": "overlap_callbacks.cli.traffic",
     "tune": "overlap_callbacks.cli.tune",
     "workspace": "overlap_callbacks.cli.workspace",

@@ -57,6 +57,8 @@ class MonitorConfig:
             windows alone.
         check_gradients: after each window, repeat a step that an adapter can repeat, and compare the gradients of
             overlapped and sequential repetitions bit by bit.
+        annotate_steps: name the steps of windows and their modes in profiles of your own, as ranges of
+            ``record_function`` and of NVTX.
         framework: name and version of the adapter's framework, for the record.
         hosts: whether hosts may be called by their names; if not, they have numbers in all that is written.
 
@@ -87,6 +89,7 @@ class MonitorConfig:
     settings: Mapping[str, Setting] | None = None
     sample_experts_every: int | None = None
     check_gradients: bool = False
+    annotate_steps: bool = False
     framework: str = ""
     hosts: bool = True
 
@@ -94,7 +97,7 @@ class MonitorConfig:
         if not isinstance(self.schedule, Schedule):
             raise TypeError(f"schedule must be a Schedule, got {self.schedule!r} (a {type(self.schedule).__name__})")
         self._set("arms", checked_arms(self.arms))
-        for name in ("strict", "power", "power_per_node", "hosts", "check_gradients"):
+        for name in ("strict", "power", "power_per_node", "hosts", "check_gradients", "annotate_steps"):
             flag = getattr(self, name)
             if not isinstance(flag, bool):
                 raise TypeError(f"{name} must be True or False, got {flag!r} (a {type(flag).__name__})")

@@ -109,6 +109,7 @@ class OverlapMonitor(ForAdapters):
         settings: Mapping[str, Setting] | None = None,
         sample_experts_every: int | None = None,
         check_gradients: bool = False,
+        annotate_steps: bool = False,
         framework: str = "",
         hosts: bool = True,
     ) -> None:
@@ -137,6 +138,7 @@ class OverlapMonitor(ForAdapters):
                 settings=settings,
                 sample_experts_every=sample_experts_every,
                 check_gradients=check_gradients,
+                annotate_steps=annotate_steps,
                 framework=framework,
                 hosts=hosts,
             ),

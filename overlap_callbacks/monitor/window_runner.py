@@ -22,6 +22,7 @@ from overlap_callbacks.monitor.notices import Notices
 from overlap_callbacks.monitor.race.in_windows import RaceChecks
 from overlap_callbacks.monitor.schedule import Part, Plan, Schedule
 from overlap_callbacks.monitor.session import Session, SessionSlot
+from overlap_callbacks.monitor.step_ranges import StepRanges
 from overlap_callbacks.monitor.step_runner import StepRunner, check_gate_health
 from overlap_callbacks.monitor.window import ClosedWindow, FinishedBlock, MeasuredStep, Window
 from overlap_callbacks.monitor.window_cost import StepPace, WindowCost
@@ -146,6 +147,7 @@ class WindowRunner(StepRunner):
         self._rewinds = 0
         self._backoff = SilenceBackoff(config.max_overhead)
         self._pace = StepPace()
+        self._ranges = StepRanges(config.annotate_steps)
 
     @property
     def in_window(self) -> bool:
@@ -182,6 +184,7 @@ class WindowRunner(StepRunner):
                 return
             plan = self._replan(plan, self._window)
         self.in_step = True
+        self._ranges.begin(plan, step)
         self._window.marks.begin_step(plan, self._window.clearance.sequence)
         self._window.cost.leave(clocks.now())
 
@@ -191,6 +194,7 @@ class WindowRunner(StepRunner):
         cost.enter(clocks.now())
         self.in_step = False
         step = self._window.marks.end_step()
+        self._ranges.end()
         stuck = check_gate_health(self._gate)
         if stuck is not None:
             self.abandon(stuck)
@@ -382,6 +386,7 @@ class WindowRunner(StepRunner):
             job_ends: nothing more is measured.
         """
         super().abandon(reason, within_step=within_step, job_ends=job_ends)
+        self._ranges.end()
         if self._window is not None:
             self._notices.info(f"window {self._window.marks.number} was cut short: {reason}")
             self._window.marks.note(f"cut short: {reason}")
@@ -391,6 +396,7 @@ class WindowRunner(StepRunner):
         window, self._window = self._window, None
         self._slot.window = None
         self._phase = Phase.IDLE
+        self._ranges.end()
         if window is not None:
             window.marks.discard()
 

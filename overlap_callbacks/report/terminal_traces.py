@@ -1,74 +1,80 @@
-"""Tables for the terminal, and CSV, of an analysis or a comparison of traces."""
+"""Tables for the terminal of an analysis of traces: what matters first, and everything only where it is asked for."""
 
 from __future__ import annotations
 
 import functools
-import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from overlap_callbacks.analysis.formatting import PLAIN
-from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime
-from overlap_callbacks.analysis.safe_text import printable, spreadsheet_cell
 from overlap_callbacks.report.terminal_cells import name_cell
-from overlap_callbacks.report.terminal_parts import change, kernel_name, pair_table, row_label
-from overlap_callbacks.traces.figures import (
-    Analysis,
-    CollectiveFigures,
-    CollectiveSkew,
-    Comparison,
-    FamilyFigures,
-    RankTime,
-    SlowdownEstimate,
-    StepFigures,
-    TraceFigures,
-    UnmatchedKernel,
-)
+from overlap_callbacks.report.terminal_names import kernel_cells
+from overlap_callbacks.report.terminal_parts import change
+from overlap_callbacks.report.terminal_trace_parts import Bars, more, notes, plain_table, warnings
+from overlap_callbacks.report.trace_verdict import milliseconds, verdict
+from overlap_callbacks.traces.figures import Analysis, CollectiveSize, CollectiveSkew, StepFigures, TraceFigures
 
-# Longer tables are cut; CSV and JSON hold everything.
+# Rows of a table: of one file, and of several, which have to fit on two screens. CSV and JSON hold everything.
+_ROWS, _ROWS_OF_SEVERAL = 10, 5
 _MAX_STEPS = 12
-_MAX_ROWS = 12
-_MAX_TRACES = 8
 _MAX_RANKS = 64
 # Files that one note names.
 _MAX_FILES = 3
+_MAX_NOTES = 4
 # Waiting times that are shown per collective, those of the ranks that waited most.
-_MAX_WAITING = 8
+_MAX_WAITING = 4
 # Kinds of collectives that have a column in the table of families.
 _MAX_KINDS = 4
+_ALL = 10**9
 
-# Kernels of a trace may be short: microseconds are shown.
-_number = functools.partial(PLAIN.number, decimals=3)
+_ms = milliseconds
+_percent = functools.partial(PLAIN.percent, decimals=1)
 
 
-def analysis_tables(analysis: Analysis) -> RenderableType:
-    """The tables of an analysis, for people."""
-    parts: list[RenderableType] = warnings(analysis.warnings)
-    if len(analysis.traces) > 1:
-        parts += [_rank_table(analysis), Text()]
-    for trace in analysis.traces[:_MAX_TRACES]:
-        parts += [Text(_title(trace), style="bold"), *warnings(trace.warnings), _step_table(trace)]
-        if trace.collectives:
-            parts.append(_collective_table(trace))
-        if trace.families:
-            parts.append(_family_table(trace))
-        parts += [_estimate_line(trace), *notes(_rest(trace.problems, trace.warnings)), Text()]
-    parts += _more(len(analysis.traces), _MAX_TRACES, "files and devices")
-    parts += notes(_by_problem(analysis.traces[_MAX_TRACES:]))
-    if analysis.skew:
-        parts.append(_skew_table(analysis.skew))
+def analysis_tables(analysis: Analysis, everything: bool = False) -> RenderableType:
+    """The tables of an analysis, for people.
+
+    Args:
+        analysis: what to show.
+        everything: whether to show all tables of all files, with all rows.
+    """
+    traces = analysis.traces
+    several = len(traces) > 1
+    of_files = _by_file(traces, _warnings) if several else [warning for trace in traces for warning in trace.warnings]
+    parts = warnings([*analysis.warnings, *of_files])
+    sentences = verdict(analysis)
+    if sentences:
+        parts += [*[Text(sentence, style="bold") for sentence in sentences], Text()]
+    if several:
+        rows = _ALL if everything else _ROWS_OF_SEVERAL
+        if analysis.skew:
+            parts += [_skew_table(analysis.skew, rows), *more(len(analysis.skew), rows, "collectives")]
+        parts.append(_rank_table(analysis, _ALL if everything else _MAX_RANKS))
+        parts += _size_tables(analysis.sizes, rows)
+        if not everything:
+            slowest = max(traces, key=lambda trace: trace.total.compute_ms)
+            parts += _kernel_tables(slowest, rows, f"Top kernels of {_short_name(slowest)}, which computes most")
+            said = notes([*_rest(analysis.problems, analysis.warnings), *_by_file(traces, _notes)])
+            hidden = [Text("--all shows the tables of each file.", style="dim")]
+            return Group(*parts, *said[:_MAX_NOTES], *more(len(said), _MAX_NOTES, "notes"), *hidden)
+        parts.append(Text())
+    for trace in traces:
+        parts += _trace_tables(trace, analysis.sizes if len(traces) == 1 else (), everything)
     return Group(*parts, *notes(_rest(analysis.problems, analysis.warnings)))
 
 
 def problems_of(analysis: Analysis) -> list[str]:
     """What is wrong or doubtful; with several files, each note names the files that it is about."""
     several = len({trace.file for trace in analysis.traces}) > 1 or len(analysis.warnings) > 0
-    of_files = _by_problem(analysis.traces) if several else [p for trace in analysis.traces for p in trace.problems]
+    of_files = (
+        _by_file(analysis.traces, lambda trace: trace.problems)
+        if several
+        else [p for trace in analysis.traces for p in trace.problems]
+    )
     return [*analysis.warnings, *dict.fromkeys(of_files), *_rest(analysis.problems, analysis.warnings)]
 
 
@@ -76,11 +82,19 @@ def _rest(problems: Sequence[str], warnings: Sequence[str]) -> list[str]:
     return [problem for problem in problems if problem not in warnings]
 
 
-def _by_problem(traces: Sequence[TraceFigures]) -> list[str]:
+def _warnings(trace: TraceFigures) -> Sequence[str]:
+    return trace.warnings
+
+
+def _notes(trace: TraceFigures) -> Sequence[str]:
+    return _rest(trace.problems, trace.warnings)
+
+
+def _by_file(traces: Sequence[TraceFigures], problems: Callable[[TraceFigures], Sequence[str]]) -> list[str]:
     """Each problem once, behind the names of the files that have it."""
     files: dict[str, dict[str, None]] = {}
     for trace in traces:
-        for problem in trace.problems:
+        for problem in problems(trace):
             files.setdefault(problem, {})[Path(trace.file).name] = None
     return [
         f"{', '.join([*names][:_MAX_FILES])}{f' and {len(names) - _MAX_FILES} more' if len(names) > _MAX_FILES else ''}"
@@ -89,142 +103,36 @@ def _by_problem(traces: Sequence[TraceFigures]) -> list[str]:
     ]
 
 
-def comparison_tables(comparison: Comparison) -> RenderableType:
-    """The tables of a comparison, for people."""
-    from overlap_callbacks.analysis.results.catalogue import SUMMARY
-
-    figures = Table(title=Text(_compared(comparison)), title_justify="left")
-    figures.add_column("")
-    figures.add_column("per step", justify="right")
-    for figure in (figure for section in SUMMARY for figure in section):
-        value = comparison.figures.get(figure.name)
-        if value is None:
-            figures.add_row(row_label(figure), "undefined", style="dim")
-        elif figure.unit == "ms":
-            figures.add_row(row_label(figure), f"{_number(value)} ms")
-        else:
-            figures.add_row(row_label(figure), PLAIN.figure(figure, value))
-    parts: list[RenderableType] = [figures]
-    if not comparison.valid:
-        parts.insert(0, Text("This comparison does not hold: see the notes.", style="bold red"))
-    if comparison.kernels:
-        parts.append(_kernel_table(comparison))
-    if comparison.pairs:
-        parts.append(pair_table(comparison.pairs, "What runs beside what, and what it costs"))
-    if comparison.unmatched:
-        calls = sum(row.overlapped_calls + row.sequential_calls for row in comparison.unmatched)
-        title = f"Kernels without a partner in the other file: {calls} calls, over all steps"
-        table = _table(title, "kernel", "overlapped", "sequential")
-        for row in comparison.unmatched[:_MAX_ROWS]:
-            sides = ((row.overlapped_calls, row.overlapped_ms), (row.sequential_calls, row.sequential_ms))
-            table.add_row(
-                kernel_name(row.name), *(f"{count} ({_number(ms)} ms)" if count else "" for count, ms in sides)
-            )
-        parts += [table, *_more(len(comparison.unmatched), _MAX_ROWS, "kernels")]
-    return Group(*parts, *notes(comparison.problems))
+def _trace_tables(trace: TraceFigures, sizes: Sequence[CollectiveSize], everything: bool) -> list[RenderableType]:
+    """The tables of one device of one file."""
+    rows, steps = (_ALL, _ALL) if everything else (_ROWS, _MAX_STEPS)
+    parts: list[RenderableType] = [Text(_title(trace), style="bold")]
+    if trace.time:
+        parts.append(_time_table(trace, steps))
+    parts.append(_step_table(trace, steps))
+    if trace.paths:
+        parts.append(_path_table(trace, steps))
+    parts += _kernel_tables(trace, rows, "Top kernels")
+    if trace.collectives:
+        parts += [_collective_table(trace, rows), *more(len(trace.collectives), rows, "groups")]
+    parts += _size_tables(sizes, rows)
+    if trace.families:
+        parts.append(_family_table(trace))
+    if trace.queues:
+        parts += [_queue_table(trace, rows), *more(len(trace.queues), rows, "streams")]
+    if trace.utilisation is not None:
+        parts.append(Text(f"Utilisation over time, {_ms(_span_ms(trace))} ms"))
+        parts.append(Bars("compute     ", trace.utilisation.compute))
+        parts.append(Bars("exposed comm", trace.utilisation.exposed_comm))
+    return [*parts, _estimate_line(trace), *notes(_notes(trace)), Text()]
 
 
-def analysis_csv(analysis: Analysis, table: str) -> str:
-    """One table of an analysis as CSV: ``steps``, ``collectives``, ``families``, ``estimates`` or ``skew``."""
-    if table == "skew":
-        header = ["collective", "group", "count", "transfer_ms", *RankTime.__struct_fields__]
-        return _csv(
-            header,
-            (
-                {"collective": s.collective, "group": s.group, "count": s.count, "transfer_ms": s.transfer_ms}
-                | _fields(r)
-                for s in analysis.skew
-                for r in s.ranks
-            ),
-        )
-    rows: list[dict[str, Any]] = []
-    for trace in analysis.traces:
-        where = {"file": trace.file, "rank": trace.rank, "device": trace.device}
-        rows += [{**where, **fields} for fields in _rows_of(trace, table)]
-    header = [
-        "file",
-        "rank",
-        "device",
-        *_FIRST.get(table, ()),
-        *_STRUCTS[table].__struct_fields__,
-        *_LAST.get(table, ()),
-    ]
-    return _csv([name for name in header if name not in _LEFT_OUT], rows)
+def _span_ms(trace: TraceFigures) -> float:
+    return trace.time[0].span_ms if trace.time else 0.0
 
 
-def _rows_of(trace: TraceFigures, table: str) -> Iterator[dict[str, Any]]:
-    if table == "estimates":
-        if trace.estimate is not None:
-            yield {"family": "all", **_fields(trace.estimate)}
-            for family, estimate in trace.estimate.families.items():
-                yield {"family": family, **_fields(estimate)}
-        return
-    items: Iterable[Any] = (trace.total, *trace.steps) if table == "steps" else getattr(trace, table)
-    for item in items:
-        fields = _fields(item)
-        if table == "steps" and fields["step"] is None:
-            fields["step"] = "all"
-        if table == "families":
-            fields["beside_ms"] = " ".join(f"{kind}={ms:g}" for kind, ms in item.beside.items())
-        yield fields
-
-
-_STRUCTS: dict[str, Any] = {
-    "steps": StepFigures,
-    "collectives": CollectiveFigures,
-    "families": FamilyFigures,
-    "estimates": SlowdownEstimate,
-    "kernels": KernelTime,
-    "pairs": PairTime,
-    "unmatched": UnmatchedKernel,
-}
-_FIRST, _LAST = {"estimates": ("family",)}, {"families": ("beside_ms",)}
-_LEFT_OUT = frozenset({"beside", "families"})
-
-
-def comparison_csv(comparison: Comparison, table: str) -> str:
-    """One table of a comparison as CSV: ``figures``, ``kernels``, ``pairs`` or ``unmatched``."""
-    if table == "figures":
-        return _csv(
-            ["figure", "value"], ({"figure": name, "value": value} for name, value in comparison.figures.items())
-        )
-    struct = _STRUCTS[table]
-    extra = [name for name in ("slowdown", "lost_ms") if hasattr(struct, name)]
-    items = getattr(comparison, table)
-    rows = [{**_fields(item), **{name: getattr(item, name) for name in extra}} for item in items]
-    return _csv([*struct.__struct_fields__, *extra], rows)
-
-
-def _fields(item: Any) -> dict[str, Any]:
-    return {name: getattr(item, name) for name in item.__struct_fields__}
-
-
-def _csv(header: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
-    import csv
-
-    out = io.StringIO()
-    writer = csv.DictWriter(out, header, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({key: _cell(value) for key, value in row.items()})
-    return out.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    """A cell that steers neither a terminal nor a spreadsheet: file names are whatever somebody has called a file."""
-    cell = "" if value is None else spreadsheet_cell(value)
-    return printable(cell) if isinstance(cell, str) else cell
-
-
-# -- tables
-
-
-def _table(title: str, first: str, *columns: str, first_width: int = 14) -> Table:
-    table = Table(title=Text(title), title_justify="left")
-    table.add_column(Text(first), min_width=first_width)
-    for column in columns:
-        table.add_column(Text(column), justify="right", no_wrap=True)
-    return table
+def _short_name(trace: TraceFigures) -> str:
+    return Path(trace.file).name if trace.rank is None else f"rank {trace.rank}"
 
 
 def _title(trace: TraceFigures) -> str:
@@ -235,34 +143,77 @@ def _title(trace: TraceFigures) -> str:
     return ", ".join(parts)
 
 
-def _rank_table(analysis: Analysis) -> Table:
+def _skew_table(rows: Sequence[CollectiveSkew], max_rows: int) -> Table:
+    columns = ("count", "transfer", "most often\nlast", "waiting, by rank")
+    table = plain_table("Collectives over the ranks, ms", "collective", *columns)
+    table.columns[-1].no_wrap = False
+    for row in rows[:max_rows]:
+        several = len({rank.rank for rank in row.ranks}) < len(row.ranks)
+        names = {id(rank): f"{rank.rank}.{rank.device}" if several else str(rank.rank) for rank in row.ranks}
+        longest = sorted(row.ranks, key=lambda rank: -rank.waiting_ms)[:_MAX_WAITING]
+        waiting = ", ".join(f"{names[id(rank)]}: {_ms(rank.waiting_ms)}" for rank in longest)
+        latest = max(row.ranks, key=lambda rank: rank.last)
+        name = row.collective if not row.group else f"{row.collective}, {row.group}"
+        table.add_row(
+            Text(name, overflow="fold"),
+            str(row.count),
+            _ms(row.transfer_ms),
+            f"{names[id(latest)]} ({latest.last})",
+            waiting,
+        )
+    return table
+
+
+def _rank_table(analysis: Analysis, max_rows: int) -> Table:
     """The totals of the files, one row per rank."""
-    columns = ("compute", "comm", "hidden", "exposed", "overlap\nratio", "waiting")
-    table = _table("Ranks side by side, ms per file", "rank", *columns, first_width=4)
+    columns = ("length", "compute", "exposed\ncomm", "host", "other\nidle", "waiting", "overlap\nratio")
+    table = plain_table("Ranks side by side, ms per file", "rank", *columns, first_width=4)
     waiting: dict[tuple[int | None, int], float] = {}
     for row in analysis.skew:
         for rank in row.ranks:
             waiting[rank.rank, rank.device] = waiting.get((rank.rank, rank.device), 0.0) + rank.waiting_ms
     several = len({trace.file for trace in analysis.traces}) < len(analysis.traces)
-    for trace in analysis.traces[:_MAX_RANKS]:
-        total = trace.total
+    for trace in analysis.traces[:max_rows]:
+        total, time = trace.total, trace.time[0] if trace.time else None
         name = Path(trace.file).name if trace.rank is None else str(trace.rank)
         waited = waiting.get((trace.rank, trace.device))
+        host_ms = None if time is None or time.idle_host_ms is None else time.idle_host_ms + (time.idle_launch_ms or 0)
+        other_ms = None if time is None else time.idle_ms if host_ms is None else time.idle_other_ms
+        length_ms = None if time is None else time.span_ms
         table.add_row(
             name_cell(f"{name}, device {trace.device}" if several else name),
-            *(_number(ms) for ms in (total.compute_ms, total.comm_ms, total.hidden_comm_ms, total.exposed_comm_ms)),
-            "-" if total.overlap_ratio is None else PLAIN.percent(total.overlap_ratio, decimals=2),
-            "" if waited is None else _number(waited),
+            *map(_optional_ms, (length_ms, total.compute_ms, total.exposed_comm_ms, host_ms, other_ms)),
+            "" if waited is None else _ms(waited),
+            "-" if total.overlap_ratio is None else _percent(total.overlap_ratio),
         )
-    if len(analysis.traces) > _MAX_RANKS:
-        table.add_row(f"... {len(analysis.traces) - _MAX_RANKS} more", style="dim")
+    if len(analysis.traces) > max_rows:
+        table.add_row(f"... {len(analysis.traces) - max_rows} more", style="dim")
     return table
 
 
-def _step_table(trace: TraceFigures) -> Table:
+def _time_table(trace: TraceFigures, max_steps: int) -> Table:
+    columns = ("length", "compute", "exposed\ncomm", "copies", "host", "launch", "other\nidle")
+    title = "Where the time goes on the CPU, ms" if trace.on_host else "Where the time goes on the device, ms"
+    table = plain_table(title, "step", *columns, first_width=4)
+    whole, *steps = trace.time
+    shown = steps if len(steps) <= max_steps else steps[: max_steps - 1]
+    for time in (*shown, whole):
+        if time is whole:
+            if len(shown) < len(steps):
+                table.add_row(f"... {len(steps) - len(shown)} more", style="dim")
+            table.add_section()
+        other = time.idle_ms if time.idle_host_ms is None else time.idle_other_ms
+        times = (time.span_ms, time.compute_ms, time.exposed_comm_ms, time.copy_ms)
+        causes = (time.idle_host_ms, time.idle_launch_ms, other)
+        name = "all" if time.step is None else str(time.step)
+        table.add_row(name, *map(_optional_ms, (*times, *causes)), style="bold" if time is whole else None)
+    return table
+
+
+def _step_table(trace: TraceFigures, max_steps: int) -> Table:
     columns = ("length", "compute", "comm", "hidden", "exposed", "overlap\nratio", "comm\nhidden")
-    table = _table("Kernel times by step, ms", "step", *columns, first_width=4)
-    shown = trace.steps if len(trace.steps) <= _MAX_STEPS else trace.steps[: _MAX_STEPS - 1]
+    table = plain_table("Kernel times by step of the host, ms", "step", *columns, first_width=4)
+    shown = trace.steps if len(trace.steps) <= max_steps else trace.steps[: max_steps - 1]
     for step in shown:
         table.add_row(f"{step.step}, cut" if step.cut else str(step.step), *_step_cells(step))
     if len(shown) < len(trace.steps):
@@ -276,15 +227,44 @@ def _step_cells(step: StepFigures) -> tuple[str, ...]:
     times = (step.wall_ms, step.compute_ms, step.comm_ms, step.hidden_comm_ms, step.exposed_comm_ms)
     ratios = (step.overlap_ratio, step.hidden_comm_fraction)
     return (
-        *("" if ms is None else _number(ms) for ms in times),
+        *map(_optional_ms, times),
         *("-" if ratio is None else PLAIN.percent(ratio, decimals=2) for ratio in ratios),
     )
 
 
-def _collective_table(trace: TraceFigures) -> Table:
-    table = _table("Collectives", "collective", "ranks", "count", "MB", "ms", "hidden", "alg\nGB/s", "bus\nGB/s")
+def _optional_ms(value: float | None) -> str:
+    return "" if value is None else _ms(value)
+
+
+def _path_table(trace: TraceFigures, max_steps: int) -> Table:
+    columns = ("length", "compute", "comm", "host", "other", "less at most\nwithout comm", "without\nthe host")
+    table = plain_table("Critical path by step, ms", "step", *columns, first_width=4)
+    shown = trace.paths if len(trace.paths) <= max_steps else trace.paths[: max_steps - 1]
+    for path in shown:
+        times = (path.length_ms, path.compute_ms, path.comm_ms, path.host_ms + path.launch_ms)
+        most = ("?" if ms is None else _ms(ms) for ms in (path.at_most_comm_ms, path.at_most_host_ms))
+        name = "all" if path.step is None else str(path.step)
+        table.add_row(name, *map(_ms, (*times, path.other_ms + path.copy_ms)), *most)
+    if len(shown) < len(trace.paths):
+        table.add_row(f"... {len(trace.paths) - len(shown)} more", style="dim")
+    return table
+
+
+def _kernel_tables(trace: TraceFigures, max_rows: int, title: str) -> list[RenderableType]:
+    if not trace.kernels:
+        return []
+    shown = trace.kernels[:max_rows]
+    table = plain_table(f"{title}, ms", "kernel", "calls", "time", "share", "longest", "overlapped")
+    for kernel, name in zip(shown, kernel_cells([kernel.name for kernel in shown]), strict=True):
+        times = (_ms(kernel.longest_ms), _ms(kernel.beside_ms))
+        table.add_row(name, str(kernel.calls), _ms(kernel.time_ms), _percent(kernel.share), *times)
+    return [table, *more(len(trace.kernels), max_rows, "kernels")]
+
+
+def _collective_table(trace: TraceFigures, max_rows: int) -> Table:
+    table = plain_table("Collectives", "collective", "ranks", "count", "MB", "ms", "hidden", "alg\nGB/s", "bus\nGB/s")
     table.columns[0].no_wrap = False
-    for row in trace.collectives[:_MAX_ROWS]:
+    for row in trace.collectives[:max_rows]:
         group = row.description or row.group
         bandwidths = (row.algorithm_bandwidth_gb_s, row.bus_bandwidth_gb_s)
         table.add_row(
@@ -292,27 +272,50 @@ def _collective_table(trace: TraceFigures) -> Table:
             "?" if row.group_size is None else str(row.group_size),
             str(row.count),
             "?" if row.bytes is None else f"{row.bytes / 1e6:.2f}",
-            _number(row.time_ms),
-            _number(row.hidden_ms),
+            _ms(row.time_ms),
+            _ms(row.hidden_ms),
             *("?" if bandwidth is None else f"{bandwidth:.2f}" for bandwidth in bandwidths),
         )
-    if len(trace.collectives) > _MAX_ROWS:
-        table.add_row(f"... {len(trace.collectives) - _MAX_ROWS} more", style="dim")
     return table
+
+
+def _size_tables(sizes: Sequence[CollectiveSize], max_rows: int) -> list[RenderableType]:
+    if not sizes:
+        return []
+    matched = any(row.matched for row in sizes)
+    title = "Collectives by size; bandwidth of the transfer" if matched else "Collectives by size"
+    columns = ("ranks", "MB", "kernels", "ms each", *(("transfer\nms",) if matched else ()), "bus\nGB/s")
+    table = plain_table(title, "collective", *columns)
+    for row in sizes[:max_rows]:
+        cells = ["?" if row.group_size is None else str(row.group_size), f"{row.bytes / 1e6:.3f}", str(row.kernels)]
+        cells += [_ms(row.time_ms), *([_optional_ms(row.transfer_ms)] if matched else [])]
+        bandwidth = row.transfer_bus_bandwidth_gb_s if matched else row.bus_bandwidth_gb_s
+        cells.append("" if matched and not row.matched else "?" if bandwidth is None else f"{bandwidth:.2f}")
+        table.add_row(Text(row.collective, overflow="fold"), *cells)
+    return [table, *more(len(sizes), max_rows, "sizes")]
 
 
 def _family_table(trace: TraceFigures) -> Table:
     kinds = list(dict.fromkeys(kind for family in trace.families for kind in family.beside))[:_MAX_KINDS]
     estimates = trace.estimate.families if trace.estimate is not None else {}
     columns = [f"beside\n{kind}" for kind in kinds] + (["estimated\nslowdown"] if estimates else [])
-    table = _table("Compute by family, ms", "family", "calls", "ms", *columns)
+    table = plain_table("Compute by family, ms", "family", "calls", "ms", *columns)
     for family in trace.families:
         beside = (family.beside.get(kind) for kind in kinds)
-        cells = ["" if ms is None else _number(ms) for ms in beside]
+        cells = ["" if ms is None else _ms(ms) for ms in beside]
         if estimates:
             estimate = estimates.get(family.family)
             cells.append("" if estimate is None else f"{change(estimate.slowdown)} ({estimate.calls_beside})")
-        table.add_row(name_cell(family.family), str(family.calls), _number(family.time_ms), *cells)
+        table.add_row(name_cell(family.family), str(family.calls), _ms(family.time_ms), *cells)
+    return table
+
+
+def _queue_table(trace: TraceFigures, max_rows: int) -> Table:
+    columns = ("launches", "mean\nin queue", "longest\nqueue", "mean delay\nms")
+    table = plain_table("Launches in flight, by stream", "stream", *columns, first_width=6)
+    for queue in trace.queues[:max_rows]:
+        cells = (str(queue.launches), PLAIN.number(queue.mean, 2), str(queue.longest), _ms(queue.delay_ms))
+        table.add_row(name_cell(queue.stream), *cells)
     return table
 
 
@@ -323,54 +326,7 @@ def _estimate_line(trace: TraceFigures) -> Text:
     all_calls = estimate.calls_beside + estimate.calls_left_out
     return Text(
         f"Slowdown, an estimate from this file alone: {change(estimate.slowdown)}. It rests on {estimate.method}: "
-        f"{estimate.calls_beside} of {all_calls} calls beside communication ({_number(estimate.time_beside_ms)} ms), "
+        f"{estimate.calls_beside} of {all_calls} calls beside communication ({_ms(estimate.time_beside_ms)} ms), "
         f"against {estimate.calls_alone} calls alone. It shows an association; `overlap compare` with a sequential "
         "trace, or the live monitor, measures the cause."
     )
-
-
-def _skew_table(rows: Sequence[CollectiveSkew]) -> Table:
-    table = _table("Collectives over the ranks, ms", "collective", "count", "transfer", "waiting, by rank")
-    table.columns[-1].no_wrap = False
-    for row in rows[:_MAX_ROWS]:
-        several = len({rank.rank for rank in row.ranks}) < len(row.ranks)
-        longest = sorted(row.ranks, key=lambda rank: -rank.waiting_ms)[:_MAX_WAITING]
-        names = (f"{rank.rank}.{rank.device}" if several else str(rank.rank) for rank in longest)
-        waiting = ", ".join(f"{name}: {_number(rank.waiting_ms)}" for name, rank in zip(names, longest, strict=True))
-        name = row.collective if not row.group else f"{row.collective}, {row.group}"
-        table.add_row(Text(name, overflow="fold"), str(row.count), _number(row.transfer_ms), waiting)
-    if len(rows) > _MAX_ROWS:
-        table.add_row(f"... {len(rows) - _MAX_ROWS} more", style="dim")
-    return table
-
-
-def _compared(comparison: Comparison) -> str:
-    ov, seq = (Path(side.file).name for side in (comparison.overlapped, comparison.sequential))
-    steps = comparison.steps
-    matched = PLAIN.percent(comparison.matched_fraction)
-    return f"{ov} ({steps[0]} steps) against {seq} ({steps[1]}); {matched} of compute matched"
-
-
-def _kernel_table(comparison: Comparison) -> Table:
-    table = _table("Kernels that lose most, per step", "kernel", "slowdown", "lost", "overlapped", "sequential")
-    for kernel in comparison.kernels[:_MAX_ROWS]:
-        slowdown = change(kernel.slowdown)
-        times = (kernel.lost_ms, kernel.overlapped_ms, kernel.sequential_ms)
-        table.add_row(kernel_name(kernel.name), slowdown, *(f"{_number(ms)} ms" for ms in times))
-    if len(comparison.kernels) > _MAX_ROWS:
-        table.add_row(f"... {len(comparison.kernels) - _MAX_ROWS} more", style="dim")
-    return table
-
-
-def _more(count: int, shown: int, what: str) -> list[RenderableType]:
-    return [Text(f"... and {count - shown} more {what}", style="dim")] if count > shown else []
-
-
-def notes(problems: Sequence[str]) -> list[RenderableType]:
-    """Problems as notes, for people."""
-    return [Text(f"Note: {problem}", style="yellow") for problem in problems]
-
-
-def warnings(problems: Sequence[str]) -> list[RenderableType]:
-    """What must be read before any figure, for people."""
-    return [Text(f"Attention: {problem}", style="bold red") for problem in problems]

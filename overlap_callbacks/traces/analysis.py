@@ -26,7 +26,9 @@ from overlap_callbacks.traces.figures import (
 )
 from overlap_callbacks.traces.kineto import Trace
 from overlap_callbacks.traces.metadata import CollectiveInfo
+from overlap_callbacks.traces.sizes import collective_sizes
 from overlap_callbacks.traces.skew import RankCollectives, collectives_of_rank, skew_over_ranks
+from overlap_callbacks.traces.time_use import TimeFigures, top_kernels
 
 # A kernel counts as beside communication if at least the first share of its time is, as alone if at most the second is.
 _MIN_BESIDE, _MAX_ALONE = 0.9, 0.1
@@ -62,13 +64,14 @@ def together(parts: Sequence[Part], warnings: Sequence[str] = ()) -> Analysis:
         parts: what is needed of each file.
         warnings: what must be read before any figure, e.g. files that could not be read.
     """
-    skew, problems = skew_over_ranks([part.collectives for part in parts])
+    skew, problems, matched = skew_over_ranks([part.collectives for part in parts])
     return Analysis(
         library_version=__version__,
         traces=tuple(figures for part in parts for figures in part.figures),
         skew=skew,
         problems=(*warnings, *problems),
         warnings=tuple(warnings),
+        sizes=collective_sizes([part.collectives for part in parts], matched),
     )
 
 
@@ -106,6 +109,7 @@ def _device_figures(trace: Trace, device: int, arm: Mode, problems: list[str]) -
     communicates = bool((kernels.kind == Kind.COMMUNICATION).any())
     if not communicates:
         problems = [*problems, "there is no communication: its figures are undefined"]
+    use = TimeFigures(trace, counted)
     return TraceFigures(
         file=str(trace.path),
         rank=trace.rank,
@@ -126,6 +130,12 @@ def _device_figures(trace: Trace, device: int, arm: Mode, problems: list[str]) -
         picture=step_timeline(kernels, counted[0] if counted else -1, arm),
         problems=(*trace.problems, *problems),
         warnings=trace.warnings,
+        time=use.time,
+        paths=use.paths,
+        kernels=top_kernels(kernels),
+        queues=use.queues,
+        host_limit=use.host_limit,
+        utilisation=use.utilisation,
     )
 
 

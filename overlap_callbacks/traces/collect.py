@@ -19,6 +19,7 @@ import numpy.typing as npt
 from overlap_callbacks.analysis import name_rules, safe_text
 from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTableBuilder, Kind
+from overlap_callbacks.traces.launches import WAITING_CALLS
 from overlap_callbacks.traces.metadata import CollectiveInfo, KernelMetadata
 from overlap_callbacks.traces.stream import Args, Event
 
@@ -107,6 +108,9 @@ class EventTimes:
         self._start.append(start_ns)
         self._duration.append(end_ns - start_ns)
         return True
+
+    def __len__(self) -> int:
+        return len(self._start)
 
     @property
     def inexact(self) -> bool:
@@ -203,6 +207,7 @@ class DeviceEvents(EventCollector):
         launch_thread: thread of each launch, as it is in the file.
         launch_of_kernel: whether each launch launched a kernel, and no copy or anything else.
         launch_times: when each launch was made.
+        wait_times: when the host waited for the device.
     """
 
     def __init__(self, steps: re.Pattern[str] | None = None) -> None:
@@ -222,6 +227,7 @@ class DeviceEvents(EventCollector):
     def begin(self, exact: bool) -> None:
         super().begin(exact)
         self.launch_times = EventTimes(exact)
+        self.wait_times = EventTimes(exact)
 
     def collect(self, events: list[Event]) -> None:
         category_of = _CATEGORIES.get
@@ -244,6 +250,8 @@ class DeviceEvents(EventCollector):
                     if of_kernel is None:
                         of_kernel = self._of_kernel[event.name] = bool(_LAUNCHES_KERNEL.search(event.name or ""))
                     self.launch_of_kernel.append(of_kernel)
+                if event.name in WAITING_CALLS:
+                    self.wait_times.add(event)
             elif category in (_NOTE, _OLD_RANGE):
                 name = event.name
                 if name is not None and (name.startswith(ENQUEUED) or self.is_step(name)):
@@ -252,6 +260,11 @@ class DeviceEvents(EventCollector):
                 self.foreign[str(event.cat)] += 1
             else:
                 self._kernel(event, category)
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """The stream of each lane, as it is in the file."""
+        return tuple([safe_text.clean(str(stream)) for _, stream in self._lanes])
 
     def _operator(self, event: Event) -> None:
         for note in _as_note(event, _COLLECTIVE_OPERATOR):

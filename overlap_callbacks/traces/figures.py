@@ -8,6 +8,14 @@ from __future__ import annotations
 import msgspec
 
 from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime, StepTimeline
+from overlap_callbacks.traces.device_time import (
+    CriticalPath,
+    DeviceTime,
+    HostLimit,
+    StreamQueue,
+    TopKernel,
+    Utilisation,
+)
 
 SCHEMA_VERSION = 1
 
@@ -140,6 +148,12 @@ class TraceFigures(msgspec.Struct, frozen=True, kw_only=True):
         picture: timeline of the first step.
         problems: what is wrong or doubtful, in words.
         warnings: those of ``problems`` that must be read before any figure.
+        time: what the device did, in the whole file and then in each step.
+        paths: critical path of each step; empty of a CPU job.
+        kernels: kernels and collectives, those with the most time first; a hundred at most.
+        queues: of each stream, those with the most launches first; empty if the file has no launches.
+        host_limit: whether the host keeps the device waiting; None if the file has no launches.
+        utilisation: of the device over time; None without kernels.
     """
 
     file: str
@@ -156,6 +170,12 @@ class TraceFigures(msgspec.Struct, frozen=True, kw_only=True):
     picture: StepTimeline | None
     problems: tuple[str, ...]
     warnings: tuple[str, ...] = ()
+    time: tuple[DeviceTime, ...] = ()
+    paths: tuple[CriticalPath, ...] = ()
+    kernels: tuple[TopKernel, ...] = ()
+    queues: tuple[StreamQueue, ...] = ()
+    host_limit: HostLimit | None = None
+    utilisation: Utilisation | None = None
 
 
 class RankTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,6 +215,34 @@ class CollectiveSkew(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[RankTime, ...]
 
 
+class CollectiveSize(msgspec.Struct, frozen=True, kw_only=True):
+    """The collectives of one kind, group size and message size, over all files.
+
+    Attributes:
+        collective: kind of collective.
+        group_size: ranks of the group; None if unknown.
+        bytes: size of one, as NCCL's tests count it.
+        kernels: number of kernels, over all files.
+        time_ms: mean time of a kernel, including its waiting for other ranks.
+        bus_bandwidth_gb_s: with that time; None if the size of the group is unknown.
+        matched: number of collectives that several files hold.
+        transfer_ms: mean over these of the shortest kernel: the time of the transfer. None if there are none.
+        transfer_bandwidth_gb_s: bytes / ``transfer_ms``.
+        transfer_bus_bandwidth_gb_s: the same as bus bandwidth; None if the size of the group is unknown.
+    """
+
+    collective: str
+    group_size: int | None
+    bytes: int
+    kernels: int
+    time_ms: float
+    bus_bandwidth_gb_s: float | None
+    matched: int
+    transfer_ms: float | None
+    transfer_bandwidth_gb_s: float | None
+    transfer_bus_bandwidth_gb_s: float | None
+
+
 class Analysis(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="trace_analysis"):
     """The result of ``overlap analyze``.
 
@@ -205,6 +253,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", ta
         skew: of the collectives that several files share.
         problems: what is doubtful about the files together, in words.
         warnings: those of ``problems`` that must be read before any figure.
+        sizes: collectives of known size, those with the most time first.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -213,6 +262,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", ta
     skew: tuple[CollectiveSkew, ...]
     problems: tuple[str, ...]
     warnings: tuple[str, ...] = ()
+    sizes: tuple[CollectiveSize, ...] = ()
 
 
 class UnmatchedKernel(msgspec.Struct, frozen=True, kw_only=True):

@@ -33,6 +33,7 @@ from overlap_callbacks.analysis.kernels.table import (
 from overlap_callbacks.traces.collect import ENQUEUED, DeviceEvents, EventCollector, EventTimes, HostEvents
 from overlap_callbacks.traces.copies import copies_of_collectives
 from overlap_callbacks.traces.files import Progress, TraceError
+from overlap_callbacks.traces.launches import Launches, waits_of
 from overlap_callbacks.traces.metadata import CollectiveInfo, annotated, with_groups
 from overlap_callbacks.traces.steps import TraceStep, bounds_of, mark_cut, steps_of
 from overlap_callbacks.traces.stream import Event, EventStream, ExactEvent
@@ -64,6 +65,7 @@ class Trace:
         device_names: names of the devices that the file lists, by their numbers.
         problems: what is wrong or doubtful, in words.
         warnings: those of ``problems`` that must be read before any figure.
+        launches: the host's side of the kernels; None of a CPU job.
     """
 
     path: Path
@@ -77,6 +79,7 @@ class Trace:
     device_names: dict[int, str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    launches: Launches | None = None
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -99,7 +102,11 @@ class Trace:
             infos[int(self.device[row])][int(place[row])] = info
         return {
             device: dataclasses.replace(
-                self, kernels=self.kernels[of_device], device=self.device[of_device], collectives=infos[device]
+                self,
+                kernels=self.kernels[of_device],
+                device=self.device[of_device],
+                collectives=infos[device],
+                launches=None if self.launches is None else self.launches[of_device],
             )
             for device, of_device in rows.items()
         }
@@ -167,7 +174,7 @@ def trace_of_device(
     rows.clean_names()
     usable = _set_times(rows, collected.times, problems)
     _apply_metadata(rows, collected.known)
-    launched_ns, thread_of = _launches(collected)
+    launched_ns, returned_ns, thread_of = _launches(collected)
     annotations = [note for note in collected.notes if note.name.startswith((*ENQUEUED, "nccl"))]
     collectives = annotated(rows, collected.known, launched_ns, thread_of, annotations)
     problems += _untold(rows, collectives)
@@ -184,13 +191,16 @@ def trace_of_device(
     kernels = as_communication(kernels, {row: info.kind for row, info in copies.communicating.items()})
     collectives |= copies.communicating
     device = np.array(collected.devices, dtype=np.int64)
+    waits = waits_of(collected.wait_times.bounds(), launched_ns, returned_ns, kernels)
+    launches = Launches(launched_ns, waits, collected.streams, len(collected.wait_times) > 0)
     if not usable.all():
         kept = np.flatnonzero(usable)
         place = {int(row): i for i, row in enumerate(kept)}
-        kernels, device = kernels[kept], device[kept]
+        kernels, device, launches = kernels[kept], device[kept], launches[kept]
         collectives = {place[row]: info for row, info in collectives.items() if row in place}
     unfinished = _unfinished(collected) if is_cut else None
-    return _trace(path, head, kernels, device, found, collectives, problems, unfinished=unfinished)
+    trace = _trace(path, head, kernels, device, found, collectives, problems, unfinished=unfinished)
+    return dataclasses.replace(trace, launches=launches)
 
 
 def _trace_of_host(path: Path, collected: HostEvents, stream: EventStream, pattern: re.Pattern[str] | None) -> Trace:
@@ -408,24 +418,24 @@ def _copied(found: Counter[str]) -> Iterator[str]:
         )
 
 
-def _launches(collected: DeviceEvents) -> tuple[Indices, Callable[[int], Any]]:
-    """When each kernel was launched, -1 if unknown; and a function that gives the launching thread of a row."""
+def _launches(collected: DeviceEvents) -> tuple[Indices, Indices, Callable[[int], Any]]:
+    """Begin and end of the call that launched each kernel, -1 if unknown; and what gives a row's launching thread."""
     wanted = np.array(collected.rows.correlation, dtype=np.uint64)
-    launched_ns = np.full(len(wanted), -1, dtype=np.int64)
+    launched_ns, returned_ns = (np.full(len(wanted), -1, dtype=np.int64) for _ in range(2))
     launch = np.zeros(len(wanted), dtype=np.int64)
     if len(collected.launch_correlation):
         correlation = np.array(collected.launch_correlation, dtype=np.uint64)
-        times_ns, _, impossible, _ = collected.launch_times.bounds()
+        times_ns, ends_ns, impossible, _ = collected.launch_times.bounds()
         order = np.argsort(correlation, kind="stable")
         place = np.minimum(np.searchsorted(correlation[order], wanted), len(order) - 1)
         launch = order[place]
         known = (correlation[launch] == wanted) & (wanted != 0) & ~impossible[launch]
-        launched_ns[known] = times_ns[launch[known]]
+        launched_ns[known], returned_ns[known] = times_ns[launch[known]], ends_ns[launch[known]]
 
     def thread_of(row: int) -> Any:
         return collected.launch_thread[launch[row]] if launched_ns[row] >= 0 else None
 
-    return launched_ns, thread_of
+    return launched_ns, returned_ns, thread_of
 
 
 def _job(head: dict[str, Any], problems: list[str]) -> tuple[int | None, int | None]:

@@ -28,37 +28,90 @@ _Place = tuple[Any, ...]
 _Member = tuple[int, int]
 
 
+class Turns(NamedTuple):
+    """Collectives of one rank that differ in nothing but their turn: parallel lists.
+
+    Attributes:
+        turns: last part of the place of each.
+        durations_ns: of their kernels.
+        num_bytes: their sizes, as this rank tells them; -1 if unknown.
+    """
+
+    turns: list[int]
+    durations_ns: array[int]
+    num_bytes: array[int]
+
+
+class Timed(NamedTuple):
+    """Kernels of collectives of one kind, group size and size in bytes: how many, and their time."""
+
+    number: int
+    sum_ns: int
+
+
+# Kind of a collective, ranks of its group (None if unknown), and bytes.
+SizeKey = tuple[str, int | None, int]
+
+
 class RankCollectives(NamedTuple):
     """What the comparison of ranks needs of one file. It is small, so that it can come from another process.
 
     Attributes:
         rank, world_size, on_host: as in ``Trace``.
         device_names: names of the devices that ran kernels.
-        of_device: for each device the durations of its collectives in nanoseconds, by place: everything of the place
-            but its last part, then the last parts and durations as two parallel arrays.
+        of_device: for each device its collectives, by place without its last part.
+        by_size: all collectives whose size is known.
     """
 
     rank: int | None
     world_size: int | None
     on_host: bool
     device_names: frozenset[str]
-    of_device: dict[int, dict[tuple[Any, ...], tuple[list[int], array[int]]]]
+    of_device: dict[int, dict[tuple[Any, ...], Turns]]
+    by_size: dict[SizeKey, Timed]
 
 
 def collectives_of_rank(trace: Trace) -> RankCollectives:
     """What the comparison of ranks needs of a trace."""
-    of_device: dict[int, dict[tuple[Any, ...], tuple[list[int], array[int]]]] = {}
+    of_device: dict[int, dict[tuple[Any, ...], Turns]] = {}
     for device, part in trace.by_device().items():
-        rows: dict[tuple[Any, ...], tuple[list[int], array[int]]] = of_device.setdefault(device, {})
-        for place, duration_ns in _collectives(part):
-            turns, durations = rows.setdefault(place[:-1], ([], array("q")))
-            turns.append(place[-1])
-            durations.append(duration_ns)
+        rows: dict[tuple[Any, ...], Turns] = of_device.setdefault(device, {})
+        for place, duration_ns, num_bytes in _collectives(part):
+            found = rows.setdefault(place[:-1], Turns([], array("q"), array("q")))
+            found.turns.append(place[-1])
+            found.durations_ns.append(duration_ns)
+            found.num_bytes.append(-1 if num_bytes is None else num_bytes)
+    by_size: dict[SizeKey, Timed] = {}
+    durations = trace.kernels.intervals.durations_ns
+    for row, info in trace.collectives.items():
+        if info.num_bytes:
+            before = by_size.get(key := (info.kind, info.size, info.num_bytes), Timed(0, 0))
+            by_size[key] = Timed(before.number + 1, before.sum_ns + int(durations[row]))
     names = frozenset(trace.device_names.get(device, "") for device in trace.devices)
-    return RankCollectives(trace.rank, trace.world_size, trace.on_host, names - {""}, of_device)
+    return RankCollectives(trace.rank, trace.world_size, trace.on_host, names - {""}, of_device, by_size)
 
 
-def skew_over_ranks(traces: Sequence[RankCollectives]) -> tuple[tuple[CollectiveSkew, ...], tuple[str, ...]]:
+class Participant(NamedTuple):
+    """One rank's part in a collective.
+
+    Attributes:
+        time_ns: time of its kernels.
+        num_kernels: several kernels of one number are one collective.
+        num_bytes: size of the collective as this rank tells it; -1 if unknown.
+    """
+
+    time_ns: int
+    num_kernels: int
+    num_bytes: int
+
+
+# The participants of each collective, by place: kind and group first, the size of the group fifth.
+Matched = dict[_Place, dict[_Member, Participant]]
+
+
+def skew_over_ranks(
+    traces: Sequence[RankCollectives],
+) -> tuple[tuple[CollectiveSkew, ...], tuple[str, ...], Matched]:
     """Match the collectives of several ranks by group and order, and separate waiting from transfer.
 
     Args:
@@ -66,7 +119,8 @@ def skew_over_ranks(traces: Sequence[RankCollectives]) -> tuple[tuple[Collective
 
     Returns:
         A row for each kind of collective and group that at least two devices of the files share, those with the most
-        waiting first; and what is doubtful about the match, in words.
+        waiting first; what is doubtful about the match, in words; and the participants of each collective, by place:
+        kind and group first. The last is empty where the files cannot be matched.
     """
     numbers = _numbers(traces)
     parts = [
@@ -75,21 +129,22 @@ def skew_over_ranks(traces: Sequence[RankCollectives]) -> tuple[tuple[Collective
         for device, part in trace.of_device.items()
     ]
     if len(parts) < 2:
-        return (), ()
+        return (), (), {}
     problems = list(_doubts(traces))
     if any("different jobs" in problem or "twice" in problem for problem in problems):
-        return (), tuple(problems)
-    places: dict[_Place, dict[_Member, int]] = defaultdict(dict)
+        return (), tuple(problems), {}
+    places: Matched = defaultdict(dict)
     for member, part in parts:
-        for where, (turns, of_turns) in part.items():
-            for turn, duration_ns in zip(turns, of_turns, strict=True):
-                # Several kernels of one number are one collective.
+        for where, found in part.items():
+            for turn, duration_ns, num_bytes in zip(*found, strict=True):
                 of_place = places[(*where, turn)]
-                of_place[member] = of_place.get(member, 0) + duration_ns
+                before = of_place.get(member, Participant(0, 0, -1))
+                of_place[member] = Participant(before.time_ns + duration_ns, before.num_kernels + 1, num_bytes)
     rows: dict[tuple[str, str, tuple[_Member, ...]], list[dict[_Member, int]]] = defaultdict(list)
-    for place, durations in places.items():
-        if len(durations) > 1:
-            rows[place[0], place[1], tuple(sorted(durations))].append(durations)
+    for place, members in places.items():
+        if len(members) > 1:
+            times = {member: participant.time_ns for member, participant in members.items()}
+            rows[place[0], place[1], tuple(sorted(members))].append(times)
     total = sum(map(len, places.values()))
     matched = sum(len(durations) for of_row in rows.values() for durations in of_row)
     if total and not matched and len(traces) > 1:
@@ -99,10 +154,10 @@ def skew_over_ranks(traces: Sequence[RankCollectives]) -> tuple[tuple[Collective
     if matched:
         problems += _limits(traces, places)
     skew = [_row(kind, group, members, durations) for (kind, group, members), durations in rows.items()]
-    return tuple(sorted(skew, key=lambda row: -row.skew_ms)), tuple(problems)
+    return tuple(sorted(skew, key=lambda row: -row.skew_ms)), tuple(problems), dict(places)
 
 
-def _limits(traces: Sequence[RankCollectives], places: dict[_Place, dict[_Member, int]]) -> Iterator[str]:
+def _limits(traces: Sequence[RankCollectives], places: Matched) -> Iterator[str]:
     """What the figures cannot tell, in words."""
     world_size = max((trace.world_size for trace in traces if trace.world_size is not None), default=0)
     if any(1 < len(members) < (place[4] or world_size) for place, members in places.items()):
@@ -152,8 +207,8 @@ def _row(kind: str, group: str, members: tuple[_Member, ...], collectives: list[
     )
 
 
-def _collectives(trace: Trace) -> Iterator[tuple[_Place, int]]:
-    """Each collective of a trace, in order of time, and the duration of its kernel in nanoseconds.
+def _collectives(trace: Trace) -> Iterator[tuple[_Place, int, int | None]]:
+    """Each collective of a trace, in order of time, the duration of its kernel in nanoseconds, and its bytes if known.
 
     Copies are left out: they do not wait for other ranks.
     """
@@ -169,12 +224,12 @@ def _collectives(trace: Trace) -> Iterator[tuple[_Place, int]]:
         group = info.description or info.group
         where: _Place = (info.kind, group, info.group, info.ranks, info.size)
         if info.sequence is not None:
-            yield (*where, "sequence", info.sequence), int(durations[row])
+            yield (*where, "sequence", info.sequence), int(durations[row]), info.num_bytes
             continue
         # Counted within the step, so that files that begin at different collectives still match in later steps.
         step = int(kernels.step[row])
         where = (*where, trace.steps[step].number if step >= 0 else None)
-        yield (*where, turns[where]), int(durations[row])
+        yield (*where, turns[where]), int(durations[row]), info.num_bytes
         turns[where] += 1
 
 

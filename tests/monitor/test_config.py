@@ -34,6 +34,7 @@ BAD = {
     "peak_flop_per_s": (float("inf"), ValueError),
     "settings": (["bucket_mb"], TypeError),
     "sample_experts_every": (0, ValueError),
+    "annotate_steps": ("nvtx", TypeError),
 }
 
 

@@ -13,6 +13,8 @@ import pytest
 from click.testing import Result
 
 from overlap_callbacks.analysis import name_rules
+from overlap_callbacks.cli.analyze import TABLES
+from overlap_callbacks.report.trace_rows import ANALYSIS_TABLES, analysis_rows
 from overlap_callbacks.traces import analyze, compare, read_trace
 from overlap_callbacks.traces.figures import (
     Analysis,
@@ -122,7 +124,7 @@ def test_output_into_a_folder_is_refused(tmp_path: Path, overlapped: str) -> Non
 
 
 def test_the_table_of_analyze_shows_each_step_and_the_whole_file(overlapped: str, other_rank: str) -> None:
-    output = overlap("analyze", overlapped, other_rank)
+    output = overlap("analyze", overlapped, other_rank, "--all")
     (trace, _) = analyze([read_trace(overlapped), read_trace(other_rank)]).traces
     assert "overlapped.json.gz, rank 0 of 2, device 0" in output
     assert "rank1.json, rank 1 of 2" in output
@@ -144,6 +146,41 @@ def test_the_table_of_compare_shows_the_five_equations_and_what_does_not_match(
     assert f"{found.figures['compute_slowdown']:+.1%}" in output
     assert "does not hold" not in output
     assert "does not hold" in overlap("compare", overlapped, overlapped)
+
+
+def test_eight_ranks_print_at_most_two_screens_skew_first(tmp_path: Path) -> None:
+    files = []
+    for rank in range(8):
+        events = kineto.training(slowdown=rank / 10, operators=0)
+        files.append(str(kineto.write(tmp_path / f"rank{rank}.json", events, **kineto.job(rank, 8))))
+    lines = overlap("analyze", *files, columns=80).splitlines()
+    assert len(lines) <= 2 * 40
+    assert lines[0].startswith("Ranks wait ")
+    titles = ("Collectives over the ranks", "Ranks side by side", "Collectives by size", "Top kernels")
+    found = [next(i for i, line in enumerate(lines) if line.startswith(title)) for title in titles]
+    assert found == sorted(found)
+    everything = overlap("analyze", *files, "--all", columns=80)
+    assert all(f"rank{rank}.json, rank {rank} of 8" in everything for rank in range(8))
+    assert "--all shows" in lines[-1]
+    assert "--all shows" not in everything
+
+
+def test_the_verdict_of_one_file_comes_first_and_says_what_the_tables_say(overlapped: str) -> None:
+    output = " ".join(overlap("analyze", overlapped).split())
+    (trace,) = analyze([read_trace(overlapped)]).traces
+    whole = trace.time[0]
+    assert output.startswith(f"The device computes {whole.compute_ms / whole.span_ms:.1%} of the time; ")
+    assert f"{whole.exposed_comm_ms / whole.span_ms:.1%} is exposed communication" in output
+
+
+@pytest.mark.parametrize("table", ANALYSIS_TABLES)
+def test_each_table_of_analyze_has_its_rows_as_csv(overlapped: str, other_rank: str, table: str) -> None:
+    found = rows(overlap("analyze", overlapped, other_rank, "--csv", table))
+    wanted = analysis_rows(analyze([read_trace(overlapped), read_trace(other_rank)]), table)
+    assert len(found) == len(wanted.rows)
+    assert found or table == "estimates"  # of this job no kernel runs both beside communication and alone
+    assert not found or list(found[0]) == list(wanted.header)
+    assert set(TABLES) == set(ANALYSIS_TABLES)
 
 
 @pytest.mark.parametrize("columns", [20, 40, 80, 300])

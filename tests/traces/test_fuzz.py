@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from overlap_callbacks.cli.analyze import TABLES
-from overlap_callbacks.report.terminal_traces import analysis_csv, analysis_tables, comparison_tables
+from overlap_callbacks.report.terminal_trace_comparison import comparison_tables
+from overlap_callbacks.report.terminal_traces import analysis_tables
+from overlap_callbacks.report.trace_rows import ANALYSIS_TABLES, analysis_rows, as_csv
 from overlap_callbacks.traces import TraceError, analyze, compare, read_trace
 from overlap_callbacks.traces.figures import Analysis
 from tests import kineto
@@ -131,9 +132,9 @@ def answer(path: Path, content: bytes) -> bool:
     found = analyze([trace])
     check(found)
     check(analyze([trace, trace]))
-    Console(file=io.StringIO(), width=100).print(analysis_tables(found))
-    for table in TABLES:
-        analysis_csv(found, table)
+    Console(file=io.StringIO(), width=100).print(analysis_tables(found, everything=True))
+    for table in ANALYSIS_TABLES:
+        as_csv(analysis_rows(found, table))
     try:
         compared = compare(trace, trace)
     except ValueError:

@@ -124,6 +124,7 @@ class Expected:
         own_lane: whether it runs on a stream of its communicator; on the host, on a thread of its group.
         members: number of collectives, or messages.
         num_bytes: bytes of their tensors, read and written.
+        size_bytes: the larger of what they read and write; 0 where a kernel does a part of it that is not known.
     """
 
     kind: str
@@ -133,6 +134,7 @@ class Expected:
     own_lane: bool
     members: int = 1
     num_bytes: int = 0
+    size_bytes: int = 0
 
     def may_run_as(self, kind: str) -> bool:
         """Whether a kernel of this kind can be this collective. A kind that no rule knows can be any."""
@@ -179,7 +181,12 @@ def expected_kernels(collectives: Sequence[IssuedCollective], *, on_device: bool
             place = place_of.setdefault((collective.coalesced, group), len(found))
             if place < len(found):
                 whole = found[place]
-                found[place] = replace(whole, members=whole.members + 1, num_bytes=whole.num_bytes + part.num_bytes)
+                found[place] = replace(
+                    whole,
+                    members=whole.members + 1,
+                    num_bytes=whole.num_bytes + part.num_bytes,
+                    size_bytes=whole.size_bytes + part.size_bytes,
+                )
                 continue
         found.append(part)
     return found
@@ -200,6 +207,7 @@ def _expected(collective: IssuedCollective, on_device: bool) -> Expected | None:
         dimension=collective.dimension,
         own_lane=not on_device or collective.asynchronous or collective.point_to_point,
         num_bytes=num_bytes,
+        size_bytes=max(collective.bytes_in, collective.bytes_out),
     )
 
 
@@ -214,10 +222,15 @@ def _num_bytes(collective: IssuedCollective) -> int:
     return collective.bytes_in + collective.bytes_out
 
 
+def _members(whole: Expected) -> list[Expected]:
+    """What a block launches if each of its members is a kernel; one by one, their sizes are not known."""
+    return [whole if whole.members == 1 else replace(whole, members=1, size_bytes=0)] * whole.members
+
+
 def readings(expected: Sequence[Expected]) -> Iterator[list[Expected]]:
     """The ways in which a step may have run, likeliest first: without or with barriers, blocks whole or in parts."""
     without = [part for part in expected if part.kind != "barrier"]
     for way in (without, list(expected)) if len(without) < len(expected) else (without,):
         yield way
         if any(whole.members > 1 for whole in way):
-            yield [part for whole in way for part in [replace(whole, members=1)] * whole.members]
+            yield [part for whole in way for part in _members(whole)]

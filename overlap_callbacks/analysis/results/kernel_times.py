@@ -82,6 +82,28 @@ class PairTime(msgspec.Struct, frozen=True):
         return self.time_ms / self.alone_ms - 1 if self.alone_ms > 0 and self.beside != UNMATCHED else None
 
 
+class StepDetail(msgspec.Struct, frozen=True):
+    """The kernels of one profiled step one by one, the longest ones, for a timeline that can be looked into.
+
+    Attributes:
+        names: distinct names.
+        communication: whether the kernels of each name communicate.
+        slices: each kernel, in order of its start: index of its name, number of its stream or thread, start and length
+            in milliseconds, and size in bytes of its collective, 0 where it has none or it is not known. The size is
+            the larger of what the collective reads and writes.
+        left_out: number of kernels that are too short to be among them.
+        left_out_ms: their time.
+        start_ns: when the device began the step, on ``time.perf_counter_ns`` of the rank; None where not known.
+    """
+
+    names: tuple[str, ...]
+    communication: tuple[bool, ...]
+    slices: tuple[tuple[int, int, float, float, int], ...]
+    left_out: int = 0
+    left_out_ms: float = 0.0
+    start_ns: int | None = None
+
+
 class StepTimeline(msgspec.Struct, frozen=True):
     """When compute ran and communication was in flight in one profiled step, for charts.
 
@@ -93,6 +115,7 @@ class StepTimeline(msgspec.Struct, frozen=True):
         step_ms: its length, profiler included.
         compute, communication: intervals, as (start, end).
         closed_compute_ms, closed_communication_ms: total of the gaps that were closed.
+        detail: its kernels one by one; None in older records.
     """
 
     arm: Mode
@@ -101,3 +124,4 @@ class StepTimeline(msgspec.Struct, frozen=True):
     communication: tuple[tuple[float, float], ...]
     closed_compute_ms: float
     closed_communication_ms: float
+    detail: StepDetail | None = None

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from overlap_callbacks.analysis.aggregate import MAX_KERNELS
@@ -14,7 +15,9 @@ from overlap_callbacks.analysis.kernels.attribution import pair_times_of
 from overlap_callbacks.analysis.kernels.by_collective import CollectiveKey, kernel_times_by_collective
 from overlap_callbacks.analysis.kernels.by_dimension import dimension_times, dimensions_of_rows
 from overlap_callbacks.analysis.kernels.host import uncounted_note
+from overlap_callbacks.analysis.kernels.matching import matched
 from overlap_callbacks.analysis.kernels.receives import transfer_starts
+from overlap_callbacks.analysis.kernels.step_detail import MAX_SLICES, step_detail
 from overlap_callbacks.analysis.kernels.table import KernelTable
 from overlap_callbacks.analysis.kernels.timeline import step_timeline
 from overlap_callbacks.analysis.kernels.times import KernelSums, kernel_times, num_sms, profiled_block
@@ -136,12 +139,47 @@ def profile_figures(
             else ()
         ),
         kernels_ms=_kernels_ms(kernels, log) if window.clock.compute_stream is not None else {},
-        pictures=tuple([picture for step in drawn if (picture := step_timeline(kernels, *step)) is not None]),
+        pictures=_pictures(kernels, drawn, steps, log, window.clock, await_passed),
         phases=phases_on_host(kernels, steps, window.clock, await_passed) if has_power else (),
         sm_loss=sm_loss(kernels, kernels.launches, chip_of(window.clock.compute_stream), overlapped, sequential),
         num_sms=num_sms(kernels),
         problems=tuple(problems),
     )
+
+
+def _pictures(
+    kernels: KernelTable,
+    drawn: Sequence[tuple[int, Mode]],
+    steps: Sequence[MeasuredStep],
+    log: ProfileLog,
+    clock: clocks.StepClock,
+    await_passed: Callable[[clocks.Mark], bool],
+) -> tuple[StepTimeline, ...]:
+    """The timelines of profiled steps, each with its longest kernels.
+
+    Args:
+        kernels: of the window's profile.
+        drawn: index and mode of each of the steps.
+        steps: all steps of the window.
+        log: what the gate saw issued in profiled steps.
+        clock: which made their marks.
+        await_passed: waits for the device to pass a mark; False if that takes too long.
+    """
+    if not drawn:
+        return ()
+    sizes = {row: match.size_bytes or 0 for row, match in matched(kernels, log.issued, log.sequential).items()}
+    starts_ns = {
+        step.profile_index: sum(clock.host_bounds_ns(step.start)) // 2
+        for step in steps
+        if step.profile_index in {index for index, _ in drawn} and await_passed(step.end)
+    }
+    found = []
+    for index, arm in drawn:
+        picture = step_timeline(kernels, index, arm)
+        if picture is not None:
+            detail = step_detail(kernels, index, sizes, MAX_SLICES, starts_ns.get(index))
+            found.append(msgspec.structs.replace(picture, detail=detail))
+    return tuple(found)
 
 
 def _missing(why: str) -> ProfileFigures:

@@ -250,3 +250,18 @@ def test_a_profile_that_cannot_be_read_loses_only_kernel_times() -> None:
     found = measure(closed(fail), rank=0, backend="nccl")
     assert found.problems == ("kernel times are missing: the profile cannot be read (RuntimeError: no trace)",)
     assert (found.profiled, found.num_steps) == ((), 8)
+
+
+def test_pictures_hold_the_kernels_of_a_step_of_each_mode_with_the_sizes_of_their_collectives() -> None:
+    found = measured(whole())
+    assert [picture.arm for picture in found.pictures] == [Mode.OVERLAPPED, Mode.SEQUENTIAL]
+    size = max(LOG.collectives[0].bytes_in, LOG.collectives[0].bytes_out)
+    for picture in found.pictures:
+        assert picture.detail is not None
+        detail = picture.detail
+        assert set(detail.names) == {"gemm", ALL_REDUCE}
+        assert {(detail.names[name], size_bytes) for name, *_, size_bytes in detail.slices} == {
+            ("gemm", 0), (ALL_REDUCE, size)
+        }  # fmt: skip
+        assert len([name for name, *_ in detail.slices if not detail.communication[name]]) == KERNELS
+        assert (detail.left_out, detail.start_ns) == (0, 0)

@@ -1,0 +1,159 @@
+"""The critical path of a span of a device's time: the chain of work that its length is the sum of.
+
+The path is walked backwards, from the row that ended last. What held a row up is what ended or happened last before it
+started: its launch, the row before it on its stream, or a row of another stream. Traces do not tell which events a
+stream waited for, so a row of another stream is taken as the cause if it ended later than the row before on the own
+stream, and that one ended more than ``HAND_OVER_NS`` before. From a launch the path goes back along the host, to the
+last time that the host waited for the device.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from overlap_callbacks.analysis.intervals import Intervals
+from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
+
+# A row that starts so soon after the row before on its stream waited for that one.
+HAND_OVER_NS = 2_000
+
+
+class Part(enum.Enum):
+    """What a piece of a critical path consists of."""
+
+    COMPUTE = "compute"
+    COMMUNICATION = "communication"
+    COPY = "copy"
+    LAUNCH = "launch"
+    HOST = "host"
+    OTHER = "other"
+
+
+_PARTS = {Kind.COMPUTE: Part.COMPUTE, Kind.COMMUNICATION: Part.COMMUNICATION, Kind.COPY: Part.COPY}
+
+
+@dataclass(frozen=True)
+class Path:
+    """A critical path. Its pieces follow one another without a gap, so that their lengths add up to the span.
+
+    Attributes:
+        length_ns: length of the span.
+        parts_ns: time of each part on the path.
+        rows: the rows on the path, latest first, and the time of each on it.
+        at_most_ns: what would be won at most if all compute, all communication, or the host took no time.
+    """
+
+    length_ns: int
+    parts_ns: dict[Part, int]
+    rows: tuple[tuple[int, int], ...]
+    at_most_ns: dict[Part, int]
+
+
+class CriticalPaths:
+    """Finds the critical path of any span of a profile.
+
+    Args:
+        kernels: the whole profile, of one device.
+        launched_ns: when each row was launched, -1 if unknown; shape (n,).
+        waits: when the host waited for the device, ascending by their ends.
+    """
+
+    def __init__(self, kernels: KernelTable, launched_ns: Indices, waits: Intervals) -> None:
+        self._kernels = kernels
+        rows = np.flatnonzero((kernels.intervals.durations_ns > 0) & (kernels.kind != Kind.OTHER))
+        start, end = kernels.intervals.start_ns[rows], kernels.intervals.end_ns[rows]
+        # Of rows that end together, the one that started first is the last in this order, and so is found.
+        order = np.lexsort((rows, -start, end))
+        self._rows, self._start_ns, self._end_ns = rows[order], start[order], end[order]
+        self._launched_ns = np.minimum(launched_ns[self._rows], self._start_ns)
+        self._before = self._predecessors(kernels.lane[self._rows])
+        self._waits, self._waited_for = self._waits_for(waits)
+
+    def _predecessors(self, lane: Indices) -> Indices:
+        """What each row waited for, as a place in the order of ends; -1 for none; shape (rows,)."""
+        before = np.searchsorted(self._end_ns, self._start_ns, side="right") - 1
+        for number in np.unique(lane):
+            own = np.flatnonzero(lane == number)
+            place = np.searchsorted(self._end_ns[own], self._start_ns[own], side="right") - 1
+            found = own[np.maximum(place, 0)]
+            gap_ns = self._start_ns[own] - self._end_ns[found]
+            # The row before on the own stream counts where it ended just before, or where none ended later.
+            ended_last = self._end_ns[found] >= self._end_ns[np.maximum(before[own], 0)]
+            counts = (place >= 0) & ((gap_ns <= HAND_OVER_NS) | ended_last)
+            before[own[counts]] = found[counts]
+        return before
+
+    def _waits_for(self, waits: Intervals) -> tuple[Indices, Indices]:
+        """End of each wait of the host in which the device ended something, and the last row that did so."""
+        last = np.searchsorted(self._end_ns, waits.end_ns, side="right") - 1
+        real = (last >= 0) & (self._end_ns[np.maximum(last, 0)] > waits.start_ns) if len(self._end_ns) else last > 0
+        return waits.end_ns[real], last[real]
+
+    def of(self, start_ns: int, end_ns: int) -> Path | None:
+        """The path of a span; None if no row ended in it.
+
+        Args:
+            start_ns: where the path ends.
+            end_ns: where it begins: the end of a row.
+        """
+        place = int(np.searchsorted(self._end_ns, end_ns, side="right")) - 1
+        if place < 0 or int(self._end_ns[place]) <= start_ns:
+            return None
+        pieces = self._walk(place, start_ns)
+        parts: dict[Part, int] = dict.fromkeys(Part, 0)
+        rows: dict[int, int] = defaultdict(int)
+        for part, length_ns, row in pieces:
+            parts[part] += length_ns
+            if row >= 0:
+                rows[row] += length_ns
+        length_ns = int(self._end_ns[place]) - start_ns
+        return Path(length_ns, parts, tuple(rows.items()), self._at_most(start_ns, start_ns + length_ns, parts))
+
+    def _walk(self, place: int, start_ns: int) -> list[tuple[Part, int, int]]:
+        """The pieces of a path: what each consists of, its length, and its row, -1 for none."""
+        pieces: list[tuple[Part, int, int]] = []
+        until = int(self._end_ns[place])
+        while until > start_ns:
+            row, begin = int(self._rows[place]), int(self._start_ns[place])
+            pieces.append((_PARTS[Kind(self._kernels.kind[row])], until - max(begin, start_ns), row))
+            until = begin
+            if until <= start_ns:
+                break
+            launched, before = int(self._launched_ns[place]), int(self._before[place])
+            ended = int(self._end_ns[before]) if before >= 0 else start_ns
+            if launched >= 0 and launched >= ended:
+                pieces.append((Part.LAUNCH, until - max(launched, start_ns), -1))
+                until = max(launched, start_ns)
+                wait = int(np.searchsorted(self._waits, launched, side="right")) - 1
+                before = int(self._waited_for[wait]) if wait >= 0 else -1
+                ended, part = int(self._end_ns[before]) if before >= 0 else start_ns, Part.HOST
+            else:
+                part = Part.OTHER
+            pieces.append((part, until - max(ended, start_ns), -1))
+            until, place = max(ended, start_ns), before
+        return pieces
+
+    def _at_most(self, start_ns: int, end_ns: int, parts: dict[Part, int]) -> dict[Part, int]:
+        """What would be won at most: no more than the path has of it, and what remains has to run on its streams."""
+        ran = self._kernels.intervals
+        kernels = self._kernels[(ran.start_ns < end_ns) & (ran.end_ns > start_ns)]
+        inside = Intervals(
+            np.maximum(kernels.intervals.start_ns, start_ns), np.minimum(kernels.intervals.end_ns, end_ns)
+        )
+
+        def longest_ns(kinds: Sequence[Kind]) -> int:
+            wanted = np.isin(kernels.kind, kinds)
+            return max((inside[wanted & (kernels.lane == lane)].busy_ns for lane in np.unique(kernels.lane)), default=0)
+
+        length_ns = end_ns - start_ns
+        host_ns = parts[Part.LAUNCH] + parts[Part.HOST]
+        return {
+            Part.COMPUTE: min(parts[Part.COMPUTE], length_ns - longest_ns((Kind.COMMUNICATION, Kind.COPY))),
+            Part.COMMUNICATION: min(parts[Part.COMMUNICATION], length_ns - longest_ns((Kind.COMPUTE, Kind.COPY))),
+            Part.HOST: min(host_ns, length_ns - longest_ns((Kind.COMPUTE, Kind.COMMUNICATION, Kind.COPY))),
+        }

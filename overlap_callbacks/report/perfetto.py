@@ -1,0 +1,164 @@
+"""The profiled steps of a window as a trace that Perfetto and Chrome open: the Trace Event Format, in JSON.
+
+Each mode is a process with a track for each stream or thread. Power and clock are counters of a process of their own.
+Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from overlap_callbacks.analysis.results.kernel_times import StepDetail, StepTimeline
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.power import PowerTrace
+from overlap_callbacks.analysis.results.report import OverlapReport
+
+Event = dict[str, Any]
+
+_PROCESS_OF = {Mode.OVERLAPPED: 1, Mode.SEQUENTIAL: 2}
+_POWER_PROCESS = 3
+# Between two steps whose times on one clock are not known.
+_GAP_MS = 1.0
+
+
+def perfetto_trace(window: OverlapReport) -> dict[str, Any]:
+    """The document.
+
+    Steps and power lie on one clock where the record has it; else the steps follow one another.
+
+    Args:
+        window: with its details.
+
+    Raises:
+        ValueError: the window has no profiled steps.
+    """
+    if not window.pictures:
+        raise ValueError(f"window {window.window} has no profiled steps")
+    starts_ms, origin_ns = _starts(window.pictures, window.power_trace)
+    events: list[Event] = []
+    for picture, start_ms in zip(window.pictures, starts_ms, strict=True):
+        events += _step(picture, start_ms)
+    if window.power_trace is not None and origin_ns is not None:
+        events += _power(window.power_trace, (window.power_trace.start_ns - origin_ns) / 1e6)
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "window": str(window.window),
+            "first_step": str(window.first_step),
+            "device": window.device,
+            "clock": "of the rank" if origin_ns is not None else "the steps follow one another at a made-up distance",
+        },
+    }
+
+
+def _starts(pictures: Sequence[StepTimeline], power: PowerTrace | None) -> tuple[list[float], int | None]:
+    """Start of each step in milliseconds from the trace's beginning, and that beginning; None without a clock."""
+    known = [picture.detail.start_ns for picture in pictures if picture.detail is not None]
+    times_ns = [start_ns for start_ns in known if start_ns is not None]
+    if len(times_ns) == len(pictures):
+        origin_ns = min([*times_ns, *([power.start_ns] if power is not None else [])])
+        return [(start_ns - origin_ns) / 1e6 for start_ns in times_ns], origin_ns
+    starts_ms, now_ms = [], 0.0
+    for picture in pictures:
+        starts_ms.append(now_ms)
+        now_ms += picture.step_ms + _GAP_MS
+    return starts_ms, None
+
+
+def _step(picture: StepTimeline, start_ms: float) -> Iterator[Event]:
+    process = _PROCESS_OF[picture.arm]
+    yield _named("process_name", process, 0, f"{picture.arm.value} step")
+    yield _sorted("process_sort_index", process, 0, process)
+    yield _named("thread_name", process, 0, "step")
+    yield _slice(process, 0, f"{picture.arm.value} step", "step", start_ms, picture.step_ms)
+    tracks = _tracks_of_detail(picture.detail) if picture.detail is not None else _tracks_of_unions(picture)
+    for track, (name, slices) in enumerate(tracks, start=1):
+        yield _named("thread_name", process, track, name)
+        yield _sorted("thread_sort_index", process, track, track)
+        for text, category, begin_ms, length_ms, size_bytes in slices:
+            arguments = {"bytes": size_bytes} if size_bytes else {}
+            yield _slice(process, track, text, category, start_ms + begin_ms, length_ms, arguments)
+
+
+_Slices = list[tuple[str, str, float, float, int]]
+
+
+def _tracks_of_detail(detail: StepDetail) -> Iterator[tuple[str, _Slices]]:
+    """Name and slices of each track. Slices of a track do not overlap: a stream whose kernels do gets several."""
+    lanes: dict[tuple[bool, int], _Slices] = {}
+    for name, lane, begin_ms, length_ms, size_bytes in detail.slices:
+        communicates = detail.communication[name]
+        category = "communication" if communicates else "compute"
+        lanes.setdefault((communicates, lane), []).append(
+            (detail.names[name], category, begin_ms, length_ms, size_bytes)
+        )
+    for (communicates, lane), slices in sorted(lanes.items()):
+        for row, part in enumerate(_without_overlap(slices)):
+            kind = "communication" if communicates else "compute"
+            yield f"{kind}, stream {lane}" + (f" ({row + 1})" if row else ""), part
+
+
+def _without_overlap(slices: _Slices) -> list[_Slices]:
+    rows: list[_Slices] = []
+    for item in sorted(slices, key=lambda item: item[2]):
+        row = next((row for row in rows if row[-1][2] + row[-1][3] <= item[2]), None)
+        if row is None:
+            rows.append([item])
+        else:
+            row.append(item)
+    return rows
+
+
+def _tracks_of_unions(picture: StepTimeline) -> Iterator[tuple[str, _Slices]]:
+    """Of older records, which tell when compute and communication ran, and no kernels."""
+    for kind, intervals in (("compute", picture.compute), ("communication", picture.communication)):
+        yield kind, [(kind, kind, begin, end - begin, 0) for begin, end in intervals]
+
+
+def _power(trace: PowerTrace, start_ms: float) -> Iterator[Event]:
+    yield _named("process_name", _POWER_PROCESS, 0, "power and clock")
+    yield _sorted("process_sort_index", _POWER_PROCESS, 0, _POWER_PROCESS)
+    for time_ms, power_w in zip(trace.time_ms, trace.power_w, strict=True):
+        yield _counter("power (W)", start_ms + time_ms, "W", power_w)
+    for time_ms, clock_mhz in zip(trace.time_ms, trace.sm_clock_mhz, strict=False):
+        yield _counter("SM clock (MHz)", start_ms + time_ms, "MHz", clock_mhz)
+    yield _named("thread_name", _POWER_PROCESS, 1, "mode")
+    for segment in trace.segments:
+        length_ms = segment.end_ms - segment.start_ms
+        yield _slice(_POWER_PROCESS, 1, segment.arm.value, "mode", start_ms + segment.start_ms, length_ms)
+
+
+def _slice(
+    process: int,
+    track: int,
+    name: str,
+    category: str,
+    start_ms: float,
+    length_ms: float,
+    arguments: Event | None = None,
+) -> Event:
+    return {
+        "ph": "X", "pid": process, "tid": track, "name": name, "cat": category,
+        "ts": _microseconds(start_ms), "dur": _microseconds(length_ms), "args": arguments or {},
+    }  # fmt: skip
+
+
+def _counter(name: str, time_ms: float, unit: str, value: float) -> Event:
+    return {
+        "ph": "C", "pid": _POWER_PROCESS, "tid": 0, "name": name, "ts": _microseconds(time_ms), "args": {unit: value},
+    }  # fmt: skip
+
+
+def _named(kind: str, process: int, track: int, name: str) -> Event:
+    return {"ph": "M", "pid": process, "tid": track, "name": kind, "ts": 0, "args": {"name": name}}
+
+
+def _sorted(kind: str, process: int, track: int, index: int) -> Event:
+    return {"ph": "M", "pid": process, "tid": track, "name": kind, "ts": 0, "args": {"sort_index": index}}
+
+
+def _microseconds(time_ms: float) -> float:
+    """With nanoseconds as three decimals, as the format has them."""
+    return round(time_ms * 1000, 3)

@@ -1,0 +1,70 @@
+"""Tables for the terminal of a comparison of two traces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from overlap_callbacks.analysis.formatting import PLAIN
+from overlap_callbacks.analysis.results.catalogue import SUMMARY
+from overlap_callbacks.report.terminal_names import kernel_cells
+from overlap_callbacks.report.terminal_parts import change, pair_table, row_label
+from overlap_callbacks.report.terminal_trace_parts import more, notes, number, plain_table
+from overlap_callbacks.traces.figures import Comparison
+
+# Longer tables are cut; CSV and JSON hold everything.
+_MAX_ROWS = 12
+
+
+def comparison_tables(comparison: Comparison) -> RenderableType:
+    """The tables of a comparison, for people."""
+    figures = Table(title=Text(_compared(comparison)), title_justify="left")
+    figures.add_column("")
+    figures.add_column("per step", justify="right")
+    for figure in (figure for section in SUMMARY for figure in section):
+        value = comparison.figures.get(figure.name)
+        if value is None:
+            figures.add_row(row_label(figure), "undefined", style="dim")
+        elif figure.unit == "ms":
+            figures.add_row(row_label(figure), f"{number(value)} ms")
+        else:
+            figures.add_row(row_label(figure), PLAIN.figure(figure, value))
+    parts: list[RenderableType] = [figures]
+    if not comparison.valid:
+        parts.insert(0, Text("This comparison does not hold: see the notes.", style="bold red"))
+    if comparison.kernels:
+        parts.append(_kernel_table(comparison))
+    if comparison.pairs:
+        parts.append(pair_table(comparison.pairs, "What runs beside what, and what it costs"))
+    if comparison.unmatched:
+        calls = sum(row.overlapped_calls + row.sequential_calls for row in comparison.unmatched)
+        title = f"Kernels without a partner in the other file: {calls} calls, over all steps"
+        table = plain_table(title, "kernel", "overlapped", "sequential")
+        unmatched = comparison.unmatched[:_MAX_ROWS]
+        for row, name in zip(unmatched, kernel_cells([row.name for row in unmatched]), strict=True):
+            sides = ((row.overlapped_calls, row.overlapped_ms), (row.sequential_calls, row.sequential_ms))
+            table.add_row(name, *(f"{count} ({number(ms)} ms)" if count else "" for count, ms in sides))
+        parts += [table, *more(len(comparison.unmatched), _MAX_ROWS, "kernels")]
+    return Group(*parts, *notes(comparison.problems))
+
+
+def _compared(comparison: Comparison) -> str:
+    ov, seq = (Path(side.file).name for side in (comparison.overlapped, comparison.sequential))
+    steps = comparison.steps
+    matched = PLAIN.percent(comparison.matched_fraction)
+    return f"{ov} ({steps[0]} steps) against {seq} ({steps[1]}); {matched} of compute matched"
+
+
+def _kernel_table(comparison: Comparison) -> Table:
+    table = plain_table("Kernels that lose most, per step", "kernel", "slowdown", "lost", "overlapped", "sequential")
+    kernels = comparison.kernels[:_MAX_ROWS]
+    for kernel, name in zip(kernels, kernel_cells([kernel.name for kernel in kernels]), strict=True):
+        slowdown = change(kernel.slowdown)
+        times = (kernel.lost_ms, kernel.overlapped_ms, kernel.sequential_ms)
+        table.add_row(name, slowdown, *(f"{number(ms)} ms" for ms in times))
+    if len(comparison.kernels) > _MAX_ROWS:
+        table.add_row(f"... {len(comparison.kernels) - _MAX_ROWS} more", style="dim")
+    return table

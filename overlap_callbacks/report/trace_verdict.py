@@ -1,0 +1,148 @@
+"""What traces say, in a few sentences: what the devices do with their time, what holds them up, what could be won."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from overlap_callbacks.analysis.formatting import PLAIN, Style
+from overlap_callbacks.traces.device_time import CriticalPath, DeviceTime
+from overlap_callbacks.traces.figures import Analysis, TraceFigures
+
+# Shares of the time from which on something is worth a sentence.
+_MATTERS = 0.05
+# Share of the collectives from which on one rank is said to be the last.
+_OFTEN = 0.5
+
+
+def verdict(analysis: Analysis, style: Style = PLAIN) -> tuple[str, ...]:
+    """The sentences, what matters most first; empty if the files hold nothing."""
+    traces = [trace for trace in analysis.traces if trace.time]
+    if not traces:
+        return ()
+    sentences = list(_skew(analysis, style))
+    sentences.append(_shares(traces, style))
+    sentences += _host(traces, style)
+    sentences += _communication(traces, style)
+    return tuple(sentences)
+
+
+def _skew(analysis: Analysis, style: Style) -> Sequence[str]:
+    """Whether ranks wait for one another."""
+    if not analysis.skew:
+        return ()
+    several = len({rank.rank for row in analysis.skew for rank in row.ranks}) < len(
+        {(rank.rank, rank.device) for row in analysis.skew for rank in row.ranks}
+    )
+    waiting: Counter[str] = Counter()
+    last: Counter[str] = Counter()
+    count, transfer_ms = 0, 0.0
+    for row in analysis.skew:
+        count, transfer_ms = count + row.count, transfer_ms + row.transfer_ms
+        for rank in row.ranks:
+            name = f"{rank.rank}.{rank.device}" if several else str(rank.rank)
+            waiting[name] += rank.waiting_ms  # type: ignore[assignment]
+            last[name] += rank.last
+    mean_ms = sum(waiting.values()) / max(len(waiting), 1)
+    span_ms = _mean([trace.time[0].span_ms for trace in analysis.traces if trace.time])
+    share = mean_ms / span_ms if span_ms else 0.0
+    words = f"Ranks wait {_ms(mean_ms, style)} for one another on average, {style.percent(share)} of their time"
+    if share < _MATTERS / 5:
+        return (f"{words}: they arrive together.",)
+    slowest, times = last.most_common(1)[0]
+    if times >= _OFTEN * count:
+        return (f"{words}: rank {slowest} is the last at {times} of {count} collectives.",)
+    return (f"{words}: the last one is now this rank, now that, rank {slowest} most often ({times} of {count}).",)
+
+
+def _shares(traces: Sequence[TraceFigures], style: Style) -> str:
+    """What the devices do with their time."""
+    whole = [trace.time[0] for trace in traces]
+
+    def share(part: Callable[[DeviceTime], float | None]) -> float:
+        return _mean([(part(time) or 0.0) / time.span_ms for time in whole if time.span_ms])
+
+    what = "The training thread" if traces[0].on_host else "The device" if len(traces) == 1 else "The devices"
+    verb = "computes" if len(traces) == 1 or traces[0].on_host else "compute"
+    parts = [f"{style.percent(share(lambda time: time.exposed_comm_ms))} is exposed communication"]
+    if all(time.idle_host_ms is None for time in whole):
+        parts.append(f"{style.percent(share(lambda time: time.idle_ms))} is idle")
+    else:
+        host = share(lambda time: (time.idle_host_ms or 0.0) + (time.idle_launch_ms or 0.0))
+        parts.append(f"{style.percent(host)} is waiting for the host")
+        parts.append(f"{style.percent(share(lambda time: time.idle_other_ms))} is idle for other causes")
+    return f"{what} {verb} {style.percent(share(lambda time: time.compute_ms))} of the time; {', '.join(parts)}."
+
+
+def _host(traces: Sequence[TraceFigures], style: Style) -> Sequence[str]:
+    """Whether the host holds the devices up."""
+    limits = [(trace.host_limit, trace) for trace in traces if trace.host_limit is not None]
+    if not limits:
+        return ()
+    limit, trace = max(limits, key=lambda item: item[0].idle_fraction)
+    where = "" if len(traces) == 1 else f" ({_name(trace)})"
+    most = _at_most(traces, lambda path: path.at_most_host_ms)
+    won = "" if most is None else f" At most {_ms(most[0], style)} of a step of {_ms(most[1], style)} would be won."
+    if limit.launch_bound and limit.kernel_us is not None and limit.launch_interval_us is not None:
+        return (
+            f"Launch-bound{where}: a kernel takes {style.number(limit.kernel_us, 1)} us, and the host launches one "
+            f"every {style.number(limit.launch_interval_us, 1)} us (medians). Fewer and longer kernels help: CUDA "
+            f"graphs, torch.compile, fused optimizers.{won}",
+        )
+    if limit.idle_fraction >= _MATTERS:
+        return (
+            f"The host keeps the device waiting{where}, for {_ms(limit.longest_gap_ms, style)} at the longest: it may "
+            f"load data, wait for a result, or synchronise.{won}",
+        )
+    return ()
+
+
+def _communication(traces: Sequence[TraceFigures], style: Style) -> Sequence[str]:
+    """What exposed communication costs at most."""
+    whole = [trace.time[0] for trace in traces]
+    if _mean([time.exposed_comm_ms / time.span_ms for time in whole if time.span_ms]) < _MATTERS:
+        return ()
+    kinds: Counter[str] = Counter()
+    for trace in traces:
+        for row in trace.collectives:
+            kinds[row.collective] += row.time_ms - row.hidden_ms  # type: ignore[assignment]
+    mostly = f"Most of the exposed communication is {kinds.most_common(1)[0][0]}." if kinds else ""
+    most = _at_most(traces, lambda path: path.at_most_comm_ms)
+    if most is None:
+        return (mostly,) if mostly else ()
+    won = f"Without any communication a step of {_ms(most[1], style)} would be at most {_ms(most[0], style)} shorter"
+    if most[0] < _MATTERS * most[1]:
+        return (f"{mostly} {won}: communication is not what holds the steps up.".strip(),)
+    return (f"{mostly} {won}.".strip(),)
+
+
+def _at_most(
+    traces: Sequence[TraceFigures], part: Callable[[CriticalPath], float | None]
+) -> tuple[float, float] | None:
+    """What a step would win at most, and its length: means over the steps of the file in which that is most.
+
+    None where no file tells it.
+    """
+    found = []
+    for trace in traces:
+        most = [(won, path.length_ms) for path in trace.paths if (won := part(path)) is not None]
+        if most:
+            found.append((_mean([won for won, _ in most]), _mean([length_ms for _, length_ms in most])))
+    return max(found, default=None)
+
+
+def _name(trace: TraceFigures) -> str:
+    return f"rank {trace.rank}" if trace.rank is not None else f"device {trace.device}"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _ms(value: float, style: Style) -> str:
+    return f"{milliseconds(value, style)}{style.space}ms"
+
+
+def milliseconds(value: float, style: Style = PLAIN) -> str:
+    """A time in milliseconds, with microseconds unless it is long."""
+    return style.number(value, 3 if abs(value) < 100 else 2 if abs(value) < 1000 else 1)

@@ -1,0 +1,74 @@
+"""When the host launched the kernels of a trace, and when it waited for the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from overlap_callbacks.analysis.intervals import Intervals
+from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
+
+# Calls in which the host waits for the device.
+WAITING_CALLS = frozenset({
+    "cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy",
+    "cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize",
+    "hipDeviceSynchronize", "hipStreamSynchronize", "hipEventSynchronize", "hipMemcpy", "hipMemcpyWithStream",
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Launches:
+    """The host's side of the kernels of a trace.
+
+    Attributes:
+        launched_ns: when the call began that launched each kernel, -1 if the file does not tell; shape (n,).
+        waits: when the host waited for the device, in ascending order of their ends.
+        streams: name of each lane of the kernels, by its number: the stream, as it is in the file.
+        records_waits: whether the file has any call in which the host waits for the device. The profiler makes one at
+            its end; files from which such calls were left out have none.
+    """
+
+    launched_ns: Indices
+    waits: Intervals
+    streams: tuple[str, ...] = ()
+    records_waits: bool = False
+
+    @classmethod
+    def none(cls, num_kernels: int) -> Launches:
+        """Of a file that tells nothing of launches."""
+        return cls(np.full(num_kernels, -1, dtype=np.int64), Intervals.empty())
+
+    def __getitem__(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> Launches:
+        """The launches of the selected kernels."""
+        return Launches(self.launched_ns[rows], self.waits, self.streams, self.records_waits)
+
+    @property
+    def known(self) -> bool:
+        """Whether any kernel's launch is known."""
+        return bool((self.launched_ns >= 0).any())
+
+
+def waits_of(
+    calls: tuple[Indices, Indices, npt.NDArray[np.bool_], int],
+    launched_ns: Indices,
+    returned_ns: Indices,
+    kernels: KernelTable,
+) -> Intervals:
+    """When the host waited for the device, in ascending order of the ends.
+
+    It does so in calls that are made for it, and in those of copies that return after the copy has ended.
+
+    Args:
+        calls: start and end of each call that is made for it, and which of them have no time.
+        launched_ns: when the call began that launched each row, -1 if unknown; shape (n,).
+        returned_ns: when it returned; shape (n,).
+        kernels: the rows.
+    """
+    start, end, impossible, _ = calls
+    blocking = (kernels.kind == Kind.COPY) & (launched_ns >= 0) & (returned_ns >= kernels.intervals.end_ns)
+    start = np.concatenate((start[~impossible], launched_ns[blocking]))
+    end = np.concatenate((end[~impossible], returned_ns[blocking]))
+    order = np.argsort(end, kind="stable")
+    return Intervals(start[order], end[order])
