@@ -16,6 +16,7 @@ from overlap_callbacks.cli._options import (
     rule_option,
 )
 from overlap_callbacks.cli._output import one_line, print_result, read_with_progress
+from overlap_callbacks.cli._table_files import check_packages, parquet_option, write_table_files, xlsx_option
 
 # Tables of an analysis that can be printed as CSV.
 TABLES = (
@@ -29,6 +30,8 @@ TABLES = (
 @json_option
 @csv_option(TABLES)
 @output_option
+@parquet_option
+@xlsx_option
 @rule_option
 @communication_option
 @click.option("--all", "everything", is_flag=True, help="Show all tables of all files, with all rows.")
@@ -37,6 +40,8 @@ def command(
     as_json: bool,
     csv: str | None,
     output: Path | None,
+    parquet: Path | None,
+    xlsx: Path | None,
     rules: tuple[str, ...],
     patterns: tuple[str, ...],
     everything: bool,
@@ -49,11 +54,13 @@ def command(
     from overlap_callbacks.traces import TraceError, analyze, read_trace
 
     add_rules(rules, patterns)
+    check_packages(parquet, xlsx)
     try:
         result = analyze([read_with_progress(trace, read_trace) for trace in traces])
     except TraceError as error:
         raise click.ClickException(one_line(str(error))) from None
     problems = [*dict.fromkeys(problem for trace in result.traces for problem in trace.problems), *result.problems]
+    write_table_files(trace_rows.ANALYSIS_TABLES, functools.partial(trace_rows.analysis_rows, result), parquet, xlsx)
     table = trace_rows.as_csv(trace_rows.analysis_rows(result, csv)) if csv else None
     tables = functools.partial(terminal_traces.analysis_tables, everything=everything)
     print_result(result, as_json, output, table, tables, problems)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import click
@@ -15,6 +16,7 @@ from overlap_callbacks.cli._options import (
     rule_option,
 )
 from overlap_callbacks.cli._output import one_line, print_result, read_with_progress
+from overlap_callbacks.cli._table_files import check_packages, parquet_option, write_table_files, xlsx_option
 
 # Tables of a comparison that can be printed as CSV.
 TABLES = ("figures", "kernels", "pairs", "unmatched")
@@ -26,6 +28,8 @@ TABLES = ("figures", "kernels", "pairs", "unmatched")
 @json_option
 @csv_option(TABLES)
 @output_option
+@parquet_option
+@xlsx_option
 @rule_option
 @communication_option
 def command(
@@ -34,6 +38,8 @@ def command(
     as_json: bool,
     csv: str | None,
     output: Path | None,
+    parquet: Path | None,
+    xlsx: Path | None,
     rules: tuple[str, ...],
     patterns: tuple[str, ...],
 ) -> None:
@@ -42,9 +48,13 @@ def command(
     from overlap_callbacks.traces import TraceError, compare, read_trace
 
     add_rules(rules, patterns)
+    check_packages(parquet, xlsx)
     try:
         result = compare(read_with_progress(overlapped, read_trace), read_with_progress(sequential, read_trace))
     except (TraceError, ValueError) as error:
         raise click.ClickException(one_line(str(error))) from None
+    write_table_files(
+        trace_rows.COMPARISON_TABLES, functools.partial(trace_rows.comparison_rows, result), parquet, xlsx
+    )
     table = trace_rows.as_csv(trace_rows.comparison_rows(result, csv)) if csv else None
     print_result(result, as_json, output, table, terminal_trace_comparison.comparison_tables, result.problems)

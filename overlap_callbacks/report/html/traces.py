@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from overlap_callbacks.analysis.formatting import (
     DASH,
@@ -428,7 +429,7 @@ def _mean_step(time: Sequence[DeviceTime]) -> DeviceTime:
     """The mean over the steps; the whole file where it has none."""
     steps = time[1:] or time
     names = [name for name in DeviceTime.__struct_fields__ if name != "step"]
-    means = {}
+    means: dict[str, Any] = {}
     for name in names:
         values = [value for step in steps if (value := getattr(step, name)) is not None]
         means[name] = sum(values) / len(values) if values else None
