@@ -19,6 +19,7 @@ from overlap_callbacks.cli._options import (
     step_pattern,
 )
 from overlap_callbacks.cli._output import one_line, print_result, with_progress
+from overlap_callbacks.cli._table_files import check_packages, parquet_option, write_table_files, xlsx_option
 
 # Tables of an analysis that can be printed as CSV.
 TABLES = (
@@ -32,6 +33,8 @@ TABLES = (
 @json_option
 @csv_option(TABLES)
 @output_option
+@parquet_option
+@xlsx_option
 @rule_option
 @communication_option
 @step_option
@@ -44,6 +47,8 @@ def command(
     as_json: bool,
     csv: str | None,
     output: Path | None,
+    parquet: Path | None,
+    xlsx: Path | None,
     rules: tuple[str, ...],
     patterns: tuple[str, ...],
     step: str | None,
@@ -62,6 +67,7 @@ def command(
 
     add_rules(rules, patterns)
     steps = step_pattern(step)
+    check_packages(parquet, xlsx)
     try:
         files = find_traces(traces)
         what = f"reading {files[0].name}" if len(files) == 1 else f"reading {len(files)} traces"
@@ -69,6 +75,7 @@ def command(
             result = analyze_files(files, processes=processes, progress=progress, steps=steps)
     except TraceError as error:
         raise click.ClickException(one_line(str(error))) from None
+    write_table_files(trace_rows.ANALYSIS_TABLES, functools.partial(trace_rows.analysis_rows, result), parquet, xlsx)
     table = trace_rows.as_csv(trace_rows.analysis_rows(result, csv)) if csv else None
     tables = functools.partial(terminal_traces.analysis_tables, everything=everything)
     print_result(result, as_json, output, table, tables, terminal_traces.problems_of(result))

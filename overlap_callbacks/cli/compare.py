@@ -18,6 +18,7 @@ from overlap_callbacks.cli._options import (
     step_pattern,
 )
 from overlap_callbacks.cli._output import one_line, print_result, read_with_progress
+from overlap_callbacks.cli._table_files import check_packages, parquet_option, write_table_files, xlsx_option
 
 # Tables of a comparison that can be printed as CSV.
 TABLES = ("figures", "kernels", "pairs", "unmatched")
@@ -29,6 +30,8 @@ TABLES = ("figures", "kernels", "pairs", "unmatched")
 @json_option
 @csv_option(TABLES)
 @output_option
+@parquet_option
+@xlsx_option
 @rule_option
 @communication_option
 @step_option
@@ -38,6 +41,8 @@ def command(
     as_json: bool,
     csv: str | None,
     output: Path | None,
+    parquet: Path | None,
+    xlsx: Path | None,
     rules: tuple[str, ...],
     patterns: tuple[str, ...],
     step: str | None,
@@ -48,9 +53,13 @@ def command(
 
     add_rules(rules, patterns)
     read = functools.partial(read_trace, steps=step_pattern(step))
+    check_packages(parquet, xlsx)
     try:
         result = compare(read_with_progress(overlapped, read), read_with_progress(sequential, read))
     except (TraceError, ValueError) as error:
         raise click.ClickException(one_line(str(error))) from None
+    write_table_files(
+        trace_rows.COMPARISON_TABLES, functools.partial(trace_rows.comparison_rows, result), parquet, xlsx
+    )
     table = trace_rows.as_csv(trace_rows.comparison_rows(result, csv)) if csv else None
     print_result(result, as_json, output, table, terminal_trace_comparison.comparison_tables, result.problems)

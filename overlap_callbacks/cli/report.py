@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from overlap_callbacks.cli._output import newest_run, one_line, print_json, read_record, require
+from overlap_callbacks.cli.trace_report import trace_files, write_report
 
 
 @click.command("report")
@@ -24,9 +25,16 @@ from overlap_callbacks.cli._output import newest_run, one_line, print_json, read
 def command(runs: tuple[Path, ...], output: Path | None, axis: str | None, as_json: bool) -> None:
     """Make a page of RUN, a run folder or its overlap.jsonl; several are compared. Of a folder of runs, of the newest.
 
+    RUN may be a trace of torch.profiler too (.json or .json.gz), several, or a folder of them: one page of all.
+
     The page is one HTML file that needs nothing else: it opens from a disk, without a network, and prints.
     """
     require("jinja2", "report")
+    if (traces := trace_files(runs)) is not None:
+        if axis is not None:
+            raise click.UsageError("--axis compares runs; these are traces")
+        write_report(traces, output, as_json)
+        return
     from rich.console import Console
 
     from overlap_callbacks.report import terminal, write_page

@@ -33,7 +33,7 @@ def command(run: Path, output: Path, window: int | None) -> None:
         found = next((record.whole(report) for report in record.windows if report.window == window), None)
         missing = f"the record has no window {window}; it has {len(record.windows)} windows"
         if found is not None and not found.pictures:
-            found, missing = None, f"window {window} has no profiled steps in the record"
+            found, missing = None, f"window {window} has no profiled steps"
     if found is None:
         raise click.ClickException(missing)
     content = msgspec.json.encode(perfetto_trace(found))

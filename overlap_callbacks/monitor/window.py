@@ -24,6 +24,7 @@ from overlap_callbacks.instruments.other_profilers import serves_a_daemon
 from overlap_callbacks.instruments.power.meter import PowerMeter
 from overlap_callbacks.instruments.profiler import Profile
 from overlap_callbacks.monitor.schedule import Part, Plan
+from overlap_callbacks.monitor.step_ranges import StepRanges
 from overlap_callbacks.monitor.window_cost import WindowCost
 
 
@@ -140,6 +141,7 @@ class Window:
             does not.
         meter: of power; None if power is not measured.
         arm: what the job as configured is compared with.
+        ranges: name its steps in other profiles; None for none.
 
     Attributes:
         compared_with: the same, for the record; None for sequential steps.
@@ -155,6 +157,7 @@ class Window:
         meter: PowerMeter | None = None,
         *,
         arm: BaseArm | None = None,
+        ranges: StepRanges | None = None,
     ) -> None:
         self.number = number
         self.first_step = first_step
@@ -166,6 +169,7 @@ class Window:
         self._gate = gate
         self._switch = switch
         self._meter = meter
+        self._ranges = StepRanges(enabled=False) if ranges is None else ranges
         self._clock = clocks.StepClock()
         self._steps: list[MeasuredStep] = []
         self._problems: list[str] = []
@@ -210,6 +214,7 @@ class Window:
             granted: the sequence that passed the order check; needed in sequential mode.
         """
         self._plan = plan
+        self._ranges.begin(plan, self.first_step + plan.offset)
         self._paused = self._was_paused = False
         self._skipped = ""
         if plan.part is Part.PROFILED and self._profile is None and not self._missing_profile:
@@ -256,6 +261,7 @@ class Window:
         )
         self._steps.append(step)
         self._plan = None
+        self._ranges.end()
         return step
 
     def _is_unspoilt(self, log: StepLog) -> bool:
@@ -310,6 +316,7 @@ class Window:
             complete: whether all steps of the schedule ran.
         """
         self._paused = False  # a pause that ends later resumes nothing
+        self._ranges.end()
         self._gate.stop()
         self._end_meter()
         profile = self._stop_profile()
@@ -335,7 +342,7 @@ class Window:
         torch crashes when the interpreter ends while its profiler still runs.
         """
         self._paused = False
-        for stop in (self._gate.stop, self._end_meter, self._stop_profile):
+        for stop in (self._ranges.end, self._gate.stop, self._end_meter, self._stop_profile):
             with contextlib.suppress(Exception):
                 stop()
 

@@ -143,8 +143,7 @@ class WindowRunner(StepRunner):
         self._faults = faults
         self._phase = Phase.IDLE
         self._window: _OpenWindow | None = None  # None if and only if the phase is IDLE
-        self._step = -1
-        self._rewinds = 0
+        self._step, self._rewinds = -1, 0
         self._backoff = SilenceBackoff(config.max_overhead)
         self._pace = StepPace()
         self._ranges = StepRanges(config.annotate_steps)
@@ -184,7 +183,6 @@ class WindowRunner(StepRunner):
                 return
             plan = self._replan(plan, self._window)
         self.in_step = True
-        self._ranges.begin(plan, step)
         self._window.marks.begin_step(plan, self._window.clearance.sequence)
         self._window.cost.leave(clocks.now())
 
@@ -194,7 +192,6 @@ class WindowRunner(StepRunner):
         cost.enter(clocks.now())
         self.in_step = False
         step = self._window.marks.end_step()
-        self._ranges.end()
         stuck = check_gate_health(self._gate)
         if stuck is not None:
             self.abandon(stuck)
@@ -343,7 +340,9 @@ class WindowRunner(StepRunner):
             return
         self.num_opened += 1
         self._switch.use(bound.switch or self._switch.native)
-        marks = Window(plan.window, self._step, self._gate, self._switch, session.meter, arm=bound.arm)
+        marks = Window(
+            plan.window, self._step, self._gate, self._switch, session.meter, arm=bound.arm, ranges=self._ranges
+        )
         if marks.on_device and not self._schedule.warmup_steps:
             marks.note(
                 "warmup_steps=0: the first step after a change of mode counts, although work of the step before it may "
@@ -357,8 +356,7 @@ class WindowRunner(StepRunner):
 
     def _close(self, complete: bool, report: bool = True, job_ends: bool = False) -> None:
         window = self._window
-        self._phase = Phase.IDLE
-        self.in_step = False
+        self._phase, self.in_step = Phase.IDLE, False
         if window is None:
             self._rest()
             return
@@ -386,7 +384,6 @@ class WindowRunner(StepRunner):
             job_ends: nothing more is measured.
         """
         super().abandon(reason, within_step=within_step, job_ends=job_ends)
-        self._ranges.end()
         if self._window is not None:
             self._notices.info(f"window {self._window.marks.number} was cut short: {reason}")
             self._window.marks.note(f"cut short: {reason}")
@@ -394,9 +391,7 @@ class WindowRunner(StepRunner):
 
     def discard(self) -> None:
         window, self._window = self._window, None
-        self._slot.window = None
-        self._phase = Phase.IDLE
-        self._ranges.end()
+        self._slot.window, self._phase = None, Phase.IDLE
         if window is not None:
             window.marks.discard()
 

@@ -1,0 +1,69 @@
+"""What ``overlap report`` does with trace files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from overlap_callbacks.cli._output import one_line, print_json, with_progress
+
+_ENDINGS = (".json", ".json.gz", ".zip", ".sqlite")
+
+
+def trace_files(paths: Sequence[Path]) -> list[Path] | None:
+    """The trace files that the paths name, or that lie in the folders which they name; None if they are runs.
+
+    Raises:
+        click.UsageError: some are traces and some are runs.
+    """
+    found = [_traces_at(path) for path in paths]
+    if not any(found):
+        return None
+    if not all(found):
+        other = paths[next(i for i, files in enumerate(found) if not files)]
+        raise click.UsageError(one_line(f"a page is of traces or of runs: {other} is no trace"))
+    return [file for files in found for file in files]
+
+
+def _traces_at(path: Path) -> list[Path]:
+    from overlap_callbacks.analysis.results.run import FILE_NAME
+    from overlap_callbacks.report import record
+
+    if path.is_dir():
+        if (path / FILE_NAME).exists() or record.runs_in(path):
+            return []
+        return sorted(file for file in path.iterdir() if file.name.endswith(_ENDINGS) and file.is_file())
+    return [path] if path.name.endswith(_ENDINGS) else []
+
+
+def write_report(files: Sequence[Path], output: Path | None, as_json: bool) -> None:
+    """Write the page of traces.
+
+    Args:
+        files: the traces.
+        output: the page; None for ``report.html`` in this folder.
+        as_json: print the analysis as JSON too.
+
+    Raises:
+        click.ClickException: a file cannot be read, or the page cannot be written.
+    """
+    from overlap_callbacks.report.html.traces import write_trace_page
+    from overlap_callbacks.traces import TraceError, analyze_files, find_traces
+
+    output = Path("report.html") if output is None else output
+    try:
+        found = find_traces(files)
+        with with_progress(f"reading {len(found)} traces") as progress:
+            analysis = analyze_files(found, progress=progress)
+        size = write_trace_page(analysis, output)
+    except TraceError as error:
+        raise click.ClickException(one_line(str(error))) from None
+    except OSError as error:
+        raise click.ClickException(
+            one_line(f"{output} cannot be written: {error.strerror}; name another file with --output")
+        ) from None
+    if as_json:
+        print_json(analysis)
+    click.echo(one_line(f"The page is {output} ({size / 1e6:.1f} MB)"), err=True)
