@@ -104,6 +104,16 @@ def precision_of(dtype: Any) -> str | None:
     return full_precision() if dtype is torch.float32 else known.get(dtype)
 
 
+def check_callable(name: str, given: Any) -> None:
+    """Refuse what is neither None nor a function.
+
+    Raises:
+        TypeError: it is something else; the message has ``name``.
+    """
+    if given is not None and not callable(given):
+        raise TypeError(f"{name} must be callable, got {given!r} (a {type(given).__name__})")
+
+
 def check_names(options: dict[str, Any]) -> None:
     """Refuse names that are not options.
 

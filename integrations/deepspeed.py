@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from overlap_callbacks import OverlapMonitor, Sink, WandbSink
-from overlap_callbacks.sinks import FunctionSink, JsonlSink
+from overlap_callbacks import OverlapMonitor
+from overlap_callbacks.sinks import FunctionSink
 
 from .base import (
     Attachments,
     build_monitor,
+    check_callable,
     check_names,
     check_version,
     flush_sinks,
@@ -28,13 +28,13 @@ from .base import (
 
 try:
     import deepspeed
-    from deepspeed.monitor.monitor import Monitor
-    from deepspeed.monitor.wandb import WandbMonitor
     from deepspeed.runtime.engine import DeepSpeedEngine
     from deepspeed.runtime.pipe.engine import PipelineEngine
 except ImportError:
     raise ImportError("attach needs DeepSpeed: pip install 'overlap-callbacks[deepspeed]'") from None
 
+from ._deepspeed_events import EventsSink, sinks_of
+from ._deepspeed_race import EngineStep
 from ._deepspeed_switches import native_switches, prefetch_switch
 
 _NEEDED = ("module", "forward", "step", "global_steps", "global_samples", "was_step_applied", "monitor")
@@ -42,7 +42,13 @@ _NEEDED = ("module", "forward", "step", "global_steps", "global_samples", "was_s
 _attachments = Attachments("engine")
 
 
-def attach(engine: DeepSpeedEngine, *, sequential: str = "gate", **options: Any) -> OverlapMonitor:
+def attach(
+    engine: DeepSpeedEngine,
+    *,
+    sequential: str = "gate",
+    repeat_step: Callable[[], Any] | None = None,
+    **options: Any,
+) -> OverlapMonitor:
     """Measure the job of ``engine``: any ZeRO stage, or a pipeline.
 
     A step begins at the first training forward after ``engine.global_steps`` has changed, and ends with the
@@ -57,19 +63,22 @@ def attach(engine: DeepSpeedEngine, *, sequential: str = "gate", **options: Any)
         sequential: what makes a step sequential. ``"gate"`` waits for every collective. ``"native"`` flips DeepSpeed's
             own switches between steps: ``overlap_comm`` of ZeRO-1 and 2, the prefetch bucket size of ZeRO-3 (and, on
             GPUs, the streams beside the main one).
+        repeat_step: for ``check_gradients=True`` with ZeRO-1: runs ``engine.backward(engine(batch))`` once, on a batch
+            that it holds, and nothing else. What it changes in the engine is put back.
         **options: keyword arguments of ``Schedule`` and ``OverlapMonitor``, e.g. ``every_n_steps=200``.
 
     Returns:
         The monitor; its ``close()``, between steps, leaves the engine as it was.
 
     Raises:
-        TypeError: not a DeepSpeed engine, or an option that does not exist.
+        TypeError: not a DeepSpeed engine, a ``repeat_step`` that cannot be called, or an option that does not exist.
         ValueError: (``strict=True`` only) a value is not allowed, the engine has a monitor already, or DeepSpeed's
             switches would corrupt this job's training or change nothing.
         RuntimeError: (``strict=True`` only) there is no process group, or this DeepSpeed lacks something needed.
     """
     if not isinstance(engine, DeepSpeedEngine):
         raise TypeError(f"engine must be what deepspeed.initialize returned first, got a {type(engine).__name__}")
+    check_callable("repeat_step", repeat_step)
     check_names(options)
     framework = f"deepspeed {deepspeed.__version__}"
     try:
@@ -86,7 +95,7 @@ def attach(engine: DeepSpeedEngine, *, sequential: str = "gate", **options: Any)
     monitor = build_monitor(
         framework,
         options,
-        sinks=lambda given, folder: _sinks(given, folder, engine, events),
+        sinks=lambda given, folder: sinks_of(given, folder, engine, events),
         precision=lambda: _precision(engine),
     )
     if not monitor.active:
@@ -99,6 +108,8 @@ def attach(engine: DeepSpeedEngine, *, sequential: str = "gate", **options: Any)
             "zero3_prefetch_bucket": lambda arm: prefetch_switch(engine, arm),
         }
     )
+    if repeat_step is not None:
+        monitor.offer_repetition(EngineStep(repeat_step, engine))
     monitor.name_groups(_dimensions(engine))
     steps = _Steps(engine, monitor, events)
     methods = ("train_batch",) if isinstance(engine, PipelineEngine) else ("forward", "step")
@@ -121,6 +132,8 @@ class _Steps:
         self._number = -1
 
     def forward(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._monitor.is_repeating:
+            return inner(*args, **kwargs)
         if self._engine.module.training:
             if torch.is_grad_enabled():
                 self._begin()
@@ -184,37 +197,3 @@ def _dimensions(engine: DeepSpeedEngine) -> dict[str, str]:
         groups += [(grid.pp_proc_group, "pipeline"), (grid.dp_proc_group, "data")]
         groups += [(dist.group.WORLD, "pipeline")]  # its sends and receives
     return {group.group_name: label for group, label in groups if isinstance(group, dist.ProcessGroup)}
-
-
-# -- the engine's monitor
-
-
-class EventsSink(FunctionSink):
-    """Passes reports on to the backends of ``engine.monitor``, on the training thread, against the samples seen.
-
-    Its W&B backend is left out. The run that this backend starts is the active one, and ``WandbSink`` logs the same
-    there, with tables and against an axis of steps.
-    """
-
-    def __init__(self, engine: DeepSpeedEngine) -> None:
-        # ``close`` writes the last reports, which come while the training thread waits in the monitor's close().
-        super().__init__(self._write_events, deferred=True, exact_keys=True)
-        self._engine = engine
-        backends = vars(engine.monitor).values()  # None where one is not enabled, and on all ranks but the first
-        self.backends = [b for b in backends if isinstance(b, Monitor) and not isinstance(b, WandbMonitor)]
-
-    def _write_events(self, metrics: dict[str, float], step: int) -> None:
-        events = [(name, value, self._engine.global_samples) for name, value in metrics.items()]
-        for backend in self.backends:
-            backend.write_events(events)
-
-
-def _sinks(given: list[Sink] | None, folder: Path, engine: DeepSpeedEngine, events: EventsSink) -> list[Sink]:
-    """The monitor's sinks: those given or the default ones, and the engine's backends. One W&B sink at most."""
-    sinks = [JsonlSink(folder), WandbSink(start=False)] if given is None else given
-    if not engine.monitor.enabled:
-        return sinks
-    extra: list[Sink] = [events] if events.backends else []
-    if engine.monitor.wandb_monitor is not None and not any(isinstance(sink, WandbSink) for sink in sinks):
-        extra.append(WandbSink(start=False))
-    return [*sinks, *extra]

@@ -21,7 +21,7 @@ from . import _pytorch_ddp, _pytorch_fsdp
 from ._pytorch_ddp import switchable
 from ._pytorch_fsdp_arms import PrefetchSwitch, ReshardSwitch
 from ._pytorch_race import PlainStep
-from .base import Attachments, build_monitor, expect_dtensors, is_native, switched_off
+from .base import Attachments, build_monitor, check_callable, expect_dtensors, is_native, switched_off
 
 __all__ = ["attach", "switchable"]
 
@@ -71,8 +71,7 @@ def attach(
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r} (a {type(optimizer).__name__})")
     models = _as_list(model)
-    if repeat_step is not None and not callable(repeat_step):
-        raise TypeError(f"repeat_step must be callable, got {repeat_step!r} (a {type(repeat_step).__name__})")
+    check_callable("repeat_step", repeat_step)
     if pipeline is not None:
         from . import _pytorch_pipelining as pipelining
 

@@ -107,19 +107,34 @@ def caps(text: str | None, option: str) -> tuple[float | None, ...]:
     return tuple(found)
 
 
-def given_beside(allowed: Sequence[str]) -> list[str]:
-    """Options that the user gave to the command under way, but for some.
+power_cap_option = click.option(
+    "--power-cap", "power_caps", metavar="W,...",
+    help="Power limits of all GPUs of the host, in watts; none for their own. Needs root. Put back afterwards.",
+)  # fmt: skip
+clock_cap_option = click.option(
+    "--clock-cap", "clock_caps", metavar="MHZ,...",
+    help="The highest SM clock of all GPUs of the host, in MHz, in the same way.",
+)  # fmt: skip
+
+
+def refuse_beside_resume(allowed: Sequence[str]) -> None:
+    """Refuse options that the user gave beside ``--resume`` to the command under way.
 
     Args:
-        allowed: names of the parameters that do not count.
+        allowed: names of the parameters that may stand there.
+
+    Raises:
+        ValueError: there are others; the message names them.
     """
     context = click.get_current_context()
-    return [
+    others = [
         parameter.opts[-1]
         for parameter in context.command.params
         if parameter.name not in allowed
         and context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
     ]
+    if others:
+        raise ValueError(f"--resume goes on as it was begun: leave out {' and '.join(others)}")
 
 
 def add_rules(rules: tuple[str, ...], patterns: tuple[str, ...]) -> None:

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from overlap_callbacks.cli._options import given_beside, json_option, whole_numbers, words
+from overlap_callbacks.cli._options import (
+    caps,
+    clock_cap_option,
+    json_option,
+    power_cap_option,
+    refuse_beside_resume,
+    whole_numbers,
+    words,
+)
 from overlap_callbacks.cli._output import one_line, print_json, print_tables
+from overlap_callbacks.cli.experiment import INTERRUPTED_CODE, go_on, new_folder, told_of_interrupts
 
 if TYPE_CHECKING:
     from overlap_callbacks.analysis.results.bench import BenchResults, Plan
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-# Of a command that Ctrl-C ended, as shells count.
-_INTERRUPTED = 130
 # What may stand beside --resume.
 _BESIDE_RESUME = ("resume", "as_json", "page", "link_peak")
 
@@ -63,8 +69,18 @@ def command() -> None:
 @click.option("--message", metavar="SIZE,...", help="Of an all-reduce, e.g. 64KiB,16MiB,1GB.")
 @click.option("--dtype", "dtypes", metavar="TYPE,...", help="fp32, tf32, fp16, bf16, fp8: what the device has.")
 @click.option("--ctas", metavar="N,...", help="Thread blocks of a GPU's all-reduces; 0 for its own number.")
+@power_cap_option
+@clock_cap_option
 @_common
-def gemm_allreduce(sizes: str | None, message: str | None, dtypes: str | None, ctas: str | None, **given: Any) -> None:
+def gemm_allreduce(
+    sizes: str | None,
+    message: str | None,
+    dtypes: str | None,
+    ctas: str | None,
+    power_caps: str | None,
+    clock_caps: str | None,
+    **given: Any,
+) -> None:
     """N x N matrix products beside an all-reduce, against both alone.
 
     Slowdown, TFLOP/s, bus bandwidth, gain of doing both at once, and power where there is a sensor; 95% intervals.
@@ -77,6 +93,8 @@ def gemm_allreduce(sizes: str | None, message: str | None, dtypes: str | None, c
             "message_bytes": _byte_sizes(message, "--message"),
             "dtypes": words(dtypes),
             "ctas": whole_numbers(ctas, "--ctas"),
+            "power_caps_w": caps(power_caps, "--power-cap"),
+            "clock_caps_mhz": caps(clock_caps, "--clock-cap"),
         }
 
     _run(GEMM, swept, given)
@@ -112,24 +130,34 @@ def collectives(kinds: str | None, sizes: str | None, max_size: str | None, grou
 
 def _run(bench: str, swept: Callable[[], dict[str, Any]], given: dict[str, Any]) -> None:
     """Measure, print, and say how to go on."""
-    from overlap_callbacks.report.bench_results import BenchFileError
+    with told_of_interrupts(f"overlap bench {bench}") as folder_is:
+        from overlap_callbacks.report.bench_results import BenchFileError
 
-    world_size = _launched_ranks()
-    try:
-        peak = _peak(given["link_peak"])
-        folder, plan = _begun(bench, given["resume"]) if given["resume"] is not None else (None, None)
-        if plan is None or folder is None:
-            plan = _new_plan(bench, swept(), given, world_size)
-            folder = given["output"] or Path("overlap_bench") / f"{time.strftime('%Y%m%d-%H%M%S')}-{bench}"
-            _refuse_results_in(folder)
-    except (ValueError, TypeError, BenchFileError) as error:
-        raise click.ClickException(one_line(str(error))) from None
-    stopped = _measure(plan, folder, world_size)
-    if int(os.environ.get("RANK", "0")) == 0 or world_size is None:
-        # Ranks may have been told to stop where this process was not.
-        stopped = _show(folder, bench, stopped, peak, given) or stopped
-    if stopped:
-        click.get_current_context().exit(_INTERRUPTED)
+        world_size = _launched_ranks()
+        try:
+            peak = _peak(given["link_peak"])
+            folder, plan = _begun(bench, given["resume"]) if given["resume"] is not None else (None, None)
+            if plan is None or folder is None:
+                plan = _new_plan(bench, swept(), given, world_size)
+                folder = _new_folder(bench, given["output"])
+            _check_caps(plan)
+        except (ValueError, TypeError, BenchFileError) as error:
+            raise click.ClickException(one_line(str(error))) from None
+        folder_is(folder)
+        stopped = _measure(plan, folder, world_size)
+        if int(os.environ.get("RANK", "0")) == 0 or world_size is None:
+            # Ranks may have been told to stop where this process was not.
+            stopped = _show(folder, bench, stopped, peak, given) or stopped
+        if stopped:
+            raise SystemExit(INTERRUPTED_CODE)
+
+
+def _check_caps(plan: Plan) -> None:
+    from overlap_callbacks.analysis.bench.points import points_of
+    from overlap_callbacks.analysis.results.bench import GemmPoint
+    from overlap_callbacks.experiments.capping import check_may_cap
+
+    check_may_cap([point for point in points_of(plan) if isinstance(point, GemmPoint)])
 
 
 def _new_plan(bench: str, swept: dict[str, Any], given: dict[str, Any], world_size: int | None) -> Plan:
@@ -143,38 +171,41 @@ def _begun(bench: str, folder: Path) -> tuple[Path, Plan]:
     """The folder and the plan that a benchmark goes on with."""
     from overlap_callbacks.report.bench_results import file_of, read
 
-    others = given_beside(_BESIDE_RESUME)
-    if others:
-        raise ValueError(f"--resume goes on as the folder was begun: leave out {' and '.join(others)}")
+    refuse_beside_resume(_BESIDE_RESUME)
     plan = read(folder).start.plan
     if plan.bench != bench:
         raise ValueError(f"{folder} was begun by overlap bench {plan.bench}: resume it with that command")
     return file_of(folder).parent, plan
 
 
-def _refuse_results_in(folder: Path) -> None:
+def _new_folder(bench: str, output: Path | None) -> Path:
     from overlap_callbacks.analysis.results.bench import FILE_NAME
 
-    if (folder / FILE_NAME).exists():
-        raise ValueError(f"{folder} has results already: go on with --resume {folder}, or name another --output")
+    return new_folder(output, "overlap_bench", FILE_NAME, suffix=bench)
 
 
 def _measure(plan: Plan, folder: Path, world_size: int | None) -> bool:
     """Measure; returns whether it was ended before its end."""
     from rich.console import Console
 
+    from overlap_callbacks.analysis.results.bench import FILE_NAME
     from overlap_callbacks.experiments.bench.launch import RanksFailedError, launch
     from overlap_callbacks.experiments.bench.session import Stop, run_session
+    from overlap_callbacks.experiments.lines_file import BusyError, LinesFile
 
     line = " ".join(["overlap", *sys.argv[1:]])
     console = Console(stderr=True)
     try:
         if world_size is None:
             folder.mkdir(parents=True, exist_ok=True)
+            if (folder / FILE_NAME).exists():
+                LinesFile(folder / FILE_NAME, "bench").close()  # refuses a folder in which another one measures
             return launch(plan, folder, line, console)
         stop = Stop()
         run_session(plan, folder, line, stop, lambda done, total, what: click.echo(f"{done}/{total} {what}", err=True))
         return stop.requested
+    except BusyError as error:
+        raise click.ClickException(one_line(str(error))) from None
     except OSError as error:
         raise click.ClickException(one_line(f"{folder} cannot be written: {error.strerror}")) from None
     except RanksFailedError as error:
@@ -187,12 +218,11 @@ def _show(folder: Path, bench: str, stopped: bool, peak: Any, given: dict[str, A
     from overlap_callbacks.report.bench_results import BenchFileError, file_of, read
     from overlap_callbacks.report.terminal_bench import as_json, bench_tables
 
-    go_on = f"Go on with: overlap bench {bench} --resume {folder}"
     try:
         results = read(folder)
     except BenchFileError as error:
         if stopped:
-            click.echo("Stopped before anything was measured.", err=True)
+            click.echo("Interrupted before anything was measured.", err=True)
             return True
         raise click.ClickException(one_line(str(error))) from None
     if given["as_json"]:
@@ -204,7 +234,7 @@ def _show(folder: Path, bench: str, stopped: bool, peak: Any, given: dict[str, A
     click.echo(one_line(f"The results are in {file_of(folder)}."), err=True)
     is_left = bool(work_left(results.start.plan, results))
     if is_left:
-        click.echo(one_line(go_on), err=True)
+        click.echo(one_line(go_on(f"overlap bench {bench}", folder)), err=True)
     return is_left
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -13,6 +14,7 @@ import click
 
 from overlap_callbacks.cli._options import json_option
 from overlap_callbacks.cli._output import newest_run, one_line, print_json
+from overlap_callbacks.cli.experiment import INTERRUPTED_CODE, KEPT
 
 if TYPE_CHECKING:
     from overlap_callbacks.experiments.check.limits import Finding, Limit
@@ -76,13 +78,38 @@ def command(
         raise click.UsageError(one_line(f"{target[0]} is neither a run nor a command"))
     if is_run:
         _finish(newest_run(path), limits, sure, as_json)
-    elif run_dir is not None:
-        _check_command(target, run_dir.resolve(), windows, timeout)
-        _finish(run_dir, limits, sure, as_json)
-    else:
-        with tempfile.TemporaryDirectory(prefix="overlap-check-") as folder:
-            _check_command(target, Path(folder), windows, timeout)
-            _finish(Path(folder), limits, sure, as_json)
+    with _folder_of_command(run_dir, limits) as folder:
+        _check_command(target, folder, windows, timeout)
+        _finish(folder, limits, sure, as_json)
+
+
+@contextlib.contextmanager
+def _folder_of_command(run_dir: Path | None, limits: Sequence[Limit]) -> Iterator[Path]:
+    """A folder for the record of a command. One of our own is removed, unless Ctrl-C comes when it has a window."""
+    folder = Path(tempfile.mkdtemp(prefix="overlap-check-")) if run_dir is None else run_dir.resolve()
+    is_kept = run_dir is not None
+    try:
+        yield folder
+    except KeyboardInterrupt:
+        if not _has_windows(folder):
+            click.echo("Interrupted before a window was measured.", err=True)
+        else:
+            is_kept = True
+            again = " ".join(["overlap check", *[limit.as_option for limit in limits], str(folder)])
+            click.echo(one_line(f"{KEPT} Judge it with: {again}"), err=True)
+        raise SystemExit(INTERRUPTED_CODE) from None
+    finally:
+        if not is_kept:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _has_windows(folder: Path) -> bool:
+    from overlap_callbacks.report import record
+
+    try:
+        return bool(record.read(folder, details=False).valid_windows)
+    except record.RecordError:
+        return False
 
 
 def _check_command(target: Sequence[str], folder: Path, windows: int | None, timeout_s: float | None) -> None:
@@ -95,11 +122,9 @@ def _check_command(target: Sequence[str], folder: Path, windows: int | None, tim
         run_for_windows(target, folder, windows, math.inf if timeout_s is None else timeout_s)
     except CommandFailedError as error:
         _fail(str(error))
-    except KeyboardInterrupt:
-        _fail("interrupted")
 
 
-def _finish(run: Path, limits: Sequence[Limit], sure: bool, as_json: bool) -> None:
+def _finish(run: Path, limits: Sequence[Limit], sure: bool, as_json: bool) -> NoReturn:
     from overlap_callbacks.experiments.check.limits import State, judge
     from overlap_callbacks.report import record
 
@@ -137,7 +162,7 @@ def _say(record: Record, findings: Sequence[Finding], code: int, as_json: bool) 
         return
     told = [finding for finding in findings if code == HOLDS or finding.state is not State.HOLDS]
     words = {HOLDS: "All limits hold", BROKEN: "A limit is broken", NOTHING: "A limit cannot be judged"}[code]
-    click.echo(one_line(f"{words}: {'. '.join(finding.sentence() for finding in told)}."))
+    click.echo(one_line(f"{words}: {'; '.join(finding.sentence() for finding in told)}."))
     about = {finding.limit.figure for finding in findings if finding.state is State.BROKEN}
     if about & {EXPOSED_SHARE, "hidden_comm_fraction", "exposed_comm_ms"}:
         for line in exposed_lines(record):

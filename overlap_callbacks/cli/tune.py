@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import math
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from overlap_callbacks.cli._options import json_option
+from overlap_callbacks.cli._options import json_option, refuse_beside_resume
 from overlap_callbacks.cli._output import one_line, print_json, print_tables, require
+from overlap_callbacks.cli.experiment import (
+    Ending,
+    cannot_be_written,
+    finish,
+    new_folder,
+    run_to_end,
+    show_page,
+    told_of_interrupts,
+)
 
 if TYPE_CHECKING:
     from overlap_callbacks.experiments.tune.combinations import Axis
@@ -18,6 +26,9 @@ if TYPE_CHECKING:
     from overlap_callbacks.experiments.tune.tuner import Tuner
 
 QUICK_MINUTES = 5.0
+_COMMAND = "overlap tune"
+# What may stand beside --resume. The command and its settings may, if they are those of the tuning.
+_BESIDE_RESUME = ("resume", "command", "variables", "arguments", "repeats", "quick", "minutes", "timeout", "as_json")
 
 
 @click.command("tune", context_settings={"allow_interspersed_args": False})
@@ -40,7 +51,10 @@ QUICK_MINUTES = 5.0
     "--timeout", type=click.FloatRange(min=1), default=600.0, show_default=True,
     help="Seconds after which a run has failed.",
 )  # fmt: skip
-@click.option("-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="Folder of the results.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of the results. [default: overlap_tune/TIME]",
+)  # fmt: skip
 @click.option(
     "--resume", type=click.Path(path_type=Path, file_okay=False, exists=True),
     help="Go on with the tuning in this folder.",
@@ -71,59 +85,40 @@ def command(
     NCCL_MAX_CTAS=,8,16. Each run is ended once its steps are timed. {run_dir} in COMMAND is a folder of that run.
     """
     require("jinja2", "report")
-    from overlap_callbacks.experiments.tune.results import ResultsError, ResultsWriter
-    from overlap_callbacks.experiments.tune.tuner import Tuner
+    with told_of_interrupts(_COMMAND) as folder_is:
+        from overlap_callbacks.experiments.tune.results import open_results
+        from overlap_callbacks.experiments.tune.tuner import Tuner
 
-    if resume and (steps is not None or warmup is not None or output):
-        raise click.UsageError("--resume goes on as the tuning began: leave out --steps, --warmup and --output")
-    try:
-        results = _continued(resume, command, variables, arguments) if resume else None
-        if results is None:
-            timed = 40 if steps is None else steps
-            results = _begun(command, variables, arguments, timed, 10 if warmup is None else warmup, output)
-        writer = ResultsWriter(results.folder)
-        if not resume:
-            writer.write(results.tuning)
-    except (ResultsError, ValueError) as error:
-        raise click.UsageError(one_line(str(error))) from None
-    except OSError as error:
-        raise click.ClickException(one_line(f"the results cannot be written: {error}")) from None
-    limit_s = 60 * minutes if minutes is not None else 60 * QUICK_MINUTES if quick else math.inf
-    tuner = Tuner(results, writer, repeats or (4 if quick else 8), timeout, limit_s)
-    try:
-        ending = _run(tuner)
-    finally:
-        writer.close()
-    _show(results, as_json)
-    if ending is not Ending.COMPLETE:
-        click.echo(one_line(f"{ending.value} Go on with: overlap tune --resume {results.folder}"), err=True)
-    if ending is Ending.INTERRUPTED:
-        raise SystemExit(130)
-    if not any(not run.failure for run in results.runs):
-        raise SystemExit(1)
-
-
-class Ending(Enum):
-    """How the runs came to an end, and what is said of it."""
-
-    COMPLETE = ""
-    OUT_OF_TIME = "The time was over before all runs were done (--minutes)."
-    INTERRUPTED = "Interrupted: the runs that had ended are kept."
+        try:
+            if resume:
+                results = _continued(resume, command, variables, arguments)
+            else:
+                timed = 40 if steps is None else steps
+                results = _begun(command, variables, arguments, timed, 10 if warmup is None else warmup, output)
+            file = open_results(results.folder)
+            folder_is(results.folder)
+            if not resume:
+                file.write(results.tuning)
+        except ValueError as error:
+            raise click.UsageError(one_line(str(error))) from None
+        except OSError as error:
+            raise click.ClickException(cannot_be_written(error)) from None
+        limit_s = 60 * minutes if minutes is not None else 60 * QUICK_MINUTES if quick else math.inf
+        try:
+            ending = _run(Tuner(results, file, repeats or (4 if quick else 8), timeout, limit_s))
+        finally:
+            file.close()
+        _show(results, as_json)
+        finish(ending, results.folder, _COMMAND, measured=any([not run.failure for run in results.runs]))
 
 
 def _run(tuner: Tuner) -> Ending:
     """Run what is left, with a bar on a terminal and a line for each run elsewhere."""
     from overlap_callbacks.cli.run_progress import shown_progress
-    from overlap_callbacks.experiments.supervisor import interruptible
 
-    try:
-        with shown_progress(tuner.results) as show, interruptible():
-            tuner.on_progress = show
-            return Ending.COMPLETE if tuner.run() else Ending.OUT_OF_TIME
-    except KeyboardInterrupt:
-        return Ending.INTERRUPTED
-    except OSError as error:
-        raise click.ClickException(one_line(f"the results cannot be written: {error}")) from None
+    with shown_progress(tuner.results) as show:
+        tuner.on_progress = show
+        return run_to_end(tuner.run)
 
 
 def _show(results: Results, as_json: bool) -> None:
@@ -135,10 +130,7 @@ def _show(results: Results, as_json: bool) -> None:
         print_json(terminal.as_json(results, ranking))
     else:
         print_tables(terminal.tables(results, ranking))
-    try:
-        click.echo(one_line(f"The page is {page.write_page(results, ranking)}"), err=True)
-    except OSError as error:
-        click.echo(one_line(f"The page cannot be written: {error}"), err=True)
+    show_page(lambda: page.write_page(results, ranking))
 
 
 def _begun(
@@ -151,7 +143,6 @@ def _begun(
 ) -> Results:
     """A tuning that begins. Raises a ``ValueError`` where what the user gave cannot be run."""
     import datetime
-    import secrets
 
     from overlap_callbacks._version import __version__
     from overlap_callbacks.analysis.results.timing_plan import TimingPlan
@@ -164,9 +155,7 @@ def _begun(
     combinations(axes)
     check_command(command, axes)
     now = datetime.datetime.now().astimezone()
-    folder = output or Path("overlap_tune") / f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
-    if (folder / FILE_NAME).exists():
-        raise ValueError(f"{folder} holds a tuning already: go on with it by --resume {folder}, or name another folder")
+    folder = new_folder(output, "overlap_tune", FILE_NAME)
     # Four blocks: a hiccup in one of them is then a small part of the run.
     blocks = 4
     timing = TimingPlan(
@@ -189,6 +178,7 @@ def _continued(
     """An earlier tuning. Raises a ``ValueError`` where what the user gave is another one."""
     from overlap_callbacks.experiments.tune.results import read_results
 
+    refuse_beside_resume(_BESIDE_RESUME)
     results = read_results(folder)
     if command and command != results.tuning.command:
         raise ValueError(f"{folder} has another command: leave it out to go on, or begin a new tuning without --resume")

@@ -10,6 +10,7 @@ from overlap_callbacks.analysis.bench.points import points_of, work_left
 from overlap_callbacks.analysis.bench.sizes import size_in_words
 from overlap_callbacks.analysis.formatting import PLAIN, Style, count
 from overlap_callbacks.analysis.results.bench import GEMM, GLOO, LOOPBACK, NCCL, BenchResults, GemmRound, TransferRound
+from overlap_callbacks.analysis.results.estimate import Estimate
 
 # A smaller share of covered products casts doubt on a slowdown.
 _COVERED = 0.98
@@ -68,11 +69,21 @@ def _gemm_verdict(results: BenchResults, points: Sequence[GemmFigures], style: S
     span = low if low == high else f"{low} to {high}"
     gains = sorted(_value(point.speedup) for point in known if point.speedup is not None)
     text = f"Beside an all-reduce over {link_in_words(results)}, the time of a matrix product changes by {span}"
+    text += _told_from_chance([point.slowdown for point in known])
     if not gains:
-        return f"{text}."
+        return text
     low, high = (style.percent(value, signed=True) for value in (gains[0], gains[-1]))
     gain = low if low == high else f"{low} to {high}"
-    return f"{text}. Against one after the other, doing both at once changes the work done in the same time by {gain}."
+    return f"{text} Against one after the other, doing both at once changes the work done in the same time by {gain}."
+
+
+def _told_from_chance(changes: Sequence[Estimate | None]) -> str:
+    """How many changes are beyond chance, to follow a sentence that lacks its end."""
+    known = [change for change in changes if change is not None and change.ci_low is not None]
+    if not known:
+        return "."
+    sure = sum([not (change.ci_low or 0.0) <= 0 <= (change.ci_high or 0.0) for change in known])
+    return f", beyond chance at {sure} of {count(len(known), 'point')}."
 
 
 def _transfer_verdict(results: BenchResults, points: Sequence[TransferFigures], style: Style) -> str:
@@ -139,7 +150,8 @@ def notes(results: BenchResults) -> list[str]:
 def _point_words(failure: Any) -> str:
     if failure.gemm is not None:
         size = size_in_words(failure.gemm.message_bytes)
-        return f"N {failure.gemm.n}, {failure.gemm.dtype}, all-reduce of {size}"
+        cap = f", {failure.gemm.cap_in_words}" if failure.gemm.cap_in_words else ""
+        return f"N {failure.gemm.n}, {failure.gemm.dtype}, all-reduce of {size}{cap}"
     if failure.transfer is not None:
         return f"{failure.transfer.kind} of {size_in_words(failure.transfer.message_bytes)}"
     return "a point"

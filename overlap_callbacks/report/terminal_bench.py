@@ -52,16 +52,20 @@ def as_json(results: BenchResults) -> dict[str, Any]:
 
 def _gemm_table(points: tuple[GemmFigures, ...]) -> RenderableType:
     shows_ctas = any(point.point.ctas for point in points)
+    has_caps = any(point.point.cap_in_words for point in points)
     has_power = any(point.both_w for point in points)
     title = "Matrix products beside all-reduces (below: 95% intervals)"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1, 0, 0), pad_edge=False)
-    heads = ["N", "Message", "Type", *(["CTAs"] if shows_ctas else []), "Slowdown", "TFLOP/s", "GB/s", "Gain"]
+    keys = ["N", "Message", "Type", *(["CTAs"] if shows_ctas else []), *(["Cap"] if has_caps else [])]
+    heads = [*keys, "Slowdown", "TFLOP/s", "GB/s", "Gain"]
     for head in [*heads, *(["W"] if has_power else [])]:
         table.add_column(head, justify="left" if head == "Type" else "right", no_wrap=True)
-    table.add_row(*[""] * (4 + shows_ctas), *["alone, beside"] * 2, "both at once", *(["alone, both"] * has_power))
+    units = ["alone, beside"] * 2 + ["both at once"] + ["alone, both"] * has_power
+    table.add_row(*[""] * (len(keys) + 1), *units)
     for point in points:
         key = point.point
         cells = [str(key.n), size_in_words(key.message_bytes), key.dtype, *([str(key.ctas)] if shows_ctas else [])]
+        cells += [key.cap_in_words or "none"] if has_caps else []
         cells += [
             _with_bounds(point.slowdown),
             _pair(point.alone_tflop_s, point.beside_tflop_s),

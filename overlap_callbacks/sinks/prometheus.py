@@ -1,4 +1,4 @@
-"""The last window for Prometheus: a text file that the node exporter's textfile collector reads."""
+"""The last window, and that of each arm, for Prometheus: a file that the node exporter's textfile collector reads."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from overlap_callbacks.analysis import safe_text
+from overlap_callbacks.analysis.results.arm import ArmReport, arm_keys
 from overlap_callbacks.analysis.results.catalogue import FIGURES, power_meanings
 from overlap_callbacks.analysis.results.experts import expert_meanings
 from overlap_callbacks.analysis.results.mode import Mode
@@ -17,7 +18,7 @@ from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.analysis.results.throughput_metrics import throughput_meanings
 from overlap_callbacks.sinks.base import Sink
-from overlap_callbacks.sinks.metric_keys import NAMED_SECTIONS, describe, fit_name, split
+from overlap_callbacks.sinks.metric_keys import BOUNDS, NAMED_SECTIONS, describe, fit_name, split
 
 # Prometheus keeps a series for each value of a label, for ever. So values are short, and few.
 MAX_LABEL_LENGTH = 100
@@ -34,7 +35,7 @@ _UNITS = {
     "bytes": ("bytes", "_bytes", 1.0),
 }
 _LABEL_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
-_OWN_LABELS = frozenset({"mode", "collective", "dimension"})
+_OWN_LABELS = frozenset({"mode", "collective", "dimension", "arm"})
 
 
 class Gauge(NamedTuple):
@@ -55,9 +56,10 @@ class Gauge(NamedTuple):
 class PrometheusSink(Sink):
     """Writes the metrics of the last window, and where they come from, to a file that is always whole.
 
-    Times are in seconds, clocks in hertz, fractions named ``_ratio``. ``mode``, ``collective`` and ``dimension`` are
-    labels: ``overlap_power_avg_watts{mode="overlapped"}``, ``overlap_comm_bytes{collective="allreduce"}``. What the
-    last window did not measure is not in the file.
+    Times are in seconds, clocks in hertz, fractions named ``_ratio``. ``mode``, ``collective``, ``dimension`` and
+    ``arm`` are labels: ``overlap_power_avg_watts{mode="overlapped"}``, ``overlap_comm_bytes{collective="allreduce"}``,
+    ``overlap_arm_speedup_ratio{arm="prefetch_2_2"}``. What the last window did not measure is not in the file; of arms,
+    the last window of each one counts.
 
     Args:
         path: in the collector's folder; ends in ``.prom``.
@@ -75,11 +77,19 @@ class PrometheusSink(Sink):
             raise ValueError(f"path must end in .prom, or the node exporter does not read it; got {str(path)!r}")
         self._labels = _checked(labels or {})
         self._run: RunInfo | None = None
+        # By arm, the newest last; that of sequential steps under the empty name.
+        self._reports: dict[str, OverlapReport | ArmReport] = {}
 
     def open(self, run: RunInfo) -> None:
         self._run = run
 
     def log(self, report: OverlapReport) -> None:
+        self._write("", report)
+
+    def log_arm(self, report: ArmReport) -> None:
+        self._write(report.arm.name, report)
+
+    def _write(self, arm: str, report: OverlapReport | ArmReport) -> None:
         try:
             from prometheus_client import CollectorRegistry, write_to_textfile
         except ImportError:
@@ -87,51 +97,78 @@ class PrometheusSink(Sink):
                 "prometheus_client is not installed: pip install 'overlap-callbacks[prometheus]', or leave "
                 "PrometheusSink out"
             ) from None
+        self._reports.pop(arm, None)
+        self._reports[arm] = report
         registry = CollectorRegistry()
-        registry.register(_Families(self._families(report)))
+        registry.register(_Families(self._labels, self._reports, self._run))
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_to_textfile(str(self.path), registry)  # writes another file, then renames it
         self.path.chmod(0o644)  # the node exporter runs as another user
 
-    def _families(self, report: OverlapReport) -> list[Any]:
-        from prometheus_client.core import GaugeMetricFamily
-
-        families: dict[str, Any] = {}
-        values: dict[tuple[str, str], set[str]] = {}
-
-        def add(gauge: Gauge, meaning: str, value: float) -> None:
-            seen = values.setdefault((gauge.name, gauge.label), set())
-            # If one series stood in the file twice, the collector would reject the whole file.
-            if gauge.label_value in seen or len(seen) >= MAX_LABEL_VALUES:
-                return
-            seen.add(gauge.label_value)
-            own = [gauge.label] if gauge.label else []
-            family = families.setdefault(
-                gauge.name, GaugeMetricFamily(gauge.name, meaning, labels=[*self._labels, *own])
-            )
-            family.add_metric([*self._labels.values(), *([gauge.label_value] if own else [])], value * gauge.scale)
-
-        for key, value in report.metrics().items():
-            if math.isfinite(value):
-                metric = gauge(key)
-                add(metric, _meaning(key, metric), value)
-        add(Gauge("overlap_window_first_step", "", "", 1.0), "training step of the last window", report.first_step)
-        info = {"device": report.device, "backend": report.backend, "world_size": str(report.world_size)}
-        if self._run is not None:
-            info |= {"framework": self._run.framework, "version": self._run.library_version}
-        family = GaugeMetricFamily("overlap_run_info", "what was measured", labels=[*self._labels, *info])
-        family.add_metric([*self._labels.values(), *map(_label_value, info.values())], 1.0)
-        return [*families.values(), family]
-
 
 class _Families:
-    """What the registry asks for metrics."""
+    """What the registry asks for metrics.
 
-    def __init__(self, families: Iterable[Any]) -> None:
-        self._families = families
+    Args:
+        labels: of every metric.
+        reports: the last one of each arm, by its name, the newest last; one at least.
+        run: what was measured; None if that is not known.
+    """
+
+    def __init__(
+        self, labels: Mapping[str, str], reports: Mapping[str, OverlapReport | ArmReport], run: RunInfo | None
+    ) -> None:
+        self._labels = labels
+        self._families: dict[str, Any] = {}
+        self._seen: dict[tuple[str, str], set[str]] = {}
+        # What a window cost is in every report. That of the newest window counts: a series is taken once.
+        newest_first = list(reports.items())[::-1]
+        for arm, report in newest_first:
+            self._take(arm, report)
+        self._take_run(newest_first[0][1], run)
 
     def collect(self) -> Iterable[Any]:
-        return self._families
+        return self._families.values()
+
+    def _take(self, arm: str, report: OverlapReport | ArmReport) -> None:
+        for key, value in report.metrics().items():
+            if math.isfinite(value):
+                if key.startswith("arm/"):
+                    found, meaning = arm_gauge(arm, key)
+                else:
+                    found = gauge(key)
+                    meaning = _meaning(key, found)
+                self._add(found, meaning, value)
+        if arm:
+            first = Gauge("overlap_arm_window_first_step", "arm", _label_value(arm), 1.0)
+            self._add(first, "training step of the arm's last window", report.first_step)
+        else:
+            first = Gauge("overlap_window_first_step", "", "", 1.0)
+            self._add(first, "training step of the last window", report.first_step)
+
+    def _take_run(self, report: OverlapReport | ArmReport, run: RunInfo | None) -> None:
+        from prometheus_client.core import GaugeMetricFamily
+
+        info = {"device": report.device, "backend": report.backend, "world_size": str(report.world_size)}
+        if run is not None:
+            info |= {"framework": run.framework, "version": run.library_version}
+        family = GaugeMetricFamily("overlap_run_info", "what was measured", labels=[*self._labels, *info])
+        family.add_metric([*self._labels.values(), *map(_label_value, info.values())], 1.0)
+        self._families[family.name] = family
+
+    def _add(self, gauge: Gauge, meaning: str, value: float) -> None:
+        from prometheus_client.core import GaugeMetricFamily
+
+        seen = self._seen.setdefault((gauge.name, gauge.label), set())
+        # If one series stood in the file twice, the collector would reject the whole file.
+        if gauge.label_value in seen or len(seen) >= MAX_LABEL_VALUES:
+            return
+        seen.add(gauge.label_value)
+        own = [gauge.label] if gauge.label else []
+        if gauge.name not in self._families:
+            self._families[gauge.name] = GaugeMetricFamily(gauge.name, meaning, labels=[*self._labels, *own])
+        values = [*self._labels.values(), *([gauge.label_value] if own else [])]
+        self._families[gauge.name].add_metric(values, value * gauge.scale)
 
 
 def gauge(key: str) -> Gauge:
@@ -144,11 +181,28 @@ def gauge(key: str) -> Gauge:
         for mode in Mode:
             if name.startswith(f"{mode.value}_"):
                 label, value, name = "mode", mode.value, name.removeprefix(f"{mode.value}_")
-    suffix, unit, scale = _UNITS.get(parts_of_key.unit, ("", "", 1.0))
+    return _gauge(section, name, parts_of_key.unit, parts_of_key.bound, (label, value))
+
+
+def arm_gauge(arm: str, key: str) -> tuple[Gauge, str]:
+    """The same of a metric ``arm/<name>_...``, and its meaning. An arm's name may end as a figure's begins.
+
+    Args:
+        arm: its name.
+        key: of the metric.
+    """
+    name = key.removeprefix(f"arm/{arm}_")
+    bound = next((bound for bound in BOUNDS if name.endswith(f"_{bound}")), "")
+    figure = arm_keys()[name.removesuffix(f"_{bound}")]
+    return _gauge("arm", figure.name, figure.unit, bound, ("arm", arm)), figure.meaning
+
+
+def _gauge(section: str, name: str, unit: str, bound: str, label: tuple[str, str]) -> Gauge:
+    suffix, base_unit, scale = _UNITS.get(unit, ("", "", 1.0))
     stem = name.removesuffix(suffix) if suffix else name
-    bound = f"_{parts_of_key.bound}" if parts_of_key.bound else ""
     parts = ["overlap", *([section] if section not in ("", "overlap") else []), *([stem.strip("_")] if stem else [])]
-    return Gauge("_".join(parts) + bound + unit, label, _label_value(value), scale)
+    full = "_".join(parts) + (f"_{bound}" if bound else "") + base_unit
+    return Gauge(full, label[0], _label_value(label[1]), scale)
 
 
 def _meaning(key: str, metric: Gauge) -> str:

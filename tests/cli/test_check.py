@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from overlap_callbacks.analysis.results.outside import RUN_DIR
 from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.experiments.leftovers import processes_with
 from tests.commands import invoke
 from tests.report.runs import run_info, window, write
 
@@ -49,7 +55,7 @@ def test_a_broken_limit_says_what_was_measured_and_whose_communication_is_expose
     first, *rest = result.stdout.splitlines()
     assert first.startswith("A limit is broken: exposed communication, as a share of the step, is 8.")
     assert "95% interval" in first
-    assert first.endswith("allowed is at most 1.0%.")
+    assert first.endswith(", and at most 1.0% is allowed.")
     assert any("dimension" in line and "exposed" in line for line in rest)
 
 
@@ -104,3 +110,24 @@ def test_a_command_is_run_and_ended_once_a_window_counts(tmp_path: Path) -> None
 def test_a_command_that_gives_no_record_is_no_pass(command: list[str], says: str) -> None:
     result = invoke("check", "--max-exposed", "1", "--", *command)
     assert (result.exit_code, says in result.output) == (2, True), result.output
+
+
+def test_ctrl_c_keeps_the_windows_that_were_measured_and_says_how_to_judge_them(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "overlap_callbacks", "check", "--max", "e2e_overlapped_ms=60000", "--", *JOB,
+         "--every", "100"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)},
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    end = time.monotonic() + 60
+    while not any('"record":"window"' in file.read_text() for file in tmp_path.glob("overlap-check-*/overlap.jsonl")):
+        assert time.monotonic() < end
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    (folder,) = tmp_path.glob("overlap-check-*")
+    assert process.returncode == 130, errors
+    assert f"Judge it with: overlap check --max e2e_overlapped_ms=60000 {folder}" in errors
+    assert processes_with(RUN_DIR, str(folder)) == []
+    assert invoke("check", "--max", "e2e_overlapped_ms=60000", str(folder)).exit_code == 0

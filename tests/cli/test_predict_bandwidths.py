@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from overlap_callbacks.analysis.bench.sizes import powers_of_two
-from overlap_callbacks.analysis.results.bench import BenchResults
-from overlap_callbacks.experiments.bench.results_file import ResultsFile
+from overlap_callbacks.analysis.results.bench import FILE_NAME, BenchResults
+from overlap_callbacks.experiments.lines_file import LinesFile
 from tests.analysis.bench.results import gemm_results, transfer_results
 from tests.commands import invoke
 
@@ -18,9 +18,9 @@ JOB = ("--model", "gpt2", "--pp", "2", "--dp", "2", "--global-batch", "8", "--pe
 
 
 def written(folder: Path, results: BenchResults) -> str:
-    file = ResultsFile(folder)
+    file = LinesFile(folder / FILE_NAME, "bench")
     for line in (results.start, *results.rounds):
-        file.append(line)
+        file.write(line)
     file.close()
     return str(folder)
 

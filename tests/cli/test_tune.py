@@ -109,7 +109,7 @@ def test_a_command_that_gives_no_step_times_ends_in_rows_that_say_why(tmp_path: 
     assert "No combination was measured." in result.stdout
     assert result.stdout.count("is the library attached in it") == 2
     again = invoke("tune", "--env", "A=1,2", "-o", folder, "--", "true")
-    assert (again.exit_code, "holds a tuning already" in again.output) == (2, True)
+    assert (again.exit_code, "has results already" in again.output) == (2, True)
 
 
 def test_runs_that_do_not_fit_into_the_time_are_left_for_later(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from overlap_callbacks.experiments.lines_file import BusyError
+from overlap_callbacks.experiments.lines_file import BusyError, ResultsError
 from overlap_callbacks.experiments.tune.combinations import (
     Kind,
     balanced_order,
@@ -17,7 +17,7 @@ from overlap_callbacks.experiments.tune.combinations import (
     line_of,
     parsed_axis,
 )
-from overlap_callbacks.experiments.tune.results import FILE_NAME, ResultsError, ResultsWriter, read_results
+from overlap_callbacks.experiments.tune.results import FILE_NAME, open_results, read_results
 from tests.experiments.tune_results import BUCKETS, CTAS, results, tuning
 
 
@@ -63,18 +63,18 @@ def test_axes_that_cannot_be_compared_are_refused() -> None:
 
 def test_results_survive_a_crash_in_mid_line(tmp_path: Path) -> None:
     made = results(tmp_path, [(100, 101), (50, 51), ()], failed=(2,))
-    writer = ResultsWriter(tmp_path)
+    writer = open_results(tmp_path)
     for line in (made.tuning, *made.runs):
         writer.write(line)
     with pytest.raises(BusyError, match="another overlap tune is at work"):
-        ResultsWriter(tmp_path)
+        open_results(tmp_path)
     writer.close()
     file = tmp_path / FILE_NAME
     file.write_bytes(file.read_bytes()[:-20])
     found = read_results(tmp_path)
     assert found.tuning == made.tuning
     assert (len(found.runs), found.broken_lines) == (4, 1)
-    writer = ResultsWriter(tmp_path)
+    writer = open_results(tmp_path)
     writer.write(made.runs[-1])
     writer.close()
     assert read_results(tmp_path).runs == made.runs

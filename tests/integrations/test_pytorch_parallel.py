@@ -212,15 +212,6 @@ def test_two_hundred_steps_of_changing_modes_do_not_hang(make: Callable[..., Job
     assert run_ranks(_toggle, ranks, make, timeout_s=60) == [(True, 100, 100)] * ranks
 
 
-def test_messages_that_can_complete_one_after_the_other_are_distinguished_from_those_that_cannot() -> None:
-    there, back = ("forward", 1, 0), ("backward", 0, 0)
-    assert pipelining.all_finish([[there, back], [there, back]])
-    assert not pipelining.all_finish([[there, back], [back, there]])
-    assert not pipelining.all_finish([[there], []])
-    # Three ranks in a ring, each of which sends before it receives.
-    assert not pipelining.all_finish([["a", "c"], ["b", "a"], ["c", "b"]])  # type: ignore[list-item]
-
-
 def _orders(rank: int) -> list[str]:
     found = []
     for defer in (False, True):

@@ -7,9 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from overlap_callbacks.analysis.results.arm import ArmReport, ComparedArm
 from overlap_callbacks.analysis.results.window import DimensionTime
 from overlap_callbacks.sinks import PrometheusSink
-from overlap_callbacks.sinks.prometheus import MAX_LABEL_LENGTH, MAX_LABEL_VALUES, gauge
+from overlap_callbacks.sinks.prometheus import MAX_LABEL_LENGTH, MAX_LABEL_VALUES, arm_gauge, gauge
+from tests.report.arm_runs import arm_window
 from tests.report.runs import run_info, window
 
 parser = pytest.importorskip("prometheus_client.parser")
@@ -54,6 +56,31 @@ def test_names_have_base_units(key: str, name: str, labels: tuple[str, str], sca
     assert gauge(key) == (name, *labels, scale)
 
 
+@pytest.mark.parametrize(
+    ("key", "name", "scale"),
+    [
+        ("speedup", "overlap_arm_speedup_ratio", 1.0),
+        ("speedup_ci_low", "overlap_arm_speedup_ci_low_ratio", 1.0),
+        ("configured_step_ms", "overlap_arm_configured_step_seconds", 1e-3),
+        ("exposed_comm_change_ms_ci_high", "overlap_arm_exposed_comm_change_ci_high_seconds", 1e-3),
+        ("energy_per_step_j", "overlap_arm_energy_per_step_joules", 1.0),
+        ("configured_avg_w", "overlap_arm_configured_avg_watts", 1.0),
+        ("peak_memory_bytes", "overlap_arm_peak_memory_bytes", 1.0),
+        ("equal_results", "overlap_arm_equal_results", 1.0),
+    ],
+)
+def test_an_arm_is_a_label_whatever_its_name_ends_in(key: str, name: str, scale: float) -> None:
+    found, meaning = arm_gauge("as_configured", f"arm/as_configured_{key}")
+    assert found == (name, "arm", "as_configured", scale)
+    assert meaning
+
+
+def test_every_metric_of_an_arm_has_a_name() -> None:
+    report = arm_window(3, power=True)
+    names = [arm_gauge(report.arm.name, key)[0].name for key in report.metrics() if key.startswith("arm/")]
+    assert len(set(names)) == len(names) == len(report.metrics()) - ("overlap/measurement_overhead" in report.metrics())
+
+
 def test_the_last_window_is_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "overlap.prom"
     report = window(3, power=True)
@@ -72,6 +99,45 @@ def test_what_the_last_window_did_not_measure_is_gone(tmp_path: Path) -> None:
     path = tmp_path / "overlap.prom"
     sink_with(path, window(1, power=True), window(2))
     assert not [name for name, _ in written(path) if name.startswith("overlap_power")]
+
+
+def labelled(path: Path, name: str, label: str) -> dict[str, float]:
+    return {dict(labels)[label]: value for (found, labels), value in written(path).items() if found == name}
+
+
+def costing(report: ArmReport, overhead: float) -> ArmReport:
+    return msgspec.structs.replace(report, measurement_overhead=overhead)
+
+
+def test_the_last_window_of_each_arm_is_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "overlap.prom"
+    sink = sink_with(path, window(0))
+    first, other, last = arm_window(1), costing(arm_window(2, "no_reshard"), 0.5), arm_window(4)
+    for report in (first, other, last):
+        sink.log_arm(report)
+    sink.log(window(5))
+    steps = {"prefetch_2_2": last.first_step, "no_reshard": other.first_step}
+    assert labelled(path, "overlap_arm_window_first_step", "arm") == steps
+    speedups = {report.arm.name: report.speedup.value for report in (last, other)}  # type: ignore[union-attr]
+    assert labelled(path, "overlap_arm_speedup_ratio", "arm") == pytest.approx(speedups)
+    assert written(path)["overlap_window_first_step", ()] == window(5).first_step
+    sink.log_arm(costing(arm_window(6), 0.25))
+    assert written(path)["overlap_measurement_overhead_ratio", ()] == 0.25  # of the newest window, whatever its arm
+
+
+def test_a_job_with_other_arms_alone_has_a_file_too(tmp_path: Path) -> None:
+    path = tmp_path / "overlap.prom"
+    sink_with(path).log_arm(arm_window(0))
+    assert labelled(path, "overlap_arm_step_seconds", "arm")["prefetch_2_2"] > 0
+    assert "overlap_run_info" in {name for name, _ in written(path)}
+
+
+def test_arms_are_bounded(tmp_path: Path) -> None:
+    sink = sink_with(tmp_path / "overlap.prom", window(0))
+    report = arm_window(1)
+    for number in range(MAX_LABEL_VALUES + 30):
+        sink.log_arm(msgspec.structs.replace(report, arm=ComparedArm(f"switch_{number}", True)))
+    assert len(labelled(tmp_path / "overlap.prom", "overlap_arm_valid", "arm")) == MAX_LABEL_VALUES
 
 
 def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
@@ -126,5 +192,7 @@ def test_wrong_parameters_are_named() -> None:
         PrometheusSink("x.prom", {"a-b": "c"})
     with pytest.raises(ValueError, match=r"labels: a name .* got 'mode'"):
         PrometheusSink("x.prom", {"mode": "c"})
+    with pytest.raises(ValueError, match=r"labels: a name .* got 'arm'"):
+        PrometheusSink("x.prom", {"arm": "c"})
     with pytest.raises(TypeError, match=r"labels\['a'\] must be text, got 1"):
         PrometheusSink("x.prom", {"a": 1})  # type: ignore[dict-item]

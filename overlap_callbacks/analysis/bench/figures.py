@@ -104,7 +104,13 @@ def gemm_figures(rounds: Iterable[GemmRound], ranks: int) -> tuple[GemmFigures, 
     found: dict[GemmPoint, list[GemmRound]] = {}
     for measured in rounds:
         found.setdefault(measured.point, []).append(measured)
-    return tuple([_of_gemm(point, found[point], ranks) for point in sorted(found)])
+    return tuple([_of_gemm(point, found[point], ranks) for point in sorted(found, key=_place)])
+
+
+def _place(point: GemmPoint) -> tuple[object, ...]:
+    caps = (point.power_cap_w, point.clock_cap_mhz)
+    # Points that differ in caps alone stand together, the one without a cap first, then from the highest down.
+    return point.dtype, point.ctas, point.message_bytes, point.n, *[0.0 if cap is None else 1 / cap for cap in caps]
 
 
 def transfer_figures(rounds: Iterable[TransferRound]) -> tuple[TransferFigures, ...]:

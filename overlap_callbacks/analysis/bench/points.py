@@ -29,7 +29,10 @@ def points_of(plan: Plan) -> tuple[Point, ...]:
     if plan.bench == GEMM:
         return tuple(
             [
-                GemmPoint(dtype, ctas, size, n)
+                GemmPoint(dtype, ctas, size, n, power_w, clock_mhz)
+                # Outermost: changing them takes time, and devices take their time to follow.
+                for power_w in plan.power_caps_w
+                for clock_mhz in plan.clock_caps_mhz
                 for dtype in plan.dtypes
                 for ctas in plan.ctas
                 for size in plan.message_bytes

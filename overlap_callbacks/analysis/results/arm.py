@@ -49,6 +49,29 @@ ARM_FIGURES = (
 )
 
 
+# What else is measured with the arm and, after "configured_", as configured.
+_OTHERS = (
+    ArmFigure("avg_w", "W", "mean power of a device"),
+    ArmFigure("peak_w", "W", "highest power of a device"),
+    ArmFigure("energy_per_step_j", "J", "energy of a step, all devices"),
+    ArmFigure("peak_memory_bytes", "bytes", "highest memory of a device"),
+)
+_FLAGS = (
+    ArmFigure("valid", "", "1 if the window's figures hold"),
+    ArmFigure("equal_results", "", "1 if losses and weights are the same with the arm"),
+)
+
+
+def arm_keys() -> dict[str, ArmFigure]:
+    """What may follow ``arm/<name>_`` in ``ArmReport.metrics()``, but for the bounds of intervals."""
+    known = {figure.name: figure for figure in (*ARM_FIGURES, *_FLAGS)}
+    for other in _OTHERS:
+        for before, when in (("", "with the arm"), ("configured_", "as configured")):
+            name = f"{before}{other.name}"
+            known[name] = ArmFigure(name, other.unit, f"{other.meaning}, {when}")
+    return known
+
+
 class ComparedArm(msgspec.Struct, frozen=True):
     """What the steps as configured were compared with.
 

@@ -42,6 +42,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         link_gb_s: of a loopback link, its bandwidth in 10^9 bytes a second.
         kinds: of ``collectives``, e.g. ``all_reduce``.
         groups: of ``collectives``: ``world``, ``N`` for groups of N neighbours, ``N:S`` for N ranks that are S apart.
+        power_caps_w, clock_caps_mhz: of ``gemm-allreduce``, limits of each device; None for its own.
     """
 
     bench: str
@@ -58,9 +59,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     link_gb_s: float | None = None
     kinds: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
+    power_caps_w: tuple[float | None, ...] = (None,)
+    clock_caps_mhz: tuple[float | None, ...] = (None,)
 
 
-class GemmPoint(msgspec.Struct, frozen=True, order=True):
+class GemmPoint(msgspec.Struct, frozen=True):
     """Matrix products of one size beside all-reduces of one size.
 
     Attributes:
@@ -68,12 +71,22 @@ class GemmPoint(msgspec.Struct, frozen=True, order=True):
         ctas: thread blocks of the all-reduces; 0 for the link's own number.
         message_bytes: of an all-reduce.
         n: of the N x N matrices.
+        power_cap_w, clock_cap_mhz: limits of each device; None for its own.
     """
 
     dtype: str
     ctas: int
     message_bytes: int
     n: int
+    power_cap_w: float | None = None
+    clock_cap_mhz: float | None = None
+
+    @property
+    def cap_in_words(self) -> str:
+        """E.g. ``300 W, 1,200 MHz``; empty without a cap."""
+        parts = [] if self.power_cap_w is None else [f"{self.power_cap_w:g} W"]
+        parts += [] if self.clock_cap_mhz is None else [f"{self.clock_cap_mhz:,.0f} MHz"]
+        return ", ".join(parts)
 
 
 class TransferPoint(msgspec.Struct, frozen=True, order=True):

@@ -23,6 +23,7 @@ from overlap_callbacks.experiments.bench.session import Stop, run_session
 # After Ctrl-C: how long the point under way may take before the ranks are ended.
 _GRACE_S = 30.0
 _POLL_S = 0.1
+_HELD_BACK = (signal.SIGINT, signal.SIGTERM)
 _Told = tuple[int, int, str]
 
 
@@ -42,6 +43,7 @@ def run_rank(rank: int, plan: Plan, folder: Path, command: str, port: int, queue
         queue: rank 0 puts its progress on it.
     """
     stop = Stop()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_BACK)
     os.dup2(2, 1)  # stdout is the result's alone: the Gloo of torch 2.8 writes lines of its own there
     processes = 1 if plan.link == LOOPBACK else plan.ranks
     os.environ.update(
@@ -74,23 +76,32 @@ def launch(plan: Plan, folder: Path, command: str, console: Console) -> bool:
     """
     queue: Any = multiprocessing.get_context("spawn").Queue()
     processes = 1 if plan.link == LOOPBACK else plan.ranks
-    context = start_processes(
-        run_rank, args=(plan, folder, command, _free_port(), queue), nprocs=processes, join=False, start_method="spawn"
-    )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     stopped = False
     before = _interrupted_by_both()
+    context: Any = None
     try:
+        # Ranks are born with Ctrl-C held back, until they can take it in order.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
+        try:
+            context = start_processes(
+                run_rank, args=(plan, folder, command, _free_port(), queue), nprocs=processes, join=False,
+                start_method="spawn",
+            )  # fmt: skip
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD_BACK)
         with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
             task = bar.add_task("starting the ranks", total=None)
             while not _joined(context):
                 _show(queue, bar, task)
     except KeyboardInterrupt:
         stopped = True
-        console.print("Stopping after the point under way; Ctrl-C again stops at once.")
-        _end(context)
+        if context is not None:
+            console.print("Stopping after the point under way; Ctrl-C again stops at once.")
+            _end(context)
     finally:
-        _kill(context)
+        if context is not None:
+            _kill(context)
         for number, handler in before.items():
             signal.signal(number, handler or signal.SIG_DFL)
     return stopped

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,8 @@ from overlap_callbacks.analysis.bench.points import KINDS, group_size
 from overlap_callbacks.analysis.bench.sizes import powers_of_two
 from overlap_callbacks.analysis.results.bench import COLLECTIVES, GEMM, GLOO, LOOPBACK, NCCL, Plan
 from overlap_callbacks.experiments.bench.precision import DTYPES, message_dtype, refusal, usable
-from overlap_callbacks.experiments.host_memory import free_bytes
+from overlap_callbacks.experiments.capping import refuse_on_cpu
+from overlap_callbacks.experiments.host import cores, free_bytes
 
 _MIB, _GIB = 2**20, 2**30
 _MAX_N, _MAX_RANKS, _MAX_CTAS = 131_072, 1024, 1024
@@ -36,6 +36,7 @@ class Asked:
         link, device, ranks, threads, rounds, block_s, link_gb_s: as in ``Plan``.
         sizes, message_bytes, dtypes, ctas, kinds, groups: as in ``Plan``.
         max_bytes: of collectives, the largest message, where ``message_bytes`` says nothing.
+        power_caps_w, clock_caps_mhz: as in ``Plan``.
     """
 
     bench: str
@@ -54,6 +55,8 @@ class Asked:
     kinds: Sequence[str] = ()
     groups: Sequence[str] = ()
     max_bytes: int | None = None
+    power_caps_w: Sequence[float | None] = ()
+    clock_caps_mhz: Sequence[float | None] = ()
 
 
 def make_plan(asked: Asked, world_size: int | None = None) -> Plan:
@@ -69,10 +72,12 @@ def make_plan(asked: Asked, world_size: int | None = None) -> Plan:
     device = _device(asked)
     link = _link(asked, device, world_size)
     _check_link(asked, link, device)
+    if device == "cpu":
+        refuse_on_cpu(asked.power_caps_w, asked.clock_caps_mhz)
     ranks = _ranks(asked, link, world_size)
     threads = asked.threads
     if threads is None:
-        threads = max(1, (os.cpu_count() or 1) // ranks) if device == "cpu" and link != LOOPBACK else 0
+        threads = max(1, cores() // ranks) if device == "cpu" and link != LOOPBACK else 0
     plan = Plan(
         bench=asked.bench, link=link, device=device, ranks=ranks, threads=threads,
         link_gb_s=_link_gb_s(asked, link, device), **_sweep(asked, link, device, ranks),
@@ -171,6 +176,8 @@ def _gemm_sweep(asked: Asked, link: str, device: str) -> dict[str, Any]:
         "message_bytes": _distinct(asked.message_bytes) or messages,
         "dtypes": _distinct(asked.dtypes) or dtypes,
         "ctas": _distinct(asked.ctas) or own_ctas,
+        "power_caps_w": _distinct(asked.power_caps_w) or (None,),
+        "clock_caps_mhz": _distinct(asked.clock_caps_mhz) or (None,),
         "rounds": 3 if quick else 6,
         "block_s": (0.5 if cuda else 0.2) if quick else 1.0,
     }

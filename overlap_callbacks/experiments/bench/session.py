@@ -29,12 +29,16 @@ from overlap_callbacks.analysis.results.bench import (
     Resumed,
     Start,
 )
+from overlap_callbacks.experiments.bench.caps_in_force import CapsInForce
 from overlap_callbacks.experiments.bench.collective_bench import measure_transfer, transfer_of
 from overlap_callbacks.experiments.bench.gemm_bench import Work, measure_gemm
 from overlap_callbacks.experiments.bench.precision import flop, message_dtype, product
-from overlap_callbacks.experiments.bench.results_file import ResultsFile
 from overlap_callbacks.experiments.bench.sensors import Sensors
 from overlap_callbacks.experiments.bench.site import Site, open_site, reduction
+from overlap_callbacks.experiments.capping import Cap, caps_of
+from overlap_callbacks.experiments.caps.capped import capped
+from overlap_callbacks.experiments.host import cpu_name
+from overlap_callbacks.experiments.lines_file import LinesFile
 from overlap_callbacks.instruments.environment import EnvironmentReader
 from overlap_callbacks.report.bench_results import read
 
@@ -62,7 +66,7 @@ class Stop:
         self.requested = True
 
 
-def run_session(plan: Plan, folder: Path, command: str, stop: Stop, tell: Tell) -> None:
+def run_session(plan: Plan, folder: Path, command: str, stop: Stop, tell: Tell, cap: Cap = capped) -> None:
     """Measure what a folder of results does not have yet, as one rank of the job that the environment describes.
 
     Args:
@@ -71,23 +75,28 @@ def run_session(plan: Plan, folder: Path, command: str, stop: Stop, tell: Tell) 
         command: the command line, for the file.
         stop: ends the session after the point under way.
         tell: of the progress.
+        cap: what caps the GPUs of this host, where points ask for it.
     """
     with open_site(plan, int(os.environ.get("LOCAL_RANK", "0"))) as site:
         sensors = Sensors()
+        caps = CapsInForce(site.ranks, sets=os.environ.get("LOCAL_RANK", "0") == "0", cap=cap)
         try:
-            _measure_all(plan, folder, command, site, sensors, stop, tell)
+            _measure_all(plan, folder, command, site, sensors, stop, tell, caps)
         finally:
             sensors.close()
+            caps.close()
 
 
-def _measure_all(plan: Plan, folder: Path, command: str, site: Site, sensors: Sensors, stop: Stop, tell: Tell) -> None:
+def _measure_all(
+    plan: Plan, folder: Path, command: str, site: Site, sensors: Sensors, stop: Stop, tell: Tell, caps: CapsInForce
+) -> None:
     file = None
     left: list[tuple[int, Point]] = []
     if site.ranks.rank == 0:
         before = read(folder) if (folder / FILE_NAME).exists() else None
-        file = ResultsFile(folder)
+        file = LinesFile(folder / FILE_NAME, "bench")
         start = _start(plan, command, site.device, sensors)
-        file.append(start if before is None else _resumed(site.device))
+        file.write(start if before is None else _resumed(site.device))
         left = work_left(plan, before or BenchResults(start=start))
     left = site.ranks.agree(left)
     failed: set[Point] = set()
@@ -97,11 +106,12 @@ def _measure_all(plan: Plan, folder: Path, command: str, site: Site, sensors: Se
                 return
             if point in failed:
                 continue
-            line = _measure(plan, number, point, site, sensors)
+            refused = caps.change(caps_of(point)) if isinstance(point, GemmPoint) else ""
+            line = _failed(point, refused) if refused else _measure(plan, number, point, site, sensors)
             if isinstance(line, Failed):
                 failed.add(point)
             if file is not None:
-                file.append(line)
+                file.write(line)
                 tell(done, len(left), in_words(point))
     finally:
         if file is not None:
@@ -112,7 +122,7 @@ def in_words(point: Point) -> str:
     """A point, for people."""
     size = size_in_words(point.message_bytes)
     if isinstance(point, GemmPoint):
-        return f"N {point.n}, {point.dtype}, all-reduce of {size}"
+        return f"N {point.n}, {point.dtype}, all-reduce of {size}" + (f", {cap}" if (cap := point.cap_in_words) else "")
     return f"{point.kind} of {size}"
 
 
@@ -120,14 +130,18 @@ def _measure(plan: Plan, number: int, point: Point, site: Site, sensors: Sensors
     if isinstance(point, GemmPoint):
         work: Any = _tried(site, lambda: _gemm_work(point, site))
         if isinstance(work, str):
-            return Failed(gemm=point, reason=work)
+            return _failed(point, work)
         return measure_gemm(point, number, work, site.trials, site.ranks, sensors, plan.block_s)
     group, members, every = site.group(point.group)
     transfer: Any = _tried(site, lambda: [transfer_of(point, group, members, site.device)])
     refused = transfer if isinstance(transfer, str) else _tried(site, lambda: _once(transfer[0]))
     if isinstance(refused, str):
-        return Failed(transfer=point, reason=refused)
+        return _failed(point, refused)
     return measure_transfer(point, number, every, transfer[0], site.trials, site.ranks, plan.block_s)
+
+
+def _failed(point: Point, reason: str) -> Failed:
+    return Failed(gemm=point, reason=reason) if isinstance(point, GemmPoint) else Failed(transfer=point, reason=reason)
 
 
 def _gemm_work(point: GemmPoint, site: Site) -> Work:
@@ -169,14 +183,7 @@ def _now() -> str:
 
 
 def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0]}, {os.cpu_count()} cores" if names else platform.processor() or platform.machine()
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
 
 
 def _start(plan: Plan, command: str, device: torch.device, sensors: Sensors) -> Start:

@@ -116,12 +116,12 @@ class _KeeperProcess:
 
     def _put_back_here(self) -> None:
         """The keeper was killed: what stood there before is in the journal."""
-        from overlap_callbacks.experiments.caps.nvml import NvmlDriver
+        from overlap_callbacks.experiments.caps.drivers import find_driver
 
         self._process.kill()  # one that does not answer must not change anything any more
         self._process.wait()
         journal = Journal(self._folder)
-        driver = NvmlDriver()
+        driver = find_driver()
         try:
             Keeper(driver, journal, logger.warning).recover()
         finally:

@@ -182,13 +182,13 @@ def _say(message: str) -> None:
 
 def main() -> int:
     """Serve one experiment."""
-    from overlap_callbacks.experiments.caps.nvml import NvmlDriver
+    from overlap_callbacks.experiments.caps.drivers import find_driver
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     try:
         journal = Journal(Path(sys.argv[1]))
-        driver = NvmlDriver()
+        driver = find_driver()
         keeper = Keeper(driver, journal, _say)
         keeper.recover()
     except CapError as error:

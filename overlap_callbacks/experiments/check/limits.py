@@ -47,6 +47,12 @@ class Limit:
         """``ms`` or ``fraction``."""
         return "fraction" if self.figure == EXPOSED_SHARE else figure_named(self.figure).unit
 
+    @property
+    def as_option(self) -> str:
+        """As one types it."""
+        value = f"{self.bound:g}"
+        return f"{self.option} {f'{self.figure}={value}' if self.option in ('--max', '--min') else value}"
+
     def is_beyond(self, value: float) -> bool:
         """Whether a value breaks the limit."""
         return value > self.bound if self.is_maximum else value < self.bound
@@ -74,7 +80,7 @@ class Finding:
         side = "at most" if limit.is_maximum else "at least"
         if self.measured is None:
             return f"{name} was not measured ({limit.option} {limit.bound:g})"
-        return f"{name} is {PLAIN.with_interval(self.measured, limit.unit)}; allowed is {side} {bound}"
+        return f"{name} is {PLAIN.with_interval(self.measured, limit.unit)}, and {side} {bound} is allowed"
 
 
 def _title(figure: str) -> str:
@@ -86,6 +92,9 @@ _NAMES = {
     EXPOSED_SHARE: "exposed communication, as a share of the step,",
     "hidden_comm_fraction": "the share of communication that compute hides",
     "compute_slowdown": "compute slowdown",
+    "e2e_overlapped_ms": "the overlapped step",
+    "e2e_sequential_ms": "the sequential step",
+    "e2e_ideal_ms": "the ideal step",
 }
 
 

@@ -268,7 +268,7 @@ def row_chart(
     if study:
         sentences.append(f"Dashed: the study's GPUs, {' and '.join(study)}.")
     if any(point["low"] is not None for group in drawn for row in group["rows"] for point in row["points"]):
-        sentences.append("Lines through points are 95% intervals.")
+        sentences.append("Lines through points are 95% intervals; one that reaches the edge goes on beyond it.")
     if total > MAX_ROWS:
         sentences.append(f"The first {MAX_ROWS} of {total} configurations; the table has all.")
     data = {"groups": drawn, "unit": unit, "x_label": x_label, "limits": list(limits), "zero": zero}

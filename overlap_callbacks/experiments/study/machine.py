@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import os
 import platform
 import subprocess
 import sys
-from pathlib import Path
 
 import msgspec
 
 from overlap_callbacks._version import __version__
 from overlap_callbacks.experiments.failures import exit_in_words, telling_line
-from overlap_callbacks.experiments.host_memory import free_bytes
+from overlap_callbacks.experiments.host import cores, cpu_name, free_bytes
 
 _TIMEOUT_S = 180.0
 
@@ -87,27 +85,13 @@ def _look() -> Machine:
     return Machine(
         num_gpus=num_gpus,
         gpu=torch.cuda.get_device_name(0) if num_gpus else "",
-        cpu=_cpu_name(),
+        cpu=cpu_name(),
         capability=torch.cuda.get_device_capability(0) if num_gpus and not is_amd else None,
         is_amd=is_amd,
-        cores=_cores(),
+        cores=cores(),
         free_bytes=free_bytes(),
         versions=versions,
     )
-
-
-def _cores() -> int:
-    # Of a container, or under taskset, fewer than the machine has.
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0]}, {_cores()} cores" if names else platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":

@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from overlap_callbacks.analysis.results.outside import RUN_DIR, SWITCH, TIME_ONLY
 from overlap_callbacks.analysis.results.run import FILE_NAME
 from overlap_callbacks.analysis.results.study import Configuration, StudyRow, StudyStart
-from overlap_callbacks.experiments.failures import end_of, exit_in_words, telling_line
+from overlap_callbacks.experiments.failures import exit_in_words
+from overlap_callbacks.experiments.kept_run import Limits, fresh_folder, run_kept, said
 from overlap_callbacks.experiments.study.figures import figures_of
 from overlap_callbacks.experiments.study.job_spec import SPEC_NAME, TRAINED_NAME, WINDOW_STEPS, JobSpec, Trained
 from overlap_callbacks.experiments.study.machine import Machine
 from overlap_callbacks.experiments.study.models import scaled
 from overlap_callbacks.experiments.study.refusals import why_not
-from overlap_callbacks.experiments.supervisor import Ending, Outcome, supervise
+from overlap_callbacks.experiments.supervisor import Ending, Outcome
 from overlap_callbacks.report.record import Record, RecordError, read
 
 _START = "overlap_callbacks.experiments.study.job.start"
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How long a job may take.
-
-    Attributes:
-        timeout_s: after so long it has failed.
-        left_s: after so long the time of the study is over; then the job counts for nothing.
-    """
-
-    timeout_s: float
-    left_s: float
 
 
 def refusal_of(start: StudyStart, configuration: Configuration, machine: Machine) -> StudyRow | None:
@@ -66,24 +50,11 @@ def run_job(start: StudyStart, folder: Path, number: int, limits: Limits) -> Stu
     """
     began_s = time.monotonic()
     configuration = start.configurations[number]
-    own = (folder / "runs" / name_of(number, configuration)).resolve()
-    if own.exists():
-        shutil.rmtree(own)  # of a job that was cut short
-    own.mkdir(parents=True)
+    own = fresh_folder(folder, name_of(number, configuration))
     spec = _spec(start, configuration, own, limits.timeout_s)
     (own / SPEC_NAME).write_bytes(msgspec.json.encode(spec))
-    environment = {name: value for name, value in os.environ.items() if name not in (SWITCH, TIME_ONLY)}
-    environment[RUN_DIR] = str(own)
-    with (own / "stdout.log").open("wb") as stdout, (own / "stderr.log").open("wb") as stderr:
-        outcome = supervise(
-            [sys.executable, "-m", _START, str(own)],
-            environment=environment,
-            is_done=lambda: False,
-            timeout_s=min(limits.timeout_s, limits.left_s),
-            stdout=stdout,
-            stderr=stderr,
-        )
-    if outcome.ending is Ending.TIMEOUT and limits.left_s < limits.timeout_s:
+    outcome = run_kept([sys.executable, "-m", _START, str(own)], own, limits, environment={})
+    if outcome is None:
         return None
     record = _record(own)
     failure = _failure(outcome, own, record, limits.timeout_s)
@@ -140,12 +111,12 @@ def _trained(own: Path) -> Trained | None:
 def _failure(outcome: Outcome, own: Path, record: Record | None, timeout_s: float) -> str:
     """Why a job gave no figures, in a line; empty if it did."""
     if outcome.ending is Ending.TIMEOUT:
-        return f"it was not measured within {timeout_s:g} s (--timeout)" + _said(own)
+        return f"it was not measured within {timeout_s:g} s (--timeout)" + said(own)
     assert outcome.exit_code is not None
     if outcome.exit_code:
-        return exit_in_words(_as_signal(outcome.exit_code)) + _said(own)
+        return exit_in_words(_as_signal(outcome.exit_code)) + said(own)
     if record is None or not record.summary.measured:
-        return "it trained, and the library measured nothing" + _said(own)
+        return "it trained, and the library measured nothing" + said(own)
     if not record.valid_windows:
         problems = [problem for window in record.windows for problem in window.problems]
         return "no window of it counts" + (f": {problems[0]}" if problems else "")
@@ -155,8 +126,3 @@ def _failure(outcome: Outcome, own: Path, record: Record | None, timeout_s: floa
 def _as_signal(exit_code: int) -> int:
     """Of a rank that a signal has ended, the start of the ranks hands on what a shell would."""
     return 128 - exit_code if exit_code > 128 else exit_code
-
-
-def _said(own: Path) -> str:
-    line = telling_line(end_of(own / "stderr.log"))
-    return f": {line}" if line else ""

@@ -11,6 +11,7 @@ from typing import Any
 
 from overlap_callbacks import _validation
 from overlap_callbacks.analysis.results.study import Configuration, StudyStart
+from overlap_callbacks.experiments.capping import refuse_on_cpu
 from overlap_callbacks.experiments.study.job_spec import WINDOW_STEPS
 from overlap_callbacks.experiments.study.machine import Machine
 from overlap_callbacks.experiments.study.models import MODELS
@@ -87,9 +88,8 @@ def make_start(asked: Asked, machine: Machine) -> StudyStart:
         ValueError: there are too many configurations, or too few GPUs.
     """
     on_gpu = machine.has_link
-    for option, given in (("--power-cap", asked.power_caps_w), ("--clock-cap", asked.clock_caps_mhz)):
-        if not on_gpu and any([cap is not None for cap in given]):
-            raise ValueError(f"{option} caps GPUs, and the ranks train on the CPU here: leave it out")
+    if not on_gpu:
+        refuse_on_cpu(asked.power_caps_w, asked.clock_caps_mhz)
     ranks = asked.ranks or (machine.num_gpus if on_gpu else 2)
     if on_gpu and ranks > machine.num_gpus:
         raise ValueError(f"--ranks must be at most the {machine.num_gpus} GPUs of this host, one a rank, got {ranks}")

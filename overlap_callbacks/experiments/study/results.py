@@ -5,20 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
 from overlap_callbacks.analysis.results.study import FILE_NAME, SCHEMA, Configuration, StudyRow, StudyStart
-from overlap_callbacks.experiments.lines_file import LinesFile
-
-_decode = msgspec.json.Decoder(StudyStart | StudyRow).decode
-
-
-class ResultsError(ValueError):
-    """Results that cannot be read or continued, and why."""
-
-
-class _Schema(msgspec.Struct):
-    schema: int = 0
+from overlap_callbacks.experiments.lines_file import LinesFile, read_lines
 
 
 @dataclass
@@ -57,41 +45,8 @@ def read_results(folder: Path) -> Results:
     Raises:
         ResultsError: there are none in the folder, or they are of a later version.
     """
-    path = folder / FILE_NAME
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise ResultsError(f"{path} cannot be read: {error.strerror}; give the folder of an earlier study") from None
-    start, rows, broken = None, [], 0
-    for line in filter(bytes.strip, lines):
-        try:
-            found = _decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            _refuse_later(path, line)
-            broken += 1
-            continue
-        if isinstance(found, StudyStart):
-            start = start or found
-        else:
-            rows.append(found)
-    if start is None:
-        raise ResultsError(f"{path} holds no study that this version can read")
-    if start.schema > SCHEMA:
-        _refuse(path, start.schema)
+    start, rows, broken = read_lines(folder / FILE_NAME, StudyStart, StudyRow, what="study", schema=SCHEMA)
     return Results(folder, start, rows, broken)
-
-
-def _refuse_later(path: Path, line: bytes) -> None:
-    try:
-        schema = msgspec.json.decode(line, type=_Schema).schema
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return
-    if schema > SCHEMA:
-        _refuse(path, schema)
-
-
-def _refuse(path: Path, schema: int) -> None:
-    raise ResultsError(f"{path} has schema version {schema}, this version reads up to {SCHEMA}: upgrade to read it")
 
 
 def open_results(folder: Path) -> LinesFile:

@@ -9,23 +9,17 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from overlap_callbacks.analysis.results.study import Configuration, StudyRow
+from overlap_callbacks.experiments.capping import NotPossibleError
+from overlap_callbacks.experiments.kept_run import Limits
 from overlap_callbacks.experiments.lines_file import LinesFile
 from overlap_callbacks.experiments.study.machine import Machine
 from overlap_callbacks.experiments.study.models import Model, Transformer, scaled
-from overlap_callbacks.experiments.study.one_job import Limits, refusal_of, run_job
+from overlap_callbacks.experiments.study.one_job import refusal_of, run_job
 from overlap_callbacks.experiments.study.results import Results
 
 # Of the time for all, what ending the last job and making the page may take.
 _CLOSING_S = 20.0
 _LEAST_WORK_SHARE = 0.5
-
-
-class NotPossibleError(Exception):
-    """What stands around a job, such as a power cap, cannot be; the message becomes the row's failure."""
-
-
-class CannotGoOnError(Exception):
-    """What stood around a job cannot be put back. The message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +52,9 @@ class Runner:
         timeout_s: maximum time of a job.
         total_s: maximum time of all, from ``run`` on; infinite for no limit.
         retry: whether what failed before is tried again.
-        on_progress: called whenever something has changed.
         around_job: what a configuration needs around its job, e.g. a power cap of the devices; raises a
             ``NotPossibleError`` where that cannot be, and a ``CannotGoOnError`` where it cannot be put back.
+        on_progress: called whenever something has changed.
     """
 
     results: Results
@@ -69,8 +63,8 @@ class Runner:
     timeout_s: float
     total_s: float = math.inf
     retry: bool = False
-    on_progress: Callable[[Progress], None] = lambda _: None
     around_job: Callable[[Configuration], AbstractContextManager[object]] = lambda _: nullcontext()
+    on_progress: Callable[[Progress], None] = lambda _: None
 
     def run(self) -> bool:
         """Train what is left. Returns False if the time was over first.

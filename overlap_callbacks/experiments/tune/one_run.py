@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
-from overlap_callbacks.analysis.results.outside import RUN_DIR, SWITCH, TIME_ONLY
+from overlap_callbacks.analysis.results.outside import TIME_ONLY
 from overlap_callbacks.analysis.results.run import FILE_NAME
 from overlap_callbacks.analysis.results.window import TimedBlock
-from overlap_callbacks.experiments.failures import end_of, exit_in_words, telling_line
-from overlap_callbacks.experiments.supervisor import Ending, Outcome, supervise
+from overlap_callbacks.experiments.failures import exit_in_words
+from overlap_callbacks.experiments.kept_run import Limits, fresh_folder, run_kept, said
+from overlap_callbacks.experiments.supervisor import Ending, Outcome
 from overlap_callbacks.experiments.tune.combinations import command_of, environment_of
 from overlap_callbacks.experiments.tune.results import Run, Tuning
 from overlap_callbacks.report.record import Record, RecordError, read
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How long a run may take.
-
-    Attributes:
-        timeout_s: after so long a run has failed.
-        left_s: after so long the time for all runs is over; then the run counts for nothing.
-    """
-
-    timeout_s: float
-    left_s: float
 
 
 def run_once(tuning: Tuning, folder: Path, combination: int, repeat: int, limits: Limits) -> Run | None:
@@ -48,31 +33,18 @@ def run_once(tuning: Tuning, folder: Path, combination: int, repeat: int, limits
         KeyboardInterrupt: Ctrl-C. The command has ended.
     """
     settings = tuning.combinations[combination]
-    own = (folder / "runs" / f"{combination:03d}-{repeat}").resolve()
-    if own.exists():
-        shutil.rmtree(own)  # of a run that was cut short
-    own.mkdir(parents=True)
-    environment = {**os.environ, **environment_of(settings)}
-    environment.pop(SWITCH, None)
-    environment |= {RUN_DIR: str(own), TIME_ONLY: tuning.timing.as_text()}
+    own = fresh_folder(folder, f"{combination:03d}-{repeat}")
     watched = _Watched(own, tuning.blocks)
-    with (own / "stdout.log").open("wb") as stdout, (own / "stderr.log").open("wb") as stderr:
-        try:
-            outcome = supervise(
-                command_of(tuning.command, settings, str(own)),
-                environment=environment,
-                is_done=watched.is_done,
-                timeout_s=min(limits.timeout_s, limits.left_s),
-                stdout=stdout,
-                stderr=stderr,
-            )
-            failure = ""
-        except OSError as error:
-            outcome, failure = Outcome(Ending.BY_ITSELF, None, 0.0), f"the command cannot be started: {error.strerror}"
-    if not failure:
-        if outcome.ending is Ending.TIMEOUT and limits.left_s < limits.timeout_s:
-            return None
-        failure = _failure(outcome, watched, own, limits.timeout_s)
+    command = command_of(tuning.command, settings, str(own))
+    environment = environment_of(settings) | {TIME_ONLY: tuning.timing.as_text()}
+    outcome: Outcome | None
+    try:
+        outcome = run_kept(command, own, limits, environment=environment, is_done=watched.is_done)
+        failure = "" if outcome is None else _failure(outcome, watched, own, limits.timeout_s)
+    except OSError as error:
+        outcome, failure = Outcome(Ending.BY_ITSELF, None, 0.0), f"the command cannot be started: {error.strerror}"
+    if outcome is None:
+        return None
     # All that it has is kept: blocks that were written while it was being ended are as good.
     blocks = [] if failure else watched.blocks
     info = None if watched.record is None else watched.record.runs[-1]
@@ -132,17 +104,12 @@ def _failure(outcome: Outcome, watched: _Watched, folder: Path, timeout_s: float
         return ""
     if outcome.ending is Ending.TIMEOUT:
         why = "no steps were timed" if not watched.blocks else "too few steps were timed"
-        return f"{why} within {timeout_s:g} s (--timeout)" + _said(folder)
+        return f"{why} within {timeout_s:g} s (--timeout)" + said(folder)
     assert outcome.exit_code is not None
     if outcome.exit_code:
-        return exit_in_words(outcome.exit_code) + _said(folder)
+        return exit_in_words(outcome.exit_code) + said(folder)
     if watched.record is None:
         return (
             "the command ended and no steps were timed: is the library attached in it, and does it train long enough?"
         )
     return f"the command ended after {len(watched.blocks)} timed blocks: let it train longer, or lower --steps"
-
-
-def _said(folder: Path) -> str:
-    line = telling_line(end_of(folder / "stderr.log")) or telling_line(end_of(folder / "stdout.log"))
-    return f": {line}" if line else ""

@@ -8,22 +8,18 @@ from pathlib import Path
 import msgspec
 
 from overlap_callbacks.analysis.results.timing_plan import TimingPlan
-from overlap_callbacks.experiments.lines_file import LinesFile
+from overlap_callbacks.experiments.lines_file import LinesFile, read_lines
 from overlap_callbacks.experiments.tune.combinations import Axis, Combination, combinations
 
 FILE_NAME = "tune.jsonl"
-SCHEMA_VERSION = 1
-
-
-class ResultsError(ValueError):
-    """Results that cannot be read or continued, and why."""
+SCHEMA = 1
 
 
 class Tuning(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="tune"):
     """What is tuned: the first line.
 
     Attributes:
-        schema_version: of the lines' layout.
+        schema: of the lines' layout.
         library_version: that wrote them.
         started_at: wall clock, ISO 8601 with time zone.
         command: the user's.
@@ -32,7 +28,7 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag=
         blocks: timed blocks of a run.
     """
 
-    schema_version: int = SCHEMA_VERSION
+    schema: int = SCHEMA
     library_version: str
     started_at: str
     command: tuple[str, ...]
@@ -73,10 +69,6 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="ru
     device: str = ""
 
 
-_Line = Tuning | Run
-_decode = msgspec.json.Decoder(_Line).decode
-
-
 @dataclass
 class Results:
     """A tuning as read.
@@ -108,40 +100,16 @@ def read_results(folder: Path) -> Results:
     Raises:
         ResultsError: there are none in the folder, or they are of a later version.
     """
-    path = folder / FILE_NAME
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise ResultsError(f"{path} cannot be read: {error.strerror}; give the folder of an earlier tuning") from None
-    tuning, runs, broken = None, [], 0
-    for line in filter(bytes.strip, lines):
-        try:
-            found = _decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            broken += 1
-            continue
-        if isinstance(found, Tuning):
-            tuning = tuning or found
-        else:
-            runs.append(found)
-    if tuning is None:
-        raise ResultsError(f"{path} holds no tuning that this version can read")
-    if tuning.schema_version > SCHEMA_VERSION:
-        raise ResultsError(f"{path} was written by overlap-callbacks {tuning.library_version}: upgrade to read it")
+    tuning, runs, broken = read_lines(folder / FILE_NAME, Tuning, Run, what="tuning", schema=SCHEMA)
     count = len(tuning.combinations)
     return Results(folder, tuning, [run for run in runs if 0 <= run.combination < count], broken)
 
 
-class ResultsWriter(LinesFile):
-    """Appends lines to the results, each on the disk before the next run begins.
-
-    Args:
-        folder: made if there is none.
+def open_results(folder: Path) -> LinesFile:
+    """The file, to append runs to.
 
     Raises:
         BusyError: another process writes there.
         OSError: the folder or file cannot be written.
     """
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder / FILE_NAME, "tune")
+    return LinesFile(folder / FILE_NAME, "tune")

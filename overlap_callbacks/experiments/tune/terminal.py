@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -20,7 +21,10 @@ from overlap_callbacks.report.terminal_cells import one_line
 def tables(results: Results, ranking: Ranking) -> RenderableType:
     """The verdict, the ranked table and the line to use."""
     tuning = results.tuning
-    table = Table(title=one_line(extent(results, ranking)), title_justify="left", title_style="")
+    title = one_line(extent(results, ranking))
+    table = Table(
+        box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="", pad_edge=False, padding=(0, 1, 0, 0)
+    )
     table.add_column("", justify="right")
     for axis in tuning.axes:
         table.add_column(one_line(axis.name, 40), justify="right", overflow="fold")

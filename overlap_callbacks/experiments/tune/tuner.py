@@ -8,9 +8,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from overlap_callbacks.experiments.kept_run import Limits
+from overlap_callbacks.experiments.lines_file import LinesFile
 from overlap_callbacks.experiments.tune.combinations import balanced_order
-from overlap_callbacks.experiments.tune.one_run import Limits, run_once
-from overlap_callbacks.experiments.tune.results import Results, ResultsWriter, Run
+from overlap_callbacks.experiments.tune.one_run import run_once
+from overlap_callbacks.experiments.tune.results import Results, Run
 
 # Of the time for all runs, what ending the last command and making the page may take.
 _CLOSING_S = 15.0
@@ -41,7 +43,7 @@ class Tuner:
 
     Attributes:
         results: so far; each run is added as it ends.
-        writer: gets each run too.
+        file: gets each run too.
         repeats: runs of each combination.
         timeout_s: maximum time of a run.
         total_s: maximum time of all, from ``run`` on; infinite for no limit.
@@ -49,7 +51,7 @@ class Tuner:
     """
 
     results: Results
-    writer: ResultsWriter
+    file: LinesFile
     repeats: int
     timeout_s: float
     total_s: float = math.inf
@@ -78,7 +80,7 @@ class Tuner:
             last = run_once(self.results.tuning, self.results.folder, number, repeat, limits)
             if last is None:
                 return False
-            self.writer.write(last)
+            self.file.write(last)
             self.results.runs.append(last)
             self._take(last)
             self.on_progress(self._progress(None, last))

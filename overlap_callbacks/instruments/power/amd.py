@@ -92,7 +92,7 @@ class AmdSmiLibrary:
         try:
             amdsmi.amdsmi_init()
         except Exception as error:
-            raise PowerUnavailableError(f"no power of AMD GPUs: AMD SMI does not start: {_words(error)}") from error
+            raise PowerUnavailableError(f"no power of AMD GPUs: AMD SMI does not start: {amd_words(error)}") from error
         self._open = True
         self.notes = self._compare_versions()
 
@@ -106,7 +106,7 @@ class AmdSmiLibrary:
             return self.smi.amdsmi_get_processor_handle_from_bdf(pci_bus_id)
         except Exception as error:
             raise PowerUnavailableError(
-                f"no power: AMD SMI knows no GPU with PCI address {pci_bus_id or 'unknown'}: {_words(error)}"
+                f"no power: AMD SMI knows no GPU with PCI address {pci_bus_id or 'unknown'}: {amd_words(error)}"
             ) from error
 
     def close(self) -> None:
@@ -365,8 +365,8 @@ class AmdSource(PowerSource):
                 self._unsupported.add((function, *arguments))
                 return None
             if code in _NO_SUCH_DEVICE:
-                raise DeviceLostError(f"the GPU is gone: {_words(error)}") from error
-            raise PowerError(f"{name or function.__name__}: {_words(error)}") from error
+                raise DeviceLostError(f"the GPU is gone: {amd_words(error)}") from error
+            raise PowerError(f"{name or function.__name__}: {amd_words(error)}") from error
         except Exception as error:  # the package itself fails on values that it does not expect
             raise PowerError(f"{name or function.__name__}: {type(error).__name__}: {error}") from error
 
@@ -385,5 +385,6 @@ def _generation(major: int) -> int:
     return 6 if major < 26 else 7
 
 
-def _words(error: Exception) -> str:
+def amd_words(error: Exception) -> str:
+    """What AMD SMI says, on one line."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -22,6 +22,9 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class SteppedAnOptimizerError(RuntimeError):
     """The function that repeats a step would have stepped an optimizer; it was stopped before."""
 
+    def __init__(self) -> None:
+        super().__init__("repeat_step must run forward and backward alone, and it would have stepped an optimizer")
+
 
 class HeldState:
     """Parameters, gradients, buffers and random numbers as they were when this was made.
@@ -161,9 +164,7 @@ def no_optimizer_steps() -> Iterator[None]:
 
     def refuse(*_: object) -> None:
         if threading.get_ident() == thread:
-            raise SteppedAnOptimizerError(
-                "repeat_step must run forward and backward alone, and it would have stepped an optimizer"
-            )
+            raise SteppedAnOptimizerError
 
     handle = register_optimizer_step_pre_hook(refuse)
     try:

@@ -14,7 +14,7 @@ from overlap_callbacks.monitor.race.check import RaceChecker
 from overlap_callbacks.monitor.race.repeatable import RepeatableStep
 
 _NOTHING_TO_REPEAT = (
-    "check_gradients=True has no step to repeat: give attach(optimizer, model=model, repeat_step=...) of the PyTorch "
+    "check_gradients=True has no step to repeat: give attach(..., repeat_step=...) of the PyTorch or the DeepSpeed "
     "adapter a function that runs forward and backward; no other adapter offers the race check"
 )
 

@@ -146,15 +146,17 @@ def _lines(points: Sequence[GemmFigures]) -> list[tuple[str, list[GemmFigures]]]
     """Points of one line each: those that differ in N alone."""
     types = {point.point.dtype for point in points}
     ctas = {point.point.ctas for point in points}
-    found: dict[tuple[str, int, int], list[GemmFigures]] = {}
+    has_caps = any(point.point.cap_in_words for point in points)
+    found: dict[tuple[str, int, int, str], list[GemmFigures]] = {}
     for point in points:
         key = point.point
-        found.setdefault((key.dtype, key.ctas, key.message_bytes), []).append(point)
+        found.setdefault((key.dtype, key.ctas, key.message_bytes, key.cap_in_words), []).append(point)
     named = []
-    for (dtype, ctas_of, size), rows in found.items():
+    for (dtype, ctas_of, size, cap), rows in found.items():
         parts = [size_in_words(size, NBSP)]
         parts += [dtype] if len(types) > 1 else []
         parts += [f"{ctas_of} CTAs"] if len(ctas) > 1 else []
+        parts += [cap or "no cap"] if has_caps else []
         named.append((", ".join(parts), rows))
     return named
 
@@ -194,9 +196,9 @@ def _sweep(
 
 def _gemm_table(points: Sequence[GemmFigures]) -> Table:
     columns = heads(
-        "N", "*All-reduce", "*Type", "CTAs", "Slowdown", "Low", "High", "ms alone", "ms beside", "TFLOP/s alone",
-        "beside", "All-reduce, ms alone", "beside", "GB/s alone", "beside", "Gain", "Covered", "W products",
-        "W all-reduces", "W both", "MHz products", "MHz both",
+        "N", "*All-reduce", "*Type", "CTAs", "Cap, W", "Cap, MHz", "Slowdown", "Low", "High", "ms alone", "ms beside",
+        "TFLOP/s alone", "beside", "All-reduce, ms alone", "beside", "GB/s alone", "beside", "Gain", "Covered",
+        "W products", "W all-reduces", "W both", "MHz products", "MHz both",
     )  # fmt: skip
     rows = []
     for point in points:
@@ -207,6 +209,7 @@ def _gemm_table(points: Sequence[GemmFigures]) -> Table:
                 Cell(size_in_words(key.message_bytes, NBSP), key.message_bytes),
                 Cell(key.dtype, key.dtype),
                 Cell(str(key.ctas), key.ctas) if key.ctas else EMPTY,
+                *[EMPTY if cap is None else Cell(f"{cap:g}", cap) for cap in (key.power_cap_w, key.clock_cap_mhz)],
                 *[_percent(value) for value in ((slow.value, slow.ci_low, slow.ci_high) if slow else (None,) * 3)],
                 _number(point.gemm_alone_ms),
                 _number(point.gemm_beside_ms),
@@ -342,6 +345,7 @@ def _gemm_tiles(points: Sequence[GemmFigures]) -> list[Tile]:
         assert found is not None
         key = chosen.point
         remark = f"N {key.n:,}, {key.dtype}, all-reduce of {size_in_words(key.message_bytes)}"
+        remark += f", {key.cap_in_words}" if key.cap_in_words else ""
         value = PAGE.percent(found.value, signed=True)
         return Tile(label, value, PAGE.interval(found, "fraction", signed=True), remark)
 

@@ -19,7 +19,7 @@ from overlap_callbacks.analysis.bench.points import work_of
 from overlap_callbacks.analysis.results.bench import FILE_NAME, GemmRound
 from overlap_callbacks.experiments.bench import session
 from overlap_callbacks.experiments.bench.ranks import OneProcess
-from overlap_callbacks.experiments.bench.results_file import ResultsFile
+from overlap_callbacks.experiments.lines_file import LinesFile
 from overlap_callbacks.report.bench_results import BenchFileError, read
 from tests.analysis.bench.results import gemm_plan, gemm_results
 from tests.commands import invoke
@@ -127,8 +127,8 @@ def _wait_for_lines(file: Path, lines: int, process: subprocess.Popen[str]) -> N
 
 
 def test_resume_refuses_other_options_and_other_folders(tmp_path: Path) -> None:
-    file = ResultsFile(tmp_path)
-    file.append(gemm_results().start)
+    file = LinesFile(tmp_path / FILE_NAME, "bench")
+    file.write(gemm_results().start)
     file.close()
     folder = str(tmp_path)
     assert "leave out --n" in invoke("bench", "gemm-allreduce", "--resume", folder, "--n", "64").output
@@ -140,14 +140,14 @@ def test_resume_refuses_other_options_and_other_folders(tmp_path: Path) -> None:
 
 def test_a_file_is_read_up_to_what_is_broken_and_appended_to_on_a_line_of_its_own(tmp_path: Path) -> None:
     results = gemm_results()
-    file = ResultsFile(tmp_path)
+    file = LinesFile(tmp_path / FILE_NAME, "bench")
     for line in (results.start, *results.rounds):
-        file.append(line)
+        file.write(line)
     file.close()
     path = tmp_path / FILE_NAME
     path.write_bytes(path.read_bytes()[:-9])
-    again = ResultsFile(tmp_path)
-    again.append(results.rounds[-1])
+    again = LinesFile(tmp_path / FILE_NAME, "bench")
+    again.write(results.rounds[-1])
     again.close()
     found = read(tmp_path)
     assert found.broken_lines == 1
@@ -174,7 +174,7 @@ def test_a_point_that_one_rank_cannot_measure_is_left_out_with_its_reason() -> N
 
 def test_a_plan_that_was_written_is_the_plan_that_is_read(tmp_path: Path) -> None:
     plan = gemm_plan(link_gb_s=2.5, ctas=(8, 24))
-    file = ResultsFile(tmp_path)
-    file.append(gemm_results(link_gb_s=2.5, ctas=(8, 24)).start)
+    file = LinesFile(tmp_path / FILE_NAME, "bench")
+    file.write(gemm_results(link_gb_s=2.5, ctas=(8, 24)).start)
     file.close()
     assert read(tmp_path).start.plan == plan

@@ -1,6 +1,6 @@
 """Every order in which a driver can fail: the device ends as it was, or a person is told what to type.
 
-On the fake NVML, in a process of its own, because a process loads one library of a name.
+On the fake NVML and the fake AMD SMI, in a process of its own, because a process loads one library of a name.
 """
 
 from __future__ import annotations
@@ -8,14 +8,16 @@ from __future__ import annotations
 import ctypes
 import itertools
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from overlap_callbacks.experiments.caps import settings
+from overlap_callbacks.experiments.caps.drivers import find_driver
 from overlap_callbacks.experiments.caps.journal import Journal
 from overlap_callbacks.experiments.caps.keeper import Keeper
-from overlap_callbacks.experiments.caps.nvml import NvmlDriver
 from overlap_callbacks.experiments.caps.settings import RESTORE_TRIES, CapError, Caps
 from tests.distributed import run_alone
 from tests.instruments.power.fakes import build
@@ -30,6 +32,24 @@ CAPS = {
 }
 
 
+class _Vendor(NamedTuple):
+    """What differs between the vendors' drivers.
+
+    Attributes:
+        library: builds the fake.
+        tells_clocks: whether it tells that clocks are capped.
+        undo: how what a person types begins.
+    """
+
+    library: Callable[[], Path]
+    tells_clocks: bool
+    undo: str
+
+
+VENDORS = {"nvml": _Vendor(build.nvml, False, "nvidia-smi -i"), "amdsmi": _Vendor(build.amdsmi, True, "amd-smi ")}
+each_vendor = pytest.mark.parametrize("vendor", VENDORS)
+
+
 class _Fake:
     """The fake driver, with a keeper before it."""
 
@@ -38,7 +58,7 @@ class _Fake:
         self._fake.fake_set.argtypes = [ctypes.c_char_p, ctypes.c_double]
         self._fake.fake_locked_mhz.restype = ctypes.c_double
         self._fake.fake_set(b"gpus", 2.0)
-        self.driver = NvmlDriver()
+        self.driver = find_driver()
         self.journal = Journal(folder)
         self.said: list[str] = []
         self.uuids = self.driver.uuids()
@@ -54,6 +74,10 @@ class _Fake:
         self._fake.fake_plan(plan.encode())
         return Keeper(self.driver, self.journal, self.said.append)
 
+    def level(self, level: int) -> None:
+        """The performance level that somebody has set."""
+        self._fake.fake_set(b"level", level)
+
     def mend(self) -> None:
         self._fake.fake_plan(b"")
 
@@ -61,7 +85,7 @@ class _Fake:
         return [(self.driver.power_limit_w(u), self._fake.fake_locked_mhz(g)) for g, u in enumerate(self.uuids)]
 
 
-def every_order(library: str, folder: str) -> tuple[int, int, list[str]]:
+def every_order(vendor: str, library: str, folder: str) -> tuple[int, int, list[str]]:
     settings._RETRY_S = 0.0
     fake = _Fake(library, Path(folder))
     as_before = [(BEFORE_W, 0.0)] * 2
@@ -80,10 +104,11 @@ def every_order(library: str, folder: str) -> tuple[int, int, list[str]]:
         if fake.state() == as_before:
             continue
         loud += 1
-        # A driver that says it has unlocked the clocks and has not cannot be caught at it: it does not tell.
-        if kind != "power" and "l" in plan and all(power_w == BEFORE_W for power_w, _ in fake.state()):
+        # NVML does not tell whether clocks are locked: that it says it has unlocked them and has not is not seen.
+        is_unseen = kind != "power" and "l" in plan and not VENDORS[vendor].tells_clocks
+        if is_unseen and all(power_w == BEFORE_W for power_w, _ in fake.state()):
             continue
-        if "NOT AS BEFORE" not in told or "nvidia-smi -i" not in told or not fake.said:
+        if "NOT AS BEFORE" not in told or VENDORS[vendor].undo not in told or not fake.said:
             wrong.append(f"{kind} {plan}: {fake.state()}, and said {told!r}")
             continue
         # What the driver refuses now is in the journal, and the next keeper does it.
@@ -94,8 +119,9 @@ def every_order(library: str, folder: str) -> tuple[int, int, list[str]]:
     return tried, loud, wrong
 
 
-def test_in_every_order_of_failures_the_value_is_as_before_or_it_is_said_loudly(tmp_path: Path) -> None:
-    tried, loud, wrong = run_alone(every_order, str(build.nvml()), str(tmp_path))
+@each_vendor
+def test_in_every_order_of_failures_the_value_is_as_before_or_it_is_said_loudly(vendor: str, tmp_path: Path) -> None:
+    tried, loud, wrong = run_alone(every_order, vendor, str(VENDORS[vendor].library()), str(tmp_path))
     assert wrong == []
     assert tried == 3 * (4**4 + 12)
     assert loud  # the orders in which the driver refuses for good are among them
@@ -124,8 +150,41 @@ def refusals(library: str, folder: str) -> dict[str, str]:
     return found
 
 
-def test_what_a_device_does_not_take_is_refused_with_its_range(tmp_path: Path) -> None:
-    found = run_alone(refusals, str(build.nvml()), str(tmp_path))
-    assert "must be from 200 to 700 W, got 900" in found["high"]
-    assert "must be from 210 to 1980 MHz, got 10" in found["low"]
+@each_vendor
+def test_what_a_device_does_not_take_is_refused_with_its_range(vendor: str, tmp_path: Path) -> None:
+    found = run_alone(refusals, str(VENDORS[vendor].library()), str(tmp_path))
+    watts, mhz = {"nvml": ("200 to 700", "210 to 1980"), "amdsmi": ("200 to 750", "132 to 2100")}[vendor]
+    assert f"must be from {watts} W, got 900" in found["high"]
+    assert f"must be from {mhz} MHz, got 10" in found["low"]
     assert "another experiment has capped devices" in found["second"]
+
+
+def set_by_hand(library: str, folder: str) -> str:
+    fake = _Fake(library, Path(folder))
+    keeper = fake.keeper("")
+    fake.level(3)
+    try:
+        keeper.cap([], CAPS["both"])
+    except CapError as error:
+        assert fake.state() == [(BEFORE_W, 0.0)] * 2
+        return str(error)
+    return "it was capped"
+
+
+def test_clocks_that_somebody_has_set_are_left_alone(tmp_path: Path) -> None:
+    told = run_alone(set_by_hand, str(build.amdsmi()), str(tmp_path))
+    assert "are set by hand (performance level MANUAL): free them by amd-smi reset --gpu" in told
+
+
+def no_driver() -> str:
+    try:
+        find_driver()
+    except CapError as error:
+        return str(error)
+    return "there is one"
+
+
+def test_without_a_driver_it_is_said_of_each_vendor_what_is_missing() -> None:
+    told = run_alone(no_driver)
+    assert "NVML" in told
+    assert "libamd_smi.so" in told

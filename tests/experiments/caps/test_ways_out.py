@@ -79,6 +79,8 @@ else:
 """
 WAYS = ("end", "raise", "child", "SIGTERM", "SIGINT", "SIGHUP", "SIGKILL", "unhandled SIGTERM", "exit")
 WAYS += ("keeper killed", "pipe held open", "both killed")
+# What puts back is the same for both vendors. What finds the driver is asked where it is found.
+VENDORS = {"nvml": (build.nvml, WAYS), "amdsmi": (build.amdsmi, ("end", "SIGKILL", "keeper killed", "both killed"))}
 
 
 def _state(file: Path) -> tuple[float, float, float, float]:
@@ -86,12 +88,12 @@ def _state(file: Path) -> tuple[float, float, float, float]:
     return values[0], values[1], values[16], values[17]
 
 
-def _start(way: str, folder: Path) -> subprocess.Popen[str]:
+def _start(way: str, folder: Path, library: Path) -> subprocess.Popen[str]:
     folder.mkdir(exist_ok=True)
     state = folder / "state"
     if not state.exists():
         state.write_bytes(_STATE.pack(*[BEFORE_W] * 16, *[0.0] * 16, 0, b""))
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(build.nvml().parent), "FAKE_STATE": str(state)}
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(library.parent), "FAKE_STATE": str(state)}
     return subprocess.Popen(
         [sys.executable, "-c", _PROGRAM, way, str(folder / "journal")],
         env=environment,
@@ -111,9 +113,12 @@ def _await_before(folder: Path, timeout_s: float = 15.0) -> bool:
     return True
 
 
-def test_on_every_way_out_the_devices_end_as_before(tmp_path: Path) -> None:
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_on_every_way_out_the_devices_end_as_before(vendor: str, tmp_path: Path) -> None:
+    make, ways = VENDORS[vendor]
+    library = make()
     holders: list[int] = []
-    started = {way: _start(way, tmp_path / way.replace(" ", "-")) for way in WAYS}
+    started = {way: _start(way, tmp_path / way.replace(" ", "-"), library) for way in ways}
     try:
         for way, process in started.items():
             assert process.stdout is not None
@@ -135,7 +140,7 @@ def test_on_every_way_out_the_devices_end_as_before(tmp_path: Path) -> None:
     # Nobody was left to put anything back: the next experiment on this machine does.
     folder = tmp_path / "both-killed"
     assert _state(folder / "state") == (300.0, 300.0, 1200.0, 1200.0)
-    again = _start("end", folder)
+    again = _start("end", folder, library)
     _, said = again.communicate("go\n", timeout=60)
     assert "an earlier experiment did not put its caps back" in said
     assert _await_before(folder)

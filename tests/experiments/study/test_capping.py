@@ -4,67 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import os
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from overlap_callbacks.analysis.results.outside import SWITCH
 from overlap_callbacks.analysis.results.study import Configuration
 from overlap_callbacks.cli._options import caps
-from overlap_callbacks.experiments.caps.capped import capped
-from overlap_callbacks.experiments.caps.settings import CapError, Caps
-from overlap_callbacks.experiments.study.capping import capped_job, check_may_cap
+from overlap_callbacks.experiments.capping import CannotGoOnError, capped_part, caps_of, check_may_cap
+from overlap_callbacks.experiments.caps.settings import CapError, Caps, Driver
 from overlap_callbacks.experiments.study.plan import Asked, make_start
 from overlap_callbacks.experiments.study.results import Results, open_results, read_results
-from overlap_callbacks.experiments.study.runner import CannotGoOnError, Runner
+from overlap_callbacks.experiments.study.runner import Runner
 from tests.commands import invoke
+from tests.experiments.fake_gpus import BEFORE_W, Device, device_in, needs_driver
 from tests.experiments.study.machines import CPU, H100S
-from tests.instruments.power.fakes import build
-
-needs_driver = [
-    pytest.mark.skipif(build.compiler() is None, reason="no C compiler to build the fake driver with"),
-    pytest.mark.skipif(os.geteuid() != 0, reason="caps need root"),
-]
-BEFORE_W = 650.0
-_STATE = struct.Struct("16d16dq64s")
-
-
-class Device:
-    """The fake driver's devices, and what sets their caps."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.state = folder / "state"
-        self.state.write_bytes(_STATE.pack(*[BEFORE_W] * 16, *[0.0] * 16, 0, b""))
-        self.seen: list[float] = []
-
-    @property
-    def power_limit_w(self) -> float:
-        return float(_STATE.unpack(self.state.read_bytes())[0])
-
-    @contextlib.contextmanager
-    def cap(self, wanted: Caps) -> Iterator[None]:
-        with capped(wanted, folder=self.folder / "journal"):
-            self.seen.append(self.power_limit_w)
-            yield
-
-    @contextlib.contextmanager
-    def cap_and_fail(self, wanted: Caps) -> Iterator[None]:
-        with self.cap(wanted):
-            yield
-        raise CapError("THE DEVICE GPU-0 IS NOT AS BEFORE")
 
 
 @pytest.fixture
 def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Device:
-    found = Device(tmp_path)
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(build.nvml().parent))
-    monkeypatch.setenv("FAKE_STATE", str(found.state))
-    monkeypatch.delenv(SWITCH, raising=False)
-    return found
+    return device_in(tmp_path, monkeypatch)
 
 
 def study(folder: Path, *power_caps_w: float) -> Results:
@@ -82,7 +42,9 @@ class TestWithADriver:
         results = study(device.folder / "study", 300.0)
         file = open_results(results.folder)
         file.write(results.start)
-        runner = Runner(results, file, CPU, 120.0, around_job=lambda one: capped_job(one, device.cap_and_fail))
+        runner = Runner(
+            results, file, CPU, 120.0, around_job=lambda one: capped_part(caps_of(one), device.cap_and_fail)
+        )
         with pytest.raises(CannotGoOnError, match="NOT AS BEFORE"):
             runner.run()
         file.close()
@@ -94,7 +56,7 @@ class TestWithADriver:
     def test_a_cap_that_the_device_does_not_take_is_a_row_with_its_reason(self, device: Device) -> None:
         results = study(device.folder / "study", 5000.0)
         file = open_results(results.folder)
-        assert Runner(results, file, CPU, 120.0, around_job=lambda one: capped_job(one, device.cap)).run()
+        assert Runner(results, file, CPU, 120.0, around_job=lambda one: capped_part(caps_of(one), device.cap)).run()
         file.close()
         (row,) = results.rows
         assert "must be from" in (row.failure or "")
@@ -110,7 +72,7 @@ def test_what_is_interrupted_is_put_back_and_that_failing_is_said() -> None:
             raise CapError("type this")
 
     one = Configuration(model="gpt3-xl", strategy="ddp", batch=1, precision="fp32", clock_cap_mhz=1200.0)
-    with pytest.raises(CannotGoOnError, match="type this"), capped_job(one, cap):
+    with pytest.raises(CannotGoOnError, match="type this"), capped_part(caps_of(one), cap):
         raise KeyboardInterrupt
 
 
@@ -131,7 +93,16 @@ def test_a_cap_that_is_no_number_is_refused(given: str) -> None:
 def test_the_command_refuses_caps_on_a_cpu_and_without_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = invoke("study", "--clock-cap", "1200", "-o", str(tmp_path / "study"), env={"CUDA_VISIBLE_DEVICES": ""})
     assert done.exit_code == 2
-    assert "--clock-cap caps GPUs, and the ranks train on the CPU here: leave it out" in done.stderr
+    assert "--clock-cap caps GPUs, and the ranks are on the CPU here: leave it out" in done.stderr
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(ValueError, match="--power-cap and --clock-cap need root"):
         check_may_cap(study(tmp_path, 300.0).start.configurations)
+
+
+def test_caps_without_a_driver_are_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_driver() -> Driver:
+        raise CapError("no caps: NVML is missing")
+
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with pytest.raises(ValueError, match="need the driver's library: no caps: NVML is missing"):
+        check_may_cap(study(tmp_path, 300.0).start.configurations, find_driver)

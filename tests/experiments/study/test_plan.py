@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from overlap_callbacks.analysis.results.study import FILE_NAME, Configuration, StudyFigures, StudyRow
-from overlap_callbacks.experiments.lines_file import BusyError
+from overlap_callbacks.experiments.lines_file import BusyError, ResultsError
 from overlap_callbacks.experiments.study.machine import Machine
 from overlap_callbacks.experiments.study.models import scaled
 from overlap_callbacks.experiments.study.plan import Asked, check, difference, make_start
 from overlap_callbacks.experiments.study.refusals import why_not
-from overlap_callbacks.experiments.study.results import Results, ResultsError, open_results, read_results
+from overlap_callbacks.experiments.study.results import Results, open_results, read_results
 from overlap_callbacks.experiments.study.runner import Runner
 from tests.experiments.study.machines import CPU, H100S, MI250S, V100S
 

@@ -15,8 +15,9 @@ import msgspec
 import pytest
 
 from overlap_callbacks.analysis.results.outside import RUN_DIR, SWITCH
+from overlap_callbacks.experiments.kept_run import Limits
 from overlap_callbacks.experiments.leftovers import processes_with
-from overlap_callbacks.experiments.study.one_job import Limits, run_job
+from overlap_callbacks.experiments.study.one_job import run_job
 from overlap_callbacks.experiments.study.plan import Asked, make_start
 from overlap_callbacks.experiments.study.results import read_results
 from overlap_callbacks.report.record import read
@@ -68,7 +69,7 @@ def test_ctrl_c_keeps_what_was_measured_and_the_study_goes_on(tmp_path: Path) ->
         assert read(folder / row.record).pooled()["e2e_overlapped_ms"] == step
     other = invoke("study", "--resume", str(folder), "--model", "bert", "--steps", "5")
     assert other.exit_code == 2
-    assert "--resume goes on as the study was begun: leave out --model and --steps" in other.output
+    assert "--resume goes on as it was begun: leave out --model and --steps" in other.output
 
 
 def until(condition: Any) -> None:
@@ -95,7 +96,7 @@ def test_wrong_use_gives_one_sentence(arguments: list[str], says: str, tmp_path:
 def test_results_are_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "study.jsonl").write_text("{}\n")
     result = invoke("study", "-o", str(tmp_path))
-    assert (result.exit_code, "holds a study already" in result.output) == (2, True)
+    assert (result.exit_code, "has results already" in result.output) == (2, True)
 
 
 def test_a_job_that_fails_is_a_row_with_its_reason(tmp_path: Path) -> None:

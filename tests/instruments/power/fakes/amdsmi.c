@@ -6,8 +6,9 @@
     {"uuid_rc", 0}, {"current_w", -1}, {"average_w", -1}, {"socket_w", -1}, {"counter_offset", 0}, {"frozen", 0}, \
     {"gfx_mhz", 2100}, {"memory_mhz", 1300}, {"temperature", 61}, {"cap_uw", 750e6}, {"library_major", 26}, \
     {"version_rc", 0}, {"mi250", 0}, {"residencies", 1}, {"throttle_status", 0}, {"counter", 0}, {"ppt", 0}, \
-    {"socket_thermal", 0}, {"hbm", 0}, {"vr", 0}, {"prochot", 0},
+    {"socket_thermal", 0}, {"hbm", 0}, {"vr", 0}, {"prochot", 0}, {"level", 0},
 #include "script.h"
+#include "settable.h"
 
 enum { SUCCESS = 0, INVALID = 1, NOT_SUPPORTED = 2, NOT_FOUND = 31, NOT_INITIALISED = 32 };
 #define ENTER(h) \
@@ -32,6 +33,18 @@ typedef struct { uint32_t major, minor, release; uint32_t padding; const char *b
 API int amdsmi_get_lib_version(version_t *v) {
     FAIL("version_rc");
     *v = (version_t){ (uint32_t)number("library_major"), 1, 0, 0, "f" };
+    return SUCCESS;
+}
+/* One socket has all devices. */
+API int amdsmi_get_socket_handles(uint32_t *count, void **sockets) {
+    if (sockets) sockets[0] = &devices[0];
+    *count = 1;
+    return SUCCESS;
+}
+API int amdsmi_get_processor_handles(void *socket, uint32_t *count, void **h) {
+    (void)socket;
+    *count = (uint32_t)number("gpus");
+    for (uint32_t g = 0; h && g < *count; g++) h[g] = &devices[g];
     return SUCCESS;
 }
 API int amdsmi_get_processor_handle_from_bdf(uint64_t bdf, void **h) {
@@ -87,16 +100,35 @@ API int amdsmi_get_power_cap_info(void *h, uint32_t i, cap_t *c) {
     (void)i;
     FAIL("cap_rc");
     memset(c, 0, sizeof *c);
-    c->cap = (uint64_t)number("cap_uw");
-    c->standard = 750000000;
+    c->cap = settable()->limit_w[g] ? (uint64_t)llround(settable()->limit_w[g] * 1e6) : (uint64_t)number("cap_uw");
+    c->standard = c->max = 750000000;
+    c->min = 200000000;
     return SUCCESS;
+}
+API int amdsmi_set_power_cap(void *h, uint32_t sensor, uint64_t cap_uw) {
+    ENTER(h);
+    return sensor ? INVALID : put(&settable()->limit_w[g], cap_uw / 1e6);
 }
 typedef struct { uint32_t clk, min, max; uint8_t locked, sleep, padding[2]; uint32_t reserved[4]; } clock_t_;
 API int amdsmi_get_clock_info(void *h, int kind, clock_t_ *c) {
     ENTER(h);
     FAIL("clock_rc");
     memset(c, 0, sizeof *c);
-    c->clk = (uint32_t)(kind == 0 ? number("gfx_mhz") : kind == 4 ? number("memory_mhz") : 0);
+    double locked_mhz = settable()->locked_mhz[g];
+    double gfx_mhz = locked_mhz && locked_mhz < number("gfx_mhz") ? locked_mhz : number("gfx_mhz");
+    c->clk = (uint32_t)(kind == 0 ? gfx_mhz : kind == 4 ? number("memory_mhz") : 0);
+    if (kind == 0) { c->min = 132; c->max = 2100; }
+    return SUCCESS;
+}
+/* Performance levels: 0 is automatic, 8 determinism. Other levels come from the script alone. */
+API int amdsmi_set_gpu_perf_determinism_mode(void *h, uint64_t mhz) {
+    ENTER(h);
+    return put(&settable()->locked_mhz[g], (double)mhz);
+}
+API int amdsmi_set_gpu_perf_level(void *h, int level) { ENTER(h); return level ? NOT_SUPPORTED : put(&settable()->locked_mhz[g], 0); }
+API int amdsmi_get_gpu_perf_level(void *h, int *level) {
+    ENTER(h);
+    *level = number("level") ? (int)number("level") : settable()->locked_mhz[g] ? 8 : 0;
     return SUCCESS;
 }
 API int amdsmi_get_temp_metric(void *h, int sensor, int metric, int64_t *c) {

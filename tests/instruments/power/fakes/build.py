@@ -60,7 +60,10 @@ def _compile(source: str, soname: str, flags: tuple[str, ...], stubs: str = "") 
     """Compile into a folder that is named after all that goes in, so that a second run has nothing to do."""
     tool = compiler()
     assert tool is not None
-    inputs = [(HERE / name).read_bytes() for name in (source, "script.h")] + [stubs.encode(), repr(flags).encode()]
+    inputs = [(HERE / name).read_bytes() for name in (source, "script.h", "settable.h")] + [
+        stubs.encode(),
+        repr(flags).encode(),
+    ]
     digest = hashlib.sha256(b"\0".join(inputs)).hexdigest()[:16]
     folder = Path(tempfile.gettempdir(), f"overlap-fake-drivers-{os.getuid()}", digest)
     library = folder / soname

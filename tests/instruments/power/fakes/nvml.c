@@ -9,8 +9,7 @@
     {"gpm_sm", 88.5}, {"gpm_occupancy", 42.25}, {"gpm_tensor", 61.5}, {"gpm_dram", 33.25}, {"gpm_rx", 20000}, \
     {"gpm_tx", 10000}, {"nvlink", 0}, {"p2p_rc", 0},
 #include "script.h"
-#include <fcntl.h>
-#include <sys/mman.h>
+#include "settable.h"
 
 enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, GPU_IS_LOST = 15, MISMATCH = 25 };
 
@@ -119,40 +118,6 @@ API int nvmlDeviceGetMigMode(device_t d, unsigned *current, unsigned *pending) {
     return SUCCESS;
 }
 
-/* What can be set, and a plan of what becomes of each call that sets something: 'o' does it, 'f' fails, 'l' says that it
- * has done it and has not, 'd' does it and fails all the same. Calls beyond the plan are done. With FAKE_STATE=FILE the
- * state is in that file, shared by all processes, and outlives them as a device's does. */
-struct settable { double limit_w[MAX_DEVICES]; double locked_mhz[MAX_DEVICES]; long calls; char plan[64]; };
-static struct settable *settable(void) {
-    static struct settable own, *state;
-    if (state) return state;
-    const char *path = getenv("FAKE_STATE");
-    state = &own;
-    if (path) {
-        int file = open(path, O_RDWR);
-        if (file < 0) abort();
-        state = mmap(NULL, sizeof own, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-        if (state == MAP_FAILED) abort();
-        close(file);
-    }
-    return state;
-}
-API int fake_plan(const char *plan) {
-    settable()->calls = 0;
-    snprintf(settable()->plan, sizeof settable()->plan, "%s", plan);
-    return 0;
-}
-static char planned(void) {
-    fake_write_count++;
-    long call = settable()->calls++;
-    return call < (long)strlen(settable()->plan) ? settable()->plan[call] : 'o';
-}
-/* Does a call by the plan: sets the value, or does not, and fails, or does not. */
-static int put(double *value, double wanted) {
-    char what = planned();
-    if (what == 'o' || what == 'd') *value = wanted;
-    return what == 'f' || what == 'd' ? 999 : SUCCESS;
-}
 API int nvmlDeviceGetPowerUsage(device_t d, unsigned *mw) {
     ENTER(d);
     FAIL("usage_rc");
@@ -226,7 +191,6 @@ API int nvmlDeviceResetGpuLockedClocks(device_t d) {
     ENTER(d);
     return put(&settable()->locked_mhz[g], 0);
 }
-API double fake_locked_mhz(int g) { return settable()->locked_mhz[g]; }
 static int listed(unsigned *count, unsigned *values, unsigned from, unsigned to, unsigned step) {
     unsigned needed = (to - from) / step + 1;
     int fits = *count >= needed;

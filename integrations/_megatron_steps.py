@@ -1,0 +1,100 @@
+"""What both ways into Megatron have in common: the monitor of a job, and where its steps begin and end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from overlap_callbacks import OverlapMonitor
+
+from ._megatron_core import MegatronCore
+from ._megatron_switches import Switches
+from .base import MakeSinks, build_monitor, is_native, precision_of, wrap
+
+
+class Steps:
+    """Marks steps: for a monitor, and for Megatron's switches if they make steps sequential."""
+
+    def __init__(self, monitor: OverlapMonitor) -> None:
+        self.monitor = monitor
+        self.switches: Switches | None = None  # once they are in use
+
+    def begin(self, step: int) -> None:
+        self.monitor.step_begin(step)
+        if self.switches is not None and self.monitor.is_turned(self.switches):
+            self.switches.gather_parameters()
+
+    def end(self, *, skipped: bool) -> None:
+        if skipped:
+            self.monitor.skip_step("its gradients overflowed")
+        self.monitor.step_end()
+
+
+def checked_chunks(model: Any) -> list[Any]:
+    chunks = list(model) if isinstance(model, (list, tuple)) else [model]
+    if not chunks or not all(isinstance(chunk, torch.nn.Module) for chunk in chunks):
+        raise TypeError(f"model_chunks must be a module or a list of modules, got a {type(model).__name__}")
+    return chunks
+
+
+def open_steps(
+    core: MegatronCore,
+    chunks: list[Any],
+    sequential: str,
+    options: dict[str, Any],
+    by_hand: bool = False,
+    sinks: MakeSinks | None = None,
+) -> Steps:
+    """A monitor that knows the job's groups and switches, and waits for its batches of sends and receives."""
+    if not core.groups.model_parallel_is_initialized():
+        raise RuntimeError("model parallelism is not initialised: call initialize_model_parallel() first")
+    switches = Switches(core.ddp, chunks, by_hand) if is_native(sequential) else None
+    config = getattr(chunks[0], "config", None)
+    monitor = build_monitor(core.name, options, sinks=sinks, precision=lambda: _precision(config))
+    steps = Steps(monitor)
+
+    def make_switches(arm: object = None) -> Switches:
+        steps.switches = steps.switches or Switches(core.ddp, chunks, by_hand)
+        return steps.switches
+
+    if monitor.active:
+        monitor.name_groups(core.dimensions(config))
+        monitor.tell_model_chunks(len(chunks))
+        if switches is not None:
+            steps.switches = switches
+            monitor.use_native(switches)
+        monitor.offer_switches({"native": make_switches})
+        monitor.call_on_close(wrap(core.communicator, "_communicate", _waiting(monitor)))
+    return steps
+
+
+def _precision(config: Any) -> str | None:
+    """That of matrix products, by Megatron's configuration of the model; None without one."""
+    if config is None:
+        return None
+    kinds = (("fp8", "fp8"), ("bf16", "bf16"), ("fp16", "fp16"))
+    chosen = next((name for attribute, name in kinds if getattr(config, attribute, None)), None)
+    return chosen or precision_of(getattr(config, "params_dtype", None))
+
+
+def _waiting(monitor: OverlapMonitor) -> Callable[..., Any]:
+    """For ``_communicate``, which posts a batch of sends and receives: sequential steps wait once all are posted.
+
+    This cannot hang: the stages go through their batches in step, and each one's k-th forward (or backward) batch is
+    the other side of its neighbour's. Megatron itself waits there if ``overlap_p2p_comm`` is off.
+    """
+
+    def works_of(result: Any) -> list[Any]:
+        works = result[2]  # a list or a dictionary; None if Megatron itself has waited
+        return list(works.values()) if isinstance(works, dict) else list(works or ())
+
+    def post(communicate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result, handed_on = monitor.post(lambda: communicate(*args, **kwargs), works_of)
+        from_previous, from_next, works = result
+        if works:
+            works = dict(zip(works, handed_on, strict=True)) if isinstance(works, dict) else handed_on
+        return from_previous, from_next, works
+
+    return post
