@@ -17,8 +17,9 @@ from overlap_callbacks.analysis.formatting import PLAIN
 from overlap_callbacks.analysis.results.catalogue import SUMMARY
 from overlap_callbacks.analysis.results.window import KernelTime, PairTime
 from overlap_callbacks.analysis.safe_text import printable, spreadsheet_cell
-from overlap_callbacks.report.terminal import change, kernel_name, pair_table, row_label
+from overlap_callbacks.report.terminal import row_label
 from overlap_callbacks.report.terminal_cells import name_cell
+from overlap_callbacks.report.terminal_kernels import change, kernel_name, pair_parts
 from overlap_callbacks.traces.figures import (
     Analysis,
     CollectiveFigures,
@@ -83,7 +84,7 @@ def comparison_tables(comparison: Comparison) -> RenderableType:
     if comparison.kernels:
         parts.append(_kernel_table(comparison))
     if comparison.pairs:
-        parts.append(pair_table(comparison.pairs, "What runs beside what, and what it costs"))
+        parts += pair_parts(comparison.pairs)
     if comparison.unmatched:
         calls = sum(row.overlapped_calls + row.sequential_calls for row in comparison.unmatched)
         title = f"Kernels without a partner in the other file: {calls} calls, over all steps"
