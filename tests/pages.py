@@ -13,11 +13,11 @@ from tests.browser import until
 
 @pytest.fixture
 def opened(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Opens a file; the test fails if the page logs an error, or asks for anything but that file."""
+    """Opens a file, with all that is folded; the test fails if the page logs an error, or asks for anything else."""
     contexts: list[Any] = []
     complaints: list[str] = []
 
-    def open_page(file: Path, **options: Any) -> Any:
+    def open_page(file: Path, *, unfolded: bool = True, **options: Any) -> Any:
         context = browser.new_context(**{"viewport": {"width": 1100, "height": 900}, **options})
         contexts.append(context)
         page = context.new_page()
@@ -34,7 +34,10 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
 
         page.route("**/*", only_itself)
         page.goto(file.as_uri())
-        until(page, "[...document.querySelectorAll('[data-chart]')].every((chart) => chart.firstChild)")
+        if unfolded:
+            page.evaluate("document.querySelectorAll('main details').forEach((each) => { each.open = true; })")
+        shown = "(chart) => chart.firstChild || !chart.checkVisibility()"
+        until(page, f"[...document.querySelectorAll('[data-chart]')].every({shown})")
         return page
 
     yield open_page

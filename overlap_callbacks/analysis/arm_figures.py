@@ -5,6 +5,7 @@ The blocks are those of any window: what the job as configured is compared with 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -13,7 +14,7 @@ import msgspec
 from overlap_callbacks.analysis.earlier_windows import EarlierWindows
 from overlap_callbacks.analysis.equations import log_slowdown
 from overlap_callbacks.analysis.figures import FigureSums, samples_of
-from overlap_callbacks.analysis.results.arm import ArmReport, ComparedArm
+from overlap_callbacks.analysis.results.arm import ARM_FIGURES, ArmReport, ComparedArm
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.statistics import Interval, interval_of
 
@@ -40,7 +41,12 @@ def arm_intervals(sums: FigureSums[Any]) -> dict[str, Interval]:
         "configured_exposed_comm_ms": interval_of(exposed, prof_configured),
         "exposed_comm_change_ms": interval_of(lambda b, a: exposed(b) - exposed(a), prof_turned, prof_configured),
     }
-    return {name: interval for name, interval in found.items() if interval is not None}
+    bounds = {figure.name: figure.bounds for figure in ARM_FIGURES}
+    return {
+        name: dataclasses.replace(interval, bounds=bounds[name])
+        for name, interval in found.items()
+        if interval is not None
+    }
 
 
 def arm_report_of(report: OverlapReport, arm: ComparedArm, sums: FigureSums[Any], earlier: EarlierWindows) -> ArmReport:

@@ -9,7 +9,7 @@ from overlap_callbacks.analysis.formatting import change_in_words, may_be_chance
 from overlap_callbacks.analysis.results.arm import ARM_FIGURES, ArmReport, ComparedArm
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.run_summary import RunSummary
-from overlap_callbacks.analysis.statistics import pool
+from overlap_callbacks.analysis.statistics import inverted_change, pool
 
 SEQUENTIAL = ComparedArm("sequential", equal_results=True, sequential=True)
 
@@ -82,7 +82,9 @@ def _of(windows: Sequence[ArmReport]) -> ArmSummary:
     figures = {}
     for figure in ARM_FIGURES:
         values = [value for window in counting if (value := getattr(window, figure.name)) is not None]
-        pooled = _pooled_ratio(values) if not figure.is_time else pool(values, logs=not figure.is_change)
+        pooled = pool(
+            values, logs=figure.is_time and not figure.is_change, change=not figure.is_time, bounds=figure.bounds
+        )
         if pooled is not None:
             figures[figure.name] = pooled
 
@@ -109,17 +111,6 @@ def _of(windows: Sequence[ArmReport]) -> ArmSummary:
     )
 
 
-def _pooled_ratio(windows: Sequence[Estimate]) -> Estimate | None:
-    """The mean of ratios less one, by logarithms: it stays above -100%."""
-    pooled = pool([_shifted(window, 1.0) for window in windows], logs=True)
-    return None if pooled is None else _shifted(pooled, -1.0)
-
-
-def _shifted(estimate: Estimate, by: float) -> Estimate:
-    low, high = (None if bound is None else bound + by for bound in (estimate.ci_low, estimate.ci_high))
-    return Estimate(estimate.value + by, low, high, estimate.num_steps, estimate.num_blocks)
-
-
 def _sequential(summary: RunSummary) -> ArmSummary | None:
     """Sequential steps as an arm: their figures are those of overlap with the sign turned."""
     if summary.control or not summary.valid_windows:
@@ -128,7 +119,7 @@ def _sequential(summary: RunSummary) -> ArmSummary | None:
     figures: dict[str, Estimate] = {}
     for name, of_overlap in (("speedup", "speedup_vs_sequential"), ("compute_slowdown", "compute_slowdown")):
         if of_overlap in pooled:
-            figures[name] = _inverted(pooled[of_overlap])
+            figures[name] = inverted_change(pooled[of_overlap])
     for name, of_overlap in (
         ("step_ms", "e2e_sequential_ms"),
         ("configured_step_ms", "e2e_overlapped_ms"),
@@ -141,16 +132,3 @@ def _sequential(summary: RunSummary) -> ArmSummary | None:
         if of_overlap in pooled:
             figures[name] = pooled[of_overlap]
     return ArmSummary(SEQUENTIAL, len(summary.valid_windows), figures)
-
-
-def _inverted(ratio: Estimate) -> Estimate:
-    """Of a over b, less one, that of b over a."""
-
-    def turn(value: float | None) -> float | None:
-        return None if value is None or value <= -1 else 1 / (1 + value) - 1
-
-    value = turn(ratio.value)
-    return Estimate(
-        ratio.value if value is None else value, turn(ratio.ci_high), turn(ratio.ci_low), ratio.num_steps,
-        ratio.num_blocks,
-    )  # fmt: skip

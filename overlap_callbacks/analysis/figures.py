@@ -6,6 +6,7 @@ The equations are in ``overlap_callbacks.analysis.equations``, the statistics in
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Generic, NamedTuple, TypeVar
@@ -22,6 +23,7 @@ from overlap_callbacks.analysis.equations import (
     overlap_ratio,
     sequential_step_ms,
 )
+from overlap_callbacks.analysis.results.catalogue import figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow
@@ -166,6 +168,14 @@ def _figures(sums: FigureSums[Tables], names: Collection[str] | None, min_blocks
     def model(step: _TimedMeans, ov: _ProfiledMeans, iso: _ProfiledMeans) -> float:
         return sequential_step_ms(ideal(step, ov, iso), float(ov.hidden_comm_ms))
 
+    def possible(step_ms: float) -> float:
+        # Sums over streams can exceed the step: what is left of it then is no time.
+        return step_ms if step_ms > 0 else math.nan
+
+    def comm_ratio(ov: _ProfiledMeans) -> float:
+        exposed_ms = ov.comm_busy_ms - ov.hidden_comm_ms
+        return float(ov.comm_busy_ms / (ov.compute_busy_ms + exposed_ms + ov.idle_ms))
+
     def attainable(iso: _ProfiledMeans) -> float:
         return attainable_step_ms(float(iso.compute_busy_ms), float(iso.comm_busy_ms))
 
@@ -178,8 +188,8 @@ def _figures(sums: FigureSums[Tables], names: Collection[str] | None, min_blocks
         ),
         "overlap_ratio": lambda: estimate(lambda ov: overlap_ratio(ov.covered_compute_ms, ov.compute_ms), prof_ov),
         "e2e_overlapped_ms": lambda: estimate(lambda step: step.log_step, step_ov, scale=math.exp),
-        "e2e_ideal_ms": lambda: estimate(ideal, step_ov, prof_ov, prof_iso),
-        "e2e_sequential_model_ms": lambda: estimate(model, step_ov, prof_ov, prof_iso),
+        "e2e_ideal_ms": lambda: estimate(lambda *means: possible(ideal(*means)), step_ov, prof_ov, prof_iso),
+        "e2e_sequential_model_ms": lambda: estimate(lambda *means: possible(model(*means)), step_ov, prof_ov, prof_iso),
         "e2e_sequential_ms": lambda: estimate(lambda step: step.log_step, step_seq, scale=math.exp),
         "speedup_vs_sequential": lambda: estimate(
             lambda seq, ov: seq.log_step - ov.log_step, step_seq, step_ov, scale=math.expm1
@@ -206,7 +216,7 @@ def _figures(sums: FigureSums[Tables], names: Collection[str] | None, min_blocks
         "comm_slowdown": lambda: estimate(
             lambda ov, iso: log_slowdown(ov.log_comm, iso.log_comm), prof_ov, prof_iso, scale=math.expm1
         ),
-        "comm_ratio": lambda: estimate(lambda ov, step: ov.comm_busy_ms / math.exp(step.log_step), prof_ov, step_ov),
+        "comm_ratio": lambda: estimate(comm_ratio, prof_ov),
         "p2p_ms": lambda: estimate(lambda ov: ov.p2p_ms, prof_ov) if sums.sends else None,
         "idle_ms": lambda: estimate(lambda ov: ov.idle_ms, prof_ov),
         "idle_isolated_ms": lambda: estimate(lambda iso: iso.idle_ms, prof_iso),
@@ -223,7 +233,11 @@ def _figures(sums: FigureSums[Tables], names: Collection[str] | None, min_blocks
         ),
     }  # fmt: skip
     found = {name: figure() for name, figure in figures.items() if names is None or name in names}
-    return {name: value for name, value in found.items() if value is not None}
+    return {
+        name: dataclasses.replace(value, bounds=figure_named(name).bounds)
+        for name, value in found.items()
+        if value is not None
+    }
 
 
 def samples_of(sums: FigureSums[Tables]) -> tuple[Sample, Sample, Sample, Sample]:

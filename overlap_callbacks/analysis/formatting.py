@@ -67,6 +67,10 @@ class Style:
         text = self.number(value, _decimals(value) if decimals is None else decimals)
         return f"{self._with_sign(text, signed)}{self.space}{unit}"
 
+    def shows(self, value: float, unit: str) -> bool:
+        """Whether a value differs from zero as it is written."""
+        return any(character in "123456789" for character in self.quantity(value, unit))
+
     def interval(self, estimate: Estimate, unit: str, *, signed: bool = False) -> str:
         """Its 95% interval, e.g. ``5.1% to 7.3%`` or ``11.5 to 12.5 ms``; empty where there is none."""
         if estimate.ci_low is None or estimate.ci_high is None:
@@ -104,6 +108,18 @@ def _decimals(value: float) -> int:
 def change_in_words(fraction: float, more: str, less: str, style: Style = PLAIN) -> str:
     """A relative change without its sign, e.g. ``6.2% longer``."""
     return f"{style.percent(abs(fraction))} {more if fraction >= 0 else less}"
+
+
+def range_in_words(estimate: Estimate, more: str, less: str, style: Style = PLAIN) -> str:
+    """The interval of a relative change without signs, e.g. ``1.0% shorter to 3.0% longer``; empty without one."""
+    low, high = estimate.ci_low, estimate.ci_high
+    if low is None or high is None:
+        return ""
+    if high < 0:
+        return f"{style.percent(-high)} to {style.percent(-low)} {less}"
+    if low >= 0:
+        return f"{style.percent(low)} to {style.percent(high)} {more}"
+    return f"{change_in_words(low, more, less, style)} to {change_in_words(high, more, less, style)}"
 
 
 def may_be_chance(estimate: Estimate) -> bool:

@@ -12,6 +12,7 @@ from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
+from overlap_callbacks.analysis.results.step_parts import StepParts, measured_parts
 from overlap_callbacks.analysis.results.window import RankWindow
 from overlap_callbacks.analysis.statistics import pool
 
@@ -109,8 +110,13 @@ class RunSummary:
         pooled = {}
         for figure in FIGURES:
             values = [getattr(window, figure.name) for window in windows]
-            # Step times are means of logarithms within a window already.
-            estimate = pool([value for value in values if value is not None], logs=figure.name.startswith("e2e_"))
+            # Step times and ratios are means of logarithms within a window already.
+            estimate = pool(
+                [value for value in values if value is not None],
+                logs=figure.name.startswith("e2e_"),
+                change=figure.signed,
+                bounds=figure.bounds,
+            )
             if estimate is not None:
                 pooled[figure.name] = estimate
         return pooled
@@ -120,6 +126,14 @@ class RunSummary:
         pooled = self.pooled()
         partial = None if pooled else self.partial
         return pooled if partial is None else partial.figures()
+
+    def step_parts(self) -> StepParts | None:
+        """Where the time of an overlapped step goes; None without a profile.
+
+        What compute loses is a part of its own only where sequential steps tell how long it takes alone.
+        """
+        found = measured_parts(self.figures(), {}, compared=bool(self.valid_windows) and not self.control)
+        return None if found is None else found[0]
 
     def latest_valid(self, part: str) -> OverlapReport | None:
         """The last window that counts and has a part, e.g. ``kernels``."""

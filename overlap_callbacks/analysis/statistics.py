@@ -27,6 +27,9 @@ CONFIDENCE = 0.95
 
 _Columns = TypeVar("_Columns", bound=tuple[float, ...])
 
+# Of a figure that may be of any size and sign.
+UNBOUNDED = (-math.inf, math.inf)
+
 # Two groups of OSSO. The spread of fewer blocks of a mode is not known well enough for an interval.
 MIN_BLOCKS = 4
 
@@ -71,6 +74,7 @@ class Interval:
         half_width: half the width of its interval; None where there are too few blocks for one.
         scale: increasing function from that scale to the figure's own.
         num_steps, num_blocks: that it rests on.
+        bounds: the least and the most that the figure can be.
     """
 
     center: float
@@ -78,6 +82,7 @@ class Interval:
     scale: Callable[[float], float]
     num_steps: int
     num_blocks: int
+    bounds: tuple[float, float] = UNBOUNDED
 
     def estimate(self, least_half_width: float = 0.0) -> Estimate:
         """The figure on its own scale.
@@ -92,7 +97,25 @@ class Interval:
                 low, high = _finite(self.scale, [self.center - half]), _finite(self.scale, [self.center + half])
         if low is None or high is None:
             low = high = None
-        return Estimate(self.scale(self.center), low, high, self.num_steps, self.num_blocks)
+        return bounded(Estimate(self.scale(self.center), low, high, self.num_steps, self.num_blocks), self.bounds)
+
+
+def bounded(estimate: Estimate, bounds: tuple[float, float]) -> Estimate:
+    """An estimate of what lies between two bounds: what is beyond them is cut off.
+
+    An interval that is symmetric about its estimate may reach beyond what can be. To cut it there changes nothing about
+    how often it holds the truth.
+    """
+    low, high = bounds
+
+    def cut(value: float) -> float:
+        return min(max(value, low), high)
+
+    inside = low <= estimate.value <= high
+    if inside and (estimate.ci_low is None or estimate.ci_high is None):
+        return estimate
+    ci_low, ci_high = (None if end is None else cut(end) for end in (estimate.ci_low, estimate.ci_high))
+    return Estimate(cut(estimate.value), ci_low, ci_high, estimate.num_steps, estimate.num_blocks)
 
 
 def estimate(
@@ -143,21 +166,52 @@ def interval_of(
     return Interval(center, half, scale, num_steps, num_blocks)
 
 
-def pool(windows: Sequence[Estimate], *, logs: bool = False) -> Estimate | None:
+def pool(
+    windows: Sequence[Estimate],
+    *,
+    logs: bool = False,
+    change: bool = False,
+    bounds: tuple[float, float] = UNBOUNDED,
+) -> Estimate | None:
     """One figure for a run: the mean of its windows' estimates. The unit of the interval is the window.
 
-    A single window keeps its own interval.
+    A single window keeps its own interval, as far as the figure can be.
 
     Args:
         windows: the figure's estimate in each window.
         logs: take the mean of logarithms, as within a window. For times, whose interval must not reach below zero.
+        change: the figure is a ratio less one. Its mean is that of the ratio's logarithm, so that its interval stays
+            above -1.
+        bounds: the least and the most that the figure can be.
     """
     if len(windows) == 1:
-        return windows[0]
+        return bounded(windows[0], bounds)
     values = np.array([[window.value] for window in windows], dtype=np.float64).reshape(-1, 1)
-    logs = logs and bool((values > 0).all())
-    sample = Sample(np.log(values) if logs else values, num_steps=sum(window.num_steps for window in windows))
-    return estimate(lambda means: float(means[0]), sample, min_blocks=2, scale=math.exp if logs else float)
+    scale: Callable[[float], float] = float
+    if change and bool((values > -1).all()):
+        values, scale = np.log1p(values), math.expm1
+    elif logs and bool((values > 0).all()):
+        values, scale = np.log(values), math.exp
+    sample = Sample(values, num_steps=sum(window.num_steps for window in windows))
+    pooled = estimate(lambda means: float(means[0]), sample, min_blocks=2, scale=scale)
+    return None if pooled is None else bounded(pooled, bounds)
+
+
+def pool_changes(windows: Sequence[Estimate]) -> Estimate | None:
+    """``pool`` of a ratio less one."""
+    return pool(windows, change=True, bounds=(-1.0, math.inf))
+
+
+def inverted_change(ratio: Estimate) -> Estimate:
+    """Of a over b, less one, that of b over a."""
+
+    def turn(value: float | None) -> float | None:
+        return None if value is None or value <= -1 else 1 / (1 + value) - 1
+
+    value, low, high = turn(ratio.value), turn(ratio.ci_high), turn(ratio.ci_low)
+    if low is None or high is None:
+        low = high = None
+    return Estimate(ratio.value if value is None else value, low, high, ratio.num_steps, ratio.num_blocks)
 
 
 def _combined(

@@ -1,22 +1,15 @@
-"""Is overlap worth it here? In a sentence. And what a window measured, in a line for the log."""
+"""What a run says of overlap, as one text. And what a window measured, in a line for the log."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-from overlap_callbacks.analysis.formatting import PLAIN, change_in_words, may_be_chance
+from overlap_callbacks.analysis.formatting import PLAIN
+from overlap_callbacks.analysis.headline import run_headline
 from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.catalogue import figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.power import SlowdownCause
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.run_summary import RunSummary
-
-NOTHING_YET = "Nothing has been measured yet: no window is done."
-NO_WINDOW_COUNTS = "No window counts, so whether overlap is worth it here is not known."
-NO_SEQUENTIAL_ARM = "No window had sequential steps, so what overlap saves was not measured."
-CONTROL = "A/A control: both sides ran overlapped, so every difference is chance."
-_TOO_FEW_BLOCKS = "Too few blocks were measured to say whether overlap is worth it here."
 
 # What the log says of a window.
 _LOGGED = (
@@ -25,58 +18,13 @@ _LOGGED = (
 
 
 def run_verdict(summary: RunSummary, num_arms: int = 0) -> str:
-    """Is overlap worth it for this run? One sentence, or two.
+    """What overlap does to the steps of this run, with its intervals, as one text.
 
     Args:
         summary: of its windows with sequential steps.
         num_arms: its windows with other arms.
     """
-    if not summary.measured:
-        return NO_SEQUENTIAL_ARM if num_arms else NOTHING_YET
-    figures = summary.pooled()
-    partial = None if figures else summary.partial
-    if not figures and partial is None:
-        return NO_WINDOW_COUNTS
-    if summary.control:
-        return CONTROL
-    if partial is None:
-        return verdict(figures) + _unverified(summary.valid_windows)
-    if partial.speedup_vs_sequential is None:
-        return _TOO_FEW_BLOCKS
-    checked = "" if partial.residual_overlap is not None else ", whose sequential steps no profile has checked"
-    return f"{verdict(partial.figures())} That is of one unfinished window{checked}."
-
-
-def _unverified(windows: Sequence[OverlapReport]) -> str:
-    """A sentence where windows compare the modes without proof that sequential steps were sequential; else empty."""
-    comparing = [window for window in windows if window.speedup_vs_sequential is not None]
-    count = sum(not window.verified for window in comparing)
-    if not count:
-        return ""
-    of = "" if count == len(comparing) else f" of {count} of {len(comparing)} windows"
-    return f" No profile has verified that the sequential steps{of} were sequential."
-
-
-def verdict(figures: Mapping[str, Estimate]) -> str:
-    """Is overlap worth it, by these figures? One sentence."""
-    speedup, slowdown = figures.get("speedup_vs_sequential"), figures.get("compute_slowdown")
-    if speedup is None:
-        return "Not enough was measured to say whether overlap is worth it here."
-    bounds = PLAIN.figure_interval(figure_named("speedup_vs_sequential"), speedup)
-    change = change_in_words(speedup.value, "longer", "less time") + (f" (95% interval {bounds})" if bounds else "")
-    if speedup.ci_low is None or speedup.ci_high is None:
-        sentence = f"Without overlap, steps take {change}: too few blocks to say more"
-    elif speedup.ci_low > 0:
-        sentence = f"Overlap is worth it here: without it, steps take {change}"
-    elif speedup.ci_high < 0:
-        sentence = f"Overlap costs more than it saves here: without it, steps take {change}"
-    else:
-        sentence = f"Whether overlap is worth it here is undecided: without it, steps take {change}"
-    if slowdown is not None:
-        sentence += f"; compute kernels run {change_in_words(slowdown.value, 'slower', 'faster')} with overlap"
-        if may_be_chance(slowdown):
-            sentence += ", which may be chance"
-    return sentence + "."
+    return run_headline(summary, num_arms).text
 
 
 def cause_in_words(cause: SlowdownCause | None) -> str | None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from overlap_callbacks.analysis.communication.fitting import effective_bandwidths
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.step_parts import exposed_share
 from overlap_callbacks.analysis.results.workload import Workload
 from overlap_callbacks.analysis.scaling import WORLD_SIZE, RunFigures, Value, in_order, is_numeric, scaled
 from overlap_callbacks.analysis.throughput import run_throughput
@@ -133,7 +134,7 @@ def as_plain(found: Comparison) -> dict[str, Any]:
 def _figures(name: str, record: Record, value: Value, work: str) -> RunFigures:
     figures = record.pooled()
     throughput = run_throughput(record.valid_windows)
-    step, exposed = figures.get("e2e_overlapped_ms"), figures.get("exposed_comm_ms")
+    step, exposed = figures.get("e2e_overlapped_ms"), exposed_share(figures)
     rate = None if throughput is None or not work else getattr(throughput, f"{work}_per_s")
     window = record.latest_valid("collectives")
     bandwidths = {} if window is None else effective_bandwidths(window.collectives)
@@ -144,7 +145,7 @@ def _figures(name: str, record: Record, value: Value, work: str) -> RunFigures:
         step_ms=step,
         work_per_s=None if rate is None else _rate(rate, step),
         comm_ratio=figures.get("comm_ratio"),
-        exposed=None if step is None or exposed is None or step.value <= 0 else exposed.value / step.value,
+        exposed=None if exposed is None else exposed.value,
         mfu=None if throughput is None else throughput.mfu,
         bandwidths={dimension or "other": rate / _GB for dimension, rate in sorted(bandwidths.items())},
     )

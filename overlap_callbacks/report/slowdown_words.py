@@ -3,21 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
-from overlap_callbacks.analysis.results.kernel_times import ALONE, PairTime
+from overlap_callbacks.analysis.formatting import count
+from overlap_callbacks.analysis.results.kernel_times import ALONE, UNMATCHED, KernelTime, PairTime
 
+_Row = TypeVar("_Row", KernelTime, PairTime)
+
+PAIRS_TITLE = "Slowdown by concurrent kernel"
 # Lost times must add up, so tables compare arithmetic means; the figures must not hang on one slow step.
 OF_MEAN_TIMES = (
-    "The table compares arithmetic means over the profiled steps of a window. The compute and communication slowdowns "
-    "of the run compare geometric means, which single slow steps raise less. Where times vary much, the two differ."
+    "These are arithmetic means; the slowdowns of the run compare geometric means, which single slow steps raise less."
 )
+OF_SHARES = "A kernel that ran beside several counts towards each by the share of time that it had of each."
+WITH_WAITING = "A collective's time includes waiting for other ranks."
+
+# What records call them, and what people read.
+_RAN_ALONE = "ran alone, unexplained"
+_BESIDE = {ALONE: _RAN_ALONE, UNMATCHED: "in one mode alone"}
 
 
-def beside_nothing(pairs: Sequence[PairTime]) -> str:
+def beside_in_words(beside: str) -> str:
+    """What a kernel ran beside, as people read it."""
+    return _BESIDE.get(beside, beside)
+
+
+def ran_alone(pairs: Sequence[PairTime]) -> str:
     """A sentence where kernels are slower that ran beside nothing; else empty."""
     if not any(pair.beside == ALONE and pair.lost_ms > 0 for pair in pairs):
         return ""
     return (
-        f"{ALONE} stands for kernels that ran beside nothing in overlapped steps either. If they are slower all the "
-        "same, what ran beside them does not explain it."
+        f'"{_RAN_ALONE[0].upper()}{_RAN_ALONE[1:]}" are kernels that ran beside nothing in overlapped steps either. If '
+        "they are slower all the same, what ran beside them does not explain it."
     )
+
+
+def with_losses(rows: Sequence[_Row], decimals: int) -> tuple[list[_Row], int]:
+    """The rows whose lost time is not shown as zero, and how many are left out.
+
+    Args:
+        rows: of a table.
+        decimals: with which times are shown.
+    """
+    shown = [row for row in rows if abs(row.lost_ms) >= 0.5 * 10**-decimals]
+    return shown, len(rows) - len(shown)
+
+
+def left_out_in_words(number: int, noun: str, decimals: int) -> str:
+    """How many rows are left out, as a sentence; empty for none."""
+    if not number:
+        return ""
+    verb, is_or_are = ("loses", "is") if number == 1 else ("lose", "are")
+    return f" {count(number, noun)} that {verb} less than {0.5 * 10**-decimals:g} ms {is_or_are} left out."

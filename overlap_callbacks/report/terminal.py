@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from overlap_callbacks.analysis.formatting import PLAIN, count
+from overlap_callbacks.analysis.headline import run_headline
 from overlap_callbacks.analysis.race import race_sentence
 from overlap_callbacks.analysis.results.catalogue import SUMMARY
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -22,20 +23,19 @@ from overlap_callbacks.report.communication_json import communication_as_json
 from overlap_callbacks.report.environment_words import findings_of, job_environment_of
 from overlap_callbacks.report.expert_words import loads_in_words
 from overlap_callbacks.report.record import Record
-from overlap_callbacks.report.slowdown_words import OF_MEAN_TIMES, beside_nothing
+from overlap_callbacks.report.step_words import parts_sentence
 from overlap_callbacks.report.terminal_arms import arm_parts, arms_as_json
 from overlap_callbacks.report.terminal_bottleneck import advice_parts, bottleneck_as_json
 from overlap_callbacks.report.terminal_causes import cause_parts
 from overlap_callbacks.report.terminal_cells import name_cell, one_line
 from overlap_callbacks.report.terminal_communication import communication_details
 from overlap_callbacks.report.terminal_environment import environment_parts, finding_parts
-from overlap_callbacks.report.terminal_parts import MAX_PAIRS, change, kernel_name, pair_table, row_label
+from overlap_callbacks.report.terminal_kernels import kernel_parts, pair_parts, pair_table
+from overlap_callbacks.report.terminal_parts import change, row_label
 from overlap_callbacks.report.terminal_power import power_parts
 from overlap_callbacks.report.throughput_words import throughput_facts
 from overlap_callbacks.report.window_words import left_out, race_of, unreadable, which, windows_that_count
 
-# Maximum rows of a table; W&B and the record hold everything.
-_MAX_KERNELS = 8
 # Maximum of different notes on windows.
 _MAX_PROBLEMS = 50
 
@@ -53,12 +53,17 @@ def tables(record: Record, everything: bool = True) -> RenderableType:
     partial = None if figures else summary.partial
     if partial is not None:
         figures, pooled_from = partial.figures(), "one unfinished window"
+    headline = run_headline(summary, len(record.arms))
     parts: list[RenderableType] = [
-        Text(run_verdict(summary, len(record.arms)), style="bold"),
+        Text(one_line(headline.sentence, 1000), style="bold"),
+        *[Text(one_line(line, 1000)) for line in headline.more],
         Text(_head(record), style="dim"),
     ]
     if figures:
         parts += [Text(), _figure_table(figures, pooled_from)]
+    of_step = summary.step_parts()
+    if of_step is not None:
+        parts += [Text(), Text(parts_sentence(of_step, figures))]
     parts += arm_parts(record)
     parts += _race_parts(record)
     parts += _throughput_parts(windows)
@@ -97,18 +102,13 @@ def _details(window: OverlapReport, counts: bool) -> tuple[dict[str, list[Render
     if causes:
         details["causes of the slowdown"] = causes
     if window.kernels and counts:
-        caption = Text(f"Per step, means over the ranks. {OF_MEAN_TIMES}", style="dim")
-        details["kernels"] = [Text(), _kernel_table(window), caption]
+        details["kernels"] = kernel_parts(window)
     if window.pairs and counts:
-        title = f"What runs beside what, and what it costs (window {window.window})"
-        details["pairs of kernels"] = [Text(), pair_table(window.pairs, title)]
-        alone = beside_nothing(window.pairs[:MAX_PAIRS])
-        if alone:
-            details["pairs of kernels"].append(Text(alone, style="dim"))
+        details["pairs of kernels"] = pair_parts(window.pairs, f"(window {window.window})")
     if len(window.dimensions) > 1:
         details["dimensions"] = [Text(), _dimension_table(window, counts)]
         if window.dimension_pairs and counts:
-            title = f"What compute loses beside each dimension (window {window.window})"
+            title = f"Slowdown by dimension of parallelism in flight (window {window.window})"
             details["dimensions"] += [Text(), pair_table(window.dimension_pairs, title)]
     if window.experts is not None:
         details["experts"] = [Text(), Text(one_line(f"Experts: {loads_in_words(window.experts)}", 1000))]
@@ -176,26 +176,14 @@ def _figure_table(figures: dict[str, Estimate], pooled_from: str) -> Table:
     for section in SUMMARY:
         for figure in section:
             estimate = figures.get(figure.name)
+            if estimate is not None and figure.optional and not PLAIN.shows(estimate.value, figure.unit):
+                continue
             if estimate is not None:
                 value, interval = PLAIN.figure(figure, estimate.value), PLAIN.figure_interval(figure, estimate)
                 table.add_row(row_label(figure), value, interval.removesuffix(" ms"), str(estimate.num_steps))
             elif not figure.optional:
                 table.add_row(row_label(figure), "not measured", "", "", style="dim")
         table.add_section()
-    return table
-
-
-def _kernel_table(window: OverlapReport) -> Table:
-    table = Table(title=f"Kernels that lose most time under overlap (window {window.window})", title_justify="left")
-    table.add_column("kernel")
-    for column in ("slowdown", "lost", "overlapped", "sequential"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for kernel in window.kernels[:_MAX_KERNELS]:
-        slowdown = change(kernel.slowdown)
-        times = (PLAIN.quantity(ms, "ms") for ms in (kernel.lost_ms, kernel.overlapped_ms, kernel.sequential_ms))
-        table.add_row(kernel_name(kernel.name), slowdown, *times)
-    if len(window.kernels) > _MAX_KERNELS:
-        table.add_row(f"... {len(window.kernels) - _MAX_KERNELS} more", style="dim")
     return table
 
 

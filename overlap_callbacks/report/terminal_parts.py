@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.segment import Segment
-from rich.table import Table
 from rich.text import Text
 
 from overlap_callbacks.analysis.formatting import PLAIN, short_kernel_name
@@ -17,10 +15,6 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
     from overlap_callbacks.analysis.results.catalogue import Figure
-    from overlap_callbacks.analysis.results.kernel_times import PairTime
-
-# Maximum rows of a table of pairs; W&B and the record hold everything.
-MAX_PAIRS = 10
 
 
 class SanitizedRenderable:
@@ -37,22 +31,6 @@ class SanitizedRenderable:
 def row_label(figure: Figure) -> str:
     """What to call a figure in a table of ``SUMMARY``: a part is indented below its whole."""
     return f"  {figure.part_label}" if figure.part_label else figure.label
-
-
-def pair_table(pairs: Sequence[PairTime], title: str) -> Table:
-    """Kernel families beside collectives, and the other way round, the most expensive first."""
-    table = Table(title=Text(title), title_justify="left")
-    table.add_column("kernels")
-    table.add_column("beside")
-    for column in ("slowdown", "lost", "time", "alone"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for pair in pairs[:MAX_PAIRS]:
-        slowdown = change(pair.slowdown)
-        times = (PLAIN.quantity(ms, "ms") for ms in (pair.lost_ms, pair.time_ms, pair.alone_ms))
-        table.add_row(name_cell(pair.victim), name_cell(pair.beside), slowdown, *times)
-    if len(pairs) > MAX_PAIRS:
-        table.add_row(f"... {len(pairs) - MAX_PAIRS} more", style="dim")
-    return table
 
 
 def kernel_name(name: str) -> Text:

@@ -11,6 +11,7 @@ from overlap_callbacks.analysis.results.catalogue import POWER_METRICS, PowerMet
 from overlap_callbacks.analysis.results.metrics import energy_saving, peak_rise
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.report.power_words import cause_sentence, evidence_sentence
 
 _ENERGY = "energy_per_step_j"
 # What the table shows; the page shows everything.
@@ -38,7 +39,7 @@ def power_parts(window: OverlapReport) -> list[RenderableType]:
         table.add_column("overlap's change", justify="right")
     for metric in _ROWS:
         values = [metric.of(mode) for mode in modes]
-        if all(value is None for value in values):
+        if not any(value is not None and PLAIN.shows(value, metric.unit) for value in values):
             continue
         cells = [_shown(metric, value) for value in values]
         if both:
@@ -46,12 +47,17 @@ def power_parts(window: OverlapReport) -> list[RenderableType]:
             cells.append("" if metric.unit == "fraction" else _change(*values))
         method = modes[0].energy_method if metric.name == _ENERGY else ""
         table.add_row(f"{metric.label}, by {method}" if method else metric.label, *cells)
-    words = power_words(window)
-    return [Text(), table, *([Text(words)] if words else [])]
+    why, words = cause_words(window), power_words(window)
+    return [Text(), *([Text(why, style="bold")] if why else []), table, *([Text(words)] if words else [])]
+
+
+def cause_words(window: OverlapReport) -> str:
+    """What the compute slowdown is due to; empty where that is not known."""
+    return "" if window.control or window.power_verdict is None else cause_sentence(window.power_verdict)
 
 
 def power_words(window: OverlapReport) -> str:
-    """What power says of overlap: energy beside time, and what the slowdown is due to."""
+    """What power says of overlap: energy beside time, and what the cause of the slowdown rests on."""
     if window.control:
         return ""  # both arms ran overlapped: every difference is chance
     sentences = []
@@ -64,16 +70,15 @@ def power_words(window: OverlapReport) -> str:
     rise = peak_rise(window.power) if window.power is not None and window.valid else None
     if rise is not None:
         sentences.append(f"The highest power is {change_in_words(rise, 'higher', 'lower')} with overlap.")
-    cause = window.power_verdict
-    if cause is not None:
-        sentences.append(f"Compute slowdown: {cause.verdict} ({'; '.join(cause.evidence)}).")
+    if window.power_verdict is not None:
+        sentences.append(evidence_sentence(window.power_verdict, of_window=window.window))
     return " ".join(sentences)
 
 
 def _shown(metric: PowerMetric, value: float | None) -> str:
     if value is None:
         return "not measured"
-    return PLAIN.percent(value, decimals=0) if metric.unit == "fraction" else PLAIN.quantity(value, metric.unit)
+    return PLAIN.quantity(value, metric.unit)
 
 
 def _change(overlapped: float | None, sequential: float | None) -> str:

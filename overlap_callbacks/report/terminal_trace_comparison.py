@@ -10,8 +10,9 @@ from rich.text import Text
 
 from overlap_callbacks.analysis.formatting import PLAIN
 from overlap_callbacks.analysis.results.catalogue import SUMMARY
+from overlap_callbacks.report.terminal_kernels import pair_parts
 from overlap_callbacks.report.terminal_names import kernel_cells
-from overlap_callbacks.report.terminal_parts import change, pair_table, row_label
+from overlap_callbacks.report.terminal_parts import change, row_label
 from overlap_callbacks.report.terminal_trace_parts import more, notes, number, plain_table
 from overlap_callbacks.traces.figures import Comparison
 
@@ -38,7 +39,7 @@ def comparison_tables(comparison: Comparison) -> RenderableType:
     if comparison.kernels:
         parts.append(_kernel_table(comparison))
     if comparison.pairs:
-        parts.append(pair_table(comparison.pairs, "What runs beside what, and what it costs"))
+        parts += pair_parts(comparison.pairs)
     if comparison.unmatched:
         calls = sum(row.overlapped_calls + row.sequential_calls for row in comparison.unmatched)
         title = f"Kernels without a partner in the other file: {calls} calls, over all steps"

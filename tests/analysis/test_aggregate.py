@@ -87,7 +87,7 @@ BY_HAND = {
     "exposed_comm_ms": 32 - 24,
     "hidden_comm_fraction": 24 / 32,
     "comm_slowdown": 36 / 30 - 1,
-    "comm_ratio": 32 / 100,
+    "comm_ratio": 32 / (62 + 8 + 7),  # of the step under the profiler: compute, exposed communication, idle
     "p2p_ms": 5,
     "idle_ms": 7,
     "idle_isolated_ms": 9,
@@ -209,7 +209,7 @@ def test_without_step_times_there_are_kernels_and_nothing_of_step_times():
     found = values(report_of(rank_window(timed=())))
     assert found["compute_slowdown"] == pytest.approx(0.1)
     assert not [name for name in found if name.startswith("e2e_")]
-    assert not {"speedup_vs_sequential", "gap_to_ideal", "sequential_model_error", "comm_ratio"} & set(found)
+    assert not {"speedup_vs_sequential", "gap_to_ideal", "sequential_model_error"} & set(found)
 
 
 @pytest.mark.parametrize("other", [{"terms": "b"}, {"first_step": 21}, {"window": 1}])
@@ -309,14 +309,14 @@ def test_without_compute_the_figures_of_compute_are_absent():
     assert found["hidden_comm_fraction"] == 0.0
 
 
-def test_an_ideal_step_time_below_zero_has_no_gap():
+def test_an_ideal_step_time_below_zero_is_no_time_and_has_no_gap():
     # Sums over streams can exceed the step: 100 - (300 - 60) is no step time to compare with.
     many_streams = tuple(
         msgspec.structs.replace(b, compute_ms=300.0 if b.arm is OV else 60.0) for b in full_window().profiled
     )
     found = values(report_of(full_window(profiled=many_streams)))
-    assert found["e2e_ideal_ms"] == pytest.approx(-140)
-    assert not {"gap_to_ideal", "sequential_model_error"} & set(found)
+    absent = {"e2e_ideal_ms", "e2e_sequential_model_ms", "gap_to_ideal", "sequential_model_error"}
+    assert not absent & set(found)
 
 
 # -- ranks

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
 import pytest
 
 from overlap_callbacks.analysis import run_summary
+from overlap_callbacks.analysis.results.catalogue import figure_named
+from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.step_parts import exposed_share, profiled_step_ms
 from overlap_callbacks.analysis.run_summary import RunSummary, without_details
 from overlap_callbacks.monitor.schedule import Schedule
 from tests.report.runs import run_info, window
@@ -44,7 +48,9 @@ def test_figures_are_means_over_the_windows_that_count() -> None:
     first, last = (windows[i].compute_slowdown for i in (0, 2))
     assert first is not None
     assert last is not None
-    assert pooled["compute_slowdown"].value == pytest.approx((first.value + last.value) / 2)
+    # Ratios by their logarithms.
+    mean = math.sqrt((1 + first.value) * (1 + last.value)) - 1
+    assert pooled["compute_slowdown"].value == pytest.approx(mean)
     assert RunSummary(run_info(), windows).figures() == pooled
 
 
@@ -91,3 +97,42 @@ def test_a_window_that_was_cut_short_stands_in_without_its_details_too() -> None
     assert whole is not None
     assert partial.figures() == whole.figures()
     assert partial.figures()
+
+
+def test_no_figure_of_a_run_reaches_where_it_cannot_be() -> None:
+    # Two windows that differ by much: Student's t with one degree of freedom is 12.7.
+    def with_values(number: int, **values: float) -> OverlapReport:
+        return changed(number, **{name: Estimate(value, None, None, 10, 8) for name, value in values.items()})
+
+    of_window = {
+        0: {"speedup_vs_sequential": 0.4, "comm_ms": 100.0, "exposed_comm_ms": 0.0, "hidden_comm_fraction": 0.9},
+        1: {"speedup_vs_sequential": -0.3, "comm_ms": 40.0, "exposed_comm_ms": 9.0, "hidden_comm_fraction": 0.4},
+    }
+    pooled = RunSummary(run_info(), [with_values(number, **values) for number, values in of_window.items()]).pooled()
+    for name, figure in pooled.items():
+        low, high = figure_named(name).bounds
+        assert figure.ci_low is not None
+        assert figure.ci_high is not None
+        assert low <= figure.ci_low <= figure.value <= figure.ci_high <= high, name
+    # A mean of times stays arithmetic: the parts of a step must add up.
+    assert pooled["comm_ms"].value == pytest.approx(70.0)
+    assert pooled["comm_ms"].ci_low == 0.0
+    share = pooled["hidden_comm_fraction"]
+    assert (share.ci_low, share.ci_high) == (0.0, 1.0)
+
+
+def test_the_parts_of_a_step_add_up_to_it() -> None:
+    summary = RunSummary(run_info(), [window(0), window(1)])
+    parts, figures = summary.step_parts(), summary.figures()
+    assert parts is not None
+    assert parts.total_ms == pytest.approx(profiled_step_ms(figures))
+    assert parts.compute_ms == pytest.approx(325.0)
+    assert parts.contention_ms == pytest.approx(0.14 * 325.0)
+    share = exposed_share(figures)
+    assert share is not None
+    assert share.value == pytest.approx(figures["exposed_comm_ms"].value / parts.total_ms)
+    # Without sequential steps that were sequential, nobody knows how long compute takes alone.
+    invalid = RunSummary(run_info(), [changed(0, complete=False)]).step_parts()
+    assert invalid is not None
+    assert invalid.contention_ms == 0.0
+    assert RunSummary(run_info(), [window(0, profiled=())]).step_parts() is None

@@ -10,7 +10,7 @@ from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import RankWindow, TimedBlock
-from overlap_callbacks.analysis.statistics import MIN_BLOCKS, Sample, estimate, pool
+from overlap_callbacks.analysis.statistics import MIN_BLOCKS, Sample, estimate, inverted_change, pool
 from overlap_callbacks.monitor.schedule import Part, Schedule
 
 
@@ -214,6 +214,28 @@ def test_the_unit_of_a_run_is_the_window():
 def test_a_single_window_keeps_its_own_interval():
     alone = window_of(0.1, 0.05, 0.15)
     assert pool([alone]) == alone
+
+
+def test_a_ratio_is_pooled_by_its_logarithm_so_that_no_interval_is_below_minus_one():
+    # Half as long in one window, twice as long in the other: as long on average, whatever is divided by what.
+    found = pool([window_of(-0.5), window_of(1.0)], change=True)
+    assert found.value == pytest.approx(0.0)
+    assert -1 < found.ci_low < -0.99
+    assert pool([window_of(-0.5), window_of(1.0)]).ci_low < -1
+    turned = inverted_change(found)
+    assert (turned.value, turned.ci_low) == pytest.approx((0.0, 1 / (1 + found.ci_high) - 1))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "expected"),
+    [((0.0, math.inf), (0.0, 14.7062)), ((0.0, 3.5), (0.0, 3.5)), ((-math.inf, math.inf), (-10.7062, 14.7062))],
+)
+def test_an_interval_ends_where_the_figure_cannot_be(bounds, expected):
+    found = pool([window_of(1.0), window_of(3.0)], bounds=bounds)
+    assert (found.ci_low, found.ci_high) == pytest.approx(expected, abs=1e-4)
+    assert found.value == 2.0
+    # Also of the one window of a record of an earlier version.
+    assert pool([window_of(2.0, -75.0, 90.0)], bounds=(0.0, math.inf)) == window_of(2.0, 0.0, 90.0)
 
 
 def test_a_run_without_windows_has_no_figure():

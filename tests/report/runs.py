@@ -84,7 +84,8 @@ def rank_window(number: int = 0, rank: int = 0, *, slowdown: float = 0.14, **cha
             copy_ms=1.0,
             p2p_ms=11.0 if arm is OV else 9.0,
             idle_ms=9.0,
-            step_ms=(428.0 if arm is OV else 482.0) * noise(),
+            # Overlapped, the parts of the step add up to it.
+            step_ms=(325.0 * (1 + slowdown) + 36.0 + 9.0) * noise(0.0) if arm is OV else 482.0 * noise(),
             bubble_ms=14.0,
         )
         for i, arm in enumerate(OSSO * 2)
@@ -212,7 +213,14 @@ COMMUNICATION = tuple((10_900.0 + 60 * i, 10_940.0 + 60 * i) for i in range(32))
 def power_trace() -> PowerTrace:
     """Ten blocks of 1.3 s."""
     arms = (OSSO * 3)[:10]
-    segments = tuple(TraceSegment(arm, 1300.0 * i + 420, 1300.0 * i + 1300) for i, arm in enumerate(arms))
+    segments = tuple(
+        segment
+        for i, arm in enumerate(arms)
+        for segment in (
+            TraceSegment(arm, 1300.0 * i, 1300.0 * i + 420, counted=False, profiled=i >= 8),
+            TraceSegment(arm, 1300.0 * i + 420, 1300.0 * i + 1300, profiled=i >= 8),
+        )
+    )
     times = [20.0 * i for i in range(650)]
     power, clock = [], []
     for time in times:

@@ -25,7 +25,7 @@ def test_a_record_of_an_earlier_version_opens_whole(file: Path) -> None:
     assert len(record.valid_windows) == 1
     assert record.pooled()["speedup_vs_sequential"].ci_low is not None
     content = page([record])
-    assert "Kernels that lose most time under overlap" in content
+    assert "Compute kernels that lose most time under overlap" in content
     assert "Power was not measured." in content
 
 

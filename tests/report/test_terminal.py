@@ -21,7 +21,7 @@ def test_the_tables_have_compute_by_the_dimension_in_flight_and_the_share_attain
     text = printed(tmp_path, window(0))
     rows = {line.split()[1]: line for line in text.splitlines() if line.startswith("│ pipeline ")}
     assert "+33.3%" in rows["pipeline"]
-    assert "What compute loses beside each dimension" in text
+    assert "Slowdown by dimension of parallelism in flight" in text
     for label in ("share of the attainable gain", "bubble of the pipeline", "residual overlap, of communication"):
         assert label in text
 
@@ -31,9 +31,11 @@ def test_a_job_without_sends_is_not_told_that_its_bubble_was_not_measured(tmp_pa
     text = printed(tmp_path, bare)
     assert "bubble" not in text
     assert text.count("not measured") == 1  # the idle time
+    assert "Where the time of an overlapped step goes" not in text  # it would not add up
 
 
 def test_windows_that_are_not_valid_compare_no_dimensions(tmp_path: Path) -> None:
     text = printed(tmp_path, msgspec.structs.replace(window(0), valid=False, problems=("residual overlap 0.3",)))
     assert "+33.3%" not in text
-    assert "What compute loses beside" not in text
+    assert "Slowdown by dimension" not in text
+    assert "Why: 1 window is not valid: residual overlap 0.3." in text

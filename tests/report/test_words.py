@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from overlap_callbacks.analysis.aggregate import aggregate_windows
-from overlap_callbacks.analysis.results.kernel_times import ALONE
+from overlap_callbacks.analysis.results.kernel_times import ALONE, KernelTime, PairTime
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.run_summary import RunSummary
 from overlap_callbacks.report import page, terminal
@@ -21,7 +21,7 @@ from overlap_callbacks.report.record import read
 from overlap_callbacks.report.slowdown_words import OF_MEAN_TIMES
 from overlap_callbacks.report.window_words import left_out, windows_that_count
 from tests.environments import gpu_rank
-from tests.report.runs import DIMENSION_PAIRS, PAIRS, rank_window, run_info, window, write
+from tests.report.runs import DIMENSION_PAIRS, KERNELS, PAIRS, rank_window, run_info, window, write
 
 
 def text_of(content: str) -> str:
@@ -47,24 +47,16 @@ def test_percentages_have_one_style_on_the_page_and_in_the_terminal(tmp_path: Pa
         assert not re.search(r"\d\s%", text)
 
 
-@pytest.mark.parametrize(
-    ("profiled_ms", "words"),
-    [
-        (428.0, "Those take 3.9% longer than the steps without the profiler, so the parts do not add up"),
-        (381.0, "Those take 7.5% less time than the steps without the profiler, so the parts do not add up"),
-    ],
-)
-def test_the_profiler_is_said_to_do_what_it_was_measured_to_do(tmp_path: Path, profiled_ms: float, words: str) -> None:
-    blocks = tuple(msgspec.structs.replace(block, step_ms=profiled_ms) for block in rank_window().profiled)
-    text = text_of(made(tmp_path, window(profiled=blocks)))
-    assert words in text
-    assert "somewhat longer" not in text
-
-
-def test_steps_whose_profiler_slowdown_is_not_known_are_not_called_longer(tmp_path: Path) -> None:
-    text = text_of(made(tmp_path, msgspec.structs.replace(window(), profiler_slowdown=None)))
-    assert "Means over the ranks, of profiled steps." in text
-    assert "without the profiler" not in text
+def test_the_time_under_the_profiler_is_said_once_beside_that_without_it(tmp_path: Path) -> None:
+    found = window()
+    for text in (text_of(made(tmp_path / "page", found)), printed(tmp_path / "terminal", found)):
+        said = " ".join(text.replace("\N{NO-BREAK SPACE}", " ").split())
+        ((total, step),) = re.findall(
+            r"of steps under the profiler: those take ([\d.]+) ms, others ([\d.]+) ms\.", said
+        )
+        assert float(total) == pytest.approx(0.14 * 325 + 325 + 36 + 9, rel=0.01)
+        assert found.e2e_overlapped_ms is not None
+        assert float(step) == pytest.approx(found.e2e_overlapped_ms.value, abs=0.06)
 
 
 def test_the_table_of_kernels_says_why_its_slowdowns_are_not_the_headline_s(tmp_path: Path) -> None:
@@ -105,8 +97,8 @@ def test_what_the_environment_tells_is_not_told_again_in_the_configuration(tmp_p
     assert "<dt>PyTorch</dt>" in whole
 
 
-def test_the_ideal_step_is_explained_where_it_is_drawn(tmp_path: Path) -> None:
-    words = "Ideal is the overlapped step less"
+def test_the_step_without_contention_is_explained_where_it_is_drawn(tmp_path: Path) -> None:
+    words = "Without contention is equation 4"
     assert words in text_of(made(tmp_path / "whole", window()))
     assert words not in text_of(made(tmp_path / "bare", window(profiled=())))
 
@@ -165,3 +157,44 @@ def test_one_rank_is_no_ranks(tmp_path: Path) -> None:
     ):
         assert "1 rank" in text
         assert "1 ranks" not in text
+
+
+def test_the_parts_of_a_step_and_its_total_are_the_same_on_the_page_and_in_the_terminal(tmp_path: Path) -> None:
+    blocks = tuple(msgspec.structs.replace(block, p2p_ms=0.0, bubble_ms=None) for block in rank_window().profiled)
+    found = window(profiled=blocks)
+    said = [
+        " ".join(text.replace("\N{NO-BREAK SPACE}", " ").split())
+        for text in (text_of(made(tmp_path / "page", found)), printed(tmp_path / "terminal", found))
+    ]
+    shares = [re.findall(r"(compute alone|lost to contention|exposed communication|idle) [\d.]+ ms \(([\d.]+)%\)", text)
+              for text in said]  # fmt: skip
+    assert shares[0] == shares[1]
+    assert [name for name, _ in shares[0]] == ["compute alone", "lost to contention", "exposed communication", "idle"]
+    assert sum(float(share) for _, share in shares[0]) == pytest.approx(100, abs=0.15)
+    # The figure beside them has the same base.
+    (exposed,) = [share for name, share in shares[0] if name == "exposed communication"]
+    assert re.search(rf"Exposed communication {exposed}%", said[0])
+    assert "ideal" not in said[0][: said[0].index("How far from ideal")]
+
+
+def test_kernels_that_ran_alone_are_called_so_whatever_the_record_says(tmp_path: Path) -> None:
+    for text in (text_of(made(tmp_path / "page", window())), printed(tmp_path / "terminal", window())):
+        assert ALONE not in text
+        assert "ran alone, unexplained" in text
+        assert "Slowdown by concurrent kernel" in text
+
+
+def test_compute_and_communication_have_tables_of_their_own_and_rows_of_zero_go(tmp_path: Path) -> None:
+    pairs = (*PAIRS, PairTime("softmax", False, "all_reduce", 1.0, 1.0, 5.001, 5.0))
+    kernels = (*KERNELS, KernelTime("tiny_kernel", False, 1, 1, 0.004, 0.001))
+    found = window(pairs=pairs, kernels=kernels)
+    for text in (text_of(made(tmp_path / "page", found)), printed(tmp_path / "terminal", found)):
+        said = " ".join(text.split())
+        compute, _, communication = said.partition("Communication kernels, overlapped and sequential")
+        assert "ncclDevKernel" not in compute
+        assert "ncclDevKernel" in communication
+        assert "A collective's time includes waiting for other ranks." in communication
+        assert "1 kernel that loses less than 0.005 ms is left out." in said
+        assert "1 row that loses less than 0.005 ms is left out." in said
+        assert "softmax" not in said
+        assert "tiny_kernel" not in said

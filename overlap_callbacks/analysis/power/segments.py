@@ -18,7 +18,7 @@ from overlap_callbacks.analysis.results.mode import Mode
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of time in one mode: the counted steps of a block.
+    """A stretch of time in one mode: the counted steps of a block, or its warm-up.
 
     Attributes:
         start_ns, end_ns: when the device began the first step and finished the last one, as of
@@ -26,6 +26,8 @@ class Segment:
         arm: the side of the comparison on which the segment counts.
         num_steps: number of steps in it.
         step_starts_ns: when each of them began; empty if they are taken to be equally long.
+        counted: whether the steps count; those of a warm-up do not.
+        profiled: whether they ran under the profiler.
         length_s: how long the steps took by the device's own clock; None for the time between the two bounds. These
             are as close together as the bounds of host time allow.
 
@@ -39,6 +41,8 @@ class Segment:
     num_steps: int
     step_starts_ns: tuple[int, ...] = ()
     length_s: float | None = None
+    counted: bool = True
+    profiled: bool = False
 
     def __post_init__(self) -> None:
         if self.end_ns <= self.start_ns:

@@ -67,7 +67,11 @@ def power_trace(
         segments=tuple(
             [
                 TraceSegment(
-                    s.arm, round((s.start_ns - start_ns) / 1e6, _DIGITS), round((s.end_ns - start_ns) / 1e6, _DIGITS)
+                    s.arm,
+                    round((s.start_ns - start_ns) / 1e6, _DIGITS),
+                    round((s.end_ns - start_ns) / 1e6, _DIGITS),
+                    s.counted,
+                    s.profiled,
                 )
                 for s in sorted(segments, key=lambda s: s.start_ns)
             ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -32,6 +34,13 @@ class ArmFigure(msgspec.Struct, frozen=True):
     def is_change(self) -> bool:
         """Whether it is a difference of times, which may be below zero."""
         return self.name.endswith("_change_ms")
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The least and the most that it can be."""
+        if self.is_change:
+            return -math.inf, math.inf
+        return (0.0 if self.is_time else -1.0), math.inf
 
 
 ARM_FIGURES = (

@@ -5,6 +5,7 @@ Tables, cards, alerts, pages and the terminal take these facts from here and kee
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -54,6 +55,7 @@ class Figure(NamedTuple):
         signed: whether it is a relative change, which is shown with its sign; other fractions are shares.
         less_is_worse: whether a limit on it is passed from above.
         optional: whether most jobs have none, so that a summary does not say that it was not measured.
+        is_open: whether it is a fraction that may be of any size and sign.
     """
 
     name: str
@@ -66,6 +68,16 @@ class Figure(NamedTuple):
     signed: bool = False
     less_is_worse: bool = False
     optional: bool = False
+    is_open: bool = False
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The least and the most that it can be: times from 0, shares from 0 to 1, changes from -1."""
+        if self.is_open:
+            return -math.inf, math.inf
+        if self.unit != "fraction":
+            return 0.0, math.inf
+        return (-1.0, math.inf) if self.signed else (0.0, 1.0)
 
     @property
     def key(self) -> str:
@@ -150,6 +162,7 @@ FIGURES = (
         compares=True,
         less_is_worse=True,
         optional=True,
+        is_open=True,
     ),
     Figure("gap_to_ideal", "fraction", "e2e_overlapped / e2e_ideal - 1", "gap to ideal", compares=True, signed=True),
     Figure(
@@ -229,7 +242,12 @@ FIGURES = (
         compares=True,
         signed=True,
     ),
-    Figure("comm_ratio", "fraction", "comm / e2e_overlapped", "communication in flight, share of a step"),
+    Figure(
+        "comm_ratio",
+        "fraction",
+        "comm / overlapped step under the profiler (compute_busy + exposed_comm + idle)",
+        "communication in flight, share of a step",
+    ),
     Figure(
         "p2p_ms",
         "ms",
@@ -294,6 +312,7 @@ MEASUREMENT_OVERHEAD = Figure(
     "fraction",
     "time that training lost to the window and on the steps after it, over the time from one window to the next",
     "cost of measuring",
+    is_open=True,
 )
 
 _BY_NAME = {figure.name: figure for figure in (*FIGURES, MEASUREMENT_OVERHEAD)}
@@ -350,6 +369,11 @@ class PowerMetric(NamedTuple):
     label: str
     of: Callable[[JobModePower], float | None]
     bounds: Callable[[JobModePower], tuple[float | None, float | None]] = lambda m: (None, None)
+
+    @property
+    def possible(self) -> tuple[float, float]:
+        """The least and the most that it can be: power may be above its default limit, a share of time is 1 at most."""
+        return 0.0, 1.0 if self.unit == "fraction" and "tdp" not in self.name else math.inf
 
     def key(self, mode: Mode) -> str:
         """The key of its metric."""

@@ -319,11 +319,16 @@ class TraceSegment(msgspec.Struct, frozen=True):
     Attributes:
         arm: its mode.
         start_ms, end_ms: from the start of the trace.
+        counted: whether its steps count; warm-up steps do not. True in records of earlier versions, which do not tell
+            them apart.
+        profiled: whether they ran under the profiler; False in records of earlier versions.
     """
 
     arm: Mode
     start_ms: float
     end_ms: float
+    counted: bool = True
+    profiled: bool = False
 
 
 class PowerTrace(msgspec.Struct, frozen=True):

@@ -33,6 +33,35 @@ class StepParts(NamedTuple):
         return sum(self)
 
 
+def profiled_step_ms(figures: Mapping[str, Estimate]) -> float | None:
+    """The time of an overlapped step under the profiler: that of its parts together; None without a profile.
+
+    What a profile measures is shown as a share of this step, never of one without the profiler, which may be shorter.
+    """
+    found = [figures.get(name) for name in ("compute_busy_ms", "exposed_comm_ms", "idle_ms")]
+    total_ms = sum([figure.value for figure in found if figure is not None])
+    return total_ms if None not in found and total_ms > 0 else None
+
+
+def exposed_share(figures: Mapping[str, Estimate]) -> Estimate | None:
+    """Exposed communication as a share of an overlapped step under the profiler; None without a profile.
+
+    Of the interval, that of the step's time is left out.
+
+    Args:
+        figures: of a window or of a run, by name.
+    """
+    total_ms, exposed = profiled_step_ms(figures), figures.get("exposed_comm_ms")
+    if total_ms is None or exposed is None:
+        return None
+
+    def share(ms: float | None) -> float | None:
+        return None if ms is None else min(1.0, max(0.0, ms / total_ms))
+
+    value = exposed.value / total_ms
+    return Estimate(value, share(exposed.ci_low), share(exposed.ci_high), exposed.num_steps, exposed.num_blocks)
+
+
 class LateRank(NamedTuple):
     """The rank for which the others wait.
 

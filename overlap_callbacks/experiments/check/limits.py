@@ -10,11 +10,10 @@ from enum import Enum
 from overlap_callbacks.analysis.formatting import PLAIN
 from overlap_callbacks.analysis.results.catalogue import FIGURES, figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
-from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.step_parts import exposed_share
 from overlap_callbacks.analysis.run_summary import RunSummary
-from overlap_callbacks.analysis.statistics import pool
 
-# A quantity that is no headline figure: exposed communication over the step.
+# A quantity that is no headline figure: exposed communication over the step, both under the profiler.
 EXPOSED_SHARE = "exposed_share"
 
 
@@ -137,7 +136,7 @@ def judge(summary: RunSummary, limits: Sequence[Limit], *, sure: bool = False) -
             decides.
     """
     pooled = summary.pooled()
-    exposed = _exposed_share(summary.valid_windows)
+    exposed = exposed_share(pooled)
     if exposed is not None:
         pooled[EXPOSED_SHARE] = exposed
     return [_finding(limit, pooled.get(limit.figure), sure) for limit in limits]
@@ -149,25 +148,3 @@ def _finding(limit: Limit, measured: Estimate | None, sure: bool) -> Finding:
     nearest = measured.ci_low if limit.is_maximum else measured.ci_high
     deciding = nearest if sure and nearest is not None else measured.value
     return Finding(limit, State.BROKEN if limit.is_beyond(deciding) else State.HOLDS, measured)
-
-
-def _exposed_share(windows: Sequence[OverlapReport]) -> Estimate | None:
-    return pool([share for window in windows if (share := _share_of(window)) is not None])
-
-
-def _share_of(window: OverlapReport) -> Estimate | None:
-    """Exposed communication over the step of one window. Of the interval, that of the step's time is left out."""
-    exposed, step = window.exposed_comm_ms, window.e2e_overlapped_ms
-    if exposed is None or step is None or step.value <= 0:
-        return None
-
-    def over_step(ms: float | None) -> float | None:
-        return None if ms is None else ms / step.value
-
-    return Estimate(
-        exposed.value / step.value,
-        over_step(exposed.ci_low),
-        over_step(exposed.ci_high),
-        exposed.num_steps,
-        exposed.num_blocks,
-    )

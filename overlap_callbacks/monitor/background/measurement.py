@@ -235,7 +235,9 @@ def memory_peaks(steps: Sequence[MeasuredStep]) -> tuple[MemoryPeak, ...]:
 
 
 def segments_of(steps: Sequence[MeasuredStep], clock: clocks.StepClock, counted_only: bool = False) -> list[Segment]:
-    """Intervals of time in one mode: one for each block, or several if something else ran between two of its steps.
+    """Intervals of time in one mode: one for each block's counted steps and one for its warm-up.
+
+    There are more of them if something else ran between two of its steps.
 
     The device's times are known between bounds only, so each interval is as short as the bounds allow.
 
@@ -248,17 +250,28 @@ def segments_of(steps: Sequence[MeasuredStep], clock: clocks.StepClock, counted_
     max_gap_ms = _max_gap_ms(steps)
 
     def block_of(step: MeasuredStep) -> tuple[Part, int, Mode, bool]:
-        return step.plan.part, step.plan.block, step.plan.arm, step.counted or not counted_only
+        return step.plan.part, step.plan.block, step.plan.arm, step.counted
 
-    for (_, _, arm, counts), run in itertools.groupby(steps, block_of):
-        for stretch in _cut_at_gaps(list(run), max_gap_ms) if counts else ():
+    for (part, _, arm, counted), run in itertools.groupby(steps, block_of):
+        for stretch in _cut_at_gaps(list(run), max_gap_ms) if counted or not counted_only else ():
             _, start_ns = clock.host_bounds_ns(stretch[0].start)
             end_ns, _ = clock.host_bounds_ns(stretch[-1].end)
             if end_ns > start_ns:
                 # By the device's own clock, back from the end: which of the steps a reading falls into.
                 starts_ns = [end_ns - round(clocks.elapsed_ms(s.start, stretch[-1].end) * 1e6) for s in stretch]
                 length_s = clocks.elapsed_ms(stretch[0].start, stretch[-1].end) / 1e3
-                segments.append(Segment(start_ns, end_ns, arm, len(stretch), tuple(starts_ns), length_s))
+                segments.append(
+                    Segment(
+                        start_ns,
+                        end_ns,
+                        arm,
+                        len(stretch),
+                        tuple(starts_ns),
+                        length_s,
+                        counted=counted,
+                        profiled=part is Part.PROFILED,
+                    )
+                )
     return segments
 
 

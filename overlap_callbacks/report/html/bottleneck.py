@@ -1,18 +1,13 @@
-"""What bounds a step, and what to try: a section of the page."""
+"""What to try against what bounds a step, as a table of the page."""
 
 from __future__ import annotations
 
-from overlap_callbacks.analysis.bottleneck import run_bottleneck
-from overlap_callbacks.analysis.formatting import PAGE, page_text
-from overlap_callbacks.report.html.elements import Block, Cell, Section, Table, heads
-from overlap_callbacks.report.html.run import RunView
+from overlap_callbacks.analysis.bottleneck import Bottleneck
+from overlap_callbacks.analysis.formatting import page_text
+from overlap_callbacks.report.html.elements import Cell, Table, heads
 
 
-def bottleneck(view: RunView) -> list[Section]:
-    """The section; none where no profile shows what bounds steps."""
-    found = run_bottleneck(view.summary)
-    if found is None:
-        return []
+def advice_table(found: Bottleneck) -> Table:
+    """What to try, with the reason, the most promising first."""
     rows = [(Cell(page_text(advice.what)), Cell(page_text(advice.why)), Cell(advice.link)) for advice in found.advice]
-    blocks: list[Block] = [Table("Advice", heads("*Try", "*Since", "*The docs say more"), tuple(rows), "", sorts=False)]
-    return [Section("What bounds a step, and what to try?", page_text(found.sentence(PAGE)), blocks)]
+    return Table("What to try", heads("*Try", "*Since", "*The docs say more"), tuple(rows), "", sorts=False)

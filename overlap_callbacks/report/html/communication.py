@@ -43,7 +43,8 @@ def communication(view: RunView) -> list[Section]:
                 blocks.append(late_table(title, waiting, rows))
     shares = shares_window(record)
     if shares is not None:
-        sentences.append(page_text(shares_sentence(shares.dimension_shares(), PAGE), 1000))
+        said = page_text(shares_sentence(shares.dimension_shares(), PAGE), 1000)
+        sentences.append(f"{said} That is of window {shares.window}.")
     pipeline = latest_pipeline(record)
     if pipeline is not None:
         sentences.append(bubble_sentence(pipeline[1], PAGE))

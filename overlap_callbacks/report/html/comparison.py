@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from overlap_callbacks.analysis.formatting import DASH, PAGE, rounded
-from overlap_callbacks.analysis.results.catalogue import SUMMARY, figure_named
+from overlap_callbacks.analysis.headline import step_change
+from overlap_callbacks.analysis.results.catalogue import SUMMARY
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.step_parts import exposed_share
 from overlap_callbacks.report.html import tables
 from overlap_callbacks.report.html.elements import Block, Cell, Chart, Head, Note, Section, Table
 from overlap_callbacks.report.html.environment import environment_facts
@@ -16,7 +18,12 @@ from overlap_callbacks.report.html.run import RunView
 from overlap_callbacks.report.html.step_charts import mode_bars
 from overlap_callbacks.report.html.trends import slowdowns
 
-_COMPARED = tuple(map(figure_named, ("speedup_vs_sequential", "compute_slowdown", "gap_to_ideal")))
+# Title, and the figure by the others.
+_COMPARED: tuple[tuple[str, Callable[[dict[str, Estimate]], Estimate | None]], ...] = (
+    ("Step time with overlap", step_change),
+    ("Compute slowdown", lambda figures: figures.get("compute_slowdown")),
+    ("Exposed communication, share of a step", exposed_share),
+)
 
 
 def comparison(names: Sequence[str], views: Sequence[RunView]) -> Section:
@@ -41,12 +48,12 @@ def comparison(names: Sequence[str], views: Sequence[RunView]) -> Section:
 
 def _shares(runs: Sequence[tuple[str, dict[str, Estimate]]]) -> Chart | None:
     rows = []
-    for figure in _COMPARED:
+    for title, read in _COMPARED:
         for name, figures in runs:
-            estimate = figures.get(figure.name)
+            estimate = read(figures)
             if estimate is not None:
                 value, low, high = map(rounded, (estimate.value, estimate.ci_low, estimate.ci_high))
-                rows.append({"figure": figure.title, "run": name, "value": value, "low": low, "high": high})
+                rows.append({"figure": title, "run": name, "value": value, "low": low, "high": high})
     if not rows:
         return None
     return Chart("intervals", "Headline figures", {"unit": "fraction", "rows": rows}, "Bars are 95% intervals.")
@@ -63,9 +70,10 @@ def _figures(runs: Sequence[tuple[str, dict[str, Estimate]]]) -> Table:
                 continue
             value, bounds = PAGE.figure(figure, estimate.value), PAGE.figure_interval(figure, estimate)
             cells.append(Cell(f"{value} ({bounds})" if bounds else value))
-        rows.append((Cell(figure.label), *cells))
+        if any(figure.name in figures for _, figures in runs):
+            rows.append((Cell(figure.label), *cells))
     columns = (Head("Figure", words=True), *(Head(name) for name, _ in runs))
-    return Table("All figures", columns, tuple(rows), "With 95% intervals.", sorts=False)
+    return Table("All figures", columns, tuple(rows), "With 95% intervals.", folded=True, sorts=False)
 
 
 def _power(names: Sequence[str], views: Sequence[RunView]) -> Table | None:
@@ -75,7 +83,9 @@ def _power(names: Sequence[str], views: Sequence[RunView]) -> Table | None:
         return None
     rows = [(Cell(label), *(Cell(figures.get(label, "not measured")) for figures in by_run)) for label in labels]
     columns = (Head("Figure", words=True), *(Head(name) for name in names))
-    return Table("Power and energy", columns, tuple(rows), "Means over windows, with 95% intervals.", sorts=False)
+    return Table(
+        "Power and energy", columns, tuple(rows), "Means over windows, with 95% intervals.", folded=True, sorts=False
+    )
 
 
 def _differences(names: Sequence[str], views: Sequence[RunView]) -> Block:

@@ -24,17 +24,17 @@
 
   // -- long tables show their first rows, whole, and say how many more there are
 
-  const most = 12;
-  for (const table of document.querySelectorAll("main table.sorts")) {
+  const most = 8;
+  for (const table of document.querySelectorAll("main table")) {
     const count = table.tBodies[0].rows.length;
-    if (count <= most + 3) continue; // a button for three rows saves nothing
+    if (count <= most + 1) continue; // a button for one row saves nothing
     table.classList.add("short");
     const more = document.createElement("button");
     more.type = "button";
     more.className = "more";
     const label = () => {
       const short = table.classList.contains("short");
-      more.textContent = short ? `Show ${(count - most).toLocaleString("en")} more rows` : `Show ${most} rows only`;
+      more.textContent = short ? `Show all ${count.toLocaleString("en")} rows` : `Show ${most} rows only`;
       more.setAttribute("aria-expanded", String(!short));
     };
     more.addEventListener("click", () => {
@@ -65,7 +65,7 @@
   let opened = [];
   addEventListener("beforeprint", () => {
     // A table of hundreds of windows would fill a book.
-    opened = [...document.querySelectorAll("details.table:not([open])")]
+    opened = [...document.querySelectorAll("details.table:not([open]), details.section:not([open])")]
       .filter((details) => details.querySelectorAll("tbody tr").length <= 60);
     opened.forEach((details) => { details.open = true; });
   });

@@ -145,11 +145,13 @@ class Section:
         title: the question.
         answer: in a sentence or two.
         blocks: what the answer rests on.
+        folded: whether the blocks are hidden at first.
     """
 
     title: str
     answer: str = ""
     blocks: Sequence[Block] = field(default_factory=tuple)
+    folded: bool = False
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,7 @@ class RunPage:
         name: of its folder.
         head: what ran where, in a line.
         verdict: in a sentence.
+        more: lines below it: its intervals; why it is missing or doubtful, and what to do.
         blocks: what stands below the verdict.
         sections: the rest.
     """
@@ -171,3 +174,4 @@ class RunPage:
     verdict: str
     blocks: tuple[Block, ...]
     sections: tuple[Section, ...]
+    more: tuple[str, ...] = ()

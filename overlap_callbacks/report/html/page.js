@@ -10,12 +10,16 @@
 
   const scale = (unit) => (unit === "fraction" ? 100 : 1);
   const unitName = (unit) => (unit === "fraction" ? "%" : unit);
-  const digits = (value) => (Math.abs(value) >= 1000 ? 0 : Math.abs(value) >= 100 ? 1 : 2);
+  // As the text beside the charts rounds them (analysis/formatting.py).
+  const digits = (value) => {
+    const size = Math.abs(value);
+    return size >= 1000 ? 0 : size >= 100 ? 1 : size >= 1 || size === 0 ? 2 : 3;
+  };
   const figure = (value, unit) => {
     const shown = value * scale(unit);
     const text = shown.toLocaleString("en-US", {
-      minimumFractionDigits: unit === "fraction" ? 1 : digits(shown),
-      maximumFractionDigits: unit === "fraction" ? 1 : digits(shown),
+      minimumFractionDigits: unit === "fraction" ? (Math.abs(value) < 10 ? 1 : 0) : digits(shown),
+      maximumFractionDigits: unit === "fraction" ? (Math.abs(value) < 10 ? 1 : 0) : digits(shown),
     }).replace("-", "−");
     return unit === "fraction" ? `${text}%` : `${text} ${unit}`;
   };
@@ -286,7 +290,7 @@
     // Power from zero, the modes shaded; the clock below it.
     power({ time, power, clock, segments, communication, both, limits, title }, width) {
       const rows = time.map((t, i) => ({ t: t / 1000, power: power[i], clock: clock[i] }));
-      const shades = segments.map(([mode, a, b]) => ({ mode, a: a / 1000, b: b / 1000 }));
+      const shades = segments.map(([mode, a, b, counted, profiled]) => ({ mode: counted ? mode : "idle", profiled, a: a / 1000, b: b / 1000 }));
       const seconds = (intervals) => intervals.map(([a, b]) => ({ a: a / 1000, b: b / 1000 }));
       const end = d3.max([...rows.map((d) => d.t), ...shades.map((d) => d.b)]);
       const panel = (key, unit, domain, marks, last) => plot({
@@ -294,7 +298,8 @@
         x: axis("seconds from the start of the trace", { domain: [0, end], ticks: Math.max(3, width / 110), axis: last ? "bottom" : null }),
         y: { domain, label: unit, labelAnchor: "top", labelArrow: "none", tickSize: 0, ticks: 5 },
         marks: [
-          Plot.rect(shades, { x1: "a", x2: "b", y1: domain[0], y2: domain[1], fill: (d) => color(d.mode), fillOpacity: 0.22 }),
+          Plot.rect(shades, { x1: "a", x2: "b", y1: domain[0], y2: domain[1], fill: (d) => color(d.mode), fillOpacity: (d) => (d.mode === "idle" ? 0.75 : 0.22) }),
+          Plot.link(shades.filter((d) => d.profiled), { x1: "a", x2: "b", y1: domain[1], y2: domain[1], stroke: ink, strokeWidth: 4 }),
           Plot.gridY({ stroke: line, strokeOpacity: 1, ticks: 5 }),
           // Held, not interpolated: a reading stands until the next.
           Plot.lineY(rows, { x: "t", y: key, stroke: ink, strokeWidth: 1.2, curve: "step-after" }),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 from collections.abc import Sequence
@@ -9,17 +10,16 @@ from collections.abc import Sequence
 from overlap_callbacks.analysis.formatting import page_sentence, page_text
 from overlap_callbacks.report.axis import compared
 from overlap_callbacks.report.html.arms import arms
-from overlap_callbacks.report.html.bottleneck import bottleneck
 from overlap_callbacks.report.html.communication import communication
 from overlap_callbacks.report.html.comparison import comparison
 from overlap_callbacks.report.html.document import document, write_document
 from overlap_callbacks.report.html.elements import Block, Note, RunPage, Section
 from overlap_callbacks.report.html.environment import environment, warnings
 from overlap_callbacks.report.html.experts import experts
-from overlap_callbacks.report.html.quality import configuration, quality
+from overlap_callbacks.report.html.quality import QUALITY, configuration, quality
 from overlap_callbacks.report.html.run import RunView
 from overlap_callbacks.report.html.scaling import scaling
-from overlap_callbacks.report.html.sections import cost, headline, ideal, worth
+from overlap_callbacks.report.html.sections import cost, ideal, not_measured, overview, power, tiles
 from overlap_callbacks.report.html.throughput import throughput
 from overlap_callbacks.report.html.traffic import traffic
 from overlap_callbacks.report.html.trends import changed
@@ -45,8 +45,12 @@ def page(records: Sequence[Record], axis: str | None = None) -> str:
         raise ValueError("records must hold at least one record, got none")
     views = [RunView(record) for record in records]
     names = distinct_names(records)
-    runs = [_run(f"run-{i}", name, view) for i, (name, view) in enumerate(zip(names, views, strict=True), 1)]
-    sections = _compared(names, views, axis) if len(runs) > 1 else []
+    several = len(records) > 1
+    runs = [
+        _run(f"run-{number}", name, view, compared=several)
+        for number, (name, view) in enumerate(zip(names, views, strict=True), 1)
+    ]
+    sections = _compared(names, views, axis) if several else []
     return document("Overlap report: " + ", ".join(names[:4]), runs, method=_METHOD, compared=sections)
 
 
@@ -80,10 +84,8 @@ def _compared(names: Sequence[str], views: Sequence[RunView], axis: str | None) 
     return [comparison(names, views), *([] if found is None else [scaling(found)])]
 
 
-def _run(identity: str, name: str, view: RunView) -> RunPage:
-    blocks: list[Block] = []
-    if view.figures:
-        blocks.append(headline(view.figures))
+def _run(identity: str, name: str, view: RunView, *, compared: bool) -> RunPage:
+    blocks: list[Block] = [*tiles(view), *overview(view, compared=compared)]
     if view.control:
         blocks.append(
             Note(
@@ -92,22 +94,34 @@ def _run(identity: str, name: str, view: RunView) -> RunPage:
                 warning=True,
             )
         )
-    if view.figures and not view.valid_windows:
-        blocks.append(Note("The figures are of one unfinished window: no whole one counts.", warning=True))
     blocks += warnings(view)
-    sections: list[Section] = []
+    head, line = page_text(view.head), view.headline
+    more = tuple([page_sentence(each) for each in line.more])
+    sections = tuple([section for section in _sections(view) if section.answer or section.blocks])
+    # Of several runs, the comparison comes first: each one's own sections open on a click.
+    folded = tuple([dataclasses.replace(section, folded=True) for section in sections]) if compared else sections
+    return RunPage(identity, name, head, page_sentence(line.sentence), tuple(blocks), folded, more)
+
+
+def _sections(view: RunView) -> list[Section]:
+    """The questions: what overlap costs and what holds a step back are open, the others are folded."""
+    found: list[Section] = []
+    lacking: list[str] = []
     if view.measured:
-        sections += [worth(view), cost(view), ideal(view), *bottleneck(view), changed(view), *throughput(view)]
-    sections += arms(view)
+        found += [cost(view), *ideal(view), *power(view), *changed(view), *throughput(view)]
+        lacking = not_measured(view)
+    found += arms(view)
     sent = traffic(view)
-    if sent is not None:
-        sections.append(sent)
-    sections += experts(view)
-    sections += communication(view)
-    sections.append(quality(view))
+    further = [*([sent] if sent is not None else []), *experts(view), *communication(view), quality(view, lacking)]
     ran_on = environment(view)
     if ran_on is not None:
-        sections.append(ran_on)
-    sections.append(configuration(view))
-    head = page_text(view.head)
-    return RunPage(identity, name, head, page_sentence(view.verdict), tuple(blocks), tuple(sections))
+        further.append(ran_on)
+    further.append(configuration(view))
+    # A run without figures is asked why: that is in the part on the measurement.
+    asked_why = not view.valid_windows
+    if asked_why:
+        found = [dataclasses.replace(each, folded=True) for each in found]
+    return [
+        *found,
+        *[dataclasses.replace(each, folded=not (asked_why and each.title == QUALITY)) for each in further],
+    ]

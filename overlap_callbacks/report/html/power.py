@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,8 +16,9 @@ from overlap_callbacks.analysis.results.metrics import energy_saving, peak_rise
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import JobModePower, JobPower, PowerTrace
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.analysis.statistics import pool
+from overlap_callbacks.analysis.statistics import pool, pool_changes
 from overlap_callbacks.report.html.elements import Block, Cell, Chart, Note, Table, heads
+from overlap_callbacks.report.power_words import cause_sentence, evidence_sentence
 
 # The figures by which several runs are compared.
 _HEADLINES = ("avg_w", "energy_per_step_j", "sm_clock_mhz")
@@ -31,7 +33,7 @@ _BoundsReader = Callable[[JobModePower], "tuple[float | None, float | None]"]
 def power_blocks(
     counting: Sequence[OverlapReport], every: Sequence[OverlapReport], traced: OverlapReport | None
 ) -> list[Block]:
-    """Everything of power: a table of the modes, what the slowdown is due to, the trace; or that there is none.
+    """Everything of power: a table of the modes, what the slowdown is due to, the trace; nothing without power.
 
     Args:
         counting: the windows that count.
@@ -40,11 +42,11 @@ def power_blocks(
     """
     windows = counting or every
     if not any(window.power is not None for window in windows):
-        return [Note("Power was not measured.")] if windows else []
+        return []
     blocks: list[Block] = [_table(counting) or Note("Power was read, but no valid window has figures of it.")]
-    cause = _cause(counting)
-    if cause is not None:
-        blocks.append(cause)
+    evidence = _evidence(counting)
+    if evidence is not None:
+        blocks.append(evidence)
     if traced is not None and traced.power_trace is not None:
         blocks.append(trace_chart(traced, traced.power_trace))
     without = sorted({rank for window in windows if window.power for rank in window.power.without})
@@ -67,7 +69,7 @@ def power_figures(windows: Sequence[OverlapReport]) -> dict[str, str]:
     for metric in POWER_METRICS:
         if metric.name in _HEADLINES:
             for mode in Mode:
-                value = _mean(windows, mode, metric.of, metric.bounds)
+                value = _mean(windows, mode, metric.of, metric.bounds, metric.possible)
                 if value is not None:
                     figures[f"{metric.meaning}, {mode.value}"] = _shown(value, metric.unit)
     return figures
@@ -79,24 +81,24 @@ def _shown(value: Estimate, unit: str) -> str:
 
 
 def power_answer(windows: Sequence[OverlapReport]) -> str:
-    """Power and energy over windows that count, overlapped against sequential, in words; empty if not measured."""
-    sentences = []
+    """What the slowdown is due to, then power and energy of both modes, over windows that count; empty without any."""
+    sentences = [_cause(windows)]
     overlapped, sequential = (_mean(windows, mode, lambda m: m.mean_avg_w) for mode in Mode)
     if overlapped is not None and sequential is not None and sequential.value > 0:
         watts = [PAGE.quantity(side.value, "W") for side in (overlapped, sequential)]
         change = PAGE.percent(overlapped.value / sequential.value - 1, signed=True)
         sentences.append(f"A device draws {watts[0]} in overlapped steps, {watts[1]} in sequential ones ({change}).")
-    saving = _mean_of([energy_saving(window.power) for window in windows if window.power is not None])
+    saving = _mean_change([energy_saving(window.power) for window in windows if window.power is not None])
     if saving is not None:
         bounds = PAGE.interval(saving, "fraction", signed=True)
         shown = f" (95% interval {bounds})" if bounds else ""
         change = change_in_words(saving.value, "more", "less", PAGE)
         sentences.append(f"Without overlap a step takes {change} energy{shown}.")
-    rise = _mean_of([peak_rise(window.power) for window in windows if window.power is not None])
+    rise = _mean_change([peak_rise(window.power) for window in windows if window.power is not None])
     if rise is not None:
         change = change_in_words(rise.value, "higher", "lower", PAGE)
         sentences.append(f"The highest power of a device is {change} with overlap.")
-    return " ".join(sentences)
+    return " ".join([sentence for sentence in sentences if sentence])
 
 
 def mode_value(
@@ -122,22 +124,25 @@ def _mean(
     mode: Mode,
     value: _ModeReader,
     bounds: _BoundsReader = lambda of_mode: (None, None),
+    possible: tuple[float, float] = (0.0, math.inf),
 ) -> Estimate | None:
     read = mode_value(value, mode, bounds)
-    return pool([figure for window in windows if (figure := read(window)) is not None])
+    return pool([figure for window in windows if (figure := read(window)) is not None], bounds=possible)
 
 
-def _mean_of(values: Sequence[float | None]) -> Estimate | None:
-    return pool([Estimate(value, None, None, 0, 1) for value in values if value is not None])
+def _mean_change(values: Sequence[float | None]) -> Estimate | None:
+    return pool_changes([Estimate(value, None, None, 0, 1) for value in values if value is not None])
 
 
 def _table(windows: Sequence[OverlapReport]) -> Table | None:
     """Every figure of power and of the device, in both modes; None where there is none."""
     rows = []
     for metric in POWER_METRICS:
-        overlapped, sequential = (_mean(windows, mode, metric.of, metric.bounds) for mode in Mode)
+        overlapped, sequential = (_mean(windows, mode, metric.of, metric.bounds, metric.possible) for mode in Mode)
         if overlapped is None and sequential is None:
             continue
+        if not any(side is not None and PAGE.shows(side.value, metric.unit) for side in (overlapped, sequential)):
+            continue  # e.g. a limit that never held the clock back
         change = ""
         if overlapped is not None and sequential is not None and sequential.value and metric.unit != "fraction":
             change = PAGE.percent(overlapped.value / sequential.value - 1, signed=True)
@@ -167,20 +172,24 @@ def _source(powers: Sequence[JobPower]) -> str:
     return caption
 
 
-def _cause(windows: Sequence[OverlapReport]) -> Note | None:
+def _cause(windows: Sequence[OverlapReport]) -> str:
     """What the slowdown is due to in the last window that knows, and in how many windows it is the same."""
-    judged = [(window, window.power_verdict) for window in windows if window.power_verdict is not None]
-    if not judged:
+    verdicts = [window.power_verdict for window in windows if window.power_verdict is not None]
+    if not verdicts:
+        return ""
+    sentence = page_text(cause_sentence(verdicts[-1], PAGE))
+    if len(verdicts) == 1:
+        return sentence
+    alike = Counter(verdict.verdict for verdict in verdicts)[verdicts[-1].verdict]
+    return f"{sentence} The verdict is the same in {alike:,} of {len(verdicts):,} windows."
+
+
+def _evidence(windows: Sequence[OverlapReport]) -> Note | None:
+    """What the cause rests on."""
+    judged = [window for window in windows if window.power_verdict is not None]
+    if not judged or judged[-1].power_verdict is None:
         return None
-    window, last = judged[-1]
-    often = ""
-    if len(judged) > 1:
-        alike = Counter(verdict.verdict for _, verdict in judged)[last.verdict]
-        often = f" (the same in {alike:,} of {len(judged):,} windows)"
-    evidence = "; ".join(page_text(line) for line in last.evidence)
-    return Note(
-        f"The compute slowdown of window {window.window} is due to: {last.verdict}{often}. Evidence: {evidence}."
-    )
+    return Note(page_text(evidence_sentence(judged[-1].power_verdict, of_window=judged[-1].window), 2000))
 
 
 def _of_points(window: OverlapReport, trace: PowerTrace) -> str:
@@ -204,7 +213,7 @@ def trace_chart(window: OverlapReport, trace: PowerTrace) -> Chart:
         "time": list(trace.time_ms),
         "power": list(trace.power_w),
         "clock": list(trace.sm_clock_mhz),
-        "segments": [[s.arm.value, s.start_ms, s.end_ms] for s in trace.segments],
+        "segments": [[s.arm.value, s.start_ms, s.end_ms, s.counted, s.profiled] for s in trace.segments],
         "communication": [list(interval) for interval in trace.communication],
         "both": [list(interval) for interval in trace.both],
         "limits": [],
@@ -214,7 +223,13 @@ def trace_chart(window: OverlapReport, trace: PowerTrace) -> Chart:
             data["limits"].append([name, value])
     if trace.tdp_w is not None and trace.tdp_w == trace.limit_w:
         data["limits"] = [["power limit", trace.tdp_w]]
+    warm_up = any(not segment.counted for segment in trace.segments)
+    profiled = any(segment.profiled for segment in trace.segments)
     caption = f"Device of rank {window.first_rank}, window {window.window}; blocks of each mode are shaded."
+    if warm_up:
+        caption += " Grey stretches are warm-up steps and others that do not count."
+    if profiled:
+        caption += " A line at the top marks profiled blocks, which do not count for power either."
     in_flight = "communication alone" if trace.both else "communication in flight"
     if trace.communication:
         caption += (
@@ -235,6 +250,8 @@ def trace_chart(window: OverlapReport, trace: PowerTrace) -> Chart:
         (
             ("overlapped steps", "overlapped"),
             ("sequential steps", "sequential"),
+            *((("warm-up", "idle"),) if warm_up else ()),
+            *((("profiled", "ink"),) if profiled else ()),
             *((("communication beside compute", "both"),) if trace.both else ()),
             *(((in_flight, "communication"),) if trace.communication else ()),
         ),

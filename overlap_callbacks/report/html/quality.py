@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from overlap_callbacks.analysis.formatting import DASH, PAGE, change_in_words, count, page_text, ranges
+from overlap_callbacks.analysis.formatting import DASH, PAGE, count, page_text, ranges
 from overlap_callbacks.analysis.race import race_sentence
 from overlap_callbacks.analysis.results.catalogue import residual_comm_limit, residual_limit
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -30,8 +30,16 @@ MAX_DOUBTFUL = 300
 _COLUMNS = ("e2e_overlapped_ms", "e2e_sequential_ms", "compute_slowdown", "residual_overlap")
 
 
-def quality(view: RunView) -> Section:
-    """What the figures rest on, and what makes them doubtful."""
+QUALITY = "How good is the measurement?"
+
+
+def quality(view: RunView, lacking: Sequence[str] = ()) -> Section:
+    """What the figures rest on, and what makes them doubtful.
+
+    Args:
+        view: the run.
+        lacking: what was not measured, as sentences.
+    """
     record = view.record
     blocks: list[Block] = []
     if view.measured:
@@ -47,11 +55,13 @@ def quality(view: RunView) -> Section:
         blocks.append(Note(f"Window {record.unfinished.window} is unfinished: {cut}.", warning=True))
     if record.broken_lines:
         blocks.append(Note(f"{unreadable(record)}.", warning=True))
+    if lacking:
+        blocks.append(Note(" ".join(lacking)))
     if view.measured:
         blocks.append(tables.figure_table(view.figures, view.info.meanings))
     if record.windows:
         blocks.append(_window_table(view))
-    return Section("How good is the measurement?", _answer(view), blocks)
+    return Section(QUALITY, _answer(view), blocks)
 
 
 def _answer(view: RunView) -> str:
@@ -88,7 +98,6 @@ def _facts(view: RunView) -> list[tuple[str, str]]:
     if steps is not None:
         facts.append(("Counted steps", f"{steps.num_steps:,}"))
     facts.append(("Residual overlap in sequential steps", _residual(view)))
-    facts += [("Profiled steps against the others", words) for words in _profiler(view)]
     error = view.figures.get("sequential_model_error")
     if error is not None:
         label = "Equation 5 against the measured sequential step"
@@ -110,16 +119,6 @@ def _residual(view: RunView) -> str:
         limit = max(residual_comm_limit(window.device, window.backend) for window in view.windows)
         text += f"; at most {PAGE.percent(max(of_comm))} of communication, limit {PAGE.percent(limit)}"
     return text
-
-
-def _profiler(view: RunView) -> list[str]:
-    """How much longer profiled steps take than timed ones; empty where it is not known."""
-    names = {"profiler_slowdown": "overlapped steps", "profiler_slowdown_isolated": "sequential steps"}
-    known = {words: view.figures[name].value for name, words in names.items() if name in view.figures}
-    shown = ", ".join(
-        f"{words} take {change_in_words(value, 'longer', 'less time', PAGE)}" for words, value in known.items()
-    )
-    return [shown] if shown else []
 
 
 def _ranks(windows: Sequence[OverlapReport]) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import cached_property
 
 from overlap_callbacks.analysis.formatting import count
+from overlap_callbacks.analysis.headline import Headline, run_headline
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
-from overlap_callbacks.analysis.verdict import run_verdict
+from overlap_callbacks.analysis.results.step_parts import StepParts
 from overlap_callbacks.report.record import Record
 
 
@@ -51,10 +52,15 @@ class RunView:
         """Whether there is any window, whole or not."""
         return self.summary.measured
 
-    @property
-    def verdict(self) -> str:
-        """Is overlap worth it here? In a sentence."""
-        return run_verdict(self.summary, len(self.record.arms))
+    @cached_property
+    def headline(self) -> Headline:
+        """What overlap does to the steps of this run, or why that is not known."""
+        return run_headline(self.summary, len(self.record.arms))
+
+    @cached_property
+    def parts(self) -> StepParts | None:
+        """Where the time of an overlapped step goes; None without a profile."""
+        return self.summary.step_parts()
 
     @property
     def head(self) -> str:

@@ -1,15 +1,19 @@
-"""The first three questions of the page: is overlap worth it, what does it cost, how far is it from ideal?"""
+"""What the page says first, and its questions on cost, power, and what holds a step back."""
 
 from __future__ import annotations
 
+from overlap_callbacks.analysis.bottleneck import run_bottleneck
 from overlap_callbacks.analysis.formatting import PAGE, change_in_words, may_be_chance, page_text, rounded
+from overlap_callbacks.analysis.headline import step_change
 from overlap_callbacks.analysis.results.catalogue import figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.metrics import compute_slowdowns
 from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.step_parts import exposed_share, profiled_step_ms
 from overlap_callbacks.report.html import tables
+from overlap_callbacks.report.html.bottleneck import advice_table
 from overlap_callbacks.report.html.causes import cause_table
-from overlap_callbacks.report.html.elements import Block, Chart, Note, Section, Tile, Tiles
+from overlap_callbacks.report.html.elements import Block, Chart, Note, Section, Table, Tile, Tiles
 from overlap_callbacks.report.html.power import power_answer, power_blocks
 from overlap_callbacks.report.html.run import RunView
 from overlap_callbacks.report.html.step_charts import mode_bars, step_parts, timeline
@@ -17,112 +21,113 @@ from overlap_callbacks.report.html.step_charts import mode_bars, step_parts, tim
 Figures = dict[str, Estimate]
 
 
-def headline(figures: Figures) -> Tiles:
-    """One figure for each of the questions."""
-    exposed = figures.get("exposed_comm_ms")
-    step = figures.get("e2e_overlapped_ms")
-    share = f"{PAGE.percent(exposed.value / step.value)} of a step" if exposed and step and step.value > 0 else ""
-    return Tiles(
-        (
-            _tile(figures, "speedup_vs_sequential", "over sequential steps"),
-            _tile(figures, "compute_slowdown", "of the same kernels with overlap"),
-            _tile(figures, "gap_to_ideal", "step time over that without contention"),
-            _tile(figures, "exposed_comm_ms", share),
+def tiles(view: RunView) -> list[Block]:
+    """The figures to read first; none for what was not measured."""
+    figures = view.figures
+    found = [_step_tile(view), _figure_tile(figures, "compute_slowdown", "of the same kernels with overlap")]
+    share, total_ms, exposed = exposed_share(figures), profiled_step_ms(figures), figures.get("exposed_comm_ms")
+    if share is not None and total_ms is not None and exposed is not None:
+        of = f"of a step under the profiler: {_ms(exposed.value)} of {_ms(total_ms)}"
+        found.append(_tile("Exposed communication", share, of, signed=False))
+    in_flight = figures.get("comm_ms")
+    if in_flight is not None:
+        found.append(
+            _figure_tile(
+                figures, "hidden_comm_fraction", f"of {_ms(in_flight.value)} in flight", "Hidden communication"
+            )
         )
-    )
+    shown = tuple([tile for tile in found if tile is not None])
+    return [Tiles(shown)] if shown else []
 
 
-def _tile(figures: Figures, name: str, remark: str) -> Tile:
+def _step_tile(view: RunView) -> Tile | None:
+    change = step_change(view.figures)
+    if change is None:
+        return None
+    times = [view.figures.get(name) for name in ("e2e_overlapped_ms", "e2e_sequential_ms")]
+    of = " against ".join([_ms(time.value) for time in times if time is not None])
+    label = "Step time, one side against the other" if view.control else "Step time with overlap"
+    return _tile(label, change, f"{of} {'' if view.control else 'sequential'}".strip())
+
+
+def _figure_tile(figures: Figures, name: str, remark: str, label: str = "") -> Tile | None:
     figure, estimate = figure_named(name), figures.get(name)
-    if estimate is None:
-        return Tile(figure.title, "not measured")
-    bounds = PAGE.figure_interval(figure, estimate) or "too few blocks for an interval"
-    return Tile(figure.title, PAGE.figure(figure, estimate.value), bounds, remark)
+    return None if estimate is None else _tile(label or figure.title, estimate, remark, signed=figure.signed)
+
+
+def _tile(label: str, fraction: Estimate, remark: str, *, signed: bool = True) -> Tile:
+    bounds = PAGE.interval(fraction, "fraction", signed=signed) or "too few blocks for an interval"
+    return Tile(label, PAGE.percent(fraction.value, signed=signed), bounds, remark)
 
 
 def _ms(value: float, *, signed: bool = False) -> str:
     return PAGE.quantity(value, "ms", signed=signed)
 
 
-# -- is it worth it?
+def overview(view: RunView, *, compared: bool) -> list[Block]:
+    """Step time in each mode, and where the time of a step goes.
 
-
-def worth(view: RunView) -> Section:
-    """Step time in each mode."""
-    figures = view.figures
-    overlapped, sequential = figures.get("e2e_overlapped_ms"), figures.get("e2e_sequential_ms")
-    title = "Is overlap worth it here?"
-    if overlapped is None or sequential is None:
-        blocks: list[Block] = [Note(_why_no_steps(view))]
-        if overlapped is not None or sequential is not None:
-            blocks.append(mode_bars([("", figures)]))
-        return Section(title, "", blocks)
-    saved = sequential.value - overlapped.value
-    if view.control:
-        answer = (
-            f"Both sides ran overlapped: {_ms(overlapped.value)} and "
-            f"{_ms(sequential.value)} a step. The difference is the error of the measurement."
-        )
-    else:
-        answer = (
-            f"A step takes {_ms(overlapped.value)} overlapped and "
-            f"{_ms(sequential.value)} with the same work run sequentially: overlap "
-            f"{'saves' if saved >= 0 else 'costs'} {_ms(abs(saved))} a step."
-        )
-        ideal = figures.get("e2e_ideal_ms")
-        if ideal is not None:
-            answer += f" Overlap without contention would take {_ms(ideal.value)}."
-    return Section(title, answer, [mode_bars([("", figures)])])
-
-
-def _why_no_steps(view: RunView) -> str:
-    if not view.measured:
-        return "No step was measured."
-    if view.windows and not view.valid_windows:
-        return "Step times are not compared: no window is valid. The part on the measurement, below, says why."
-    return "Step times were not measured in both modes."
+    Args:
+        view: the run.
+        compared: whether step times of several runs stand side by side already.
+    """
+    blocks: list[Block] = []
+    if not compared and any(name in view.figures for name in ("e2e_overlapped_ms", "e2e_sequential_ms")):
+        blocks.append(mode_bars([("", view.figures)]))
+    if view.parts is not None:
+        blocks.append(step_parts(view.parts, view.figures))
+    return blocks
 
 
 # -- what does it cost?
 
 
 def cost(view: RunView) -> Section:
-    """Slowdown by kernel and by what ran beside it; power."""
-    causes = cause_table(view.valid_windows)
-    blocks: list[Block] = [] if causes is None else [causes]
-    window = view.record.latest_valid("kernels")
+    """Slowdown by kernel and by what ran beside it."""
+    blocks: list[Block] = []
+    window, paired = view.record.latest_valid("kernels"), view.record.latest_valid("pairs")
     if window is not None:
-        blocks.append(tables.kernel_table(window))
-    paired = view.record.latest_valid("pairs")
+        blocks += tables.kernel_tables(window)
     if paired is not None:
-        blocks.append(tables.pair_table(paired))
+        blocks += tables.pair_tables(paired)
     divided = view.record.latest_valid("dimension_pairs")
     # With one dimension alone, the table of pairs says the same.
     if divided is not None and len(compute_slowdowns(divided.dimension_pairs)) > 1:
         blocks.append(tables.dimension_pair_table(divided))
-    if window is None:
+    causes = cause_table(view.valid_windows)
+    if causes is not None:
+        blocks.append(causes)
+    blocks.sort(key=lambda block: isinstance(block, Table) and block.folded)
+    if window is None and view.valid_windows:
         blocks.append(Note(_why_no_kernels(view)))
-    elif paired is None:
-        blocks.append(Note("What ran beside what was not measured."))
-    traced = view.record.latest_valid("power_trace") if view.valid_windows else view.record.latest("power_trace")
-    blocks += power_blocks(view.valid_windows, view.windows, traced)
     by_dimension = "" if divided is None else _dimension_answer(divided)
-    answer = f"{_cost_answer(view.figures)}{by_dimension} {power_answer(view.valid_windows)}".strip()
+    answer = f"{_cost_answer(view.figures)}{by_dimension}".strip()
     if view.control:
         answer = "Both sides ran overlapped, so what differs between them below is the error of measurement."
     return Section("What does it cost?", answer, blocks)
+
+
+def power(view: RunView) -> list[Section]:
+    """What overlap does to power, energy and clocks; nothing where no window has any."""
+    traced = view.record.latest_valid("power_trace") if view.valid_windows else view.record.latest("power_trace")
+    blocks = power_blocks(view.valid_windows, view.windows, traced)
+    if not blocks:
+        return []
+    answer = "" if view.control else power_answer(view.valid_windows)
+    return [Section("What does it do to power?", answer, blocks, folded=True)]
 
 
 def _cost_answer(figures: Figures) -> str:
     sentences = []
     compute = figures.get("compute_slowdown")
     if compute is not None:
-        sentences.append(
-            f"In overlapped steps the same compute kernels take {_longer(compute)}{_lost(figures)}{_chance(compute)}."
-        )
+        sentences.append(f"In overlapped steps the same compute kernels take {_longer(compute)}{_chance(compute)}.")
     communication = figures.get("comm_slowdown")
     if communication is not None:
-        sentences.append(f"Communication kernels take {_longer(communication)}{_chance(communication)}.")
+        sentences.append(
+            f"Communication kernels take {_longer(communication)}{_chance(communication)}; their time includes waiting "
+            "for other ranks."
+        )
     return " ".join(sentences)
 
 
@@ -140,21 +145,11 @@ def _longer(figure: Estimate) -> str:
     return change_in_words(figure.value, "longer", "less time", PAGE) + (f" (95% interval {bounds})" if bounds else "")
 
 
-def _lost(figures: Figures) -> str:
-    overlapped, isolated = figures.get("compute_ms"), figures.get("compute_isolated_ms")
-    if overlapped is None or isolated is None:
-        return ""
-    lost = overlapped.value - isolated.value
-    return f": {_ms(lost, signed=True)} of kernel time a step"
-
-
 def _chance(figure: Estimate) -> str:
     return ", which may be chance" if may_be_chance(figure) else ""
 
 
 def _why_no_kernels(view: RunView) -> str:
-    if view.windows and not view.valid_windows:
-        return "Kernels are not compared: no window is valid. The part on the measurement, below, says why."
     if view.info.schedule.get("profiled_steps") == 0:
         return "Kernels were not profiled: the schedule has profiled_steps=0, so what overlap costs them is not known."
     return "Kernels were not measured: no window has a profile."
@@ -163,74 +158,47 @@ def _why_no_kernels(view: RunView) -> str:
 # -- how far from ideal?
 
 
-def ideal(view: RunView) -> Section:
-    """What stands between a step and the ideal one, and how the time passes."""
-    blocks: list[Block] = []
-    parts = step_parts(view.figures)
-    if parts is not None:
-        blocks.append(parts)
+def ideal(view: RunView) -> list[Section]:
+    """What holds a step back, what to try, and how the time passes; nothing where none of it is known."""
+    found = run_bottleneck(view.summary)
+    blocks: list[Block] = [] if found is None else [advice_table(found)]
     drawn = view.record.latest("pictures")
     if drawn is not None:
         blocks.append(timeline(drawn))
-    else:
-        blocks.append(Note("No step was drawn: that needs a profile of rank 0."))
     divided = view.record.latest("dimensions")
     if divided is not None and len(divided.dimensions) > 1:
         blocks += [dimension_chart(divided), tables.dimension_table(divided)]
     collectives = view.record.latest("collectives")
     if collectives is not None:
         blocks.append(tables.collective_table(collectives))
-    else:
-        blocks.append(Note("No collective was recorded."))
-    return Section(
-        "How far from ideal, and what holds it back?", "" if view.control else _ideal_answer(view.figures), blocks
-    )
+    answer = "" if found is None else f"{page_text(found.sentence(PAGE), 1000)}{_attained(view.figures)}"
+    return [Section("How far from ideal, and what holds it back?", answer, blocks)] if blocks else []
 
 
-def _ideal_answer(figures: Figures) -> str:
-    gap, exposed, hidden = (figures.get(name) for name in ("gap_to_ideal", "exposed_comm_ms", "hidden_comm_fraction"))
-    sentences = []
-    if gap is not None:
-        side = "above" if gap.value >= 0 else "below"
-        bounds = PAGE.interval(gap, "fraction", signed=True)
-        shown = f" (95% interval {bounds})" if bounds else ""
-        sentences.append(f"Steps are {PAGE.percent(abs(gap.value))} {side} the ideal of equation 4{shown}"
-                         f"{_chance(gap)}.")  # fmt: skip
-    idle, bubble = figures.get("idle_ms"), figures.get("bubble_ms")
-    # Receives that wait for their sender are in flight: they count as the bubble's, and not as communication's.
-    waiting = max(0.0, bubble.value - idle.value) if bubble and idle else 0.0
-    costs = {
-        "exposed communication outside the bubble" if waiting else "exposed communication": max(
-            0.0, exposed.value - waiting
-        )
-        if exposed
-        else 0.0,
-        "contention (kernels that run longer)": _difference(figures, "e2e_overlapped_ms", "e2e_ideal_ms"),
-        "the bubble of the pipeline" if bubble else "time in which the device did neither": (
-            bubble.value if bubble else idle.value if idle else 0.0
-        ),
-    }
-    if exposed is not None and max(costs.values()) > 0:
-        largest, *others = sorted((item for item in costs.items() if item[1] > 0), key=lambda item: -item[1])
-        sentence = f"What holds a step back most is {largest[0]}, {_ms(largest[1])} a step"
-        if others:
-            sentence += "".join(f"; then {name}, {_ms(value)}" for name, value in others)
-        sentences.append(sentence + ".")
-    if hidden is not None:
-        sentences.append(f"Of all communication time, {PAGE.percent(hidden.value)} is hidden behind compute.")
+def _attained(figures: Figures) -> str:
     attained = figures.get("attained_fraction")
-    if attained is not None:
-        bounds = PAGE.interval(attained, "fraction")
-        shown = f" (95% interval {bounds})" if bounds else ""
-        sentences.append(
-            f"Overlap has attained {PAGE.percent(attained.value)}{shown} of the time that perfect overlap would save."
-        )
-    return " ".join(sentences)
+    if attained is None:
+        return ""
+    bounds = PAGE.interval(attained, "fraction")
+    shown = f" (95% interval {bounds})" if bounds else ""
+    return f" Overlap has attained {PAGE.percent(attained.value)}{shown} of the time that perfect overlap would save."
 
 
-def _difference(figures: Figures, name: str, other: str) -> float:
-    minuend, subtrahend = figures.get(name), figures.get(other)
-    return minuend.value - subtrahend.value if minuend is not None and subtrahend is not None else 0.0
+def not_measured(view: RunView) -> list[str]:
+    """What a page of this run lacks, as sentences."""
+    record = view.record
+    found = []
+    if view.valid_windows and record.latest_valid("kernels") is not None and record.latest_valid("pairs") is None:
+        found.append("What ran beside what was not measured.")
+    if record.latest("pictures") is None:
+        found.append("No step was drawn: that needs a profile of rank 0.")
+    if record.latest("collectives") is None:
+        found.append("No collective was recorded.")
+    if not any(window.power is not None for window in view.windows):
+        found.append("Power was not measured.")
+    if len(view.valid_windows) == 1:
+        found.append("One valid window was measured, so there is nothing to compare it with.")
+    return found
 
 
 def dimension_chart(window: OverlapReport) -> Chart:

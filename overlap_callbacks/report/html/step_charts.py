@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from overlap_callbacks.analysis.formatting import PAGE, change_in_words, may_be_chance, rounded
+from overlap_callbacks.analysis.formatting import PAGE, rounded
 from overlap_callbacks.analysis.results.catalogue import STEP_TIMES
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.kernel_times import StepTimeline
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.step_parts import StepParts
 from overlap_callbacks.report.html.elements import Chart
+from overlap_callbacks.report.step_words import named_parts, of_profiled_steps, part_in_words
 
 # The colour of each step time, as a variable of the style sheet.
 COLORS = {"e2e_ideal_ms": "ideal", "e2e_overlapped_ms": "overlapped", "e2e_sequential_ms": "sequential"}
+
+# Beside exposed communication, which it still has, no step is called ideal: equation 4 has its name in the table.
+LABELS = {"e2e_ideal_ms": "Without contention"}
 
 Pairs = Sequence[tuple[float, float]]
 
 
 def mode_bars(runs: Sequence[tuple[str, dict[str, Estimate]]]) -> Chart:
-    """Ideal, overlapped and sequential step time, with intervals; several runs stand side by side.
+    """Overlapped and sequential step time, and that without contention, with intervals; several runs side by side.
 
     Args:
         runs: name (each its own) and figures of each.
@@ -32,7 +37,7 @@ def mode_bars(runs: Sequence[tuple[str, dict[str, Estimate]]]) -> Chart:
                 rows.append(
                     {
                         "run": name,
-                        "label": figure.title,
+                        "label": LABELS.get(figure.name, figure.title),
                         "color": COLORS[figure.name],
                         "value": rounded(estimate.value),
                         "low": rounded(estimate.ci_low),
@@ -41,51 +46,41 @@ def mode_bars(runs: Sequence[tuple[str, dict[str, Estimate]]]) -> Chart:
                 )
     caption = "Whiskers are 95% intervals."
     if any("e2e_ideal_ms" in figures for _, figures in runs):
-        caption = (
-            "Ideal is the overlapped step less what contention adds to its compute kernels (equation 4). " + caption
-        )
+        caption = f"Without contention is equation 4: overlapped, less what its compute kernels lose. {caption}"
     return Chart(
         "bars",
         "Step time",
         {"unit": "ms", "rows": rows},
         caption,
+        narrow=len(runs) == 1,
     )
 
 
-def step_parts(figures: dict[str, Estimate]) -> Chart | None:
-    """An overlapped step divided: compute alone, both, communication alone, neither; None without a profile."""
-    compute, hidden, exposed, idle = (
-        figures.get(name) for name in ("compute_busy_ms", "hidden_comm_ms", "exposed_comm_ms", "idle_ms")
-    )
-    if compute is None or hidden is None or exposed is None:
-        return None
-    parts = [
-        ("compute alone", "compute", max(0.0, compute.value - hidden.value)),
-        ("both", "both", hidden.value),
-        ("communication exposed", "communication", exposed.value),
-    ]
-    if idle is not None:
-        parts.append(("neither", "idle", idle.value))
-    data = [{"name": name, "color": color, "value": rounded(value)} for name, color, value in parts]
+def step_parts(parts: StepParts, figures: dict[str, Estimate]) -> Chart:
+    """An overlapped step under the profiler, divided into parts that add up to it.
+
+    Args:
+        parts: of the step.
+        figures: of the same windows.
+    """
+    shown = named_parts(parts, PAGE)
+    caption = of_profiled_steps(parts.total_ms, figures, PAGE)
+    if parts.contention_ms > 0:
+        caption += (
+            " Compute alone is what it takes in sequential steps; lost to contention is what it takes longer beside "
+            "communication."
+        )
     return Chart(
         "stack",
-        "Where the time of an overlapped step goes",
-        {"unit": "ms", "rows": [{"label": "", "parts": data}], "name_parts": True},
-        _of_profiled(figures),
-        tuple((name, color) for name, color, _ in parts),
-    )
-
-
-def _of_profiled(figures: dict[str, Estimate]) -> str:
-    """What the parts are of, and why they do not add up to the step time that stands above them."""
-    profiler = figures.get("profiler_slowdown")
-    if profiler is None:
-        return "Means over the ranks, of profiled steps."
-    change = change_in_words(profiler.value, "longer", "less time", PAGE)
-    chance = ", which may be chance" if may_be_chance(profiler) else ""
-    return (
-        f"Means over the ranks, of profiled steps. Those take {change} than the steps without the profiler{chance}, so "
-        "the parts do not add up to the step time above."
+        f"Where the time of an overlapped step goes: {PAGE.quantity(parts.total_ms, 'ms')}",
+        {
+            "unit": "ms",
+            "rows": [{"label": "", "parts": [part._asdict() | {"value": rounded(part.ms)} for part in shown]}],
+            "name_parts": True,
+        },
+        caption,
+        tuple([(part_in_words(part, parts.total_ms, PAGE), part.color) for part in shown]),
+        narrow=True,
     )
 
 
@@ -100,7 +95,7 @@ def timeline(window: OverlapReport) -> Chart:
         caption += " This window is not valid."
     return Chart(
         "timeline",
-        "One step, as it passes",
+        "Timeline of one step",
         {"unit": "ms", "modes": [_lanes(picture) for picture in pictures]},
         caption,
         (("compute", "compute"), ("communication", "communication"), ("both at once", "both")),

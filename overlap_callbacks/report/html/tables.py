@@ -12,7 +12,16 @@ from overlap_callbacks.analysis.results.metrics import compute_slowdowns
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import CollectiveTime
 from overlap_callbacks.report.html.elements import Cell, Head, Table, heads
-from overlap_callbacks.report.slowdown_words import OF_MEAN_TIMES, beside_nothing
+from overlap_callbacks.report.slowdown_words import (
+    OF_MEAN_TIMES,
+    OF_SHARES,
+    PAIRS_TITLE,
+    WITH_WAITING,
+    beside_in_words,
+    left_out_in_words,
+    ran_alone,
+    with_losses,
+)
 
 EMPTY = Cell("")
 
@@ -45,61 +54,81 @@ def without_empty_columns(title: str, columns: Sequence[Head], rows: Sequence[tu
     )
 
 
-def kernel_table(window: OverlapReport) -> Table:
-    """Compute and communication kernels; those that lose the most time come first."""
+def kernel_tables(window: OverlapReport) -> list[Table]:
+    """Compute kernels, and folded those that communicate; what loses the most time comes first."""
     decimals = _decimals([kernel.overlapped_ms for kernel in window.kernels])
-    rows = []
-    for kernel in window.kernels:
-        rows.append(
-            (
-                name_cell(kernel.name, short_kernel_name(kernel.name)),
-                _kind(kernel.communication),
-                change_cell(kernel.slowdown),
-                number_cell(kernel.lost_ms, decimals),
-                number_cell(kernel.overlapped_ms, decimals),
-                number_cell(kernel.sequential_ms, decimals),
-                number_cell(kernel.overlapped_calls, 0 if kernel.overlapped_calls % 1 == 0 else 1),
+    made = []
+    for communication, title, note in (
+        (False, "Compute kernels that lose most time under overlap", OF_MEAN_TIMES),
+        (True, "Communication kernels, overlapped and sequential", WITH_WAITING),
+    ):
+        rows = []
+        of_kind = [kernel for kernel in window.kernels if kernel.communication is communication]
+        shown, num_left_out = with_losses(of_kind, decimals)
+        for kernel in shown:
+            rows.append(
+                (
+                    name_cell(kernel.name, short_kernel_name(kernel.name)),
+                    change_cell(kernel.slowdown),
+                    number_cell(kernel.lost_ms, decimals),
+                    number_cell(kernel.overlapped_ms, decimals),
+                    number_cell(kernel.sequential_ms, decimals),
+                    number_cell(kernel.overlapped_calls, 0 if kernel.overlapped_calls % 1 == 0 else 1),
+                )
             )
-        )
-    return Table(
-        "Kernels that lose most time under overlap",
-        heads("*Kernel", "*Kind", "Slowdown", "Lost, ms", "Overlapped, ms", "Sequential, ms", "Calls"),
-        tuple(rows),
-        f"Per step, means over the ranks, window {window.window}. Slowdown is of the time per call. {OF_MEAN_TIMES}",
-    )
+        if rows:
+            caption = (
+                f"Per step, means over the ranks, window {window.window}. Slowdown is of the time per call. {note}"
+                f"{left_out_in_words(num_left_out, 'kernel', decimals)}"
+            )
+            columns = heads("*Kernel", "Slowdown", "Lost, ms", "Overlapped, ms", "Sequential, ms", "Calls")
+            made.append(Table(title, columns, tuple(rows), caption, folded=communication))
+    return made
 
 
-def pair_table(window: OverlapReport) -> Table:
-    """Kernel families beside collectives and the other way round."""
-    return Table(
-        "What runs beside what, and what it costs",
-        heads("*Kernels", "*Kind", "*Beside", "Slowdown", "Lost, ms", "Time, ms", "Alone, ms"),
-        _pair_rows(window.pairs),
-        f"Per step, means over the ranks, window {window.window}. A kernel that ran beside several counts towards each "
-        f"by the share of time that it had of each. {beside_nothing(window.pairs)}".rstrip(),
-    )
+def pair_tables(window: OverlapReport) -> list[Table]:
+    """Families of compute kernels beside collectives, and folded the other way round."""
+    made = []
+    for communication, title, note in (
+        (False, PAIRS_TITLE, f"{OF_SHARES} {ran_alone(window.pairs)}".rstrip()),
+        (True, f"{PAIRS_TITLE}, of communication", f"{OF_SHARES} {WITH_WAITING}"),
+    ):
+        pairs = [pair for pair in window.pairs if pair.communication is communication]
+        decimals = _decimals([pair.time_ms for pair in pairs])
+        shown, num_left_out = with_losses(pairs, decimals)
+        if shown:
+            caption = (
+                f"Per step, means over the ranks, window {window.window}. {note}"
+                f"{left_out_in_words(num_left_out, 'row', decimals)}"
+            )
+            made.append(Table(title, _PAIR_HEADS, _pair_rows(shown, decimals), caption, folded=communication))
+    return made
 
 
 def dimension_pair_table(window: OverlapReport) -> Table:
     """Families of compute kernels beside the communication of each dimension of parallelism."""
+    decimals = _decimals([pair.time_ms for pair in window.dimension_pairs])
+    shown, num_left_out = with_losses(window.dimension_pairs, decimals)
     return Table(
-        "What compute loses beside each dimension of parallelism",
-        heads("*Kernels", "*Beside", "Slowdown", "Lost, ms", "Time, ms", "Alone, ms"),
-        tuple((kernels, *rest) for kernels, _, *rest in _pair_rows(window.dimension_pairs)),
+        "Slowdown by dimension of parallelism in flight",
+        _PAIR_HEADS,
+        _pair_rows(shown, decimals),
         f"Per step, means over the ranks, window {window.window}. Kernels that ran beside no communication are left "
-        "out.",
+        f"out.{left_out_in_words(num_left_out, 'row', decimals)}",
+        folded=True,
     )
 
 
-def _pair_rows(pairs: Sequence[PairTime]) -> tuple[tuple[Cell, ...], ...]:
-    decimals = _decimals([pair.time_ms for pair in pairs])
+_PAIR_HEADS = heads("*Kernels", "*Beside", "Slowdown", "Lost, ms", "Time, ms", "Alone, ms")
+
+
+def _pair_rows(pairs: Sequence[PairTime], decimals: int) -> tuple[tuple[Cell, ...], ...]:
     rows = []
     for pair in pairs:
         rows.append(
             (
                 name_cell(pair.victim),
-                _kind(pair.communication),
-                name_cell(pair.beside),
+                name_cell(beside_in_words(pair.beside)),
                 change_cell(pair.slowdown),
                 number_cell(pair.lost_ms, decimals),
                 number_cell(pair.time_ms, decimals),
@@ -107,11 +136,6 @@ def _pair_rows(pairs: Sequence[PairTime]) -> tuple[tuple[Cell, ...], ...]:
             )
         )
     return tuple(rows)
-
-
-def _kind(communication: bool) -> Cell:
-    word = "communication" if communication else "compute"
-    return Cell(word, word)
 
 
 def dimension_table(window: OverlapReport) -> Table:
@@ -144,6 +168,7 @@ def dimension_table(window: OverlapReport) -> Table:
         tuple(rows),
         "Per overlapped step, means over the ranks that have the dimension. Its own slowdown is that of its "
         "communication kernels. The slowdown of compute is that of the compute kernels that ran beside them.",
+        folded=True,
     )
 
 
@@ -172,6 +197,7 @@ def collective_table(window: OverlapReport) -> Table:
         "reads. Alone is its time in sequential steps, from issue to end. Transfer is the shortest time of any rank: "
         "ranks that come early also wait for the last one. GB/s divides the bytes read or written, whichever are more, "
         "by the transfer.",
+        folded=True,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,8 +15,8 @@ from overlap_callbacks.analysis.results.catalogue import STEP_TIMES, Figure, fig
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.analysis.statistics import Sample, estimate
-from overlap_callbacks.report.html.elements import EMPTY_LEGEND, Block, Cell, Chart, Note, Section, Table, heads
+from overlap_callbacks.analysis.statistics import Sample, bounded, estimate
+from overlap_callbacks.report.html.elements import EMPTY_LEGEND, Block, Cell, Chart, Section, Table, heads
 from overlap_callbacks.report.html.power import mode_value
 from overlap_callbacks.report.html.run import RunView
 from overlap_callbacks.report.html.step_charts import COLORS
@@ -39,13 +40,12 @@ _COMPARED = tuple(
 Reader = Callable[[OverlapReport], Estimate | None]
 
 
-def changed(view: RunView) -> Section:
-    """Charts along the run, and whether it changed."""
+def changed(view: RunView) -> list[Section]:
+    """Charts along the run, and whether it changed; nothing with fewer than two windows that count."""
     title = "Has it changed?"
     windows = _in_order(view)
     if len(windows) < 2:
-        measured = "One valid window was" if windows else "No valid window was"
-        return Section(title, "", [Note(f"{measured} measured, so there is nothing to compare it with.")])
+        return []
     kept = set(map(id, windows))
     excluded = sorted(w.first_step for w in view.windows if id(w) not in kept)
     charts = [
@@ -53,7 +53,6 @@ def changed(view: RunView) -> Section:
         for chart in (
             _line("speedup_vs_sequential", windows, excluded),
             _line("compute_slowdown", windows, excluded),
-            _line("gap_to_ideal", windows, excluded),
             _line("exposed_comm_ms", windows, excluded),
             _lines("Step time", "ms", _MODES, windows, excluded, zero=False),
             _lines("Mean power of a device", "W", _POWER, windows, excluded, zero=False),
@@ -66,11 +65,17 @@ def changed(view: RunView) -> Section:
     answer, table = _halves(windows)
     if table is not None:
         blocks.append(table)
-    return Section(title, answer, blocks)
+    return [Section(title, answer, blocks, folded=True)]
 
 
 def _read(name: str) -> Reader:
-    return lambda window: getattr(window, name)
+    bounds = figure_named(name).bounds
+
+    def read(window: OverlapReport) -> Estimate | None:
+        found: Estimate | None = getattr(window, name)
+        return None if found is None else bounded(found, bounds)  # records of earlier versions reach beyond them
+
+    return read
 
 
 _MODES: tuple[tuple[str, str, Reader], ...] = tuple(
@@ -148,13 +153,13 @@ def _are_few(series: Sequence[dict[str, Any]]) -> bool:
 
 
 def slowdowns(runs: Sequence[tuple[str, RunView]]) -> Chart | None:
-    """The compute slowdown of several runs, each along its own steps; None where none has any."""
+    """The compute slowdown of several runs, each along its own steps; None where none has two windows."""
     shown = [
         line
         for color, (name, view) in zip(RUN_COLORS, runs, strict=False)
         if (line := _series(name, color, _read("compute_slowdown"), _in_order(view))) is not None
     ]
-    if not shown:
+    if not any(len(line["points"]) > 1 for line in shown):
         return None
     few = _are_few(shown)
     caption = f"{'Whiskers are' if few else 'The band is'} the 95% intervals of each window."
@@ -215,7 +220,7 @@ def _sample(windows: Sequence[OverlapReport], figure: Figure) -> Sample:
 def _change(early: Sample, late: Sample, *, relative: bool) -> Estimate | None:
     """Late over early less one where ``relative``, else their difference; None without an interval."""
     if relative:
-        change = estimate(lambda a, b: b[0] / a[0] - 1, early, late, min_blocks=MIN_HALF)
+        change = estimate(lambda a, b: math.log(b[0] / a[0]), early, late, min_blocks=MIN_HALF, scale=math.expm1)
     else:
         change = estimate(lambda a, b: b[0] - a[0], early, late, min_blocks=MIN_HALF)
     return change if change is not None and change.ci_low is not None else None

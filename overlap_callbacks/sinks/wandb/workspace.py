@@ -120,7 +120,7 @@ SECTIONS = (
             Lines("Slowdown of the best and the worst rank",
                   ("overlap/compute_slowdown_rank_low", "overlap/compute_slowdown_rank_high"), "fraction"),
             Rows("Kernels that lose most", "overlap/kernels"),
-            Rows("What runs beside what, and what it costs", "overlap/pairs"),
+            Rows("Slowdown by concurrent kernel", "overlap/pairs"),
             Rows("What compute loses beside each dimension", "dimension/pairs"),
         ),
     ),

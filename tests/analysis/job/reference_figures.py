@@ -19,10 +19,11 @@ from overlap_callbacks.analysis.equations import (
     sequential_step_ms,
 )
 from overlap_callbacks.analysis.formatting import name_ranks
+from overlap_callbacks.analysis.results.catalogue import figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow, TimedBlock
-from overlap_callbacks.analysis.statistics import Sample, estimate
+from overlap_callbacks.analysis.statistics import Sample, bounded, estimate
 
 Blocks = Sequence[TimedBlock] | Sequence[ProfiledBlock]
 
@@ -158,6 +159,9 @@ def figures_of(windows: Sequence[RankWindow]) -> dict[str, Estimate]:
     def model(step: _TimedMeans, ov: _ProfiledMeans, iso: _ProfiledMeans) -> float:
         return sequential_step_ms(ideal(step, ov, iso), float(ov.hidden_comm_ms))
 
+    def possible(step_ms: float) -> float:
+        return step_ms if step_ms > 0 else math.nan
+
     def attainable(iso: _ProfiledMeans) -> float:
         return attainable_step_ms(float(iso.compute_busy_ms), float(iso.comm_busy_ms))
 
@@ -170,8 +174,8 @@ def figures_of(windows: Sequence[RankWindow]) -> dict[str, Estimate]:
         ),
         "overlap_ratio": estimate(lambda ov: overlap_ratio(ov.covered_compute_ms, ov.compute_ms), prof_ov),
         "e2e_overlapped_ms": estimate(lambda step: step.log_step, step_ov, scale=math.exp),
-        "e2e_ideal_ms": estimate(ideal, step_ov, prof_ov, prof_iso),
-        "e2e_sequential_model_ms": estimate(model, step_ov, prof_ov, prof_iso),
+        "e2e_ideal_ms": estimate(lambda *means: possible(ideal(*means)), step_ov, prof_ov, prof_iso),
+        "e2e_sequential_model_ms": estimate(lambda *means: possible(model(*means)), step_ov, prof_ov, prof_iso),
         "e2e_sequential_ms": estimate(lambda step: step.log_step, step_seq, scale=math.exp),
         "speedup_vs_sequential": estimate(
             lambda seq, ov: seq.log_step - ov.log_step, step_seq, step_ov, scale=math.expm1
@@ -198,7 +202,10 @@ def figures_of(windows: Sequence[RankWindow]) -> dict[str, Estimate]:
         "comm_slowdown": estimate(
             lambda ov, iso: log_slowdown(ov.log_comm, iso.log_comm), prof_ov, prof_iso, scale=math.expm1
         ),
-        "comm_ratio": estimate(lambda ov, step: ov.comm_busy_ms / math.exp(step.log_step), prof_ov, step_ov),
+        "comm_ratio": estimate(
+            lambda ov: ov.comm_busy_ms / (ov.compute_busy_ms + ov.comm_busy_ms - ov.hidden_comm_ms + ov.idle_ms),
+            prof_ov,
+        ),
         "p2p_ms": estimate(lambda ov: ov.p2p_ms, prof_ov) if _sends(windows) else None,
         "idle_ms": estimate(lambda ov: ov.idle_ms, prof_ov),
         "idle_isolated_ms": estimate(lambda iso: iso.idle_ms, prof_iso),
@@ -212,7 +219,7 @@ def figures_of(windows: Sequence[RankWindow]) -> dict[str, Estimate]:
             lambda iso, seq: log_slowdown(iso.log_step, seq.log_step), prof_iso, step_seq, scale=math.expm1
         ),
     }  # fmt: skip
-    return {name: value for name, value in estimates.items() if value is not None}
+    return {name: bounded(value, figure_named(name).bounds) for name, value in estimates.items() if value is not None}
 
 
 def _timed_sample(windows: Sequence[RankWindow], arm: Mode) -> Sample:

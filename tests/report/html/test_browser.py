@@ -69,7 +69,7 @@ COUNT_MARKS = """
 
 
 def test_every_chart_has_data(whole: Path, several: Path, opened: Open) -> None:
-    for file, charts in ((whole, 11), (several, 3 + 2 * 9)):
+    for file, charts in ((whole, 10), (several, 3 + 2 * 7)):
         found = opened(file).evaluate(COUNT_MARKS)
         assert len(found) == charts
         assert [title for title, marks, broken in found if not marks or broken] == []
@@ -97,12 +97,12 @@ def test_a_table_sorts_on_click_by_number_and_by_name(whole: Path, opened: Open)
         return table.get_by_role("button", name=name)
 
     def numbers() -> list[float]:
-        return [float(text.replace(",", "")) for text in column(6)]
+        return [float(text.replace(",", "")) for text in column(5)]
 
     assert numbers() != sorted(numbers())
     head("Sequential, ms").click()
     assert numbers() == sorted(numbers(), reverse=True)
-    assert table.locator("th").nth(5).get_attribute("aria-sort") == "descending"
+    assert table.locator("th").nth(4).get_attribute("aria-sort") == "descending"
     head("Sequential, ms").click()
     assert numbers() == sorted(numbers())
     head("Kernel").click()
@@ -128,18 +128,18 @@ def test_a_long_table_shows_whole_rows_and_how_many_more_there_are(tmp_path: Pat
     write_page([read(write(tmp_path, window(kernels=kernels)))], tmp_path / "report.html")
     table = opened(tmp_path / "report.html").locator("table.sorts").first
     rows = table.locator("tbody tr:visible")
-    assert rows.count() == 12
+    assert rows.count() == 8
     box = table.locator("xpath=..")
     assert box.evaluate("box => box.scrollHeight <= box.clientHeight")
     more = box.locator("xpath=following-sibling::button[1]")
-    assert more.text_content() == "Show 18 more rows"
+    assert more.text_content() == "Show all 30 rows"
     table.get_by_role("button", name="Lost, ms").click()
     table.get_by_role("button", name="Lost, ms").click()
     assert rows.first.locator("td").first.text_content() == "kernel 29"
-    assert rows.count() == 12
+    assert rows.count() == 8
     more.click()
     assert rows.count() == 30
-    assert more.text_content() == "Show 12 rows only"
+    assert more.text_content() == "Show 8 rows only"
 
 
 COLOURS = """() => {
@@ -209,7 +209,7 @@ def test_charts_are_drawn_anew_for_another_width(whole: Path, opened: Open) -> N
 
 
 def test_print_is_ink_on_white_and_unfolds_the_figures(whole: Path, opened: Open) -> None:
-    page = opened(whole, color_scheme="dark")
+    page = opened(whole, unfolded=False, color_scheme="dark")
     pdf = page.pdf(format="A4")
     assert pdf.startswith(b"%PDF")
     assert 3 <= len(re.findall(rb"/Type\s*/Page\b", pdf)) <= 14
@@ -324,3 +324,35 @@ def test_a_thousand_windows_are_drawn_within_seconds(tmp_path: Path, opened: Ope
     timing = page.evaluate("performance.now()")
     assert timing < 10_000
     assert all(marks for _, marks, _ in page.evaluate(COUNT_MARKS))
+
+
+@pytest.mark.parametrize(("width", "most"), [(1200, 3300), (360, 5600)])
+def test_a_page_is_short_and_its_first_screen_holds_the_answer(
+    whole: Path, opened: Open, width: int, most: int
+) -> None:
+    page = opened(whole, unfolded=False, viewport={"width": width, "height": 900})
+    assert page.evaluate("document.documentElement.scrollHeight") < most
+    for selector in ("h1.verdict", ".more-of-verdict", ".tiles"):
+        assert page.locator(selector).first.bounding_box()["y"] < 500
+    # All answers stand there without a click, and no box that scrolls lies within another.
+    hidden = "[...document.querySelectorAll('section .answer')].filter((each) => !each.checkVisibility()).length"
+    assert page.evaluate(hidden) == 0
+    nested = """() => {
+      const scrolls = (each) => ['auto', 'scroll'].includes(getComputedStyle(each).overflowX);
+      const boxes = [...document.querySelectorAll('body *')].filter(scrolls);
+      return boxes.filter((box) => boxes.some((other) => other !== box && other.contains(box))).length;
+    }"""
+    assert page.evaluate(nested) == 0
+
+
+def test_a_folded_part_draws_its_charts_when_it_opens(whole: Path, opened: Open) -> None:
+    page = opened(whole, unfolded=False)
+    section = page.locator("details.section", has=page.get_by_role("heading", name="What does it do to power?"))
+    assert section.locator("svg").count() == 0
+    section.locator("summary").first.click()
+    until(page, "[...document.querySelectorAll('details.section[open] [data-chart]')].every((each) => each.firstChild)")
+    assert section.locator("svg").count() == 2
+    # Warm-up steps are grey, and a line marks the profiled blocks.
+    fills = section.locator("[aria-label=rect] rect").evaluate_all("all => all.map((one) => one.getAttribute('fill'))")
+    assert {"var(--idle)", "var(--overlapped)", "var(--sequential)"} <= set(fills)
+    assert section.locator("[aria-label=link] path").count() == 2 * 4

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from overlap_callbacks.analysis.formatting import DASH
+from overlap_callbacks.analysis.results.power import SlowdownCause, TraceSegment
 from overlap_callbacks.analysis.results.window import DimensionTime, TimedBlock
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.report import page, write_page
@@ -41,9 +42,11 @@ def made(folder: Path, *windows: Any, **options: Any) -> str:
 
 
 QUESTIONS = (
-    "Is overlap worth it here?",
+    "Step time",
+    "Where the time of an overlapped step goes",
     "What does it cost?",
     "How far from ideal, and what holds it back?",
+    "What does it do to power?",
     "Has it changed?",
     "How good is the measurement?",
     "Configuration",
@@ -52,7 +55,7 @@ QUESTIONS = (
 
 def test_the_verdict_comes_first_then_the_questions_in_their_order(tmp_path: Path) -> None:
     text = text_of(made(tmp_path, *[window(i, power=True) for i in range(8)]))
-    places = [text.index(part) for part in ("Overlap is worth it here: without it, steps take 13.", *QUESTIONS)]
+    places = [text.index(part) for part in ("Overlap makes steps 12.", "95% intervals: steps 1", *QUESTIONS)]
     assert places == sorted(places)
 
 
@@ -61,27 +64,33 @@ def test_a_whole_record_gives_every_chart_and_nothing_is_missing(tmp_path: Path)
     titles = [chart["title"] for chart in charts_of(content)]
     assert titles == [
         "Step time",
-        "Power along a window",
-        "Where the time of an overlapped step goes",
-        "One step, as it passes",
+        titles[1],
+        "Timeline of one step",
         "Communication by dimension of parallelism",
+        "Power along a window",
         "Speed-up of overlap",
         "Compute slowdown",
-        "Gap to ideal",
         "Exposed communication",
         "Step time",
         "Mean power of a device",
     ]
+    assert titles[1].startswith("Where the time of an overlapped step goes: 4")
     text = text_of(content)
     assert "not measured" not in text
     assert (
         "Compute slowdown by the dimension of parallelism in flight: pipeline +33.3%, tensor +14.8%, data +2.9%."
         in text
     )
-    assert "the bubble of the pipeline, 14.00" in text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "bubble of the pipeline 14.00 ms (3.4%)" in text
     assert "of the time that perfect overlap would save" in text
-    assert "What compute loses beside each dimension of parallelism" in text
-    for part in ("Kernels that lose most", "What runs beside what", "clock throttled by power cap", "energy", "tensor"):
+    assert "Slowdown by dimension of parallelism in flight" in text
+    for part in (
+        "Compute kernels that lose most",
+        "Slowdown by concurrent kernel",
+        "clock throttled by power cap",
+        "energy",
+        "tensor",
+    ):
         assert part in text
 
 
@@ -92,7 +101,7 @@ def test_bars_hold_the_figures_of_the_record_with_their_intervals(tmp_path: Path
     assert figure is not None
     assert rows["Sequential"]["value"] == pytest.approx(figure.value, rel=1e-5)
     assert rows["Sequential"]["low"] == pytest.approx(figure.ci_low, rel=1e-5)
-    assert rows["Ideal"]["value"] < rows["Overlapped"]["value"] < rows["Sequential"]["value"]
+    assert rows["Without contention"]["value"] < rows["Overlapped"]["value"] < rows["Sequential"]["value"]
 
 
 # -- what is missing is said
@@ -161,7 +170,8 @@ def test_without_a_profile(tmp_path: Path) -> None:
     text = text_of(made(tmp_path, bare))
     assert "Kernels were not measured: no window has a profile." in text
     assert "No step was drawn" in text
-    assert "Compute slowdown not measured" in text
+    tiles = re.findall(r"<dt>([^<]+)</dt><dd><strong>", made(tmp_path / "tiles", bare))
+    assert tiles == ["Step time with overlap"]  # no tile is empty
     several = [msgspec.structs.replace(bare, window=i, first_step=20 + 500 * i) for i in range(3)]
     legends = re.findall(r'<i class="[^"]*"></i>([^<]+)</span>', made(tmp_path / "c", *several))
     assert "sequential" in legends
@@ -184,20 +194,22 @@ def test_all_windows_invalid(tmp_path: Path) -> None:
         for i in range(3)
     ]
     text = text_of(made(tmp_path, *invalid))
-    assert "No window counts, so whether overlap is worth it here is not known." in text
-    assert "Step times are not compared: no window is valid." in text
-    assert "Kernels are not compared: no window is valid." in text
+    assert "None of the 3 windows counts, so what overlap saves here is not known." in text
+    assert "Why: 3 windows are not valid: residual overlap 0.3 in sequential steps." in text
+    assert "What to do: Switch off for a measurement" in text
+    assert "What does it cost?" not in text
     assert "0 of 3 windows count." in text
     assert f"residual overlap 0.3 in sequential steps 3 0{DASH}2" in text
-    assert "worth it here: without" not in text
+    assert "makes steps" not in text
 
 
 def test_a_control_run(tmp_path: Path) -> None:
     control = [msgspec.structs.replace(window(i), control=True) for i in range(2)]
     text = text_of(made(tmp_path, *control, run=run_info(schedule=Schedule(control=True).as_dict())))
     assert "A/A control: both sides ran overlapped, so every difference is chance." in text
-    assert "The difference is the error of the measurement." in text
-    assert "worth it here: without" not in text
+    assert "Step time, one side against the other" in text
+    assert "Every difference below is an error of the measurement" in text
+    assert "makes steps" not in text
 
 
 def test_control_windows_beside_real_ones_are_marked_and_left_out(tmp_path: Path) -> None:
@@ -223,15 +235,16 @@ def test_turns_without_a_window_cost_nothing(tmp_path: Path) -> None:
 def test_an_unfinished_window_alone_is_shown_as_one(tmp_path: Path) -> None:
     blocks = tuple(TimedBlock(arm, i, (410.0 if arm is OV else 470.0, 411.0)) for i, arm in enumerate(OSSO * 2))
     text = text_of(made(tmp_path, blocks=blocks))
-    assert "The figures are of one unfinished window: no whole one counts." in text
+    assert "Unfinished: so far, " in text
+    assert "Why: no window is whole, and this is window 0 alone (8 timed blocks so far)" in text
+    assert "What to do: Let the job run on until a window ends." in text
     assert "Window 0 is unfinished: 8 timed blocks so far" in text
-    assert "Without overlap" in text or "worth it" in text
 
 
 def test_an_unfinished_window_after_whole_ones_is_named(tmp_path: Path) -> None:
     text = text_of(made(tmp_path, window(), blocks=(TimedBlock(SEQ, 0, (470.0,)),)))
     assert "Window 1 is unfinished: 1 timed blocks so far" in text
-    assert "The figures are of one unfinished window" not in text
+    assert "Unfinished: so far" not in text
 
 
 def test_lines_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
@@ -251,7 +264,7 @@ def test_ranks_that_were_not_heard_are_counted(tmp_path: Path) -> None:
 
 def test_several_runs_stand_side_by_side(tmp_path: Path) -> None:
     records = [
-        read(write(tmp_path / "one", window())),
+        read(write(tmp_path / "one", window(), window(1))),
         read(write(tmp_path / "two", window(slowdown=0.05), run=run_info(torch_version="2.14.0"))),
         read(write(tmp_path / "x" / "one")),
     ]
@@ -263,9 +276,10 @@ def test_several_runs_stand_side_by_side(tmp_path: Path) -> None:
     compared, shares = charts_of(content)[:2]
     assert {row["run"] for row in compared["rows"]} == {"one", "two"}
     (along,) = [chart for chart in charts_of(content) if chart["title"] == "Compute slowdown along the runs"]
-    assert [(line["name"], len(line["points"])) for line in along["series"]] == [("one", 1), ("two", 1)]
+    assert [(line["name"], len(line["points"])) for line in along["series"]] == [("one", 2), ("two", 1)]
     assert "mean power of a device, overlapped" not in text
-    assert {row["figure"] for row in shares["rows"]} == {"Speed-up of overlap", "Compute slowdown", "Gap to ideal"}
+    figures = {"Step time with overlap", "Compute slowdown", "Exposed communication, share of a step"}
+    assert {row["figure"] for row in shares["rows"]} == figures
     for anchor in ("run-1", "run-2", "run-3"):
         assert content.count(f'id="{anchor}"') == content.count(f'href="#{anchor}"') == 1
 
@@ -290,6 +304,59 @@ def test_runs_whose_long_names_begin_alike_are_not_taken_for_one(tmp_path: Path)
 def test_no_record_is_refused() -> None:
     with pytest.raises(ValueError, match="records must hold at least one record, got none"):
         page([])
+
+
+# -- power
+
+
+def test_the_cause_of_the_slowdown_comes_first_and_in_words(tmp_path: Path) -> None:
+    text = text_of(made(tmp_path / "capped", window(power=True), window(1, power=True)))
+    section = text[text.index("What does it do to power?") :]
+    assert section.startswith(
+        "What does it do to power? Compute is slower because a power cap lowers the clock; 88% goes with the clock. "
+        "The verdict is the same in 2 of 2 windows."
+    )
+    assert (
+        section.index("88% goes with the clock") < section.index("mean power of a device") < section.index("Evidence")
+    )
+    found = window(power=True)
+    unclear = msgspec.structs.replace(found, power_verdict=SlowdownCause("undecided", (), 0.14, 0.06, 0.07, 0.44))
+    assert "What does it do to power? Cause unclear; 44% goes with the clock." in text_of(
+        made(tmp_path / "unclear", unclear)
+    )
+
+
+def test_no_interval_of_power_reaches_where_it_cannot_be(tmp_path: Path) -> None:
+    def powered(number: int, joules: tuple[float, float]) -> Any:
+        found = window(number, power=True)
+        assert found.power is not None
+        modes = [
+            msgspec.structs.replace(mode, energy_per_step_j=value, mean_avg_w=value, throttle_fraction=value / 600)
+            for mode, value in zip(found.power.modes, joules, strict=True)
+        ]
+        return msgspec.structs.replace(found, power=msgspec.structs.replace(found.power, modes=tuple(modes)))
+
+    text = text_of(made(tmp_path, powered(0, (500.0, 300.0)), powered(1, (40.0, 60.0))))
+    (low,) = re.findall(r"less energy \(95% interval \N{MINUS SIGN}([\d.]+)% to", text)
+    assert float(low) < 100
+    table = text[text.index("Power Figure Overlapped") : text.index("Verdict of window")]
+    assert "\N{MINUS SIGN}" not in re.sub(r"\N{MINUS SIGN}[\d.,]+%", "", table)  # changes may be below zero
+    assert "270.0 W (0.00 to 3,192 W)" in table
+
+
+def test_the_trace_marks_warm_up_and_profiled_blocks(tmp_path: Path) -> None:
+    content = made(tmp_path / "new", window(power=True))
+    (chart,) = [chart for chart in charts_of(content) if chart["draw"] == "power"]
+    assert [segment[3:] for segment in chart["segments"][:2]] == [[False, False], [True, False]]
+    assert chart["segments"][-1][3:] == [True, True]
+    legends = re.findall(r'<i class="[^"]*"></i>([^<]+)</span>', content)
+    assert {"warm-up", "profiled"} <= set(legends)
+    old = window(power=True)  # of a version that did not tell
+    assert old.power_trace is not None
+    counted = tuple(TraceSegment(each.arm, each.start_ms, each.end_ms) for each in old.power_trace.segments)
+    old = msgspec.structs.replace(old, power_trace=msgspec.structs.replace(old.power_trace, segments=counted))
+    legends = re.findall(r'<i class="[^"]*"></i>([^<]+)</span>', made(tmp_path / "old", old))
+    assert not {"warm-up", "profiled"} & set(legends)
 
 
 # -- size

@@ -63,7 +63,7 @@ def test_all_of_a_run_arrives(server: WandbServer, tmp_path: Path) -> None:
         "last": pytest.approx(slowdowns[-1]),
     }
     assert run.summary["overlap_run/compute_slowdown"] == pytest.approx(sum(slowdowns) / 3)
-    assert run.summary["overlap/verdict"].startswith("Overlap is worth it here")
+    assert run.summary["overlap/verdict"].startswith("Overlap makes steps")
     assert run.summary["power/verdict"].startswith("clock throttled by power cap: ")
 
     assert run.config["overlap_callbacks"]["framework"] == "megatron 0.16.1"

@@ -1,0 +1,183 @@
+"""What overlap does to a run's steps, in a sentence; or why that is not known, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from overlap_callbacks.analysis.formatting import (
+    change_in_words,
+    count,
+    may_be_chance,
+    range_in_words,
+    shortened,
+)
+from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.run_summary import CUT_SHORT, NOT_VALID, RunSummary
+from overlap_callbacks.analysis.statistics import inverted_change
+
+NOTHING_YET = "Nothing has been measured yet: no window is done."
+NO_SEQUENTIAL_ARM = "No window had sequential steps, so what overlap saves was not measured."
+CONTROL = "A/A control: both sides ran overlapped, so every difference is chance."
+
+_LET_IT_END = "Let the job run on until a window ends."
+_READ_NOTES = "Look up the notes in docs/troubleshooting.md."
+# What stands in a window's first problem, and what to do about it; docs/troubleshooting.md says more.
+_WHAT_TO_DO = (
+    (
+        ("residual overlap", "of communication time ran beside compute"),
+        "Switch off for a measurement what the gate does not see (CUDA graphs, symmetric memory, communication of "
+        "other threads), or compare two traces: overlap compare.",
+    ),
+    (("measured something else than rank",), "Give all ranks the same Schedule and the same step numbers."),
+    (("no profile shows whether",), "Set profiled_steps to 4."),
+    (("compiled",), "Look for what recompiles in the steps of a window."),
+)
+_MAX_PROBLEM = 400
+
+
+class Headline(NamedTuple):
+    """The answer of a run.
+
+    Attributes:
+        sentence: the answer.
+        interval: its 95 % intervals, as a line of its own; empty without any.
+        why: why the answer is missing, or doubtful; empty where it is neither.
+        what_to_do: about that; empty where there is nothing to do.
+    """
+
+    sentence: str
+    interval: str = ""
+    why: str = ""
+    what_to_do: str = ""
+
+    @property
+    def more(self) -> tuple[str, ...]:
+        """The lines below the sentence."""
+        found = (
+            self.interval,
+            f"Why: {self.why}" if self.why else "",
+            f"What to do: {self.what_to_do}" if self.what_to_do else "",
+        )
+        return tuple([line for line in found if line])
+
+    @property
+    def text(self) -> str:
+        """All of it as one text."""
+        return " ".join((self.sentence, *self.more))
+
+
+def run_headline(summary: RunSummary, num_arms: int = 0) -> Headline:
+    """What overlap does to the steps of this run.
+
+    Args:
+        summary: of its windows with sequential steps.
+        num_arms: its windows with other arms.
+    """
+    if not summary.measured:
+        if num_arms:
+            return Headline(NO_SEQUENTIAL_ARM, what_to_do="Add Sequential() to the arms.")
+        return Headline(NOTHING_YET, what_to_do=_LET_IT_END)
+    figures = summary.pooled()
+    partial = None if figures else summary.partial
+    if not figures and partial is None:
+        return _no_window_counts(summary)
+    if summary.control:
+        return Headline(CONTROL)
+    if partial is not None:
+        return _unfinished(partial)
+    return answer(figures)._replace(**_unverified(summary))
+
+
+def step_change(figures: Mapping[str, Estimate]) -> Estimate | None:
+    """How much longer a step is with overlap, as a fraction of a sequential step; below zero it is shorter."""
+    speedup = figures.get("speedup_vs_sequential")
+    return None if speedup is None else inverted_change(speedup)
+
+
+def answer(figures: Mapping[str, Estimate]) -> Headline:
+    """What overlap does to steps, by these figures."""
+    change, slowdown = step_change(figures), figures.get("compute_slowdown")
+    if change is None:
+        return Headline(
+            "Not enough was measured to say what overlap saves here.",
+            why="step times of both modes are needed, and one is missing.",
+            what_to_do=_READ_NOTES,
+        )
+    words = change_in_words(change.value, "longer", "shorter")
+    if change.ci_low is None:
+        sentence = f"Overlap seems to make steps {words} here, from too few blocks to be sure."
+    elif may_be_chance(change):
+        sentence = f"Steps are {words} with overlap here, which may be chance."
+    else:
+        sentence = f"Overlap makes steps {words} here."
+    if slowdown is not None:
+        chance = ", which may be chance" if may_be_chance(slowdown) else ""
+        sentence += f" Compute kernels run {change_in_words(slowdown.value, 'slower', 'faster')} with it{chance}."
+    return Headline(sentence, _interval(change, slowdown))
+
+
+def _interval(change: Estimate, slowdown: Estimate | None) -> str:
+    found = [
+        f"{what} {range_in_words(estimate, more, less)}"
+        for what, estimate, more, less in (
+            ("steps", change, "longer", "shorter"),
+            ("compute kernels", slowdown, "slower", "faster"),
+        )
+        if estimate is not None and estimate.ci_low is not None
+    ]
+    if not found:
+        return ""
+    return f"95% interval{'s' if len(found) > 1 else ''}: {'; '.join(found)}."
+
+
+def _unfinished(partial: OverlapReport) -> Headline:
+    few = partial.speedup_vs_sequential is None
+    found = Headline("") if few else answer(partial.figures())
+    said = "too few blocks were measured to say what overlap saves." if few else f"so far, {_small(found.sentence)}"
+    done = shortened("; ".join(partial.problems[:1]), _MAX_PROBLEM) or "it was cut short"
+    unchecked = "" if partial.residual_overlap is not None else ", and no profile has checked its sequential steps"
+    return Headline(
+        f"Unfinished: {said}",
+        found.interval,
+        f"no window is whole, and this is window {partial.window} alone ({done}){unchecked}.",
+        _LET_IT_END,
+    )
+
+
+def _small(sentence: str) -> str:
+    return sentence[0].lower() + sentence[1:]
+
+
+def _no_window_counts(summary: RunSummary) -> Headline:
+    windows = summary.windows
+    who = "The only window does not count" if len(windows) == 1 else f"None of the {len(windows):,} windows counts"
+    sentence = f"{who}, so what overlap saves here is not known."
+    states = summary.states()
+    state = max((NOT_VALID, CUT_SHORT), key=lambda each: states[each])
+    alike = [window for window in windows if summary.state_of(window) == state]
+    if not alike:  # windows of another kind: control windows in a run that is none, or the other way round
+        return Headline(
+            sentence, why="control windows and others are not mixed, and the last start of the job has none.",
+            what_to_do=_LET_IT_END,
+        )  # fmt: skip
+    problem = shortened(next(iter(alike[-1].problems), "the record does not say"), _MAX_PROBLEM).rstrip(".")
+    which = f"{count(len(alike), 'window')} {'is' if len(alike) == 1 else 'are'} {state}"
+    todo = next((todo for marks, todo in _WHAT_TO_DO if any(mark in problem for mark in marks)), _READ_NOTES)
+    if state == CUT_SHORT and todo == _READ_NOTES:
+        todo = f"{_LET_IT_END} {_READ_NOTES}"
+    return Headline(sentence, why=f"{which}: {problem}.", what_to_do=todo)
+
+
+def _unverified(summary: RunSummary) -> dict[str, str]:
+    """Why the answer is doubtful, where windows compare the modes without proof that sequential steps were so."""
+    comparing = [window for window in summary.valid_windows if window.speedup_vs_sequential is not None]
+    number = sum(not window.verified for window in comparing)
+    if not number:
+        return {}
+    of = "" if number == len(comparing) else f" of {number} of {len(comparing)} windows"
+    return {
+        "why": f"no profile has verified that the sequential steps{of} were sequential.",
+        "what_to_do": "Set profiled_steps to 4.",
+    }

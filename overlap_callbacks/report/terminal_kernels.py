@@ -1,0 +1,95 @@
+"""Kernels and what ran beside them, as tables for the terminal: compute and communication apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from overlap_callbacks.analysis.formatting import PLAIN
+from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.report.slowdown_words import (
+    OF_MEAN_TIMES,
+    PAIRS_TITLE,
+    WITH_WAITING,
+    beside_in_words,
+    left_out_in_words,
+    ran_alone,
+    with_losses,
+)
+from overlap_callbacks.report.terminal_cells import name_cell
+from overlap_callbacks.report.terminal_parts import change, kernel_name
+
+# Maximum rows of a table; W&B and the record hold everything.
+_MAX_ROWS = 8
+# With which they show times in milliseconds.
+_DECIMALS = PLAIN.decimals["ms"]
+
+
+def kernel_parts(window: OverlapReport) -> list[RenderableType]:
+    """A table of compute kernels, and one of those that communicate."""
+    parts: list[RenderableType] = []
+    for communication, title, note in (
+        (False, "Compute kernels that lose most time under overlap", OF_MEAN_TIMES),
+        (True, "Communication kernels, overlapped and sequential", WITH_WAITING),
+    ):
+        kernels = [kernel for kernel in window.kernels if kernel.communication is communication]
+        shown, number = with_losses(kernels, _DECIMALS)
+        if shown:
+            caption = f"Per step, means over the ranks. {note}{left_out_in_words(number, 'kernel', _DECIMALS)}"
+            parts += [Text(), _kernel_table(shown, f"{title} (window {window.window})"), Text(caption, style="dim")]
+    return parts
+
+
+def _kernel_table(kernels: Sequence[KernelTime], title: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("kernel")
+    for column in ("slowdown", "lost", "overlapped", "sequential"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for kernel in kernels[:_MAX_ROWS]:
+        slowdown = change(kernel.slowdown)
+        times = (PLAIN.quantity(ms, "ms") for ms in (kernel.lost_ms, kernel.overlapped_ms, kernel.sequential_ms))
+        table.add_row(kernel_name(kernel.name), slowdown, *times)
+    if len(kernels) > _MAX_ROWS:
+        table.add_row(f"... {len(kernels) - _MAX_ROWS} more", style="dim")
+    return table
+
+
+def pair_parts(pairs: Sequence[PairTime], of: str = "") -> list[RenderableType]:
+    """A table of compute kernels by what ran beside them, and one of communication.
+
+    Args:
+        pairs: of a window, or of two traces.
+        of: what they are of, for the titles.
+    """
+    parts: list[RenderableType] = []
+    for communication, title, note in (
+        (False, PAIRS_TITLE, ran_alone(pairs)),
+        (True, f"{PAIRS_TITLE}, of communication", WITH_WAITING),
+    ):
+        of_kind = [pair for pair in pairs if pair.communication is communication]
+        shown, number = with_losses(of_kind, _DECIMALS)
+        if shown:
+            parts += [Text(), pair_table(shown, f"{title} {of}".strip())]
+            caption = f"{note}{left_out_in_words(number, 'row', _DECIMALS)}".strip()
+            parts += [Text(caption, style="dim")] if caption else []
+    return parts
+
+
+def pair_table(pairs: Sequence[PairTime], title: str) -> Table:
+    """Kernel families beside collectives, or the other way round, the most expensive first."""
+    table = Table(title=Text(title), title_justify="left")
+    table.add_column("kernels")
+    table.add_column("beside")
+    for column in ("slowdown", "lost", "time", "alone"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for pair in pairs[:_MAX_ROWS]:
+        slowdown = change(pair.slowdown)
+        times = (PLAIN.quantity(ms, "ms") for ms in (pair.lost_ms, pair.time_ms, pair.alone_ms))
+        table.add_row(name_cell(pair.victim), name_cell(beside_in_words(pair.beside)), slowdown, *times)
+    if len(pairs) > _MAX_ROWS:
+        table.add_row(f"... {len(pairs) - _MAX_ROWS} more", style="dim")
+    return table
