@@ -122,7 +122,7 @@ def test_each_device_of_a_file_has_figures_of_its_own_kernels_only(tmp_path: Pat
     assert [trace.total.hidden_comm_ms for trace in found] == [2, 1, 0]
     assert [[row.group_size for row in trace.collectives] for trace in found] == [[2], [4], []]
     assert all(said(trace.problems, "3 devices") for trace in found)
-    assert "[b]B" in overlap("analyze", str(path)).output
+    assert "[b]B" in overlap("analyze", "--all", str(path)).output
     assert "3 devices" in error_of("compare", str(path), str(path))
 
 
