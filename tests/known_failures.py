@@ -142,6 +142,42 @@ KNOWN_FAILURES = (
         ),
         "The models of Transformers 4 have other buffers, which DDP broadcasts.",
     ),
+    KnownFailure(
+        "wandb",
+        "<0.24",
+        (
+            "tests/sinks/wandb/test_down.py::test_no_step_is_slower_and_no_window_is_missing_from_the_record[hang]",
+            "tests/sinks/wandb/test_down.py::test_no_step_is_slower_and_no_window_is_missing_from_the_record[error]",
+            "tests/sinks/wandb/test_down.py::test_no_step_is_slower_and_no_window_is_missing_from_the_record[refuse]",
+            "tests/sinks/wandb/test_down.py::test_a_run_that_the_server_does_not_begin_is_offline_and_the_process_ends[hang]",
+            "tests/sinks/wandb/test_down.py::test_a_run_that_the_server_does_not_begin_is_offline_and_the_process_ends[error]",
+        ),
+        "W&B 0.23 waits at the end of the interpreter for its own process, as long as that asks a server that does not "
+        "answer, and begins no offline run meanwhile. Steps are no slower, and the record is whole.",
+    ),
+    KnownFailure(
+        "wandb",
+        "<0.24",
+        ("tests/sinks/wandb/test_down.py::test_a_users_run_whose_server_goes_down_later",),
+        "The test's run has a setting that W&B 0.23 does not know (`finish_timeout`).",
+    ),
+    KnownFailure(
+        "wandb",
+        "<0.24",
+        (
+            "tests/sinks/wandb/test_online.py::test_all_of_a_run_arrives",
+            "tests/sinks/wandb/test_online.py::test_the_record_arrives_as_it_is_on_disk",
+            "tests/sinks/wandb/test_online.py::test_a_users_run_gets_the_record_and_goes_on",
+            "tests/sinks/wandb/test_workspace.py::test_it_is_saved_in_the_project_once_with_all_its_sections",
+        ),
+        "The tests' own server answers what W&B 0.31 asks; 0.23 asks other things.",
+    ),
+    KnownFailure(
+        "wandb",
+        "<0.24",
+        ("tests/sinks/wandb/test_content.py::test_verdicts_are_text_in_the_summary",),
+        "The test reads the summary through `wandb-core leet inspect`, which W&B 0.23 does not have.",
+    ),
 )
 
 
