@@ -8,6 +8,7 @@ from typing import NamedTuple
 from overlap_callbacks.analysis.formatting import PLAIN
 from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.bound import Bound
+from overlap_callbacks.analysis.results.shares import CLOCK, SlowdownShares
 from overlap_callbacks.analysis.results.step_parts import LateRank, StepParts
 from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime
 from overlap_callbacks.analysis.stragglers import Straggler
@@ -52,6 +53,7 @@ class Circumstances(NamedTuple):
         dimensions: communication by dimension of parallelism.
         collectives: of the lowest rank.
         overlap_costs: whether overlapped steps take longer than sequential ones for certain.
+        slowdown_shares: the compute slowdown divided among its causes; None where nothing is known of any.
     """
 
     parts: StepParts
@@ -61,6 +63,7 @@ class Circumstances(NamedTuple):
     dimensions: Sequence[DimensionTime]
     collectives: Sequence[CollectiveTime]
     overlap_costs: bool = False
+    slowdown_shares: SlowdownShares | None = None
 
 
 def advice_for(bound: Bound, seen: Circumstances) -> tuple[Advice, ...]:
@@ -97,6 +100,13 @@ def _against_contention(seen: Circumstances) -> Iterator[Advice]:
     if parts.contention_ms < _MUCH_CONTENTION * parts.total_ms:
         return
     lost = f"Compute loses {PLAIN.quantity(parts.contention_ms, 'ms')} a step beside communication."
+    shares = seen.slowdown_shares
+    if shares is not None and (shares.of(CLOCK) or 0.0) > shares.slowdown / 2 > 0:
+        yield Advice(
+            "power-cap",
+            "Raise the power cap, or cool better: the clock is lower with overlap.",
+            f"{lost} Most of it goes with the clock.",
+        )
     if seen.backend == "nccl":
         yield Advice("ctas", "Give NCCL fewer SMs: lower NCCL_MAX_CTAS, and watch the bus bandwidth.", lost)
     elif seen.backend == "gloo":

@@ -61,6 +61,7 @@ def bottleneck_of(windows: Sequence[OverlapReport], speedup: Estimate | None = N
     arrivals = [window.arrivals for window, _ in measured if window.valid]
     late_ones = (*stragglers(arrivals), *stragglers(arrivals, hosts=True))
     detailed = next((window for window, _ in reversed(measured) if window.collectives), measured[-1][0])
+    divided = [window.slowdown_shares for window, _ in measured if window.slowdown_shares is not None]
     circumstances = Circumstances(
         parts=parts,
         late=late,
@@ -69,6 +70,7 @@ def bottleneck_of(windows: Sequence[OverlapReport], speedup: Estimate | None = N
         dimensions=detailed.dimensions,
         collectives=detailed.collectives,
         overlap_costs=speedup is not None and speedup.ci_high is not None and speedup.ci_high < 0,
+        slowdown_shares=divided[-1] if divided else None,
     )
     return Bottleneck(bound, runner_up, parts, late, late_ones, advice_for(bound, circumstances))
 

@@ -11,6 +11,7 @@ from overlap_callbacks.analysis.results.arrivals import Arrivals, DimensionWaiti
 from overlap_callbacks.analysis.results.bound import Bound, bound_of
 from overlap_callbacks.analysis.results.estimate import Estimate, Spread
 from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.shares import CLOCK, SMS, SlowdownShare, SlowdownShares
 from overlap_callbacks.analysis.results.step_parts import StepParts, late_rank, mean_parts, step_parts
 from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime
 from overlap_callbacks.analysis.run_summary import RunSummary
@@ -205,6 +206,20 @@ def test_advice_fits_what_communicates(changes: dict[str, Any], expected: list[s
     assert topics(msgspec.structs.replace(measured(**STEP), backend="nccl", **changes)) == expected
 
 
+def divided(clock: float) -> SlowdownShares:
+    """A slowdown of 20 %, of which the clock has a part."""
+    return SlowdownShares(0.2, (SlowdownShare(CLOCK, clock, "measured"), SlowdownShare(SMS, 0.2 - clock, "modelled")))
+
+
+@pytest.mark.parametrize(("clock", "expected"), [(0.12, ["power-cap", "ctas"]), (0.08, ["ctas"]), (0.0, ["ctas"])])
+def test_where_most_of_a_slowdown_goes_with_the_clock_the_power_cap_comes_first(
+    clock: float, expected: list[str]
+) -> None:
+    report = measured(**{**STEP, "exposed_comm_ms": 5.0, "idle_ms": 5.0})
+    report = msgspec.structs.replace(report, backend="nccl", slowdown_shares=divided(clock))
+    assert topics(report) == expected
+
+
 def test_overlap_that_costs_more_than_it_saves_comes_first() -> None:
     assert topics(measured(**STEP), Estimate(-0.1, -0.12, -0.08, 4, 4))[0] == "overlap-off"
     assert "overlap-off" not in topics(measured(**STEP), Estimate(-0.1, -0.3, 0.1, 4, 4))
@@ -223,6 +238,7 @@ def test_every_advice_has_its_section_in_the_docs() -> None:
     reports += [msgspec.structs.replace(reports[0], dimensions=(dimension("tensor"),))]
     gathers = (collective("_allgather_base_", 1, 10**9), collective("_reduce_scatter_base_", 1, 4 * 10**8))
     reports += [msgspec.structs.replace(reports[0], collectives=gathers)]
+    reports += [msgspec.structs.replace(reports[1], slowdown_shares=divided(0.2))]
     found = {topic for report in reports for topic in topics(report, Estimate(-0.1, -0.12, -0.08, 4, 4))}
     page = (PAGES / DOCS.removeprefix("docs/")).read_text()
     sections = {line.removeprefix("### ") for line in page.splitlines() if line.startswith("### ")}
