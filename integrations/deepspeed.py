@@ -12,6 +12,7 @@ import torch.distributed as dist
 from overlap_callbacks import OverlapMonitor, Sink, WandbSink
 from overlap_callbacks.sinks import FunctionSink, JsonlSink
 
+from . import _configuration
 from .base import (
     Attachments,
     build_monitor,
@@ -100,6 +101,7 @@ def attach(engine: DeepSpeedEngine, *, sequential: str = "gate", **options: Any)
         }
     )
     monitor.name_groups(_dimensions(engine))
+    _configuration.tell(monitor, lambda: _configuration.of_deepspeed(engine))
     steps = _Steps(engine, monitor, events)
     methods = ("train_batch",) if isinstance(engine, PipelineEngine) else ("forward", "step")
     for method in methods:  # on this one engine, not on its class

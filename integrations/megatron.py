@@ -15,6 +15,7 @@ from overlap_callbacks.monitor import EXCEPTION_CLOSE_TIMEOUT_S
 from overlap_callbacks.monitor.background.store import next_prefix
 from overlap_callbacks.sinks import JsonlSink
 
+from . import _configuration
 from ._megatron_core import MegatronCore
 from ._megatron_reports import LAST_REPORT_S, Inbox, Outbox
 from ._megatron_switches import Switches
@@ -172,6 +173,7 @@ def _open(
     if monitor.active:
         monitor.name_groups(core.dimensions(config))
         monitor.tell_model_chunks(len(chunks))
+        _configuration.tell(monitor, lambda: _configuration.of_megatron(chunks))
         if switches is not None:
             steps.switches = switches
             monitor.use_native(switches)

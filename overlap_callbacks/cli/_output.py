@@ -25,11 +25,10 @@ _Result = TypeVar("_Result")
 
 def read_with_progress(path: Path, read: Callable[[Path, Callable[[int, int], None]], _Read]) -> _Read:
     """Read a file of any size, with a progress bar if it takes long."""
-    from rich.console import Console
-
+    from overlap_callbacks.cli._console import open_console
     from overlap_callbacks.cli.progress import progress_of
 
-    with progress_of(f"reading {path.name}", Console(stderr=True)) as progress:
+    with progress_of(f"reading {path.name}", open_console(stderr=True)) as progress:
         return read(path, progress)
 
 
@@ -140,11 +139,10 @@ def print_json(content: Any) -> None:
 
 def print_tables(tables: RenderableType) -> None:
     """Print tables, cleaned of what could steer the terminal."""
-    from rich.console import Console
-
+    from overlap_callbacks.cli._console import open_console
     from overlap_callbacks.report.terminal import SanitizedRenderable
 
-    Console().print(SanitizedRenderable(tables))
+    open_console().print(SanitizedRenderable(tables))
 
 
 def draw_matrix(view: TrafficView, svg: Path | None, png: Path | None) -> list[str]:

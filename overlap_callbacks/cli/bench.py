@@ -161,13 +161,12 @@ def _refuse_results_in(folder: Path) -> None:
 
 def _measure(plan: Plan, folder: Path, world_size: int | None) -> bool:
     """Measure; returns whether it was ended before its end."""
-    from rich.console import Console
-
+    from overlap_callbacks.cli._console import open_console
     from overlap_callbacks.experiments.bench.launch import RanksFailedError, launch
     from overlap_callbacks.experiments.bench.session import Stop, run_session
 
     line = " ".join(["overlap", *sys.argv[1:]])
-    console = Console(stderr=True)
+    console = open_console(stderr=True)
     try:
         if world_size is None:
             folder.mkdir(parents=True, exist_ok=True)

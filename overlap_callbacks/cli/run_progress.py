@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 
+from overlap_callbacks.cli._console import open_console
 from overlap_callbacks.experiments.study import runner
 from overlap_callbacks.experiments.study.words import in_words as configuration_in_words
 from overlap_callbacks.experiments.study.words import outcome_in_words
@@ -86,7 +86,7 @@ def shown_study() -> Iterator[Callable[[runner.Progress], None]]:
 
 @contextlib.contextmanager
 def _shown() -> Iterator[Callable[[_State], None]]:
-    console = Console(stderr=True)
+    console = open_console(stderr=True)
     bar = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),

@@ -10,7 +10,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from overlap_callbacks.analysis.formatting import PLAIN, count, short_kernel_name
+from overlap_callbacks.analysis.formatting import PLAIN, column_decimals, count, short_kernel_name
 from overlap_callbacks.analysis.race import race_sentence
 from overlap_callbacks.analysis.results.catalogue import SUMMARY, Figure
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -208,9 +208,13 @@ def _kernel_table(window: OverlapReport) -> Table:
     table.add_column("kernel")
     for column in ("slowdown", "lost", "overlapped", "sequential"):
         table.add_column(column, justify="right", no_wrap=True)
+    decimals = column_decimals([kernel.overlapped_ms for kernel in window.kernels])
     for kernel in window.kernels[:_MAX_KERNELS]:
         slowdown = change(kernel.slowdown)
-        times = (PLAIN.quantity(ms, "ms") for ms in (kernel.lost_ms, kernel.overlapped_ms, kernel.sequential_ms))
+        times = (
+            PLAIN.quantity(ms, "ms", decimals=decimals)
+            for ms in (kernel.lost_ms, kernel.overlapped_ms, kernel.sequential_ms)
+        )
         table.add_row(kernel_name(kernel.name), slowdown, *times)
     if len(window.kernels) > _MAX_KERNELS:
         table.add_row(f"... {len(window.kernels) - _MAX_KERNELS} more", style="dim")
@@ -224,9 +228,10 @@ def pair_table(pairs: Sequence[PairTime], title: str) -> Table:
     table.add_column("beside")
     for column in ("slowdown", "lost", "time", "alone"):
         table.add_column(column, justify="right", no_wrap=True)
+    decimals = column_decimals([pair.time_ms for pair in pairs])
     for pair in pairs[:_MAX_PAIRS]:
         slowdown = change(pair.slowdown)
-        times = (PLAIN.quantity(ms, "ms") for ms in (pair.lost_ms, pair.time_ms, pair.alone_ms))
+        times = (PLAIN.quantity(ms, "ms", decimals=decimals) for ms in (pair.lost_ms, pair.time_ms, pair.alone_ms))
         table.add_row(name_cell(pair.victim), name_cell(pair.beside), slowdown, *times)
     if len(pairs) > _MAX_PAIRS:
         table.add_row(f"... {len(pairs) - _MAX_PAIRS} more", style="dim")
@@ -245,9 +250,7 @@ def _dimension_table(window: OverlapReport, counts: bool) -> Table:
         slowdown = change(row.slowdown if counts else None)
         cells = (
             str(row.messages),
-            f"{row.bytes_in / 1e6:.2f}",
-            PLAIN.number(row.comm_ms, 2),
-            PLAIN.number(row.exposed_ms, 2),
+            *[PLAIN.by_size(value) for value in (row.bytes_in / 1e6, row.comm_ms, row.exposed_ms)],
         )
         table.add_row(name_cell(row.dimension), *cells, slowdown, change(of_compute.get(row.dimension)))
     return table
@@ -261,8 +264,8 @@ def _collective_table(window: OverlapReport) -> Table:
     for column in ("ranks", "messages", "MB", "alone, ms"):
         table.add_column(column, justify="right")
     for row in window.collectives:
-        alone = "" if row.isolated_ms is None else f"{row.isolated_ms:.2f}"
-        cells = (str(row.group_size), str(row.messages), f"{row.bytes_in / 1e6:.2f}", alone)
+        alone = "" if row.isolated_ms is None else PLAIN.by_size(row.isolated_ms)
+        cells = (str(row.group_size), str(row.messages), PLAIN.by_size(row.bytes_in / 1e6), alone)
         table.add_row(name_cell(row.operator.strip("_")), name_cell(row.group), *cells)
     return table
 

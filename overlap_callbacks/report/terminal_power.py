@@ -73,7 +73,7 @@ def power_words(window: OverlapReport) -> str:
 def _shown(metric: PowerMetric, value: float | None) -> str:
     if value is None:
         return "not measured"
-    return PLAIN.percent(value, decimals=0) if metric.unit == "fraction" else PLAIN.quantity(value, metric.unit)
+    return PLAIN.quantity(value, metric.unit)
 
 
 def _change(overlapped: float | None, sequential: float | None) -> str:

@@ -26,8 +26,11 @@ from overlap_callbacks.analysis.results.power import (
 )
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import (
+    CallTimes,
     CollectiveTime,
     DimensionTime,
+    DrawnCall,
+    DrawnName,
     KernelTime,
     PairTime,
     ProfiledBlock,
@@ -168,7 +171,17 @@ def picture(arm: Mode) -> StepTimeline:
             else:
                 communication.append((now, now + 6.1))
                 now += 6.2
-    return StepTimeline(arm, now + 5.0, tuple(compute), tuple(communication), 0.6, 0.0)
+    names = (DrawnName("gemm_bf16", False), DrawnName("ncclDevKernel_AllReduce_Sum_bf16", True))
+    calls = [
+        DrawnCall(name, 13 if name else 7, start, end - start)
+        for name, intervals in enumerate((compute, communication))
+        for start, end in intervals
+    ]
+    times = (6.9, 6.9, 8.2) if arm is OV else (6.2, 6.3, 7.9)
+    return StepTimeline(
+        arm, now + 5.0, tuple(compute), tuple(communication), 0.6, 0.0, names,
+        tuple(sorted(calls, key=lambda call: call.start_ms)), len(calls), (CallTimes("gemm_bf16", False, 480, *times),),
+    )  # fmt: skip
 
 
 def window(number: int = 0, *, power: bool = False, slowdown: float = 0.14, **changes: Any) -> OverlapReport:

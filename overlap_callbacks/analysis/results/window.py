@@ -221,6 +221,52 @@ class DimensionTime(msgspec.Struct, frozen=True):
         return self.kernels_ms / self.kernels_isolated_ms - 1
 
 
+class DrawnName(msgspec.Struct, frozen=True, array_like=True):
+    """A kernel of a timeline.
+
+    Attributes:
+        name: the kernel's name, cut where it is very long; on CPU the operator's.
+        communication: whether it communicates.
+    """
+
+    name: str
+    communication: bool
+
+
+class DrawnCall(msgspec.Struct, frozen=True, array_like=True):
+    """A call of a timeline.
+
+    Attributes:
+        name: place of its kernel in ``StepTimeline.names``.
+        lane: the device's stream, or the thread of the host, on which it ran.
+        start_ms: from the step's start.
+        length_ms: how long it ran.
+    """
+
+    name: int
+    lane: int
+    start_ms: float
+    length_ms: float
+
+
+class CallTimes(msgspec.Struct, frozen=True, array_like=True):
+    """How long the calls of a kernel took, over the profiled steps of a mode on one rank.
+
+    Attributes:
+        name: the kernel's name; on CPU the operator's.
+        communication: whether it communicates.
+        calls: how many there were in all these steps.
+        min_ms, median_ms, max_ms: of one call.
+    """
+
+    name: str
+    communication: bool
+    calls: int
+    min_ms: float
+    median_ms: float
+    max_ms: float
+
+
 class StepTimeline(msgspec.Struct, frozen=True):
     """When compute ran and communication was in flight in one profiled step, for charts.
 
@@ -232,6 +278,10 @@ class StepTimeline(msgspec.Struct, frozen=True):
         step_ms: its length, profiler included.
         compute, communication: intervals, as (start, end).
         closed_compute_ms, closed_communication_ms: total of the gaps that were closed.
+        names: the kernels of ``calls``.
+        calls: the longest calls of the step, in the order of their starts; empty in a record of an older version.
+        num_calls: how many the step has.
+        call_times: of each kernel, those with the most time first; over all profiled steps of the mode.
     """
 
     arm: Mode
@@ -240,6 +290,10 @@ class StepTimeline(msgspec.Struct, frozen=True):
     communication: tuple[tuple[float, float], ...]
     closed_compute_ms: float
     closed_communication_ms: float
+    names: tuple[DrawnName, ...] = ()
+    calls: tuple[DrawnCall, ...] = ()
+    num_calls: int = 0
+    call_times: tuple[CallTimes, ...] = ()
 
 
 class SmLoss(msgspec.Struct, frozen=True):

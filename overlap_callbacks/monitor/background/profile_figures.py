@@ -13,6 +13,7 @@ from overlap_callbacks.analysis.contention.sm_loss import sm_loss
 from overlap_callbacks.analysis.kernels.attribution import pair_times_of
 from overlap_callbacks.analysis.kernels.by_collective import CollectiveKey, kernel_times_by_collective
 from overlap_callbacks.analysis.kernels.by_dimension import dimension_times, dimensions_of_rows
+from overlap_callbacks.analysis.kernels.calls import timelines_with_calls
 from overlap_callbacks.analysis.kernels.host import uncounted_note
 from overlap_callbacks.analysis.kernels.receives import transfer_starts
 from overlap_callbacks.analysis.kernels.table import KernelTable
@@ -142,7 +143,11 @@ def profile_figures(
             else ()
         ),
         kernels_ms=_kernels_ms(kernels, log) if window.clock.compute_stream is not None else {},
-        pictures=tuple([picture for step in drawn if (picture := step_timeline(kernels, *step)) is not None]),
+        pictures=timelines_with_calls(
+            [(picture, step) for step, arm in drawn if (picture := step_timeline(kernels, step, arm)) is not None],
+            kernels,
+            by_arm,
+        ),
         phases=phases_on_host(kernels, steps, window.clock, await_passed) if has_power else (),
         sm_loss=sm_loss(kernels, kernels.launches, chip_of(window.clock.compute_stream), overlapped, sequential),
         num_sms=num_sms(kernels),

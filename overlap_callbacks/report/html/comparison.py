@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from overlap_callbacks.analysis.formatting import DASH, PAGE, rounded
+from overlap_callbacks.analysis.formatting import PAGE, rounded
 from overlap_callbacks.analysis.results.catalogue import SUMMARY, figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
-from overlap_callbacks.report.html import tables
+from overlap_callbacks.report.html.configurations import differences
 from overlap_callbacks.report.html.elements import Block, Cell, Chart, Head, Note, Section, Table
-from overlap_callbacks.report.html.environment import environment_facts
 from overlap_callbacks.report.html.power import power_figures
-from overlap_callbacks.report.html.quality import run_facts
 from overlap_callbacks.report.html.run import RunView
 from overlap_callbacks.report.html.step_charts import mode_bars
 from overlap_callbacks.report.html.trends import slowdowns
@@ -35,7 +33,7 @@ def comparison(names: Sequence[str], views: Sequence[RunView]) -> Section:
     if empty:
         blocks.append(Note(f"Without any figure: {', '.join(empty)}.", warning=True))
     power = _power(names, views)
-    blocks += [_figures(runs), *([power] if power is not None else []), _differences(names, views)]
+    blocks += [_figures(runs), *([power] if power is not None else []), differences(names, views)]
     return Section("Side by side", "", blocks)
 
 
@@ -76,23 +74,3 @@ def _power(names: Sequence[str], views: Sequence[RunView]) -> Table | None:
     rows = [(Cell(label), *(Cell(figures.get(label, "not measured")) for figures in by_run)) for label in labels]
     columns = (Head("Figure", words=True), *(Head(name) for name in names))
     return Table("Power and energy", columns, tuple(rows), "Means over windows, with 95% intervals.", sorts=False)
-
-
-def _differences(names: Sequence[str], views: Sequence[RunView]) -> Block:
-    facts = [
-        {
-            **dict(run_facts(view.info)),
-            **dict(environment_facts(view)),
-            **{f"Schedule: {k}": str(v) for k, v in view.info.schedule.items()},
-        }
-        for view in views
-    ]
-    rows = []
-    for label in dict.fromkeys(label for of_run in facts for label in of_run):
-        values = [of_run.get(label, DASH) for of_run in facts]
-        if label != "Started" and len(set(values)) > 1:
-            rows.append((tables.name_cell(label), *(tables.name_cell(value) for value in values)))
-    if not rows:
-        return Note("The runs have the same configuration.")
-    columns = tuple(Head(text, words=True) for text in ("Setting", *names))
-    return Table("Where their configurations differ", columns, tuple(rows), sorts=False)

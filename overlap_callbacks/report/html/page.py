@@ -23,6 +23,7 @@ from overlap_callbacks.report.html.sections import cost, headline, ideal, worth
 from overlap_callbacks.report.html.throughput import throughput
 from overlap_callbacks.report.html.traffic import traffic
 from overlap_callbacks.report.html.trends import changed
+from overlap_callbacks.report.html.usage import usage
 from overlap_callbacks.report.record import Record
 
 _METHOD = (
@@ -97,7 +98,15 @@ def _run(identity: str, name: str, view: RunView) -> RunPage:
     blocks += warnings(view)
     sections: list[Section] = []
     if view.measured:
-        sections += [worth(view), cost(view), ideal(view), *bottleneck(view), changed(view), *throughput(view)]
+        sections += [
+            worth(view),
+            cost(view),
+            ideal(view),
+            *bottleneck(view),
+            changed(view),
+            *usage(view),
+            *throughput(view),
+        ]
     sections += arms(view)
     sent = traffic(view)
     if sent is not None:

@@ -13,6 +13,7 @@ from overlap_callbacks.report.html.elements import Block, Chart, Note, Section, 
 from overlap_callbacks.report.html.power import power_answer, power_blocks
 from overlap_callbacks.report.html.run import RunView
 from overlap_callbacks.report.html.step_charts import mode_bars, step_parts, timeline
+from overlap_callbacks.report.html.timeline import kernel_blocks
 
 Figures = dict[str, Estimate]
 
@@ -172,6 +173,7 @@ def ideal(view: RunView) -> Section:
     drawn = view.record.latest("pictures")
     if drawn is not None:
         blocks.append(timeline(drawn))
+        blocks += kernel_blocks(drawn)
     else:
         blocks.append(Note("No step was drawn: that needs a profile of rank 0."))
     divided = view.record.latest("dimensions")

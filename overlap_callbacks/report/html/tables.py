@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from overlap_callbacks.analysis.formatting import PAGE, page_text, short_kernel_name
+from overlap_callbacks.analysis.formatting import PAGE, column_decimals, page_text, short_kernel_name
 from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.metrics import compute_slowdowns
@@ -23,9 +23,11 @@ def name_cell(name: str, shown: str | None = None) -> Cell:
     return Cell(short, short.lower(), whole if whole != short else "")
 
 
-def number_cell(value: float | None, decimals: int = 2) -> Cell:
-    """A number with this many decimals; empty where there is none."""
-    return EMPTY if value is None else Cell(PAGE.number(value, decimals), value)
+def number_cell(value: float | None, decimals: int | None = None) -> Cell:
+    """A number with so many decimals, by its size unless told; empty where there is none."""
+    if value is None:
+        return EMPTY
+    return Cell(PAGE.by_size(value) if decimals is None else PAGE.number(value, decimals), value)
 
 
 def change_cell(value: float | None) -> Cell:
@@ -46,7 +48,7 @@ def without_empty_columns(title: str, columns: Sequence[Head], rows: Sequence[tu
 
 def kernel_table(window: OverlapReport) -> Table:
     """Compute and communication kernels; those that lose the most time come first."""
-    decimals = _decimals([kernel.overlapped_ms for kernel in window.kernels])
+    decimals = column_decimals([kernel.overlapped_ms for kernel in window.kernels])
     rows = []
     for kernel in window.kernels:
         rows.append(
@@ -91,7 +93,7 @@ def dimension_pair_table(window: OverlapReport) -> Table:
 
 
 def _pair_rows(pairs: Sequence[PairTime]) -> tuple[tuple[Cell, ...], ...]:
-    decimals = _decimals([pair.time_ms for pair in pairs])
+    decimals = column_decimals([pair.time_ms for pair in pairs])
     rows = []
     for pair in pairs:
         rows.append(
@@ -199,8 +201,3 @@ def figure_table(figures: dict[str, Estimate], meanings: dict[str, str]) -> Tabl
         folded=True,
         sorts=False,
     )
-
-
-def _decimals(times_ms: Sequence[float]) -> int:
-    """Decimals for a column: more where all of it is short."""
-    return 2 if max(times_ms, default=0.0) >= 1 else 4

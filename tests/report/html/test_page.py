@@ -64,6 +64,7 @@ def test_a_whole_record_gives_every_chart_and_nothing_is_missing(tmp_path: Path)
         "Power along a window",
         "Where the time of an overlapped step goes",
         "One step, as it passes",
+        "Kernels of one step, by stream",
         "Communication by dimension of parallelism",
         "Speed-up of overlap",
         "Compute slowdown",
@@ -71,6 +72,10 @@ def test_a_whole_record_gives_every_chart_and_nothing_is_missing(tmp_path: Path)
         "Exposed communication",
         "Step time",
         "Mean power of a device",
+        "Where the time of an overlapped step goes, by rank",
+        "Time in which the device works",
+        "SMs busy",
+        "Memory bandwidth used",
     ]
     text = text_of(content)
     assert "not measured" not in text
