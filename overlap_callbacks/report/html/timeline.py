@@ -83,12 +83,12 @@ def _table(pictures: list[StepTimeline], window: OverlapReport) -> Table:
         rows.append(tuple(cells))
     columns = ["*Kernel", "*Kind"]
     for mode in Mode:
-        columns += [f"{mode.value.capitalize()}: calls", "min, ms", "median, ms", "max, ms"]
+        columns += [f"{mode.value.capitalize()} calls", "min", "median", "max"]
     return Table(
         "How long calls of a kernel take",
         heads(*columns),
         tuple(rows),
-        f"Single calls over the profiled steps of window {window.window}, on rank {window.first_rank}; kernels with "
-        "the most time first.",
+        f"Milliseconds of single calls over the profiled steps of window {window.window}, on rank "
+        f"{window.first_rank}; kernels with the most time first.",
         folded=True,
     )
