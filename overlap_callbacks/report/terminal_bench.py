@@ -58,7 +58,7 @@ def _gemm_table(points: tuple[GemmFigures, ...]) -> RenderableType:
     heads = ["N", "Message", "Type", *(["CTAs"] if shows_ctas else []), "Slowdown", "TFLOP/s", "GB/s", "Gain"]
     for head in [*heads, *(["W"] if has_power else [])]:
         table.add_column(head, justify="left" if head == "Type" else "right", no_wrap=True)
-    table.add_row(*[""] * (4 + shows_ctas), *["alone, beside"] * 2, "both at once", *(["alone, both"] * has_power))
+    table.add_row(*[""] * (4 + shows_ctas), *["alone\nbeside"] * 2, "both at once", *(["alone\nboth"] * has_power))
     for point in points:
         key = point.point
         cells = [str(key.n), size_in_words(key.message_bytes), key.dtype, *([str(key.ctas)] if shows_ctas else [])]
@@ -91,7 +91,7 @@ def _transfer_table(
 
 
 def _pair(alone: Estimate | None, beside: Estimate | None) -> str:
-    return ", ".join("-" if estimate is None else three_digits(estimate.value) for estimate in (alone, beside))
+    return "\n".join("-" if estimate is None else three_digits(estimate.value) for estimate in (alone, beside))
 
 
 def _with_bounds(estimate: Estimate | None) -> str:
