@@ -23,6 +23,7 @@ from overlap_callbacks.report.html.sections import cost, ideal, not_measured, ov
 from overlap_callbacks.report.html.throughput import throughput
 from overlap_callbacks.report.html.traffic import traffic
 from overlap_callbacks.report.html.trends import changed
+from overlap_callbacks.report.html.usage import usage
 from overlap_callbacks.report.record import Record
 
 _METHOD = (
@@ -112,7 +113,14 @@ def _sections(view: RunView) -> list[Section]:
         lacking = not_measured(view)
     found += arms(view)
     sent = traffic(view)
-    further = [*([sent] if sent is not None else []), *experts(view), *communication(view), quality(view, lacking)]
+    used = usage(view) if view.measured else []
+    further = [
+        *used,
+        *([sent] if sent is not None else []),
+        *experts(view),
+        *communication(view),
+        quality(view, lacking),
+    ]
     ran_on = environment(view)
     if ran_on is not None:
         further.append(ran_on)

@@ -17,6 +17,7 @@ from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.report import page, terminal
 from overlap_callbacks.report.record import Record, read
+from overlap_callbacks.report.terminal_parts import SanitizedRenderable
 from tests.environments import gpu_rank
 from tests.report.runs import OV, SEQ, rank_window, run_info, window, write
 
@@ -41,7 +42,7 @@ def page_text(found: Record) -> str:
 
 def shown(found: Record, **options: Any) -> str:
     file = io.StringIO()
-    Console(file=file, width=140).print(terminal.SanitizedRenderable(terminal.tables(found, **options)))
+    Console(file=file, width=140).print(SanitizedRenderable(terminal.tables(found, **options)))
     return re.sub(r"\s+", " ", file.getvalue())
 
 
