@@ -9,6 +9,7 @@ import torch
 
 from overlap_callbacks import OverlapMonitor
 
+from . import _configuration
 from ._megatron_core import MegatronCore
 from ._megatron_switches import Switches
 from .base import MakeSinks, build_monitor, is_native, precision_of, wrap
@@ -62,6 +63,7 @@ def open_steps(
     if monitor.active:
         monitor.name_groups(core.dimensions(config))
         monitor.tell_model_chunks(len(chunks))
+        _configuration.tell(monitor, lambda: _configuration.of_megatron(chunks))
         if switches is not None:
             steps.switches = switches
             monitor.use_native(switches)

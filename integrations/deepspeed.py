@@ -11,6 +11,7 @@ import torch.distributed as dist
 from overlap_callbacks import OverlapMonitor
 from overlap_callbacks.sinks import FunctionSink
 
+from . import _configuration
 from .base import (
     Attachments,
     build_monitor,
@@ -111,6 +112,7 @@ def attach(
     if repeat_step is not None:
         monitor.offer_repetition(EngineStep(repeat_step, engine))
     monitor.name_groups(_dimensions(engine))
+    _configuration.tell(monitor, lambda: _configuration.of_deepspeed(engine))
     steps = _Steps(engine, monitor, events)
     methods = ("train_batch",) if isinstance(engine, PipelineEngine) else ("forward", "step")
     for method in methods:  # on this one engine, not on its class

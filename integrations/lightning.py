@@ -14,6 +14,7 @@ from overlap_callbacks.analysis.dimension_rules import dimension_of
 from overlap_callbacks.monitor import EXCEPTION_CLOSE_TIMEOUT_S
 from overlap_callbacks.sinks import FunctionSink, JsonlSink
 
+from . import _configuration
 from .base import build_monitor, check_names, check_version, expect_dtensors, flush_sinks, full_precision, missing_of
 from .pytorch import arms_of
 
@@ -78,6 +79,7 @@ class OverlapCallback(pl.Callback):
         if self.monitor.active:
             self.monitor.name_groups(_dimensions(trainer.strategy))
             expect_dtensors(self.monitor, pl_module.parameters())
+            _configuration.tell(self.monitor, lambda: _facts(trainer, pl_module))
             self.monitor.offer_switches(arms_of([trainer.strategy.model] if trainer.strategy.model else []))
         # With several optimizers global_step counts every optimizer's steps. So steps are counted here, and the count
         # is kept in checkpoints.
@@ -170,6 +172,19 @@ def _precision(name: Any) -> str | None:
     # "transformer-engine" chooses 8 bit layer by layer.
     known = {"16": "fp16", "bf16": "bf16", "transformer-engine": "fp8", "transformer-engine-float16": "fp8"}
     return full_precision() if kind == "32" else known.get(kind)
+
+
+def _facts(trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
+    """The configuration of the job: the model as the strategy has wrapped it, and what the trainer does with it."""
+    wrapped = trainer.strategy.model
+    return {
+        **_configuration.of_models([pl_module if wrapped is None else wrapped]),
+        "model": type(pl_module).__name__,
+        "strategy": type(trainer.strategy).__name__,
+        "optimizer": ", ".join(type(optimizer).__name__ for optimizer in trainer.optimizers),
+        "accumulate_grad_batches": trainer.accumulate_grad_batches,
+        "precision": str(trainer.precision),
+    }
 
 
 def _check_version() -> None:

@@ -17,7 +17,7 @@ from overlap_callbacks.analysis.dimension_rules import UNKNOWN, WORLD, dimension
 from overlap_callbacks.gate.arms import Offers
 from overlap_callbacks.gate.switch import OverlapSwitch
 
-from . import _pytorch_ddp, _pytorch_fsdp
+from . import _configuration, _pytorch_ddp, _pytorch_fsdp
 from ._pytorch_ddp import switchable
 from ._pytorch_fsdp_arms import PrefetchSwitch, ReshardSwitch
 from ._pytorch_race import PlainStep
@@ -98,6 +98,9 @@ def attach(
         monitor.step_begin(step)
 
     monitor.name_groups(_dimensions(optimizer, models, pipeline))
+    _configuration.tell(
+        monitor, lambda: _configuration.of_optimizer(optimizer), lambda: _configuration.of_models(models)
+    )
     expect_dtensors(monitor, (parameter for group in optimizer.param_groups for parameter in group["params"]))
     if switch is not None:
         monitor.use_native(switch)

@@ -16,6 +16,7 @@ from overlap_callbacks.analysis.dimension_rules import dimension_of
 from overlap_callbacks.analysis.peaks import PRECISIONS
 from overlap_callbacks.monitor import EXCEPTION_CLOSE_TIMEOUT_S
 
+from . import _configuration
 from .base import (
     build_monitor,
     check_names,
@@ -90,6 +91,7 @@ class OverlapCallback(transformers.TrainerCallback):
         if self.monitor.active:
             self.monitor.name_groups(dimensions_of(objects["model"].parameters()) | _deepspeed_dimensions(args))
             expect_dtensors(self.monitor, objects["model"].parameters())
+            _configuration.tell(self.monitor, lambda: _facts(args, objects["model"]))
             self.monitor.offer_switches(arms_of([objects["model"]]))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -185,6 +187,13 @@ def _precision(args: Any, model: Any) -> str | None:
     if getattr(args, "bf16", False) or getattr(args, "fp16", False):
         return "bf16" if args.bf16 else "fp16"
     return precision_of(getattr(model, "dtype", None))
+
+
+def _facts(args: Any, model: Any) -> dict[str, Any]:
+    """The configuration of the job: the model, and what the trainer does with it."""
+    names = ("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "optim")
+    told = {name: getattr(args, name) for name in names if hasattr(args, name)}
+    return {**_configuration.of_models([model]), **{name: getattr(v, "value", v) for name, v in told.items()}}
 
 
 def _check_version(args: Any, state: Any, objects: dict[str, Any]) -> None:

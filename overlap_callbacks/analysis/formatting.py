@@ -1,14 +1,14 @@
 """A figure as text, once: its unit, its sign, its interval; and text of a record for the page.
 
-``PLAIN`` writes for terminals, logs and W&B, ``PAGE`` for the HTML page. They differ in characters and in the number of
-digits, in nothing else.
+``PLAIN`` writes for terminals, logs, JSON and W&B, ``PAGE`` for the HTML page. They differ in characters alone: a
+figure has the same digits everywhere. ``decimals_of`` says how many; ``page.js`` has the same rule for charts.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,14 +35,11 @@ class Style:
         minus: the minus sign.
         space: what stands between a number and its unit.
         thousands: what separates thousands; empty for nothing.
-        decimals: by unit, so that the figures of a column stand below one another; of other units, a figure has some
-            four digits whatever its size.
     """
 
     minus: str
     space: str
     thousands: str
-    decimals: Mapping[str, int]
 
     def number(self, value: float, decimals: int) -> str:
         """E.g. ``-1,234.5``; never a negative zero. A whole number beyond a float's range is ``inf``."""
@@ -53,29 +50,51 @@ class Style:
         is_negative = value < 0 and bool(text.strip("0.,"))
         return (self.minus if is_negative else "") + text.replace(",", self.thousands)
 
+    def by_size(self, value: float, unit: str = "") -> str:
+        """A number without its unit, with the decimals of ``decimals_of``, e.g. for a column that names the unit."""
+        return self.number(value, decimals_of(value, unit))
+
     def percent(self, fraction: float, *, signed: bool = False, decimals: int | None = None) -> str:
         """E.g. ``+6.2%``."""
         if decimals is None:
-            decimals = 1 if abs(fraction) < 10 else 0
+            decimals = decimals_of(fraction, "fraction")
         return self._with_sign(self.number(100 * fraction, decimals), signed) + "%"
 
-    def quantity(self, value: float, unit: str, *, signed: bool = False) -> str:
-        """A value in its unit, e.g. ``12.34 ms``; a ``fraction`` in percent."""
+    def quantity(self, value: float, unit: str, *, signed: bool = False, decimals: int | None = None) -> str:
+        """A value in its unit, e.g. ``12.34 ms``; a ``fraction`` in percent.
+
+        Args:
+            value: in its unit.
+            unit: what ``RunInfo.units`` says, e.g. ``ms`` or ``fraction``.
+            signed: whether a value above zero has its sign.
+            decimals: those of ``decimals_of`` unless told.
+        """
+        if decimals is None:
+            decimals = decimals_of(value, unit)
         if unit == "fraction":
-            return self.percent(value, signed=signed)
-        decimals = self.decimals.get(unit)
-        text = self.number(value, _decimals(value) if decimals is None else decimals)
-        return f"{self._with_sign(text, signed)}{self.space}{unit}"
+            return self.percent(value, signed=signed, decimals=decimals)
+        return f"{self._with_sign(self.number(value, decimals), signed)}{self.space}{unit}"
+
+    def share_of_training(self, fraction: float) -> str:
+        """What measuring costs, e.g. ``0.42%``: it should be little, so it has two decimals."""
+        return self.percent(fraction, decimals=2)
 
     def shows(self, value: float, unit: str) -> bool:
         """Whether a value differs from zero as it is written."""
         return any(character in "123456789" for character in self.quantity(value, unit))
 
     def interval(self, estimate: Estimate, unit: str, *, signed: bool = False) -> str:
-        """Its 95% interval, e.g. ``5.1% to 7.3%`` or ``11.5 to 12.5 ms``; empty where there is none."""
+        """Its 95% interval, e.g. ``5.1% to 7.3%`` or ``11.50 to 12.50 ms``; empty where there is none.
+
+        Both ends have the decimals of the value that they belong to.
+        """
         if estimate.ci_low is None or estimate.ci_high is None:
             return ""
-        low, high = (self.quantity(bound, unit, signed=signed) for bound in (estimate.ci_low, estimate.ci_high))
+        decimals = decimals_of(estimate.value, unit)
+        low, high = (
+            self.quantity(bound, unit, signed=signed, decimals=decimals)
+            for bound in (estimate.ci_low, estimate.ci_high)
+        )
         return f"{low.removesuffix(f'{self.space}{unit}')} to {high}"
 
     def with_interval(self, estimate: Estimate, unit: str, *, signed: bool = False) -> str:
@@ -85,6 +104,8 @@ class Style:
 
     def figure(self, figure: Figure, value: float) -> str:
         """A value of a headline figure, with the unit and sign of the catalogue."""
+        if figure.name == "measurement_overhead":
+            return self.share_of_training(value)
         return self.quantity(value, figure.unit, signed=figure.signed)
 
     def figure_interval(self, figure: Figure, estimate: Estimate) -> str:
@@ -96,13 +117,34 @@ class Style:
         return f"+{text}" if signed and not text.startswith(self.minus) and text.strip("0.") else text
 
 
-PLAIN = Style(minus="-", space=" ", thousands="", decimals={"ms": 2, "W": 0, "J": 1, "MHz": 0})
-PAGE = Style(minus=MINUS, space=NBSP, thousands=",", decimals={})
+PLAIN = Style(minus="-", space=" ", thousands="")
+PAGE = Style(minus=MINUS, space=NBSP, thousands=",")
 
 
-def _decimals(value: float) -> int:
+def decimals_of(value: float, unit: str = "") -> int:
+    """How many decimals a value has wherever it is shown.
+
+    Percent have one. Else some four digits count, three of power, and a clock is whole: no sensor tells more.
+    """
     size = abs(value)
+    if unit == "fraction":
+        return 1 if size < 10 else 0
+    if unit == "MHz":
+        return 0
+    if unit == "W":
+        size *= 10
     return 0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 1 or not size else 3
+
+
+def column_decimals(values: Iterable[float]) -> int:
+    """Decimals for a column of times in milliseconds, which stand below one another: more where all are short."""
+    return 2 if max(map(abs, values), default=0.0) >= 1 else 4
+
+
+def three_digits(value: float, style: Style = PLAIN) -> str:
+    """Three digits that count, whatever the size: a latency of microseconds is some thousandths of a millisecond."""
+    size = abs(value)
+    return style.number(value, 0 if size >= 100 or not size else min(9, 2 - math.floor(math.log10(size))))
 
 
 def change_in_words(fraction: float, more: str, less: str, style: Style = PLAIN) -> str:

@@ -36,11 +36,10 @@ def with_progress(what: str) -> AbstractContextManager[Callable[[int, int], None
     """A function to call with what is done and the total; a progress bar appears if the work takes long."""
     if not sys.stderr.isatty():
         return contextlib.nullcontext(lambda done, total: None)
-    from rich.console import Console
-
+    from overlap_callbacks.cli._console import open_console
     from overlap_callbacks.cli.progress import progress_of
 
-    return progress_of(what, Console(stderr=True))
+    return progress_of(what, open_console(stderr=True))
 
 
 def print_result(
@@ -150,11 +149,10 @@ def print_json(content: Any) -> None:
 
 def print_tables(tables: RenderableType) -> None:
     """Print tables, cleaned of what could steer the terminal."""
-    from rich.console import Console
-
+    from overlap_callbacks.cli._console import open_console
     from overlap_callbacks.report.terminal_parts import SanitizedRenderable
 
-    Console().print(SanitizedRenderable(tables))
+    open_console().print(SanitizedRenderable(tables))
 
 
 def draw_matrix(view: TrafficView, svg: Path | None, png: Path | None) -> list[str]:

@@ -186,15 +186,14 @@ def _new_folder(bench: str, output: Path | None) -> Path:
 
 def _measure(plan: Plan, folder: Path, world_size: int | None) -> bool:
     """Measure; returns whether it was ended before its end."""
-    from rich.console import Console
-
     from overlap_callbacks.analysis.results.bench import FILE_NAME
+    from overlap_callbacks.cli._console import open_console
     from overlap_callbacks.experiments.bench.launch import RanksFailedError, launch
     from overlap_callbacks.experiments.bench.session import Stop, run_session
     from overlap_callbacks.experiments.lines_file import BusyError, LinesFile
 
     line = " ".join(["overlap", *sys.argv[1:]])
-    console = Console(stderr=True)
+    console = open_console(stderr=True)
     try:
         if world_size is None:
             folder.mkdir(parents=True, exist_ok=True)

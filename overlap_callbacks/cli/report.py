@@ -35,15 +35,14 @@ def command(runs: tuple[Path, ...], output: Path | None, axis: str | None, as_js
             raise click.UsageError("--axis compares runs; these are traces")
         write_report(traces, output, as_json)
         return
-    from rich.console import Console
-
+    from overlap_callbacks.cli._console import open_console
     from overlap_callbacks.report import terminal, write_page
     from overlap_callbacks.report.axis import AxisError, as_plain, compared
     from overlap_callbacks.report.html.page import distinct_names
 
     if axis is not None and len(runs) < 2:
         raise click.UsageError("--axis compares several runs: give two or more")
-    console = Console(stderr=True)
+    console = open_console(stderr=True)
     records = [read_record(newest_run(run)) for run in runs]
     if output is None:
         output = (records[0].path.parent if len(records) == 1 else Path()) / "report.html"

@@ -6,10 +6,11 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 
+from overlap_callbacks.analysis.formatting import PLAIN
+from overlap_callbacks.cli._console import open_console
 from overlap_callbacks.experiments.study import runner
 from overlap_callbacks.experiments.study.words import in_words as configuration_in_words
 from overlap_callbacks.experiments.study.words import outcome_in_words
@@ -86,7 +87,7 @@ def shown_study() -> Iterator[Callable[[runner.Progress], None]]:
 
 @contextlib.contextmanager
 def _shown() -> Iterator[Callable[[_State], None]]:
-    console = Console(stderr=True)
+    console = open_console(stderr=True)
     bar = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -119,7 +120,7 @@ def _outcome(names: list[str], run: Run) -> str:
     if run.failure:
         return f"{names[run.combination]} failed: {one_line(run.failure)}"
     mean_ms = sum(run.block_ms) / len(run.block_ms)
-    return f"{names[run.combination]}: {mean_ms:.2f} ms a step (the run took {run.seconds:.0f} s)"
+    return f"{names[run.combination]}: {PLAIN.quantity(mean_ms, 'ms')} a step (the run took {run.seconds:.0f} s)"
 
 
 def _left(left_s: float | None) -> str:

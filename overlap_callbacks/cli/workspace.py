@@ -15,8 +15,7 @@ from overlap_callbacks.cli._output import print_json
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: with --dry-run, the whole of what would be sent.")
 def command(entity: str, project: str, name: str, dry_run: bool, as_json: bool) -> None:
     """Save a W&B workspace that shows what overlap costs."""
-    from rich.console import Console
-
+    from overlap_callbacks.cli._console import open_console
     from overlap_callbacks.sinks.wandb import workspace as views
 
     try:
@@ -29,7 +28,9 @@ def command(entity: str, project: str, name: str, dry_run: bool, as_json: bool) 
         if dry_run:
             result |= {"spec": views.spec(view)}
         else:
-            with Console(stderr=True).status("W&B saves the view"):  # it tries again where a server does not answer
+            with open_console(stderr=True).status(
+                "W&B saves the view"
+            ):  # it tries again where a server does not answer
                 result |= {"url": views.save(view)}
     except views.WorkspaceError as error:
         raise click.ClickException(str(error)) from None

@@ -61,6 +61,7 @@ class MonitorConfig:
             ``record_function`` and of NVTX.
         framework: name and version of the adapter's framework, for the record.
         hosts: whether hosts may be called by their names; if not, they have numbers in all that is written.
+        configuration: what adapters read of the job: they add to it until the first window.
 
     Raises:
         TypeError, ValueError: an option has the wrong type or value. The message names the option, what was given and
@@ -92,6 +93,7 @@ class MonitorConfig:
     annotate_steps: bool = False
     framework: str = ""
     hosts: bool = True
+    configuration: dict[str, Setting] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.schedule, Schedule):
@@ -182,6 +184,15 @@ def _checked_settings(settings: Any) -> dict[str, Setting]:
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"settings[{name!r}] must be finite, got {value!r}")
     return dict(settings)
+
+
+def as_settings(facts: Mapping[str, object]) -> dict[str, Setting]:
+    """Facts of a job as a record keeps them: at most so many, each a number, True, False or a short text."""
+    kept: dict[str, Setting] = {}
+    for name, value in list(facts.items())[:_MAX_SETTINGS]:
+        plain = isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value))
+        kept[str(name)[:_MAX_SETTING_LENGTH]] = value if plain else str(value)[:_MAX_SETTING_LENGTH]  # type: ignore[assignment]
+    return kept
 
 
 def _checked_sinks(sinks: Any) -> list[Sink]:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from overlap_callbacks.gate.arms import Offers
 from overlap_callbacks.gate.switch import OverlapSwitch, Switch
+from overlap_callbacks.monitor.config import MonitorConfig, as_settings
 from overlap_callbacks.monitor.driver import StepDriver
 from overlap_callbacks.monitor.race.repeatable import RepeatableStep
 from overlap_callbacks.sinks import Sink
@@ -18,6 +19,7 @@ class ForAdapters:
     """The part of ``OverlapMonitor`` that adapters call, and what they ask of the open step."""
 
     _driver: StepDriver
+    config: MonitorConfig
 
     @property
     def arm(self) -> str | None:
@@ -41,6 +43,14 @@ class ForAdapters:
         DeviceMesh and Megatron-core describe their groups, so only others need it.
         """
         self._driver.gate.dimensions.update(dimensions)
+
+    def tell_configuration(self, facts: Mapping[str, object]) -> None:
+        """Say what is known of the job's configuration, for the record: model, buckets. Before the first window.
+
+        Args:
+            facts: by name. What is no number, text, True or False is told as text; what is too long is cut.
+        """
+        self.config.configuration.update(as_settings(facts))
 
     def tell_model_chunks(self, number: int) -> None:
         """Say how many model chunks of an interleaved pipeline this rank has; messages alone do not always tell it."""

@@ -6,6 +6,7 @@ import datetime
 import platform
 import secrets
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -23,7 +24,7 @@ from overlap_callbacks.analysis.results.catalogue import (
 from overlap_callbacks.analysis.results.environment import RankEnvironment
 from overlap_callbacks.analysis.results.experts import expert_meanings, expert_units
 from overlap_callbacks.analysis.results.throughput_metrics import throughput_meanings, throughput_units
-from overlap_callbacks.analysis.results.workload import Workload
+from overlap_callbacks.analysis.results.workload import Setting, Workload
 from overlap_callbacks.monitor.background.store import Job
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.sinks import RunInfo
@@ -51,6 +52,7 @@ def run_info(
     *,
     hosts: bool = True,
     workload: Workload | None = None,
+    configuration: Mapping[str, Setting] | None = None,
 ) -> RunInfo:
     """Everything about the run that is known before its first window.
 
@@ -62,6 +64,7 @@ def run_info(
         environment: what this rank runs on.
         hosts: whether hosts may be called by their names.
         workload: what the user tells of the job's work.
+        configuration: what the adapter reads of the job.
     """
     info = RunInfo(
         library_version=__version__,
@@ -90,6 +93,7 @@ def run_info(
         },
         environment=environment,
         workload=workload,
+        configuration=dict(configuration or {}),
         hosts_named=hosts,
     )
     if hosts:

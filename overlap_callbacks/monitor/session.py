@@ -89,6 +89,7 @@ class Session:
                 environment.read(),
                 hosts=config.hosts,
                 workload=config.workload,
+                configuration=config.configuration,
             ),
             environment=environment.read,
             hide=hide,

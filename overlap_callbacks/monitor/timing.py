@@ -160,6 +160,7 @@ class TimingRunner(StepRunner):
                 environment.read(),
                 hosts=config.hosts,
                 workload=config.workload,
+                configuration=config.configuration,
             )
             for sink in config.sinks:
                 sink.open(run)

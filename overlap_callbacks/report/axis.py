@@ -104,6 +104,9 @@ def axis_value(record: Record, axis: str) -> Value | None:
     size = _group_sizes(record).get(axis)
     if size is not None:
         return size
+    if axis in run.configuration:
+        told = run.configuration[axis]
+        return str(told) if isinstance(told, bool) else told
     own = environment_of(record)
     return None if own is None else own.variables.get(axis)
 
@@ -111,6 +114,7 @@ def axis_value(record: Record, axis: str) -> Value | None:
 def known_axes(records: Sequence[Record]) -> list[str]:
     """The axes that there are for these runs, without environment variables."""
     settings = {name for record in records for name in (record.runs[-1].workload or Workload()).settings}
+    settings |= {name for record in records for name in record.runs[-1].configuration}
     dimensions = {name for record in records for name in _group_sizes(record)}
     return [*dict.fromkeys([*_FACTS, *_WORK, *sorted(dimensions), *sorted(settings)])]
 

@@ -199,9 +199,7 @@ def _dimension_table(window: OverlapReport, counts: bool) -> Table:
         slowdown = change(row.slowdown if counts else None)
         cells = (
             str(row.messages),
-            f"{row.bytes_in / 1e6:.2f}",
-            PLAIN.number(row.comm_ms, 2),
-            PLAIN.number(row.exposed_ms, 2),
+            *[PLAIN.by_size(value) for value in (row.bytes_in / 1e6, row.comm_ms, row.exposed_ms)],
         )
         table.add_row(name_cell(row.dimension), *cells, slowdown, change(of_compute.get(row.dimension)))
     return table
@@ -215,8 +213,8 @@ def _collective_table(window: OverlapReport) -> Table:
     for column in ("ranks", "messages", "MB", "alone, ms"):
         table.add_column(column, justify="right")
     for row in window.collectives:
-        alone = "" if row.isolated_ms is None else f"{row.isolated_ms:.2f}"
-        cells = (str(row.group_size), str(row.messages), f"{row.bytes_in / 1e6:.2f}", alone)
+        alone = "" if row.isolated_ms is None else PLAIN.by_size(row.isolated_ms)
+        cells = (str(row.group_size), str(row.messages), PLAIN.by_size(row.bytes_in / 1e6), alone)
         table.add_row(name_cell(row.operator.strip("_")), name_cell(row.group), *cells)
     return table
 

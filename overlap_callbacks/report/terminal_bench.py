@@ -14,7 +14,7 @@ from rich.text import Text
 from overlap_callbacks.analysis.bench.figures import GemmFigures, TransferFigures
 from overlap_callbacks.analysis.bench.points import work_left
 from overlap_callbacks.analysis.bench.sizes import size_in_words
-from overlap_callbacks.analysis.formatting import PLAIN, count
+from overlap_callbacks.analysis.formatting import PLAIN, count, three_digits
 from overlap_callbacks.analysis.results.bench import BenchResults
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.report.bench_words import gemm_points, notes, transfer_points, verdict, where
@@ -60,7 +60,7 @@ def _gemm_table(points: tuple[GemmFigures, ...]) -> RenderableType:
     heads = [*keys, "Slowdown", "TFLOP/s", "GB/s", "Gain"]
     for head in [*heads, *(["W"] if has_power else [])]:
         table.add_column(head, justify="left" if head == "Type" else "right", no_wrap=True)
-    units = ["alone, beside"] * 2 + ["both at once"] + ["alone, both"] * has_power
+    units = ["alone\nbeside"] * 2 + ["both at once"] + ["alone\nboth"] * has_power
     table.add_row(*[""] * (len(keys) + 1), *units)
     for point in points:
         key = point.point
@@ -90,27 +90,16 @@ def _transfer_table(
         table.add_column(kind.replace("_", " "), justify="right")
     for size in sizes:
         row = [known.get((kind, size)) for kind in kinds]
-        table.add_row(size_in_words(size), *["" if point is None else _three_digits(read(point)) for point in row])
+        table.add_row(size_in_words(size), *["" if point is None else three_digits(read(point)) for point in row])
     return table
 
 
 def _pair(alone: Estimate | None, beside: Estimate | None) -> str:
-    return ", ".join("-" if estimate is None else _two_digits(estimate.value) for estimate in (alone, beside))
-
-
-def _three_digits(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 1e-4 else f"{value:.6f}"
-
-
-def _two_digits(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2g}"
+    return "\n".join("-" if estimate is None else three_digits(estimate.value) for estimate in (alone, beside))
 
 
 def _with_bounds(estimate: Estimate | None) -> str:
     if estimate is None:
         return ""
-    text = PLAIN.percent(estimate.value, signed=True)
-    if estimate.ci_low is None or estimate.ci_high is None:
-        return text
-    low, high = (PLAIN.percent(bound, signed=True, decimals=0) for bound in (estimate.ci_low, estimate.ci_high))
-    return f"{text}\n{low} to {high}"
+    text, bounds = PLAIN.percent(estimate.value, signed=True), PLAIN.interval(estimate, "fraction", signed=True)
+    return f"{text}\n{bounds}" if bounds else text

@@ -26,11 +26,11 @@ def trade_off_table(rows: Sequence[TradeOffRow], title: str = "Energy against ti
     for row in rows:
         table.add_row(
             name_cell(row.point.name),
-            PLAIN.number(row.point.step_ms, 2),
-            PLAIN.number(row.point.energy_j, 2),
-            PLAIN.number(row.power_w, 1),
-            f"{row.slowdown:+.1%}",
-            f"{row.saving:+.1%}",
+            PLAIN.by_size(row.point.step_ms, "ms"),
+            PLAIN.by_size(row.point.energy_j, "J"),
+            PLAIN.by_size(row.power_w, "W"),
+            PLAIN.percent(row.slowdown, signed=True),
+            PLAIN.percent(row.saving, signed=True),
             "yes" if row.on_front else "",
             style="" if row.on_front else "dim",
         )

@@ -99,13 +99,13 @@ def test_the_evidence_is_in_the_sentence() -> None:
     assert found is not None
     assert found.sentence() == (
         "Steps are communication-bound: communication that no compute hides takes 30.0% of a step "
-        "(30.00 ms of 100.00 ms)."
+        "(30.00 ms of 100.0 ms)."
     )
     spread = {"exposed_comm_ms": of_ranks(5.0, 3, 40.0, 0), "compute_busy_ms": of_ranks(50.0, 0, 90.0, 3)}
     late = bottleneck_of([measured(spread, **STEP)])
     assert late is not None
     assert late.sentence() == (
-        "Steps are straggler-bound: ranks wait for rank 3, the last one, for 25.0% of a step (25.00 ms of 100.00 ms)."
+        "Steps are straggler-bound: ranks wait for rank 3, the last one, for 25.0% of a step (25.00 ms of 100.0 ms)."
     )
     assert late.advice[0].what.startswith("Look at rank 3: its clock")
 
@@ -129,7 +129,7 @@ def test_the_evidence_names_the_late_ranks_and_hosts_and_how_sure_that_is() -> N
     assert found is not None
     sure = "in 100% of steps the others wait for it longest (95% interval 68 to 100%, by chance 25%)."
     assert found.sentence() == (
-        "Steps are straggler-bound: ranks wait for rank 3, the last one, for 25.0% of a step (25.00 ms of 100.00 ms). "
+        "Steps are straggler-bound: ranks wait for rank 3, the last one, for 25.0% of a step (25.00 ms of 100.0 ms). "
         f"Rank 3: {sure} Host 1: {sure}"
     )
     first, second, *_ = found.advice

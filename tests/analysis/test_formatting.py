@@ -18,21 +18,48 @@ def test_on_the_page_milliseconds_have_some_four_digits_whatever_their_size(valu
     assert PAGE.quantity(value, "ms") == f"{shown}{N}ms"
 
 
-@pytest.mark.parametrize(
-    ("value", "unit", "shown"),
-    [
-        (12345.678, "ms", "12345.68 ms"),
-        (-0.001, "ms", "0.00 ms"),
-        (-0.5, "ms", "-0.50 ms"),
-        (641.2, "W", "641 W"),
-        (528.46, "J", "528.5 J"),
-        (1695.4, "MHz", "1695 MHz"),
-        (61.04, "GB/s", "61.04 GB/s"),
-        (0.1234, "fraction", "12.3%"),
-    ],
-)
-def test_in_plain_text_figures_of_a_unit_have_the_same_decimals(value: float, unit: str, shown: str) -> None:
+# A value in its unit, and how it is shown everywhere: tests/report/html/test_browser.py draws the same.
+SHOWN = [
+    (12345.678, "ms", "12346 ms"),
+    (468.123, "ms", "468.1 ms"),
+    (41.239, "ms", "41.24 ms"),
+    (-0.0004, "ms", "0.000 ms"),
+    (-0.5, "ms", "-0.500 ms"),
+    (641.2, "W", "641 W"),
+    (61.23, "W", "61.2 W"),
+    (528.46, "J", "528.5 J"),
+    (1695.4, "MHz", "1695 MHz"),
+    (980.4, "MHz", "980 MHz"),
+    (61.04, "GB/s", "61.04 GB/s"),
+    (0.1234, "fraction", "12.3%"),
+    (12.34, "fraction", "1234%"),
+]
+
+
+@pytest.mark.parametrize(("value", "unit", "shown"), SHOWN)
+def test_a_figure_has_the_same_digits_in_every_medium(value: float, unit: str, shown: str) -> None:
     assert PLAIN.quantity(value, unit) == shown
+    assert PAGE.quantity(value, unit).replace(N, " ").replace(M, "-").replace(",", "") == shown
+
+
+def test_the_ends_of_an_interval_have_the_decimals_of_its_figure() -> None:
+    assert (
+        PLAIN.with_interval(Estimate(99.95, 99.1, 100.84, 8, 4), "ms") == "99.95 ms (95% interval 99.10 to 100.84 ms)"
+    )
+    assert PLAIN.with_interval(Estimate(1.01, 0.98, 1.04, 8, 4), "ms") == "1.01 ms (95% interval 0.98 to 1.04 ms)"
+
+
+def test_the_cost_of_measuring_has_two_decimals_everywhere() -> None:
+    assert PLAIN.share_of_training(0.00417) == PAGE.share_of_training(0.00417) == "0.42%"
+    assert PLAIN.figure(figure_named("measurement_overhead"), 0.00417) == "0.42%"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(0.0012345, "0.00123"), (1.5, "1.50"), (42.0, "42.0"), (1234.5, "1234"), (0.0, "0")]
+)
+def test_figures_of_benchmarks_have_three_digits_whatever_their_size(value: float, shown: str) -> None:
+    assert formatting.three_digits(value) == shown
+    assert formatting.three_digits(value, PAGE).replace(",", "") == shown
 
 
 @pytest.mark.parametrize(("style", "minus", "thousand"), [(PLAIN, "-", "1550"), (PAGE, M, "1,550")])
@@ -48,8 +75,8 @@ def test_changes_have_their_sign_unless_they_show_as_zero(
 
 def test_an_interval_names_its_unit_once() -> None:
     times = Estimate(100.0, 95.0, 105.5, 8, 4)
-    assert PAGE.interval(times, "ms") == f"95.00 to 105.5{N}ms"
-    assert PLAIN.interval(times, "ms") == "95.00 to 105.50 ms"
+    assert PAGE.interval(times, "ms") == f"95.0 to 105.5{N}ms"
+    assert PLAIN.interval(times, "ms") == "95.0 to 105.5 ms"
     assert PAGE.interval(Estimate(0.1, -0.05, 0.25, 8, 4), "fraction", signed=True) == f"{M}5.0% to +25.0%"
     assert PAGE.interval(Estimate(0.1, None, None, 8, 4), "fraction") == ""
 
@@ -58,7 +85,7 @@ def test_a_figure_has_the_unit_and_the_sign_of_the_catalogue() -> None:
     estimate = Estimate(0.1, -0.05, 0.25, 8, 4)
     assert PLAIN.figure(figure_named("compute_slowdown"), 0.1) == "+10.0%"
     assert PLAIN.figure(figure_named("overlap_ratio"), 0.1) == "10.0%"
-    assert PLAIN.figure(figure_named("exposed_comm_ms"), 0.1) == "0.10 ms"
+    assert PLAIN.figure(figure_named("exposed_comm_ms"), 0.1) == "0.100 ms"
     assert PLAIN.figure_interval(figure_named("compute_slowdown"), estimate) == "-5.0% to +25.0%"
     assert PLAIN.with_interval(estimate, "fraction", signed=True) == "+10.0% (95% interval -5.0% to +25.0%)"
 

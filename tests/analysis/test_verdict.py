@@ -139,7 +139,7 @@ def test_the_log_has_a_line_for_each_window() -> None:
         residual_overlap=estimate(0.001, None, None),
     )
     assert summary(report) == (
-        "overlap window 0 (step 20), overlapped 412.04 ms [411.27 to 412.80 ms], "
+        "overlap window 0 (step 20), overlapped 412.0 ms [411.3 to 412.8 ms], "
         "compute slowdown +14.3% [+13.8% to +14.8%], speed-up of overlap +10.0%, 2 of 2 ranks"
     )
     report = msgspec.structs.replace(report, valid=False, complete=False, control=True)

@@ -362,6 +362,8 @@ def test_sequential_steps_are_sequential_in_the_profile_too(tmp_path: Path) -> N
         run = record.read(tmp_path / f"zero{stage}")
         (window,) = run.windows
         assert run.runs[0].framework.startswith("deepspeed 0.")
+        assert run.runs[0].configuration["zero_stage"] == stage
+        assert run.runs[0].configuration.keys() >= {"model", "shapes", "zero_reduce_bucket_size"}
         assert window.complete
         residual = window.figures()["residual_overlap"].value
         assert residual < 0.05 or not window.valid

@@ -178,6 +178,8 @@ def test_weights_are_bit_identical_absent_attached_and_forced(tmp_path: Path, ac
     assert [window.valid for window in run.windows[:2]] == [True, True]
     assert run.windows[0].ranks == (0, 1)
     assert run.runs[0].framework.startswith("lightning 2")
+    assert run.runs[0].configuration["ddp_bucket_cap_bytes"] > 0
+    assert run.runs[0].configuration["accumulate_grad_batches"] == accumulate
 
 
 # -- bounds of steps

@@ -197,6 +197,8 @@ def test_in_sequential_steps_of_data_parallelism_no_compute_runs_beside_communic
     run_ranks(_measure, 2, str(tmp_path))
     (run,) = record.read(tmp_path).runs
     assert run.framework.startswith("megatron-core 0.")
+    assert run.configuration["ddp_bucket_size"] == 200_000
+    assert run.configuration.keys() >= {"model", "shapes", "hidden_size", "ddp_overlap_grad_reduce"}
     (window,) = record.read(tmp_path).windows
     assert window.complete
     assert window.valid

@@ -71,6 +71,14 @@ def test_an_evaluation_within_a_pause_costs_its_step_and_leaves_the_window_whole
     (window,) = record.read(tmp_path).windows
     assert window.complete
     assert window.valid
+    for picture in window.pictures:
+        assert picture.detail is not None
+        drawn = set(zip(picture.detail.names, picture.detail.communication, strict=True))
+        assert {communicates for _, communicates in drawn} == {False, True}
+        assert picture.detail.left_out == 0
+        assert all(0 <= start_ms <= picture.step_ms for _, _, start_ms, *_ in picture.detail.slices)
+        assert all(row.min_ms <= row.median_ms <= row.max_ms for row in picture.call_times)
+        assert {row.name for row in picture.call_times} >= {name for name, communicates in drawn if communicates}
     # The pause lay in step 9, the seventh of the window: its third block's counted step.
     assert [block.block for block in window.samples[0].timed] == [0, 1, 3, 4, 5, 6, 7]
     assert not any("left out" in problem for problem in window.problems)
@@ -226,6 +234,7 @@ def test_attach_counts_optimizer_steps_whatever_their_micro_batches_and_takes_it
     run = record.read(tmp_path)
     assert [(window.first_step, window.num_steps) for window in run.windows] == [(5, 5), (15, 5), (25, 5)]
     assert run.runs[0].framework == f"pytorch {torch.__version__}"
+    assert run.runs[0].configuration.keys() >= {"optimizer", "parameters", "parameter_types", "shapes"}
 
 
 def resume_attached(rank: int) -> list[int]:

@@ -86,6 +86,8 @@ def test_the_trainers_weights_are_bit_identical_absent_attached_toggling_and_for
     for way, num_timed, num_windows in (("attached", 8, 1), ("toggling", 16, 10)):
         run = the_record(tmp_path / way / "overlap_runs")
         assert run.runs[0].framework.startswith("transformers ")
+        assert str(run.runs[0].configuration["model"]).startswith("GPT2")
+        assert run.runs[0].configuration["gradient_accumulation_steps"] == accumulate
         windows = [window for window in run.windows if window.complete]
         assert len(windows) == num_windows
         for window in windows:

@@ -14,7 +14,7 @@ from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.contention.shares import slowdown_shares
 from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.catalogue import FIGURES
-from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime, StepTimeline
+from overlap_callbacks.analysis.results.kernel_times import CallTimes, KernelTime, PairTime, StepDetail, StepTimeline
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import (
     JobModePower,
@@ -167,7 +167,18 @@ def picture(arm: Mode) -> StepTimeline:
             else:
                 communication.append((now, now + 6.1))
                 now += 6.2
-    return StepTimeline(arm, now + 5.0, tuple(compute), tuple(communication), 0.6, 0.0)
+    slices = [
+        (name, 13 if name else 7, start, end - start, 67_108_864 if name else 0)
+        for name, intervals in enumerate((compute, communication))
+        for start, end in intervals
+    ]
+    names = ("gemm_bf16", "ncclDevKernel_AllReduce_Sum_bf16")
+    detail = StepDetail(names, (False, True), tuple(sorted(slices, key=lambda item: item[2])))
+    times = (6.9, 6.9, 8.2) if arm is OV else (6.2, 6.3, 7.9)
+    return StepTimeline(
+        arm, now + 5.0, tuple(compute), tuple(communication), 0.6, 0.0, detail,
+        (CallTimes("gemm_bf16", False, 480, *times),),
+    )  # fmt: skip
 
 
 def window(number: int = 0, *, power: bool = False, slowdown: float = 0.14, **changes: Any) -> OverlapReport:

@@ -140,7 +140,8 @@ def test_the_command_says_in_one_line_what_is_missing(tmp_path: Path) -> None:
 
 def test_a_record_with_details_opens_again_and_one_without_has_none(tmp_path: Path) -> None:
     report = with_details(1, 2)
-    run = run_folder(tmp_path / "run", report, msgspec.structs.replace(window(), window=1))
+    older = tuple(msgspec.structs.replace(picture, detail=None) for picture in report.pictures)
+    run = run_folder(tmp_path / "run", report, msgspec.structs.replace(report, window=1, pictures=older))
     first, second = (record.read(run).whole(found) for found in record.read(run).windows)
     assert first.pictures == report.pictures
     assert all(picture.detail is None for picture in second.pictures)

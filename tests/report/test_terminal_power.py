@@ -59,8 +59,8 @@ def test_the_table_has_both_modes_and_what_overlap_changes() -> None:
         "94.3%",
         "85.7%",
         "energy of a step, by counter",
-        "66.0 J",
-        "72.0 J",
+        "66.00 J",
+        "72.00 J",
         "-8.3%",
         "1500 MHz",
         "1650 MHz",
@@ -81,7 +81,7 @@ def test_a_slowdown_that_goes_with_the_clock_under_a_power_cap_is_said_with_its_
     assert shown.power_verdict.verdict == "clock throttled by power cap"
     assert shown.power_verdict.from_clock == pytest.approx(0.1)
     assert shown.metrics()["device/slowdown_from_clock"] == pytest.approx(0.1)
-    assert "throttled by power cap for 80% of overlapped and 10% of sequential time" in power_words(shown)
+    assert "throttled by power cap for 80.0% of overlapped and 10.0% of sequential time" in power_words(shown)
 
 
 def test_an_invalid_window_says_nothing_of_its_sequential_steps() -> None:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from overlap_callbacks.analysis.formatting import PLAIN
 from overlap_callbacks.analysis.power.cause import DRAM_BUSY, MIN_SLOWDOWN, ModeFigures, attribute, clocks_of
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
@@ -33,6 +34,8 @@ from overlap_callbacks.analysis.results.shares import (
     SlowdownShares,
 )
 from overlap_callbacks.analysis.results.window import SmLoss
+
+percent = PLAIN.percent
 
 
 class Explanation(NamedTuple):
@@ -98,8 +101,8 @@ def slowdown_shares(
         from_clock = min(clocks.explains, slowdown)
         if clocks.explains > slowdown:
             notes.append(
-                f"the clocks would explain {clocks.explains:.1%}, more than there is: kernels wait for memory in part, "
-                "which a clock of the SMs does not slow down"
+                f"the clocks would explain {percent(clocks.explains)}, more than there is: kernels wait for memory in "
+                "part, which a clock of the SMs does not slow down"
             )
         shares.append(SlowdownShare(CLOCK, from_clock, f"measured: SM clocks, means over {clocks.basis}"))
     remainder = slowdown - from_clock
@@ -113,11 +116,15 @@ def slowdown_shares(
     if used is not None and used >= DRAM_BUSY:
         shares.append(
             SlowdownShare(
-                MEMORY, remainder, f"what remains, at most: memory bandwidth was used to {used:.0%}, by its counter"
+                MEMORY,
+                remainder,
+                f"what remains, at most: memory bandwidth was used to {percent(used)}, by its counter",
             )
         )
         remainder = 0.0
-    unknown = "memory bandwidth has no counter here" if used is None else f"memory bandwidth was used to {used:.0%}"
+    unknown = (
+        "memory bandwidth has no counter here" if used is None else f"memory bandwidth was used to {percent(used)}"
+    )
     shares.append(SlowdownShare(UNEXPLAINED, remainder, f"what remains; {unknown}"))
     return SlowdownShares(slowdown, tuple(shares), tuple(notes))
 
@@ -139,8 +146,8 @@ def _modelled(
     )
     if sms + waves > max(0.0, remainder):
         notes.append(
-            f"the model predicts {sms + waves:.1%} from SMs taken and waves, more than the {max(0.0, remainder):.1%} "
-            "that remain: its shares are scaled down to that"
+            f"the model predicts {percent(sms + waves)} from SMs taken and waves, more than the "
+            f"{percent(max(0.0, remainder))} that remain: its shares are scaled down to that"
         )
         scale = max(0.0, remainder) / (sms + waves)
         sms, waves = sms * scale, waves * scale
@@ -149,5 +156,5 @@ def _modelled(
 
 def shares_in_words(found: SlowdownShares) -> str:
     """E.g. ``of the 20.0%: lower clock 5.0%, waves 10.0%, unexplained 5.0%``."""
-    shares = ", ".join(f"{share.cause} {share.fraction:.1%}" for share in found.shares)
-    return f"of the {found.slowdown:.1%}: {shares}"
+    shares = ", ".join(f"{share.cause} {percent(share.fraction)}" for share in found.shares)
+    return f"of the {percent(found.slowdown)}: {shares}"

@@ -13,7 +13,10 @@ from __future__ import annotations
 import math
 from typing import NamedTuple, Protocol
 
+from overlap_callbacks.analysis.formatting import PLAIN
 from overlap_callbacks.analysis.results.power import Cause, SlowdownCause, UnitUtilisation
+
+percent, quantity = PLAIN.percent, PLAIN.quantity
 
 NO_SLOWDOWN = "no slowdown"
 POWER_CAP = "clock throttled by power cap"
@@ -94,9 +97,12 @@ def attribute(
     clocks = clocks_of(overlapped, sequential)
     from_clock = None if clocks is None else clocks.explains
     if slowdown < MIN_SLOWDOWN:
-        small = f"compute kernels take {slowdown:+.1%} in overlapped steps, within {MIN_SLOWDOWN:.0%} of none"
+        small = (
+            f"compute kernels take {percent(slowdown, signed=True)} in overlapped steps, within {MIN_SLOWDOWN:.0%} of "
+            "none"
+        )
         return SlowdownCause(NO_SLOWDOWN, (small,), slowdown, from_clock)
-    evidence = [f"compute kernels take {slowdown:.1%} longer in overlapped steps"]
+    evidence = [f"compute kernels take {percent(slowdown)} longer in overlapped steps"]
     if clocks is None or from_clock is None:
         verdict, more = _contention_of(overlapped, sequential)
         evidence.append("the SM clock is not known in both modes, so a lower clock is not ruled out")
@@ -106,8 +112,8 @@ def attribute(
     contention = (1 + slowdown) / (1 + from_clock) - 1
     share = min(1.0, max(0.0, math.log1p(from_clock) / math.log1p(slowdown)))
     evidence.append(
-        f"SM clock {clocks.overlapped_mhz:.0f} MHz overlapped, {clocks.sequential_mhz:.0f} MHz sequential: it "
-        f"explains at most {max(0.0, from_clock):.1%} ({share:.0%} of the slowdown)"
+        f"SM clock {quantity(clocks.overlapped_mhz, 'MHz')} overlapped, {quantity(clocks.sequential_mhz, 'MHz')} "
+        f"sequential: it explains at most {percent(max(0.0, from_clock))} ({share:.0%} of the slowdown)"
     )
     evidence.append(f"these clocks are means over {clocks.basis}")
     if share >= CLOCK_SHARE:
@@ -171,7 +177,8 @@ def _cause_of_clock(overlapped: ModeFigures, sequential: ModeFigures) -> tuple[s
         before = sequential.cause_fraction(cause) or 0.0
         if fraction or before:
             evidence.append(
-                f"throttled by {cause.value} for {fraction:.0%} of overlapped and {before:.0%} of sequential time"
+                f"throttled by {cause.value} for {percent(fraction)} of overlapped and {percent(before)} of sequential "
+                "time"
             )
         if fraction >= MIN_REASON_FRACTION:
             # The increase only ranks the causes, it is not required: a cap that is always in force still lowers the
@@ -187,14 +194,16 @@ def _contention_of(overlapped: ModeFigures, sequential: ModeFigures) -> tuple[st
     parts, before = overlapped.parts, sequential.parts
     if parts is None or parts.dram is None:
         return UNDECIDED, ["what kernels contend for is not known: the device has no counters of its parts"]
-    was = f" ({before.dram:.0%} in sequential steps)" if before is not None and before.dram is not None else ""
-    evidence = [f"memory bandwidth used to {parts.dram:.0%}{was}"]
+    was = f" ({percent(before.dram)} in sequential steps)" if before is not None and before.dram is not None else ""
+    evidence = [f"memory bandwidth used to {percent(parts.dram)}{was}"]
     if parts.sm is not None:
-        evidence.append(f"SMs busy for {parts.sm:.0%}")
+        evidence.append(f"SMs busy for {percent(parts.sm)}")
     if parts.tensor is not None and before is not None and before.tensor is not None:
-        evidence.append(f"tensor cores busy for {parts.tensor:.0%}, {before.tensor:.0%} in sequential steps")
+        evidence.append(f"tensor cores busy for {percent(parts.tensor)}, {percent(before.tensor)} in sequential steps")
     if parts.nvlink_rx_gb_s is not None and parts.nvlink_tx_gb_s is not None:
-        evidence.append(f"NVLink {parts.nvlink_rx_gb_s:.0f} GB/s in, {parts.nvlink_tx_gb_s:.0f} GB/s out")
+        evidence.append(
+            f"NVLink {quantity(parts.nvlink_rx_gb_s, 'GB/s')} in, {quantity(parts.nvlink_tx_gb_s, 'GB/s')} out"
+        )
     if parts.dram >= DRAM_BUSY:
         return MEMORY_BANDWIDTH, evidence
     if parts.dram <= DRAM_FREE and parts.sm is not None and parts.sm >= SM_BUSY:

@@ -104,6 +104,24 @@ class StepDetail(msgspec.Struct, frozen=True):
     start_ns: int | None = None
 
 
+class CallTimes(msgspec.Struct, frozen=True, array_like=True):
+    """How long the calls of a kernel took, over the profiled steps of a mode on one rank.
+
+    Attributes:
+        name: the kernel's name; on CPU the operator's.
+        communication: whether it communicates.
+        calls: how many there were in all these steps.
+        min_ms, median_ms, max_ms: of one call.
+    """
+
+    name: str
+    communication: bool
+    calls: int
+    min_ms: float
+    median_ms: float
+    max_ms: float
+
+
 class StepTimeline(msgspec.Struct, frozen=True):
     """When compute ran and communication was in flight in one profiled step, for charts.
 
@@ -116,6 +134,7 @@ class StepTimeline(msgspec.Struct, frozen=True):
         compute, communication: intervals, as (start, end).
         closed_compute_ms, closed_communication_ms: total of the gaps that were closed.
         detail: its kernels one by one; None in older records.
+        call_times: of each kernel, those with the most time first; over all profiled steps of the mode.
     """
 
     arm: Mode
@@ -125,3 +144,4 @@ class StepTimeline(msgspec.Struct, frozen=True):
     closed_compute_ms: float
     closed_communication_ms: float
     detail: StepDetail | None = None
+    call_times: tuple[CallTimes, ...] = ()

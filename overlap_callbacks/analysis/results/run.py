@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from overlap_callbacks.analysis.results.environment import RankEnvironment
-from overlap_callbacks.analysis.results.workload import Workload
+from overlap_callbacks.analysis.results.workload import Setting, Workload
 
 SCHEMA_VERSION = 2
 
@@ -30,6 +30,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
         environment: what rank 0 runs on; None in a record of an older version.
         workload: what the user tells of the job's work; None in a record of an older version.
         hosts_named: False where hosts have numbers in the place of their names.
+        configuration: what the adapter read of the job, by name: model, buckets; empty in a record of an older version.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -48,6 +49,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     environment: RankEnvironment | None = None
     workload: Workload | None = None
     hosts_named: bool = True
+    configuration: dict[str, Setting] = {}
 
 
 FILE_NAME = "overlap.jsonl"

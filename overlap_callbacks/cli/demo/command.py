@@ -41,8 +41,8 @@ def command(
 ) -> None:
     """Train a small GPT with two processes (or one on every GPU), and measure its overlap."""
     import torch
-    from rich.console import Console
 
+    from overlap_callbacks.cli._console import open_console
     from overlap_callbacks.cli.demo.config import DemoConfig
     from overlap_callbacks.cli.demo.launch import launch
     from overlap_callbacks.monitor.run_info import default_run_folder
@@ -71,7 +71,7 @@ def command(
         control=control,
         wandb=wandb,
     )
-    console = Console(stderr=True)
+    console = open_console(stderr=True)
     where = f"{gpus} GPUs with NCCL" if gpus >= 2 else "the CPU with two processes and Gloo"
     console.print(f"Training a GPT of {layers} layers, width {hidden}, on {where}.")
     try:

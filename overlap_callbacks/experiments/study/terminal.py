@@ -116,8 +116,8 @@ def _configurations(start: StudyStart, rows: Sequence[StudyRow]) -> Table:
             "" if step is None else PLAIN.quantity(step.value, "ms").removesuffix(" ms"),
             _cell(value_of(row, LONGER)),
             _cell(value_of(row, SLOWDOWN)),
-            "" if ratio is None else PLAIN.percent(ratio.value, decimals=0),
-            *(["" if peak is None else PLAIN.number(peak.value, 0)] if has_power else []),
+            "" if ratio is None else PLAIN.percent(ratio.value),
+            *(["" if peak is None else PLAIN.by_size(peak.value, "W")] if has_power else []),
         ]
         table.add_row(Text(one_line(names.whole(row.configuration), 120)), *cells)
     return table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from overlap_callbacks.analysis.formatting import PLAIN
 from overlap_callbacks.analysis.results.study import Configuration, StudyRow
 
 STEP_MS = "overlap/e2e_overlapped_ms"
@@ -23,5 +24,5 @@ def outcome_in_words(row: StudyRow) -> str:
     if row.figures is None:
         return f"{name} failed: {row.failure}"
     step = row.figures.values.get(STEP_MS)
-    said = "measured" if step is None else f"{step.value:.2f} ms a step"
+    said = "measured" if step is None else f"{PLAIN.quantity(step.value, 'ms')} a step"
     return f"{name}: {said} (the job took {row.seconds:.0f} s)"

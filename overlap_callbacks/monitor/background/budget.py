@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Callable
 
+from overlap_callbacks.analysis.formatting import PLAIN
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.instruments import clocks
 
@@ -85,7 +86,8 @@ class WindowBudget:
                 self._reason = _NOT_KNOWN
                 return
             self._reason = (
-                f"a window costs {overhead:.2%} of training time and max_overhead allows {self._max_overhead:.2%}, "
+                f"a window costs {PLAIN.share_of_training(overhead)} of training time and max_overhead allows "
+                f"{PLAIN.share_of_training(self._max_overhead)}, "
                 f"so one window in {max(1, math.ceil(overhead / self._max_overhead))} is measured"
             )
 

@@ -14,6 +14,7 @@ from overlap_callbacks.analysis.contention.sm_loss import sm_loss
 from overlap_callbacks.analysis.kernels.attribution import pair_times_of
 from overlap_callbacks.analysis.kernels.by_collective import CollectiveKey, kernel_times_by_collective
 from overlap_callbacks.analysis.kernels.by_dimension import dimension_times, dimensions_of_rows
+from overlap_callbacks.analysis.kernels.calls import call_times
 from overlap_callbacks.analysis.kernels.host import uncounted_note
 from overlap_callbacks.analysis.kernels.matching import matched
 from overlap_callbacks.analysis.kernels.receives import transfer_starts
@@ -139,7 +140,7 @@ def profile_figures(
             else ()
         ),
         kernels_ms=_kernels_ms(kernels, log) if window.clock.compute_stream is not None else {},
-        pictures=_pictures(kernels, drawn, steps, log, window.clock, await_passed),
+        pictures=_pictures(kernels, drawn, by_arm, steps, log, window.clock, await_passed),
         phases=phases_on_host(kernels, steps, window.clock, await_passed) if has_power else (),
         sm_loss=sm_loss(kernels, kernels.launches, chip_of(window.clock.compute_stream), overlapped, sequential),
         num_sms=num_sms(kernels),
@@ -150,16 +151,18 @@ def profile_figures(
 def _pictures(
     kernels: KernelTable,
     drawn: Sequence[tuple[int, Mode]],
+    by_arm: Mapping[Mode, Sequence[int]],
     steps: Sequence[MeasuredStep],
     log: ProfileLog,
     clock: clocks.StepClock,
     await_passed: Callable[[clocks.Mark], bool],
 ) -> tuple[StepTimeline, ...]:
-    """The timelines of profiled steps, each with its longest kernels.
+    """The timelines of profiled steps, each with its longest kernels and the times of single calls in its mode.
 
     Args:
         kernels: of the window's profile.
         drawn: index and mode of each of the steps.
+        by_arm: the profiled steps of each mode, over which the times of calls are.
         steps: all steps of the window.
         log: what the gate saw issued in profiled steps.
         clock: which made their marks.
@@ -178,7 +181,7 @@ def _pictures(
         picture = step_timeline(kernels, index, arm)
         if picture is not None:
             detail = step_detail(kernels, index, sizes, MAX_SLICES, starts_ns.get(index))
-            found.append(msgspec.structs.replace(picture, detail=detail))
+            found.append(msgspec.structs.replace(picture, detail=detail, call_times=call_times(kernels, by_arm[arm])))
     return tuple(found)
 
 

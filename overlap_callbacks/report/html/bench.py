@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 from overlap_callbacks.analysis.bench.figures import GemmFigures, TransferFigures
 from overlap_callbacks.analysis.bench.sizes import size_in_words
 from overlap_callbacks.analysis.communication.link_peaks import Link
-from overlap_callbacks.analysis.formatting import NBSP, PAGE, count, page_sentence, page_text, rounded
+from overlap_callbacks.analysis.formatting import NBSP, PAGE, count, page_sentence, page_text, rounded, three_digits
 from overlap_callbacks.analysis.results.bench import GEMM, LOOPBACK, BenchResults
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.report.bench_words import gemm_points, notes, transfer_points, verdict, where
@@ -303,7 +302,7 @@ def _transfer_table(points: Sequence[TransferFigures]) -> Table:
                 _number(point.algbw_gb_s),
                 _number(point.busbw_gb_s),
                 *[
-                    EMPTY if bound is None else Cell(_digits(bound), bound)
+                    EMPTY if bound is None else Cell(three_digits(bound, PAGE), bound)
                     for bound in (point.busbw_gb_s.ci_low, point.busbw_gb_s.ci_high)
                 ],
                 Cell(str(point.rounds), point.rounds),
@@ -383,14 +382,7 @@ def _how(results: BenchResults) -> Section:
 
 
 def _number(estimate: Estimate | None) -> Cell:
-    return EMPTY if estimate is None else Cell(_digits(estimate.value), estimate.value)
-
-
-def _digits(value: float) -> str:
-    """Three digits that count, whatever the size: a latency of microseconds is some thousandths of a millisecond."""
-    size = abs(value)
-    decimals = 0 if size >= 100 or not size else min(9, 2 - math.floor(math.log10(size)))
-    return PAGE.number(value, decimals)
+    return EMPTY if estimate is None else Cell(three_digits(estimate.value, PAGE), estimate.value)
 
 
 def _percent(value: float | None) -> Cell:

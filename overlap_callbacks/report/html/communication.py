@@ -107,7 +107,7 @@ def bandwidth_table(found: Bandwidths) -> Table:
                 Cell(reach_in_words(transfer.reach)),
                 Cell(bytes_in_words(row.mean_bytes), row.mean_bytes),
                 Cell(str(transfer.calls), transfer.calls),
-                number_cell(row.transfer_ms, 3),
+                number_cell(row.transfer_ms),
                 Cell(f"{row.gb_s:.3g}", row.gb_s),
                 EMPTY if row.peak_fraction is None else Cell(PAGE.percent(row.peak_fraction), row.peak_fraction),
             )

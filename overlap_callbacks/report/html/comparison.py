@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from overlap_callbacks.analysis.formatting import DASH, PAGE, rounded
+from overlap_callbacks.analysis.formatting import PAGE, rounded
 from overlap_callbacks.analysis.headline import step_change
 from overlap_callbacks.analysis.results.catalogue import SUMMARY
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.step_parts import exposed_share
-from overlap_callbacks.report.html import tables
+from overlap_callbacks.report.html.configurations import differences
 from overlap_callbacks.report.html.elements import Block, Cell, Chart, Head, Note, Section, Table
-from overlap_callbacks.report.html.environment import environment_facts
 from overlap_callbacks.report.html.power import power_figures
-from overlap_callbacks.report.html.quality import run_facts
 from overlap_callbacks.report.html.run import RunView
 from overlap_callbacks.report.html.step_charts import mode_bars
 from overlap_callbacks.report.html.trends import slowdowns
@@ -42,7 +40,7 @@ def comparison(names: Sequence[str], views: Sequence[RunView]) -> Section:
     if empty:
         blocks.append(Note(f"Without any figure: {', '.join(empty)}.", warning=True))
     power = _power(names, views)
-    blocks += [_figures(runs), *([power] if power is not None else []), _differences(names, views)]
+    blocks += [_figures(runs), *([power] if power is not None else []), differences(names, views)]
     return Section("Side by side", "", blocks)
 
 
@@ -86,23 +84,3 @@ def _power(names: Sequence[str], views: Sequence[RunView]) -> Table | None:
     return Table(
         "Power and energy", columns, tuple(rows), "Means over windows, with 95% intervals.", folded=True, sorts=False
     )
-
-
-def _differences(names: Sequence[str], views: Sequence[RunView]) -> Block:
-    facts = [
-        {
-            **dict(run_facts(view.info)),
-            **dict(environment_facts(view)),
-            **{f"Schedule: {k}": str(v) for k, v in view.info.schedule.items()},
-        }
-        for view in views
-    ]
-    rows = []
-    for label in dict.fromkeys(label for of_run in facts for label in of_run):
-        values = [of_run.get(label, DASH) for of_run in facts]
-        if label != "Started" and len(set(values)) > 1:
-            rows.append((tables.name_cell(label), *(tables.name_cell(value) for value in values)))
-    if not rows:
-        return Note("The runs have the same configuration.")
-    columns = tuple(Head(text, words=True) for text in ("Setting", *names))
-    return Table("Where their configurations differ", columns, tuple(rows), sorts=False)

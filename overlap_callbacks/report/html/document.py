@@ -20,7 +20,7 @@ from overlap_callbacks._version import __version__
 from overlap_callbacks.report.html.elements import Chart, RunPage, Section
 
 # In the order in which the page runs them.
-_SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "page.js", "controls.js")
+_SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "timeline.js", "page.js", "controls.js")
 _LICENCES = (("d3", "vendor/d3.LICENSE"), ("Observable Plot", "vendor/plot.LICENSE"))
 
 

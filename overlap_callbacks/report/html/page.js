@@ -10,17 +10,18 @@
 
   const scale = (unit) => (unit === "fraction" ? 100 : 1);
   const unitName = (unit) => (unit === "fraction" ? "%" : unit);
-  // As the text beside the charts rounds them (analysis/formatting.py).
-  const digits = (value) => {
-    const size = Math.abs(value);
-    return size >= 1000 ? 0 : size >= 100 ? 1 : size >= 1 || size === 0 ? 2 : 3;
+  // As decimals_of of analysis/formatting.py has it: a figure has the same digits in words, tables and charts.
+  const digits = (value, unit) => {
+    const size = Math.abs(value) * (unit === "W" ? 10 : 1);
+    if (unit === "fraction") return size < 10 ? 1 : 0;
+    if (unit === "MHz") return 0;
+    return size >= 1000 ? 0 : size >= 100 ? 1 : size >= 1 || !size ? 2 : 3;
   };
-  const figure = (value, unit) => {
+  const figure = (value, unit, decimals = digits(value, unit)) => {
     const shown = value * scale(unit);
     const text = shown.toLocaleString("en-US", {
-      minimumFractionDigits: unit === "fraction" ? (Math.abs(value) < 10 ? 1 : 0) : digits(shown),
-      maximumFractionDigits: unit === "fraction" ? (Math.abs(value) < 10 ? 1 : 0) : digits(shown),
-    }).replace("-", "−");
+      minimumFractionDigits: decimals, maximumFractionDigits: decimals,
+    }).replace(/^-(?=[0.,]*$)/, "").replace("-", "−");
     return unit === "fraction" ? `${text}%` : `${text} ${unit}`;
   };
   const bytes = (value) => {
@@ -28,7 +29,7 @@
     return `${Number((value / size).toPrecision(3))} ${name}`;
   };
   const withInterval = (d, unit) =>
-    figure(d.value, unit) + (d.low == null ? "" : `\n95% interval ${figure(d.low, unit)} to ${figure(d.high, unit)}`);
+    figure(d.value, unit) + (d.low == null ? "" : `\n95% interval ${figure(d.low, unit, digits(d.value, unit))} to ${figure(d.high, unit, digits(d.value, unit))}`);
 
   // -- text of a width
 
@@ -147,6 +148,9 @@
         }, `${title}: ${mode.mode}`)];
       });
     },
+
+    // Every call of a step by name, in the lanes of its streams.
+    streams: (data, width) => overlapStreams({ plot, axis, heading, figure, fitted, labels, color, line, muted })(data, width),
 
     // Figures along the run. Few windows: points with whiskers; many: a line in a band.
     lines({ series, unit, excluded, few, zero, title }, width) {

@@ -7,6 +7,7 @@ import itertools
 import os
 from collections.abc import Sequence
 
+from overlap_callbacks.analysis.bottleneck import run_bottleneck
 from overlap_callbacks.analysis.formatting import page_sentence, page_text
 from overlap_callbacks.report.axis import compared
 from overlap_callbacks.report.html.arms import arms
@@ -23,6 +24,7 @@ from overlap_callbacks.report.html.sections import cost, ideal, not_measured, ov
 from overlap_callbacks.report.html.throughput import throughput
 from overlap_callbacks.report.html.traffic import traffic
 from overlap_callbacks.report.html.trends import changed
+from overlap_callbacks.report.html.usage import usage
 from overlap_callbacks.report.record import Record
 
 _METHOD = (
@@ -96,11 +98,17 @@ def _run(identity: str, name: str, view: RunView, *, compared: bool) -> RunPage:
         )
     blocks += warnings(view)
     head, line = page_text(view.head), view.headline
-    more = tuple([page_sentence(each) for each in line.more])
+    more = tuple([page_sentence(each) for each in (*line.more, *_first_advice(view))])
     sections = tuple([section for section in _sections(view) if section.answer or section.blocks])
     # Of several runs, the comparison comes first: each one's own sections open on a click.
     folded = tuple([dataclasses.replace(section, folded=True) for section in sections]) if compared else sections
     return RunPage(identity, name, head, page_sentence(line.sentence), tuple(blocks), folded, more)
+
+
+def _first_advice(view: RunView) -> list[str]:
+    """What to try first, for the head of the page: the table further down has the reasons."""
+    found = run_bottleneck(view.summary) if view.measured else None
+    return [f"To try first: {found.advice[0].what}"] if found is not None and found.advice else []
 
 
 def _sections(view: RunView) -> list[Section]:
@@ -112,7 +120,14 @@ def _sections(view: RunView) -> list[Section]:
         lacking = not_measured(view)
     found += arms(view)
     sent = traffic(view)
-    further = [*([sent] if sent is not None else []), *experts(view), *communication(view), quality(view, lacking)]
+    used = usage(view) if view.measured else []
+    further = [
+        *used,
+        *([sent] if sent is not None else []),
+        *experts(view),
+        *communication(view),
+        quality(view, lacking),
+    ]
     ran_on = environment(view)
     if ran_on is not None:
         further.append(ran_on)

@@ -70,7 +70,7 @@ def _answer(view: RunView) -> str:
     answer = f"{windows_that_count(view.summary)}."
     cost = _cost(view)
     if cost is not None:
-        answer += f" Measuring took {_share(cost)} of training time."
+        answer += f" Measuring took {PAGE.share_of_training(cost)} of training time."
     return answer
 
 
@@ -84,10 +84,6 @@ def _cost(view: RunView) -> float | None:
     first = [window.first_step for window in windows]
     # Windows that were skipped, e.g. because of max_overhead, cost nothing.
     return mean * min(1.0, len(windows) * every / (max(first) - min(first) + every)) if every else mean
-
-
-def _share(fraction: float) -> str:
-    return f"{PAGE.number(100 * fraction, 2)}%"
 
 
 def _facts(view: RunView) -> list[tuple[str, str]]:
@@ -104,7 +100,9 @@ def _facts(view: RunView) -> list[tuple[str, str]]:
         facts.append((label, PAGE.with_interval(error, "fraction", signed=True)))
     facts.append(("Ranks heard", _ranks(windows)))
     cost = _cost(view)
-    facts.append(("Cost of measuring", "not known" if cost is None else f"{_share(cost)} of training time"))
+    facts.append(
+        ("Cost of measuring", "not known" if cost is None else f"{PAGE.share_of_training(cost)} of training time")
+    )
     return facts
 
 

@@ -17,6 +17,7 @@ from overlap_callbacks.report.html.elements import Block, Chart, Note, Section, 
 from overlap_callbacks.report.html.power import power_answer, power_blocks
 from overlap_callbacks.report.html.run import RunView
 from overlap_callbacks.report.html.step_charts import mode_bars, step_parts, timeline
+from overlap_callbacks.report.html.timeline import kernel_blocks
 
 Figures = dict[str, Estimate]
 
@@ -165,6 +166,7 @@ def ideal(view: RunView) -> list[Section]:
     drawn = view.record.latest("pictures")
     if drawn is not None:
         blocks.append(timeline(drawn))
+        blocks += kernel_blocks(drawn)
     divided = view.record.latest("dimensions")
     if divided is not None and len(divided.dimensions) > 1:
         blocks += [dimension_chart(divided), tables.dimension_table(divided)]
@@ -187,18 +189,18 @@ def _attained(figures: Figures) -> str:
 def not_measured(view: RunView) -> list[str]:
     """What a page of this run lacks, as sentences."""
     record = view.record
-    found = []
+    lacking = []
     if view.valid_windows and record.latest_valid("kernels") is not None and record.latest_valid("pairs") is None:
-        found.append("What ran beside what was not measured.")
+        lacking.append("What ran beside what was not measured.")
     if record.latest("pictures") is None:
-        found.append("No step was drawn: that needs a profile of rank 0.")
+        lacking.append("No step was drawn: that needs a profile of rank 0.")
     if record.latest("collectives") is None:
-        found.append("No collective was recorded.")
+        lacking.append("No collective was recorded.")
     if not any(window.power is not None for window in view.windows):
-        found.append("Power was not measured.")
+        lacking.append("Power was not measured.")
     if len(view.valid_windows) == 1:
-        found.append("One valid window was measured, so there is nothing to compare it with.")
-    return found
+        lacking.append("One valid window was measured, so there is nothing to compare it with.")
+    return lacking
 
 
 def dimension_chart(window: OverlapReport) -> Chart:

@@ -72,7 +72,7 @@ def step_parts(parts: StepParts, figures: dict[str, Estimate]) -> Chart:
         )
     return Chart(
         "stack",
-        f"Where the time of an overlapped step goes: {PAGE.quantity(parts.total_ms, 'ms')}",
+        f"Where the time of an overlapped step goes: {PAGE.quantity(parts.total_ms, 'ms')} under the profiler",
         {
             "unit": "ms",
             "rows": [{"label": "", "parts": [part._asdict() | {"value": rounded(part.ms)} for part in shown]}],

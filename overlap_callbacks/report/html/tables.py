@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from overlap_callbacks.analysis.formatting import PAGE, page_text, short_kernel_name
+from overlap_callbacks.analysis.formatting import PAGE, column_decimals, page_text, short_kernel_name
 from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.kernel_times import PairTime
@@ -33,9 +33,11 @@ def name_cell(name: str, shown: str | None = None) -> Cell:
     return Cell(short, short.lower(), whole if whole != short else "")
 
 
-def number_cell(value: float | None, decimals: int = 2) -> Cell:
-    """A number with this many decimals; empty where there is none."""
-    return EMPTY if value is None else Cell(PAGE.number(value, decimals), value)
+def number_cell(value: float | None, decimals: int | None = None) -> Cell:
+    """A number with so many decimals, by its size unless told; empty where there is none."""
+    if value is None:
+        return EMPTY
+    return Cell(PAGE.by_size(value) if decimals is None else PAGE.number(value, decimals), value)
 
 
 def change_cell(value: float | None) -> Cell:
@@ -56,7 +58,7 @@ def without_empty_columns(title: str, columns: Sequence[Head], rows: Sequence[tu
 
 def kernel_tables(window: OverlapReport) -> list[Table]:
     """Compute kernels, and folded those that communicate; what loses the most time comes first."""
-    decimals = _decimals([kernel.overlapped_ms for kernel in window.kernels])
+    decimals = column_decimals([kernel.overlapped_ms for kernel in window.kernels])
     made = []
     for communication, title, note in (
         (False, "Compute kernels that lose most time under overlap", OF_MEAN_TIMES),
@@ -94,7 +96,7 @@ def pair_tables(window: OverlapReport) -> list[Table]:
         (True, f"{PAIRS_TITLE}, of communication", f"{OF_SHARES} {WITH_WAITING}"),
     ):
         pairs = [pair for pair in window.pairs if pair.communication is communication]
-        decimals = _decimals([pair.time_ms for pair in pairs])
+        decimals = column_decimals([pair.time_ms for pair in pairs])
         shown, num_left_out = with_losses(pairs, decimals)
         if shown:
             caption = (
@@ -107,7 +109,7 @@ def pair_tables(window: OverlapReport) -> list[Table]:
 
 def dimension_pair_table(window: OverlapReport) -> Table:
     """Families of compute kernels beside the communication of each dimension of parallelism."""
-    decimals = _decimals([pair.time_ms for pair in window.dimension_pairs])
+    decimals = column_decimals([pair.time_ms for pair in window.dimension_pairs])
     shown, num_left_out = with_losses(window.dimension_pairs, decimals)
     return Table(
         "Slowdown by dimension of parallelism in flight",
@@ -226,8 +228,3 @@ def figure_table(figures: dict[str, Estimate], meanings: dict[str, str]) -> Tabl
         folded=True,
         sorts=False,
     )
-
-
-def _decimals(times_ms: Sequence[float]) -> int:
-    """Decimals for a column: more where all of it is short."""
-    return 2 if max(times_ms, default=0.0) >= 1 else 4

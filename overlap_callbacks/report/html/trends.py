@@ -43,7 +43,7 @@ Reader = Callable[[OverlapReport], Estimate | None]
 def changed(view: RunView) -> list[Section]:
     """Charts along the run, and whether it changed; nothing with fewer than two windows that count."""
     title = "Has it changed?"
-    windows = _in_order(view)
+    windows = in_order(view)
     if len(windows) < 2:
         return []
     kept = set(map(id, windows))
@@ -54,8 +54,8 @@ def changed(view: RunView) -> list[Section]:
             _line("speedup_vs_sequential", windows, excluded),
             _line("compute_slowdown", windows, excluded),
             _line("exposed_comm_ms", windows, excluded),
-            _lines("Step time", "ms", _MODES, windows, excluded, zero=False),
-            _lines("Mean power of a device", "W", _POWER, windows, excluded, zero=False),
+            figure_lines("Step time", "ms", _MODES, windows, excluded, zero=False),
+            figure_lines("Mean power of a device", "W", _POWER, windows, excluded, zero=False),
         )
         if chart is not None
     ]
@@ -89,15 +89,15 @@ _POWER: tuple[tuple[str, str, Reader], ...] = (
 
 def _line(name: str, windows: Sequence[OverlapReport], excluded: Sequence[int]) -> Chart | None:
     figure = figure_named(name)
-    return _lines(figure.title, figure.unit, ((figure.title, "ink", _read(name)),), windows, excluded)
+    return figure_lines(figure.title, figure.unit, ((figure.title, "ink", _read(name)),), windows, excluded)
 
 
-def _lines(
+def figure_lines(
     title: str,
     unit: str,
     lines: Sequence[tuple[str, str, Reader]],
     windows: Sequence[OverlapReport],
-    excluded: Sequence[int],
+    excluded: Sequence[int] = (),
     *,
     zero: bool = True,
 ) -> Chart | None:
@@ -157,7 +157,7 @@ def slowdowns(runs: Sequence[tuple[str, RunView]]) -> Chart | None:
     shown = [
         line
         for color, (name, view) in zip(RUN_COLORS, runs, strict=False)
-        if (line := _series(name, color, _read("compute_slowdown"), _in_order(view))) is not None
+        if (line := _series(name, color, _read("compute_slowdown"), in_order(view))) is not None
     ]
     if not any(len(line["points"]) > 1 for line in shown):
         return None
@@ -170,7 +170,7 @@ def slowdowns(runs: Sequence[tuple[str, RunView]]) -> Chart | None:
     return Chart("lines", "Compute slowdown along the runs", data, caption, legend)
 
 
-def _in_order(view: RunView) -> list[OverlapReport]:
+def in_order(view: RunView) -> list[OverlapReport]:
     return sorted(view.valid_windows, key=lambda window: window.first_step)
 
 

@@ -1,4 +1,4 @@
-"""An alert when a figure passes a limit of the user's, and no second one before it was back within the limit."""
+"""An alert when a figure's interval passes a limit of the user's, and no second one before it was back within it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from overlap_callbacks._log import logger
 from overlap_callbacks.analysis.formatting import PLAIN
 from overlap_callbacks.analysis.results.catalogue import FIGURES, MEASUREMENT_OVERHEAD, Figure, figure_named
 from overlap_callbacks.analysis.results.environment import Severity
@@ -56,11 +57,14 @@ class Limits:
             raise ValueError(f"alerts has {unknown[0]!r}, which is no figure; allowed are {', '.join(sorted(_NAMES))}")
         self._limits = {name: _finite(name, limit) for name, limit in limits.items()}
         self._passed: set[str] = set()
+        self._without_interval: set[str] = set()
 
     def passed(self, report: OverlapReport) -> list[Alert]:
         """The limits that this window passes and the one before did not.
 
-        A figure that was not measured, or that means nothing in an invalid window, changes nothing.
+        A limit is passed where the whole 95% interval lies beyond it; else it may be chance. It is passed no more once
+        the figure itself is back within. A figure that was not measured, or that means nothing in an invalid window,
+        changes nothing.
         """
         if report.control:
             return []  # both arms ran overlapped: every difference is chance
@@ -71,11 +75,27 @@ class Limits:
             value = metrics.get(figure.key)
             if value is None:
                 continue
-            beyond = value < limit if figure.less_is_worse else value > limit
-            if beyond and name not in self._passed:
+            if not _is_beyond(figure, value, limit):
+                self._passed.discard(name)
+            elif name not in self._passed and self._is_sure(figure, limit, metrics):
+                self._passed.add(name)
                 alerts.append(_alert(figure, value, limit, metrics, report))
-            (self._passed.add if beyond else self._passed.discard)(name)
         return alerts
+
+    def _is_sure(self, figure: Figure, limit: float, metrics: Mapping[str, float]) -> bool:
+        """Whether the end of the interval that is nearest to the limit is beyond it too."""
+        if figure is MEASUREMENT_OVERHEAD:
+            return True  # it is counted, not estimated
+        bound = metrics.get(f"{figure.key}_ci_{'high' if figure.less_is_worse else 'low'}")
+        if bound is None:
+            if figure.name not in self._without_interval:
+                self._without_interval.add(figure.name)
+                logger.warning(
+                    "overlap-callbacks: alerts[%r] is not watched in windows whose blocks are too few for an interval",
+                    figure.name,
+                )
+            return False
+        return _is_beyond(figure, bound, limit)
 
 
 def finding_alerts(report: OverlapReport, known: set[str]) -> list[Alert]:
@@ -95,6 +115,10 @@ def _finite(name: str, limit: Any) -> float:
     if not math.isfinite(limit):
         raise ValueError(f"alerts[{name!r}] must be a finite number, got {limit!r}")
     return float(limit)
+
+
+def _is_beyond(figure: Figure, value: float, limit: float) -> bool:
+    return value < limit if figure.less_is_worse else value > limit
 
 
 def _alert(figure: Figure, value: float, limit: float, metrics: Mapping[str, float], report: OverlapReport) -> Alert:

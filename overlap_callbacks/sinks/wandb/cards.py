@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from overlap_callbacks.analysis import safe_text
 from overlap_callbacks.analysis.communication import heat_map
-from overlap_callbacks.analysis.formatting import PLAIN
+from overlap_callbacks.analysis.formatting import PLAIN, count
 from overlap_callbacks.analysis.results.catalogue import STEP_TIMES, Figure, compares, figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.power import PowerTrace
 from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.run_summary import RunSummary
 from overlap_callbacks.analysis.verdict import cause_in_words
 
 # The CSS class of each bar; its colours can be told apart by the colour-blind and on a grey printer.
@@ -39,10 +41,11 @@ _STYLE = """
 --ideal:#8b949e;--overlapped:#58a6ff;--sequential:#f0a04b}}
 body{font:14px/1.45 system-ui,sans-serif;color:var(--ink);background:var(--paper);margin:12px;max-width:46em;
 overflow-wrap:anywhere}
+h1{font-size:15px;margin:.8em 0 .3em}h1:first-child{margin-top:0}h1 .dim{font-weight:400}
 p{margin:0 0 .6em}.dim{color:var(--dim)}svg{width:100%;max-width:480px;height:auto;display:block}
 text{font:13px system-ui,sans-serif;fill:var(--ink)}.dim text,text.dim{fill:var(--dim)}
 table{border-collapse:collapse;margin:.6em 0}td,th{padding:.15em .9em .15em 0;text-align:right;font-weight:400}
-td:first-child,th:first-child{text-align:left}td:nth-child(2){white-space:nowrap}
+td:first-child,th:first-child{text-align:left}td{vertical-align:top}td:first-child{width:34%}small{color:var(--dim)}
 td{overflow-wrap:normal}th{color:var(--dim)}tr{border-bottom:1px solid var(--line)}
 .ideal{fill:var(--ideal)}.overlapped{fill:var(--overlapped)}.sequential{fill:var(--sequential)}
 .bound{stroke:var(--ink);stroke-width:1.5}.axis{stroke:var(--line)}.shade{opacity:.16}.flight{opacity:.5}
@@ -50,12 +53,34 @@ td{overflow-wrap:normal}th{color:var(--dim)}tr{border-bottom:1px solid var(--lin
 """
 
 
-def step_card(report: OverlapReport, verdict: str) -> str:
-    """Step time ideal, overlapped and sequential side by side, with intervals; the verdict; the headline figures.
+class SoFar(NamedTuple):
+    """What the windows of a run say together.
+
+    Attributes:
+        verdict: in a sentence.
+        num_windows: those that count.
+        first_step: of the first of them; None if there is none.
+        figures: means over them.
+    """
+
+    verdict: str
+    num_windows: int
+    first_step: int | None
+    figures: Mapping[str, Estimate]
+
+    @classmethod
+    def of(cls, summary: RunSummary, verdict: str) -> SoFar:
+        """Of the run so far."""
+        valid = summary.valid_windows
+        return cls(verdict, len(valid), valid[0].first_step if valid else None, summary.pooled())
+
+
+def step_card(report: OverlapReport, so_far: SoFar | None) -> str:
+    """The run so far in words; then the window: step times side by side, with intervals, and the headline figures.
 
     Args:
         report: of the window.
-        verdict: on the run so far.
+        so_far: of the run; None to show the window alone.
     """
     figures = {
         name: estimate
@@ -64,19 +89,28 @@ def step_card(report: OverlapReport, verdict: str) -> str:
     }
     cause = cause_in_words(report.power_verdict)
     heard = f"{report.num_heard} of {report.world_size} ranks"
-    body = [
-        f'<p><span class="dim">The run so far</span><br><b>{_text(verdict)}</b></p>',
-        f'<p class="dim">Window {report.window}, from step {report.first_step}, {heard}, {_text(report.device)}</p>',
-    ]
+    body = []
+    if so_far is not None:
+        body.append(f'<h1>The run so far <span class="dim">{_covered(so_far)}</span></h1>')
+        body.append(f"<p><b>{_text(so_far.verdict)}</b></p>")
+    body.append(f'<h1>This window <span class="dim">number {report.window}, from step {report.first_step}</span></h1>')
+    body.append(f'<p class="dim">{heard}, {_text(report.device)}</p>')
     bars = [(figure, figures[figure.name]) for figure in STEP_TIMES if figure.name in figures]
     body.append(_bars(bars) if bars else '<p class="dim">Step times were not measured in this window.</p>')
-    body.append(_rows(figures))
+    body.append(_rows(figures, {} if so_far is None else so_far.figures))
     if cause is not None:
-        body.append(f"<p>What the compute slowdown is due to: {_text(cause)}</p>")
+        body.append(f"<p>What the compute slowdown of this window is due to: {_text(cause)}</p>")
     body += [f'<p class="dim">Note: {_text(note)}</p>' for note in report.problems[:_MAX_NOTES]]
     if len(report.problems) > _MAX_NOTES:
         body.append(f'<p class="dim">and {len(report.problems) - _MAX_NOTES} more notes: see the record</p>')
     return _page("Step time", body)
+
+
+def _covered(so_far: SoFar) -> str:
+    if so_far.first_step is None:
+        return "no window counts yet"
+    counting = "counts" if so_far.num_windows == 1 else "count"
+    return f"{count(so_far.num_windows, 'window')} that {counting}, from step {so_far.first_step}"
 
 
 def traffic_card(title: str, picture: str, notes: Sequence[str]) -> str:
@@ -175,16 +209,24 @@ def _bars(bars: Sequence[tuple[Figure, Estimate]]) -> str:
     return f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="Step time">{"".join(parts)}</svg>'
 
 
-def _rows(figures: Mapping[str, Estimate]) -> str:
-    cells = ["<tr><th></th><th>value</th><th>95% interval</th></tr>"]
+def _rows(figures: Mapping[str, Estimate], of_run: Mapping[str, Estimate]) -> str:
+    """Headline figures of the window, and beside them the means over the run so far, where there are any."""
+    heads = ["", "this window", *(["run so far"] if of_run else [])]
+    cells = [f"<tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"]
     for figure in ROWS:
-        estimate = figures.get(figure.name)
-        if estimate is None:
-            cells.append(f'<tr class="dim"><td>{figure.short}</td><td>not measured</td><td></td></tr>')
-            continue
-        value, interval = PLAIN.figure(figure, estimate.value), PLAIN.figure_interval(figure, estimate)
-        cells.append(f"<tr><td>{figure.short}</td><td>{value}</td><td>{interval}</td></tr>")
-    return f"<table>{''.join(cells)}</table>"
+        own = figures.get(figure.name)
+        both = [own, of_run.get(figure.name)] if of_run else [own]
+        dim = ' class="dim"' if own is None else ""
+        cells.append(f"<tr{dim}><td>{figure.short}</td>{''.join(_cell(figure, estimate) for estimate in both)}</tr>")
+    return f'<table>{"".join(cells)}</table><p class="dim">Below the figures: 95% intervals.</p>'
+
+
+def _cell(figure: Figure, estimate: Estimate | None) -> str:
+    if estimate is None:
+        return "<td>not measured</td>"
+    bounds = PLAIN.figure_interval(figure, estimate)
+    value = PLAIN.figure(figure, estimate.value).replace(" ", "&nbsp;")  # the bounds may break, the value may not
+    return f"<td>{value}{f'<br><small>{bounds}</small>' if bounds else ''}</td>"
 
 
 def _text(text: str) -> str:

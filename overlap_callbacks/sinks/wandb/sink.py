@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -20,10 +22,12 @@ from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.analysis.run_summary import RunSummary, without_details
 from overlap_callbacks.analysis.verdict import cause_in_words, run_verdict
 from overlap_callbacks.sinks.base import Sink
+from overlap_callbacks.sinks.earlier_starts import earlier_starts
 from overlap_callbacks.sinks.metric_keys import fit, fit_name
 from overlap_callbacks.sinks.wandb import cards
 from overlap_callbacks.sinks.wandb.alerts import Limits, finding_alerts
 from overlap_callbacks.sinks.wandb.environment import job_content
+from overlap_callbacks.sinks.wandb.starting import start_run
 from overlap_callbacks.sinks.wandb.summary import aggregates, run_metrics
 from overlap_callbacks.sinks.wandb.tables import Table, arm_table, tables
 from overlap_callbacks.sinks.wandb.traffic import traffic_card
@@ -50,19 +54,20 @@ class _Row(NamedTuple):
     Attributes:
         metrics: as they are logged.
         pictured: the report, where its pictures and tables are due; else None.
-        verdict: on the run so far.
+        so_far: what the run says so far; None where nothing is pictured.
     """
 
     metrics: dict[str, float]
-    pictured: OverlapReport | None
-    verdict: str
+    pictured: OverlapReport | None = None
+    so_far: cards.SoFar | None = None
 
 
 class WandbSink(Sink):
     """Logs to the user's W&B run where there is one, else to a run that it starts and finishes.
 
     - Every metric of ``OverlapReport.metrics()``, against ``overlap/step``, with aggregates in the run's summary
-      (``sinks.wandb.summary.aggregates``); means over the run so far under ``overlap_run/``.
+      (``sinks.wandb.summary.aggregates``); means over the run so far under ``overlap_run/``, and how many windows
+      they are of. Where a resumed job goes on in the record of its earlier starts, these are of all starts.
     - ``overlap/step_time``: step time ideal, overlapped and sequential side by side with intervals, as a picture with
       the verdict; ``power/trace_card``: power against time; ``traffic/matrix``: who sends how much to whom.
     - Tables: ``overlap/kernels``, ``overlap/pairs`` (what each kernel family loses beside each kind of collective),
@@ -73,9 +78,10 @@ class WandbSink(Sink):
     - In the run's summary, the verdicts as text: ``overlap/verdict`` and ``power/verdict``.
     - In its configuration, under ``overlap_callbacks``: schedule, device, versions, framework, the size of the groups
       of each dimension of parallelism, the environment, and the findings in it.
-    - At the end the JSONL record, as an artifact of the type ``overlap-record``.
-    - An alert when a figure passes a limit of ``alerts``, and again only after it has been back within; and one for
-      each serious finding in the environment.
+    - At the end the JSONL record, as an artifact of the type ``overlap-record``; and as a file of the run, which W&B
+      takes when the run is finished, by whomever.
+    - An alert when a figure and its 95% interval pass a limit of ``alerts``, and again only after the figure has been
+      back within; and one for each serious finding in the environment.
 
     Each key is defined by its exact name before it is first logged: if several patterns match (Lightning's
     ``WandbLogger`` defines ``*``), W&B picks one at random.
@@ -88,8 +94,8 @@ class WandbSink(Sink):
         run: the run to use. By default ``wandb.run``, as it is when the first report comes.
         start: start a run where there is none; if False, log nothing until there is one.
         alerts: limits by the figure's name, e.g. ``{"compute_slowdown": 0.2, "residual_overlap": 0.02}``; fractions as
-            fractions, times in milliseconds. An alert comes when a figure is above its limit;
-            ``speedup_vs_sequential`` and ``hidden_comm_fraction``, when it is below.
+            fractions, times in milliseconds. An alert comes when the whole interval of a figure is above its limit;
+            of ``speedup_vs_sequential``, ``attained_fraction`` and ``hidden_comm_fraction``, when it is below.
         timeout_s: longest time in seconds for W&B to begin a run of ours, and to take the rest at the end.
         init: arguments of ``wandb.init`` for a run that is started, e.g. ``project``, ``entity``, ``name``.
 
@@ -97,7 +103,7 @@ class WandbSink(Sink):
         TypeError, ValueError: ``alerts`` or ``timeout_s`` is wrong.
         ImportError: (from ``log``) wandb is not installed.
         RuntimeError: (from ``log``) nobody is logged in to W&B, so no run can be started.
-        TimeoutError: (from ``close``) W&B did not take everything in time.
+        TimeoutError: (from ``close``) W&B began no run, or did not take everything, in time.
     """
 
     def __init__(
@@ -121,6 +127,9 @@ class WandbSink(Sink):
 
         self._run: Any = None
         self._owns_run = False
+        self._starting = False  # W&B was asked for a run, and has not begun it
+        self._had_run = False
+        self._told_finished: Any = None  # the run that was finished early, and of which that was said
         self._defined: set[str] = set()
         self._described: dict[str, Any] | None = None  # as the run's configuration has it
         self._environment: JobEnvironment | None = None
@@ -137,6 +146,11 @@ class WandbSink(Sink):
 
     def open(self, run: RunInfo) -> None:
         self._info = run
+        if self._record is None:
+            return
+        with contextlib.suppress(OSError):  # the record's own sink has told it
+            self._windows, self._arms = earlier_starts(self._record)
+            self._next_tables = len(self._windows) + 1
 
     def log(self, report: OverlapReport) -> None:
         run = self._find_run()
@@ -156,7 +170,7 @@ class WandbSink(Sink):
             self._next_tables = max(len(self._windows) + 1, int(grown))
         if shows:
             self._without_tables = None if due else report
-        self._rows.append(_Row(row, report if due else None, verdict))
+        self._rows.append(_Row(row, report, cards.SoFar.of(summary, verdict)) if due else _Row(row))
         self._log_rows(run)
 
         bound = run_bottleneck(summary)
@@ -170,7 +184,7 @@ class WandbSink(Sink):
         if run is None:
             return
         self._arms.append(report)
-        self._rows.append(_Row({**fit(report.metrics()), STEP_KEY: report.first_step}, None, ""))
+        self._rows.append(_Row({**fit(report.metrics()), STEP_KEY: report.first_step}))
         self._log_rows(run)
 
     def close(self) -> None:
@@ -182,22 +196,27 @@ class WandbSink(Sink):
         return self._timeout_error(self._run)
 
     def _timeout_error(self, run: Any) -> TimeoutError:
+        if run is None and self._starting:
+            return TimeoutError(
+                f"W&B began no run within {self.close_timeout_s:g} s before the job ended, so it has no run of this "
+                f"job: {self._where_the_rest_is()}"
+            )
         folder = getattr(getattr(run, "settings", None), "sync_dir", None)
         where = f"wandb sync {folder}" if folder else "the record has everything"
         return TimeoutError(f"W&B did not take everything within {self.close_timeout_s:g} s: {where}")
 
     def _finish(self) -> None:
         run = self._run
-        if run is None:
-            return
-        if _is_finished(run):
-            logger.warning(
-                "overlap-callbacks: the W&B run was finished before measuring ended; the record has the rest"
-            )
+        if run is not None and _is_finished(run):
+            self._tell_finished(run)
+        if run is None or _is_finished(run):
+            if run is None and self._start and self._info is not None and not self._had_run:
+                logger.warning("overlap-callbacks: no window ended before the job did, so no W&B run was begun")
             return
         if self._without_tables is not None:
-            verdict = run_verdict(RunSummary(self._info, self._windows))
-            self._rows.append(_Row({STEP_KEY: self._without_tables.first_step}, self._without_tables, verdict))
+            summary = RunSummary(self._info, self._windows)
+            so_far = cards.SoFar.of(summary, run_verdict(summary))
+            self._rows.append(_Row({STEP_KEY: self._without_tables.first_step}, self._without_tables, so_far))
         while self._rows:  # each pass takes one, whatever the run does with it
             run.log({})  # ends the row under way, if there is one: the next row is ours
             self._log_row(run)
@@ -229,7 +248,7 @@ class WandbSink(Sink):
 
     def _log_row(self, run: Any) -> None:
         row, wandb = self._rows.pop(0), sys.modules["wandb"]
-        pictures = {} if row.pictured is None else _pictures(wandb, row.pictured, row.verdict)
+        pictures = {} if row.pictured is None else _pictures(wandb, row.pictured, row.so_far)
         self._log_part(run, {**row.metrics, **pictures})
         # Separately: for a table of an online run, W&B asks its server, waits, and may raise. With the step again: the
         # user may have begun another row by then.
@@ -293,13 +312,20 @@ class WandbSink(Sink):
     # -- the run
 
     def _find_run(self) -> Any:
-        if self._run is not None and not (_is_finished(self._run) and self._given_run is None):
+        if self._run is not None and _is_finished(self._run):
+            self._tell_finished(self._run)
+            if self._given_run is not None:
+                return None
+        elif self._run is not None:
             return self._run
         run = self._given_run
         if run is None:
             run = getattr(sys.modules.get("wandb"), "run", None)
-        if run is None and self._start:
-            run = self._start_run()
+        if run is None and self._start and not self._had_run:
+            self._starting = self._owns_run = True
+            hidden = self._info is not None and not self._info.hosts_named
+            run = start_run(self._init, self.close_timeout_s, hide_host=hidden)
+            self._starting = False
         if run is not self._run:
             self._take(run)
         return self._run
@@ -308,35 +334,33 @@ class WandbSink(Sink):
         """Go on with another run, in which nothing is defined yet."""
         self._run = run
         self._defined, self._described, self._joined_step = set(), None, -1
+        if run is None:
+            return
+        self._had_run = True
+        if self._record is not None and self._record.is_file():
+            # W&B takes the file when the run is finished, even where that is before we are closed, or by a crash.
+            self._try_artifact("the record as a file of the run", lambda: self._save_record(run))
 
-    def _start_run(self) -> Any:
-        try:
-            import wandb
-        except ImportError:
-            raise ImportError(
-                "wandb is not installed: pip install 'overlap-callbacks[wandb]', or leave WandbSink out"
-            ) from None
-        given = self._init.get("settings")
-        of_settings = given.get("mode") if isinstance(given, Mapping) else _named(given).get("mode")
-        mode = self._init.get("mode") or of_settings or wandb.setup().settings.mode
-        # wandb.init would ask for a key on the terminal, and block.
-        if mode not in ("offline", "disabled", "dryrun") and not logged_in(wandb):
-            raise RuntimeError(
-                "nobody is logged in to W&B: run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline"
+    def _save_record(self, run: Any) -> None:
+        record = Path(self._record or "").resolve()
+        run.save(glob.escape(str(record)), base_path=str(record.parent), policy="end")
+
+    def _tell_finished(self, run: Any) -> None:
+        if run is not self._told_finished:
+            self._told_finished = run
+            logger.warning(
+                "overlap-callbacks: the W&B run was finished before measuring ended. It has the windows and the record "
+                "up to then: %s",
+                self._where_the_rest_is(),
             )
-        self._owns_run = True
-        hidden = self._info is not None and not self._info.hosts_named
-        settings = _bounded(wandb, self._init.get("settings"), self.close_timeout_s, hide_host=hidden)
-        try:
-            return wandb.init(**{**self._init, "settings": settings})
-        except wandb.errors.CommError as error:
-            logger.warning("overlap-callbacks: W&B is not to be reached, so the run is logged offline: %s", error)
-            return wandb.init(**{**self._init, "settings": settings, "mode": "offline"})
+
+    def _where_the_rest_is(self) -> str:
+        return "there is no record" if self._record is None else f"the record, {self._record}, has everything"
 
 
-def _pictures(wandb: Any, report: OverlapReport, verdict: str) -> dict[str, Any]:
+def _pictures(wandb: Any, report: OverlapReport, so_far: cards.SoFar | None) -> dict[str, Any]:
     """The cards of a window; ``inject=False`` keeps W&B's own style sheet out of them."""
-    pictures = {STEP_CARD: wandb.Html(cards.step_card(report, verdict), inject=False)}
+    pictures = {STEP_CARD: wandb.Html(cards.step_card(report, so_far), inject=False)}
     if report.power_trace is not None and report.power_trace.time_ms:
         pictures[POWER_CARD] = wandb.Html(cards.power_card(report, report.power_trace), inject=False)
     if report.messages is not None and report.messages.groups:
@@ -351,36 +375,5 @@ def _tables(wandb: Any, by_key: Mapping[str, Table]) -> dict[str, Any]:
     }
 
 
-def _bounded(wandb: Any, given: Any, timeout_s: float, *, hide_host: bool) -> Any:
-    """The given settings, with a timeout for W&B and a name for the host unless they set them themselves.
-
-    The timeout also bounds wandb's own hook at the interpreter's exit.
-    """
-    bounds: dict[str, Any] = {"host": "host 0"} if hide_host else {}
-    bounds |= {"init_timeout": timeout_s, "finish_timeout": timeout_s, "finish_timeout_raises": True}
-    known = getattr(wandb.Settings, "model_fields", {})
-    bounds = {name: value for name, value in bounds.items() if name in known}  # older versions lack some
-    if given is None:
-        return wandb.Settings(**bounds)
-    if isinstance(given, Mapping):
-        return {**bounds, **given}
-    if isinstance(given, wandb.Settings):
-        return given.model_copy(update={name: value for name, value in bounds.items() if name not in _named(given)})
-    return given
-
-
-def _named(settings: Any) -> dict[str, Any]:
-    """The settings that were set by hand, without the defaults."""
-    return {name: getattr(settings, name) for name in getattr(settings, "model_fields_set", ())}
-
-
 def _is_finished(run: Any) -> bool:
     return bool(getattr(run, "_is_finished", False))
-
-
-def logged_in(wandb: Any) -> bool:
-    """Whether there is a key for W&B's server; never asks the user for one."""
-    try:
-        return bool(wandb.login(prompt=False, verify=False))
-    except TypeError:  # an older version, without the parameter
-        return bool(wandb.setup().settings.api_key or wandb.api.api_key)

@@ -37,7 +37,8 @@ def aggregates(key: str) -> str:
 
 
 def run_metrics(summary: RunSummary) -> dict[str, float]:
-    """Means over the valid windows so far, with intervals, under ``overlap_run/``."""
+    """Means over the valid windows so far, with intervals, under ``overlap_run/``; and how many windows these are."""
     pooled = summary.pooled()
     metrics = figure_metrics({name: pooled[name] for name in pooled if name in RUN_FIGURES}, valid=True)
-    return {key.replace("overlap/", "overlap_run/", 1): value for key, value in metrics.items()}
+    means = {key.replace("overlap/", "overlap_run/", 1): value for key, value in metrics.items()}
+    return {**means, "overlap_run/windows": float(len(summary.valid_windows))}

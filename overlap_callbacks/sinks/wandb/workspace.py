@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from overlap_callbacks.sinks.wandb.sink import logged_in
+from overlap_callbacks.sinks.wandb.starting import logged_in
 
 DEFAULT_NAME = "Overlap cost"
 _STEP = "overlap/step"

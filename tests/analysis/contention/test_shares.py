@@ -82,7 +82,7 @@ def test_memory_gets_what_remains_where_its_counter_says_that_it_was_exhausted()
     assert (found.of(MEMORY), found.of(UNEXPLAINED)) == (pytest.approx(0.15), 0)
     found = shares(0.2, [loss(3.0, 0.0)], (1800, 1800), dram=0.3)
     assert (found.of(MEMORY), found.of(UNEXPLAINED)) == (None, pytest.approx(0.15))
-    assert found.shares[-1].basis == "what remains; memory bandwidth was used to 30%"
+    assert found.shares[-1].basis == "what remains; memory bandwidth was used to 30.0%"
 
 
 def test_causes_of_which_nothing_is_known_are_part_of_what_is_unexplained() -> None:

@@ -28,7 +28,7 @@ def test_a_slowdown_by_the_clock_alone_is_all_the_clocks() -> None:
     assert "SM clock 1600 MHz overlapped, 2000 MHz sequential: it explains at most 25.0% (100% of the slowdown)" in (
         found.evidence
     )
-    assert "throttled by power cap for 90% of overlapped and 0% of sequential time" in found.evidence
+    assert "throttled by power cap for 90.0% of overlapped and 0.0% of sequential time" in found.evidence
 
 
 def test_the_clock_counts_while_kernels_compute_not_while_only_communication_runs() -> None:
@@ -116,10 +116,10 @@ def test_evidence_names_the_figures_that_it_rests_on() -> None:
         "SM clock 1980 MHz overlapped, 1980 MHz sequential: it explains at most 0.0% (0% of the slowdown)",
         "these clocks are means over all of the steps' time, communication alone included, in which a clock may rise: "
         "too few readings fall into compute",
-        "memory bandwidth used to 75% (20% in sequential steps)",
-        "SMs busy for 95%",
-        "tensor cores busy for 40%, 60% in sequential steps",
-        "NVLink 120 GB/s in, 120 GB/s out",
+        "memory bandwidth used to 75.0% (20.0% in sequential steps)",
+        "SMs busy for 95.0%",
+        "tensor cores busy for 40.0%, 60.0% in sequential steps",
+        "NVLink 120.4 GB/s in, 119.6 GB/s out",
     )
 
 

@@ -139,7 +139,7 @@ def test_power_of_a_device_without_a_known_limit_is_in_watts() -> None:
         chart for chart in charts_of(study_page("study", *of_rows(rows))) if chart["title"] == "Power of a device"
     )
     assert (power["unit"], power["limits"]) == ("W", [])
-    assert power["groups"][0]["rows"][0]["note"] == "90.00\xa0W"
+    assert power["groups"][0]["rows"][0]["note"] == "90.0\xa0W"
 
 
 def test_products_beside_all_reduces_are_shown_where_they_lie(tmp_path: Path) -> None:

@@ -1,0 +1,90 @@
+"""The kernels of a step by name and stream, and how long calls of each kernel take."""
+
+from __future__ import annotations
+
+from overlap_callbacks.analysis.formatting import page_text, short_kernel_name
+from overlap_callbacks.analysis.results.kernel_times import CallTimes, StepDetail, StepTimeline
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.report.html.elements import Block, Cell, Chart, Table, heads
+from overlap_callbacks.report.html.tables import name_cell, number_cell
+
+# The command that writes what is drawn here for a viewer that shows all of it.
+_PERFETTO = "overlap trace RUN --perfetto out.json writes this for ui.perfetto.dev."
+_MAX_NAME = 120
+
+
+def kernel_blocks(window: OverlapReport) -> list[Block]:
+    """What ran when, by name and stream, and the times of calls; nothing of a record of an older version."""
+    pictures = sorted(window.pictures, key=lambda picture: list(Mode).index(picture.arm))
+    blocks: list[Block] = []
+    drawn = [(picture, picture.detail) for picture in pictures if picture.detail is not None and picture.detail.slices]
+    if drawn:
+        blocks.append(_chart(drawn, window))
+    if any(picture.call_times for picture in pictures):
+        blocks.append(_table(pictures, window))
+    return blocks
+
+
+def _chart(drawn: list[tuple[StepTimeline, StepDetail]], window: OverlapReport) -> Chart:
+    track = "thread" if window.device == "cpu" else "stream"
+    caption = (
+        f"One profiled step of each mode on rank {window.first_rank}, window {window.window}. Point at a kernel for "
+        f"its name; drag over a part to see it closely, double-click for the whole. {_PERFETTO}"
+    )
+    return Chart(
+        "streams",
+        f"Kernels of one step, by {track}",
+        {"unit": "ms", "modes": [_mode(picture, detail, track) for picture, detail in drawn]},
+        caption,
+        (("compute", "compute"), ("communication", "communication")),
+    )
+
+
+def _mode(picture: StepTimeline, detail: StepDetail, track: str) -> dict[str, object]:
+    lanes = sorted({lane for _, lane, *_ in detail.slices})
+    names = [
+        [page_text(short_kernel_name(name), _MAX_NAME), communicates]
+        for name, communicates in zip(detail.names, detail.communication, strict=False)
+    ]
+    shown, left_out = len(detail.slices), detail.left_out
+    return {
+        "mode": picture.arm.value.capitalize(),
+        "step_ms": round(picture.step_ms, 4),
+        "left_out": f"; the {shown:,} longest of {shown + left_out:,} calls" if left_out > 0 else "",
+        "names": names,
+        "lanes": [f"{track} {lane}" for lane in lanes],
+        "calls": [
+            [name, lanes.index(lane), round(start_ms, 4), round(length_ms, 4)]
+            for name, lane, start_ms, length_ms, _ in detail.slices
+            if 0 <= name < len(names)
+        ],
+    }
+
+
+def _table(pictures: list[StepTimeline], window: OverlapReport) -> Table:
+    by_kernel: dict[tuple[str, bool], dict[Mode, CallTimes]] = {}
+    for picture in pictures:
+        for row in picture.call_times:
+            by_kernel.setdefault((row.name, row.communication), {})[picture.arm] = row
+    rows = []
+    for (name, communicates), of_mode in by_kernel.items():
+        cells: list[Cell] = [name_cell(name, short_kernel_name(name))]
+        kind = "communication" if communicates else "compute"
+        cells.append(Cell(kind, kind))
+        for mode in Mode:
+            found = of_mode.get(mode)
+            values = [None] * 4 if found is None else [found.calls, found.min_ms, found.median_ms, found.max_ms]
+            cells += [number_cell(value, 0 if place == 0 else None) for place, value in enumerate(values)]
+        rows.append(tuple(cells))
+    columns = ["*Kernel", "*Kind"]
+    for mode in Mode:
+        columns += [f"{mode.value.capitalize()} calls", "min", "median", "max"]
+    return Table(
+        "How long calls of a kernel take",
+        heads(*columns),
+        tuple(rows),
+        f"Milliseconds of single calls over the profiled steps of window {window.window}, on rank "
+        f"{window.first_rank}; kernels with the most time first.",
+        folded=True,
+    )
