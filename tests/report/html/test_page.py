@@ -55,7 +55,7 @@ QUESTIONS = (
 
 def test_the_verdict_comes_first_then_the_questions_in_their_order(tmp_path: Path) -> None:
     text = text_of(made(tmp_path, *[window(i, power=True) for i in range(8)]))
-    places = [text.index(part) for part in ("Overlap makes steps 12.", "95% intervals: steps 1", *QUESTIONS)]
+    places = [text.index(part) for part in ("Overlap makes steps 12.", "95% intervals: steps 1", "To try first: ", *QUESTIONS)]
     assert places == sorted(places)
 
 
