@@ -22,6 +22,7 @@ from overlap_callbacks.report.html.run import RunView
 from overlap_callbacks.report.html.scaling import scaling
 from overlap_callbacks.report.html.sections import cost, ideal, not_measured, overview, power, tiles
 from overlap_callbacks.report.html.throughput import throughput
+from overlap_callbacks.report.html.timeline import kernels_in_time
 from overlap_callbacks.report.html.traffic import traffic
 from overlap_callbacks.report.html.trends import changed
 from overlap_callbacks.report.html.usage import usage
@@ -120,9 +121,9 @@ def _sections(view: RunView) -> list[Section]:
         lacking = not_measured(view)
     found += arms(view)
     sent = traffic(view)
-    used = usage(view) if view.measured else []
     further = [
-        *used,
+        *(kernels_in_time(view) if view.measured else []),
+        *(usage(view) if view.measured else []),
         *([sent] if sent is not None else []),
         *experts(view),
         *communication(view),

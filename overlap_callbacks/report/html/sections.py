@@ -17,7 +17,6 @@ from overlap_callbacks.report.html.elements import Block, Chart, Note, Section, 
 from overlap_callbacks.report.html.power import power_answer, power_blocks
 from overlap_callbacks.report.html.run import RunView
 from overlap_callbacks.report.html.step_charts import mode_bars, step_parts, timeline
-from overlap_callbacks.report.html.timeline import kernel_blocks
 
 Figures = dict[str, Estimate]
 
@@ -166,7 +165,6 @@ def ideal(view: RunView) -> list[Section]:
     drawn = view.record.latest("pictures")
     if drawn is not None:
         blocks.append(timeline(drawn))
-        blocks += kernel_blocks(drawn)
     divided = view.record.latest("dimensions")
     if divided is not None and len(divided.dimensions) > 1:
         blocks += [dimension_chart(divided), tables.dimension_table(divided)]

@@ -6,12 +6,21 @@ from overlap_callbacks.analysis.formatting import page_text, short_kernel_name
 from overlap_callbacks.analysis.results.kernel_times import CallTimes, StepDetail, StepTimeline
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.report.html.elements import Block, Cell, Chart, Table, heads
+from overlap_callbacks.report.html.elements import Block, Cell, Chart, Section, Table, heads
+from overlap_callbacks.report.html.run import RunView
 from overlap_callbacks.report.html.tables import name_cell, number_cell
 
 # The command that writes what is drawn here for a viewer that shows all of it.
 _PERFETTO = "overlap trace RUN --perfetto out.json writes this for ui.perfetto.dev."
 _MAX_NAME = 120
+
+
+def kernels_in_time(view: RunView) -> list[Section]:
+    """When each kernel of a step ran, and how long its calls take; nothing where no record of them is kept."""
+    window = view.record.latest("pictures")
+    blocks = [] if window is None else kernel_blocks(window)
+    answer = "One step of each mode kernel by kernel, to look at closely, and how long calls take."
+    return [Section("Which kernels run when?", answer, blocks)] if blocks else []
 
 
 def kernel_blocks(window: OverlapReport) -> list[Block]:
