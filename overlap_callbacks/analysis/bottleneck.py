@@ -45,12 +45,15 @@ class Bottleneck(NamedTuple):
         return words
 
 
-def bottleneck_of(windows: Sequence[OverlapReport], speedup: Estimate | None = None) -> Bottleneck | None:
+def bottleneck_of(
+    windows: Sequence[OverlapReport], speedup: Estimate | None = None, detailed: OverlapReport | None = None
+) -> Bottleneck | None:
     """What bounds the steps of these windows; None where no profile shows it.
 
     Args:
         windows: those that count.
         speedup: of overlap over sequential steps, over all of them.
+        detailed: one of them with its collectives, on which advice rests; None to take the last that has any.
     """
     measured = [(window, found) for window in windows if (found := window.step_parts()) is not None]
     if not measured:
@@ -60,7 +63,8 @@ def bottleneck_of(windows: Sequence[OverlapReport], speedup: Estimate | None = N
     bound, runner_up = bound_of(parts)
     arrivals = [window.arrivals for window, _ in measured if window.valid]
     late_ones = (*stragglers(arrivals), *stragglers(arrivals, hosts=True))
-    detailed = next((window for window, _ in reversed(measured) if window.collectives), measured[-1][0])
+    if detailed is None:
+        detailed = next((window for window, _ in reversed(measured) if window.collectives), measured[-1][0])
     divided = [window.slowdown_shares for window, _ in measured if window.slowdown_shares is not None]
     circumstances = Circumstances(
         parts=parts,
@@ -75,11 +79,16 @@ def bottleneck_of(windows: Sequence[OverlapReport], speedup: Estimate | None = N
     return Bottleneck(bound, runner_up, parts, late, late_ones, advice_for(bound, circumstances))
 
 
-def run_bottleneck(summary: RunSummary) -> Bottleneck | None:
-    """What bounds the steps of a run; None of a control, and where no profile shows it."""
+def run_bottleneck(summary: RunSummary, detailed: OverlapReport | None = None) -> Bottleneck | None:
+    """What bounds the steps of a run; None of a control, and where no profile shows it.
+
+    Args:
+        summary: of the run.
+        detailed: see ``bottleneck_of``.
+    """
     if summary.control:
         return None
-    return bottleneck_of(summary.valid_windows, summary.pooled().get("speedup_vs_sequential"))
+    return bottleneck_of(summary.valid_windows, summary.pooled().get("speedup_vs_sequential"), detailed)
 
 
 def _late(of_windows: Sequence[LateRank | None]) -> LateRank | None:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from overlap_callbacks.analysis.aggregate import aggregate_windows, drop_incomparable_figures, has_whole_group
+from overlap_callbacks.analysis.bottleneck import Bottleneck, run_bottleneck
 from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import OverlapReport
@@ -103,6 +104,10 @@ class Record:
     def pooled(self) -> dict[str, Estimate]:
         """Each figure over the valid windows; the unit of its interval is the window."""
         return self.summary.pooled()
+
+    def bottleneck(self) -> Bottleneck | None:
+        """What bounds the steps of the run and what to try; None where no profile shows it."""
+        return run_bottleneck(self.summary, self.latest_valid("collectives"))
 
     def whole(self, window: OverlapReport) -> OverlapReport:
         """One of ``windows`` with its details: tables, pictures, samples.

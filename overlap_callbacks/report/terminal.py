@@ -67,7 +67,7 @@ def tables(record: Record, everything: bool = True) -> RenderableType:
     parts += arm_parts(record)
     parts += _race_parts(record)
     parts += _throughput_parts(windows)
-    parts += advice_parts(summary)
+    parts += advice_parts(record)
     last = next(reversed(windows or record.windows), record.unfinished)
     if last is not None:
         last = record.whole(last)
@@ -128,7 +128,7 @@ def as_json(record: Record) -> dict[str, Any]:
         "windows": len(record.windows),
         "valid_windows": len(record.valid_windows),
         "verdict": run_verdict(record.summary, len(record.arms)),
-        "bottleneck": bottleneck_as_json(record.summary),
+        "bottleneck": bottleneck_as_json(record),
         "figures": record.pooled(),
         "arms": arms_as_json(record),
         "race": race_of(record),

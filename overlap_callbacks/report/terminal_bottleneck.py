@@ -7,22 +7,21 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from overlap_callbacks.analysis.bottleneck import run_bottleneck
-from overlap_callbacks.analysis.run_summary import RunSummary
+from overlap_callbacks.report.record import Record
 
 
-def advice_parts(summary: RunSummary) -> list[RenderableType]:
+def advice_parts(record: Record) -> list[RenderableType]:
     """The verdict in a sentence, and a line for each advice; nothing where no profile shows what bounds steps."""
-    found = run_bottleneck(summary)
+    found = record.bottleneck()
     if found is None:
         return []
     tries = [Text(f"- {advice.what} {advice.why} ({advice.link})") for advice in found.advice]
     return [Text(), Text(found.sentence(), style="bold"), *tries]
 
 
-def bottleneck_as_json(summary: RunSummary) -> dict[str, Any] | None:
+def bottleneck_as_json(record: Record) -> dict[str, Any] | None:
     """The same for programs; None where no profile shows what bounds steps."""
-    found = run_bottleneck(summary)
+    found = record.bottleneck()
     if found is None:
         return None
     return {

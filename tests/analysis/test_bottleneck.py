@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,8 +17,9 @@ from overlap_callbacks.analysis.results.step_parts import StepParts, late_rank, 
 from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime
 from overlap_callbacks.analysis.run_summary import RunSummary
 from overlap_callbacks.monitor.schedule import Schedule
+from overlap_callbacks.report.record import read
 from tests.docs.conftest import DOCS as PAGES
-from tests.report.runs import run_info, window
+from tests.report.runs import run_info, window, write
 
 
 def figures(**values: float) -> dict[str, Estimate]:
@@ -223,6 +225,14 @@ def test_where_most_of_a_slowdown_goes_with_the_clock_the_power_cap_comes_first(
 def test_overlap_that_costs_more_than_it_saves_comes_first() -> None:
     assert topics(measured(**STEP), Estimate(-0.1, -0.12, -0.08, 4, 4))[0] == "overlap-off"
     assert "overlap-off" not in topics(measured(**STEP), Estimate(-0.1, -0.3, 0.1, 4, 4))
+
+
+def test_advice_is_the_same_where_the_details_of_windows_stay_in_the_file(tmp_path: Path) -> None:
+    report = msgspec.structs.replace(measured(**STEP), collectives=(collective("allreduce_", 8, 8 * 10**6),))
+    whole, bare = (read(write(tmp_path / "run", report), details=details).bottleneck() for details in (True, False))
+    assert whole is not None
+    assert whole.advice[0].topic == "buckets"
+    assert bare == whole
 
 
 def test_every_advice_has_its_section_in_the_docs() -> None:

@@ -7,7 +7,6 @@ import itertools
 import os
 from collections.abc import Sequence
 
-from overlap_callbacks.analysis.bottleneck import run_bottleneck
 from overlap_callbacks.analysis.formatting import page_sentence, page_text
 from overlap_callbacks.report.axis import compared
 from overlap_callbacks.report.html.arms import arms
@@ -108,7 +107,7 @@ def _run(identity: str, name: str, view: RunView, *, compared: bool) -> RunPage:
 
 def _first_advice(view: RunView) -> list[str]:
     """What to try first, for the head of the page: the table further down has the reasons."""
-    found = run_bottleneck(view.summary) if view.measured else None
+    found = view.record.bottleneck() if view.measured else None
     return [f"To try first: {found.advice[0].what}"] if found is not None and found.advice else []
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from overlap_callbacks.analysis.bottleneck import run_bottleneck
 from overlap_callbacks.analysis.formatting import PAGE, change_in_words, may_be_chance, page_text, rounded
 from overlap_callbacks.analysis.headline import step_change
 from overlap_callbacks.analysis.results.catalogue import figure_named
@@ -160,7 +159,7 @@ def _why_no_kernels(view: RunView) -> str:
 
 def ideal(view: RunView) -> list[Section]:
     """What holds a step back, what to try, and how the time passes; nothing where none of it is known."""
-    found = run_bottleneck(view.summary)
+    found = view.record.bottleneck()
     blocks: list[Block] = [] if found is None else [advice_table(found)]
     drawn = view.record.latest("pictures")
     if drawn is not None:
