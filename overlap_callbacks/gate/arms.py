@@ -254,6 +254,7 @@ class SmCarveoutSwitch(Switch):
     """
 
     name = "_set_sm_carveout_experimental"
+    only_between_steps = False  # collectives do not depend on it, and the process goes on after the last step
 
     def __init__(self, num_sms: int) -> None:
         self._num_sms = num_sms
@@ -278,6 +279,7 @@ class TF32Switch(Switch):
     """
 
     name = "allow_tf32"
+    only_between_steps = False  # as above
 
     def __init__(self, allowed: bool) -> None:
         self._allowed = allowed

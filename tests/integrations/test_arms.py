@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch
 
 from overlap_callbacks import Mode, OverlapMonitor, arms
 from overlap_callbacks.gate.arms import BaseArm
@@ -24,6 +27,8 @@ MAKE: dict[str, Callable[[], BaseArm]] = {
     "no reshard": lambda: arms.Reshard(False),
     "native": arms.Native,
     "bucket": lambda: arms.ZeroPrefetchBucket(4 * 16 * 16),
+    "tf32": arms.AllowTF32,
+    "carve-out": lambda: arms.SmCarveout(8),
 }
 
 
@@ -188,12 +193,68 @@ def test_an_arm_of_zero_leaves_weights_and_the_engine_as_they_are(stage: int, na
 
 
 @pytest.mark.parametrize(
-    ("stage", "name", "how"), [(3, "bucket", "close"), (3, "bucket", "force"), (2, "native", "close")]
+    ("stage", "name", "how"),
+    [
+        (3, "bucket", "close"),
+        (3, "bucket", "force"),
+        (2, "native", "close"),
+        (2, "native", "force"),
+    ],
 )
 def test_an_arm_of_zero_is_put_back_however_its_window_ends(stage: int, name: str, how: str) -> None:
     for rank in run_ranks(train_zero, 2, stage, name, how):
         assert len(rank["seen"]) == 2
         assert rank["now"] == rank["before"]
+
+
+def torch_switches() -> tuple[object, ...]:
+    """What the arms of torch turn. Without a device they can be turned too; a job there does not feel it."""
+    backends = torch.backends
+    return torch._C._get_sm_carveout_experimental(), backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32
+
+
+def train_torch_arm(rank: int, name: str | None, how: str) -> dict[str, Any]:
+    with (
+        mock.patch("overlap_callbacks.gate.arms._expect_cuda"),
+        mock.patch("torch.cuda.current_device", return_value=0),
+        mock.patch("torch.cuda.get_device_properties", return_value=SimpleNamespace(multi_processor_count=132)),
+    ):
+        training = Training(rank, jobs.ddp)
+        training.step()
+        before = torch_switches()
+        monitor = None if name is None else training.attach(arms=[MAKE[name]()], **OPTIONS)
+        seen = set()
+        for _ in range(STEPS - 1):
+            training.step()
+            seen.add(torch_switches())
+            if how != "whole" and monitor is not None and torch_switches() != before:
+                _end(monitor, how)
+                training.step()
+                break
+        now = torch_switches()
+        if monitor is not None:
+            monitor.close()
+    return {"digest": training.digest(), "seen": seen, "before": before, "now": now, "after": torch_switches()}
+
+
+@pytest.fixture(scope="module")
+def plain_ddp() -> list[str]:
+    return [rank["digest"] for rank in run_ranks(train_torch_arm, 2, None, "whole")]
+
+
+@pytest.mark.parametrize("how", ["whole", "close", "force", "exception"])
+@pytest.mark.parametrize(("name", "turned"), [("tf32", (None, True, True)), ("carve-out", (8, False, True))])
+def test_an_arm_of_torch_is_turned_and_put_back_however_its_window_ends(
+    name: str, turned: tuple[object, ...], how: str, plain_ddp: list[str]
+) -> None:
+    ranks = run_ranks(train_torch_arm, 2, name, how)
+    for rank in ranks:
+        assert rank["before"] == (None, False, True)
+        assert rank["seen"] == {rank["before"], turned}
+        assert rank["after"] == rank["before"]
+        assert how == "whole" or rank["now"] == rank["before"]
+    if how == "whole":
+        assert [rank["digest"] for rank in ranks] == plain_ddp
 
 
 def refused(rank: int) -> dict[str, str]:
