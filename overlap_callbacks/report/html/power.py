@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from overlap_callbacks.analysis.formatting import PAGE, change_in_words, count, page_text, ranges
+from overlap_callbacks.analysis.formatting import PAGE, change_in_words, count, page_text, range_in_words, ranges
 from overlap_callbacks.analysis.results.catalogue import POWER_METRICS
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.metrics import energy_saving, peak_rise
@@ -90,7 +90,7 @@ def power_answer(windows: Sequence[OverlapReport]) -> str:
         sentences.append(f"A device draws {watts[0]} in overlapped steps, {watts[1]} in sequential ones ({change}).")
     saving = _mean_change([energy_saving(window.power) for window in windows if window.power is not None])
     if saving is not None:
-        bounds = PAGE.interval(saving, "fraction", signed=True)
+        bounds = range_in_words(saving, "more", "less", PAGE)
         shown = f" (95% interval {bounds})" if bounds else ""
         change = change_in_words(saving.value, "more", "less", PAGE)
         sentences.append(f"Without overlap a step takes {change} energy{shown}.")
