@@ -9,40 +9,36 @@ import click
 
 from overlap_callbacks.cli._output import one_line, print_json, with_progress
 
-_ENDINGS = (".json", ".json.gz", ".zip", ".sqlite")
-
 
 def trace_files(paths: Sequence[Path]) -> list[Path] | None:
-    """The trace files that the paths name, or that lie in the folders which they name; None if they are runs.
+    """The paths, if they are traces or folders of traces; None if they are runs.
 
     Raises:
         click.UsageError: some are traces and some are runs.
     """
-    found = [_traces_at(path) for path in paths]
-    if not any(found):
+    others = [path for path in paths if not _is_of_traces(path)]
+    if len(others) == len(paths):
         return None
-    if not all(found):
-        other = paths[next(i for i, files in enumerate(found) if not files)]
-        raise click.UsageError(one_line(f"a page is of traces or of runs: {other} is no trace"))
-    return [file for files in found for file in files]
+    if others:
+        raise click.UsageError(one_line(f"a page is of traces or of runs: {others[0]} is no trace"))
+    return list(paths)
 
 
-def _traces_at(path: Path) -> list[Path]:
+def _is_of_traces(path: Path) -> bool:
     from overlap_callbacks.analysis.results.run import FILE_NAME
     from overlap_callbacks.report import record
+    from overlap_callbacks.traces.sources import holds_traces
 
-    if path.is_dir():
-        if (path / FILE_NAME).exists() or record.runs_in(path):
-            return []
-        return sorted(file for file in path.iterdir() if file.name.endswith(_ENDINGS) and file.is_file())
-    return [path] if path.name.endswith(_ENDINGS) else []
+    if path.is_dir() and ((path / FILE_NAME).exists() or record.runs_in(path)):
+        return False
+    return holds_traces(path)
 
 
 def write_report(files: Sequence[Path], output: Path | None, as_json: bool) -> None:
     """Write the page of traces.
 
     Args:
-        files: the traces.
+        files: the traces, or folders of them.
         output: the page; None for ``report.html`` in this folder.
         as_json: print the analysis as JSON too.
 

@@ -32,6 +32,13 @@ def find_traces(paths: Iterable[str | Path]) -> list[Path]:
     return list(dict.fromkeys(file for path in paths for file in _expanded(Path(path))))
 
 
+def holds_traces(path: Path) -> bool:
+    """Whether a file looks like a trace by its name, or a folder has any that does."""
+    if path.is_dir():
+        return any(_looks_like_a_trace(file.relative_to(path)) and file.is_file() for file in path.rglob("*"))
+    return _looks_like_a_trace(Path(path.name))
+
+
 def _expanded(path: Path) -> Iterator[Path]:
     if path.is_dir():
         inside = [file for file in _sorted(path.rglob("*")) if _looks_like_a_trace(file.relative_to(path))]

@@ -88,9 +88,9 @@ class StepDetail(msgspec.Struct, frozen=True):
     Attributes:
         names: distinct names.
         communication: whether the kernels of each name communicate.
-        slices: each kernel, in order of its start: index of its name, number of its stream or thread, start and length
-            in milliseconds, and size in bytes of its collective, 0 where it has none or it is not known. The size is
-            the larger of what the collective reads and writes.
+        slices: each kernel, in order of its start: index of its name, number of its stream or thread in the order of
+            their first appearance, start and length in milliseconds, and size in bytes of its collective, 0 where it
+            has none or it is not known. The size is the larger of what the collective reads and writes.
         left_out: number of kernels that are too short to be among them.
         left_out_ms: their time.
         start_ns: when the device began the step, on ``time.perf_counter_ns`` of the rank; None where not known.

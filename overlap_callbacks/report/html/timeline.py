@@ -39,7 +39,8 @@ def _chart(drawn: list[tuple[StepTimeline, StepDetail]], window: OverlapReport) 
     track = "thread" if window.device == "cpu" else "stream"
     caption = (
         f"One profiled step of each mode on rank {window.first_rank}, window {window.window}. Point at a kernel for "
-        f"its name; drag over a part to see it closely, double-click for the whole. {_PERFETTO}"
+        "its name; drag over a part to see it closely, double-click for the whole. A number tells the place of a "
+        f"{track} in the order of their first appearance. {_PERFETTO}"
     )
     return Chart(
         "streams",
