@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,11 +32,15 @@ class EarlierStarts(NamedTuple):
 def earlier_starts(record: Path) -> EarlierStarts:
     """What stands in a record before its last start; a line that cannot be read is left out.
 
+    A record that leads to a device, such as ``/dev/full``, holds nothing: reading it might never end.
+
     Raises:
         OSError: the record cannot be read.
     """
     found, before = EarlierStarts([], []), EarlierStarts([], [])
     decode_window, decode_arm = msgspec.json.Decoder(OverlapReport).decode, msgspec.json.Decoder(ArmReport).decode
+    if not stat.S_ISREG(record.stat().st_mode):
+        return before
     with record.open("rb") as lines:
         for line in lines:
             try:
