@@ -158,7 +158,7 @@ def _say(record: Record, findings: Sequence[Finding], code: int, as_json: bool) 
             }
             for finding in findings
         ]
-        print_json({"exit_code": code, "limits": rows, "dimensions": exposed_as_data(record)})
+        print_json({"exit_code": code, "limits": rows, **exposed_as_data(record)})
         return
     told = [finding for finding in findings if code == HOLDS or finding.state is not State.HOLDS]
     words = {HOLDS: "All limits hold", BROKEN: "A limit is broken", NOTHING: "A limit cannot be judged"}[code]

@@ -13,6 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from overlap_callbacks.analysis.results.kernel_times import StepDetail, StepTimeline
+from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.outside import RUN_DIR
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.experiments.leftovers import processes_with
@@ -57,6 +59,30 @@ def test_a_broken_limit_says_what_was_measured_and_whose_communication_is_expose
     assert "95% interval" in first
     assert first.endswith(", and at most 1.0% is allowed.")
     assert any("dimension" in line and "exposed" in line for line in rest)
+
+
+def test_the_most_exposed_collectives_of_a_step_are_told_by_their_place(tmp_path: Path) -> None:
+    # Three buckets: the second begins while the first is in flight, the third lies behind all compute.
+    slices = ((0, 0, 0.0, 10.0, 0), (1, 1, 6.0, 6.0, 25_000_000), (1, 1, 11.0, 3.0, 25_000_000), (0, 0, 13.0, 5.0, 0),
+              (1, 1, 17.0, 6.0, 8_000_000))  # fmt: skip
+    detail = StepDetail(("gemm", "ncclAllReduce"), (False, True), slices, communication_left_out=0)
+    flight = ((6.0, 14.0), (17.0, 23.0))
+    shown = StepTimeline(Mode.OVERLAPPED, 23.0, ((0.0, 10.0), (13.0, 18.0)), flight, 0.0, 0.0, detail)
+    of_sequential = msgspec.structs.replace(shown, arm=Mode.SEQUENTIAL)
+    report = msgspec.structs.replace(window(0), pictures=(of_sequential, shown))
+    run = str(write(tmp_path, report))
+    lines = invoke("check", "--max-exposed", "0.01", run).stdout.splitlines()
+    assert [line.strip() for line in lines if "one step" in line] == [
+        "window 0, one step of rank 0: ncclAllReduce 3 of 3 (8 MB) is exposed for 5.00 ms of 6.00 ms",
+        "window 0, one step of rank 0: ncclAllReduce 1 of 3 (25 MB) is exposed for 2.00 ms of 6.00 ms",
+        "window 0, one step of rank 0: ncclAllReduce 2 of 3 (25 MB) is exposed for 1.00 ms of 3.00 ms",
+    ]
+    told = json.loads(invoke("check", "--max-exposed", "0.01", "--json", run).stdout)["collectives"]
+    assert [(row["place"], row["exposed_ms"]) for row in told] == [(3, 5), (1, 2), (2, 1)]
+    # Older records do not say whether they keep all collectives of a step: then the place is not known.
+    older = msgspec.structs.replace(shown, detail=msgspec.structs.replace(detail, communication_left_out=None))
+    run = str(write(tmp_path / "older", msgspec.structs.replace(report, pictures=(older,))))
+    assert "ncclAllReduce (8 MB) is exposed" in invoke("check", "--max-exposed", "0.01", run).stdout
 
 
 def test_with_sure_the_interval_decides(run: str) -> None:

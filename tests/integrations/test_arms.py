@@ -13,6 +13,7 @@ import torch
 
 from overlap_callbacks import Mode, OverlapMonitor, arms
 from overlap_callbacks.gate.arms import BaseArm
+from overlap_callbacks.integrations._pytorch_fsdp import FSDP2_STREAMS
 from tests.distributed import captured_log, run_ranks
 from tests.integrations import parallel_jobs as jobs
 from tests.integrations.parallel_jobs import Job, Training, belongings
@@ -41,6 +42,7 @@ def fsdp2_options(job: Job) -> list[Any]:
             list(state._states_to_backward_prefetch),
             state._auto_reshard_after_forward,
             [group.post_forward_mesh_info for group in state._fsdp_param_groups],
+            [id(getattr(state._comm_ctx, name)) for name in FSDP2_STREAMS],
         )
         for state in states
     ]
@@ -73,7 +75,7 @@ def test_an_arm_of_fsdp2_leaves_weights_and_the_model_as_they_are(name: str, wit
     assert [rank["digest"] for rank in ranks] == without
     for rank in ranks:
         assert rank["same"]
-        assert rank["turned"] == ({True} if name != "native" else {False})  # the native form exchanges streams
+        assert rank["turned"] == {True}
 
 
 def end_fsdp2(rank: int, name: str, how: str) -> dict[str, Any]:
@@ -96,7 +98,7 @@ def end_fsdp2(rank: int, name: str, how: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("how", ["close", "force", "exception"])
-@pytest.mark.parametrize("name", ["prefetch", "no reshard"])
+@pytest.mark.parametrize("name", ["prefetch", "no reshard", "native"])
 def test_an_arm_of_fsdp2_is_put_back_however_its_window_ends(name: str, how: str) -> None:
     for rank in run_ranks(end_fsdp2, 2, name, how):
         assert rank == {"turned": True, "same": True}

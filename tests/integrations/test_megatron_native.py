@@ -144,3 +144,42 @@ def test_the_gate_and_the_native_form_take_turns_as_arms(name: str) -> None:
     for rank in run_ranks(_train_in_turns, 2, name, timeout_s=200):
         assert len(rank["digests"]) == 1
         assert rank["seen"] == {(False, Mode.OVERLAPPED), (False, Mode.SEQUENTIAL), (True, Mode.SEQUENTIAL)}
+
+
+def _switches(training: Any) -> list[object]:
+    """What the native form of the arm turns."""
+    configs = [config for chunk in training.model for config in (chunk.ddp_config, chunk.config)]
+    names = ("overlap_grad_reduce", "overlap_p2p_comm", "grad_sync_func", "param_sync_func")
+    return [getattr(config, name, None) for config in configs for name in names]
+
+
+def _end_in_arm(rank: int, name: str, how: str) -> dict[str, Any]:
+    """End a monitor in a step of its arm."""
+    often = {**TOGGLING, "every_n_steps": 6, "repeats": 2}
+    with job(NATIVE_TWO_RANKS[name]) as training:
+        before = _switches(training)
+        monitor = attach(training.model, training.optimizer, arms=[arms.Native()], sinks=[], **often)
+        turned = False
+        while not turned and len(training.losses) < NUM_STEPS:
+            training.step()
+            turned = monitor.arm is not None and _switches(training) != before
+        if how == "close":
+            monitor.close()
+        elif how == "force":
+            monitor.force(Mode.OVERLAPPED)
+        else:
+            monitor.abort_step()  # what an exception in ``with monitor.step()`` does
+        training.step()
+        now = _switches(training)
+        monitor.close()
+        return {"turned": turned, "same": now == before, "after": _switches(training) == before}
+
+
+def _end_in_arm_all_ways(rank: int, name: str) -> list[dict[str, Any]]:
+    megatron_shims.install()
+    return [_end_in_arm(rank, name, how) for how in ("close", "force", "exception")]
+
+
+def test_the_native_form_as_an_arm_is_put_back_however_its_window_ends() -> None:
+    for ways in run_ranks(_end_in_arm_all_ways, 2, "dp_distributed_optimizer", timeout_s=200):
+        assert ways == [{"turned": True, "same": True, "after": True}] * 3

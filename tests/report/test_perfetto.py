@@ -168,3 +168,18 @@ def test_the_detail_of_a_step_keeps_its_longest_kernels_in_order_of_their_starts
     assert found.communication == (False, True, False)
     assert found.slices == ((0, 0, 0, 10, 0), (1, 1, 5, 20, 4096), (2, 0, 11, 20, 0))
     assert (found.left_out, found.left_out_ms, found.start_ns) == (2, 2, 17)
+
+
+def test_the_detail_of_a_step_keeps_communication_before_longer_compute() -> None:
+    rows = KernelTableBuilder()
+    times = [(0, 10), (10, 20), (20, 21), (21, 22), (22, 30)]
+    for start, end in times:
+        rows.start.append(start * MS)
+        rows.end.append(end * MS)
+        rows.label(Kind.COMPUTE, "ncclDevKernel_AllReduce" if end - start == 1 else "gemm", lane=0)
+    kernels = device_kernels(rows, np.array([0, 1, 2, 3, 4]) * MS, [(0, 50 * MS)])
+    whole, one = (step_detail(kernels, 0, {}, max_slices=most) for most in (4, 2))
+    assert [row[2] for row in whole.slices] == [0, 10, 20, 21]
+    assert (whole.left_out, whole.communication_left_out) == (1, 0)
+    assert [row[2] for row in one.slices] == [0, 20]  # a part is for compute
+    assert (one.left_out, one.communication_left_out) == (3, 1)

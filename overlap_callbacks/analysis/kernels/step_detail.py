@@ -12,6 +12,8 @@ from overlap_callbacks.analysis.results.kernel_times import StepDetail
 
 # Kernels of one step that the record keeps, and the length of their names. So a step takes some tens of kilobytes.
 MAX_SLICES, MAX_NAME_LENGTH = 400, 120
+# Of them, this share is for communication first: so that a collective can be told by its place among its like.
+_COMMUNICATION_SHARE = 0.75
 
 
 def step_detail(
@@ -22,6 +24,8 @@ def step_detail(
     start_ns: int | None = None,
 ) -> StepDetail:
     """The longest compute and communication kernels of one step. On CPU, a row is a piece of an operator.
+
+    Communication comes first: up to three quarters of the kernels that are kept.
 
     Args:
         kernels: the whole profile.
@@ -34,7 +38,11 @@ def step_detail(
     rows = np.flatnonzero(shown & (kernels.step == step))
     intervals = kernels.intervals[rows]
     begin = int(intervals.start_ns.min()) if len(rows) else 0
-    longest = np.sort(np.argsort(-intervals.durations_ns, kind="stable")[:max_slices])
+    communicating = kernels.kind[rows] == Kind.COMMUNICATION
+    by_length = np.argsort(-intervals.durations_ns, kind="stable")
+    first = by_length[communicating[by_length]][: int(max_slices * _COMMUNICATION_SHARE)]
+    others = by_length[~np.isin(by_length, first)]
+    longest = np.sort(np.append(first, others[: max_slices - len(first)]))
     kept = rows[longest[np.argsort(intervals.start_ns[longest], kind="stable")]]
     names: dict[tuple[str, bool], int] = {}
     lanes: dict[tuple[bool, int], int] = {}  # on CPU, threads of the two kinds have the same numbers
@@ -59,4 +67,5 @@ def step_detail(
         left_out=len(rows) - len(kept),
         left_out_ms=(intervals.sum_ns - kernels.intervals[kept].sum_ns) / 1e6,
         start_ns=start_ns,
+        communication_left_out=int(communicating.sum()) - int(communicating[longest].sum()),
     )

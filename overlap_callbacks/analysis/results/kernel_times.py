@@ -92,6 +92,7 @@ class StepDetail(msgspec.Struct, frozen=True):
             their first appearance, start and length in milliseconds, and size in bytes of its collective, 0 where it
             has none or it is not known. The size is the larger of what the collective reads and writes.
         left_out: number of kernels that are too short to be among them.
+        communication_left_out: how many of them communicate; None in records of earlier versions.
         left_out_ms: their time.
         start_ns: when the device began the step, on ``time.perf_counter_ns`` of the rank; None where not known.
     """
@@ -102,6 +103,7 @@ class StepDetail(msgspec.Struct, frozen=True):
     left_out: int = 0
     left_out_ms: float = 0.0
     start_ns: int | None = None
+    communication_left_out: int | None = None
 
 
 class CallTimes(msgspec.Struct, frozen=True, array_like=True):

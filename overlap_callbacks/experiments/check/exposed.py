@@ -1,26 +1,36 @@
 """Whose communication is exposed, as far as a record tells. Pure.
 
-A record has the exposed time of each dimension of parallelism, and which collectives a dimension issues in a step. It
-has no exposed time of a single collective, bucket or layer. So a collective is only named as the cause where it is the
-only kind that its dimension has.
+A record has the exposed time of each dimension of parallelism, a mean over ranks and steps, and which collectives a
+dimension issues in a step. A collective is named as the cause of it where it is the only kind that its dimension has.
+
+It also has the collectives of one profiled step of the lowest rank, one by one. The place of a collective among its
+like tells the bucket or the layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from overlap_callbacks.analysis.communication.exposed_collectives import ExposedCollective, exposed_collectives
 from overlap_callbacks.analysis.communication.heat_map import bytes_in_words
 from overlap_callbacks.analysis.formatting import PLAIN, count
+from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime
 from overlap_callbacks.report.record import Record
 
-# Collectives of one dimension that a line names.
+# Collectives of one dimension that a line names, and collectives of one step that have a line.
 _MAX_NAMED = 3
 
 
 def exposed_lines(record: Record) -> list[str]:
-    """A line for each dimension that has exposed communication, the most first; of the last window that counts."""
+    """Whose communication is exposed, of the last window that counts: by dimension, then by collective."""
+    return [*_dimension_lines(record), *_collective_lines(record)]
+
+
+def _dimension_lines(record: Record) -> list[str]:
+    """A line for each dimension that has exposed communication, the most first."""
     window = record.latest_valid("dimensions")
     if window is None:
         return []
@@ -50,7 +60,32 @@ def _name(kind: CollectiveTime) -> str:
     )
 
 
-def exposed_as_data(record: Record) -> Sequence[DimensionTime]:
-    """The same as plain data."""
-    window = record.latest_valid("dimensions")
-    return () if window is None else window.dimensions
+def _collective_lines(record: Record) -> list[str]:
+    """A line for each of the collectives of one step that are exposed most."""
+    window = record.latest_valid("pictures")
+    if window is None:
+        return []
+    return [
+        f"window {window.window}, one step of rank {window.first_rank}: {_one(row)} is exposed for "
+        f"{PLAIN.quantity(row.exposed_ms, 'ms')} of {PLAIN.quantity(row.in_flight_ms, 'ms')}"
+        for row in _of_one_step(window)[:_MAX_NAMED]
+    ]
+
+
+def _one(row: ExposedCollective) -> str:
+    place = f" {row.place} of {row.of}" if row.of else ""
+    return f"{row.name}{place}" + (f" ({bytes_in_words(row.size_bytes)})" if row.size_bytes else "")
+
+
+def _of_one_step(window: OverlapReport) -> list[ExposedCollective]:
+    pictures = (picture for picture in window.pictures if picture.arm is Mode.OVERLAPPED)
+    return [row for picture in pictures for row in exposed_collectives(picture)]
+
+
+def exposed_as_data(record: Record) -> dict[str, Sequence[Any]]:
+    """The same as plain data: ``dimensions``, and ``collectives`` of one step of the lowest rank."""
+    dimensions, pictures = (record.latest_valid(part) for part in ("dimensions", "pictures"))
+    return {
+        "dimensions": () if dimensions is None else dimensions.dimensions,
+        "collectives": [] if pictures is None else [row._asdict() for row in _of_one_step(pictures)],
+    }

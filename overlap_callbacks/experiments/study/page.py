@@ -13,6 +13,7 @@ from overlap_callbacks.experiments.study import charts
 from overlap_callbacks.experiments.study.factors import batch_answer, batches, factor_sections, missing_factors
 from overlap_callbacks.experiments.study.names import Names
 from overlap_callbacks.experiments.study.page_tables import configuration_table, overall_table, setting
+from overlap_callbacks.experiments.study.power_trace import power_trace
 from overlap_callbacks.experiments.study.verdict import (
     TITLES,
     beyond_chance,
@@ -25,7 +26,7 @@ from overlap_callbacks.experiments.study.verdict import (
 from overlap_callbacks.report import bench_results, bench_words
 from overlap_callbacks.report.html.bench import gemm_blocks
 from overlap_callbacks.report.html.document import document, write_document
-from overlap_callbacks.report.html.elements import Block, Facts, Note, RunPage, Section, Tile, Tiles
+from overlap_callbacks.report.html.elements import Block, Chart, Facts, Note, RunPage, Section, Tile, Tiles
 
 PAGE_NAME = "study.html"
 _METHOD = (
@@ -61,11 +62,18 @@ def write_study_page(folder: Path, start: StudyStart, rows: Sequence[StudyRow], 
         OSError: it cannot be written.
     """
     path = folder / PAGE_NAME
-    write_document(study_page(folder.resolve().name, start, rows, _bench(bench or folder)), path)
+    name, trace = folder.resolve().name, power_trace(folder, last_rows(start, rows), Names(start.configurations))
+    write_document(study_page(name, start, rows, _bench(bench or folder), trace), path)
     return path
 
 
-def study_page(name: str, start: StudyStart, rows: Sequence[StudyRow], bench: BenchResults | None = None) -> str:
+def study_page(
+    name: str,
+    start: StudyStart,
+    rows: Sequence[StudyRow],
+    bench: BenchResults | None = None,
+    trace: Chart | None = None,
+) -> str:
     """The page, as HTML.
 
     Args:
@@ -73,6 +81,7 @@ def study_page(name: str, start: StudyStart, rows: Sequence[StudyRow], bench: Be
         start: of the study.
         rows: as they stand in the file.
         bench: results of ``overlap bench gemm-allreduce``; None without.
+        trace: power along a window of one of the configurations; None without.
     """
     kept = last_rows(start, rows)
     names = Names(start.configurations)
@@ -88,7 +97,7 @@ def study_page(name: str, start: StudyStart, rows: Sequence[StudyRow], bench: Be
         page_text(where(start, kept)),
         page_sentence(verdict(start, kept, bounds=False)),
         tuple(blocks),
-        (*_sections(start, kept, names, bench), *_all(start, kept, names)),
+        (*_sections(start, kept, names, bench, trace), *_all(start, kept, names)),
     )
     return document(f"Overlap study: {shown}", [run], method=_METHOD)
 
@@ -148,12 +157,14 @@ def _published(key: str) -> str:
 # -- the questions of the study
 
 
-def _sections(start: StudyStart, rows: Sequence[StudyRow], names: Names, bench: BenchResults | None) -> list[Section]:
+def _sections(
+    start: StudyStart, rows: Sequence[StudyRow], names: Names, bench: BenchResults | None, trace: Chart | None
+) -> list[Section]:
     slower = beyond_chance(rows, SLOWDOWN, "Compute is slower in", "faster in")
     longer = beyond_chance(rows, LONGER, "Sequential steps are longer in", "shorter in")
     slowdowns, ratio = charts.slowdowns(rows, names), charts.against_ratio(rows)
     savings, products = charts.savings(rows, names), [] if bench is None else gemm_blocks(bench)
-    drawn = [chart for chart in (charts.power(rows, names), charts.peaks(rows, names)) if chart is not None]
+    drawn = [chart for chart in (charts.power(rows, names), charts.peaks(rows, names), trace) if chart is not None]
     sections = []
     if slowdowns is not None:
         answer = f"{page_sentence(slower)} {batch_answer(rows, names)}".strip()

@@ -11,6 +11,8 @@ import pytest
 
 from overlap_callbacks.analysis.results.bench import FILE_NAME
 from overlap_callbacks.analysis.results.study import StudyRow, StudyStart
+from overlap_callbacks.analysis.study import PEAK
+from overlap_callbacks.experiments.study.names import Names
 from overlap_callbacks.experiments.study.page import study_page, write_study_page
 from overlap_callbacks.experiments.study.terminal import as_data
 from tests.analysis.bench.results import gemm_results, transfer_results
@@ -26,6 +28,7 @@ from tests.experiments.study_page.studies import (
     start,
 )
 from tests.report.html.test_page import charts_of, text_of
+from tests.report.runs import window, write
 
 Made = tuple[StudyStart, list[StudyRow]]
 Open = Callable[..., Any]
@@ -55,6 +58,24 @@ def test_a_large_study_answers_each_question_from_its_rows() -> None:
     text = text_of(content)
     assert "Failed: llama2-7b FSDP2 batch 8: exit code 1" in text
     assert "Compute is slower in 23 of 23 configurations, beyond chance." in text
+
+
+def test_power_along_a_window_is_that_of_the_job_whose_highest_power_rises_most(tmp_path: Path) -> None:
+    begun, rows = large()
+    measured = sorted((row for row in rows if row.figures is not None), key=lambda row: -row.figures.values[PEAK].value)
+    first, second, third = (row.configuration for row in measured[:3])
+    # The record of the first is gone; that of the second has no trace.
+    report = window(0, power=True)
+    write(tmp_path / "2", msgspec.structs.replace(report, power_trace=None))
+    write(tmp_path / "3", report)
+    places = {first: "1/overlap.jsonl", second: "2/overlap.jsonl", third: "3/overlap.jsonl"}
+    rows = [msgspec.structs.replace(row, record=places.get(row.configuration)) for row in rows]
+    content = write_study_page(tmp_path, begun, rows).read_text()
+    (trace,) = (chart for chart in charts_of(content) if "clock" in chart)
+    assert report.power_trace is not None
+    assert trace["power"] == list(report.power_trace.power_w)
+    assert "Power along a window" in content
+    assert f"{Names(begun.configurations).whole(third)}. Device of rank 0, window 0" in text_of(content)
 
 
 def test_points_are_the_figures_of_the_rows() -> None:
