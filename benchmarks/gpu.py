@@ -51,6 +51,8 @@ STEPS = (
     Step("slowdown", "gpu_steps.loopback:slowdown", "slowdown by SMs taken, against one measured by hand", 300),
     Step("negative", "gpu_steps.negative", "jobs that cannot be measured truly: is it said", 540),
     Step("host-bound", "gpu_steps.host_bound", "a job that waits for the host: what sequential steps add", 240),
+    Step("arms", "gpu_steps.arms", "arms: what each does to a step, and that the job is as before", 240),
+    Step("bench", "gpu_steps.bench", "overlap bench on the loopback link", 420),
     Step("nccl", "gpu_steps.nccl_semantics", "what NCCL's works and waits order, with one rank", 180),
     Step("tests-link", "gpu_steps.gpu_tests:loopback_link", "tests/gpu: the loopback link itself", 120),
     Step("tests-jobs", "gpu_steps.gpu_tests:loopback_jobs", "tests/gpu on the loopback link: training", 240),

@@ -15,7 +15,9 @@ from gpu_steps.environment import ROOT
 from gpu_steps.figures import Recorder
 
 _OUTCOME = re.compile(r"^(tests/\S+::.+?) (PASSED|FAILED|SKIPPED|ERROR|XFAIL)\b")
-_TWO_RANKS = ("tests/gpu/test_parallel_forms.py", "tests/gpu/test_native_agrees.py")
+_TWO_RANKS = (
+    "tests/gpu/test_parallel_forms.py", "tests/gpu/test_native_agrees.py", "tests/gpu/test_race_check.py",
+)  # fmt: skip
 
 
 def ddp(record: Recorder) -> None:
