@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.known_failures import reason_to_fail
 
@@ -16,10 +17,13 @@ from tests.known_failures import reason_to_fail
 # The C library of the processes that tests start reads this.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
+# A shell that starts the tests in the background has them ignore Ctrl-C, and so do all processes that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 pytest_plugins = ["tests.pages"]
 
 # How long an example takes says nothing on a busy machine.
-settings.register_profile("without deadline", deadline=None)
+settings.register_profile("without deadline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("without deadline")
 
 _PROGRAMS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")

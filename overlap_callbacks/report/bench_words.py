@@ -8,7 +8,7 @@ from typing import Any
 from overlap_callbacks.analysis.bench.figures import GemmFigures, TransferFigures, gemm_figures, transfer_figures
 from overlap_callbacks.analysis.bench.points import points_of, work_left
 from overlap_callbacks.analysis.bench.sizes import size_in_words
-from overlap_callbacks.analysis.formatting import PLAIN, Style, count
+from overlap_callbacks.analysis.formatting import PLAIN, Style, change_in_words, count
 from overlap_callbacks.analysis.results.bench import GEMM, GLOO, LOOPBACK, NCCL, BenchResults, GemmRound, TransferRound
 from overlap_callbacks.analysis.results.estimate import Estimate
 
@@ -65,16 +65,23 @@ def _gemm_verdict(results: BenchResults, points: Sequence[GemmFigures], style: S
     if not known:
         return "No point was measured in which matrix products ran wholly beside an all-reduce."
     slowdowns = sorted(_value(point.slowdown) for point in known)
-    low, high = (style.percent(value, signed=True) for value in (slowdowns[0], slowdowns[-1]))
-    span = low if low == high else f"{low} to {high}"
     gains = sorted(_value(point.speedup) for point in known if point.speedup is not None)
-    text = f"Beside an all-reduce over {link_in_words(results)}, the time of a matrix product changes by {span}"
+    span = _span(slowdowns, "longer", "less time", style)
+    text = f"Beside an all-reduce over {link_in_words(results)}, a matrix product takes {span}"
     text += _told_from_chance([point.slowdown for point in known])
     if not gains:
         return text
-    low, high = (style.percent(value, signed=True) for value in (gains[0], gains[-1]))
-    gain = low if low == high else f"{low} to {high}"
-    return f"{text} Against one after the other, doing both at once changes the work done in the same time by {gain}."
+    gain = _span(gains, "more", "less", style)
+    return f"{text} Both at once do {gain} work in the same time than one after the other."
+
+
+def _span(ascending: Sequence[float], more: str, less: str, style: Style) -> str:
+    """The least and the largest of relative changes, without signs; e.g. ``12.4% to 76.5% longer``."""
+    low, high = ascending[0], ascending[-1]
+    first, last = (change_in_words(value, more, less, style) for value in (low, high))
+    if first == last:
+        return first
+    return f"{style.percent(low)} to {last}" if low >= 0 else f"{first} to {last}"
 
 
 def _told_from_chance(changes: Sequence[Estimate | None]) -> str:

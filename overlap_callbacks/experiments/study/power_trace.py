@@ -27,8 +27,7 @@ def power_trace(folder: Path, rows: Sequence[StudyRow], names: Names) -> Chart |
         window = _window_with_trace(folder, row)
         if window is not None and window.power_trace is not None:
             chart = trace_chart(window, window.power_trace)
-            caption = f"{names.whole(row.configuration)}. {chart.caption}"
-            return replace(chart, caption=caption)
+            return replace(chart, title=f"{chart.title}: {names.whole(row.configuration)}")
     return None
 
 

@@ -6,6 +6,7 @@ import base64
 import functools
 import hashlib
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -14,7 +15,7 @@ from typing import Any
 
 import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from overlap_callbacks._version import __version__
 from overlap_callbacks.report.html.elements import Chart, RunPage, Section
@@ -95,16 +96,26 @@ def script_json(content: Any) -> Markup:
     return Markup(text)
 
 
+_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+
+
 @functools.cache
 def _templates() -> Environment:
     """Kept for the next page: to compile the templates takes longer than to fill them in."""
-    return Environment(
+    templates = Environment(
         loader=PackageLoader("overlap_callbacks.report.html", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    templates.filters["with_whole_options"] = with_whole_options
+    return templates
+
+
+def with_whole_options(text: str) -> Markup:
+    """A text in which no line ends within an option of a command, such as ``--power-cap``."""
+    return Markup(_OPTION.sub(r'<span class="option">\g<0></span>', str(escape(text))))
 
 
 def _script(name: str) -> Script:

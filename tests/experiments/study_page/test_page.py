@@ -74,8 +74,7 @@ def test_power_along_a_window_is_that_of_the_job_whose_highest_power_rises_most(
     (trace,) = (chart for chart in charts_of(content) if "clock" in chart)
     assert report.power_trace is not None
     assert trace["power"] == list(report.power_trace.power_w)
-    assert "Power along a window" in content
-    assert f"{Names(begun.configurations).whole(third)}. Device of rank 0, window 0" in text_of(content)
+    assert f"Power along a window: {Names(begun.configurations).whole(third)}" in text_of(content)
 
 
 def test_points_are_the_figures_of_the_rows() -> None:

@@ -17,7 +17,7 @@ from overlap_callbacks.analysis.results.power import SlowdownCause, TraceSegment
 from overlap_callbacks.analysis.results.window import DimensionTime, TimedBlock
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.report import page, write_page
-from overlap_callbacks.report.html.document import script_json
+from overlap_callbacks.report.html.document import script_json, with_whole_options
 from overlap_callbacks.report.html.page import distinct_names
 from overlap_callbacks.report.html.step_charts import both
 from overlap_callbacks.report.record import read
@@ -27,6 +27,7 @@ from tests.report.runs import OSSO, OV, SEQ, many, run_info, window, write
 def text_of(content: str) -> str:
     """What a reader sees, on one line."""
     body = re.sub(r"<(script|style)\b.*?</\1>", " ", content, flags=re.S)
+    body = re.sub(r'<span class="option">(.*?)</span>', r"\1", body)  # in the midst of a line
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", body))).replace("\xa0", " ")
 
 
@@ -442,3 +443,8 @@ def test_a_link_keeps_leading_where_it_did_and_a_device_stays_one(tmp_path: Path
     assert not Path("/dev/null").is_file()
     with pytest.raises(IsADirectoryError):
         write_page(found, tmp_path)
+
+
+def test_no_line_ends_within_an_option_and_nothing_else_of_a_text_is_markup() -> None:
+    text = with_whole_options("<b> overlap study --power-cap none, a--b")
+    assert text == '&lt;b&gt; overlap study <span class="option">--power-cap</span> none, a--b'
