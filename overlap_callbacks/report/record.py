@@ -312,10 +312,12 @@ def _unfinished(run: RunInfo, key: tuple[int, int], blocks: list[TimedBlock]) ->
         timed=tuple(blocks),
         problems=(f"{len(blocks)} timed blocks so far{few}",),
     )
+    # As if rank 0 were alone: the others have not been asked yet, so nobody is missing.
     report = aggregate_windows(
         [sample],
-        world_size=run.world_size,
+        world_size=1,
         every_n_steps=run.schedule.get("every_n_steps", 1),
         control=run.schedule.get("control", False),
     )
+    report = msgspec.structs.replace(report, world_size=run.world_size)
     return drop_incomparable_figures(report, blocks_of(run))

@@ -275,7 +275,7 @@ def test_blocks_of_an_unfinished_window_give_a_partial_report(tmp_path):
     assert partial.speedup_vs_sequential.value == pytest.approx(0.25)
     assert partial.speedup_vs_sequential.ci_low is None
     assert partial.e2e_sequential_ms.num_steps == 4
-    assert partial.problems == ("5 timed blocks so far", "1 of 2 ranks were not heard")
+    assert partial.problems == ("5 timed blocks so far",)
     assert partial.measurement_overhead is None
 
 
