@@ -85,7 +85,7 @@ class EventTimes:
                 self._start.append(event.ts)
                 try:
                     self._duration.append(event.dur)
-                except TypeError:
+                except (TypeError, OverflowError):
                     self._start.pop()
                     raise
                 return True
@@ -117,6 +117,11 @@ class EventTimes:
         """Whether nanoseconds were lost, so that the file must be read again as text."""
         start = np.frombuffer(self._start, dtype=np.float64) if not self._exact else np.empty(0)
         return bool(((np.abs(start) >= _MAX_EXACT_US) & (start != np.floor(start))).any())
+
+    @property
+    def num_untimed(self) -> int:
+        """Number of events whose times cannot be read, or are none that a clock shows."""
+        return self.unread + int(self.bounds()[2].sum())
 
     def bounds(self) -> tuple[Indices, Indices, npt.NDArray[np.bool_], int]:
         """All times in whole nanoseconds.

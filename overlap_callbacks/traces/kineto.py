@@ -47,6 +47,8 @@ _LIKE_COMMUNICATION = re.compile(r"(?i)all_?reduce|all_?gather|reduce_?scatter|a
 _SEVERAL_COLLECTIVES = re.compile(r"(?i)[nr]ccl\w*(sendrecv|generic)")
 # No training has a gap of this length between kernels: a clock jumped, or files were joined.
 _MAX_GAP_NS = 10 * 60 * 10**9
+# No job has more: a number beyond is damage.
+_MOST_RANKS = 2**31
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,8 @@ def trace_of_device(
     usable = _set_times(rows, collected.times, problems)
     _apply_metadata(rows, collected.known)
     launched_ns, returned_ns, thread_of = _launches(collected)
+    if untimed := collected.launch_times.num_untimed:
+        problems.append(f"{untimed} launches have no time that can be read: their kernels count in no step")
     annotations = [note for note in collected.notes if note.name.startswith((*ENQUEUED, "nccl"))]
     collectives = annotated(rows, collected.known, launched_ns, thread_of, annotations)
     problems += _untold(rows, collectives)
@@ -369,8 +373,7 @@ def _set_times(rows: KernelTableBuilder, times: EventTimes, problems: list[str])
     rows.start, rows.end = array("q", start.tobytes()), array("q", end.tobytes())
     if negative:
         problems.append(f"{negative} events have negative durations, and count as of no length")
-    num_unread = times.unread + int(impossible.sum())
-    if num_unread:
+    if num_unread := times.unread + int(impossible.sum()):
         problems.append(f"{num_unread} events have no time that can be read, and are left out")
     return ~impossible
 
@@ -444,10 +447,10 @@ def _job(head: dict[str, Any], problems: list[str]) -> tuple[int | None, int | N
     if info is None:
         return None, None
     rank, world_size = (info.get(key) if isinstance(info, dict) else None for key in ("rank", "world_size"))
-    if type(rank) is not int or rank < 0:  # true is an int too
+    if type(rank) is not int or not 0 <= rank < _MOST_RANKS:  # true is an int too
         problems.append("the file's distributedInfo cannot be read: its rank is not known")
         return None, None
-    return rank, world_size if type(world_size) is int else None
+    return rank, world_size if type(world_size) is int and 0 < world_size <= _MOST_RANKS else None
 
 
 def _device_names(head: dict[str, Any]) -> dict[int, str]:

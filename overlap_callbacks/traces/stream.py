@@ -9,6 +9,7 @@ their braces and decoded one by one. Invalid events are repaired if possible, el
 
 from __future__ import annotations
 
+import codecs
 import functools
 import os
 import re
@@ -121,6 +122,9 @@ class EventStream:
         self._is_bare_array = False  # the file is the array of events alone, without a document around it
         self._num_repaired = 0
         self._num_lost = 0
+        self._num_strays = 0  # places between events in which something else stands
+        self._utf8 = codecs.getincrementaldecoder("utf-8")()
+        self._is_utf8 = True
         self._first_error = ""
 
     def __iter__(self) -> Iterator[list[Event]]:
@@ -129,7 +133,7 @@ class EventStream:
         Raises:
             TraceError: the file cannot be read, is empty, or holds no events.
         """
-        source = pieces(self.path, self.problems, self._piece_bytes, self._progress)
+        source = map(self._checked, pieces(self.path, self.problems, self._piece_bytes, self._progress))
         rest, ended = self._skip_head(source), False
         searched = 0  # bytes at the beginning of ``rest`` in which no event begins but the first
         while not ended:
@@ -154,6 +158,15 @@ class EventStream:
                 rest = bytes(buffer[1:])
                 searched = len(rest)
         self._finish(rest, source, ended)
+
+    def _checked(self, piece: bytes) -> bytes:
+        """A piece; bytes that are no text are noticed, for the decoder of JSON skips unknown fields unread."""
+        if self._is_utf8 and not (piece.isascii() and not self._utf8.getstate()[0]):  # nearly all pieces are ASCII
+            try:
+                self._utf8.decode(piece)
+            except UnicodeDecodeError:
+                self._is_utf8 = False
+        return piece
 
     # -- the document around the events
 
@@ -201,7 +214,7 @@ class EventStream:
                 if len(text) > _MAX_HEAD_BYTES:
                     break
             rest = bytes(text)
-            tail = _tail(rest)
+            tail = None if self._is_bare_array else _tail(rest)
             if tail is not None:
                 self.head.update(tail)
             elif rest.strip():
@@ -218,6 +231,12 @@ class EventStream:
             )
         if self._num_lost:
             self.problems.append(f"{self._num_lost} events could not be read and are left out ({self._first_error})")
+        if self._num_strays:
+            self.problems.append(
+                f"{self._num_strays} places between events are not valid JSON: what stands there is left out"
+            )
+        if not (self._is_utf8 or self._num_repaired or self._num_lost):  # else those events had them
+            self.problems.append("the file holds bytes that are no UTF-8: fields that have them are left out")
 
     # -- events. Each method also returns the text after what it decoded, and whether the array of events ended there.
 
@@ -265,9 +284,12 @@ class EventStream:
             cut_off: whether the file ends with it.
         """
         events: list[Event] = []
-        place, all_invalid = 0, False
+        place, all_invalid, lost = 0, False, False  # whether an event before ``place`` was lost
         while True:
             begin, end, ended = _next_object(body, place)
+            gap_end = end - 1 if ended else begin if begin >= 0 else None
+            self._num_strays += not lost and _is_stray(body[place:gap_end], place, begin >= 0)
+            lost = False
             if ended:
                 return events, body[end:], True
             event = self._read_one(body[begin:end]) if 0 <= begin < end else None
@@ -286,7 +308,7 @@ class EventStream:
                     return events, b"" if cut_off else body[begin:], False
                 after = end
             self._num_lost += 1
-            place = after
+            place, lost = after, True
 
     def _next_valid(self, body: bytes, begin: int) -> int:
         """Where the next valid event begins after the invalid one at ``begin``; -1 if there is none."""
@@ -365,6 +387,18 @@ def _next_object(body: bytes, place: int) -> tuple[int, int, bool]:
     return begin, -1, False
 
 
+def _is_stray(gap: bytes, place: int, is_before_event: bool) -> bool:
+    """Whether something else than one comma stands before an event, or behind the last one.
+
+    Args:
+        gap: what stands there.
+        place: where it begins in its text; at 0 the comma may have been in the text before.
+        is_before_event: whether an event begins behind it.
+    """
+    found = gap.strip()
+    return found != b"," and bool(found or (place and is_before_event))
+
+
 _MAX_GAP_BYTES = 128
 _BOUNDARY = re.compile(rb"\}\s{0,60},\s{0,60}\{")
 _SEARCHED_BYTES = 2**16
@@ -390,8 +424,12 @@ def _last_boundary(buffer: bytearray, since: int) -> int:
 
 def _depth_one(head: bytes) -> bool:
     """Whether a text that is not valid JSON leaves exactly one brace open: that of the document."""
-    bare = re.sub(rb'"(?:[^"\\]|\\.)*"', b"", head, flags=re.DOTALL)
-    return bare.count(b"{") - bare.count(b"}") == 1 and bare.count(b"[") == bare.count(b"]")
+    braces = brackets = 0  # counted one by one: a damaged file may have millions, too many to keep
+    for matched in _STRUCTURE.finditer(head):
+        token = matched.group()
+        braces += (token == b"{") - (token == b"}")
+        brackets += (token == b"[") - (token == b"]")
+    return braces == 1 and brackets == 0
 
 
 # Strings, which are kept, and numbers that JSON does not allow or nothing can use, which become null.

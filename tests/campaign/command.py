@@ -157,9 +157,15 @@ def _line(outcome: dict[str, Any]) -> str:
 
 
 def save(path: Path, outcomes: Sequence[dict[str, Any]], *, quick: bool) -> None:
-    """Put outcomes into a file, in place of older ones of the same cases."""
+    """Put outcomes into a file, in place of older ones of the same cases.
+
+    A case that this machine cannot run keeps what it came to where it ran.
+    """
     kept = json.loads(path.read_text())["cases"] if path.exists() else []
-    by_name = {outcome["name"]: outcome for outcome in [*kept, *outcomes]}
+    by_name = {outcome["name"]: outcome for outcome in kept}
+    by_name |= {
+        outcome["name"]: outcome for outcome in outcomes if not ("skipped" in outcome and outcome["name"] in by_name)
+    }
     content = {
         "date": datetime.date.today().isoformat(),
         "command": "python -m tests.campaign" + (" --quick" if quick else ""),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 import tests.campaign.cases  # noqa: F401  (enters the cases)
 from tests.campaign.case import CASES
 from tests.campaign.cases.beside import GRAPHS_WITHOUT_GPU
-from tests.campaign.command import run_case
+from tests.campaign.command import run_case, save
 from tests.campaign.page import PAGE, RESULTS, page
 from tests.campaign.processes import ROOT
 
@@ -60,3 +61,14 @@ def test_a_case_that_fails_is_shown_as_failing(results: dict) -> None:
         in shown
     )
     assert f"| {case['runs'] - 1} of {case['runs']} |" in shown
+
+
+def test_a_case_that_cannot_run_here_keeps_what_it_came_to_elsewhere(results: dict, tmp_path: Path) -> None:
+    known = next(case for case in results["cases"] if not case.get("skipped"))
+    file = tmp_path / "campaign.json"
+    save(file, [known], quick=False)
+    others = [{**known, "skipped": "needs another machine"}, {**known, "name": "cuda-graphs", "skipped": "needs a GPU"}]
+    save(file, others, quick=False)
+    kept = {case["name"]: case for case in json.loads(file.read_text())["cases"]}
+    assert kept[known["name"]] == known
+    assert kept["cuda-graphs"]["skipped"] == "needs a GPU"
