@@ -88,11 +88,10 @@ _Slices = list[tuple[str, str, float, float, int]]
 def _tracks_of_detail(detail: StepDetail) -> Iterator[tuple[str, _Slices]]:
     """Name and slices of each track. Slices of a track do not overlap: a stream whose kernels do gets several."""
     lanes: dict[tuple[bool, int], _Slices] = {}
-    for name, lane, begin_ms, length_ms, size_bytes in detail.slices:
-        communicates = detail.communication[name]
-        category = "communication" if communicates else "compute"
-        lanes.setdefault((communicates, lane), []).append(
-            (detail.names[name], category, begin_ms, length_ms, size_bytes)
+    for kernel in detail.named_slices:
+        category = "communication" if kernel.communicates else "compute"
+        lanes.setdefault((kernel.communicates, kernel.lane), []).append(
+            (detail.names[kernel.name], category, kernel.start_ms, kernel.length_ms, kernel.size_bytes)
         )
     for (communicates, lane), slices in sorted(lanes.items()):
         for row, part in enumerate(_without_overlap(slices)):

@@ -209,6 +209,50 @@ def test_an_arm_of_zero_is_put_back_however_its_window_ends(stage: int, name: st
         assert rank["now"] == rank["before"]
 
 
+def train_zero_with_exceptions(rank: int, stage: int, name: str | None) -> dict[str, Any]:
+    """The second micro-batch of every step raises once and is tried again, as after a lack of memory."""
+    from overlap_callbacks.integrations.deepspeed import attach
+    from tests.integrations import deepspeed_jobs
+
+    deepspeed_jobs.set_up(rank)
+    training = deepspeed_jobs.Training(rank, deepspeed_jobs.config(stage, micro_batches=2))
+    training.step()
+    before = deepspeed_jobs.switch_of(training.engine)
+    monitor = None if name is None else attach(training.engine, arms=[MAKE[name]()], **OPTIONS)
+    failing, within, at_the_end = [False], [], set()
+
+    def fail(*_: Any) -> None:
+        if failing[0]:
+            raise MemoryError("planted")
+
+    training.engine.module.register_forward_pre_hook(fail, prepend=True)
+    for _ in range(STEPS):
+        training.micro_step()
+        turned, failing[0] = deepspeed_jobs.switch_of(training.engine), True
+        with pytest.raises(MemoryError, match="planted"):
+            training.micro_step()
+        failing[0] = False
+        within.append((turned, deepspeed_jobs.switch_of(training.engine)))
+        training.micro_step()
+        at_the_end.add(deepspeed_jobs.switch_of(training.engine))
+    if monitor is not None:
+        monitor.close()
+    after = deepspeed_jobs.switch_of(training.engine)
+    return {"digest": training.digest(), "seen": at_the_end, "within": within, "before": before, "after": after}
+
+
+@pytest.mark.parametrize(("stage", "name"), [(3, "bucket"), (2, "native")])
+def test_an_arm_of_zero_is_not_put_back_in_the_middle_of_a_step_that_raised_and_goes_on(stage: int, name: str) -> None:
+    """ZeRO-1 and 2 would lose the gradients that they have accumulated so far."""
+    plain = run_ranks(train_zero_with_exceptions, 2, stage, None)
+    measured = run_ranks(train_zero_with_exceptions, 2, stage, name)
+    assert [rank["digest"] for rank in measured] == [rank["digest"] for rank in plain]
+    for rank in measured:
+        assert all(raised == until for until, raised in rank["within"])
+        assert len(rank["seen"]) == 2
+        assert rank["after"] == rank["before"]
+
+
 def torch_switches() -> tuple[object, ...]:
     """What the arms of torch turn. Without a device they can be turned too; a job there does not feel it."""
     backends = torch.backends

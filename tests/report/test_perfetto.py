@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from overlap_callbacks.analysis.communication.exposed_collectives import exposed_collectives
 from overlap_callbacks.analysis.kernels.step_detail import MAX_NAME_LENGTH, step_detail
 from overlap_callbacks.analysis.kernels.table import KernelTableBuilder, Kind, device_kernels
 from overlap_callbacks.analysis.results.kernel_times import StepDetail
@@ -67,6 +68,25 @@ def test_kernels_and_collectives_of_both_modes_stand_at_their_times() -> None:
     assert slices(document, 2, "communication") == [("all_reduce", 101_000, 3000), ("all_reduce", 103_000, 2000)]
     sizes = [event["args"] for event in document["traceEvents"] if event.get("cat") == "communication"]
     assert sizes == [{"bytes": 1_000_000}, {}] * 2
+
+
+def test_kernels_that_a_damaged_record_makes_impossible_are_left_out() -> None:
+    whole = detail(5 * MS)
+    damaged = (
+        (2, 0, 0.0, 1.0, 0),
+        (-1, 0, 0.0, 1.0, 0),
+        (1, 0, 1e308, 1.0, 0),
+        (1, 0, 0.0, 1e308, 0),
+        (1, 0, 0.0, -1.0, 0),
+    )
+    bad = msgspec.structs.replace(whole, slices=(*damaged, *whole.slices))
+    picture = msgspec.structs.replace(window().pictures[0], detail=whole)
+    with_damage = msgspec.structs.replace(picture, detail=bad)
+    found, expected = (
+        perfetto_trace(msgspec.structs.replace(window(), pictures=(each,))) for each in (with_damage, picture)
+    )
+    assert found == expected
+    assert exposed_collectives(with_damage) == exposed_collectives(picture)
 
 
 def test_steps_without_a_clock_follow_one_another_and_older_records_show_what_they_have() -> None:

@@ -10,6 +10,8 @@ import numpy as np
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.results.kernel_times import StepTimeline
 
+_LATEST_MS = 1e12
+
 
 class ExposedCollective(NamedTuple):
     """A collective of a step, and for how long no compute runs beside it.
@@ -41,11 +43,11 @@ def exposed_collectives(picture: StepTimeline) -> list[ExposedCollective]:
     detail = picture.detail
     if detail is None:
         return []
-    rows = [row for row in detail.slices if detail.communication[row[0]]]
+    rows = [row for row in detail.named_slices if row.communicates]
     if not rows:
         return []
-    start_ns = _nanoseconds([row[2] for row in rows])
-    end_ns = _nanoseconds([row[2] + row[3] for row in rows])
+    start_ns = _nanoseconds([row.start_ms for row in rows])
+    end_ns = _nanoseconds([row.start_ms + row.length_ms for row in rows])
     # In order of start, so what the ones before cover of a collective is all that lies before their latest end.
     latest_ns = np.maximum.accumulate(np.append(start_ns[0], end_ns[:-1]))
     own = Intervals(np.maximum(start_ns, latest_ns), end_ns)
@@ -53,16 +55,19 @@ def exposed_collectives(picture: StepTimeline) -> list[ExposedCollective]:
         _nanoseconds([start for start, _ in picture.compute]), _nanoseconds([end for _, end in picture.compute])
     )
     exposed_ns = np.maximum(own.durations_ns, 0) - own.covered_ns(compute)
-    counts = Counter(row[0] for row in rows)
+    counts = Counter(row.name for row in rows)
     seen: Counter[int] = Counter()
     found = []
-    for (name, _, _, length_ms, size_bytes), exposed in zip(rows, exposed_ns.tolist(), strict=True):
-        seen[name] += 1
-        of = counts[name] if detail.communication_left_out == 0 else 0
-        place = seen[name] if of else 0
-        found.append(ExposedCollective(detail.names[name], place, of, size_bytes, length_ms, exposed / 1e6))
+    for row, exposed in zip(rows, exposed_ns.tolist(), strict=True):
+        seen[row.name] += 1
+        of = counts[row.name] if detail.communication_left_out == 0 else 0
+        place = seen[row.name] if of else 0
+        name = detail.names[row.name]
+        found.append(ExposedCollective(name, place, of, row.size_bytes, row.length_ms, exposed / 1e6))
     return sorted([row for row in found if row.exposed_ms > 0], key=lambda row: -row.exposed_ms)
 
 
 def _nanoseconds(milliseconds: list[float]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    return np.rint(np.array(milliseconds) * 1e6).astype(np.int64)
+    # A damaged record may have any time: as far as 64 bits go.
+    times_ms = np.array(milliseconds, np.float64).clip(-_LATEST_MS, _LATEST_MS)
+    return np.rint(times_ms * 1e6).astype(np.int64)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import msgspec
 
 from overlap_callbacks.analysis.results.mode import Mode
@@ -82,6 +85,29 @@ class PairTime(msgspec.Struct, frozen=True):
         return self.time_ms / self.alone_ms - 1 if self.alone_ms > 0 and self.beside != UNMATCHED else None
 
 
+# No step is longer. What a damaged record says beyond it is left out.
+_LONGEST_STEP_MS = 1e9
+
+
+class NamedSlice(NamedTuple):
+    """One kernel of a step.
+
+    Attributes:
+        name: the index of its name.
+        communicates: whether it communicates.
+        lane: number of its stream or thread in the order of their first appearance.
+        start_ms, length_ms: from the step's start.
+        size_bytes: of its collective; 0 where it has none or it is not known.
+    """
+
+    name: int
+    communicates: bool
+    lane: int
+    start_ms: float
+    length_ms: float
+    size_bytes: int
+
+
 class StepDetail(msgspec.Struct, frozen=True):
     """The kernels of one profiled step one by one, the longest ones, for a timeline that can be looked into.
 
@@ -104,6 +130,15 @@ class StepDetail(msgspec.Struct, frozen=True):
     left_out_ms: float = 0.0
     start_ns: int | None = None
     communication_left_out: int | None = None
+
+    @property
+    def named_slices(self) -> Iterator[NamedSlice]:
+        """The kernels, but those to which a damaged record gives no name or a time that cannot be."""
+        names = min(len(self.names), len(self.communication))
+        for name, lane, start_ms, length_ms, size_bytes in self.slices:
+            possible = abs(start_ms) <= _LONGEST_STEP_MS and 0 <= length_ms <= _LONGEST_STEP_MS
+            if possible and 0 <= name < names:
+                yield NamedSlice(name, self.communication[name], lane, start_ms, length_ms, size_bytes)
 
 
 class CallTimes(msgspec.Struct, frozen=True, array_like=True):

@@ -134,7 +134,27 @@ class Facts:
     facts: tuple[tuple[str, str], ...]
 
 
-Block = Note | Tiles | Chart | Table | Facts
+@dataclass(frozen=True)
+class Download:
+    """A file that the page holds, to be saved.
+
+    Attributes:
+        text: of the link.
+        file_name: under which it is saved.
+        media_type: of the content.
+        content: in base 64.
+        remark: what to do with it.
+    """
+
+    kind: ClassVar[str] = "download"
+    text: str
+    file_name: str
+    media_type: str
+    content: str
+    remark: str = ""
+
+
+Block = Note | Tiles | Chart | Table | Facts | Download
 
 
 @dataclass(frozen=True)

@@ -106,9 +106,12 @@ def _run(identity: str, name: str, view: RunView, *, compared: bool) -> RunPage:
 
 
 def _first_advice(view: RunView) -> list[str]:
-    """What to try first, for the head of the page: the table further down has the reasons."""
+    """What to try first and why, for the head of the page: the table further down has the others."""
     found = view.record.bottleneck() if view.measured else None
-    return [f"To try first: {found.advice[0].what}"] if found is not None and found.advice else []
+    if found is None or not found.advice:
+        return []
+    first = found.advice[0]
+    return [f"To try first: {first.what} {first.why}".rstrip()]
 
 
 def _sections(view: RunView) -> list[Section]:

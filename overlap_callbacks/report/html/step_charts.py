@@ -46,7 +46,10 @@ def mode_bars(runs: Sequence[tuple[str, dict[str, Estimate]]]) -> Chart:
                 )
     caption = "Whiskers are 95% intervals."
     if any("e2e_ideal_ms" in figures for _, figures in runs):
-        caption = f"Without contention is equation 4: overlapped, less what its compute kernels lose. {caption}"
+        caption = (
+            "Without contention is worked out: an overlapped step, less what its compute kernels lose (equation 4). "
+            + caption
+        )
     return Chart(
         "bars",
         "Step time",

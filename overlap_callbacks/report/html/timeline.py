@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+
+import msgspec
+
 from overlap_callbacks.analysis.formatting import page_text, short_kernel_name
 from overlap_callbacks.analysis.results.kernel_times import CallTimes, StepDetail, StepTimeline
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.report.html.elements import Block, Cell, Chart, Section, Table, heads
+from overlap_callbacks.report.html.elements import Block, Cell, Chart, Download, Section, Table, heads
 from overlap_callbacks.report.html.run import RunView
 from overlap_callbacks.report.html.tables import name_cell, number_cell
+from overlap_callbacks.report.perfetto import perfetto_trace
 
-# The command that writes what is drawn here for a viewer that shows all of it.
-_PERFETTO = "overlap trace RUN --perfetto out.json writes this for ui.perfetto.dev."
 _MAX_NAME = 120
 
 
@@ -29,7 +33,7 @@ def kernel_blocks(window: OverlapReport) -> list[Block]:
     blocks: list[Block] = []
     drawn = [(picture, picture.detail) for picture in pictures if picture.detail is not None and picture.detail.slices]
     if drawn:
-        blocks.append(_chart(drawn, window))
+        blocks += [_chart(drawn, window), _file(window)]
     if any(picture.call_times for picture in pictures):
         blocks.append(_table(pictures, window))
     return blocks
@@ -40,7 +44,7 @@ def _chart(drawn: list[tuple[StepTimeline, StepDetail]], window: OverlapReport) 
     caption = (
         f"One profiled step of each mode on rank {window.first_rank}, window {window.window}. Point at a kernel for "
         "its name; drag over a part to see it closely, double-click for the whole. A number tells the place of a "
-        f"{track} in the order of their first appearance. {_PERFETTO}"
+        f"{track} in the order of their first appearance."
     )
     return Chart(
         "streams",
@@ -51,13 +55,26 @@ def _chart(drawn: list[tuple[StepTimeline, StepDetail]], window: OverlapReport) 
     )
 
 
+def _file(window: OverlapReport) -> Download:
+    """The steps as a file within the page: who has the page alone can open them in Perfetto, too."""
+    content = gzip.compress(msgspec.json.encode(perfetto_trace(window)), mtime=0)
+    return Download(
+        f"Save these steps for Perfetto ({len(content) / 1e3:,.0f} kB)",
+        f"overlap-window-{window.window}.json.gz",
+        "application/gzip",
+        base64.b64encode(content).decode(),
+        "Open the file in ui.perfetto.dev. overlap trace RUN --perfetto FILE writes those of any window.",
+    )
+
+
 def _mode(picture: StepTimeline, detail: StepDetail, track: str) -> dict[str, object]:
-    lanes = sorted({lane for _, lane, *_ in detail.slices})
+    kernels = list(detail.named_slices)
+    lanes = sorted({kernel.lane for kernel in kernels})
     names = [
         [page_text(short_kernel_name(name), _MAX_NAME), communicates]
         for name, communicates in zip(detail.names, detail.communication, strict=False)
     ]
-    shown, left_out = len(detail.slices), detail.left_out
+    shown, left_out = len(kernels), detail.left_out
     return {
         "mode": picture.arm.value.capitalize(),
         "step_ms": round(picture.step_ms, 4),
@@ -65,9 +82,8 @@ def _mode(picture: StepTimeline, detail: StepDetail, track: str) -> dict[str, ob
         "names": names,
         "lanes": [f"{track} {lane}" for lane in lanes],
         "calls": [
-            [name, lanes.index(lane), round(start_ms, 4), round(length_ms, 4)]
-            for name, lane, start_ms, length_ms, _ in detail.slices
-            if 0 <= name < len(names)
+            [kernel.name, lanes.index(kernel.lane), round(kernel.start_ms, 4), round(kernel.length_ms, 4)]
+            for kernel in kernels
         ],
     }
 

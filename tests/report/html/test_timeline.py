@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,9 @@ from overlap_callbacks.analysis.results.kernel_times import CallTimes, StepDetai
 from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.report import write_page
 from overlap_callbacks.report.html.page import page
+from overlap_callbacks.report.perfetto import perfetto_trace
 from overlap_callbacks.report.record import read
+from tests.report import perfetto_form
 from tests.report.html.test_page import charts_of, made, text_of
 from tests.report.runs import OV, SEQ, picture, run_info, window, write
 
@@ -30,7 +34,19 @@ def test_the_kernels_of_a_step_stand_by_name_in_their_streams(tmp_path: Path) ->
     detail = window().pictures[0].detail
     assert detail is not None
     assert len(overlapped["calls"]) == len(detail.slices) > 20
-    assert "overlap trace RUN --perfetto out.json writes this for ui.perfetto.dev" in text_of(content)
+
+
+def test_the_steps_drawn_are_in_the_page_as_a_file_for_perfetto(tmp_path: Path, opened: Open) -> None:
+    (tmp_path / "report.html").write_text(made(tmp_path, window(), window(1)), encoding="utf-8")
+    shown = opened(tmp_path / "report.html")
+    link = shown.get_by_text("Save these steps for Perfetto")
+    link.scroll_into_view_if_needed()
+    with shown.expect_download() as saved:
+        link.click()
+    assert saved.value.suggested_filename == "overlap-window-1.json.gz"
+    document = json.loads(gzip.decompress(Path(saved.value.path()).read_bytes()))
+    perfetto_form.check(document)
+    assert document == json.loads(msgspec.json.encode(perfetto_trace(window(1))))
 
 
 def test_calls_of_a_kernel_have_minimum_median_and_maximum_by_mode(tmp_path: Path) -> None:
