@@ -105,10 +105,14 @@ def _against_contention(seen: Circumstances) -> Iterator[Advice]:
         yield Advice(
             "power-cap",
             "Raise the power cap, or cool better: the clock is lower with overlap.",
-            f"{lost} Most of it goes with the clock.",
+            f"{lost} The lower clock explains most of it.",
         )
     if seen.backend == "nccl":
-        yield Advice("ctas", "Give NCCL fewer SMs: lower NCCL_MAX_CTAS, and watch the bus bandwidth.", lost)
+        yield Advice(
+            "ctas",
+            "Give NCCL fewer SMs: lower NCCL_MAX_CTAS, and watch the bus bandwidth.",
+            f"{lost} NCCL's kernels hold SMs meanwhile.",
+        )
     elif seen.backend == "gloo":
         yield Advice("ctas", "Leave Gloo's threads cores of their own: fewer threads for torch's operators.", lost)
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from overlap_callbacks._version import __version__
 from overlap_callbacks.analysis.bus_bandwidth import bus_factor
+from overlap_callbacks.analysis.distinct import distinct_values
 from overlap_callbacks.analysis.kernels.attribution import IN_TURN, SAME_LAUNCH, Calls, Level, labels_of, match
 from overlap_callbacks.analysis.kernels.table import Indices, Kind
 from overlap_callbacks.analysis.kernels.timeline import step_timeline
@@ -287,7 +288,7 @@ def _slowdown(
         return SlowdownEstimate(
             slowdown=time_ns / float(alone_ns[rows].sum()) - 1,
             method=method,
-            kernels=len(np.unique(calls.kernels.name[calls.row[rows]])),
+            kernels=len(distinct_values(calls.kernels.name[calls.row[rows]])),
             calls_beside=len(rows),
             calls_alone=len(used),
             calls_left_out=len(left_out),
@@ -298,6 +299,6 @@ def _slowdown(
     of_rows, of_used, of_left_out = (label[calls.row[part]] for part in (rows, used, left_out))
     families = {
         labels[i]: over(rows[of_rows == i], used[of_used == i], left_out[of_left_out == i], {})
-        for i in np.unique(of_rows).tolist()
+        for i in distinct_values(of_rows).tolist()
     }
     return over(rows, used, left_out, dict(sorted(families.items(), key=lambda item: -item[1].time_beside_ms)))

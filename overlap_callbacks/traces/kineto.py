@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis import name_rules, safe_text
+from overlap_callbacks.analysis.distinct import distinct_values
 from overlap_callbacks.analysis.formatting import count
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.copies import as_communication
@@ -86,7 +87,7 @@ class Trace:
     @property
     def devices(self) -> tuple[int, ...]:
         """The devices that ran kernels."""
-        return tuple(np.unique(self.device).tolist())
+        return tuple(distinct_values(self.device).tolist())
 
     def by_device(self) -> dict[int, Trace]:
         """One trace per device, with the kernels of that device alone: devices do not share time."""
@@ -389,7 +390,7 @@ def _doubts(kernels: KernelTable, steps: tuple[TraceStep, ...]) -> Iterator[str]
         yield f"{num_placed} kernels have no launch in the file; they are placed by their start"
     suspects = [
         kernels.names[i]
-        for i in np.unique(kernels.name[kernels.kind == Kind.COMPUTE])
+        for i in distinct_values(kernels.name[kernels.kind == Kind.COMPUTE])
         if _LIKE_COMMUNICATION.search(kernels.names[i])
     ]
     if suspects:

@@ -7,8 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
+from overlap_callbacks.analysis.distinct import distinct_values
 from overlap_callbacks.analysis.kernels.table import KernelTable
 from overlap_callbacks.traces.collect import MAX_TIME_NS, Note
 
@@ -95,7 +94,7 @@ def mark_cut(
             if start_ns <= time_ns < end_ns:
                 first = place
     marked = tuple(dataclasses.replace(step, cut=place >= first) for place, step in enumerate(steps))
-    held = np.unique(kernels.step)
+    held = distinct_values(kernels.step)
     parts = []
     for what, places in (
         ("not whole, and in no mean", [i for i in range(first, len(steps)) if i in held]),

@@ -7,6 +7,7 @@ import re
 import numpy as np
 
 from overlap_callbacks.analysis import name_rules
+from overlap_callbacks.analysis.distinct import distinct_values
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
 
 MAX_SUSPECTS = 10
@@ -36,10 +37,10 @@ def suspects(kernels: KernelTable) -> list[str]:
         return []
     name, lane = kernels.name[compute], kernels.lane[compute]
     gemm = np.array([name_rules.family_of(text) == "gemm" for text in kernels.names], dtype=bool)
-    of_gemms = np.isin(lane, np.unique(lane[gemm[name]]))
+    of_gemms = np.isin(lane, distinct_values(lane[gemm[name]]))
     size = len(kernels.names)
     time_ns = np.bincount(name, weights=kernels.intervals.durations_ns[compute], minlength=size)
     apart = np.bincount(name, weights=~of_gemms, minlength=size) > 0
-    present = [int(number) for number in np.unique(name) if not gemm[number]]
+    present = [int(number) for number in distinct_values(name) if not gemm[number]]
     ranked = sorted(present, key=lambda i: (-likeness(kernels.names[i]), not apart[i], -time_ns[i]))
     return [f"{kernels.names[i][:_MAX_NAME]} ({time_ns[i] / 1e6:.3f} ms)" for i in ranked[:MAX_SUSPECTS]]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from overlap_callbacks.analysis import name_rules
+from overlap_callbacks.analysis.distinct import distinct_values
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.attribution import Calls
 from overlap_callbacks.analysis.kernels.critical_path import CriticalPaths, Part, Path
@@ -198,7 +199,7 @@ def _host_limit(kernels: KernelTable, launches: Launches, whole: TimeUse) -> Hos
     short_ns, late_ns = int(gaps_ns[gaps_ns < _SHORT_GAP_NS].sum()), whole.host_ns + whole.launch_ns
     fraction = late_ns / whole.span_ns if whole.span_ns else 0.0
     compute_ns = kernels.of(Kind.COMPUTE).durations_ns
-    launched_ns = np.unique(launches.launched_ns[launches.launched_ns >= 0])
+    launched_ns = distinct_values(launches.launched_ns[launches.launched_ns >= 0])
     return HostLimit(
         launch_bound=fraction >= LAUNCH_BOUND_FRACTION and 2 * short_ns > late_ns,
         idle_fraction=fraction,

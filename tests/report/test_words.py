@@ -98,7 +98,7 @@ def test_what_the_environment_tells_is_not_told_again_in_the_configuration(tmp_p
 
 
 def test_the_step_without_contention_is_explained_where_it_is_drawn(tmp_path: Path) -> None:
-    words = "Without contention is equation 4"
+    words = "Without contention is worked out: an overlapped step, less what its compute kernels lose (equation 4)"
     assert words in text_of(made(tmp_path / "whole", window()))
     assert words not in text_of(made(tmp_path / "bare", window(profiled=())))
 

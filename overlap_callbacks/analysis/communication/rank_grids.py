@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from overlap_callbacks.analysis.distinct import distinct_values
+
 # The first rank, and (stride, count) of each level, the innermost first: ``(0, ((1, 8), (64, 4)))`` are the ranks 0-7,
 # 64-71, 128-135 and 192-199.
 Grid = tuple[int, tuple[tuple[int, int], ...]]
@@ -20,7 +22,7 @@ _MAX_LEVELS = 4
 
 def grids_of(ranks: Iterable[int]) -> Grids:
     """A set of ranks."""
-    return _grids(np.unique(np.fromiter(ranks, dtype=np.int64)))
+    return _grids(distinct_values(np.fromiter(ranks, dtype=np.int64)))
 
 
 def in_order(ranks: Sequence[int]) -> Grids:
@@ -105,7 +107,7 @@ def union(sets: Sequence[Grids]) -> Grids:
     distinct = dict.fromkeys(sets)
     if len(distinct) == 1:
         return sets[0]
-    return _grids(np.unique(np.concatenate([ranks_in(grids) for grids in distinct])))
+    return _grids(distinct_values(np.concatenate([ranks_in(grids) for grids in distinct])))
 
 
 def cut(grids: Grids) -> Grids:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from overlap_callbacks.analysis.contention.occupancy import Chip
 from overlap_callbacks.analysis.contention.waves import predicted_loss
+from overlap_callbacks.analysis.distinct import distinct_values
 from overlap_callbacks.analysis.kernels.attribution import Calls, match
 from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
@@ -52,7 +53,7 @@ def sm_loss(
     modelled_ns, held_ns = np.zeros(len(rows)), np.zeros(len(rows))
     from_sms_ns, from_waves_ns = np.zeros(len(rows)), np.zeros(len(rows))
     communicates = kernels.kind == Kind.COMMUNICATION
-    for number in np.unique(kernels.shape[communicates]).tolist():
+    for number in distinct_values(kernels.shape[communicates]).tolist():
         launch = launches[number]
         if launch is None:
             continue

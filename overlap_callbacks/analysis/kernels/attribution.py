@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis import name_rules
+from overlap_callbacks.analysis.distinct import distinct_values
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
 from overlap_callbacks.analysis.results.kernel_times import ALONE, UNMATCHED, PairTime
@@ -277,7 +278,7 @@ def _pairs(
     group = label[calls.row[rows]]
     own, alone = calls.duration_ns[rows].astype(float), alone_ns[rows]  # ns
     matched = np.isfinite(alone)
-    kinds = [kind for kind in np.unique(partner_label[calls.kernels.kind == partners]).tolist() if kind >= 0]
+    kinds = [kind for kind in distinct_values(partner_label[calls.kernels.kind == partners]).tolist() if kind >= 0]
     beside = np.zeros((len(rows), len(kinds)))
     for column, kind in enumerate(kinds):
         partner_rows = (calls.kernels.kind == partners) & (partner_label == kind)

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from overlap_callbacks.analysis.distinct import distinct_values
 from overlap_callbacks.analysis.formatting import one_digit
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
 
@@ -76,7 +77,7 @@ def _escaped(kernels: KernelTable, sequential: Sequence[int], unseen: Mapping[st
 
 def _summed(keys: Indices, times_ns: Indices) -> Counter[int]:
     sums: Counter[int] = Counter()
-    for key in np.unique(keys).tolist():
+    for key in distinct_values(keys).tolist():
         sums[key] = int(times_ns[keys == key].sum())
     return sums
 

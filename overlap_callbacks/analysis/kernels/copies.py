@@ -15,6 +15,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from overlap_callbacks.analysis.distinct import distinct_values
 from overlap_callbacks.analysis.kernels.accounting import PEER_COPY, accounts
 from overlap_callbacks.analysis.kernels.issued import Issued
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind, StringTable
@@ -31,7 +32,7 @@ def within_device(kernels: KernelTable) -> npt.NDArray[np.bool_]:
 
 def may_communicate(kernels: KernelTable) -> npt.NDArray[np.bool_]:
     """Which rows are copies within the device on a lane that never computes; shape (n,)."""
-    computing = np.unique(kernels.lane[kernels.kind == Kind.COMPUTE])
+    computing = distinct_values(kernels.lane[kernels.kind == Kind.COMPUTE])
     return within_device(kernels) & ~np.isin(kernels.lane, computing)
 
 
@@ -54,7 +55,7 @@ def as_communication(kernels: KernelTable, kind_of: Mapping[int, str]) -> Kernel
     kind[rows] = Kind.COMMUNICATION
     collective[rows] = [kinds[text] for text in kind_of.values()]
     # Tables of kernels are by name, and other copies of this name do not communicate.
-    for number in np.unique(name[rows]).tolist():
+    for number in distinct_values(name[rows]).tolist():
         mine = rows[name[rows] == number]
         name[mine] = names[f"{kernels.names[number]} of a collective"]
     return dataclasses.replace(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from overlap_callbacks.analysis.distinct import distinct_values
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
 
@@ -77,7 +78,7 @@ class CriticalPaths:
     def _predecessors(self, lane: Indices) -> Indices:
         """What each row waited for, as a place in the order of ends; -1 for none; shape (rows,)."""
         before = np.searchsorted(self._end_ns, self._start_ns, side="right") - 1
-        for number in np.unique(lane):
+        for number in distinct_values(lane):
             own = np.flatnonzero(lane == number)
             place = np.searchsorted(self._end_ns[own], self._start_ns[own], side="right") - 1
             found = own[np.maximum(place, 0)]
@@ -148,7 +149,9 @@ class CriticalPaths:
 
         def longest_ns(kinds: Sequence[Kind]) -> int:
             wanted = np.isin(kernels.kind, kinds)
-            return max((inside[wanted & (kernels.lane == lane)].busy_ns for lane in np.unique(kernels.lane)), default=0)
+            return max(
+                (inside[wanted & (kernels.lane == lane)].busy_ns for lane in distinct_values(kernels.lane)), default=0
+            )
 
         length_ns = end_ns - start_ns
         host_ns = parts[Part.LAUNCH] + parts[Part.HOST]

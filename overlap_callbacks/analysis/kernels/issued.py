@@ -17,9 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import numpy as np
-
 from overlap_callbacks.analysis import name_rules
+from overlap_callbacks.analysis.distinct import distinct_values
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
 
 SEND_RECV = "send_recv"
@@ -150,7 +149,9 @@ def runs_as(kind: str, *, on_device: bool) -> str:
 
 def is_device_profile(kernels: KernelTable, issued: Issued) -> bool:
     """Whether communication in a profile is kernels of a device; else it is ranges of a library on the host."""
-    names = [kernels.names[number] for number in np.unique(kernels.name[kernels.kind == Kind.COMMUNICATION]).tolist()]
+    names = [
+        kernels.names[number] for number in distinct_values(kernels.name[kernels.kind == Kind.COMMUNICATION]).tolist()
+    ]
     if names:
         return not all(re.match(r"(gloo|ucc|mpi):", name) for name in names)
     return any(collective.on_device for collectives in issued.values() for collective in collectives)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from overlap_callbacks.analysis.distinct import distinct_values
 from overlap_callbacks.analysis.intervals import Intervals
 
 _Indices = npt.NDArray[np.int64]
@@ -76,7 +77,7 @@ def _neighbours(unknown: npt.NDArray[np.bool_], start_ns: _Indices, lane: _Indic
 def _step_on_device(times_ns: _Indices, step: _Indices, ran: Intervals, bounds: Sequence[tuple[int, int]]) -> _Indices:
     """The step during which each time lies, by what the device ran of the steps; -1 outside all steps."""
     inside = step >= 0
-    steps = np.unique(step[inside])
+    steps = distinct_values(step[inside])
     never = np.iinfo(np.int64).max
     first, last = np.full(len(bounds), never), np.array([end for _, end in bounds], dtype=np.int64)
     np.minimum.at(first, step[inside], ran.start_ns[inside])

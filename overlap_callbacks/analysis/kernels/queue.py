@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from overlap_callbacks.analysis.distinct import distinct_values
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable
 
 
@@ -41,7 +42,7 @@ def queues(kernels: KernelTable, launched_ns: Indices) -> tuple[Queue, ...]:
         return ()
     begin, end = int(kernels.intervals.start_ns.min()), int(kernels.intervals.end_ns.max())
     found = []
-    for lane in np.unique(kernels.lane[launched_ns >= 0]).tolist():
+    for lane in distinct_values(kernels.lane[launched_ns >= 0]).tolist():
         rows = np.flatnonzero((kernels.lane == lane) & (launched_ns >= 0))
         start = kernels.intervals.start_ns[rows]
         launched = np.minimum(launched_ns[rows], start)

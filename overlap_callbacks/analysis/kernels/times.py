@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from overlap_callbacks.analysis.distinct import distinct_values
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
 from overlap_callbacks.analysis.results.kernel_times import KernelTime
@@ -84,7 +85,7 @@ class KernelSums:
     @property
     def steps(self) -> list[int]:
         """Indices of the steps that have kernels, ascending."""
-        return [step for step in np.unique(self._steps).tolist() if step >= 0]
+        return [step for step in distinct_values(self._steps).tolist() if step >= 0]
 
     def of_steps(self, steps: Sequence[int]) -> KernelFigures:
         """Times of several steps together, by their indices."""
@@ -117,7 +118,9 @@ class KernelSums:
             copy_ns=part.of(Kind.COPY).sum_ns,
             p2p_busy_ns=p2p.busy_ns,
             idle_ns=self._idle_ns(compute_busy, comm_busy, self._any),
-            num_kernels=len(np.unique(part.call[(part.kind == Kind.COMPUTE) | (part.kind == Kind.COMMUNICATION)])),
+            num_kernels=len(
+                distinct_values(part.call[(part.kind == Kind.COMPUTE) | (part.kind == Kind.COMMUNICATION)])
+            ),
             bubble_ns=None if self._working is None else self._idle_ns(compute_busy, comm_busy, self._working),
         )
 
