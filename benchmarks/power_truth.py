@@ -80,6 +80,9 @@ class Device:
         )  # fmt: skip
 
 
+# Of a package, as Intel's servers tell it in ``max_energy_range_uj``.
+_RAPL_RANGE_MJ = 262_143_328
+
 DEVICES = {
     "NVML, A100 and H100": Device(PART_TIME, 0.1, 0.1),
     "NVML, other chips": Device(FULL_TIME, 0.1, 0.1),
@@ -179,6 +182,10 @@ def rows() -> Iterator[Row]:  # noqa: PLR0912
         for noise in (0.0, 0.3):
             for step_s in (0.05, 0.31):
                 yield Row(rapl, shape, FRESH, "good", step_s, noise)
+    for counter in ("wraps", "back"):
+        for block_s in (0.0, 0.5):
+            yield Row(rapl, "modes", FRESH, counter, block_s=block_s)
+            yield Row(amd, "modes", Sensor(0.02, 0.001, 0.05), counter, block_s=block_s)
 
 
 @dataclass
@@ -273,10 +280,12 @@ class Scripted(PowerSource):
         begin = self.script.segments[int(self.chance.integers(16))].start_ns / 1e9
         self._fails = (begin, begin + self.row.fails_s)
         self._period_s = min(device.counter_s or 0.001, 0.1)
-        self._wrap_mj = 2**32
+        # RAPL's counters tell how far they count, which is less than 2**32 mJ.
+        told_mj = _RAPL_RANGE_MJ if self.row.device == "RAPL" else None
+        self._wrap_mj = told_mj or 2**32
         # So that the counter wraps in the middle of the window.
         self._offset_mj = self._wrap_mj - round(1e3 * self.script.at(self.script.end_s) / 2)
-        self._counter = EnergyCounter(1e-3, None)
+        self._counter = EnergyCounter(1e-3, told_mj)
         self._last: tuple[int, float] | None = None
         self._middle_s = self.script.end_s / 2 + START_S / 2
         self._stop: Any = None

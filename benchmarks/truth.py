@@ -65,7 +65,7 @@ class TruthJob:
     Attributes:
         slowdown: how much longer an operator takes in overlapped steps, as a fraction.
         control: an A/A job.
-        work: ``clock`` or ``operations``.
+        work: ``clock``, ``operations`` or ``device``.
         windows: number of windows.
         gap_steps: steps between windows, for the reports of the last one.
         operator_ms: length of an operator in sequential steps; for ``operations`` about so much on an idle core.
@@ -107,14 +107,17 @@ class Operator:
     # 40, 42 and 48 pieces are whole numbers. Together 40 take about as long as asked for.
     _PIECES = 40
     _ELEMENTS_PER_MS = 10_000
+    # A sleep may end later than asked for: the last part is spent awake.
+    _AWAKE_S = 0.0005
 
     def __init__(self, job: TruthJob) -> None:
         self._job = job
         self._library = torch.library.Library("truth", "FRAGMENT")
         self._library.define("work(Tensor(a!) scratch, float factor) -> ()")
-        self._library.impl("work", self._clocked if job.work == "clock" else self._counted, "CPU")
-        by_clock = job.work == "clock"
-        self._scratch = torch.rand(10_000 if by_clock else int(job.operator_ms * self._ELEMENTS_PER_MS))
+        kinds = {"clock": self._clocked, "operations": self._counted, "device": self._waited}
+        self._library.impl("work", kinds[job.work], "CPU")
+        counted = job.work == "operations"
+        self._scratch = torch.rand(int(job.operator_ms * self._ELEMENTS_PER_MS) if counted else 10_000)
 
     def __call__(self, factor: float) -> None:
         torch.ops.truth.work(self._scratch, factor)
@@ -123,6 +126,13 @@ class Operator:
         end = time.perf_counter() + factor * self._job.operator_ms / 1e3
         while time.perf_counter() < end:
             scratch.sin_()
+
+    def _waited(self, scratch: torch.Tensor, factor: float) -> None:
+        """Ends by the clock too, and leaves the core to others until then, as a device's kernel does."""
+        end = time.perf_counter() + factor * self._job.operator_ms / 1e3
+        time.sleep(max(end - time.perf_counter() - self._AWAKE_S, 0.0))
+        while time.perf_counter() < end:
+            pass
 
     def _counted(self, scratch: torch.Tensor, factor: float) -> None:
         for _ in range(round(self._PIECES * factor)):

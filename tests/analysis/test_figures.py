@@ -31,6 +31,12 @@ def test_overlap_that_costs_time_has_attained_less_than_nothing():
     assert found.attained_fraction.ci_low < -30 / 60 < found.attained_fraction.ci_high
 
 
+def test_no_more_than_all_of_the_gain_is_attained():
+    """Where a profiled step's compute is longer than the overlapped step, say."""
+    found = report_of(full_window(profiled=with_profiled(SEQ, compute_busy_ms=105.0)))
+    assert (found.attained_fraction.value, found.attained_fraction.ci_high) == (1.0, 1.0)
+
+
 def test_a_bubble_is_reported_of_jobs_with_sends_alone_and_only_if_all_ranks_can_tell():
     assert report_of(full_window(profiled=with_profiled(OV, p2p_ms=0.0))).bubble_ms is None
     unknown = full_window(1, profiled=with_profiled(OV, bubble_ms=None))

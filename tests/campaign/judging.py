@@ -16,6 +16,7 @@ from tests.campaign.running import Run
 CHECKS = ("ending", "weights", "time", "record", "sentence")
 FILE = "overlap.jsonl"
 _SHOW_S = 60.0
+_UNFINISHED = "window 0 is unfinished"  # the number is left out of what is kept
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,9 @@ def judge(case: Case, run: Run, references: Sequence[Run], zygote: Zygote) -> Ve
         "sentence": _sentence(case, run),
     }
     faults = {check: fault for check, fault in found.items() if fault}
-    return Verdict(faults, _plain(_sentences(case, run)), ", ".join(run.kinds()), run.seconds)
+    unfinished = unfinished_window(run.record / FILE)
+    said = _sentences(case, run) or ([(0, f"`overlap show`: {_UNFINISHED}")] if unfinished is not None else [])
+    return Verdict(faults, _plain(said), ", ".join(run.kinds()), run.seconds)
 
 
 def _ending(case: Case, run: Run, references: Sequence[Run]) -> str:
@@ -107,9 +110,28 @@ def _record(case: Case, run: Run, zygote: Zygote) -> str:
     clear = ending.code == 0 or (re.search(r"^Error: .+", ending.output, re.MULTILINE) and case.record == "maybe")
     if "Traceback" in ending.output or not clear:
         return f"`overlap show` ended with {ending.code}: {ending.output.strip().splitlines()[-1:]}"
+    # A job that ends by itself or is killed cannot say what became of its window: the record's reader does.
+    unfinished = unfinished_window(run.record / FILE)
+    if unfinished is not None and f"window {unfinished} is unfinished" not in ending.output:
+        return f"`overlap show` does not say that window {unfinished} is unfinished"
     if case.whole_window and not _has_whole_window(case, run.record / FILE):
         return "no window of the record has all steps of all ranks"
     return ""
+
+
+def unfinished_window(path: Path) -> int | None:
+    """The last window, where the record has blocks of it and no report; None if it has one, or there is no record."""
+    blocks: set[int] = set()
+    reports: set[int] = set()
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
+        try:
+            found = json.loads(line)
+        except ValueError:  # cut off
+            continue
+        kind, window = found.get("record"), found.get("window")
+        (blocks if kind == "block" else reports if kind in ("window", "arm") else set()).add(window)
+    open_now = blocks - reports
+    return max(open_now) if open_now and max(open_now) > max(reports, default=-1) else None
 
 
 def _has_whole_window(case: Case, path: Path) -> bool:

@@ -44,8 +44,9 @@ without it is the reference. The job with it must
 - take no longer than the reference and a bound: 15 s in most cases. Where a rank or the store falls silent, timeouts of
   the library pass once, and the bound is 20 to 30 s;
 - leave a record that `overlap show` can read;
-- say what happened, in one sentence on each rank that has something to say. If a job is killed, or ends between
-  windows, there is nothing to say.
+- say what happened, in one sentence on each rank that has something to say. A job that ends early is not held up for
+  that: where it ends within a window, `overlap show` must say which one is unfinished. Where it ends between windows,
+  there is nothing to say.
 
 Each job has two ranks over Gloo on one machine, in processes of their own that end as an interpreter ends. Windows are
 short and come every 16 steps, so that most faults fall within one. The moment of a fault is left to chance, and differs
@@ -73,7 +74,10 @@ def page(results: dict[str, Any]) -> str:
     done = [case for case in cases if "skipped" not in case]
     good = [case for case in done if not case["failures"]]
     runs = sum(case["runs"] for case in done)
-    summary = f"The last run had {len(done)} cases with {runs} runs; {len(good)} cases passed."
+    summary = (
+        f"The table has the last outcome of each case, with its date: {len(done)} of {len(cases)} cases ran, "
+        f"{runs} times in all; {len(good)} passed."
+    )
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     parts = [_TEXT.format(summary=summary, versions=versions, machine=results["machine"])]
     failing = [case for case in done if case["failures"]]

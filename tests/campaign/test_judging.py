@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.campaign.case import Case
-from tests.campaign.judging import judge
+from tests.campaign.judging import judge, unfinished_window
 from tests.campaign.processes import Ending
 from tests.campaign.running import Run, Said, kind_of
 
@@ -63,3 +65,41 @@ def test_the_kind_of_an_error_is_that_of_the_traceback() -> None:
     output = "[rank1]: RuntimeError: Connection closed by peer\nException raised from recvBytes at Utils.hpp:685\n"
     assert kind_of(Ending(1, output, 1.0)) == "1 RuntimeError"
     assert kind_of(Ending(-signal.SIGINT, "KeyboardInterrupt\n", 1.0)) == "-SIGINT KeyboardInterrupt"
+
+
+@pytest.mark.parametrize(
+    ("lines", "window"),
+    [
+        (("block 0", "window 0", "block 1", "block 1"), 1),
+        (("block 0", "window 0"), None),
+        (("block 0", "arm 0", "block 1", "window 1"), None),
+        (("block 1", "window 2"), None),  # the report of a later window: nothing is open
+        ((), None),
+    ],
+)
+def test_the_window_that_a_job_left_open_is_found(lines: tuple[str, ...], window: int | None, tmp_path: Path) -> None:
+    path = tmp_path / "overlap.jsonl"
+    assert unfinished_window(path) is None
+    kinds = [line.split() for line in lines]
+    whole = "".join(json.dumps({"record": kind, "window": int(number)}) + "\n" for kind, number in kinds)
+    path.write_text(whole + '{"record":"wind')
+    assert unfinished_window(path) == window
+
+
+def test_a_reader_that_does_not_name_the_unfinished_window_is_found(tmp_path: Path) -> None:
+    run = _run(tmp_path)
+    run.record.mkdir(parents=True)
+    (run.record / "overlap.jsonl").write_text('{"record":"block","window":3}\n')
+    for shown, expected in (("- window 3 is unfinished: 1 timed blocks so far", set()), ("all is well", {"record"})):
+        reader = Reader(shown)
+        assert set(judge(replace(CASE, record="yes"), run, [_run(tmp_path, said=[])], reader).faults) == expected
+
+
+class Reader:
+    """Stands in for the process that reads the record."""
+
+    def __init__(self, output: str) -> None:
+        self._output = output
+
+    def start(self, *_: Any) -> Any:
+        return SimpleNamespace(runs=False, ending=lambda: Ending(0, self._output, 1.0))

@@ -180,11 +180,11 @@ def expect_good(window: Any, collectives: list[tuple[str, int, int, int]], dimen
 NET_BYTES = 4 * (16 * 32 + 32 + 32 + 1)
 
 
-def accelerate_job(rank: int, accumulate: int = 1) -> tuple[Any, nn.Module, Any, Any]:
+def accelerate_job(rank: int, accumulate: int = 1, **options: Any) -> tuple[Any, nn.Module, Any, Any]:
     from accelerate import Accelerator
 
     join(rank)
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate, **options)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1))
     data = torch.randn(NUM_STEPS * 4 * accumulate * 2, 16, generator=torch.Generator().manual_seed(1))

@@ -85,15 +85,22 @@ def compiled_ddp(rank: int) -> Job:
     return Job([model], backward_of(torch.compile(model, backend="aot_eager")), data_rank=rank, width=WIDE)
 
 
-def sharded(model: nn.Sequential, mesh: DeviceMesh | None) -> nn.Module:
+def sharded(model: nn.Sequential, mesh: DeviceMesh | None, **options: Any) -> nn.Module:
     for layer in model:
         if isinstance(layer, nn.Linear):
-            fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+            fully_shard(layer, mesh=mesh, **options)
+    return fully_shard(model, mesh=mesh, **options)
 
 
 def fsdp2(rank: int) -> Job:
     model = sharded(layers(3), mesh=init_device_mesh("cpu", (2,), mesh_dim_names=("dp",)))
+    return Job([model], backward_of(model), data_rank=rank)
+
+
+def fsdp2_kept(rank: int) -> Job:
+    """FSDP2 that keeps what it has gathered until the backward pass."""
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    model = sharded(layers(3), mesh=mesh, reshard_after_forward=False)
     return Job([model], backward_of(model), data_rank=rank)
 
 

@@ -26,9 +26,11 @@ MAKE: dict[str, Callable[[], BaseArm]] = {
     "prefetch": lambda: arms.Prefetch(forward=2, backward=2),
     "prefetch forward": lambda: arms.Prefetch(forward=1, backward=0),
     "no reshard": lambda: arms.Reshard(False),
+    "reshard": lambda: arms.Reshard(True),
     "native": arms.Native,
     "bucket": lambda: arms.ZeroPrefetchBucket(4 * 16 * 16),
     "tf32": arms.AllowTF32,
+    "no tf32": lambda: arms.AllowTF32(False),
     "carve-out": lambda: arms.SmCarveout(8),
 }
 
@@ -48,8 +50,13 @@ def fsdp2_options(job: Job) -> list[Any]:
     ]
 
 
+def job_for(name: str | None) -> Callable[[int], Job]:
+    """A job in which the arm changes something. Weights are the same in both."""
+    return jobs.fsdp2_kept if name == "reshard" else jobs.fsdp2
+
+
 def train_fsdp2(rank: int, name: str | None) -> dict[str, Any]:
-    training = Training(rank, jobs.fsdp2)
+    training = Training(rank, job_for(name))
     training.step()
     before = belongings(training.job), fsdp2_options(training.job)
     monitor = None if name is None else training.attach(arms=[MAKE[name]()], **OPTIONS)
@@ -69,7 +76,7 @@ def without() -> list[str]:
     return [rank["digest"] for rank in run_ranks(train_fsdp2, 2, None)]
 
 
-@pytest.mark.parametrize("name", ["prefetch", "prefetch forward", "no reshard", "native"])
+@pytest.mark.parametrize("name", ["prefetch", "prefetch forward", "no reshard", "reshard", "native"])
 def test_an_arm_of_fsdp2_leaves_weights_and_the_model_as_they_are(name: str, without: list[str]) -> None:
     ranks = run_ranks(train_fsdp2, 2, name)
     assert [rank["digest"] for rank in ranks] == without
@@ -80,7 +87,7 @@ def test_an_arm_of_fsdp2_leaves_weights_and_the_model_as_they_are(name: str, wit
 
 def end_fsdp2(rank: int, name: str, how: str) -> dict[str, Any]:
     """End a monitor while its arm is turned."""
-    training = Training(rank, jobs.fsdp2)
+    training = Training(rank, job_for(name))
     training.step()
     before = fsdp2_options(training.job)
     monitor: OverlapMonitor = training.attach(arms=[MAKE[name]()], **OPTIONS)
@@ -98,7 +105,7 @@ def end_fsdp2(rank: int, name: str, how: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("how", ["close", "force", "exception"])
-@pytest.mark.parametrize("name", ["prefetch", "no reshard", "native"])
+@pytest.mark.parametrize("name", ["prefetch", "no reshard", "reshard", "native"])
 def test_an_arm_of_fsdp2_is_put_back_however_its_window_ends(name: str, how: str) -> None:
     for rank in run_ranks(end_fsdp2, 2, name, how):
         assert rank == {"turned": True, "same": True}
@@ -265,6 +272,7 @@ def train_torch_arm(rank: int, name: str | None, how: str) -> dict[str, Any]:
         mock.patch("torch.cuda.current_device", return_value=0),
         mock.patch("torch.cuda.get_device_properties", return_value=SimpleNamespace(multi_processor_count=132)),
     ):
+        torch.backends.cuda.matmul.allow_tf32 = name == "no tf32"
         training = Training(rank, jobs.ddp)
         training.step()
         before = torch_switches()
@@ -289,13 +297,16 @@ def plain_ddp() -> list[str]:
 
 
 @pytest.mark.parametrize("how", ["whole", "close", "force", "exception"])
-@pytest.mark.parametrize(("name", "turned"), [("tf32", (None, True, True)), ("carve-out", (8, False, True))])
+@pytest.mark.parametrize(
+    ("name", "turned"),
+    [("tf32", (None, True, True)), ("no tf32", (None, False, False)), ("carve-out", (8, False, True))],
+)
 def test_an_arm_of_torch_is_turned_and_put_back_however_its_window_ends(
     name: str, turned: tuple[object, ...], how: str, plain_ddp: list[str]
 ) -> None:
     ranks = run_ranks(train_torch_arm, 2, name, how)
     for rank in ranks:
-        assert rank["before"] == (None, False, True)
+        assert rank["before"] == (None, name == "no tf32", True)
         assert rank["seen"] == {rank["before"], turned}
         assert rank["after"] == rank["before"]
         assert how == "whole" or rank["now"] == rank["before"]

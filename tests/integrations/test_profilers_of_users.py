@@ -6,6 +6,8 @@ It counts the operators that it counts without the library, and ours gives way w
 from __future__ import annotations
 
 import importlib.util
+import itertools
+import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -93,7 +95,57 @@ def train_with_transformers(rank: int, folder: str, measured: bool) -> list[dict
     return cycles.counts
 
 
-def run_twice(rank: int, job: Callable[..., list[dict[str, int]]], folder: str) -> dict[str, Any]:
+# Four windows of 9 steps. Their profiled parts are the steps 7 to 10, 19 to 22, 31 to 34 and 43 to 46.
+NUM_ACCELERATE_STEPS = 48
+# The steps in a block of Accelerate's profiler, which waits, warms up, and records two. The first block warms up once
+# our second profile runs; the second does so when our third is to start. After each, Accelerate has a barrier of its
+# own, which comes after our windows.
+ACCELERATE_BLOCKS = [range(19, 25), range(29, 37)]
+
+
+def train_with_accelerate(rank: int, folder: str, measured: bool) -> dict[str, Any]:
+    from accelerate.utils import ProfileKwargs
+
+    from overlap_callbacks.integrations.transformers import attach_accelerate
+    from tests.integrations.huggingface_jobs import accelerate_job, digest
+
+    profiling = ProfileKwargs(
+        activities=["cpu"],
+        schedule_option={"wait": 1, "warmup": 1, "active": 2, "repeat": 1},
+        output_trace_dir=f"{folder}/traces",
+    )
+    accelerator, model, optimizer, loader = accelerate_job(rank, kwargs_handlers=[profiling])
+    options = {**WINDOWS, "repeats": 1, "steps_per_block": 1, "warmup_steps": 0, "max_overhead": None}
+    monitor = attach_accelerate(optimizer, strict=False, run_dir=folder, **options) if measured else None
+    batches = itertools.chain.from_iterable(itertools.repeat(loader))
+    traces = []
+
+    def train(theirs: Any = None) -> None:
+        accelerator.backward(model(next(batches)).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        if theirs is not None:
+            theirs.step()
+
+    done = 0
+    for block in ACCELERATE_BLOCKS:
+        for _ in range(done, block.start):
+            train()
+        with accelerator.profile() as theirs:
+            for _ in block:
+                train(theirs)
+        done = block.stop
+        events = json.loads(Path(folder, "traces", f"profile_{rank}.json").read_text())["traceEvents"]
+        # Operators and steps alone: how many events Gloo's threads have is left to chance.
+        traces.append(Counter(e["name"] for e in events if e["name"].startswith(("aten::", "ProfilerStep#"))))
+    for _ in range(done, NUM_ACCELERATE_STEPS):
+        train()
+    if monitor is not None:
+        monitor.close()
+    return {"traces": traces, "weights": digest(model)}
+
+
+def run_twice(rank: int, job: Callable[..., Any], folder: str) -> dict[str, Any]:
     plain = job(rank, f"{folder}/plain", False)
     with captured_log() as lines:
         measured = job(rank, f"{folder}/measured", True)
@@ -127,3 +179,21 @@ def test_a_profiler_of_the_users_is_as_it_is_without_us(tmp_path: Path, job: Cal
     # Lightning's profiler records one cycle.
     met = windows[:1] if job is train_with_lightning else windows
     assert all("kernel times are missing: another profiler was" in " ".join(window.problems) for window in met)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="accelerate is missing")
+def test_accelerates_own_profiler_is_as_it_is_without_us_and_ours_gives_way_only_where_they_meet(
+    tmp_path: Path,
+) -> None:
+    for result in run_ranks(run_twice, 2, train_with_accelerate, str(tmp_path), timeout_s=90.0):
+        assert result["measured"] == result["plain"]
+        for trace in result["measured"]["traces"]:
+            assert sorted(name for name in trace if "#" in name) == ["ProfilerStep#2", "ProfilerStep#3"]
+            assert trace["aten::addmm"] == 2 * 2  # two layers in two steps
+        assert len([line for line in result["log"] if "profiler" in line]) == 1, result["log"]
+    before, ours_first, theirs_first, after = record.read(tmp_path / "measured").windows
+    assert all(window.complete for window in (before, ours_first, theirs_first, after))
+    assert "kernel times are missing: another profiler was started" in " ".join(ours_first.problems)
+    assert "kernel times are missing: another profiler was running" in " ".join(theirs_first.problems)
+    for window in (before, after):
+        assert "kernel times are missing" not in " ".join(window.problems)

@@ -33,13 +33,20 @@ def _nanogpt(options: dict[str, Any] | None, folder: str, arguments: list[str]) 
     run_with_lines(Path(folder, "train.py"), [*SMALL, *arguments], NANOGPT, options)
 
 
-def test_nanogpt(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["--compile=False", "--gradient_accumulation_steps=2"], id="one micro-batch"),
+        pytest.param(["--compile=False", "--gradient_accumulation_steps=4"], id="two micro-batches"),
+        pytest.param(["--compile=True", "--gradient_accumulation_steps=2"], id="compiled"),
+    ],
+)
+def test_nanogpt(tmp_path: Path, arguments: list[str]) -> None:
     shutil.copytree(checkout("nanoGPT"), tmp_path / "nanoGPT", ignore=shutil.ignore_patterns("assets", "*.ipynb"))
     data = tmp_path / "nanoGPT/data/random"
     data.mkdir()
     tokens = np.random.default_rng(0).integers(0, 64, 20_000).astype(np.uint16)
     for split in ("train", "val"):
         tokens.tofile(data / f"{split}.bin")
-    arguments = ["--compile=False", "--gradient_accumulation_steps=2"]
     window = compare(_nanogpt, tmp_path / "run", str(tmp_path / "nanoGPT"), arguments, timeout_s=280)
     expect_measured(window)

@@ -55,7 +55,7 @@ class Figure(NamedTuple):
         signed: whether it is a relative change, which is shown with its sign; other fractions are shares.
         less_is_worse: whether a limit on it is passed from above.
         optional: whether most jobs have none, so that a summary does not say that it was not measured.
-        is_open: whether it is a fraction that may be of any size and sign.
+        between: the least and the most that it can be, where its unit and sign do not say so.
     """
 
     name: str
@@ -68,13 +68,13 @@ class Figure(NamedTuple):
     signed: bool = False
     less_is_worse: bool = False
     optional: bool = False
-    is_open: bool = False
+    between: tuple[float, float] | None = None
 
     @property
     def bounds(self) -> tuple[float, float]:
         """The least and the most that it can be: times from 0, shares from 0 to 1, changes from -1."""
-        if self.is_open:
-            return -math.inf, math.inf
+        if self.between is not None:
+            return self.between
         if self.unit != "fraction":
             return 0.0, math.inf
         return (-1.0, math.inf) if self.signed else (0.0, 1.0)
@@ -162,7 +162,7 @@ FIGURES = (
         compares=True,
         less_is_worse=True,
         optional=True,
-        is_open=True,
+        between=(-math.inf, 1.0),
     ),
     Figure("gap_to_ideal", "fraction", "e2e_overlapped / e2e_ideal - 1", "gap to ideal", compares=True, signed=True),
     Figure(
@@ -312,7 +312,7 @@ MEASUREMENT_OVERHEAD = Figure(
     "fraction",
     "time that training lost to the window and on the steps after it, over the time from one window to the next",
     "cost of measuring",
-    is_open=True,
+    between=(-math.inf, math.inf),
 )
 
 _BY_NAME = {figure.name: figure for figure in (*FIGURES, MEASUREMENT_OVERHEAD)}

@@ -361,6 +361,15 @@ def test_a_page_is_short_and_its_first_screen_holds_the_answer(
     assert page.evaluate(nested) == 0
 
 
+@pytest.mark.parametrize(("runs", "width", "most"), [(1, 1200, 2750), (2, 360, 8450)])
+def test_a_page_is_half_as_long_as_it_was(tmp_path: Path, opened: Open, runs: int, width: int, most: int) -> None:
+    """One run of a job without power sensors, and two on a phone: they had 5,500 and 16,900 pixels."""
+    records = [read(write(tmp_path / f"run-{number}", *[window(i) for i in range(4)])) for number in range(runs)]
+    write_page(records, tmp_path / "report.html")
+    page = opened(tmp_path / "report.html", unfolded=False, viewport={"width": width, "height": 900})
+    assert page.evaluate("document.documentElement.scrollHeight") <= most
+
+
 def test_a_folded_part_draws_its_charts_when_it_opens(whole: Path, opened: Open) -> None:
     page = opened(whole, unfolded=False)
     section = page.locator("details.section", has=page.get_by_role("heading", name="What does it do to power?"))
