@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.known_failures import reason_to_fail
+from tests.known_failures import known_failure
 
 # torch looks up the name of each socket that it connects. Where the name server does not answer, that takes 5 s a time.
 # The C library of the processes that tests start reads this.
@@ -43,8 +43,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files first. What is known to fail with the versions installed must fail: if it passes, that is an error."""
     items.sort(key=lambda item: next((n for n, path in enumerate(_LONG) if f"tests/{path}" in item.nodeid), len(_LONG)))
     for item in items:
-        if reason := reason_to_fail(item.nodeid):
-            item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
+        if known := known_failure(item.nodeid):
+            item.add_marker(pytest.mark.xfail(reason=known.reason, strict=True, run=not known.spoils))
 
 
 @pytest.fixture(scope="module")

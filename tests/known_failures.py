@@ -22,12 +22,14 @@ class KnownFailure:
         versions: with which they fail, such as ``<2.9``.
         tests: as pytest names them; ``*`` stands for anything.
         reason: one sentence.
+        spoils: whether they spoil what runs after them in their process, so that they are not run at all.
     """
 
     package: str
     versions: str
     tests: tuple[str, ...]
     reason: str
+    spoils: bool = False
 
     def applies(self, installed: str | None = None) -> bool:
         """Whether such a version is installed.
@@ -68,6 +70,58 @@ KNOWN_FAILURES = (
         ),
         "In torch 2.8 no profiler can be prepared while another one is (`Can't disable Kineto profiler when it's not "
         "running`).",
+    ),
+    KnownFailure(
+        "torch",
+        "<2.9",
+        (
+            "tests/monitor/test_window.py::test_a_profiler_that_raises_loses_only_kernel_times_and_leaves_room_for_the_next"
+            "[_enable_profiler-could not start]",
+        ),
+        "After a profiler that could not start, torch 2.8 starts no other one in the process (`Can't disable Kineto "
+        "profiler when it's not running`).",
+        spoils=True,
+    ),
+    KnownFailure(
+        "torch",
+        "<2.9",
+        (
+            "tests/experiments/bench/test_bench_command.py::test_the_loopback_link_in_its_cpu_form_says_what_it_is",
+            "tests/experiments/bench/test_caps.py::TestWithADriver::test_each_point_runs_under_its_cap_and_one_that_is_"
+            "refused_is_a_note",
+            "tests/experiments/bench/test_gemm_bench.py::test_a_known_slowdown_is_reported_on_the_loopback_link",
+        ),
+        "The loopback link needs torch 2.9, and says so: kernels in Python cannot ask torch 2.8 which reduction a "
+        "collective is to do.",
+    ),
+    KnownFailure(
+        "torch",
+        "<2.9",
+        ("tests/monitor/test_experts_in_a_job.py::test_even_lists_of_tensors_are_no_splits",),
+        "Gloo of torch 2.8 has no all-to-all of lists (`Backend gloo does not support alltoall`).",
+    ),
+    KnownFailure(
+        "transformers",
+        "<5",
+        tuple(
+            f"tests/integrations/test_transformers.py::{test}"
+            for test in (
+                "test_the_trainers_weights_are_bit_identical_absent_attached_toggling_and_forced[1]",
+                "test_the_trainers_weights_are_bit_identical_absent_attached_toggling_and_forced[2]",
+                "test_a_step_in_which_an_iterable_data_set_ends_goes_on_in_the_next_epoch_and_does_not_count",
+                "test_evaluation_logging_and_checkpoints_between_steps_leave_a_window_whole",
+                "test_a_second_callback_on_one_trainer_is_switched_off_with_one_warning",
+            )
+        ),
+        "The models of Transformers 4 have other buffers, which DDP broadcasts: a window has collectives that the test "
+        "does not expect. Weights are equal.",
+    ),
+    KnownFailure(
+        "transformers",
+        "<5",
+        ("tests/integrations/test_transformers.py::test_a_resumed_training_goes_on_counting_where_it_was",),
+        "The Trainer of Transformers 4 does not load its own checkpoint on a CPU with torch 2.8 (`don't know how to "
+        "restore data location of torch.storage.UntypedStorage (tagged with cpu:0)`).",
     ),
     KnownFailure(
         "transformers",
@@ -181,7 +235,6 @@ KNOWN_FAILURES = (
 )
 
 
-def reason_to_fail(test: str) -> str | None:
-    """Why this test is known to fail with what is installed; None if it is to pass."""
-    reasons = [known.reason for known in KNOWN_FAILURES if known.names(test) and known.applies()]
-    return reasons[0] if reasons else None
+def known_failure(test: str) -> KnownFailure | None:
+    """The reason why this test is known to fail with what is installed; None if it is to pass."""
+    return next((known for known in KNOWN_FAILURES if known.names(test) and known.applies()), None)

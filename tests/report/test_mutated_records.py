@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.run import FILE_NAME
-from overlap_callbacks.cli.main import main
 from overlap_callbacks.report import record
+from tests.commands import invoke
 from tests.report import runs
 from tests.report.arm_runs import arm_window
 from tests.report.mutations import mutated
@@ -82,7 +81,7 @@ def test_the_seed_record_has_every_kind_of_field_and_can_be_read(seed_record: by
     (tmp_path / FILE_NAME).write_bytes(seed_record)
     assert len(record.read(tmp_path).windows) == 3
     for command in commands(tmp_path):
-        assert CliRunner().invoke(main, command).exit_code == 0
+        assert invoke(*command).exit_code == 0
 
 
 def commands(folder: Path) -> list[list[str]]:
@@ -109,7 +108,7 @@ def test_no_record_ends_a_command_in_a_traceback(seed_record: bytes, part: int, 
         quick, page = all_of_them[:5], all_of_them[5]
         chosen = [random.Random(seed).choice(quick), *([page] if number % 5 == 0 else [])]
         for command in all_of_them if number % 20 == 0 else chosen:
-            result = CliRunner().invoke(main, command)
+            result = invoke(*command)
             if result.exception is not None and not isinstance(result.exception, SystemExit):
                 told = "".join(traceback.format_exception(result.exception)[-3:])
                 failed.append(f"seed {seed}, {command[0]} {command[2:]}: {told}")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 from overlap_callbacks.analysis.bench.points import points_of
 from overlap_callbacks.analysis.results.bench import COLLECTIVES, GEMM, LOOPBACK
@@ -61,6 +64,13 @@ def test_what_cannot_be_is_refused_in_a_sentence(arguments: str, said: str) -> N
     assert result.exit_code == 1
     assert said in result.output
     assert "Traceback" not in result.output
+
+
+def test_the_loopback_link_says_which_torch_it_needs() -> None:
+    for version, refused in (("2.8.0", True), ("2.9.0", False), ("2.10.1", False)):
+        with mock.patch("torch.__version__", TorchVersion(version)):
+            result = invoke("bench", "gemm-allreduce", "--link", "loopback", "--ranks", "4")
+        assert (f"--link loopback needs torch 2.9 or newer, got {version}" in result.output) is refused
 
 
 def test_products_are_those_of_their_type() -> None:
