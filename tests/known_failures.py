@@ -77,6 +77,7 @@ KNOWN_FAILURES = (
         (
             "tests/monitor/test_window.py::test_a_profiler_that_raises_loses_only_kernel_times_and_leaves_room_for_the_next"
             "[_enable_profiler-could not start]",
+            "tests/monitor/test_window.py::test_after_a_failed_start_no_profiler_counts_as_running",
         ),
         "After a profiler that could not start, torch 2.8 starts no other one in the process (`Can't disable Kineto "
         "profiler when it's not running`).",
@@ -90,6 +91,8 @@ KNOWN_FAILURES = (
             "tests/experiments/bench/test_caps.py::TestWithADriver::test_each_point_runs_under_its_cap_and_one_that_is_"
             "refused_is_a_note",
             "tests/experiments/bench/test_gemm_bench.py::test_a_known_slowdown_is_reported_on_the_loopback_link",
+            "tests/experiments/bench/test_plans.py::test_a_launchers_ranks_count",
+            "tests/experiments/bench/test_plans.py::test_what_cannot_be_is_refused_in_a_sentence[*--link loopback*]",
         ),
         "The loopback link needs torch 2.9, and says so: kernels in Python cannot ask torch 2.8 which reduction a "
         "collective is to do.",

@@ -19,7 +19,6 @@ from overlap_callbacks.experiments.host import cores, free_bytes
 _MIB, _GIB = 2**20, 2**30
 _MAX_N, _MAX_RANKS, _MAX_CTAS = 131_072, 1024, 1024
 # Speed of a loopback link, unless one is asked for.
-_LOOPBACK_TORCH = "2.9"
 _LOOPBACK_GB_S = {"cuda": 40.0, "cpu": 0.5}
 # Share of the free memory that a benchmark may need.
 _MEMORY_SHARE = 0.8
@@ -136,8 +135,8 @@ def _check_link(asked: Asked, link: str, device: str) -> None:
             raise ValueError(f"--link-gb-s is the speed of a loopback link: leave it out with {link}")
         _validation.positive("--link-gb-s", asked.link_gb_s)
     # Kernels in Python cannot ask earlier versions which reduction a collective is to do.
-    if link == LOOPBACK and torch.__version__ < _LOOPBACK_TORCH:
-        raise ValueError(f"--link loopback needs torch {_LOOPBACK_TORCH} or newer, got {torch.__version__}")
+    if link == LOOPBACK and torch.__version__ < "2.9":
+        raise ValueError(f"--link loopback needs torch 2.9 or newer, got {torch.__version__}")
     if link == LOOPBACK and device == "cuda":
         from overlap_callbacks.experiments.loopback.device_link import available
 
