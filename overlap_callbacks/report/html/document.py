@@ -33,14 +33,17 @@ class Script:
     hash: str
 
 
-def document(title: str, runs: Sequence[RunPage], *, method: str, compared: Sequence[Section] = ()) -> str:
+def document(
+    title: str, runs: Sequence[RunPage], *, method: str, heading: str = "", compared: Sequence[Section] = ()
+) -> str:
     """The page, as HTML.
 
     Args:
         title: of the browser's window.
         runs: what the page is about, one or more.
         method: how its figures were made, for the foot of the page.
-        compared: sections that come before several runs.
+        heading: what is compared.
+        compared: sections that come below it, before several runs.
     """
     charts: list[Chart] = []
 
@@ -51,7 +54,13 @@ def document(title: str, runs: Sequence[RunPage], *, method: str, compared: Sequ
     scripts = [_script(name) for name in _SCRIPTS]
     templates = _templates()
     body = templates.get_template("body.html.j2").render(
-        runs=runs, compared=compared, place=place, version=__version__, method=method, licences=_licences()
+        runs=runs,
+        heading=heading,
+        compared=compared,
+        place=place,
+        version=__version__,
+        method=method,
+        licences=_licences(),
     )
     # The charts' data are known once the body has placed them.
     html = templates.get_template("page.html.j2").render(

@@ -53,7 +53,8 @@ def page(records: Sequence[Record], axis: str | None = None) -> str:
         for number, (name, view) in enumerate(zip(names, views, strict=True), 1)
     ]
     sections = _compared(names, views, axis) if several else []
-    return document("Overlap report: " + ", ".join(names[:4]), runs, method=_METHOD, compared=sections)
+    title, heading = "Overlap report: " + ", ".join(names[:4]), f"{len(records)} runs compared"
+    return document(title, runs, method=_METHOD, heading=heading, compared=sections)
 
 
 def write_page(records: Sequence[Record], path: str | os.PathLike[str], axis: str | None = None) -> int:

@@ -76,7 +76,8 @@ def trace_page(analysis: Analysis) -> str:
     runs = [_device(f"run-{i}", trace, analysis) for i, trace in enumerate(shown, 1)]
     together = _together(analysis) if len(analysis.traces) > 1 else []
     names = ", ".join(dict.fromkeys(_name(trace) for trace in shown[:4]))
-    return document(f"Traces: {names}", runs, method=_FOOT, compared=together)
+    heading = f"{len(analysis.traces)} devices compared"
+    return document(f"Traces: {names}", runs, method=_FOOT, heading=heading, compared=together)
 
 
 def _name(trace: TraceFigures) -> str:
