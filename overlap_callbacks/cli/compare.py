@@ -21,7 +21,7 @@ from overlap_callbacks.cli._output import one_line, print_result, read_with_prog
 from overlap_callbacks.cli._table_files import check_packages, parquet_option, write_table_files, xlsx_option
 
 # Tables of a comparison that can be printed as CSV.
-TABLES = ("figures", "kernels", "pairs", "unmatched")
+TABLES = ("figures", "kernels", "ranges", "pairs", "unmatched")
 
 
 @click.command("compare")

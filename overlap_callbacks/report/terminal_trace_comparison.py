@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -10,6 +11,7 @@ from rich.text import Text
 
 from overlap_callbacks.analysis.formatting import PLAIN
 from overlap_callbacks.analysis.results.catalogue import SUMMARY
+from overlap_callbacks.analysis.results.kernel_times import KernelTime
 from overlap_callbacks.report.terminal_kernels import pair_parts
 from overlap_callbacks.report.terminal_names import kernel_cells
 from overlap_callbacks.report.terminal_parts import change, row_label
@@ -37,7 +39,10 @@ def comparison_tables(comparison: Comparison) -> RenderableType:
     if not comparison.valid:
         parts.insert(0, Text("This comparison does not hold: see the notes.", style="bold red"))
     if comparison.kernels:
-        parts.append(_kernel_table(comparison))
+        parts.append(_loss_table("Kernels that lose most, per step", "kernel", comparison.kernels))
+    if comparison.ranges:
+        title = "Compute by module or range of the host, per step"
+        parts.append(_loss_table(title, "launched in", comparison.ranges))
     if comparison.pairs:
         parts += pair_parts(comparison.pairs)
     if comparison.unmatched:
@@ -59,13 +64,13 @@ def _compared(comparison: Comparison) -> str:
     return f"{ov} ({steps[0]} steps) against {seq} ({steps[1]}); {matched} of compute matched"
 
 
-def _kernel_table(comparison: Comparison) -> Table:
-    table = plain_table("Kernels that lose most, per step", "kernel", "slowdown", "lost", "overlapped", "sequential")
-    kernels = comparison.kernels[:_MAX_ROWS]
-    for kernel, name in zip(kernels, kernel_cells([kernel.name for kernel in kernels]), strict=True):
-        slowdown = change(kernel.slowdown)
-        times = (kernel.lost_ms, kernel.overlapped_ms, kernel.sequential_ms)
+def _loss_table(title: str, head: str, rows: Sequence[KernelTime]) -> Table:
+    table = plain_table(title, head, "slowdown", "lost", "overlapped", "sequential")
+    shown = rows[:_MAX_ROWS]
+    for row, name in zip(shown, kernel_cells([row.name for row in shown]), strict=True):
+        slowdown = change(row.slowdown)
+        times = (row.lost_ms, row.overlapped_ms, row.sequential_ms)
         table.add_row(name, slowdown, *(f"{number(ms)} ms" for ms in times))
-    if len(comparison.kernels) > _MAX_ROWS:
-        table.add_row(f"... {len(comparison.kernels) - _MAX_ROWS} more", style="dim")
+    if len(rows) > _MAX_ROWS:
+        table.add_row(f"... {len(rows) - _MAX_ROWS} more", style="dim")
     return table

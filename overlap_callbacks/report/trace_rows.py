@@ -133,6 +133,11 @@ _OF_TRACES: dict[str, tuple[tuple[str, ...], Callable[[TraceFigures], Iterable[R
     "queues": (StreamQueue.__struct_fields__, lambda trace: map(_fields, trace.queues)),
     "utilisation": (("start_ms", "part_ms", "compute", "exposed_comm"), _utilisation),
 }
-_OF_COMPARISON: dict[str, Any] = {"kernels": KernelTime, "pairs": PairTime, "unmatched": UnmatchedKernel}
+_OF_COMPARISON: dict[str, Any] = {
+    "kernels": KernelTime,
+    "ranges": KernelTime,
+    "pairs": PairTime,
+    "unmatched": UnmatchedKernel,
+}
 ANALYSIS_TABLES = (*_OF_TRACES, "sizes", "skew")
 COMPARISON_TABLES = ("figures", *_OF_COMPARISON)

@@ -19,26 +19,27 @@ import numpy.typing as npt
 from overlap_callbacks.analysis import name_rules, safe_text
 from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTableBuilder, Kind
+from overlap_callbacks.traces.host_ranges import MODULE, HostRanges
 from overlap_callbacks.traces.launches import WAITING_CALLS
 from overlap_callbacks.traces.metadata import CollectiveInfo, KernelMetadata
 from overlap_callbacks.traces.stream import Args, Event
 
 # Kineto's categories, of today and of 2021. Then, ranges were operators too.
-_KERNEL, _COPY, _LAUNCH, _NOTE, _OPERATOR, _OLD_RANGE, _FOREIGN = range(7)
+_KERNEL, _COPY, _LAUNCH, _NOTE, _OPERATOR, _OLD_RANGE, _FOREIGN, _PYTHON = range(8)
 _CATEGORIES = {
     "kernel": _KERNEL, "Kernel": _KERNEL,
     "gpu_memcpy": _COPY, "gpu_memset": _COPY, "Memcpy": _COPY, "Memset": _COPY,
     "cuda_runtime": _LAUNCH, "cuda_driver": _LAUNCH, "hip_runtime": _LAUNCH, "Runtime": _LAUNCH,
     "xpu_runtime": _LAUNCH, "xpu_driver": _LAUNCH, "privateuse1_runtime": _LAUNCH, "privateuse1_driver": _LAUNCH,
     "user_annotation": _NOTE,
-    "cpu_op": _OPERATOR, "Operator": _OLD_RANGE,
+    "cpu_op": _OPERATOR, "Operator": _OLD_RANGE, "python_function": _PYTHON,
     # What devices run of which nothing here knows what computes and what communicates.
     "mtia_ccp_events": _FOREIGN, "mtia_insight": _FOREIGN, "hpu_op": _FOREIGN, "collective_comm": _FOREIGN,
 }  # fmt: skip
 # Other categories of the host, or of nothing that runs by itself. An event of any other that names a device is foreign.
 _KNOWN_BESIDE = frozenset(
     {
-        "ac2g", "async_cpu_to_gpu", "async_gpu", "fwdbwd", "Trace", "python_function", "overhead", "cpu_instant_event",
+        "ac2g", "async_cpu_to_gpu", "async_gpu", "fwdbwd", "Trace", "overhead", "cpu_instant_event",
         "gpu_user_annotation", "cuda_sync", "cuda_profiler_range", "gpu_pm_counter", "external_correlation",
         "mtia_runtime", "glow_runtime",
     }
@@ -213,6 +214,7 @@ class DeviceEvents(EventCollector):
         launch_of_kernel: whether each launch launched a kernel, and no copy or anything else.
         launch_times: when each launch was made.
         wait_times: when the host waited for the device.
+        ranges: other ranges of the host: modules, and what users and torch have named.
     """
 
     def __init__(self, steps: re.Pattern[str] | None = None) -> None:
@@ -233,6 +235,7 @@ class DeviceEvents(EventCollector):
         super().begin(exact)
         self.launch_times = EventTimes(exact)
         self.wait_times = EventTimes(exact)
+        self.ranges = HostRanges(EventTimes(exact))
 
     def collect(self, events: list[Event]) -> None:
         category_of = _CATEGORIES.get
@@ -244,6 +247,8 @@ class DeviceEvents(EventCollector):
             if category == _OPERATOR:  # most events are operators, and few are needed here
                 if event.name == _COLLECTIVE_OPERATOR:
                     self._operator(event)
+                continue
+            if category == _PYTHON and not (event.name or "").startswith(MODULE):  # nor most functions of Python
                 continue
             if category == _LAUNCH:
                 args = event.args
@@ -257,10 +262,8 @@ class DeviceEvents(EventCollector):
                     self.launch_of_kernel.append(of_kernel)
                 if event.name in WAITING_CALLS:
                     self.wait_times.add(event)
-            elif category in (_NOTE, _OLD_RANGE):
-                name = event.name
-                if name is not None and (name.startswith(ENQUEUED) or self.is_step(name)):
-                    self.note(event, name)
+            elif category in (_NOTE, _OLD_RANGE, _PYTHON):
+                self._range(event, category)
             elif category == _FOREIGN:
                 self.foreign[str(event.cat)] += 1
             else:
@@ -270,6 +273,13 @@ class DeviceEvents(EventCollector):
     def streams(self) -> tuple[str, ...]:
         """The stream of each lane, as it is in the file."""
         return tuple([safe_text.clean(str(stream)) for _, stream in self._lanes])
+
+    def _range(self, event: Event, category: int) -> None:
+        name = event.name or ""
+        if name.startswith(ENQUEUED) or (name and self.is_step(name)):
+            self.note(event, name)
+        elif name and category != _OLD_RANGE:
+            self.ranges.add(short_name(name), _hashable(event.tid), event)
 
     def _operator(self, event: Event) -> None:
         for note in _as_note(event, _COLLECTIVE_OPERATOR):

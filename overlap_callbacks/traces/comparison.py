@@ -22,6 +22,8 @@ from overlap_callbacks.traces.kineto import Trace
 
 # If less than this share of the compute time has a match, the two files are not of one job.
 _MIN_MATCHED_FRACTION = 0.8
+# Stands for the range of what was launched in none.
+NO_RANGE = "(no range)"
 
 
 def compare(overlapped: Trace, sequential: Trace) -> Comparison:
@@ -60,6 +62,7 @@ def compare(overlapped: Trace, sequential: Trace) -> Comparison:
         kernels=_kernel_times(ov, forward),
         pairs=pair_times(ov.side, seq.side, forward.alone_ns),
         unmatched=_unmatched(ov, forward, seq, backward),
+        ranges=_ranges(ov, forward),
         problems=(*_problems(overlapped, sequential), *faults),
     )
 
@@ -96,6 +99,7 @@ class _Side:
         self.side = Side(self.calls, self.wanted, self.num_steps)
         self.has_steps = bool(steps)
         self.on_host = trace.on_host
+        self.launches = trace.launches
         total = sums.of_rows(np.flatnonzero(inside))
         ms_per_step = 1e-6 / self.num_steps
         self.mean_step = _MeanStep(
@@ -208,6 +212,28 @@ def _kernel_times(side: _Side, matches: Match) -> tuple[KernelTime, ...]:
         )
         for i in np.argsort(-(overlapped - alone), kind="stable")
         if count[i] and not copies[i]
+    )
+
+
+def _ranges(side: _Side, matches: Match) -> tuple[KernelTime, ...]:
+    """The matched compute per step by the range of the host in which it was launched, the largest loss first."""
+    calls, launches = side.calls, side.launches
+    if launches is None or launches.range_of is None:
+        return ()
+    rows = np.flatnonzero(np.isfinite(matches.alone_ns) & (calls.kind == Kind.COMPUTE))
+    size = len(launches.ranges) + 1  # the first for what was launched in none
+    of_range = launches.range_of[calls.row[rows]] + 1
+    if not of_range.any():
+        return ()
+    count, overlapped, alone = (
+        np.bincount(of_range, weights=weights, minlength=size) / side.num_steps
+        for weights in (None, calls.duration_ns[rows], matches.alone_ns[rows])
+    )
+    names = (NO_RANGE, *launches.ranges)
+    return tuple(
+        KernelTime(names[i], False, float(count[i]), float(count[i]), float(overlapped[i]) / 1e6, float(alone[i]) / 1e6)
+        for i in np.argsort(alone - overlapped, kind="stable")
+        if count[i]
     )
 
 

@@ -299,6 +299,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", 
         kernels: matched kernels, those that lose most time first.
         pairs: families beside collectives, and collectives beside families.
         unmatched: kernels with calls that the other file lacks.
+        ranges: the matched compute by the module or range of the host in which it was launched, the largest loss first;
+            ``(no range)`` for what was launched in none. Empty where the overlapped file has no ranges.
         problems: what is wrong or doubtful, in words.
     """
 
@@ -313,4 +315,5 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", 
     kernels: tuple[KernelTime, ...]
     pairs: tuple[PairTime, ...]
     unmatched: tuple[UnmatchedKernel, ...]
+    ranges: tuple[KernelTime, ...] = ()
     problems: tuple[str, ...]

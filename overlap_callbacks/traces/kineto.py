@@ -10,7 +10,7 @@ import itertools
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -177,7 +177,11 @@ def trace_of_device(
     rows.clean_names()
     usable = _set_times(rows, collected.times, problems)
     _apply_metadata(rows, collected.known)
-    launched_ns, returned_ns, thread_of = _launches(collected)
+    launched_ns, returned_ns, launch = _launches(collected)
+
+    def thread_of(row: int) -> Any:
+        return collected.launch_thread[launch[row]] if launched_ns[row] >= 0 else None
+
     if untimed := collected.launch_times.num_untimed:
         problems.append(f"{untimed} launches have no time that can be read: their kernels count in no step")
     annotations = [note for note in collected.notes if note.name.startswith((*ENQUEUED, "nccl"))]
@@ -197,7 +201,10 @@ def trace_of_device(
     collectives |= copies.communicating
     device = np.array(collected.devices, dtype=np.int64)
     waits = waits_of(collected.wait_times.bounds(), launched_ns, returned_ns, kernels)
-    launches = Launches(launched_ns, waits, collected.streams, len(collected.wait_times) > 0)
+    launches = Launches(
+        launched_ns, waits, collected.streams, len(collected.wait_times) > 0,
+        _range_of(collected, launched_ns, launch, problems), tuple(collected.ranges.names),
+    )  # fmt: skip
     if not usable.all():
         kept = np.flatnonzero(usable)
         place = {int(row): i for i, row in enumerate(kept)}
@@ -422,8 +429,8 @@ def _copied(found: Counter[str]) -> Iterator[str]:
         )
 
 
-def _launches(collected: DeviceEvents) -> tuple[Indices, Indices, Callable[[int], Any]]:
-    """Begin and end of the call that launched each kernel, -1 if unknown; and what gives a row's launching thread."""
+def _launches(collected: DeviceEvents) -> tuple[Indices, Indices, Indices]:
+    """Begin and end of the call that launched each kernel, -1 if unknown; and where it is known, the call's number."""
     wanted = np.array(collected.rows.correlation, dtype=np.uint64)
     launched_ns, returned_ns = (np.full(len(wanted), -1, dtype=np.int64) for _ in range(2))
     launch = np.zeros(len(wanted), dtype=np.int64)
@@ -435,11 +442,29 @@ def _launches(collected: DeviceEvents) -> tuple[Indices, Indices, Callable[[int]
         launch = order[place]
         known = (correlation[launch] == wanted) & (wanted != 0) & ~impossible[launch]
         launched_ns[known], returned_ns[known] = times_ns[launch[known]], ends_ns[launch[known]]
+    return launched_ns, returned_ns, launch
 
-    def thread_of(row: int) -> Any:
-        return collected.launch_thread[launch[row]] if launched_ns[row] >= 0 else None
 
-    return launched_ns, returned_ns, thread_of
+def _range_of(collected: DeviceEvents, launched_ns: Indices, launch: Indices, problems: list[str]) -> Indices | None:
+    """In which range of the host each kernel was launched, -1 if in none; None of a file without ranges.
+
+    A thread without a range, such as autograd's, works for the training thread: its kernels count for the range that
+    this one was in.
+    """
+    ranges = collected.ranges
+    if not len(ranges) or not len(collected.launch_thread):
+        return None
+    if ranges.left_out:
+        problems.append(f"{ranges.left_out} ranges of the host are left out: there are too many")
+    numbers = np.array([ranges.thread_number(thread) for thread in collected.launch_thread], dtype=np.int64)
+    known = launched_ns >= 0
+    found = ranges.innermost(np.where(known, numbers[launch], -1), launched_ns)
+    steps = (note for note in collected.notes if not note.name.startswith((*ENQUEUED, "nccl")))
+    training = ranges.thread_number(next((note.thread for note in steps), None))
+    if training >= 0:
+        without = np.flatnonzero(known & (found < 0) & (numbers[launch] != training))
+        found[without] = ranges.innermost(np.full(len(without), training), launched_ns[without])
+    return found
 
 
 def _job(head: dict[str, Any], problems: list[str]) -> tuple[int | None, int | None]:

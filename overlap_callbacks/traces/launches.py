@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,9 @@ class Launches:
         launched_ns: when the call began that launched each kernel, -1 if the file does not tell; shape (n,).
         waits: when the host waited for the device, in ascending order of their ends.
         streams: name of each lane of the kernels, by its number: the stream, as it is in the file.
+        range_of: in which range of the host each kernel was launched, as an index into ``ranges``, -1 if in none; shape
+            (n,). None if the file has no ranges.
+        ranges: names of ranges of the host.
         records_waits: whether the file has any call in which the host waits for the device. The profiler makes one at
             its end; files from which such calls were left out have none.
     """
@@ -34,6 +37,8 @@ class Launches:
     waits: Intervals
     streams: tuple[str, ...] = ()
     records_waits: bool = False
+    range_of: Indices | None = None
+    ranges: tuple[str, ...] = ()
 
     @classmethod
     def none(cls, num_kernels: int) -> Launches:
@@ -42,7 +47,8 @@ class Launches:
 
     def __getitem__(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> Launches:
         """The launches of the selected kernels."""
-        return Launches(self.launched_ns[rows], self.waits, self.streams, self.records_waits)
+        range_of = None if self.range_of is None else self.range_of[rows]
+        return replace(self, launched_ns=self.launched_ns[rows], range_of=range_of)
 
     @property
     def known(self) -> bool:

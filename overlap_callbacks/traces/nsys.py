@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _KERNELS, _COPIES, _FILLS = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
 _CALLS, _GRAPHS = "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 # NVTX ranges that are pushed and popped on a thread, or started and ended on any; CUPTI's kinds of copies and memories.
-_RANGES = (59, 60)
+_RANGES = (_PUSHED, _STARTED) = (59, 60)
 _COPY_KINDS = {1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH",
                10: "PtoP"}  # fmt: skip
 _MEMORIES = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device Static", 6: "Managed Static"}
@@ -240,6 +240,8 @@ class _Reader:
             elif self.steps is None and _LIKE_STEPS.match(name):
                 group = "like"
             else:
+                if kind == _PUSHED:  # others need not nest
+                    self.events.ranges.add_ns(name, thread, start, end)
                 continue
             named[group].append(Note(name, thread, start, max(start, end), None))
         notes = named[""]
