@@ -11,8 +11,8 @@ import numpy.typing as npt
 def distinct_values(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The distinct values, ascending; shape (number of them,).
 
-    ``np.unique`` of values alone looks whether they are masked, and imports ``numpy.ma`` for that. That is a
-    thirtieth of the time that ``overlap analyze`` takes on a small trace. With counts it does not look.
+    ``np.unique`` of values alone looks whether they are masked, and imports ``numpy.ma`` for that. With counts it does
+    not look.
 
     Args:
         values: shape (n,).

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Torch's name of a call of a module begins so, and then has the class and its number.
 MODULE = "nn.Module: "
-# A trace of a long run may have any number of them; so many take 30 MB.
+# A trace of a long run may have any number of them, and each takes 32 bytes.
 _MOST_RANGES = 1_000_000
 
 
