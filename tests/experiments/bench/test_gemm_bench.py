@@ -56,6 +56,7 @@ def _measure_known(factor: float) -> tuple[bytes, float]:
     return msgspec.json.encode(rounds), statistics.median(factors)
 
 
+@pytest.mark.alone
 def test_a_known_slowdown_is_reported_on_the_loopback_link() -> None:
     factor = 1.5
     content, seen = run_alone(_measure_known, factor)
