@@ -1,6 +1,8 @@
 """The profiled steps of a window as a trace that Perfetto and Chrome open: the Trace Event Format, in JSON.
 
 Each mode is a process with a track for each stream or thread. Power and clock are counters of a process of their own.
+A track's number is its process's plus its place, from 0. So Perfetto takes the step itself for the process's main
+thread. A track with the number 0 would be none: Perfetto puts its slices on the main thread, among those of that.
 Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 
@@ -16,8 +18,8 @@ from overlap_callbacks.analysis.results.report import OverlapReport
 
 Event = dict[str, Any]
 
-_PROCESS_OF = {Mode.OVERLAPPED: 1, Mode.SEQUENTIAL: 2}
-_POWER_PROCESS = 3
+_PROCESS_OF = {Mode.OVERLAPPED: 1000, Mode.SEQUENTIAL: 2000}
+_POWER_PROCESS = 3000
 # Between two steps whose times on one clock are not known.
 _GAP_MS = 1.0
 
@@ -120,9 +122,9 @@ def _power(trace: PowerTrace, start_ms: float) -> Iterator[Event]:
     yield _named("process_name", _POWER_PROCESS, 0, "power and clock")
     yield _sorted("process_sort_index", _POWER_PROCESS, 0, _POWER_PROCESS)
     for time_ms, power_w in zip(trace.time_ms, trace.power_w, strict=True):
-        yield _counter("power (W)", start_ms + time_ms, "W", power_w)
+        yield _counter("power", start_ms + time_ms, "W", power_w)
     for time_ms, clock_mhz in zip(trace.time_ms, trace.sm_clock_mhz, strict=False):
-        yield _counter("SM clock (MHz)", start_ms + time_ms, "MHz", clock_mhz)
+        yield _counter("SM clock", start_ms + time_ms, "MHz", clock_mhz)
     yield _named("thread_name", _POWER_PROCESS, 1, "mode")
     for segment in trace.segments:
         length_ms = segment.end_ms - segment.start_ms
@@ -139,23 +141,24 @@ def _slice(
     arguments: Event | None = None,
 ) -> Event:
     return {
-        "ph": "X", "pid": process, "tid": track, "name": name, "cat": category,
+        "ph": "X", "pid": process, "tid": process + track, "name": name, "cat": category,
         "ts": _microseconds(start_ms), "dur": _microseconds(length_ms), "args": arguments or {},
     }  # fmt: skip
 
 
 def _counter(name: str, time_ms: float, unit: str, value: float) -> Event:
     return {
-        "ph": "C", "pid": _POWER_PROCESS, "tid": 0, "name": name, "ts": _microseconds(time_ms), "args": {unit: value},
+        "ph": "C", "pid": _POWER_PROCESS, "tid": _POWER_PROCESS, "name": name,
+        "ts": _microseconds(time_ms), "args": {unit: value},
     }  # fmt: skip
 
 
 def _named(kind: str, process: int, track: int, name: str) -> Event:
-    return {"ph": "M", "pid": process, "tid": track, "name": kind, "ts": 0, "args": {"name": name}}
+    return {"ph": "M", "pid": process, "tid": process + track, "name": kind, "ts": 0, "args": {"name": name}}
 
 
 def _sorted(kind: str, process: int, track: int, index: int) -> Event:
-    return {"ph": "M", "pid": process, "tid": track, "name": kind, "ts": 0, "args": {"sort_index": index}}
+    return {"ph": "M", "pid": process, "tid": process + track, "name": kind, "ts": 0, "args": {"sort_index": index}}
 
 
 def _microseconds(time_ms: float) -> float:

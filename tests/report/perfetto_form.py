@@ -1,4 +1,4 @@
-"""What the Trace Event Format asks of a document, checked rule by rule."""
+"""What the Trace Event Format and Perfetto ask of a document, rule by rule: for tests without Perfetto itself."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ def check(document: Any) -> None:
     assert document["displayTimeUnit"] in ("ms", "ns")
     assert all(isinstance(value, str) for value in document["otherData"].values())
     tracks: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+    processes: dict[int, int] = {}
     for event in document["traceEvents"]:
         assert set(event) == _FIELDS[event["ph"]]
         assert isinstance(event["pid"], int)
         assert isinstance(event["tid"], int)
+        assert event["tid"] > 0  # Perfetto has no track 0: it puts such events on the process's main thread
+        assert processes.setdefault(event["tid"], event["pid"]) == event["pid"]
         assert isinstance(event["name"], str)
         assert event["name"]
         assert math.isfinite(event["ts"])
