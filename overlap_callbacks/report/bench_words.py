@@ -7,7 +7,7 @@ from typing import Any
 
 from overlap_callbacks.analysis.bench.figures import GemmFigures, TransferFigures, gemm_figures, transfer_figures
 from overlap_callbacks.analysis.bench.points import points_of, work_left
-from overlap_callbacks.analysis.bench.sizes import size_in_words
+from overlap_callbacks.analysis.bench.sizes import rate_in_words, size_in_words
 from overlap_callbacks.analysis.formatting import PLAIN, Style, change_in_words, count
 from overlap_callbacks.analysis.results.bench import GEMM, GLOO, LOOPBACK, NCCL, BenchResults, GemmRound, TransferRound
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -99,7 +99,7 @@ def _transfer_verdict(results: BenchResults, points: Sequence[TransferFigures], 
     best = max(points, key=lambda point: point.busbw_gb_s.value)
     least = min(points, key=lambda point: point.time_ms.value)
     return (
-        f"Over {link_in_words(results)}, the bus bandwidth is at most {style.quantity(best.busbw_gb_s.value, 'GB/s')}, "
+        f"Over {link_in_words(results)}, the bus bandwidth is at most {rate_in_words(best.busbw_gb_s.value, style)}, "
         f"reached by {best.point.kind} of {size_in_words(best.point.message_bytes)}; the shortest call takes "
         f"{style.quantity(1e3 * least.time_ms.value, 'us')} ({least.point.kind} of "
         f"{size_in_words(least.point.message_bytes)})."

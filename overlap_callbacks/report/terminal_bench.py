@@ -13,7 +13,7 @@ from rich.text import Text
 
 from overlap_callbacks.analysis.bench.figures import GemmFigures, TransferFigures
 from overlap_callbacks.analysis.bench.points import work_left
-from overlap_callbacks.analysis.bench.sizes import size_in_words
+from overlap_callbacks.analysis.bench.sizes import rate_in_words, size_in_words
 from overlap_callbacks.analysis.formatting import PLAIN, count, three_digits
 from overlap_callbacks.analysis.results.bench import BenchResults
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -28,8 +28,8 @@ def bench_tables(results: BenchResults) -> RenderableType:
         tables.append(_gemm_table(gemms))
     for group in dict.fromkeys(point.point.group for point in transfers):
         chosen = [point for point in transfers if point.point.group == group]
-        tables.append(_transfer_table(chosen, "Bus bandwidth, GB/s", lambda point: point.busbw_gb_s.value))
-        tables.append(_transfer_table(chosen, "Time of a call, ms", lambda point: point.time_ms.value))
+        tables.append(_transfer_table(chosen, "Bus bandwidth", lambda point: rate_in_words(point.busbw_gb_s.value)))
+        tables.append(_transfer_table(chosen, "Time of a call, ms", lambda point: three_digits(point.time_ms.value)))
     return Group(
         Text(verdict(results), style="bold"),
         Text(where(results)),
@@ -78,19 +78,20 @@ def _gemm_table(points: tuple[GemmFigures, ...]) -> RenderableType:
 
 
 def _transfer_table(
-    points: list[TransferFigures], title: str, read: Callable[[TransferFigures], float]
+    points: list[TransferFigures], title: str, read: Callable[[TransferFigures], str]
 ) -> RenderableType:
     kinds = list(dict.fromkeys(point.point.kind for point in points))
     sizes = sorted({point.point.message_bytes for point in points})
     known = {(point.point.kind, point.point.message_bytes): point for point in points}
     where = f"{points[0].point.group}, {count(points[0].group_size, 'rank')}"
-    table = Table(box=box.SIMPLE_HEAD, title=f"{title} ({where})", title_justify="left", pad_edge=False)
+    title = f"{title} ({where})"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("Size", justify="right", no_wrap=True)
     for kind in kinds:
         table.add_column(kind.replace("_", " "), justify="right")
     for size in sizes:
         row = [known.get((kind, size)) for kind in kinds]
-        table.add_row(size_in_words(size), *["" if point is None else three_digits(read(point)) for point in row])
+        table.add_row(size_in_words(size), *["" if point is None else read(point) for point in row])
     return table
 
 

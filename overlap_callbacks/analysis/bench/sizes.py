@@ -1,11 +1,14 @@
-"""Sizes of messages as text, e.g. ``16MiB``. Pure."""
+"""Sizes of messages as text, e.g. ``16MiB``, and bandwidths. Pure."""
 
 from __future__ import annotations
 
 import re
 
+from overlap_callbacks.analysis.formatting import PLAIN, Style, three_digits
+
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _MOST = 2**40
+_RATES = (("GB/s", 1.0), ("MB/s", 1e-3), ("kB/s", 1e-6), ("B/s", 1e-9))
 
 
 def bytes_of(text: str, option: str) -> int:
@@ -35,6 +38,16 @@ def size_in_words(size: float, space: str = " ") -> str:
         if size >= unit:
             return f"{size / unit:,.4g}{space}{name}"
     return f"{size:,.0f}{space}B"
+
+
+def rate_in_words(gb_s: float, style: Style = PLAIN) -> str:
+    """A bandwidth for people, with three digits that count: ``7.43 kB/s``, ``1.66 GB/s``.
+
+    A sweep from 8 B on spans six powers of ten: in one unit, zeros would be most of what is read.
+    """
+    shown = float(f"{gb_s:.3g}")
+    name, unit = next(((name, unit) for name, unit in _RATES if shown >= unit), _RATES[-1])
+    return f"{three_digits(shown / unit, style)}{style.space}{name}"
 
 
 def powers_of_two(low: int, high: int) -> tuple[int, ...]:

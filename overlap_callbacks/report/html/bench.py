@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from overlap_callbacks.analysis.bench.figures import GemmFigures, TransferFigures
-from overlap_callbacks.analysis.bench.sizes import size_in_words
+from overlap_callbacks.analysis.bench.sizes import rate_in_words, size_in_words
 from overlap_callbacks.analysis.communication.link_peaks import Link
 from overlap_callbacks.analysis.formatting import NBSP, PAGE, count, page_sentence, page_text, rounded, three_digits
 from overlap_callbacks.analysis.results.bench import GEMM, LOOPBACK, BenchResults
@@ -247,7 +247,7 @@ def _transfer_sections(results: BenchResults, peak: Link | None) -> tuple[Sectio
                 f"How fast is each collective{name}?",
                 "",
                 [
-                    _by_size("Bus bandwidth", "GB/s", chosen, lambda point: point.busbw_gb_s,
+                    _by_size("Bus bandwidth", "rate", chosen, lambda point: point.busbw_gb_s,
                              "What passes a rank's link in a second. It rises until the link is full.", peak),
                     _by_size("Time of a call", "ms", chosen, lambda point: point.time_ms,
                              "Small messages take the latency of a call, whatever their size."),
@@ -292,23 +292,21 @@ def _by_size(
 def _transfer_table(points: Sequence[TransferFigures]) -> Table:
     rows = []
     for point in points:
-        key = point.point
+        key, bus = point.point, point.busbw_gb_s
         rows.append(
             (
                 Cell(key.kind, key.kind),
                 Cell(key.group, key.group),
                 Cell(size_in_words(key.message_bytes, NBSP), key.message_bytes),
                 _number(point.time_ms),
-                _number(point.algbw_gb_s),
-                _number(point.busbw_gb_s),
                 *[
-                    EMPTY if bound is None else Cell(three_digits(bound, PAGE), bound)
-                    for bound in (point.busbw_gb_s.ci_low, point.busbw_gb_s.ci_high)
+                    EMPTY if gb_s is None else Cell(rate_in_words(gb_s, PAGE), gb_s)
+                    for gb_s in (point.algbw_gb_s.value, bus.value, bus.ci_low, bus.ci_high)
                 ],
                 Cell(str(point.rounds), point.rounds),
             )
         )
-    columns = heads("*Kind", "*Group", "Size", "ms", "Algorithm, GB/s", "Bus, GB/s", "Low", "High", "Rounds")
+    columns = heads("*Kind", "*Group", "Size", "ms", "Algorithm", "Bus", "Low", "High", "Rounds")
     caption = "Bus bandwidth is algorithm bandwidth times the factor of nccl-tests, 2(n-1)/n of an all-reduce."
     return without_empty_columns("Collectives", columns, rows, caption)
 
@@ -326,8 +324,8 @@ def _tiles(results: BenchResults) -> Tiles:
         tiles.append(
             Tile(
                 f"{kind}, highest bus bandwidth",
-                PAGE.quantity(best.busbw_gb_s.value, "GB/s"),
-                PAGE.interval(best.busbw_gb_s, "GB/s"),
+                rate_in_words(best.busbw_gb_s.value, PAGE),
+                _rates(best.busbw_gb_s),
                 f"at {size_in_words(best.point.message_bytes)}",
             )
         )
@@ -379,6 +377,13 @@ def _how(results: BenchResults) -> Section:
     )
     shown = tuple([(name, page_text(value)) for name, value in facts])
     return Section("How was it measured?", answer, [Facts("Setting", shown)])
+
+
+def _rates(bandwidth: Estimate) -> str:
+    """The interval of a bandwidth; empty without one."""
+    if bandwidth.ci_low is None or bandwidth.ci_high is None:
+        return ""
+    return " to ".join([rate_in_words(bound, PAGE) for bound in (bandwidth.ci_low, bandwidth.ci_high)])
 
 
 def _number(estimate: Estimate | None) -> Cell:

@@ -17,7 +17,13 @@
     if (unit === "MHz") return 0;
     return size >= 1000 ? 0 : size >= 100 ? 1 : size >= 1 || !size ? 2 : 3;
   };
+  // A bandwidth in GB/s, as rate_in_words has it: three digits that count.
+  const rate = (value) => {
+    const [name, size] = [["GB/s", 1], ["MB/s", 1e-3], ["kB/s", 1e-6]].find(([, size]) => value.toPrecision(3) >= size) ?? ["B/s", 1e-9];
+    return `${Number((value / size).toPrecision(3)).toLocaleString("en-US")} ${name}`;
+  };
   const figure = (value, unit, decimals = digits(value, unit)) => {
+    if (unit === "rate") return rate(value);
     const shown = value * scale(unit);
     const text = shown.toLocaleString("en-US", {
       minimumFractionDigits: decimals, maximumFractionDigits: decimals,
@@ -271,13 +277,13 @@
       const ticks = every ? d3.range(0, span + 0.001, every).map((i) => places[0] * 2 ** i) : places;
       const decades = log_y ? d3.range(Math.log10(domain[0]), Math.log10(domain[1]) + 0.5).map((e) => 10 ** Math.round(e)) : 5;
       const few = log_y && decades.length > 7 ? decades.filter((_, i) => i % 2 === 0) : decades;
-      const tickY = log_y ? (d) => (d >= 1 ? d.toLocaleString("en-US") : String(Number(d.toPrecision(1)))) : undefined;
+      const tickY = unit === "rate" ? rate : log_y ? (d) => (d >= 1 ? d.toLocaleString("en-US") : String(Number(d.toPrecision(1)))) : undefined;
       const wide = log_y ? d3.max(few, (d) => widthOf(tickY(d))) : widthOf(domain[1].toLocaleString("en-US")) + 8;
       const lines = d3.groups(points, (d) => d.name).map(([, found]) => found);
       return [plot({
         width, height: log_y ? 300 : 220, marginLeft: Math.max(40, 14 + wide), marginTop: 22, marginRight: 20,
         x: axis(x_label, { type: "log", base: 2, ticks, tickFormat: shown, inset: 10 }),
-        y: { type: log_y ? "log" : "linear", domain, label: unitName(unit), labelAnchor: "top", labelArrow: "none", tickSize: 0, ticks: few, tickFormat: tickY },
+        y: { type: log_y ? "log" : "linear", domain, label: unit === "rate" ? null : unitName(unit), labelAnchor: "top", labelArrow: "none", tickSize: 0, ticks: few, tickFormat: tickY },
         marks: [
           Plot.gridY(log_y ? few : undefined, { stroke: line, strokeOpacity: 1, ...(log_y ? {} : { ticks: 5 }) }),
           log_y ? null : Plot.ruleY([0], { stroke: muted }),

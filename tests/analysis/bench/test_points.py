@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from overlap_callbacks.analysis.bench.points import points_of, ranks_of, whole_bytes, work_left, work_of
-from overlap_callbacks.analysis.bench.sizes import bytes_of, powers_of_two, size_in_words
+from overlap_callbacks.analysis.bench.sizes import bytes_of, powers_of_two, rate_in_words, size_in_words
 from overlap_callbacks.analysis.results.bench import BenchResults, Failed
 from tests.analysis.bench.results import collectives_plan, gemm_plan, gemm_results, start_of
 
@@ -66,6 +66,13 @@ def test_sizes_that_are_none_are_refused(text: str) -> None:
 def test_sizes_in_words() -> None:
     sizes = (8, 1024, 16 * 2**20, 2**30, 10**9, 1008)
     assert [size_in_words(size) for size in sizes] == ["8 B", "1 KiB", "16 MiB", "1 GiB", "1 GB", "1.008 KB"]
+
+
+def test_bandwidths_in_words_have_three_digits_and_a_unit_that_fits() -> None:
+    rates = (0.0, 2.9e-9, 7.43e-6, 9.996e-4, 0.0109, 0.7846, 1.0, 1.66, 1234.0)
+    assert [rate_in_words(gb_s) for gb_s in rates] == [
+        "0 B/s", "2.90 B/s", "7.43 kB/s", "1.00 MB/s", "10.9 MB/s", "785 MB/s", "1.00 GB/s", "1.66 GB/s", "1230 GB/s",
+    ]  # fmt: skip
 
 
 def test_powers_of_two() -> None:

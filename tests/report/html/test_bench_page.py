@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from overlap_callbacks.analysis.bench.points import KINDS
 from overlap_callbacks.analysis.bench.sizes import powers_of_two
 from overlap_callbacks.analysis.communication.link_peaks import Link
+from overlap_callbacks.analysis.formatting import NBSP
 from overlap_callbacks.analysis.results.bench import BenchResults, Failed, TransferPoint
 from overlap_callbacks.report.html.bench import bench_page, write_bench_page
 from overlap_callbacks.report.terminal_bench import as_json, bench_tables
@@ -19,7 +22,6 @@ from tests.analysis.bench.results import MIB, gemm_results, transfer_results
 
 Open = Callable[..., Any]
 SIZES = powers_of_two(8, 2**26)
-KINDS = ("all_reduce", "send_recv")
 
 
 def gemms() -> BenchResults:
@@ -55,8 +57,18 @@ def test_the_page_says_what_it_ran_on_and_what_is_missing() -> None:
 def test_no_figure_is_rounded_to_zero() -> None:
     # 8 bytes in a tenth of a millisecond, a little more in each round.
     html = bench_page(transfers(), "run")
-    assert "0.0000798" in html
-    assert ">0.0000<" not in html
+    assert f">79.8{NBSP}kB/s<" in html
+    assert ">0.0000" not in html
+
+
+def test_a_chart_of_bandwidths_has_units_at_its_axis(tmp_path: Path, opened: Open) -> None:
+    file = tmp_path / "bench.html"
+    write_bench_page(transfers(), file)
+    page = opened(file, viewport={"width": 360, "height": 900})
+    chart = page.locator("[data-chart] svg").first
+    ticks = chart.locator("[aria-label='y-axis tick label'] text").all_text_contents()
+    assert ticks == ["10 kB/s", "100 kB/s", "1 MB/s", "10 MB/s", "100 MB/s", "1 GB/s", "10 GB/s"]
+    assert "all_reduce from 79.8 kB/s to 1.99 GB/s" in str(chart.get_attribute("aria-label"))
 
 
 def test_what_failed_and_what_is_left_is_told() -> None:
@@ -64,7 +76,7 @@ def test_what_failed_and_what_is_left_is_told() -> None:
     failed = Failed(transfer=TransferPoint("all_to_all", "world", 8), reason="not here")
     part = msgspec.structs.replace(whole, rounds=whole.rounds[:-3], failed=(failed,), broken_lines=1)
     text = as_json(part)["notes"]
-    assert "Not finished: 3 of 240 measurements are left." in text
+    assert "Not finished: 3 of 720 measurements are left." in text
     assert "Not measured: all_to_all of 8 B: not here" in text
     assert "1 line of the file cannot be read and is left out." in text
 
@@ -77,8 +89,10 @@ def test_nothing_measured_yet_is_a_page_and_a_table_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", [gemms, transfers], ids=["gemm-allreduce", "collectives"])
 def test_tables_fit_a_narrow_terminal(make: Callable[[], BenchResults]) -> None:
+    """With all kinds of collectives, as the command measures by default."""
     text = _printed(make())
     assert "…" not in text
+    assert not re.search(r"^ +[kMG]?B/s", text, re.MULTILINE)  # a unit below its number
     assert max(map(len, text.splitlines())) <= 80
 
 
