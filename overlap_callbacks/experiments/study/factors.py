@@ -102,7 +102,12 @@ def _answer(compared: Sequence[Pair], names: Names, factor: str) -> str:
         return ""
     sure = [(pair, change) for pair, change in bounded if not may_be_chance(change)]
     if not sure:
-        return f"In none of {count(len(known), 'pair')} can a change of the compute slowdown be told from chance."
+        if len(known) == 1:
+            return f"One pair differs in {_FACTORS[factor]} only: a change of its compute slowdown may be chance."
+        return (
+            f"{count(len(known), 'pair')} differ in {_FACTORS[factor]} only: in none can a change of the compute "
+            "slowdown be told from chance."
+        )
     more, less = sum([change.value > 0 for _, change in sure]), sum([change.value < 0 for _, change in sure])
     parts = [f"{word} in {number}" for word, number in (("higher", more), ("lower", less)) if number]
     pair, change = max(sure, key=lambda one: abs(one[1].value))

@@ -160,8 +160,8 @@ def _published(key: str) -> str:
 def _sections(
     start: StudyStart, rows: Sequence[StudyRow], names: Names, bench: BenchResults | None, trace: Chart | None
 ) -> list[Section]:
-    slower = beyond_chance(rows, SLOWDOWN, "Compute is slower in", "faster in")
-    longer = beyond_chance(rows, LONGER, "Sequential steps are longer in", "shorter in")
+    slower = beyond_chance(rows, SLOWDOWN, "With overlap, compute is", "slower in", "faster in")
+    longer = beyond_chance(rows, LONGER, "Sequential steps are", "longer in", "shorter in")
     slowdowns, ratio = charts.slowdowns(rows, names), charts.against_ratio(rows)
     savings, products = charts.savings(rows, names), [] if bench is None else gemm_blocks(bench)
     drawn = [chart for chart in (charts.power(rows, names), charts.peaks(rows, names), trace) if chart is not None]
@@ -200,7 +200,7 @@ def _power_answer(rows: Sequence[StudyRow]) -> str:
         return ""
     if figure.mean.ci_low is None:
         return "Peaks of power have no interval here: how they differ between the modes may be chance."
-    return page_sentence(beyond_chance(rows, PEAK, "The highest power is higher with overlap in", "lower in"))
+    return page_sentence(beyond_chance(rows, PEAK, "With overlap, the highest power is", "higher in", "lower in"))
 
 
 def _all(start: StudyStart, rows: Sequence[StudyRow], names: Names) -> list[Section]:

@@ -100,6 +100,9 @@ def configuration_table(rows: Sequence[StudyRow]) -> Table:
     return without_empty_columns("Every configuration", columns, lines, "Seconds are those of the whole job.")
 
 
+_KNOWN = {"python": "Python", "threads": "Threads of a rank", "quick": "A quick look", "device": "Ranks are on"}
+
+
 def setting(start: StudyStart, rows: Sequence[StudyRow]) -> Facts:
     """What ran, with what."""
     models = {row.configuration.model: row.model for row in rows if row.model}
@@ -115,10 +118,14 @@ def setting(start: StudyStart, rows: Sequence[StudyRow]) -> Facts:
         ],
         ("Started", start.started_at),
         ("Time in jobs", f"{sum([row.seconds for row in rows]):,.0f} s"),
-        *[(name, version) for name, version in start.versions.items()],
-        *[(name, str(value)) for name, value in start.options.items()],
+        *[(_KNOWN.get(name, name), version) for name, version in start.versions.items()],
+        *[(_KNOWN.get(name, name), _option(value)) for name, value in start.options.items()],
     ]
     return Facts("Setting", tuple([(page_text(name, 80), page_text(value, 500)) for name, value in facts]))
+
+
+def _option(value: object) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
 def _size(value: float | str) -> str:

@@ -160,13 +160,14 @@ def where(start: StudyStart, rows: Sequence[StudyRow]) -> str:
     return ", ".join(parts)
 
 
-def beyond_chance(rows: Sequence[StudyRow], key: str, more: str, less: str) -> str:
+def beyond_chance(rows: Sequence[StudyRow], key: str, subject: str, more: str, less: str) -> str:
     """In how many configurations a change is beyond chance; empty of one alone, or without intervals.
 
     Args:
         rows: one of each configuration.
         key: of the figure.
-        more: a sentence that the number of increases completes, e.g. ``Compute is slower in``.
+        subject: of the sentence, with its verb, e.g. ``Compute is``.
+        more: what the number of increases completes, e.g. ``slower in``.
         less: the same of decreases.
     """
     values = [value for row in rows if (value := value_of(row, key)) is not None]
@@ -179,7 +180,7 @@ def beyond_chance(rows: Sequence[StudyRow], key: str, more: str, less: str) -> s
         return f"A difference cannot be told from chance in any of {number}."
     open_ = len(values) - up - down
     rest = f" In {open_} it cannot be told from chance." if open_ else ""
-    return f"{' and '.join(parts)} of {number}, beyond chance.{rest}"
+    return f"{subject} {' and '.join(parts)} of {number}, beyond chance.{rest}"
 
 
 def _low(value: Estimate) -> float:

@@ -425,7 +425,8 @@
             Plot.gridX({ stroke: line, strokeOpacity: 1, ticks: Math.max(3, width / 110) }),
             domain[0] <= 0 ? Plot.ruleX([0], { stroke: muted }) : null,
             Plot.ruleX(bounds, { x: "value", stroke: muted, strokeDasharray: "4,3" }),
-            first ? Plot.text(bounds, { x: "value", frameAnchor: "top", dy: -11, text: name, fill: muted }) : null,
+            // Two that are close stand apart, each on its own side.
+            ...(first ? bounds : []).map((d, i) => Plot.text([d], { x: "value", frameAnchor: "top", dy: -11, text: name, fill: muted, textAnchor: gap > widthOf(d[name]) + 8 || bounds.length < 2 ? "middle" : i ? "start" : "end" })),
             stacked ? Plot.text(group.rows, { y: "label", frameAnchor: "left", textAnchor: "start", dx: 3, dy: -9, text: (d) => fitted(d.label, width - notes - 30), fill: ink, stroke: color("paper"), strokeWidth: 4 }) : null,
             Plot.link(bounded, { ...place, x1: (d) => Math.max(d.low, domain[0]), x2: (d) => Math.min(d.high, domain[1]), y1: "label", y2: "label", stroke: (d) => color(d.color), strokeOpacity: 0.6, strokeWidth: 2 }),
             Plot.dot(points, { ...place, x: "x", r: width < 520 ? 3.5 : 4.5, stroke: (d) => color(d.color), strokeWidth: 1.8, fill: (d) => (d.hollow ? color("paper") : color(d.color)), title: "tip", tip: "xy" }),

@@ -57,7 +57,7 @@ def test_a_large_study_answers_each_question_from_its_rows() -> None:
     assert power["limits"] == [["TDP", 1.0]]
     text = text_of(content)
     assert "Failed: llama2-7b FSDP2 batch 8: exit code 1" in text
-    assert "Compute is slower in 23 of 23 configurations, beyond chance." in text
+    assert "With overlap, compute is slower in 23 of 23 configurations, beyond chance." in text
 
 
 def test_power_along_a_window_is_that_of_the_job_whose_highest_power_rises_most(tmp_path: Path) -> None:
@@ -217,6 +217,21 @@ def test_the_page_draws_its_charts_within_its_width(
     assert drawn >= 3 * len(rows)  # slowdown, ideal and sequential of each
     broken = "element => [...element.attributes].some(({ value }) => /NaN|undefined|Infinity/.test(value))"
     assert not page.evaluate(f"[...document.querySelectorAll('svg *')].some({broken})")
+
+
+def test_names_of_lines_to_compare_with_do_not_touch_on_a_phone(tmp_path: Path, opened: Open) -> None:
+    # Wide intervals, as on a busy CPU, put the lines close together.
+    rows = [row(configuration(batch=batch), figures(-0.1, 0.05, half=1.5)) for batch in (1, 2)]
+    page = opened(write_study_page(tmp_path, *of_rows(rows)), viewport={"width": 360, "height": 900})
+    texts = page.locator("[data-chart] svg").evaluate_all(
+        """all => all.map((svg) => [...svg.querySelectorAll("text")]
+            .filter(({ textContent }) => ["18.9%", "40.0%", "10.2%", "26.6%"].includes(textContent))
+            .map((text) => [text.getBoundingClientRect().left, text.getBoundingClientRect().right]))"""
+    )
+    pairs = [sorted(found) for found in texts if len(found) == 2]
+    assert pairs
+    assert all(first[1] + 3 < second[0] for first, second in pairs), pairs
+    assert all(left >= 0 and right <= 360 for pair in pairs for left, right in pair)
 
 
 def test_points_stand_where_their_figures_are(tmp_path: Path, opened: Open) -> None:

@@ -9,9 +9,11 @@ import pytest
 from rich.console import Console
 
 from overlap_callbacks.analysis.results.study import StudyRow
+from overlap_callbacks.experiments.study.page import study_page
 from overlap_callbacks.experiments.study.terminal import as_data, study_tables
 from overlap_callbacks.experiments.study.verdict import NOTHING, caveats, verdict
 from tests.experiments.study_page.studies import configuration, factors, figures, large, of_rows, on_cpu, row, single
+from tests.report.html.test_page import text_of
 
 
 def said(*longer: float, half: float | None = 0.01, slowdown: float | None = 0.1) -> str:
@@ -47,6 +49,33 @@ def test_no_claim_without_an_interval_that_leaves_zero_out(
     assert text.startswith(begin)
     assert "is worth it:" not in text
     assert "most:" not in text
+
+
+@pytest.mark.parametrize(
+    ("slowdowns", "says"),
+    [
+        ((-0.2, 0.0), "With overlap, compute is faster in 1 of 2 configurations, beyond chance. In 1 it cannot"),
+        ((0.2, 0.1), "With overlap, compute is slower in 2 of 2 configurations, beyond chance."),
+        ((0.2, -0.1), "With overlap, compute is slower in 1 and faster in 1 of 2 configurations, beyond chance."),
+        ((0.0, 0.0), "A difference cannot be told from chance in any of 2 configurations."),
+    ],
+)
+def test_what_is_beyond_chance_is_a_sentence_whichever_way_it_goes(slowdowns: tuple[float, ...], says: str) -> None:
+    rows = [row(configuration(batch=n + 1), figures(slowdown)) for n, slowdown in enumerate(slowdowns)]
+    page = text_of(study_page("study", *of_rows(rows)))
+    assert f"What does overlap cost compute? {says}" in page
+
+
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        (2, "One pair differs in the batch only: a change of its compute slowdown may be chance."),
+        (3, "2 pairs differ in the batch only: in none can a change of the compute slowdown be told from chance."),
+    ],
+)
+def test_pairs_of_batches_that_show_nothing_are_counted(number: int, says: str) -> None:
+    rows = [row(configuration(batch=n + 1), figures(0.1)) for n in range(number)]
+    assert says in text_of(study_page("study", *of_rows(rows)))
 
 
 def test_configurations_that_overlap_slows_are_not_lost_in_the_mean() -> None:
