@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from overlap_callbacks.analysis.formatting import PLAIN
+from overlap_callbacks.analysis.dimension_rules import UNKNOWN, WORLD
+from overlap_callbacks.analysis.formatting import PLAIN, listed
 from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.bound import Bound
 from overlap_callbacks.analysis.results.shares import CLOCK, SlowdownShares
@@ -119,8 +120,9 @@ def _against_contention(seen: Circumstances) -> Iterator[Advice]:
 
 def _against_communication(seen: Circumstances) -> Iterator[Advice]:
     exposed = max(seen.dimensions, key=lambda row: row.exposed_ms, default=None)
-    name = exposed.dimension if exposed is not None else ""
-    most = f"Most of the exposed communication is {name}-parallel." if exposed is not None and name else ""
+    # Of the group of all ranks nobody knows what it serves.
+    name = exposed.dimension if exposed is not None and exposed.dimension not in (WORLD, UNKNOWN) else ""
+    most = f"Most of the exposed communication is {name}-parallel." if name else ""
     if "tensor" in name or "expert" in name or "context" in name:
         yield Advice("mapping", f"Keep each {name}-parallel group within a node, on its fastest links.", most)
         return
@@ -207,8 +209,7 @@ def _against_straggler(seen: Circumstances) -> Iterator[Advice]:
 
 
 def _listed(rows: Sequence[Straggler]) -> str:
-    *others, last = [row.name for row in rows[:_MOST_NAMED]]
-    return f"{', '.join(others)} and {last}" if others else last
+    return listed([row.name for row in rows[:_MOST_NAMED]])
 
 
 _AGAINST = {

@@ -169,6 +169,19 @@ def may_be_chance(estimate: Estimate) -> bool:
     return estimate.ci_low is not None and estimate.ci_high is not None and estimate.ci_low <= 0 <= estimate.ci_high
 
 
+def listed(names: Sequence[str], most: int | None = None) -> str:
+    """Names for people, e.g. ``a, b and c``.
+
+    Args:
+        names: one or more.
+        most: how many are named; None for all.
+    """
+    shown = list(names[:most])
+    left = len(names) - len(shown)
+    *others, last = [*shown, f"{left:,} more"] if left else shown
+    return f"{', '.join(others)} and {last}" if others else last
+
+
 def count(amount: int, noun: str) -> str:
     """E.g. ``1 window``, ``2 windows``."""
     return f"{amount:,} {noun}" + ("" if amount == 1 else "s")

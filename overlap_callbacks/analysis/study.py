@@ -2,8 +2,7 @@
 
 The configurations are those that somebody chose, and not a sample of more. So the interval of a mean over them says how
 well the mean of these is known, and not what further ones would give. Each configuration is one run, and the runs are
-independent of each other. Limits of sums and differences follow from the limits of their parts by "MOVER" (Zou and
-Donner, Statistics in Medicine 27, 2008): of x - y, the lower one is x - y - sqrt((x - l_x)^2 + (u_y - y)^2).
+independent of each other.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from overlap_callbacks.analysis.independent import difference, mean_of, relative_change
 from overlap_callbacks.analysis.results.catalogue import PEAK_RISE, figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
@@ -135,61 +135,6 @@ def overall(rows: Iterable[StudyRow], key: str) -> Overall | None:
         return None
     ordered = sorted(known, key=lambda one: one.estimate.value)
     return Overall(key, len(known), mean_of([one.estimate for one in known]), ordered[-1], ordered[0])
-
-
-# -- estimates together
-
-
-def mean_of(estimates: Sequence[Estimate]) -> Estimate:
-    """The mean of one figure or more, which were measured independently of each other."""
-    number = len(estimates)
-    value = math.fsum([one.value for one in estimates]) / number
-    low, high = _root([_below(one) for one in estimates]), _root([_above(one) for one in estimates])
-    return _estimate(
-        value, None if low is None else value - low / number, None if high is None else value + high / number, estimates
-    )
-
-
-def difference(base: Estimate, other: Estimate) -> Estimate:
-    """Other less base, which were measured independently of each other."""
-    value = other.value - base.value
-    low = _root([_below(other), _above(base)])
-    high = _root([_above(other), _below(base)])
-    return _estimate(value, None if low is None else value - low, None if high is None else value + high, (base, other))
-
-
-def relative_change(base: Estimate, other: Estimate) -> Estimate | None:
-    """Other over base, less one; None unless both are above zero. On the scale of logarithms it is a difference."""
-    if base.value <= 0 or other.value <= 0:
-        return None
-    logs = difference(_log(base), _log(other))
-    low, high = (None if bound is None else math.expm1(min(bound, 700)) for bound in (logs.ci_low, logs.ci_high))
-    return _estimate(math.expm1(min(logs.value, 700)), low, high, (base, other))
-
-
-def _log(one: Estimate) -> Estimate:
-    low, high = (None if bound is None or bound <= 0 else math.log(bound) for bound in (one.ci_low, one.ci_high))
-    return Estimate(math.log(one.value), low, high, one.num_steps, one.num_blocks)
-
-
-def _below(one: Estimate) -> float | None:
-    return None if one.ci_low is None else one.value - one.ci_low
-
-
-def _above(one: Estimate) -> float | None:
-    return None if one.ci_high is None else one.ci_high - one.value
-
-
-def _root(widths: Sequence[float | None]) -> float | None:
-    """The root of the sum of squares; None if one is not known."""
-    known = [width for width in widths if width is not None]
-    return math.hypot(*known) if len(known) == len(widths) else None
-
-
-def _estimate(value: float, low: float | None, high: float | None, parts: Sequence[Estimate]) -> Estimate:
-    whole = low is not None and high is not None  # half an interval says nothing
-    steps, blocks = sum([one.num_steps for one in parts]), sum([one.num_blocks for one in parts])
-    return Estimate(value, low if whole else None, high if whole else None, steps, blocks)
 
 
 # -- pairs

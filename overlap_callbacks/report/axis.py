@@ -69,9 +69,9 @@ def compared(names: Sequence[str], records: Sequence[Record], axis: str | None) 
             f"axis must be something that the runs tell: {', '.join(known_axes(records))}, or an environment variable "
             f"of their records; got {axis!r}"
         )
-    work = _common_work(records)
+    work = common_work(records)
     runs = [
-        _figures(name, record, value, work)
+        run_figures(name, record, value, work)
         for name, record, value in zip(names, records, values, strict=True)
         if value is not None
     ]
@@ -135,7 +135,15 @@ def as_plain(found: Comparison) -> dict[str, Any]:
     return {"axis": found.axis, "work": found.work or None, "runs": rows, "without": list(found.without)}
 
 
-def _figures(name: str, record: Record, value: Value, work: str) -> RunFigures:
+def run_figures(name: str, record: Record, value: Value, work: str) -> RunFigures:
+    """What a run shows against others.
+
+    Args:
+        name: of the run.
+        record: of the run.
+        value: where it stands on the axis.
+        work: what ``work_per_s`` counts: see ``common_work``.
+    """
     figures = record.pooled()
     throughput = run_throughput(record.valid_windows)
     step, exposed = figures.get("e2e_overlapped_ms"), exposed_share(figures)
@@ -164,7 +172,7 @@ def _rate(rate: float, step: Estimate | None) -> Estimate:
     )
 
 
-def _common_work(records: Sequence[Record]) -> str:
+def common_work(records: Sequence[Record]) -> str:
     """What all runs count that count anything; tokens before samples."""
     known = [throughput for record in records if (throughput := run_throughput(record.valid_windows)) is not None]
     for work in (TOKENS, SAMPLES):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from overlap_callbacks.analysis.formatting import listed
 from overlap_callbacks.analysis.results.workload import Workload
 from overlap_callbacks.report.record import Record
 
@@ -28,8 +29,9 @@ def not_told(records: Sequence[Record]) -> str:
     lacking = [what for what, told in _PARTS if not all(map(told, records))]
     if not lacking:
         return "What no record tells, e.g. the data and the code of the job, may differ."
-    parts = lacking[0] if len(lacking) == 1 else f"{', '.join(lacking[:-1])} and {lacking[-1]}"
-    return f"Not every record tells {parts}, and none tells the data and the code of the job: these may differ."
+    return (
+        f"Not every record tells {listed(lacking)}, and none tells the data and the code of the job: these may differ."
+    )
 
 
 def _tells(record: Record, begins: tuple[str, ...]) -> bool:

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from overlap_callbacks.analysis.independent import difference, mean_of, relative_change
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.study import (
     BATCH,
@@ -15,13 +16,10 @@ from overlap_callbacks.analysis.study import (
     PRECISION,
     SLOWDOWN,
     STEP,
-    difference,
     families,
     last_rows,
-    mean_of,
     overall,
     pairs,
-    relative_change,
 )
 from tests.experiments.study_page.studies import configuration, estimate, factors, figures, of_rows, row
 

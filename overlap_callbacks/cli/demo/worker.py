@@ -85,7 +85,7 @@ def train_pytorch(rank: int, config: DemoConfig, progress: Progress) -> None:
     model = nn.parallel.DistributedDataParallel(_model(config).to(device), bucket_cap_mb=config.bucket_mb)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batches = iter(_text(rank, config))
-    with attach(optimizer, **_options(config)) if config.measure else nullcontext():
+    with attach(optimizer, model=model, **_options(config)) if config.measure else nullcontext():
         for step in range(config.steps):
             tokens, targets = (part.to(device, non_blocking=True) for part in next(batches))
             loss = model(tokens, targets)

@@ -9,7 +9,13 @@ from overlap_callbacks.analysis.headline import step_change
 from overlap_callbacks.analysis.results.catalogue import SUMMARY
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.step_parts import exposed_share
-from overlap_callbacks.report.html.configurations import differences
+from overlap_callbacks.report.compared_runs import fastest_of
+from overlap_callbacks.report.html.configurations import (
+    difference_table,
+    differences,
+    differences_in_words,
+    of_the_job,
+)
 from overlap_callbacks.report.html.elements import Block, Cell, Chart, Head, Note, Section, Table
 from overlap_callbacks.report.html.power import power_figures
 from overlap_callbacks.report.html.run import RunView
@@ -22,6 +28,15 @@ _COMPARED: tuple[tuple[str, Callable[[dict[str, Estimate]], Estimate | None]], .
     ("Compute slowdown", lambda figures: figures.get("compute_slowdown")),
     ("Exposed communication, share of a step", exposed_share),
 )
+
+
+def head_lines(names: Sequence[str], views: Sequence[RunView]) -> list[str]:
+    """The first lines of the page: which run is faster, its interval, what to try, and what is known to differ."""
+    found = fastest_of(names, [view.record for view in views])
+    lines = [found.headline.sentence, *found.headline.more]
+    if found.name and of_the_job(differences(views)):
+        lines.append(f"To try first: go on with {found.name}, and then what is said of it below.")
+    return [*lines, differences_in_words(views)]
 
 
 def comparison(names: Sequence[str], views: Sequence[RunView]) -> Section:
@@ -40,7 +55,7 @@ def comparison(names: Sequence[str], views: Sequence[RunView]) -> Section:
     if empty:
         blocks.append(Note(f"Without any figure: {', '.join(empty)}.", warning=True))
     power = _power(names, views)
-    blocks += [_figures(runs), *([power] if power is not None else []), differences(names, views)]
+    blocks += [_figures(runs), *([power] if power is not None else []), difference_table(names, views)]
     return Section("Side by side", "", blocks)
 
 

@@ -34,7 +34,14 @@ class Script:
 
 
 def document(
-    title: str, runs: Sequence[RunPage], *, method: str, heading: str = "", compared: Sequence[Section] = ()
+    title: str,
+    runs: Sequence[RunPage],
+    *,
+    method: str,
+    heading: str = "",
+    verdict: str = "",
+    more: Sequence[str] = (),
+    compared: Sequence[Section] = (),
 ) -> str:
     """The page, as HTML.
 
@@ -43,7 +50,9 @@ def document(
         runs: what the page is about, one or more.
         method: how its figures were made, for the foot of the page.
         heading: what is compared.
-        compared: sections that come below it, before several runs.
+        verdict: of the comparison, in a sentence; empty for the heading alone.
+        more: lines below it.
+        compared: sections that come below them, before several runs.
     """
     charts: list[Chart] = []
 
@@ -56,6 +65,8 @@ def document(
     body = templates.get_template("body.html.j2").render(
         runs=runs,
         heading=heading,
+        verdict=verdict,
+        more=more,
         compared=compared,
         place=place,
         version=__version__,
@@ -105,6 +116,8 @@ def script_json(content: Any) -> Markup:
     return Markup(text)
 
 
+# What a line below a verdict begins with.
+_LEAD = re.compile(r"^(To try first|What to do|Why|What differs|No advice( yet)?|95% intervals?):")
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 
 
@@ -119,12 +132,21 @@ def _templates() -> Environment:
         lstrip_blocks=True,
     )
     templates.filters["with_whole_options"] = with_whole_options
+    templates.filters["with_lead"] = with_lead
     return templates
 
 
 def with_whole_options(text: str) -> Markup:
     """A text in which no line ends within an option of a command, such as ``--power-cap``."""
     return Markup(_OPTION.sub(r'<span class="option">\g<0></span>', str(escape(text))))
+
+
+def with_lead(line: str) -> Markup:
+    """A line below a verdict, whose first words say what it is."""
+    found = _LEAD.match(line)
+    if found is None:
+        return with_whole_options(line)
+    return Markup(f"<b>{found[0]}</b>") + with_whole_options(line[found.end() :])
 
 
 def _script(name: str) -> Script:

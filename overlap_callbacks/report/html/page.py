@@ -8,10 +8,11 @@ import os
 from collections.abc import Sequence
 
 from overlap_callbacks.analysis.formatting import page_sentence, page_text
+from overlap_callbacks.report.advice_words import first_advice
 from overlap_callbacks.report.axis import compared
 from overlap_callbacks.report.html.arms import arms
 from overlap_callbacks.report.html.communication import communication
-from overlap_callbacks.report.html.comparison import comparison
+from overlap_callbacks.report.html.comparison import comparison, head_lines
 from overlap_callbacks.report.html.document import document, write_document
 from overlap_callbacks.report.html.elements import Block, Note, RunPage, Section
 from overlap_callbacks.report.html.environment import environment, warnings
@@ -52,9 +53,19 @@ def page(records: Sequence[Record], axis: str | None = None) -> str:
         _run(f"run-{number}", name, view, compared=several)
         for number, (name, view) in enumerate(zip(names, views, strict=True), 1)
     ]
-    sections = _compared(names, views, axis) if several else []
-    title, heading = "Overlap report: " + ", ".join(names[:4]), f"{len(records)} runs compared"
-    return document(title, runs, method=_METHOD, heading=heading, compared=sections)
+    title = "Overlap report: " + ", ".join(names[:4])
+    if not several:
+        return document(title, runs, method=_METHOD)
+    verdict, *more = map(page_sentence, head_lines(names, views))
+    return document(
+        title,
+        runs,
+        method=_METHOD,
+        heading=f"{len(records)} runs compared",
+        verdict=verdict,
+        more=more,
+        compared=_compared(names, views, axis),
+    )
 
 
 def write_page(records: Sequence[Record], path: str | os.PathLike[str], axis: str | None = None) -> int:
@@ -99,20 +110,11 @@ def _run(identity: str, name: str, view: RunView, *, compared: bool) -> RunPage:
         )
     blocks += warnings(view)
     head, line = page_text(view.head), view.headline
-    more = tuple([page_sentence(each) for each in (*line.more, *_first_advice(view))])
+    more = tuple([page_sentence(each) for each in (*line.more, first_advice(view.record)) if each])
     sections = tuple([section for section in _sections(view) if section.answer or section.blocks])
     # Of several runs, the comparison comes first: each one's own sections open on a click.
     folded = tuple([dataclasses.replace(section, folded=True) for section in sections]) if compared else sections
     return RunPage(identity, name, head, page_sentence(line.sentence), tuple(blocks), folded, more)
-
-
-def _first_advice(view: RunView) -> list[str]:
-    """What to try first and why, for the head of the page: the table further down has the others."""
-    found = view.record.bottleneck() if view.measured else None
-    if found is None or not found.advice:
-        return []
-    first = found.advice[0]
-    return [f"To try first: {first.what} {first.why}".rstrip()]
 
 
 def _sections(view: RunView) -> list[Section]:

@@ -212,17 +212,19 @@ def _percent_cell(value: float | None) -> Cell:
 # -- the configuration
 
 
+STARTED, SCHEMA, SETTING = "Started", "Schema of the record", "Setting"
 _LABELS = {
-    "schema_version": "Schema of the record",
+    "schema_version": SCHEMA,
     "library_version": "overlap-callbacks",
     "torch_version": "PyTorch",
     "python_version": "Python",
-    "started_at": "Started",
+    "started_at": STARTED,
     "hostname": "Host of rank 0",
     "framework": "Framework",
     "world_size": "Ranks",
     "backend": "Backend",
     "device": "Device",
+    "settings": SETTING,
 }
 # These are shown beside the figures that they describe, or in a part of their own.
 _SHOWN_ELSEWHERE = frozenset({"units", "meanings", "schedule", "environment"})
@@ -252,6 +254,9 @@ def run_facts(run: RunInfo) -> tuple[tuple[str, str], ...]:
     facts: list[tuple[str, str]] = []
     known = msgspec.structs.asdict(run)
     known["framework"] = run.framework.removesuffix(f" {run.torch_version}")  # PyTorch has a row of its own
+    told = known.pop("workload")
+    if told is not None:
+        known |= {name: value for name, value in msgspec.structs.asdict(told).items() if value is not None}
     for name, value in known.items():
         if name in _SHOWN_ELSEWHERE:
             continue

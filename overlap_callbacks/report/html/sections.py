@@ -74,7 +74,7 @@ def overview(view: RunView, *, compared: bool) -> list[Block]:
     if not compared and any(name in view.figures for name in ("e2e_overlapped_ms", "e2e_sequential_ms")):
         blocks.append(mode_bars([("", view.figures)]))
     if view.parts is not None:
-        blocks.append(step_parts(view.parts, view.figures))
+        blocks.append(step_parts(view.parts, view.figures, narrow=bool(blocks)))
     return blocks
 
 

@@ -50,21 +50,23 @@ def mode_bars(runs: Sequence[tuple[str, dict[str, Estimate]]]) -> Chart:
             "Without contention is worked out: an overlapped step, less what its compute kernels lose (equation 4). "
             + caption
         )
+    named = dict.fromkeys(row["run"] for row in rows)
     return Chart(
         "bars",
-        "Step time",
+        f"Step time of {next(iter(named))}" if len(named) == 1 < len(runs) else "Step time",
         {"unit": "ms", "rows": rows},
         caption,
         narrow=len(runs) == 1,
     )
 
 
-def step_parts(parts: StepParts, figures: dict[str, Estimate]) -> Chart:
+def step_parts(parts: StepParts, figures: dict[str, Estimate], *, narrow: bool = True) -> Chart:
     """An overlapped step under the profiler, divided into parts that add up to it.
 
     Args:
         parts: of the step.
         figures: of the same windows.
+        narrow: whether another chart stands beside it.
     """
     shown = named_parts(parts, PAGE)
     caption = of_profiled_steps(parts.total_ms, figures, PAGE)
@@ -83,7 +85,7 @@ def step_parts(parts: StepParts, figures: dict[str, Estimate]) -> Chart:
         },
         caption,
         tuple([(part_in_words(part, parts.total_ms, PAGE), part.color) for part in shown]),
-        narrow=True,
+        narrow=narrow,
     )
 
 
