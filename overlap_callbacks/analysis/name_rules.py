@@ -6,6 +6,7 @@ has kernels of its own: ``names.families.insert(0, Rule("attention", r"my_attent
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import NamedTuple
 
@@ -88,24 +89,33 @@ families: list[Rule] = [
 OTHER = "other"
 
 
+# Names that are remembered with what a rule says of them: a trace asks for the same few hundred several times, and some
+# have thousands of characters.
+_REMEMBERED = 2048
+
+
 def is_communication(name: str) -> bool:
     """Whether a kernel or a copy (on CPU, an asynchronous range) with this name communicates."""
-    if any(re.search(pattern, name) for pattern in not_communication):
-        return False
-    return any(re.search(pattern, name) for pattern in communication_patterns)
+    return not _any(tuple(not_communication), name) and _any(tuple(communication_patterns), name)
 
 
 def collective_of(name: str) -> str:
     """The kind of collective, e.g. ``all_reduce``; ``other`` if no rule matches."""
-    return _first(collectives, name)
+    return _first(tuple(collectives), name)
 
 
 def family_of(name: str) -> str:
     """The family of a compute kernel, e.g. ``gemm``; ``other`` if no rule matches."""
-    return _first(families, name)
+    return _first(tuple(families), name)
 
 
-def _first(rules: list[Rule], name: str) -> str:
+@functools.lru_cache(_REMEMBERED)
+def _any(patterns: tuple[str, ...], name: str) -> bool:
+    return any(re.search(pattern, name) for pattern in patterns)
+
+
+@functools.lru_cache(_REMEMBERED)
+def _first(rules: tuple[Rule, ...], name: str) -> str:
     for label, pattern in rules:
         if re.search(pattern, name):
             return label
