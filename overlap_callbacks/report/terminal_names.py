@@ -1,4 +1,4 @@
-"""Names of kernels in a column of any width: cut in the middle, so that names that differ still do."""
+"""Names of kernels and files in a column of any width: cut in the middle, so that names that differ still do."""
 
 from __future__ import annotations
 
@@ -12,30 +12,44 @@ from overlap_callbacks.analysis.formatting import short_kernel_name
 from overlap_callbacks.report.terminal_cells import one_line
 
 _MIN_WIDTH = 12
+# Below this width a name is cut at its end alone.
+_MIN_CUT = 7
 
 
-def kernel_cells(names: Sequence[str]) -> list[KernelCell]:
-    """A cell for each name of a column."""
-    shown = [one_line(short_kernel_name(name), 2000) for name in names]
-    return [KernelCell(name, shown) for name in shown]
+def kernel_cells(names: Sequence[str]) -> list[DistinctCell]:
+    """A cell for each name of a column of kernels."""
+    return distinct_cells([short_kernel_name(name) for name in names])
 
 
-class KernelCell:
-    """A kernel's name in a column: as much of it as fits, and the part in which it differs from the others.
+def distinct_cells(names: Sequence[str], min_width: int = _MIN_WIDTH) -> list[DistinctCell]:
+    """A cell for each name of a column.
+
+    Args:
+        names: of the whole column.
+        min_width: what it takes even of a narrow terminal.
+    """
+    shown = [one_line(name, 2000) for name in names]
+    return [DistinctCell(name, shown, min_width) for name in shown]
+
+
+class DistinctCell:
+    """A name in a column: as much of it as fits, and the part in which it differs from the others.
 
     Args:
         name: the name.
         column: all names of the column.
+        min_width: what the column takes even of a narrow terminal.
     """
 
-    def __init__(self, name: str, column: Sequence[str]) -> None:
-        self._name, self._column = name, column
+    def __init__(self, name: str, column: Sequence[str], min_width: int) -> None:
+        self._name, self._column, self._min_width = name, column, min_width
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         yield Text(cut(self._name, self._column, options.max_width), no_wrap=True, overflow="ellipsis")
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(min(_MIN_WIDTH, options.max_width), min(len(self._name), options.max_width))
+        length = min(len(self._name), options.max_width)
+        return Measurement(min(self._min_width, length), length)
 
 
 def _shared(name: str, other: str) -> int:
@@ -52,7 +66,7 @@ def cut(name: str, column: Sequence[str], width: int) -> str:
     """
     if len(name) <= width:
         return name
-    if width < _MIN_WIDTH:
+    if width < _MIN_CUT:
         return name[: max(width - 1, 0)] + "…"[:width]
     others = [other for other in column if other != name]
     shared = max((_shared(name, other) for other in others), default=0)
@@ -61,6 +75,6 @@ def cut(name: str, column: Sequence[str], width: int) -> str:
     head = width // 3
     tail = width - head - 1
     # Some characters before the difference show where it is.
-    begin = max(min(shared - 4, len(name) - tail), head)
+    begin = max(min(shared - min(4, tail - 2), len(name) - tail), head)
     rest = name[begin:]
     return name[:head] + "…" + (rest if len(rest) <= tail else rest[: tail - 1] + "…")

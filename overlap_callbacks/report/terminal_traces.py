@@ -12,10 +12,10 @@ from rich.text import Text
 
 from overlap_callbacks.analysis.formatting import PLAIN
 from overlap_callbacks.report.terminal_cells import name_cell
-from overlap_callbacks.report.terminal_names import kernel_cells
+from overlap_callbacks.report.terminal_names import distinct_cells, kernel_cells
 from overlap_callbacks.report.terminal_parts import change
 from overlap_callbacks.report.terminal_trace_parts import Bars, more, notes, plain_table, warnings
-from overlap_callbacks.report.trace_verdict import milliseconds, verdict
+from overlap_callbacks.report.trace_verdict import milliseconds, names_of, verdict
 from overlap_callbacks.traces.figures import Analysis, CollectiveSize, CollectiveSkew, StepFigures, TraceFigures
 
 # Rows of a table: of one file, and of several, which have to fit on two screens. CSV and JSON hold everything.
@@ -56,8 +56,8 @@ def analysis_tables(analysis: Analysis, everything: bool = False) -> RenderableT
         parts.append(_rank_table(analysis, _ALL if everything else _MAX_RANKS))
         parts += _size_tables(analysis.sizes, rows)
         if not everything:
-            slowest = max(traces, key=lambda trace: trace.total.compute_ms)
-            parts += _kernel_tables(slowest, rows, f"Top kernels of {_short_name(slowest)}, which computes most")
+            slowest, name = max(zip(traces, names_of(traces), strict=True), key=lambda item: item[0].total.compute_ms)
+            parts += _kernel_tables(slowest, rows, f"Top kernels of {name}, which computes most")
             said = notes([*_rest(analysis.problems, analysis.warnings), *_by_file(traces, _notes)])
             hidden = [Text("--all shows the tables of each file.", style="dim")]
             return Group(*parts, *said[:_MAX_NOTES], *more(len(said), _MAX_NOTES, "notes"), *hidden)
@@ -131,10 +131,6 @@ def _span_ms(trace: TraceFigures) -> float:
     return trace.time[0].span_ms if trace.time else 0.0
 
 
-def _short_name(trace: TraceFigures) -> str:
-    return Path(trace.file).name if trace.rank is None else f"rank {trace.rank}"
-
-
 def _title(trace: TraceFigures) -> str:
     parts = [Path(trace.file).name]
     if trace.rank is not None:
@@ -172,16 +168,15 @@ def _rank_table(analysis: Analysis, max_rows: int) -> Table:
     for row in analysis.skew:
         for rank in row.ranks:
             waiting[rank.rank, rank.device] = waiting.get((rank.rank, rank.device), 0.0) + rank.waiting_ms
-    several = len({trace.file for trace in analysis.traces}) < len(analysis.traces)
-    for trace in analysis.traces[:max_rows]:
+    names = [name.removeprefix("rank ") for name in names_of(analysis.traces)]
+    for trace, name in list(zip(analysis.traces, distinct_cells(names, 4), strict=True))[:max_rows]:
         total, time = trace.total, trace.time[0] if trace.time else None
-        name = Path(trace.file).name if trace.rank is None else str(trace.rank)
         waited = waiting.get((trace.rank, trace.device))
         host_ms = None if time is None or time.idle_host_ms is None else time.idle_host_ms + (time.idle_launch_ms or 0)
         other_ms = None if time is None else time.idle_ms if host_ms is None else time.idle_other_ms
         length_ms = None if time is None else time.span_ms
         table.add_row(
-            name_cell(f"{name}, device {trace.device}" if several else name),
+            name,
             *map(_optional_ms, (length_ms, total.compute_ms, total.exposed_comm_ms, host_ms, other_ms)),
             "" if waited is None else _ms(waited),
             "-" if total.overlap_ratio is None else _percent(total.overlap_ratio),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from overlap_callbacks.analysis.formatting import PLAIN, Style
+from overlap_callbacks.analysis.safe_text import printable
 from overlap_callbacks.traces.device_time import CriticalPath, DeviceTime
 from overlap_callbacks.traces.figures import Analysis, TraceFigures
 
@@ -76,11 +78,15 @@ def _shares(traces: Sequence[TraceFigures], style: Style) -> str:
 
 def _host(traces: Sequence[TraceFigures], style: Style) -> Sequence[str]:
     """Whether the host holds the devices up."""
-    limits = [(trace.host_limit, trace) for trace in traces if trace.host_limit is not None]
+    limits = [
+        (trace.host_limit, name)
+        for trace, name in zip(traces, names_of(traces), strict=True)
+        if trace.host_limit is not None
+    ]
     if not limits:
         return ()
-    limit, trace = max(limits, key=lambda item: item[0].idle_fraction)
-    where = "" if len(traces) == 1 else f" ({_name(trace)})"
+    limit, name = max(limits, key=lambda item: item[0].idle_fraction)
+    where = "" if len(traces) == 1 else f" ({name})"
     most = _at_most(traces, lambda path: path.at_most_host_ms)
     won = "" if most is None else f" At most {_ms(most[0], style)} of a step of {_ms(most[1], style)} would be won."
     if limit.launch_bound and limit.kernel_us is not None and limit.launch_interval_us is not None:
@@ -131,8 +137,19 @@ def _at_most(
     return max(found, default=None)
 
 
-def _name(trace: TraceFigures) -> str:
-    return f"rank {trace.rank}" if trace.rank is not None else f"device {trace.device}"
+def names_of(traces: Sequence[TraceFigures]) -> list[str]:
+    """What each of several devices is called: its rank, or its file where that tells none or others have the rank too.
+
+    Devices of one file have their number too.
+    """
+    of_rank = Counter(rank for _, rank in {(trace.file, trace.rank) for trace in traces})
+    of_file = Counter(trace.file for trace in traces)
+    names = []
+    for trace in traces:
+        alone = trace.rank is not None and of_rank[trace.rank] == 1
+        name = f"rank {trace.rank}" if alone else printable(Path(trace.file).name)
+        names.append(f"{name}, device {trace.device}" if of_file[trace.file] > 1 else name)
+    return names
 
 
 def _mean(values: Sequence[float]) -> float:

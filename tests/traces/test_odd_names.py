@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from overlap_callbacks.report.trace_verdict import names_of
 from overlap_callbacks.traces import Trace, analyze, read_trace
 from tests import kineto
 from tests.traces.events import MS, all_reduce, error_of, figures_of, gemm, overlap, said, short_trace
@@ -88,6 +89,17 @@ def test_one_rank_given_twice_is_not_compared_with_itself(tmp_path: Path) -> Non
     found = analyze([ranked(tmp_path, "a.json", 1, 2), ranked(tmp_path, "b.json", 1, 2)])
     assert said(found.problems, "rank 1 is given twice")
     assert found.skew == ()
+    shown = overlap("analyze", str(tmp_path / "a.json"), str(tmp_path / "b.json")).output
+    assert shown.index("Ranks side by side") < shown.index("│ a.json") < shown.index("│ b.json")
+    assert "Top kernels of a.json, which computes most" in shown
+
+
+def test_a_device_is_called_by_what_tells_it_from_the_others(tmp_path: Path) -> None:
+    one, two = ranked(tmp_path, "a.json", 0, 2), ranked(tmp_path, "b.json", 1, 2)
+    again, unknown = ranked(tmp_path, "c.json", 1, 2), read_trace(kineto.write(tmp_path / "d.json", short_trace()))
+    two_devices = kineto.write(tmp_path / "e.json", [gemm(0, 2), gemm(0, 3, device=1)], **kineto.job(2, 3))
+    several = analyze([one, two, again, unknown, read_trace(two_devices)]).traces
+    assert names_of(several) == ["rank 0", "b.json", "c.json", "d.json", "rank 2, device 0", "rank 2, device 1"]
 
 
 def test_a_cpu_job_and_a_job_of_devices_are_different_jobs(tmp_path: Path) -> None:

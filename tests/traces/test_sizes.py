@@ -58,6 +58,8 @@ def test_names_of_a_narrow_column_keep_the_part_in_which_they_differ() -> None:
         assert all(len(text) <= width for text in shown)
         assert shown[0] != shown[1]
         assert all(text[0] == "v" for text in shown)
+    files = [f"job128_rank{rank}.json.gz" for rank in (0, 1)]
+    assert [cut(name, files, 9) for name in files] == ["job…ank0…", "job…ank1…"]
 
 
 def test_names_that_fit_and_names_that_differ_from_the_start_are_cut_at_their_end_alone() -> None:
