@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from operator import attrgetter
 
 import msgspec
 
@@ -109,10 +110,9 @@ class RunSummary:
         windows = self.valid_windows
         pooled = {}
         for figure in FIGURES:
-            values = [getattr(window, figure.name) for window in windows]
             # Step times and ratios are means of logarithms within a window already.
             estimate = pool(
-                [value for value in values if value is not None],
+                [value for value in map(attrgetter(figure.name), windows) if value is not None],
                 logs=figure.name.startswith("e2e_"),
                 change=figure.signed,
                 bounds=figure.bounds,

@@ -186,13 +186,13 @@ def pool(
     """
     if len(windows) == 1:
         return bounded(windows[0], bounds)
-    values = np.array([[window.value] for window in windows], dtype=np.float64).reshape(-1, 1)
+    values = np.array([window.value for window in windows], dtype=np.float64).reshape(-1, 1)
     scale: Callable[[float], float] = float
     if change and bool((values > -1).all()):
         values, scale = np.log1p(values), math.expm1
     elif logs and bool((values > 0).all()):
         values, scale = np.log(values), math.exp
-    sample = Sample(values, num_steps=sum(window.num_steps for window in windows))
+    sample = Sample(values, num_steps=sum([window.num_steps for window in windows]))
     pooled = estimate(lambda means: float(means[0]), sample, min_blocks=2, scale=scale)
     return None if pooled is None else bounded(pooled, bounds)
 

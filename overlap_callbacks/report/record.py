@@ -85,11 +85,22 @@ class Record:
     long_lines: int = 0
     # Of the windows without their details, by ``id``: where the details are.
     _details: dict[int, Details] = field(default_factory=dict, repr=False, compare=False)
+    _summary: RunSummary | None = field(default=None, repr=False, compare=False)
 
     @property
     def summary(self) -> RunSummary:
         """Which windows count, and what they say together."""
-        return RunSummary(self.runs[-1] if self.runs else None, self.windows, self.unfinished)
+        run = self.runs[-1] if self.runs else None
+        known = self._summary
+        if (
+            known is None
+            or known.run is not run
+            or known.windows is not self.windows
+            or known.unfinished is not self.unfinished
+        ):
+            # One for all who ask: to add up the figures of ten thousand windows takes a while.
+            known = self._summary = RunSummary(run, self.windows, self.unfinished)
+        return known
 
     @property
     def valid_windows(self) -> list[OverlapReport]:
@@ -167,17 +178,18 @@ def read(
         raise RecordError(f"no record at {file}: give a run folder or its {FILE_NAME}")
     record = Record(file)
     blocks = _Blocks()
+    add_block = blocks.lines.append
     take = _whole_window if details else Outlines()
 
     def add(kind: str, start: int, line: bytes) -> None:
-        if kind == "block":
-            blocks.add(line)
-        elif kind == "window":
+        if kind == "window":
             window, left = take(start, line)
             record.windows.append(window)
             if left is not None:
                 record._details[id(window)] = left
             record.broken_lines += blocks.end_window(window.window, window.first_step)
+        elif kind == "block":
+            add_block(line)
         elif kind == "arm":
             record.arms.append(_decode_arm(line))
         elif kind == "run":
@@ -190,6 +202,9 @@ def read(
             if line is None:
                 record.long_lines += 1
                 record.broken_lines += 1
+                continue
+            if line.startswith(_BLOCK):  # most lines
+                add_block(line)
                 continue
             try:
                 add(_kind_of(line), start, line)
@@ -216,34 +231,32 @@ class _Blocks:
     """The blocks whose window has no report yet. There are many, and most need not be decoded: their report follows.
 
     Attributes:
+        lines: of those not decoded yet.
         by_window: those decoded, by window and first step, then by number. A block may be logged again with more of its
             steps: its last entry is whole.
     """
 
     def __init__(self) -> None:
+        self.lines: list[bytes] = []
         self.by_window: dict[tuple[int, int], dict[int, TimedBlock]] = {}
-        self._lines: list[bytes] = []
-
-    def add(self, line: bytes) -> None:
-        self._lines.append(line)
 
     def decode(self) -> int:
         """Decode all that were added. Returns how many cannot be."""
         broken = 0
-        for line in self._lines:
+        for line in self.lines:
             try:
                 block = _decode_block(line)
             except UNREADABLE:
                 broken += 1
             else:
                 self.by_window.setdefault((block.window, block.first_step), {})[block.sample.block] = block.sample
-        self._lines.clear()
+        self.lines.clear()
         return broken
 
     def end_window(self, window: int, first_step: int) -> int:
         """Leave out the blocks of a window whose report is there. Returns how many of all cannot be decoded."""
         begin = b'{"record":"block","window":%d,"first_step":%d,"sample":' % (window, first_step)
-        self._lines = [line for line in self._lines if not (line.startswith(begin) and line.endswith(b"}}"))]
+        self.lines[:] = [line for line in self.lines if not (line.startswith(begin) and line.endswith(b"}}"))]
         broken = self.decode()
         self.by_window.pop((window, first_step), None)
         return broken
@@ -262,8 +275,6 @@ def _whole_window(start: int, line: bytes) -> tuple[OverlapReport, None]:
 def _kind_of(line: bytes) -> Any:
     if line.startswith(_WINDOW):
         return "window"
-    if line.startswith(_BLOCK):
-        return "block"
     return _decode_kind(line).record
 
 

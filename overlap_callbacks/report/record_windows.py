@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,7 +20,7 @@ _DETAILS = (
 )  # fmt: skip
 # The parts that are often alike from window to window. They are kept once.
 _SHARED = ("ranks", "problems", "findings", "backend", "device")
-_NOTHING = (b"", b"[]", b"null")
+_NOTHING = (msgspec.Raw(), msgspec.Raw(b"[]"), msgspec.Raw(b"null"))
 
 
 class Details(NamedTuple):
@@ -39,7 +40,7 @@ def _outline() -> Any:
     fields: list[Any] = []
     for known in msgspec.structs.fields(OverlapReport):
         if known.name in _DETAILS:
-            fields.append((known.name, msgspec.Raw, b""))
+            fields.append((known.name, msgspec.Raw, msgspec.Raw()))
         elif known.required:
             fields.append((known.name, known.type))
         elif known.default is not msgspec.NODEFAULT:
@@ -51,6 +52,9 @@ def _outline() -> Any:
 
 decode_window = msgspec.json.Decoder(OverlapReport).decode
 _decode_outline = msgspec.json.Decoder(_outline()).decode
+_details_of = attrgetter(*_DETAILS)
+_FIGURES = tuple([known.name for known in msgspec.structs.fields(OverlapReport) if known.name not in _DETAILS])
+_figures_of = attrgetter(*_FIGURES)
 
 
 class Outlines:
@@ -69,13 +73,14 @@ class Outlines:
         Raises:
             msgspec.MsgspecError, UnicodeDecodeError, RecursionError: what is no detail cannot be decoded.
         """
-        fields = msgspec.structs.asdict(_decode_outline(line))
-        details = {name: fields.pop(name) for name in _DETAILS}
+        outline = _decode_outline(line)
         # Not the fields themselves: they would keep the whole line in memory.
-        parts = frozenset([name for name, raw in details.items() if memoryview(raw) not in _NOTHING])
+        details = zip(_DETAILS, _details_of(outline), strict=True)
+        parts = frozenset([name for name, raw in details if raw not in _NOTHING])
         left = Details(start, self._shared(parts))
-        if not fields["complete"]:  # its blocks are needed too
+        if not outline.complete:  # its blocks are needed too
             return without_details(decode_window(line)), left
+        fields = dict(zip(_FIGURES, _figures_of(outline), strict=True))
         for name in _SHARED:
             fields[name] = self._shared(fields[name])
         return OverlapReport(**fields), left

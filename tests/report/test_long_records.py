@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 
@@ -9,12 +10,14 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from overlap_callbacks.analysis import run_summary
 from overlap_callbacks.analysis.formatting import DASH
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import FILE_NAME
 from overlap_callbacks.analysis.run_summary import without_details
+from overlap_callbacks.cli._output import read_record
 from overlap_callbacks.cli.main import main
-from overlap_callbacks.report import record
+from overlap_callbacks.report import record, record_lines
 from overlap_callbacks.report.html import page, quality
 from tests.report import runs
 
@@ -159,3 +162,50 @@ def test_the_terminal_shows_fifty_different_notes_and_says_how_many_there_are(tm
     assert f"- often (windows 0{DASH}79)" in shown
     assert "- note 79 of its own" in shown
     assert "- 30 more notes, no more frequent than these: overlap show --json has them all" in shown
+
+
+# -- what reading costs
+
+
+def test_the_figures_of_a_run_are_added_up_once_for_all_who_show_them(
+    some: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pooled, add_up = [], run_summary.RunSummary._pool
+    monkeypatch.setattr(run_summary.RunSummary, "_pool", lambda self: pooled.append(self) or add_up(self))
+    result = CliRunner().invoke(main, ["show", str(some), "--all"])
+    assert result.exit_code == 0
+    assert len(pooled) == 1
+
+
+def test_a_record_that_has_gone_on_is_summarised_anew(some: Path) -> None:
+    found = record.read(some)
+    before, windows = found.summary, found.windows
+    assert found.summary is before
+    found.windows = windows[:1]
+    assert found.summary.windows == windows[:1]
+    found.windows, found.unfinished = windows, windows[-1]
+    assert found.summary.unfinished is windows[-1]
+    found.runs.append(msgspec.structs.replace(found.runs[-1], schedule={"control": True}))
+    assert found.summary.control
+
+
+def test_while_a_command_prints_no_collection_of_garbage_looks_at_the_record(some: Path) -> None:
+    gc.collect()
+    try:
+        found = read_record(some)
+        assert gc.isenabled()
+        assert {type(window) for window in found.windows} == {OverlapReport}
+        assert OverlapReport not in {type(each) for each in gc.get_objects()}
+    finally:
+        gc.unfreeze()
+
+
+def test_a_line_is_told_of_as_far_as_it_is_while_the_job_writes_it(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(b"first\n\n  \nsec")
+    lines = record_lines.lines_of(path, lambda done, total: None)
+    assert next(lines) == (0, b"first")
+    assert next(lines) == (10, b"sec")
+    with path.open("ab") as file:
+        file.write(b"ond\nthird\n")
+    assert list(lines) == []

@@ -19,7 +19,7 @@ from overlap_callbacks.analysis.results.power import JobPower, PowerTrace, Slowd
 from overlap_callbacks.analysis.results.race import RaceCheck, race_metrics
 from overlap_callbacks.analysis.results.shares import SlowdownShares
 from overlap_callbacks.analysis.results.stages import PipelineBubble
-from overlap_callbacks.analysis.results.step_parts import LateRank, StepParts, measured_parts
+from overlap_callbacks.analysis.results.step_parts import TELLING, LateRank, StepParts, measured_parts
 from overlap_callbacks.analysis.results.step_shares import StepShare, step_shares
 from overlap_callbacks.analysis.results.throughput_metrics import throughput_metrics
 from overlap_callbacks.analysis.results.traffic_metrics import traffic_metrics
@@ -178,7 +178,9 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def step_parts(self) -> tuple[StepParts, LateRank | None] | None:
         """Where the time of an overlapped step goes, and the rank for which others wait; None if not measured."""
-        return measured_parts(self.figures(), self.spread, compared=self.valid and not self.control)
+        values = ((name, getattr(self, name)) for name in TELLING)
+        figures = {name: value for name, value in values if value is not None}
+        return measured_parts(figures, self.spread, compared=self.valid and not self.control)
 
     def dimension_shares(self) -> tuple[StepShare, ...]:
         """What the communication of each dimension of parallelism and the bubble take of an overlapped step."""

@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from overlap_callbacks.analysis.results.estimate import Estimate, Spread
 
+# The figures that tell them.
+TELLING = ("compute_busy_ms", "exposed_comm_ms", "idle_ms", "compute_busy_isolated_ms", "bubble_ms")
+
 
 class StepParts(NamedTuple):
     """The parts of an overlapped step under the profiler, in milliseconds, means over the ranks.
