@@ -40,7 +40,7 @@ def perfetto_trace(window: OverlapReport) -> dict[str, Any]:
     starts_ms, origin_ns = _starts(window.pictures, window.power_trace)
     events: list[Event] = []
     for picture, start_ms in zip(window.pictures, starts_ms, strict=True):
-        events += _step(picture, start_ms)
+        events += _step(picture, start_ms, "thread" if window.device == "cpu" else "stream")
     if window.power_trace is not None and origin_ns is not None:
         events += _power(window.power_trace, (window.power_trace.start_ns - origin_ns) / 1e6)
     return {
@@ -69,13 +69,13 @@ def _starts(pictures: Sequence[StepTimeline], power: PowerTrace | None) -> tuple
     return starts_ms, None
 
 
-def _step(picture: StepTimeline, start_ms: float) -> Iterator[Event]:
+def _step(picture: StepTimeline, start_ms: float, lane: str) -> Iterator[Event]:
     process = _PROCESS_OF[picture.arm]
     yield _named("process_name", process, 0, f"{picture.arm.value} step")
     yield _sorted("process_sort_index", process, 0, process)
     yield _named("thread_name", process, 0, "step")
     yield _slice(process, 0, f"{picture.arm.value} step", "step", start_ms, picture.step_ms)
-    tracks = _tracks_of_detail(picture.detail) if picture.detail is not None else _tracks_of_unions(picture)
+    tracks = _tracks_of_detail(picture.detail, lane) if picture.detail is not None else _tracks_of_unions(picture)
     for track, (name, slices) in enumerate(tracks, start=1):
         yield _named("thread_name", process, track, name)
         yield _sorted("thread_sort_index", process, track, track)
@@ -87,18 +87,23 @@ def _step(picture: StepTimeline, start_ms: float) -> Iterator[Event]:
 _Slices = list[tuple[str, str, float, float, int]]
 
 
-def _tracks_of_detail(detail: StepDetail) -> Iterator[tuple[str, _Slices]]:
-    """Name and slices of each track. Slices of a track do not overlap: a stream whose kernels do gets several."""
+def _tracks_of_detail(detail: StepDetail, lane: str) -> Iterator[tuple[str, _Slices]]:
+    """Name and slices of each track. Slices of a track do not overlap: a stream whose kernels do gets several.
+
+    Args:
+        detail: the kernels.
+        lane: what they ran on: a stream of the device, or a thread of a CPU job.
+    """
     lanes: dict[tuple[bool, int], _Slices] = {}
     for kernel in detail.named_slices:
         category = "communication" if kernel.communicates else "compute"
         lanes.setdefault((kernel.communicates, kernel.lane), []).append(
             (detail.names[kernel.name], category, kernel.start_ms, kernel.length_ms, kernel.size_bytes)
         )
-    for (communicates, lane), slices in sorted(lanes.items()):
+    for (communicates, number), slices in sorted(lanes.items()):
         for row, part in enumerate(_without_overlap(slices)):
             kind = "communication" if communicates else "compute"
-            yield f"{kind}, stream {lane}" + (f" ({row + 1})" if row else ""), part
+            yield f"{kind}, {lane} {number}" + (f" ({row + 1})" if row else ""), part
 
 
 def _without_overlap(slices: _Slices) -> list[_Slices]:

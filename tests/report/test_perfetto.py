@@ -74,6 +74,13 @@ def test_kernels_and_collectives_of_both_modes_stand_at_their_times() -> None:
     assert sizes == [{"bytes": 1_000_000}, {}] * 2
 
 
+def test_tracks_of_a_cpu_job_are_its_threads() -> None:
+    found = msgspec.structs.replace(with_details(5 * MS, 105 * MS), device="cpu")
+    events = perfetto_trace(found)["traceEvents"]
+    tracks = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert tracks == {"step", "compute, thread 0", "communication, thread 1", "communication, thread 1 (2)"}
+
+
 def test_kernels_that_a_damaged_record_makes_impossible_are_left_out() -> None:
     whole = detail(5 * MS)
     damaged = (
