@@ -15,7 +15,7 @@ import msgspec
 
 from overlap_callbacks._log import logger
 from overlap_callbacks.experiments.caps.journal import Journal, default_folder
-from overlap_callbacks.experiments.caps.keeper import Answer, Keeper, Request
+from overlap_callbacks.experiments.caps.keeper import REFUSED, Answer, Keeper, Request
 from overlap_callbacks.experiments.caps.settings import CapError, Caps
 
 # Maximum time for a keeper to start or to answer; it tries several times to put a value back.
@@ -109,13 +109,13 @@ class _KeeperProcess:
             self._process.wait(_ANSWER_S)
         if self._process.stdout is not None:
             self._process.stdout.close()
-        if self._process.poll() not in (0, 1):
+        if self._process.poll() not in (0, REFUSED):
             self._put_back_here()
         elif error is not None:
             raise error
 
     def _put_back_here(self) -> None:
-        """The keeper was killed: what stood there before is in the journal."""
+        """The keeper was killed, or crashed: what stood there before is in the journal."""
         from overlap_callbacks.experiments.caps.drivers import find_driver
 
         self._process.kill()  # one that does not answer must not change anything any more

@@ -29,6 +29,8 @@ from overlap_callbacks.experiments.caps.settings import (
     set_and_verify,
 )
 
+# Exit code of a keeper that refuses to begin, having changed nothing. That of a Python traceback is another one.
+REFUSED = 3
 # Time between two looks at whether the experiment's process is still there: a child of it may hold the pipe open.
 _LOOK_S = 0.2
 
@@ -193,7 +195,7 @@ def main() -> int:
         keeper.recover()
     except CapError as error:
         _answer(Answer(error=str(error)))
-        return 1
+        return REFUSED
     _answer(Answer())
     serve(keeper)
     driver.close()

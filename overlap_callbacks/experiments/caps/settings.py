@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -155,14 +156,21 @@ def _put_back_once(driver: Driver, before: Before) -> str:
             failed.append(str(error))
     if before.power_w is not None:
         try:
-            if abs(driver.power_limit_w(before.uuid) - before.power_w) > _SAME_W:
-                driver.set_power_limit(before.uuid, before.power_w)
-                found_w = driver.power_limit_w(before.uuid)
-                if abs(found_w - before.power_w) > _SAME_W:
-                    failed.append(f"the power limit of {before.uuid} reads {found_w:g} W, not {before.power_w:g} W")
+            _put_back_power(driver, before.uuid, before.power_w)
         except CapError as error:
             failed.append(str(error))
     return "; ".join(failed)
+
+
+def _put_back_power(driver: Driver, uuid: str, power_w: float) -> None:
+    # A limit that cannot be read may be the cap: it is set all the same.
+    with contextlib.suppress(CapError):
+        if abs(driver.power_limit_w(uuid) - power_w) <= _SAME_W:
+            return
+    driver.set_power_limit(uuid, power_w)
+    found_w = driver.power_limit_w(uuid)
+    if abs(found_w - power_w) > _SAME_W:
+        raise CapError(f"the power limit of {uuid} reads {found_w:g} W, not {power_w:g} W")
 
 
 def not_put_back(driver: Driver, before: Before, why: str) -> str:

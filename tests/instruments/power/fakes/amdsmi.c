@@ -97,6 +97,7 @@ API int amdsmi_get_energy_count(void *h, uint64_t *count, float *resolution_uj, 
 typedef struct { uint64_t cap, standard, dpm, min, max, reserved[3]; } cap_t;
 API int amdsmi_get_power_cap_info(void *h, uint32_t i, cap_t *c) {
     ENTER(h);
+    if (unreadable()) return 999;
     (void)i;
     FAIL("cap_rc");
     memset(c, 0, sizeof *c);
@@ -112,6 +113,7 @@ API int amdsmi_set_power_cap(void *h, uint32_t sensor, uint64_t cap_uw) {
 typedef struct { uint32_t clk, min, max; uint8_t locked, sleep, padding[2]; uint32_t reserved[4]; } clock_t_;
 API int amdsmi_get_clock_info(void *h, int kind, clock_t_ *c) {
     ENTER(h);
+    if (unreadable()) return 999;
     FAIL("clock_rc");
     memset(c, 0, sizeof *c);
     double locked_mhz = settable()->locked_mhz[g];
@@ -128,6 +130,7 @@ API int amdsmi_set_gpu_perf_determinism_mode(void *h, uint64_t mhz) {
 API int amdsmi_set_gpu_perf_level(void *h, int level) { ENTER(h); return level ? NOT_SUPPORTED : put(&settable()->locked_mhz[g], 0); }
 API int amdsmi_get_gpu_perf_level(void *h, int *level) {
     ENTER(h);
+    if (unreadable()) return 999;
     *level = number("level") ? (int)number("level") : settable()->locked_mhz[g] ? 8 : 0;
     return SUCCESS;
 }

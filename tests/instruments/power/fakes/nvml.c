@@ -145,6 +145,7 @@ API int nvmlDeviceGetPowerManagementDefaultLimit(device_t d, unsigned *mw) {
 }
 API int nvmlDeviceGetClockInfo(device_t d, unsigned kind, unsigned *mhz) {
     ENTER(d);
+    if (unreadable()) return 999;
     FAIL("clock_rc");
     double locked_mhz = settable()->locked_mhz[g];
     if (kind == 1 && locked_mhz && locked_mhz < number("sm_mhz")) { *mhz = (unsigned)locked_mhz; return SUCCESS; }
@@ -174,6 +175,7 @@ API int nvmlDeviceGetPowerManagementLimitConstraints(device_t d, unsigned *low, 
 
 API int nvmlDeviceGetPowerManagementLimit(device_t d, unsigned *mw) {
     ENTER(d);
+    if (unreadable()) return 999;
     FAIL("limit_rc");
     *mw = milli(settable()->limit_w[g] ? settable()->limit_w[g] : number("limit_w"));
     return SUCCESS;

@@ -1,7 +1,9 @@
 /* What can be set on a fake device, and a plan of what becomes of each call that sets something: 'o' does it, 'f' fails,
- * 'l' says that it has done it and has not, 'd' does it and fails all the same. Calls beyond the plan are done. With
+ * 'l' says that it has done it and has not, 'd' does it and fails all the same, 'r' does it and lets no reading succeed until
+ * the next such call. 'k' does it and 'K' does not, and both kill the process. Calls beyond the plan are done. With
  * FAKE_STATE=FILE the state is in that file, shared by all processes, and outlives them as a device's does. */
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
 
 struct settable { double limit_w[MAX_DEVICES]; double locked_mhz[MAX_DEVICES]; long calls; char plan[64]; };
@@ -29,10 +31,17 @@ static char planned(void) {
     long call = settable()->calls++;
     return call < (long)strlen(settable()->plan) ? settable()->plan[call] : 'o';
 }
+/* Whether the plan has readings fail now. */
+static int unreadable(void) {
+    long last = settable()->calls - 1;
+    return last >= 0 && last < (long)strlen(settable()->plan) && settable()->plan[last] == 'r';
+}
 /* Does a call by the plan: sets the value, or does not, and fails, or does not. */
 static int put(double *value, double wanted) {
     char what = planned();
-    if (what == 'o' || what == 'd') *value = wanted;
+    if (strchr("odrk", what)) *value = wanted;
+    if (what == 'k' || what == 'K') kill(getpid(), SIGKILL);
     return what == 'f' || what == 'd' ? 999 : 0;
 }
 API double fake_locked_mhz(int g) { return settable()->locked_mhz[g]; }
+API double fake_limit_w(int g) { return settable()->limit_w[g]; }
