@@ -109,7 +109,9 @@ def _tracks_of_detail(detail: StepDetail, lane: str) -> Iterator[tuple[str, _Sli
 def _without_overlap(slices: _Slices) -> list[_Slices]:
     rows: list[_Slices] = []
     for item in sorted(slices, key=lambda item: item[2]):
-        row = next((row for row in rows if row[-1][2] + row[-1][3] <= item[2]), None)
+        # In whole nanoseconds: sums of fractions of a millisecond would part what follows without a gap.
+        start_ns = round(item[2] * 1e6)
+        row = next((row for row in rows if round((row[-1][2] + row[-1][3]) * 1e6) <= start_ns), None)
         if row is None:
             rows.append([item])
         else:

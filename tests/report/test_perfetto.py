@@ -1,4 +1,4 @@
-"""``overlap trace``: the profiled steps of a window for Perfetto. That Perfetto opens them: html/test_perfetto_opens.py."""
+"""``overlap trace``: the profiled steps of a window for Perfetto. Opened in it: html/test_perfetto_opens.py."""
 
 from __future__ import annotations
 
@@ -79,6 +79,15 @@ def test_tracks_of_a_cpu_job_are_its_threads() -> None:
     events = perfetto_trace(found)["traceEvents"]
     tracks = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert tracks == {"step", "compute, thread 0", "communication, thread 1", "communication, thread 1 (2)"}
+
+
+def test_kernels_that_follow_one_another_without_a_gap_share_a_track() -> None:
+    assert 0.1 + 0.2 > 0.3
+    found = StepDetail(("gemm",), (False,), ((0, 0, 0.1, 0.2, 0), (0, 0, 0.3, 0.4, 0)))
+    picture = msgspec.structs.replace(window().pictures[0], detail=found)
+    document = perfetto_trace(msgspec.structs.replace(window(), pictures=(picture,)))
+    perfetto_form.check(document)
+    assert len({event["tid"] for event in document["traceEvents"] if event.get("cat") == "compute"}) == 1
 
 
 def test_kernels_that_a_damaged_record_makes_impossible_are_left_out() -> None:
