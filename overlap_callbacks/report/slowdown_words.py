@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+from overlap_callbacks.analysis.beside_words import RAN_ALONE
 from overlap_callbacks.analysis.formatting import count
-from overlap_callbacks.analysis.results.kernel_times import ALONE, UNMATCHED, KernelTime, PairTime
+from overlap_callbacks.analysis.results.kernel_times import ALONE, KernelTime, PairTime
 
 _Row = TypeVar("_Row", KernelTime, PairTime)
 
@@ -18,22 +19,13 @@ OF_MEAN_TIMES = (
 OF_SHARES = "A kernel that ran beside several counts towards each by the share of time that it had of each."
 WITH_WAITING = "A collective's time includes waiting for other ranks."
 
-# What records call them, and what people read.
-_RAN_ALONE = "ran alone, unexplained"
-_BESIDE = {ALONE: _RAN_ALONE, UNMATCHED: "in one mode alone"}
-
-
-def beside_in_words(beside: str) -> str:
-    """What a kernel ran beside, as people read it."""
-    return _BESIDE.get(beside, beside)
-
 
 def ran_alone(pairs: Sequence[PairTime]) -> str:
     """A sentence where kernels are slower that ran beside nothing; else empty."""
     if not any(pair.beside == ALONE and pair.lost_ms > 0 for pair in pairs):
         return ""
     return (
-        f'"{_RAN_ALONE[0].upper()}{_RAN_ALONE[1:]}" are kernels that ran beside nothing in overlapped steps either. If '
+        f'"{RAN_ALONE[0].upper()}{RAN_ALONE[1:]}" are kernels that ran beside nothing in overlapped steps either. If '
         "they are slower all the same, what ran beside them does not explain it."
     )
 

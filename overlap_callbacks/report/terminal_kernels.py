@@ -8,6 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from overlap_callbacks.analysis.beside_words import beside_in_words
 from overlap_callbacks.analysis.formatting import PLAIN, column_decimals
 from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime
 from overlap_callbacks.analysis.results.report import OverlapReport
@@ -15,7 +16,6 @@ from overlap_callbacks.report.slowdown_words import (
     OF_MEAN_TIMES,
     PAIRS_TITLE,
     WITH_WAITING,
-    beside_in_words,
     left_out_in_words,
     ran_alone,
     with_losses,

@@ -35,7 +35,7 @@ def head_lines(names: Sequence[str], views: Sequence[RunView]) -> list[str]:
     found = fastest_of(names, [view.record for view in views])
     lines = [found.headline.sentence, *found.headline.more]
     if found.name and of_the_job(differences(views)):
-        lines.append(f"To try first: go on with {found.name}, and then what is said of it below.")
+        lines.append(f"To try first: go on with {found.name}. Then try what stands below its name.")
     return [*lines, differences_in_words(views)]
 
 

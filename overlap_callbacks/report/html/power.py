@@ -9,7 +9,16 @@ from typing import Any
 
 from msgspec import UNSET
 
-from overlap_callbacks.analysis.formatting import PAGE, change_in_words, count, page_text, range_in_words, ranges
+from overlap_callbacks.analysis.formatting import (
+    PAGE,
+    change_in_words,
+    count,
+    may_be_chance,
+    page_text,
+    range_in_words,
+    ranges,
+)
+from overlap_callbacks.analysis.independent import relative_change
 from overlap_callbacks.analysis.results.catalogue import POWER_METRICS
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.metrics import energy_saving, peak_rise
@@ -22,6 +31,8 @@ from overlap_callbacks.report.power_words import cause_sentence, evidence_senten
 
 # The figures by which several runs are compared.
 _HEADLINES = ("avg_w", "energy_per_step_j", "sm_clock_mhz")
+
+ENERGY = next(metric for metric in POWER_METRICS if metric.name == "energy_per_step_j")
 
 # ``SourceInfo.power_kind`` of power that is of a moment.
 _INSTANTANEOUS = "instantaneous"
@@ -88,17 +99,40 @@ def power_answer(windows: Sequence[OverlapReport]) -> str:
         watts = [PAGE.quantity(side.value, "W") for side in (overlapped, sequential)]
         change = PAGE.percent(overlapped.value / sequential.value - 1, signed=True)
         sentences.append(f"A device draws {watts[0]} in overlapped steps, {watts[1]} in sequential ones ({change}).")
-    saving = _mean_change([energy_saving(window.power) for window in windows if window.power is not None])
-    if saving is not None:
-        bounds = range_in_words(saving, "more", "less", PAGE)
+    energy = energy_change(windows)
+    if energy is not None:
+        bounds = range_in_words(energy, "more", "less", PAGE)
         shown = f" (95% interval {bounds})" if bounds else ""
-        change = change_in_words(saving.value, "more", "less", PAGE)
-        sentences.append(f"Without overlap a step takes {change} energy{shown}.")
+        chance = ", which may be chance" if may_be_chance(energy) else ""
+        words = change_in_words(energy.value, "more", "less", PAGE)
+        sentences.append(f"With overlap a step takes {words} energy{shown}{chance}.")
     rise = _mean_change([peak_rise(window.power) for window in windows if window.power is not None])
     if rise is not None:
         change = change_in_words(rise.value, "higher", "lower", PAGE)
         sentences.append(f"The highest power of a device is {change} with overlap.")
     return " ".join([sentence for sentence in sentences if sentence])
+
+
+def energy_change(windows: Sequence[OverlapReport]) -> Estimate | None:
+    """How much more energy an overlapped step takes than a sequential one; None where that is not known of both.
+
+    Blocks of the two modes are different ones, so their errors are independent.
+    """
+    changes = []
+    for window in windows:
+        # The same method in both modes, or there is nothing to compare.
+        if window.power is None or energy_saving(window.power) is None:
+            continue
+        overlapped, sequential = (mode_value(ENERGY.of, mode, ENERGY.bounds)(window) for mode in Mode)
+        if overlapped is not None and sequential is not None:
+            change = relative_change(sequential, overlapped)
+            changes += [] if change is None else [change]
+    return pool_changes(changes)
+
+
+def energy_of_a_step(windows: Sequence[OverlapReport], mode: Mode) -> Estimate | None:
+    """Joules of all devices together, over these windows; None where they were not measured."""
+    return _mean(windows, mode, ENERGY.of, ENERGY.bounds, ENERGY.possible)
 
 
 def mode_value(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from functools import cached_property
 
 from overlap_callbacks.analysis.formatting import count
@@ -71,6 +72,15 @@ class RunView:
             count(info.world_size, "rank"),
             info.backend,
             info.device,
-            f"started {info.started_at}",
+            f"started {_moment(info.started_at)}",
         )
         return " · ".join(part for part in parts if part)
+
+
+def _moment(started_at: str) -> str:
+    """A wall clock's ISO 8601 as people write it, to the minute; a text of another form as it is."""
+    try:
+        found = datetime.datetime.fromisoformat(started_at)
+    except ValueError:
+        return started_at
+    return f"{found:%Y-%m-%d %H:%M} {found.tzname() or ''}".rstrip()

@@ -7,13 +7,14 @@ from overlap_callbacks.analysis.headline import step_change
 from overlap_callbacks.analysis.results.catalogue import figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.metrics import compute_slowdowns
+from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.step_parts import exposed_share, profiled_step_ms
 from overlap_callbacks.report.html import tables
 from overlap_callbacks.report.html.bottleneck import advice_table
 from overlap_callbacks.report.html.causes import cause_table
 from overlap_callbacks.report.html.elements import Block, Chart, Note, Section, Table, Tile, Tiles
-from overlap_callbacks.report.html.power import power_answer, power_blocks
+from overlap_callbacks.report.html.power import energy_change, energy_of_a_step, power_answer, power_blocks
 from overlap_callbacks.report.html.run import RunView
 from overlap_callbacks.report.html.step_charts import mode_bars, step_parts, timeline
 
@@ -28,8 +29,10 @@ def tiles(view: RunView) -> list[Block]:
     if share is not None and total_ms is not None and exposed is not None:
         of = f"of a step under the profiler: {_ms(exposed.value)} of {_ms(total_ms)}"
         found.append(_tile("Exposed communication", share, of, signed=False))
-    in_flight = figures.get("comm_ms")
-    if in_flight is not None:
+    energy, in_flight = _energy_tile(view), figures.get("comm_ms")
+    if energy is not None:
+        found.append(energy)
+    elif in_flight is not None:
         found.append(
             _figure_tile(
                 figures, "hidden_comm_fraction", f"of {_ms(in_flight.value)} in flight", "Hidden communication"
@@ -47,6 +50,18 @@ def _step_tile(view: RunView) -> Tile | None:
     of = " against ".join([_ms(time.value) for time in times if time is not None])
     label = "Step time, one side against the other" if view.control else "Step time with overlap"
     return _tile(label, change, f"{of} {'' if view.control else 'sequential'}".strip())
+
+
+def _energy_tile(view: RunView) -> Tile | None:
+    """Where power was measured, overlap costs or saves energy too: more to a reader than what it hides."""
+    if view.control:
+        return None
+    change = energy_change(view.valid_windows)
+    both = [energy_of_a_step(view.valid_windows, mode) for mode in Mode]
+    if change is None:
+        return None
+    of = " against ".join([PAGE.quantity(energy.value, "J") for energy in both if energy is not None])
+    return _tile("Energy of a step with overlap", change, f"{of} sequential, all devices")
 
 
 def _figure_tile(figures: Figures, name: str, remark: str, label: str = "") -> Tile | None:
@@ -170,7 +185,9 @@ def ideal(view: RunView) -> list[Section]:
     collectives = view.record.latest("collectives")
     if collectives is not None:
         blocks.append(tables.collective_table(collectives))
-    answer = "" if found is None else f"{page_text(found.sentence(PAGE), 1000)}{_attained(view.figures)}"
+    answer = "" if view.valid_windows else "That is not known, as no window counts."
+    if found is not None:
+        answer = f"{page_text(found.sentence(PAGE), 1000)}{_attained(view.figures)}"
     return [Section("How far from ideal, and what holds it back?", answer, blocks)] if blocks else []
 
 

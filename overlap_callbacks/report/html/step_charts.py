@@ -71,10 +71,7 @@ def step_parts(parts: StepParts, figures: dict[str, Estimate], *, narrow: bool =
     shown = named_parts(parts, PAGE)
     caption = of_profiled_steps(parts.total_ms, figures, PAGE)
     if parts.contention_ms > 0:
-        caption += (
-            " Compute alone is what it takes in sequential steps; lost to contention is what it takes longer beside "
-            "communication."
-        )
+        caption += " Compute alone is as in sequential steps; what it takes longer is lost to contention."
     return Chart(
         "stack",
         f"Where the time of an overlapped step goes: {PAGE.quantity(parts.total_ms, 'ms')} under the profiler",

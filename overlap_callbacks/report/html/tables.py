@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from overlap_callbacks.analysis.beside_words import beside_in_words
 from overlap_callbacks.analysis.formatting import PAGE, column_decimals, page_text, short_kernel_name
 from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -17,7 +18,6 @@ from overlap_callbacks.report.slowdown_words import (
     OF_SHARES,
     PAIRS_TITLE,
     WITH_WAITING,
-    beside_in_words,
     left_out_in_words,
     ran_alone,
     with_losses,

@@ -361,11 +361,12 @@ def _picture(picture: StepTimeline, step: int | None) -> Chart:
         "communication": short(picture.communication),
         "both": short(both(picture.compute, picture.communication)),
     }
+    title = "Timeline of the file" if step is None else "Timeline of one step"
     caption = "From its first kernel to its last."
     if picture.closed_compute_ms or picture.closed_communication_ms:
         caption += " The shortest gaps are closed, to keep the page small."
     legend = (("compute", "compute"), ("communication", "communication"), ("both at once", "both"))
-    return Chart("timeline", "One step, as it passes", {"unit": "ms", "modes": [lanes]}, caption, legend)
+    return Chart("timeline", title, {"unit": "ms", "modes": [lanes]}, caption, legend)
 
 
 def _quality(trace: TraceFigures, problems: Sequence[str]) -> Section:

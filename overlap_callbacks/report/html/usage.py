@@ -96,6 +96,8 @@ def _answer(window: OverlapReport | None) -> str:
     if len(shares) < 2:
         return ""
     most, least = max(shares, key=shares.__getitem__), min(shares, key=shares.__getitem__)
+    if PAGE.percent(shares[most]) == PAGE.percent(shares[least]):
+        return f"Every rank is idle for {PAGE.percent(shares[most])} of an overlapped step."
     return (
         f"Rank {most} is idle for {PAGE.percent(shares[most])} of an overlapped step, rank {least} for "
         f"{PAGE.percent(shares[least])}: the most and the least."

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from overlap_callbacks.analysis import safe_text
 from overlap_callbacks.analysis.arm_summary import arm_summaries
+from overlap_callbacks.analysis.beside_words import beside_in_words
 from overlap_callbacks.analysis.results.arm import ArmReport
+from overlap_callbacks.analysis.results.kernel_times import PairTime
 from overlap_callbacks.analysis.results.power import PowerTrace
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.run_summary import RunSummary
@@ -19,7 +23,7 @@ KERNEL_COLUMNS = (
     "overlapped_calls", "sequential_calls",
 )  # fmt: skip
 PAIR_COLUMNS = (
-    "victim", "communication", "beside", "slowdown", "lost_ms", "time_ms", "alone_ms", "beside_ms", "calls",
+    "kernels", "communication", "beside", "slowdown", "lost_ms", "time_ms", "alone_ms", "beside_ms", "calls",
 )  # fmt: skip
 COLLECTIVE_COLUMNS = (
     "operator", "dimension", "group", "group_size", "backend", "messages", "bytes_in", "bytes_out", "isolated_ms",
@@ -77,7 +81,7 @@ def tables(report: OverlapReport) -> dict[str, Table]:
     """
     by_key = {
         "overlap/kernels": _table(KERNEL_COLUMNS, report.kernels if report.valid else ()),
-        "overlap/pairs": _table(PAIR_COLUMNS, report.pairs if report.valid else ()),
+        "overlap/pairs": _pairs(report.pairs if report.valid else ()),
         "comm/collectives": _table(COLLECTIVE_COLUMNS, report.collectives),
         "dimension/dimensions": _table(DIMENSION_COLUMNS, report.dimensions),
         "traffic/messages": _table(MESSAGE_COLUMNS, () if report.messages is None else report.messages.groups),
@@ -86,7 +90,7 @@ def tables(report: OverlapReport) -> dict[str, Table]:
             LATE_COLUMNS, report.arrivals.ranks if report.arrivals is not None and report.valid else ()
         ),
         "comm/transfers": _table(TRANSFER_COLUMNS, report.transfers if report.valid else ()),
-        "dimension/pairs": _table(PAIR_COLUMNS, report.dimension_pairs if report.valid else ()),
+        "dimension/pairs": _pairs(report.dimension_pairs if report.valid else ()),
     }
     if not report.valid:
         for row in by_key["dimension/dimensions"].rows:
@@ -100,8 +104,16 @@ def _table(columns: tuple[str, ...], items: Sequence[Any]) -> Table:
     return Table(columns, [[_cell(getattr(item, _field(column))) for column in columns] for item in items])
 
 
+# Columns that are called otherwise in the record.
+_FIELDS = {"kernel": "name", "kernels": "victim"}
+
+
 def _field(column: str) -> str:
-    return "name" if column == "kernel" else column
+    return _FIELDS.get(column, column)
+
+
+def _pairs(items: Sequence[PairTime]) -> Table:
+    return _table(PAIR_COLUMNS, [msgspec.structs.replace(item, beside=beside_in_words(item.beside)) for item in items])
 
 
 def _cell(value: Any) -> Any:

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime
+from overlap_callbacks.analysis.aggregate import aggregate_windows
+from overlap_callbacks.analysis.results.kernel_times import ALONE, KernelTime, PairTime
 from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime
 from overlap_callbacks.report import write_page
 from overlap_callbacks.report.html.document import document, write_document
@@ -19,7 +20,8 @@ from overlap_callbacks.report.html.elements import Chart, RunPage
 from overlap_callbacks.report.record import read
 from tests.analysis.test_formatting import SHOWN
 from tests.browser import until
-from tests.report.runs import many, run_info, window, write
+from tests.environments import gpu_rank
+from tests.report.runs import many, rank_window, run_info, window, write
 
 Open = Callable[..., Any]
 
@@ -368,6 +370,30 @@ def test_a_page_is_half_as_long_as_it_was(tmp_path: Path, opened: Open, runs: in
     write_page(records, tmp_path / "report.html")
     page = opened(tmp_path / "report.html", unfolded=False, viewport={"width": width, "height": 900})
     assert page.evaluate("document.documentElement.scrollHeight") <= most
+
+
+def test_a_page_whose_tables_are_full_is_half_as_long_as_it_was(tmp_path: Path, opened: Open) -> None:
+    """As that of the demo, whose kernels and pairs are many, and which tells what it runs on and who sends to whom."""
+    kernels = tuple(KernelTime(f"aten::kernel_{i}", False, 9, 9, 90.0 - i, 60.0 - i) for i in range(45))
+    beside = (ALONE, "all_reduce")
+    pairs = tuple(PairTime(f"family {i}", False, beside[i % 2], 1.0, 1.0, 30.0, 20.0) for i in range(14))
+    detail: dict[str, Any] = {"kernels": kernels, "pairs": pairs, "dimensions": (), "dimension_pairs": ()}
+    exposed = tuple(
+        msgspec.structs.replace(block, bubble_ms=None, p2p_ms=0.0, hidden_comm_ms=0.0, idle_ms=60.0)
+        for block in rank_window().profiled
+    )
+    windows = [
+        aggregate_windows(
+            [rank_window(i, rank, profiled=exposed, environment=gpu_rank(rank), **detail) for rank in (0, 1)],
+            world_size=2, every_n_steps=500,
+        )
+        for i in range(5)
+    ]  # fmt: skip
+    write_page([read(write(tmp_path / "run", *windows))], tmp_path / "report.html")
+    page = opened(tmp_path / "report.html", unfolded=False, viewport={"width": 1200, "height": 900})
+    assert page.get_by_role("button", name="Show all 45 rows").is_visible()
+    assert page.get_by_role("button", name="Show all 14 rows").is_visible()
+    assert page.evaluate("document.documentElement.scrollHeight") <= 2750
 
 
 def test_a_folded_part_draws_its_charts_when_it_opens(whole: Path, opened: Open) -> None:

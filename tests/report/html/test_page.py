@@ -123,6 +123,12 @@ def test_an_empty_record(tmp_path: Path) -> None:
     assert charts_of(content) == []
 
 
+def test_the_start_of_a_run_is_told_as_people_write_it(tmp_path: Path) -> None:
+    assert "· started 2026-11-21 14:00 UTC " in text_of(made(tmp_path, window()))
+    odd = text_of(made(tmp_path / "odd", window(), run=run_info(started_at="some day")))
+    assert "· started some day " in odd
+
+
 def test_one_window(tmp_path: Path) -> None:
     assert "One valid window was measured, so there is nothing to compare it with." in text_of(made(tmp_path, window()))
 
@@ -205,6 +211,7 @@ def test_all_windows_invalid(tmp_path: Path) -> None:
     assert "Why: 3 windows are not valid: residual overlap 0.3 in sequential steps." in text
     assert "What to do: Switch off for a measurement" in text
     assert "What does it cost?" not in text
+    assert "what holds it back? That is not known, as no window counts." in text
     assert "0 of 3 windows count." in text
     assert f"residual overlap 0.3 in sequential steps 3 0{DASH}2" in text
     assert "makes steps" not in text
@@ -316,6 +323,39 @@ def test_no_record_is_refused() -> None:
 # -- power
 
 
+def test_energy_stands_among_the_first_figures_with_its_interval_and_the_digits_of_the_table(tmp_path: Path) -> None:
+    text = text_of(made(tmp_path, *[window(i, power=True) for i in range(4)]))
+    head = text[: text.index("What does it cost?")]
+    (change, low, high, joules) = re.findall(
+        r"Energy of a step with overlap (\+[\d.]+%) (\+[\d.]+%) to (\+[\d.]+%) ([\d.]+) J against [\d.]+ J sequential",
+        head,
+    )[0]
+    assert low < change < high
+    assert f"With overlap a step takes {change.removeprefix('+')} more energy (95% interval" in text
+    table = text[text.index("Power Figure Overlapped") :]
+    assert re.search(rf"energy of a step, all devices {joules} J .{{0,80}} {re.escape(change)} ", table)
+    assert "Energy of a step with overlap" not in text_of(made(tmp_path / "none", window()))
+
+
+def test_energy_of_one_window_has_an_interval_over_its_blocks_and_chance_is_called_so(tmp_path: Path) -> None:
+    def powered(half_j: float) -> Any:
+        found = window(power=True)
+        assert found.power is not None
+        modes = [
+            msgspec.structs.replace(
+                mode, energy_per_step_j_ci_low=(mode.energy_per_step_j or 0.0) - half_j,
+                energy_per_step_j_ci_high=(mode.energy_per_step_j or 0.0) + half_j,
+            )
+            for mode in found.power.modes
+        ]  # fmt: skip
+        return msgspec.structs.replace(found, power=msgspec.structs.replace(found.power, modes=tuple(modes)))
+
+    sure = text_of(made(tmp_path / "sure", powered(1.0)))
+    assert re.search(r"more energy \(95% interval [\d.]+% to [\d.]+% more\)\.", sure)
+    chance = text_of(made(tmp_path / "chance", powered(40.0)))
+    assert re.search(r"energy \(95% interval [\d.]+% less to [\d.]+% more\), which may be chance\.", chance)
+
+
 def test_the_cause_of_the_slowdown_comes_first_and_in_words(tmp_path: Path) -> None:
     text = text_of(made(tmp_path / "capped", window(power=True), window(1, power=True)))
     section = text[text.index("What does it do to power?") :]
@@ -344,7 +384,7 @@ def test_no_interval_of_power_reaches_where_it_cannot_be(tmp_path: Path) -> None
         return msgspec.structs.replace(found, power=msgspec.structs.replace(found.power, modes=tuple(modes)))
 
     text = text_of(made(tmp_path, powered(0, (500.0, 300.0)), powered(1, (40.0, 60.0))))
-    (low,) = re.findall(r"less energy \(95% interval ([\d.]+)% less to", text)
+    (low,) = re.findall(r"energy \(95% interval ([\d.]+)% less to", text)
     assert float(low) < 100
     table = text[text.index("Power Figure Overlapped") : text.index("Verdict of window")]
     assert "\N{MINUS SIGN}" not in re.sub(r"\N{MINUS SIGN}[\d.,]+%", "", table)  # changes may be below zero

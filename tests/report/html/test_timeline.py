@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.results.kernel_times import CallTimes, StepDetail
 from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.report import write_page
@@ -19,7 +20,7 @@ from overlap_callbacks.report.perfetto import perfetto_trace
 from overlap_callbacks.report.record import read
 from tests.report import perfetto_form
 from tests.report.html.test_page import charts_of, made, text_of
-from tests.report.runs import OV, SEQ, picture, run_info, window, write
+from tests.report.runs import OV, SEQ, picture, rank_window, run_info, window, write
 
 Open = Callable[..., Any]
 
@@ -71,7 +72,12 @@ def test_the_step_of_each_rank_is_divided_and_the_idlest_is_named(tmp_path: Path
     blocks = [block for block in sample.profiled if block.arm is OV]
     idle = next(part["value"] for part in chart["rows"][0]["parts"] if part["name"] == "neither")
     assert idle == pytest.approx(sum(block.idle_ms for block in blocks) / len(blocks), rel=1e-4)
-    assert "is idle for" in text_of(content)
+    assert "Every rank is idle for 2.2% of an overlapped step." in text_of(content)
+    samples = [rank_window(0, rank) for rank in (0, 1)]
+    idle_for_40_ms = tuple([msgspec.structs.replace(block, idle_ms=40.0) for block in samples[1].profiled])
+    samples[1] = msgspec.structs.replace(samples[1], profiled=idle_for_40_ms)
+    idler = made(tmp_path / "idler", aggregate_windows(samples, world_size=2, every_n_steps=500))
+    assert "Rank 1 is idle for 9.0% of an overlapped step, rank 0 for 2.2%: the most and the least." in text_of(idler)
 
 
 def test_memory_and_utilisation_are_drawn_along_the_run(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ def test_the_page_of_one_file_has_every_section_and_its_figures(tmp_path: Path) 
         assert f"{value:,.3f}" in page
     assert f"{whole.compute_ms / whole.span_ms:.1%}" in page
     assert "Do the ranks wait" not in page
+    assert [chart["title"] for chart in charts(page) if chart["draw"] == "timeline"] == ["Timeline of one step"]
 
 
 def test_parts_of_a_step_in_the_chart_add_up_to_its_length(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_all_of_a_run_arrives(server: WandbServer, tmp_path: Path) -> None:
     assert run.config["overlap_callbacks"]["group_sizes"] == {"data": 8, "tensor": 4}
 
     assert run.table("overlap/kernels")["data"][0][0].startswith("nvjet_hsh_256x128")
-    assert run.table("overlap/pairs")["columns"][0] == "victim"
+    assert run.table("overlap/pairs")["columns"][0] == "kernels"
     assert [row[0] for row in run.table("comm/collectives")["data"]] == [
         row.operator for row in expected[0].collectives
     ]

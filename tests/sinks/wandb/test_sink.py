@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from overlap_callbacks import Mode, OverlapMonitor, Schedule, WandbSink
-from overlap_callbacks.analysis.results.kernel_times import PairTime
+from overlap_callbacks.analysis.results.kernel_times import ALONE, UNMATCHED, PairTime
 from overlap_callbacks.monitor.background.store import Job
 from overlap_callbacks.monitor.run_info import run_info
 from tests.distributed import run_ranks
@@ -76,9 +76,18 @@ def test_the_kernels_arrive_as_a_table_those_that_lose_most_first(tmp_path: Path
 
 def test_the_pairs_arrive_as_a_table_the_dearest_first(tmp_path: Path) -> None:
     (table,) = logged(tmp_path, window_report()).tables("overlap/pairs")
-    assert table["columns"][:5] == ["victim", "communication", "beside", "slowdown", "lost_ms"]
+    assert table["columns"][:5] == ["kernels", "communication", "beside", "slowdown", "lost_ms"]
     assert [row[:3] for row in table["data"]] == [["all_reduce", True, "gemm"], ["gemm", False, "all_reduce"]]
     assert table["data"][1][3:5] == [pytest.approx(0.1), pytest.approx(3.0)]
+
+
+def test_kernels_that_ran_alone_are_called_so_in_the_table(tmp_path: Path) -> None:
+    pairs = (
+        PairTime("gemm", False, ALONE, 10.0, 0.0, 33.0, 30.0),
+        PairTime("gemm", False, UNMATCHED, 1.0, 0.0, 3.0, 0.0),
+    )
+    (table,) = logged(tmp_path, msgspec.structs.replace(window_report(), pairs=pairs)).tables("overlap/pairs")
+    assert [row[2] for row in table["data"]] == ["ran alone, unexplained", "in one mode alone"]
 
 
 def test_compute_beside_each_dimension_arrives_as_a_table_and_not_of_an_invalid_window(tmp_path: Path) -> None:
