@@ -61,7 +61,7 @@ _WORK = {
         "with gzip.open(path) as file:\n    while file.read(2**22): pass",
     ),
     TYPED: (
-        "import msgspec\nfrom isal import igzip\nfrom overlap_callbacks.traces.stream import Event\n"
+        "import msgspec\nfrom isal import igzip\nfrom overlap_callbacks.traces.events import Event\n"
         "class Document(msgspec.Struct):\n    traceEvents: list[Event]",
         "msgspec.json.decode(igzip.open(path).read(), type=Document)",
     ),

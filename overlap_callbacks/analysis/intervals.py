@@ -110,7 +110,7 @@ class Intervals:
         def covered_until(time_ns: Nanoseconds) -> Nanoseconds:
             index = np.searchsorted(union.start_ns, time_ns, side="right")
             last = np.maximum(index - 1, 0)
-            beyond_last = np.clip(time_ns - union.end_ns[last], None, 0)
+            beyond_last = np.minimum(time_ns - union.end_ns[last], 0)
             return before[index] + np.where(index > 0, beyond_last, 0)
 
         return np.where(self.end_ns > self.start_ns, covered_until(self.end_ns) - covered_until(self.start_ns), 0)

@@ -188,11 +188,11 @@ def _collectives(trace: Trace) -> tuple[CollectiveFigures, ...]:
     rows = np.flatnonzero(kernels.kind == Kind.COMMUNICATION)
     hidden = kernels.intervals[rows].covered_ns(kernels.of(Kind.COMPUTE)).tolist()
     times = kernels.intervals.durations_ns[rows].tolist()
+    kinds = kernels.collective[rows].tolist()
     groups: dict[tuple[Any, ...], list[tuple[CollectiveInfo, int, int]]] = defaultdict(list)
-    for row, time_ns, hidden_ns in zip(rows.tolist(), times, hidden, strict=True):
-        info = trace.collectives.get(row) or CollectiveInfo(kind=kernels.collectives[kernels.collective[row]])
-        key = (info.kind, info.group, info.description, info.ranks, info.size)
-        groups[key].append((info, time_ns, hidden_ns))
+    for row, kind, time_ns, hidden_ns in zip(rows.tolist(), kinds, times, hidden, strict=True):
+        info = trace.collectives.get(row) or CollectiveInfo(kind=kernels.collectives[kind])
+        groups[info[:5]].append((info, time_ns, hidden_ns))  # all but its size and number
     figures = []
     for (kind, group, description, _, size), items in groups.items():
         sized = [(info.num_bytes, time_ns) for info, time_ns, _ in items if info.num_bytes is not None and time_ns > 0]

@@ -2,6 +2,9 @@
 
 A file with kernels of a device is read for those, their launches and torch's annotations (``DeviceEvents``). A file
 without is read for the operators and ranges of the host (``HostEvents``).
+
+Files have millions of events. So the events of a piece of a file are sorted by category first, and then each property
+is taken of all events of a category at once. Only what is rare is looked at event by event.
 """
 
 from __future__ import annotations
@@ -9,145 +12,69 @@ from __future__ import annotations
 import re
 from array import array
 from collections import Counter
-from decimal import Decimal, InvalidOperation
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from overlap_callbacks.analysis import name_rules, safe_text
 from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
-from overlap_callbacks.analysis.kernels.table import Indices, KernelTableBuilder, Kind
+from overlap_callbacks.analysis.kernels.table import KernelTableBuilder, Kind
+from overlap_callbacks.traces.events import Args, Event, KernelArgs, LaunchArgs, OddKernelArgs
 from overlap_callbacks.traces.host_ranges import MODULE, HostRanges
 from overlap_callbacks.traces.launches import WAITING_CALLS
 from overlap_callbacks.traces.metadata import CollectiveInfo, KernelMetadata
-from overlap_callbacks.traces.stream import Args, Event
+from overlap_callbacks.traces.times import EventTimes, nanoseconds
 
 # Kineto's categories, of today and of 2021. Then, ranges were operators too.
-_KERNEL, _COPY, _LAUNCH, _NOTE, _OPERATOR, _OLD_RANGE, _FOREIGN, _PYTHON = range(8)
-_CATEGORIES = {
-    "kernel": _KERNEL, "Kernel": _KERNEL,
-    "gpu_memcpy": _COPY, "gpu_memset": _COPY, "Memcpy": _COPY, "Memset": _COPY,
+_ROW, _LAUNCH, _NOTE, _OPERATOR, _OLD_RANGE, _PYTHON, _FOREIGN, _BESIDE, _UNKNOWN = range(9)
+_KERNELS = frozenset({"kernel", "Kernel"})
+_CATEGORIES: dict[str | None, int] = {
+    **dict.fromkeys(_KERNELS, _ROW),
+    "gpu_memcpy": _ROW, "gpu_memset": _ROW, "Memcpy": _ROW, "Memset": _ROW,
     "cuda_runtime": _LAUNCH, "cuda_driver": _LAUNCH, "hip_runtime": _LAUNCH, "Runtime": _LAUNCH,
     "xpu_runtime": _LAUNCH, "xpu_driver": _LAUNCH, "privateuse1_runtime": _LAUNCH, "privateuse1_driver": _LAUNCH,
     "user_annotation": _NOTE,
     "cpu_op": _OPERATOR, "Operator": _OLD_RANGE, "python_function": _PYTHON,
     # What devices run of which nothing here knows what computes and what communicates.
     "mtia_ccp_events": _FOREIGN, "mtia_insight": _FOREIGN, "hpu_op": _FOREIGN, "collective_comm": _FOREIGN,
+    # Other categories of the host, or of nothing that runs by itself. An event of any other that names a device is
+    # foreign.
+    **dict.fromkeys(
+        (
+            None, "ac2g", "async_cpu_to_gpu", "async_gpu", "fwdbwd", "Trace", "overhead", "cpu_instant_event",
+            "gpu_user_annotation", "cuda_sync", "cuda_profiler_range", "gpu_pm_counter", "external_correlation",
+            "mtia_runtime", "glow_runtime",
+        ),
+        _BESIDE,
+    ),
 }  # fmt: skip
-# Other categories of the host, or of nothing that runs by itself. An event of any other that names a device is foreign.
-_KNOWN_BESIDE = frozenset(
-    {
-        "ac2g", "async_cpu_to_gpu", "async_gpu", "fwdbwd", "Trace", "overhead", "cpu_instant_event",
-        "gpu_user_annotation", "cuda_sync", "cuda_profiler_range", "gpu_pm_counter", "external_correlation",
-        "mtia_runtime", "glow_runtime",
-    }
-)  # fmt: skip
 # Calls of these launch a kernel, by the host libraries of NVIDIA, AMD and Intel.
 _LAUNCHES_KERNEL = re.compile(r"LaunchKernel|LaunchCooperativeKernel|KernelLaunch")
+# Calls of these launch nothing, though they have numbers like launches. They are up to half of a file's calls.
+_LAUNCHES_NOTHING = re.compile(
+    r"(?:cuda|cu|hip)(?:Event|Occupancy|Func|Pointer|Get|DeviceGet|DeviceSynchronize|CtxSynchronize|"
+    r"Stream(?:Synchronize|WaitEvent|IsCapturing|Get|Query|Create|Destroy))"
+)
 # Torch's ranges of the collectives of a device. Of these the host sees only that it enqueued them.
 ENQUEUED = ("nccl:", "rccl:", "xccl:", "hccl:", "oneccl:")
 
-# Times outside these bounds are of no clock, nor are durations beyond the maximum; their differences would overflow.
-MIN_TIME_NS, MAX_TIME_NS, MAX_DURATION_NS = -(2**61), 2**62, 2**61
-# From here on, neighbouring floating-point numbers of microseconds are too far apart to tell nanoseconds.
-_MAX_EXACT_US = 2**43
 _UINT64 = 2**64 - 1
-_NO_ARGS = Args()
+_NO_ARGS = KernelArgs()
 _MAX_OTHER_RANGES = 4096
 # Torch's operator around what a collective launches.
 _COLLECTIVE_OPERATOR = "record_param_comms"
 
-
-class EventTimes:
-    """Starts and durations as they are in the file, converted to whole nanoseconds at the end.
-
-    A floating-point number holds microseconds precisely enough for nanoseconds only up to 2**43 us. Files with greater
-    times are read again, and their numbers are taken as text.
-
-    Args:
-        exact: the numbers are taken as text.
-
-    Attributes:
-        unread: number of events whose times cannot be read.
-    """
-
-    def __init__(self, exact: bool) -> None:
-        self._exact = exact
-        self._start: array[Any] = array("q" if exact else "d")
-        self._duration: array[Any] = array("q" if exact else "d")
-        self.unread = 0
-
-    def add(self, event: Event) -> bool:
-        """Keep an event's times. If it has none that can be read, count it and return False."""
-        try:
-            if not self._exact:
-                self._start.append(event.ts)
-                try:
-                    self._duration.append(event.dur)
-                except (TypeError, OverflowError):
-                    self._start.pop()
-                    raise
-                return True
-        except (TypeError, OverflowError):
-            pass
-        start, duration = _nanoseconds(event.ts), _nanoseconds(event.dur)
-        if start is None or duration is None:
-            self.unread += 1
-            return False
-        self._start.append(start if self._exact else start / 1000)
-        self._duration.append(duration if self._exact else duration / 1000)
-        return True
-
-    def add_ns(self, start_ns: Any, end_ns: Any) -> bool:
-        """Keep a start and an end, for times that are exact. If they are no times, count them and return False."""
-        for time in (start_ns, end_ns):
-            if type(time) is not int or not MIN_TIME_NS < time < MAX_TIME_NS:
-                self.unread += 1
-                return False
-        self._start.append(start_ns)
-        self._duration.append(end_ns - start_ns)
-        return True
-
-    def __len__(self) -> int:
-        return len(self._start)
-
-    @property
-    def inexact(self) -> bool:
-        """Whether nanoseconds were lost, so that the file must be read again as text."""
-        start = np.frombuffer(self._start, dtype=np.float64) if not self._exact else np.empty(0)
-        return bool(((np.abs(start) >= _MAX_EXACT_US) & (start != np.floor(start))).any())
-
-    @property
-    def num_untimed(self) -> int:
-        """Number of events whose times cannot be read, or are none that a clock shows."""
-        return self.unread + int(self.bounds()[2].sum())
-
-    def bounds(self) -> tuple[Indices, Indices, npt.NDArray[np.bool_], int]:
-        """All times in whole nanoseconds.
-
-        Returns:
-            Start and end of each event, shape (n,) each; which events have impossible times, shape (n,); and how many
-            durations were negative.
-        """
-        if self._exact:
-            start, duration = (np.array(times, dtype=np.int64) for times in (self._start, self._duration))
-            impossible = np.abs(duration) >= MAX_DURATION_NS
-        else:
-            microseconds = [np.array(times, dtype=np.float64) for times in (self._start, self._duration)]
-            start_us, duration_us = microseconds
-            # (NaN fails every comparison.)
-            possible = (start_us > MIN_TIME_NS / 1000) & (start_us < MAX_TIME_NS / 1000)
-            impossible = ~(possible & (np.abs(duration_us) < MAX_DURATION_NS / 1000))
-            start, duration = (_from_microseconds(np.where(impossible, 0.0, times)) for times in microseconds)
-        negative = duration < 0
-        return start, start + np.where(negative, 0, duration), impossible, int(negative.sum())
+_Args = TypeVar("_Args", bound=msgspec.Struct)
+_Key = TypeVar("_Key")
 
 
-def _from_microseconds(times: npt.NDArray[np.float64]) -> Indices:
-    whole = np.floor(times)
-    return whole.astype(np.int64) * 1000 + np.rint((times - whole) * 1000).astype(np.int64)
+class ArgsReader(Protocol):
+    """Decodes the arguments of events, see ``stream.EventStream.args_of``."""
+
+    def __call__(
+        self, events: Sequence[Event], kind: type[_Args], odd: type[msgspec.Struct] | None = None, /
+    ) -> list[_Args | None]: ...
 
 
 class Note(NamedTuple):
@@ -160,11 +87,29 @@ class Note(NamedTuple):
     args: Args | None
 
 
+class _Numbers(dict[_Key, int]):
+    """Numbers of keys; ``new`` gives the number of one that is not known yet."""
+
+    def __init__(self, new: Callable[[_Key], int]) -> None:
+        self._new = new
+
+    def __missing__(self, key: _Key) -> int:
+        number = self[key] = self._new(key)
+        return number
+
+    @classmethod
+    def in_order(cls) -> _Numbers[_Key]:
+        """Numbers in the order in which the keys appear."""
+        numbers = cls(lambda _: len(numbers))
+        return numbers
+
+
 class EventCollector:
     """Collects the events of one kind of file, one piece of the file at a time.
 
     Args:
         steps: finds the names of the ranges that are steps, beside ``ProfilerStep#``; None for those alone.
+        exact: whether times come as text.
 
     Attributes:
         rows: the kernels, or on a CPU the operators.
@@ -173,32 +118,58 @@ class EventCollector:
         foreign: number of events of devices that are not read, by category.
     """
 
-    def __init__(self, steps: re.Pattern[str] | None = None) -> None:
+    def __init__(self, steps: re.Pattern[str] | None = None, *, exact: bool = False) -> None:
         self.rows = KernelTableBuilder()
+        self.times = EventTimes(exact)
         self.notes: list[Note] = []
         self.foreign: Counter[str] = Counter()
+        self._all_times = [self.times]
         self._steps = steps
+        self._sorted: list[list[Event]] = [[] for _ in range(_UNKNOWN + 1)]
+        self._sort = {
+            category: self._sorted[group].append if group != _BESIDE else None
+            for category, group in _CATEGORIES.items()
+        }
+        self._name_of: _Numbers[str | None] = _Numbers(lambda name: self.rows.names[short_name(name)])
+        self._is_step: _Numbers[str | None] = _Numbers(lambda name: bool(name) and self.is_step(name or ""))
 
-    def begin(self, exact: bool) -> None:
-        """Prepare for a file's events; ``exact`` if their times come as text."""
-        self.times = EventTimes(exact)
+    def collect(self, events: list[Event], args_of: ArgsReader) -> None:
+        """Keep what is needed of the events of one piece.
 
-    def collect(self, events: list[Event]) -> None:
-        """Keep what is needed of the events of one piece."""
+        Args:
+            events: the events.
+            args_of: decodes the arguments of those that are needed.
+        """
+        sort, unknown = self._sort.get, self._sorted[_UNKNOWN].append
+        for event in events:
+            add = sort(event.cat, unknown)
+            if add is not None:
+                add(event)
+        self._collect(args_of)
+        for group in self._sorted:
+            group.clear()
+
+    def _collect(self, args_of: ArgsReader) -> None:
+        """Keep what is needed of the events that were sorted."""
         raise NotImplementedError
+
+    @property
+    def inexact(self) -> bool:
+        """Whether nanoseconds were lost, so that the file must be read again as text."""
+        return any(times.inexact for times in self._all_times)
+
+    def _durations(self, group: int) -> list[Event]:
+        """The events of a group that last: others mark a moment or an arrow."""
+        return [event for event in self._sorted[group] if event.ph == "X"]
 
     def is_step(self, name: str) -> bool:
         """Whether a range of this name is a step."""
         return name.startswith("ProfilerStep#") if self._steps is None else self._steps.search(name) is not None
 
-    def note(self, event: Event, name: str) -> None:
-        """Keep a range of the host, if its times can be read."""
-        self.notes.extend(_as_note(event, name))
-
-    @property
-    def inexact(self) -> bool:
-        """Whether nanoseconds were lost, so that the file must be read again as text."""
-        return self.times.inexact
+    def _note(self, events: list[Event], args_of: ArgsReader) -> None:
+        """Keep ranges of the host, those whose times can be read."""
+        for event, args in zip(events, args_of(events, Args), strict=True):
+            self.notes.extend(_as_note(event, args))
 
 
 class DeviceEvents(EventCollector):
@@ -209,133 +180,159 @@ class DeviceEvents(EventCollector):
         known: what each communication kernel's own metadata tells, by row.
         operators: torch's operators of collectives, where they describe theirs. Those of one kind on one group share
             their arguments, so that many take little memory; sizes and numbers in them are those of the first.
-        launch_correlation: number that each launch shares with its kernel.
-        launch_thread: thread of each launch, as it is in the file.
+        launch_correlation: number that each launch shares with its kernel. Calls that launch nothing are left out.
+        launch_thread: thread of each launch, as a number of ``threads``.
+        threads: numbers of the threads that launched, which are as they are in the file.
         launch_of_kernel: whether each launch launched a kernel, and no copy or anything else.
         launch_times: when each launch was made.
         wait_times: when the host waited for the device.
         ranges: other ranges of the host: modules, and what users and torch have named.
     """
 
-    def __init__(self, steps: re.Pattern[str] | None = None) -> None:
-        super().__init__(steps)
-        self.devices = array("q")
+    def __init__(self, steps: re.Pattern[str] | None = None, *, exact: bool = False) -> None:
+        super().__init__(steps, exact=exact)
+        self.devices = array("i")
         self.known: dict[int, CollectiveInfo] = {}
         self.operators: list[Note] = []
-        self._shared_args: dict[tuple[Any, ...], Args] = {}
-        self._lanes: dict[tuple[int, int | str], int] = {}
         self.launch_correlation = array("Q")
-        self.launch_thread: list[Any] = []
+        self.launch_thread = array("i")
+        self.threads: _Numbers[int | str] = _Numbers.in_order()
         self.launch_of_kernel = array("b")
-        self._of_kernel: dict[str | None, bool] = {}
-        self._metadata = KernelMetadata()
-        self._shapes: dict[tuple[bytes, ...], LaunchShape | str] = {}
-
-    def begin(self, exact: bool) -> None:
-        super().begin(exact)
         self.launch_times = EventTimes(exact)
         self.wait_times = EventTimes(exact)
         self.ranges = HostRanges(EventTimes(exact))
+        self._all_times += [self.launch_times, self.wait_times, self.ranges.times]
+        self._shared_args: dict[tuple[Any, ...], Args] = {}
+        self._lanes: _Numbers[tuple[int, int | str]] = _Numbers.in_order()
+        self._of_kernel: _Numbers[str | None] = _Numbers(launches_kernel)
+        self._launches_nothing: _Numbers[str | None] = _Numbers(
+            lambda name: bool(_LAUNCHES_NOTHING.match(name or "")) and not launches_kernel(name)
+        )
+        self._is_module: _Numbers[str | None] = _Numbers(lambda name: (name or "").startswith(MODULE))
+        self._metadata = KernelMetadata()
+        self._shapes: _Numbers[Any] = _Numbers(self._shape_number)
 
-    def collect(self, events: list[Event]) -> None:
-        category_of = _CATEGORIES.get
-        add_time, add_correlation = self.launch_times.add, self.launch_correlation.append
-        for event in events:
-            category = category_of(event.cat)  # type: ignore[arg-type]
-            if category is None or event.ph != "X":
-                continue
-            if category == _OPERATOR:  # most events are operators, and few are needed here
-                if event.name == _COLLECTIVE_OPERATOR:
-                    self._operator(event)
-                continue
-            if category == _PYTHON and not (event.name or "").startswith(MODULE):  # nor most functions of Python
-                continue
-            if category == _LAUNCH:
-                args = event.args
-                number = args.correlation if args is not None else None
-                if type(number) is int and number and add_time(event):
-                    add_correlation(number & _UINT64)
-                    self.launch_thread.append(event.tid)
-                    of_kernel = self._of_kernel.get(event.name)
-                    if of_kernel is None:
-                        of_kernel = self._of_kernel[event.name] = bool(_LAUNCHES_KERNEL.search(event.name or ""))
-                    self.launch_of_kernel.append(of_kernel)
-                if event.name in WAITING_CALLS:
-                    self.wait_times.add(event)
-            elif category in (_NOTE, _OLD_RANGE, _PYTHON):
-                self._range(event, category)
-            elif category == _FOREIGN:
-                self.foreign[str(event.cat)] += 1
-            else:
-                self._kernel(event, category)
+    def add_launch(self, correlation: int, thread: Any, of_kernel: bool) -> None:
+        """Keep a launch whose time was kept."""
+        self.launch_correlation.append(correlation & _UINT64)
+        self.launch_thread.append(self.threads[hashable(thread)])
+        self.launch_of_kernel.append(of_kernel)
 
     @property
     def streams(self) -> tuple[str, ...]:
         """The stream of each lane, as it is in the file."""
         return tuple([safe_text.clean(str(stream)) for _, stream in self._lanes])
 
-    def _range(self, event: Event, category: int) -> None:
-        name = event.name or ""
-        if name.startswith(ENQUEUED) or (name and self.is_step(name)):
-            self.note(event, name)
-        elif name and category != _OLD_RANGE:
-            self.ranges.add(short_name(name), _hashable(event.tid), event)
+    def _collect(self, args_of: ArgsReader) -> None:
+        rows, launches, notes, olds = map(self._durations, (_ROW, _LAUNCH, _NOTE, _OLD_RANGE))
+        is_module = self._is_module
+        modules = [event for event in self._sorted[_PYTHON] if is_module[event.name] and event.ph == "X"]
+        if rows:
+            self._add_rows(rows, args_of)
+        if launches:
+            self._add_launches(launches, args_of)
+        described = [
+            event for event in (*notes, *olds) if (event.name or "").startswith(ENQUEUED) or self._is_step[event.name]
+        ]
+        if described:
+            self._note(described, args_of)
+        operators = [event for event in self._sorted[_OPERATOR] if event.name == _COLLECTIVE_OPERATOR]
+        if operators:
+            self._add_operators(operators, args_of)
+        for event in (*notes, *modules):
+            name = event.name or ""
+            if name and not (name.startswith(ENQUEUED) or self._is_step[name]):
+                self.ranges.add(short_name(name), hashable(event.tid), event)
+        for event in self._durations(_FOREIGN):
+            self.foreign[str(event.cat)] += 1
 
-    def _operator(self, event: Event) -> None:
-        for note in _as_note(event, _COLLECTIVE_OPERATOR):
-            args = note.args
-            if args is not None and args.collective is not None:
+    def _add_operators(self, events: list[Event], args_of: ArgsReader) -> None:
+        for event, args in zip(events, args_of(events, Args), strict=True):
+            if event.ph == "X" and args is not None and args.collective is not None:
                 shared = self._shared_args.setdefault(self._metadata.key(args), args)
-                self.operators.append(note._replace(args=shared))
+                self.operators.extend(_as_note(event, shared))
 
-    def _kernel(self, event: Event, category: int) -> None:
-        if not self.times.add(event):
+    def _add_launches(self, events: list[Event], args_of: ArgsReader) -> None:
+        waits = [event for event in events if event.name in WAITING_CALLS]
+        if waits:
+            self.wait_times.extend(waits)
+        launches_nothing = self._launches_nothing
+        events = [event for event in events if not launches_nothing[event.name]]
+        numbers: list[Any] = [args.correlation if args is not None else None for args in args_of(events, LaunchArgs)]
+        if not (set(map(type, numbers)) == {int} and all(numbers)):
+            events = [event for event, number in zip(events, numbers, strict=True) if type(number) is int and number]
+            numbers = [number for number in numbers if type(number) is int and number]
+        kept = self.launch_times.extend(events)
+        if len(kept) != len(events):
+            places = {id(event): i for i, event in enumerate(events)}
+            numbers = [numbers[places[id(event)]] for event in kept]
+        self.launch_correlation.extend(_unsigned(numbers))
+        self.launch_thread.extend(map(self.threads.__getitem__, _all_hashable([event.tid for event in kept])))
+        self.launch_of_kernel.extend([self._of_kernel[event.name] for event in kept])
+
+    def _add_rows(self, events: list[Event], args_of: ArgsReader) -> None:
+        events = self.times.extend(events)
+        if not events:
             return
-        args = event.args or _NO_ARGS
-        collective = ""
-        if args.collective is not None:
-            info = self.known[len(self.rows)] = self._metadata.read(args)
-            collective = info.kind
-        launched_as = (
-            bytes(args.grid), bytes(args.block),
-            bytes(args.registers), bytes(args.shared_memory), bytes(args.blocks_per_sm),
-        )  # fmt: skip
-        shape = self._shapes.get(launched_as)
-        if shape is None:
-            shape = self._shapes[launched_as] = _launch_shape(*launched_as)
-        device = args.device
-        if type(device) is not int:
-            device = event.pid if type(event.pid) is int else 0
-        device = device if 0 <= device < 2**31 else 0
-        self.devices.append(device)
-        lane = self._lanes.setdefault((device, _hashable(event.tid)), len(self._lanes))  # a stream, of one device
-        number = args.correlation if type(args.correlation) is int else 0
-        kind = Kind.COMPUTE if category == _KERNEL else Kind.COPY
-        self.rows.label(kind, short_name(event.name), number, shape, collective, lane)
+        found = args_of(events, KernelArgs, OddKernelArgs)
+        all_args: list[Any] = [args or _NO_ARGS for args in found]
+        devices = [args.device for args in all_args]
+        if set(map(type, devices)) != {int} or min(devices) < 0 or max(devices) >= 2**31:
+            devices = list(map(_device_of, devices, events))
+        numbers = [args.correlation for args in all_args]
+        if set(map(type, numbers)) != {int}:
+            numbers = [number if type(number) is int else 0 for number in numbers]
+        rows, compute, copy = self.rows, int(Kind.COMPUTE), int(Kind.COPY)
+        collective = array("q", [rows.collectives[""]]) * len(events)
+        for i, args in enumerate(all_args):
+            if args.collective is not None:
+                info = self.known[len(rows) + i] = self._metadata.read(args)
+                collective[i] = rows.collectives[info.kind]
+        streams = _all_hashable([event.tid for event in events])
+        rows.extend(
+            kind=[compute if event.cat in _KERNELS else copy for event in events],
+            name=map(self._name_of.__getitem__, [event.name for event in events]),
+            correlation=_unsigned(numbers),
+            shape=map(self._shapes.__getitem__, map(_launched_as, all_args)),
+            collective=collective,
+            lane=map(self._lanes.__getitem__, zip(devices, streams, strict=True)),
+        )
+        self.devices.extend(devices)
+
+    def _shape_number(self, launched_as: tuple[Any, ...]) -> int:
+        shapes = self.rows.shapes
+        return shapes.setdefault(_launch_shape(launched_as), len(shapes))
 
 
 _LAUNCH_METADATA = ("grid", "block", "registers per thread", "shared memory", "blocks per SM")
 
 
-def _launch_shape(*parts: bytes) -> LaunchShape | str:
-    """The shape of a launch; the text of its grid and block where they make no sense.
+def _launched_as(args: Any) -> tuple[Any, ...]:
+    """How a kernel was launched, in the order of ``_LAUNCH_METADATA``; None or no text for what is not known."""
+    parts = (args.grid, args.block, args.registers, args.shared_memory, args.blocks_per_sm)
+    return tuple(map(bytes, parts)) if type(args) is OddKernelArgs else parts
 
-    Args:
-        parts: grid, block, registers per thread, shared memory and blocks per SM, as they are in the file.
-    """
-    texts = dict(zip(_LAUNCH_METADATA, parts, strict=True))
+
+def _launch_shape(launched_as: tuple[Any, ...]) -> LaunchShape | str:
+    """The shape of a launch; the text of its grid and block where they make no sense."""
+    known: dict[str, Any] = {}
     try:
-        shape = LaunchShape.of({key: msgspec.json.decode(text) for key, text in texts.items() if text})
+        for name, value in zip(_LAUNCH_METADATA, launched_as, strict=True):
+            if value is not None and value != b"":
+                known[name] = msgspec.json.decode(value) if isinstance(value, bytes) else value
+        shape = LaunchShape.of(known)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         shape = None
-    return shape or safe_text.clean(b" ".join(parts[:2]).decode(errors="replace").strip())
+    texts = [part if isinstance(part, bytes) else msgspec.json.encode(part) for part in launched_as[:2] if part]
+    return shape or safe_text.clean(b" ".join(texts).decode(errors="replace").strip())
 
 
 class HostEvents(EventCollector):
     """The operators of all host threads, and the ranges of communication libraries that run on the host.
 
     Attributes:
-        threads: thread of each row.
+        row_threads: thread of each row, as a number of ``threads``.
+        threads: numbers of the threads, which are as they are in the file.
         ranges: ranges of communication libraries.
         range_times: start and duration of each range.
         enqueued: number of collectives of NCCL and its like. Of those the host sees only that it enqueued them.
@@ -343,77 +340,72 @@ class HostEvents(EventCollector):
         other_ranges: names of the host's other ranges, some thousands at most.
     """
 
-    def __init__(self, steps: re.Pattern[str] | None = None) -> None:
-        super().__init__(steps)
-        self.threads: list[Any] = []
+    def __init__(self, steps: re.Pattern[str] | None = None, *, exact: bool = False) -> None:
+        super().__init__(steps, exact=exact)
+        self.row_threads = array("i")
+        self.threads: _Numbers[int | str] = _Numbers.in_order()
         self.ranges = KernelTableBuilder()
+        self.range_times = EventTimes(exact)
+        self._all_times.append(self.range_times)
         self.enqueued = 0
         self.launches = 0
         self.other_ranges: set[str] = set()
+        self._of_kernel: _Numbers[str | None] = _Numbers(launches_kernel)
 
-    def begin(self, exact: bool) -> None:
-        super().begin(exact)
-        self.range_times = EventTimes(exact)
-
-    def collect(self, events: list[Event]) -> None:
-        category_of = _CATEGORIES.get
-        for event in events:
-            category, name = category_of(event.cat), event.name  # type: ignore[arg-type]
-            if event.ph != "X":
-                continue
-            if category not in (_NOTE, _OPERATOR, _OLD_RANGE) or name is None:
-                self._beside(event, category)
-            elif self.is_step(name):
-                self.note(event, name)
-            elif category != _NOTE:
-                if self.times.add(event):
-                    self.rows.label(Kind.COMPUTE, short_name(name))
-                    self.threads.append(_hashable(event.tid))
-            elif name.startswith(ENQUEUED):
-                self.enqueued += 1
-            elif name_rules.is_communication(name):
-                if self.range_times.add(event):
-                    self.ranges.label(Kind.COMMUNICATION, short_name(name))
-            elif len(self.other_ranges) < _MAX_OTHER_RANGES:
-                self.other_ranges.add(short_name(name))
-
-    def _beside(self, event: Event, category: int | None) -> None:
-        """Count what shows that the job ran on a device."""
-        if category == _LAUNCH:
-            self.launches += bool(_LAUNCHES_KERNEL.search(event.name or ""))
-        elif category == _FOREIGN or (
-            category is None
-            and event.cat is not None
-            and event.cat not in _KNOWN_BESIDE
-            and event.args is not None
-            and type(event.args.device) is int
-        ):
+    def _collect(self, args_of: ArgsReader) -> None:
+        notes, operators = self._durations(_NOTE), [*self._durations(_OPERATOR), *self._durations(_OLD_RANGE)]
+        is_step = self._is_step
+        steps = [event for event in (*notes, *operators) if is_step[event.name]]
+        if steps:
+            self._note(steps, args_of)
+            operators = [event for event in operators if not is_step[event.name]]
+        self._add_operators([event for event in operators if event.name is not None])
+        for event in notes:
+            if event.name is not None and not is_step[event.name]:
+                self._add_range(event, event.name)
+        self.launches += sum([self._of_kernel[event.name] for event in self._durations(_LAUNCH)])
+        # An event of an unknown category that names a device is of one.
+        unknown = self._durations(_UNKNOWN)
+        for event, args in zip(unknown, args_of(unknown, Args), strict=True):
+            if args is not None and type(args.device) is int:
+                self.foreign[event.cat or ""] += 1
+        for event in self._durations(_FOREIGN):
             self.foreign[event.cat or ""] += 1
 
-    @property
-    def inexact(self) -> bool:
-        return super().inexact or self.range_times.inexact
+    def _add_operators(self, events: list[Event]) -> None:
+        events = self.times.extend(events)
+        rows, nothing = self.rows, array("q", bytes(8 * len(events)))
+        rows.extend(
+            kind=[int(Kind.COMPUTE)] * len(events),
+            name=map(self._name_of.__getitem__, [event.name for event in events]),
+            correlation=array("Q", nothing.tobytes()),
+            shape=array("q", [rows.shapes.setdefault("", len(rows.shapes))]) * len(events),
+            collective=array("q", [rows.collectives[""]]) * len(events),
+            lane=nothing,
+        )
+        self.row_threads.extend(map(self.threads.__getitem__, _all_hashable([event.tid for event in events])))
+
+    def _add_range(self, event: Event, name: str) -> None:
+        if name.startswith(ENQUEUED):
+            self.enqueued += 1
+        elif name_rules.is_communication(name):
+            if self.range_times.add(event):
+                self.ranges.label(Kind.COMMUNICATION, short_name(name))
+        elif len(self.other_ranges) < _MAX_OTHER_RANGES:
+            self.other_ranges.add(short_name(name))
 
 
-def _as_note(event: Event, name: str) -> tuple[Note, ...]:
+def launches_kernel(name: str | None) -> bool:
+    """Whether a call of the host's library of a device launches a kernel, by its name."""
+    return bool(_LAUNCHES_KERNEL.search(name or ""))
+
+
+def _as_note(event: Event, args: Args | None) -> tuple[Note, ...]:
     """A range of the host; empty if its times cannot be read."""
-    start, duration = _nanoseconds(event.ts), _nanoseconds(event.dur)
+    start, duration = nanoseconds(event.ts), nanoseconds(event.dur)
     if start is None or duration is None:
         return ()
-    return (Note(name, _hashable(event.tid), start, start + max(duration, 0), event.args),)
-
-
-def _nanoseconds(time: Any) -> int | None:
-    """Microseconds, as a number or as text, exactly converted to whole nanoseconds; None if that is impossible."""
-    if isinstance(time, bool) or time is None:
-        return None
-    if isinstance(time, msgspec.Raw):
-        time = bytes(time).decode(errors="replace")
-    try:
-        value = time * 1000 if isinstance(time, int) else round(Decimal(str(time).strip('" ')) * 1000)
-    except (ValueError, InvalidOperation, OverflowError):
-        return None
-    return value if MIN_TIME_NS < value < MAX_TIME_NS else None
+    return (Note(event.name or "", hashable(event.tid), start, start + max(duration, 0), args),)
 
 
 def short_name(name: str | None) -> str:
@@ -423,5 +415,25 @@ def short_name(name: str | None) -> str:
     return name if len(name) <= safe_text.MAX_NAME_LENGTH else safe_text.clean(name)
 
 
-def _hashable(value: Any) -> int | str:
+def hashable(value: Any) -> int | str:
+    """A thread or stream as a key: what is neither a number nor text in the file as text."""
     return value if isinstance(value, (int, str)) else str(value)
+
+
+def _all_hashable(values: list[Any]) -> list[Any]:
+    return values if {*map(type, values)} <= {int, str} else list(map(hashable, values))
+
+
+def _device_of(device: Any, event: Event) -> int:
+    """The number of an event's device. Files without such an argument have it as the process."""
+    if type(device) is not int:
+        device = event.pid if type(event.pid) is int else 0
+    return device if 0 <= device < 2**31 else 0
+
+
+def _unsigned(numbers: list[int]) -> array[int]:
+    """Numbers of any size as 64 bits: of those that take more the lowest."""
+    try:
+        return array("Q", numbers)
+    except OverflowError:
+        return array("Q", [number & _UINT64 for number in numbers])

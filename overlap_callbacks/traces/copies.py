@@ -16,8 +16,8 @@ from overlap_callbacks.analysis import name_rules
 from overlap_callbacks.analysis.kernels.copies import may_communicate, within_device
 from overlap_callbacks.analysis.kernels.issued import COPIED
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
+from overlap_callbacks.traces.events import Args
 from overlap_callbacks.traces.metadata import CollectiveInfo, KernelMetadata, Range, Ranges
-from overlap_callbacks.traces.stream import Args
 
 
 class Copies(NamedTuple):

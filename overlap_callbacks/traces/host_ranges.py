@@ -16,8 +16,8 @@ from overlap_callbacks.analysis import safe_text
 from overlap_callbacks.analysis.kernels.table import Indices
 
 if TYPE_CHECKING:
-    from overlap_callbacks.traces.collect import EventTimes
-    from overlap_callbacks.traces.stream import Event
+    from overlap_callbacks.traces.events import Event
+    from overlap_callbacks.traces.times import EventTimes
 
 # Torch's name of a call of a module begins so, and then has the class and its number.
 MODULE = "nn.Module: "
@@ -32,6 +32,7 @@ class HostRanges:
         times: takes their times.
 
     Attributes:
+        times: their times.
         names: the distinct names; those of modules without the words before their class.
         left_out: number of ranges beyond those that are kept.
     """
@@ -39,7 +40,7 @@ class HostRanges:
     def __init__(self, times: EventTimes) -> None:
         self.names: list[str] = []
         self.left_out = 0
-        self._times = times
+        self.times = times
         self._name = array("q")
         self._thread = array("q")
         self._number_of: dict[str, int] = {}
@@ -50,12 +51,12 @@ class HostRanges:
 
     def add(self, name: str, thread: int | str, event: Event) -> None:
         """Keep a range, if its times can be read."""
-        if self._has_room() and self._times.add(event):
+        if self._has_room() and self.times.add(event):
             self._label(name, thread)
 
     def add_ns(self, name: str, thread: int | str, start_ns: int, end_ns: int) -> None:
         """Keep a range whose times are exact."""
-        if self._has_room() and self._times.add_ns(start_ns, end_ns):
+        if self._has_room() and self.times.add_ns(start_ns, end_ns):
             self._label(name, thread)
 
     def thread_number(self, thread: int | str | None) -> int:
@@ -69,7 +70,7 @@ class HostRanges:
             thread: as numbered by ``thread_number``; shape (n,).
             time_ns: shape (n,).
         """
-        start_ns, end_ns, impossible, _ = self._times.bounds()
+        start_ns, end_ns, impossible, _ = self.times.bounds()
         of_range, name = np.array(self._thread, dtype=np.int64), np.array(self._name, dtype=np.int64)
         found = np.full(len(time_ns), -1, dtype=np.int64)
         for number in range(len(self._threads)):

@@ -1,19 +1,18 @@
 """Reads a Kineto trace file into a ``Trace``, with the same table of kernels that a live profile gives.
 
-A file without kernels of a device is read a second time, for the operators of the host: it is treated as a CPU job.
+A file without kernels of a device is treated as a CPU job, whose kernels are the operators of the host.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,23 +30,20 @@ from overlap_callbacks.analysis.kernels.table import (
     Kind,
     device_kernels,
 )
-from overlap_callbacks.traces.collect import ENQUEUED, DeviceEvents, EventCollector, EventTimes, HostEvents
+from overlap_callbacks.traces.collect import ENQUEUED, DeviceEvents, HostEvents
 from overlap_callbacks.traces.copies import copies_of_collectives
+from overlap_callbacks.traces.doubts import copied, doubts_of, foreign_events, untold
+from overlap_callbacks.traces.events import Event, ExactEvent
 from overlap_callbacks.traces.files import Progress, TraceError
 from overlap_callbacks.traces.launches import Launches, waits_of
 from overlap_callbacks.traces.metadata import CollectiveInfo, annotated, with_groups
 from overlap_callbacks.traces.steps import TraceStep, bounds_of, mark_cut, steps_of
-from overlap_callbacks.traces.stream import Event, EventStream, ExactEvent
+from overlap_callbacks.traces.stream import EventStream
 from overlap_callbacks.traces.suspects import MAX_SUSPECTS, likeness, suspects
+from overlap_callbacks.traces.times import EventTimes, lose_nanoseconds
 
-_Collector = TypeVar("_Collector", bound=EventCollector)
-
-# Names that sound like a collective although no pattern knows them.
-_LIKE_COMMUNICATION = re.compile(r"(?i)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|[nr]ccl|shmem")
-# NCCL runs all-to-alls, gathers and scatters as sends and receives; RCCL has one name for all its kernels.
-_SEVERAL_COLLECTIVES = re.compile(r"(?i)[nr]ccl\w*(sendrecv|generic)")
-# No training has a gap of this length between kernels: a clock jumped, or files were joined.
-_MAX_GAP_NS = 10 * 60 * 10**9
+# Operators of the host that are kept of a file that may have kernels later.
+_MAX_UNSURE_ROWS = 2**12
 # No job has more: a number beyond is damage.
 _MOST_RANKS = 2**31
 
@@ -118,38 +114,72 @@ class Trace:
 def read_kineto(path: str | Path, progress: Progress | None = None, steps: re.Pattern[str] | None = None) -> Trace:
     """Read a trace file of ``torch.profiler``, of any version: ``.json``, gzipped or not.
 
-    Memory is bounded by the number of kernels in the file, not by its size.
+    Memory is bounded by the number of kernels in the file, not by its size. A file is read twice if it
+    seems to be of a device but has no kernels, or if times that are too great for floating-point numbers come late.
 
     Args:
         path: the file.
         progress: called with the number of bytes read so far and the number of bytes of the file. It starts again from
-            zero if the file is read a second time, e.g. for a trace of a CPU.
+            zero if the file is read a second time.
         steps: finds the names of the ranges of the host that are steps; None for torch's ``ProfilerStep#``.
 
     Raises:
         TraceError: the file cannot be read, is empty, or is not a trace.
     """
     file = Path(path)
-    device, stream = _collect(file, DeviceEvents, progress, steps)
-    if len(device.rows):
-        return trace_of_device(file, device, stream.problems, stream.head, is_cut=stream.is_cut, steps=steps)
-    host, stream = _collect(file, HostEvents, progress, steps)
-    return _trace_of_host(file, host, stream, steps)
+    exact = of_host = False
+    while True:
+        collected = _collect(file, progress, steps, exact=exact, of_host=of_host)
+        if collected is None:
+            exact = True
+            continue
+        device, host, stream = collected
+        if len(device.rows):
+            return trace_of_device(file, device, stream.problems, stream.head, is_cut=stream.is_cut, steps=steps)
+        if host is not None:
+            return _trace_of_host(file, host, stream, steps)
+        of_host = True
 
 
 def _collect(
-    path: Path, collector: type[_Collector], progress: Progress | None, steps: re.Pattern[str] | None
-) -> tuple[_Collector, EventStream]:
-    """Read a file; if floating-point numbers lose nanoseconds, read it again and take the times as text."""
-    for event in (Event, ExactEvent):
-        collected = collector(steps)
-        collected.begin(exact=event is ExactEvent)
-        stream = EventStream(path, event, progress=progress)
-        for events in stream:
-            collected.collect(events)
-        if not collected.inexact:
-            break
-    return collected, stream
+    path: Path, progress: Progress | None, steps: re.Pattern[str] | None, *, exact: bool, of_host: bool
+) -> tuple[DeviceEvents, HostEvents | None, EventStream] | None:
+    """Read a file once, for the kernels of a device, and until there are any for the operators of the host too.
+
+    Args:
+        path: the file.
+        progress: as for ``read_kineto``.
+        steps: finds the names of steps.
+        exact: take times as text.
+        of_host: read all operators, even of a file that seems to be of a device.
+
+    Returns:
+        None if times lose nanoseconds as floating-point numbers; the operators are None of a file with a device.
+    """
+    device, host = DeviceEvents(steps, exact=exact), HostEvents(steps, exact=exact)
+    wanted = True
+    stream = EventStream(path, ExactEvent if exact else Event, progress=progress)
+    for number, events in enumerate(stream):
+        if number == 0 and not exact and lose_nanoseconds(events):
+            return None
+        device.collect(events, stream.args_of)
+        if wanted and (len(device.rows) or not (of_host or _may_be_of_host(stream.head, host))):
+            wanted, host = False, HostEvents(steps)  # what it has is not needed
+        if wanted:
+            host.collect(events, stream.args_of)
+        events.clear()  # their memory, which the core's cache still holds, is that of the next ones
+    if not exact and (device.inexact or host.inexact):
+        return None
+    return device, host if wanted else None, stream
+
+
+def _may_be_of_host(head: dict[str, Any], host: HostEvents) -> bool:
+    """Whether a file of which no kernel was read yet may have none, by what stands before its events.
+
+    Old files do not tell. They are held to be of a host until this would take much memory.
+    """
+    devices = head.get("deviceProperties")
+    return not devices and ("deviceProperties" in head or len(host.rows) < _MAX_UNSURE_ROWS)
 
 
 def trace_of_device(
@@ -179,24 +209,26 @@ def trace_of_device(
     _apply_metadata(rows, collected.known)
     launched_ns, returned_ns, launch = _launches(collected)
 
+    threads = tuple(collected.threads)
+
     def thread_of(row: int) -> Any:
-        return collected.launch_thread[launch[row]] if launched_ns[row] >= 0 else None
+        return threads[collected.launch_thread[launch[row]]] if launched_ns[row] >= 0 else None
 
     if untimed := collected.launch_times.num_untimed:
         problems.append(f"{untimed} launches have no time that can be read: their kernels count in no step")
     annotations = [note for note in collected.notes if note.name.startswith((*ENQUEUED, "nccl"))]
     collectives = annotated(rows, collected.known, launched_ns, thread_of, annotations)
-    problems += _untold(rows, collectives)
+    problems += untold(rows, collectives)
     for row, info in collectives.items():
         rows.collective[row] = rows.collectives[info.kind]
     has_launches = len(collected.launch_correlation) > 0
     if found and not has_launches:
         problems.append("the file holds no launches: kernels count in the step that the host was in when they started")
     if collected.foreign:
-        problems.append(f"{_foreign(collected.foreign)} are left out: what they do is not known")
+        problems.append(f"{foreign_events(collected.foreign)} are left out: what they do is not known")
     kernels = device_kernels(rows, launched_ns if has_launches else None, bounds_of(found))
     copies = copies_of_collectives(kernels, launched_ns, thread_of, collected.operators, annotations)
-    problems += _copied(copies.untold)
+    problems += copied(copies.untold)
     kernels = as_communication(kernels, {row: info.kind for row, info in copies.communicating.items()})
     collectives |= copies.communicating
     device = np.array(collected.devices, dtype=np.int64)
@@ -255,8 +287,8 @@ def _refuse(path: Path, collected: HostEvents, stream: EventStream) -> None:
     """
     if collected.foreign:
         raise TraceError(
-            f"{path} is of a device that is not known: it holds no kernels, but {_foreign(collected.foreign)}; devices "
-            "of NVIDIA, AMD and Intel and CPU jobs are read"
+            f"{path} is of a device that is not known: it holds no kernels, but {foreign_events(collected.foreign)}; "
+            "devices of NVIDIA, AMD and Intel and CPU jobs are read"
         )
     if len(collected.rows) or len(collected.ranges):
         return
@@ -268,12 +300,6 @@ def _refuse(path: Path, collected: HostEvents, stream: EventStream) -> None:
         f"{path} holds {count(stream.num_events, 'event')}, but no kernel and no operator of torch: give a trace that "
         "torch.profiler wrote, or the SQLite export of Nsight Systems"
     )
-
-
-def _foreign(found: Counter[str]) -> str:
-    """Events of other devices, in words."""
-    category = safe_text.clean(found.most_common(1)[0][0])[:80]
-    return f"{count(found.total(), 'event')} of other devices ({category})"
 
 
 def _unfinished(collected: DeviceEvents) -> list[int]:
@@ -312,7 +338,7 @@ def _trace(
         on_host: whether the file was read as a CPU job.
         likely: ranges of the host that may be communication, by their names.
     """
-    problems += _doubts(kernels, steps)
+    problems += doubts_of(kernels, steps)
     rank, world_size = _job(head, problems)
     warnings = []
     if unfinished is not None:
@@ -341,11 +367,15 @@ def _trace(
 
 def _training_thread(collected: HostEvents) -> KernelTableBuilder:
     """The operators of the training thread: the thread that has the steps, else the one with the most operators."""
-    threads = Counter(note.thread for note in collected.notes) or Counter(collected.threads)
-    training = threads.most_common(1)[0][0] if threads else None
+    of_rows = np.array(collected.row_threads, dtype=np.int64)
+    of_steps = Counter(note.thread for note in collected.notes).most_common(1)
+    if of_steps:
+        training = collected.threads.get(of_steps[0][0], -1)
+    else:
+        training = int(np.bincount(of_rows).argmax()) if len(of_rows) else -1
     host = KernelTableBuilder()
     host.names = collected.rows.names
-    mine = np.array([thread == training for thread in collected.threads], dtype=bool)
+    mine = of_rows == training
     for name in ("start", "end", "name", "kind", "correlation", "shape", "collective"):
         column = getattr(collected.rows, name)
         if len(mine):
@@ -386,49 +416,6 @@ def _set_times(rows: KernelTableBuilder, times: EventTimes, problems: list[str])
     return ~impossible
 
 
-def _doubts(kernels: KernelTable, steps: tuple[TraceStep, ...]) -> Iterator[str]:
-    """What is doubtful about a trace, in words."""
-    start = np.sort(kernels.intervals.start_ns)
-    if len(start) > 1 and int(np.diff(start).max()) > _MAX_GAP_NS:
-        longest_s = int(np.diff(start).max()) / 1e9
-        yield f"kernels lie {longest_s:.0f} s apart: the clock may have jumped, or files were joined"
-    num_placed = int((kernels.without_launch & (kernels.step >= 0)).sum())
-    if num_placed:
-        yield f"{num_placed} kernels have no launch in the file; they are placed by their start"
-    suspects = [
-        kernels.names[i]
-        for i in distinct_values(kernels.name[kernels.kind == Kind.COMPUTE])
-        if _LIKE_COMMUNICATION.search(kernels.names[i])
-    ]
-    if suspects:
-        yield (
-            f"{len(suspects)} kernels count as compute though their names sound like communication: {suspects[0][:80]}"
-        )
-    if any(after.start_ns < before.end_ns for before, after in itertools.pairwise(steps)):
-        yield "some steps overlap: each ends where the next begins"
-
-
-def _untold(rows: KernelTableBuilder, collectives: dict[int, CollectiveInfo]) -> Iterator[str]:
-    """Which kernels' names stand for several collectives while nothing else tells theirs, in words."""
-    texts = rows.names.texts
-    names = Counter(texts[rows.name[row]] for row, info in collectives.items() if info.by_name)
-    untold = {name: count for name, count in names.items() if _SEVERAL_COLLECTIVES.search(name)}
-    if untold:
-        yield (
-            f"the names of {sum(untold.values())} kernels stand for several collectives, and nothing else tells which: "
-            f"they count as {name_rules.collective_of(next(iter(untold)))}: {next(iter(untold))[:80]}"
-        )
-
-
-def _copied(found: Counter[str]) -> Iterator[str]:
-    """Which collectives may be the work of copy engines, in words."""
-    if found:
-        yield (
-            f"{count(found.total(), 'collective')} launched copies within the device and no kernel: "
-            f"{found.most_common(1)[0][0][:80]}; their copies count as copies, in no overlap"
-        )
-
-
 def _launches(collected: DeviceEvents) -> tuple[Indices, Indices, Indices]:
     """Begin and end of the call that launched each kernel, -1 if unknown; and where it is known, the call's number."""
     wanted = np.array(collected.rows.correlation, dtype=np.uint64)
@@ -456,7 +443,8 @@ def _range_of(collected: DeviceEvents, launched_ns: Indices, launch: Indices, pr
         return None
     if ranges.left_out:
         problems.append(f"{ranges.left_out} ranges of the host are left out: there are too many")
-    numbers = np.array([ranges.thread_number(thread) for thread in collected.launch_thread], dtype=np.int64)
+    of_thread = np.array([ranges.thread_number(thread) for thread in collected.threads], dtype=np.int64)
+    numbers = of_thread[np.array(collected.launch_thread, dtype=np.int64)]
     known = launched_ns >= 0
     found = ranges.innermost(np.where(known, numbers[launch], -1), launched_ns)
     steps = (note for note in collected.notes if not note.name.startswith((*ENQUEUED, "nccl")))

@@ -7,6 +7,7 @@ size of the output, for a scatter or reduce-scatter of the input; for other coll
 
 from __future__ import annotations
 
+import bisect
 import math
 import re
 from collections import defaultdict
@@ -19,7 +20,7 @@ import numpy as np
 from overlap_callbacks.analysis import name_rules, safe_text
 from overlap_callbacks.analysis.kernels.accounting import is_copy
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTableBuilder, communicates
-from overlap_callbacks.traces.stream import Args
+from overlap_callbacks.traces.events import Args
 
 _DTYPE_BYTES = {
     "double": 8, "float64": 8, "long": 8, "longint": 8, "int64": 8, "complexfloat": 8, "complexdouble": 16,
@@ -63,15 +64,16 @@ class KernelMetadata:
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], tuple[CollectiveInfo, int | None]] = {}
+        self._sized: dict[tuple[Any, ...], CollectiveInfo] = {}
 
     @staticmethod
     def key(args: Args) -> tuple[Any, ...]:
         """What two collectives of one kind on one group have in common."""
         size = args.group_size if type(args.group_size) is int and args.group_size > 0 else None
-        return (
-            _text(args.collective), _text(args.dtype), _text(args.group), _text(args.group_description),
-            _text(args.group_ranks), size,
-        )  # fmt: skip
+        texts: tuple[Any, ...] = (args.collective, args.dtype, args.group, args.group_description, args.group_ranks)
+        if {*map(type, texts)} != {str}:
+            texts = tuple(map(_text, texts))
+        return (*texts, size)
 
     def read(self, args: Args) -> CollectiveInfo:
         """What the arguments of one communication kernel tell about its collective."""
@@ -87,7 +89,14 @@ class KernelMetadata:
         is_possible = type(elements) is int and 0 <= elements < _MAX_ELEMENTS
         num_bytes = elements * width if is_possible and width else None
         sequence = args.sequence if type(args.sequence) is int else None
-        return info._replace(num_bytes=num_bytes, sequence=sequence)
+        if num_bytes is None and sequence is None:
+            return info
+        sized = self._sized.get((key, num_bytes)) if sequence is None else None  # mostly one of few
+        if sized is None:
+            sized = info._replace(num_bytes=num_bytes, sequence=sequence)
+            if sequence is None:
+                self._sized[key, num_bytes] = sized
+        return sized
 
 
 def with_groups(collectives: dict[int, CollectiveInfo], distributed_info: Any) -> dict[int, CollectiveInfo]:
@@ -182,16 +191,14 @@ class Ranges:
             self._by_thread[str(thread)].append(Range(str(thread), start, end, name, args))
         for ranges in self._by_thread.values():
             ranges.sort(key=lambda found: found[1:3])
-        self._starts = {
-            thread: np.array([found.start_ns for found in ranges]) for thread, ranges in self._by_thread.items()
-        }
+        self._starts = {thread: [found.start_ns for found in ranges] for thread, ranges in self._by_thread.items()}
 
     def around(self, launched_ns: int, thread: Any) -> Range | None:
         """The range in which the thread made a launch; None for an unknown launch, and outside of all ranges."""
         starts = self._starts.get(str(thread))
         if launched_ns < 0 or starts is None:
             return None
-        place = int(np.searchsorted(starts, launched_ns, side="right")) - 1
+        place = bisect.bisect_right(starts, launched_ns) - 1
         if place < 0:
             return None
         found = self._by_thread[str(thread)][place]

@@ -155,8 +155,7 @@ class _Reader:
     def __init__(
         self, tables: _Tables, process: int | None, progress: Progress | None, steps: re.Pattern[str] | None
     ) -> None:
-        self.events = DeviceEvents(steps)
-        self.events.begin(exact=True)
+        self.events = DeviceEvents(steps, exact=True)
         self.problems: list[str] = []
         self.steps = steps
         self._tables, self._process, self._progress = tables, process, progress
@@ -219,9 +218,7 @@ class _Reader:
             if not self._is_mine(thread) or type(correlation) is not int or not correlation:
                 continue
             if self.events.launch_times.add_ns(start, end):
-                self.events.launch_correlation.append(correlation & (2**64 - 1))
-                self.events.launch_thread.append(thread)
-                self.events.launch_of_kernel.append(True)
+                self.events.add_launch(correlation, thread, True)
 
     def _ranges(self) -> None:
         """The NVTX ranges that are steps, and those of collectives."""

@@ -75,18 +75,21 @@ def collectives_of_rank(trace: Trace) -> RankCollectives:
     """What the comparison of ranks needs of a trace."""
     of_device: dict[int, dict[tuple[Any, ...], Turns]] = {}
     for device, part in trace.by_device().items():
-        rows: dict[tuple[Any, ...], Turns] = of_device.setdefault(device, {})
-        for place, duration_ns, num_bytes in _collectives(part):
-            found = rows.setdefault(place[:-1], Turns([], array("q"), array("q")))
-            found.turns.append(place[-1])
+        turns: dict[tuple[Any, ...], Turns] = of_device.setdefault(device, {})
+        for where, turn, duration_ns, num_bytes in _collectives(part):
+            found = turns.get(where)
+            if found is None:
+                found = turns[where] = Turns([], array("q"), array("q"))
+            found.turns.append(turn)
             found.durations_ns.append(duration_ns)
             found.num_bytes.append(-1 if num_bytes is None else num_bytes)
-    by_size: dict[SizeKey, Timed] = {}
-    durations = trace.kernels.intervals.durations_ns
-    for row, info in trace.collectives.items():
+    rows = np.fromiter(trace.collectives, dtype=np.int64, count=len(trace.collectives))
+    durations = trace.kernels.intervals.durations_ns[rows].tolist()
+    times: dict[SizeKey, list[int]] = defaultdict(list)
+    for info, duration_ns in zip(trace.collectives.values(), durations, strict=True):
         if info.num_bytes:
-            before = by_size.get(key := (info.kind, info.size, info.num_bytes), Timed(0, 0))
-            by_size[key] = Timed(before.number + 1, before.sum_ns + int(durations[row]))
+            times[info.kind, info.size, info.num_bytes].append(duration_ns)
+    by_size = {key: Timed(len(of_key), sum(of_key)) for key, of_key in times.items()}
     names = frozenset(trace.device_names.get(device, "") for device in trace.devices)
     return RankCollectives(trace.rank, trace.world_size, trace.on_host, names - {""}, of_device, by_size)
 
@@ -207,30 +210,31 @@ def _row(kind: str, group: str, members: tuple[_Member, ...], collectives: list[
     )
 
 
-def _collectives(trace: Trace) -> Iterator[tuple[_Place, int, int | None]]:
-    """Each collective of a trace, in order of time, the duration of its kernel in nanoseconds, and its bytes if known.
+def _collectives(trace: Trace) -> Iterator[tuple[_Place, int, int, int | None]]:
+    """Each collective of a trace, in order of time.
 
-    Copies are left out: they do not wait for other ranks.
+    That is its place among those of its kind and group, its turn there, the duration of its kernel in nanoseconds, and
+    its bytes if known. Copies are left out: they do not wait for other ranks.
     """
     kernels = trace.kernels
     rows = np.flatnonzero((kernels.kind == Kind.COMMUNICATION) & ~copies_of(kernels))
     rows = rows[np.argsort(kernels.intervals.start_ns[rows], kind="stable")]
-    durations = kernels.intervals.durations_ns
+    columns = (rows, kernels.intervals.durations_ns[rows], kernels.step[rows], kernels.collective[rows])
+    numbers = [step.number for step in trace.steps]
     turns: Counter[_Place] = Counter()
-    for row in rows.tolist():
-        info = trace.collectives.get(row) or CollectiveInfo(kind=kernels.collectives[kernels.collective[row]])
+    for row, duration_ns, step, kind in zip(*(column.tolist() for column in columns), strict=True):
+        info = trace.collectives.get(row) or CollectiveInfo(kind=kernels.collectives[kind])
         if info.kind == "send_recv":
             continue  # a send and its receive are different kernels
-        group = info.description or info.group
-        where: _Place = (info.kind, group, info.group, info.ranks, info.size)
+        where: _Place = (info.kind, info.description or info.group, info.group, info.ranks, info.size)
         if info.sequence is not None:
-            yield (*where, "sequence", info.sequence), int(durations[row]), info.num_bytes
+            yield (*where, "sequence"), info.sequence, duration_ns, info.num_bytes
             continue
         # Counted within the step, so that files that begin at different collectives still match in later steps.
-        step = int(kernels.step[row])
-        where = (*where, trace.steps[step].number if step >= 0 else None)
-        yield (*where, turns[where]), int(durations[row]), info.num_bytes
-        turns[where] += 1
+        where = (*where, numbers[step] if step >= 0 else None)
+        turn = turns[where]
+        turns[where] = turn + 1
+        yield where, turn, duration_ns, info.num_bytes
 
 
 def _doubts(traces: Sequence[RankCollectives]) -> Iterator[str]:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from overlap_callbacks.analysis.distinct import distinct_values
 from overlap_callbacks.analysis.kernels.table import KernelTable
-from overlap_callbacks.traces.collect import MAX_TIME_NS, Note
+from overlap_callbacks.traces.collect import Note
+from overlap_callbacks.traces.times import MAX_TIME_NS
 
 _STEP = re.compile(r"ProfilerStep#(\d{1,18})(?!\d)")
 # Steps that a sentence names; there may be thousands.

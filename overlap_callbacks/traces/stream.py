@@ -13,63 +13,26 @@ import codecs
 import functools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, TypeVar
 
 import msgspec
 
+from overlap_callbacks.traces.events import Event
 from overlap_callbacks.traces.files import PIECE_BYTES, Progress, TraceError, pieces
 
-
-class Args(msgspec.Struct, gc=False):
-    """What is needed of an event's ``args``, with the types that are in the file: they differ between versions."""
-
-    correlation: Any = None
-    device: Any = None
-    grid: msgspec.Raw = msgspec.Raw()
-    block: msgspec.Raw = msgspec.Raw()
-    registers: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="registers per thread")
-    shared_memory: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="shared memory")
-    blocks_per_sm: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="blocks per SM")
-    collective: Any = msgspec.field(default=None, name="Collective name")
-    in_elements: Any = msgspec.field(default=None, name="In msg nelems")
-    out_elements: Any = msgspec.field(default=None, name="Out msg nelems")
-    group_size: Any = msgspec.field(default=None, name="Group size")
-    dtype: Any = None
-    group: Any = msgspec.field(default=None, name="Process Group Name")
-    group_description: Any = msgspec.field(default=None, name="Process Group Description")
-    group_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
-    sequence: Any = msgspec.field(default=None, name="Seq")
-    input_dims: Any = msgspec.field(default=None, name="Input Dims")
-    input_type: Any = msgspec.field(default=None, name="Input type")
-
-
-Time = Union[int, float, str, None]
-
-
-class Event(msgspec.Struct, gc=False):
-    """One event. Its times are in microseconds, as JSON numbers are decoded."""
-
-    ph: Union[str, None] = None
-    cat: Union[str, None] = None
-    name: Union[str, None] = None
-    pid: Any = None
-    tid: Any = None
-    ts: Time = None
-    dur: Time = None
-    args: Union[Args, None] = None
-
-
-class ExactEvent(Event, gc=False):
-    """One event, with ``ts`` as text: a floating-point number may be too imprecise for its nanoseconds."""
-
-    ts: msgspec.Raw = msgspec.Raw()  # type: ignore[assignment]
+_Args = TypeVar("_Args", bound=msgspec.Struct)
 
 
 @functools.cache
 def _decoders(event: type[Event]) -> tuple[Any, Any]:
     return msgspec.json.Decoder(list[event]), msgspec.json.Decoder(event)  # type: ignore[valid-type]
+
+
+@functools.cache
+def _decoder_of(kind: type[msgspec.Struct]) -> Any:
+    return msgspec.json.Decoder(kind | None).decode
 
 
 _START = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -158,6 +121,35 @@ class EventStream:
                 rest = bytes(buffer[1:])
                 searched = len(rest)
         self._finish(rest, source, ended)
+
+    def args_of(
+        self, events: Sequence[Event], kind: type[_Args], odd: type[msgspec.Struct] | None = None, /
+    ) -> list[_Args | None]:
+        """The arguments of events, decoded; None of an event that has none, or none that can be read.
+
+        Args:
+            events: the events.
+            kind: what to decode them to: a struct of which all fields have defaults.
+            odd: what to decode them to if some have fields of other types.
+        """
+        decode = _decoder_of(kind)
+        try:
+            return [decode(event.args) for event in events]
+        except _DECODE_ERRORS:
+            if odd is not None:
+                return self.args_of(events, odd)  # type: ignore[arg-type]
+            return [self._repaired_args(event.args, decode) for event in events]
+
+    def _repaired_args(self, text: msgspec.Raw, decode: Callable[[Any], _Args | None]) -> _Args | None:
+        try:
+            return decode(text)
+        except _DECODE_ERRORS as error:
+            self._first_error = self._first_error or str(error)
+        self._num_repaired += 1
+        try:
+            return decode(msgspec.json.encode(msgspec.json.decode(_valid_json(bytes(text)))))
+        except (*_DECODE_ERRORS, UnicodeEncodeError):
+            return None
 
     def _checked(self, piece: bytes) -> bytes:
         """A piece; bytes that are no text are noticed, for the decoder of JSON skips unknown fields unread."""
@@ -401,7 +393,8 @@ def _is_stray(gap: bytes, place: int, is_before_event: bool) -> bool:
 
 _MAX_GAP_BYTES = 128
 _BOUNDARY = re.compile(rb"\}\s{0,60},\s{0,60}\{")
-_SEARCHED_BYTES = 2**16
+# The last boundary is mostly near the end: what is searched first, and then ever more.
+_SEARCHED_BYTES = 2**11
 
 
 def _last_boundary(buffer: bytearray, since: int) -> int:
@@ -413,8 +406,10 @@ def _last_boundary(buffer: bytearray, since: int) -> int:
             with each piece would take minutes.
     """
     end, first = len(buffer), max(0, since - _MAX_GAP_BYTES)
+    size = _SEARCHED_BYTES
     while end > first:
-        begin = max(first, end - _SEARCHED_BYTES)
+        begin = max(first, end - size)
+        size *= 2
         gaps = list(_BOUNDARY.finditer(buffer, begin, min(len(buffer), end + _MAX_GAP_BYTES)))
         if gaps:
             return gaps[-1].end() - 1

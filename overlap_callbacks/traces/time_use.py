@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -153,11 +152,13 @@ def _device_time(step: int | None, use: TimeUse, launches: bool) -> DeviceTime:
 def _critical_path(step: int | None, path: Path, kernels: KernelTable, launches: Launches) -> CriticalPath:
     # Without the host's waits, its time on the path may be that of what it waited for.
     is_known = launches.records_waits or not path.parts_ns[Part.HOST]
-    times: dict[tuple[int, bool], list[int]] = defaultdict(list)
-    for row, time_ns in path.rows:
-        if kernels.kind[row] != Kind.COPY:
-            times[int(kernels.name[row]), bool(kernels.kind[row] == Kind.COMMUNICATION)].append(time_ns)
-    longest = sorted(times.items(), key=lambda item: (-sum(item[1]), item[0]))[:MAX_PATH_KERNELS]
+    kind = kernels.kind[path.rows]
+    runs = kind != Kind.COPY
+    # A name may stand for kernels of both kinds.
+    key, place = np.unique(kernels.name[path.rows][runs] * 2 + (kind[runs] == Kind.COMMUNICATION), return_inverse=True)
+    calls = np.bincount(place, minlength=len(key))
+    time_ns = np.bincount(place, weights=path.rows_ns[runs], minlength=len(key))
+    longest = np.argsort(-time_ns, kind="stable")[:MAX_PATH_KERNELS].tolist()
     return CriticalPath(
         step=step,
         length_ms=path.length_ns / 1e6,
@@ -172,8 +173,13 @@ def _critical_path(step: int | None, path: Path, kernels: KernelTable, launches:
         at_most_host_ms=path.at_most_ns[Part.HOST] / 1e6 if is_known else None,
         kernels=tuple(
             [
-                PathKernel(name=kernels.names[name], communication=communication, calls=len(ns), time_ms=sum(ns) / 1e6)
-                for (name, communication), ns in longest
+                PathKernel(
+                    name=kernels.names[key[i] // 2],
+                    communication=bool(key[i] % 2),
+                    calls=int(calls[i]),
+                    time_ms=float(time_ns[i]) / 1e6,
+                )
+                for i in longest
             ]
         ),
     )

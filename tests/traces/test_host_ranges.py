@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from overlap_callbacks.traces import compare, host_ranges, read_trace
-from overlap_callbacks.traces.collect import EventTimes
+from overlap_callbacks.traces.times import EventTimes
 from overlap_callbacks.traces.comparison import NO_RANGE
 from overlap_callbacks.traces.figures import Comparison
 from overlap_callbacks.traces.host_ranges import HostRanges

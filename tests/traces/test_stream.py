@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from overlap_callbacks.traces.events import Args
 from overlap_callbacks.traces.stream import EventStream
 from tests import kineto
 
@@ -32,8 +33,7 @@ def number(value: Any) -> Any:
     return json.loads(text) if text else None
 
 
-def fields(event: Any) -> Fields:
-    args = event.args
+def fields(event: Any, args: Args | None) -> Fields:
     return (
         event.ph,
         event.cat,
@@ -62,7 +62,10 @@ def expected(content: bytes) -> list[Fields]:
 
 def streamed(path: Path, piece_bytes: int) -> tuple[list[Fields], EventStream]:
     stream = EventStream(path, piece_bytes=piece_bytes)
-    return [fields(event) for events in stream for event in events], stream
+    found = [
+        fields(event, args) for events in stream for event, args in zip(events, stream.args_of(events, Args), strict=True)
+    ]
+    return found, stream
 
 
 def with_info_last(content: bytes) -> bytes:

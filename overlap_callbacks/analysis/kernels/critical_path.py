@@ -10,7 +10,6 @@ last time that the host waited for the device.
 from __future__ import annotations
 
 import enum
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,7 +34,9 @@ class Part(enum.Enum):
     OTHER = "other"
 
 
-_PARTS = {Kind.COMPUTE: Part.COMPUTE, Kind.COMMUNICATION: Part.COMMUNICATION, Kind.COPY: Part.COPY}
+# By the kind of a row. Parts are counted by their place here: a member of an enum is slow to hash.
+_PARTS = (Part.COMPUTE, Part.COMMUNICATION, Part.COPY, Part.LAUNCH, Part.HOST, Part.OTHER)
+_LAUNCH, _HOST, _OTHER = map(_PARTS.index, (Part.LAUNCH, Part.HOST, Part.OTHER))
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,15 @@ class Path:
     Attributes:
         length_ns: length of the span.
         parts_ns: time of each part on the path.
-        rows: the rows on the path, latest first, and the time of each on it.
+        rows: the rows on the path, latest first; shape (n,).
+        rows_ns: time of each of them on the path; shape (n,).
         at_most_ns: what would be won at most if all compute, all communication, or the host took no time.
     """
 
     length_ns: int
     parts_ns: dict[Part, int]
-    rows: tuple[tuple[int, int], ...]
+    rows: Indices
+    rows_ns: Indices
     at_most_ns: dict[Part, int]
 
 
@@ -65,15 +68,18 @@ class CriticalPaths:
     """
 
     def __init__(self, kernels: KernelTable, launched_ns: Indices, waits: Intervals) -> None:
-        self._kernels = kernels
         rows = np.flatnonzero((kernels.intervals.durations_ns > 0) & (kernels.kind != Kind.OTHER))
         start, end = kernels.intervals.start_ns[rows], kernels.intervals.end_ns[rows]
         # Of rows that end together, the one that started first is the last in this order, and so is found.
         order = np.lexsort((rows, -start, end))
         self._rows, self._start_ns, self._end_ns = rows[order], start[order], end[order]
+        self._kind, self._lane = kernels.kind[self._rows], kernels.lane[self._rows]
         self._launched_ns = np.minimum(launched_ns[self._rows], self._start_ns)
-        self._before = self._predecessors(kernels.lane[self._rows])
+        self._before = self._predecessors(self._lane)
         self._waits, self._waited_for = self._waits_for(waits)
+        # The earliest start of each row and those that end later.
+        self._earliest_ns = np.minimum.accumulate(self._start_ns[::-1])[::-1]
+        self._is_serial = self._runs_in_turn()
 
     def _predecessors(self, lane: Indices) -> Indices:
         """What each row waited for, as a place in the order of ends; -1 for none; shape (rows,)."""
@@ -88,6 +94,12 @@ class CriticalPaths:
             counts = (place >= 0) & ((gap_ns <= HAND_OVER_NS) | ended_last)
             before[own[counts]] = found[counts]
         return before
+
+    def _runs_in_turn(self) -> bool:
+        """Whether no two rows of one stream ran at the same time."""
+        order = np.lexsort((self._start_ns, self._lane))
+        lane, start_ns, end_ns = self._lane[order], self._start_ns[order], self._end_ns[order]
+        return not ((lane[1:] == lane[:-1]) & (start_ns[1:] < end_ns[:-1])).any()
 
     def _waits_for(self, waits: Intervals) -> tuple[Indices, Indices]:
         """End of each wait of the host in which the device ended something, and the last row that did so."""
@@ -105,53 +117,59 @@ class CriticalPaths:
         place = int(np.searchsorted(self._end_ns, end_ns, side="right")) - 1
         if place < 0 or int(self._end_ns[place]) <= start_ns:
             return None
-        pieces = self._walk(place, start_ns)
-        parts: dict[Part, int] = dict.fromkeys(Part, 0)
-        rows: dict[int, int] = defaultdict(int)
-        for part, length_ns, row in pieces:
-            parts[part] += length_ns
-            if row >= 0:
-                rows[row] += length_ns
-        length_ns = int(self._end_ns[place]) - start_ns
-        return Path(length_ns, parts, tuple(rows.items()), self._at_most(start_ns, start_ns + length_ns, parts))
+        parts_ns, rows, rows_ns = self._walk(place, start_ns)
+        parts = dict(zip(_PARTS, parts_ns, strict=True))
+        end_ns = int(self._end_ns[place])
+        return Path(end_ns - start_ns, parts, rows, rows_ns, self._at_most(start_ns, end_ns, parts))
 
-    def _walk(self, place: int, start_ns: int) -> list[tuple[Part, int, int]]:
-        """The pieces of a path: what each consists of, its length, and its row, -1 for none."""
-        pieces: list[tuple[Part, int, int]] = []
-        until = int(self._end_ns[place])
+    def _walk(self, place: int, start_ns: int) -> tuple[list[int], Indices, Indices]:
+        """A path: the time of each part, by its place in ``_PARTS``; its rows, and the time of each on it."""
+        # Rows that end after the span began: what is looked at row by row is taken out of the arrays all at once.
+        first = int(np.searchsorted(self._end_ns, start_ns, side="right"))
+        starts, ends, launches, befores, kinds = (
+            column[first : place + 1].tolist()
+            for column in (self._start_ns, self._end_ns, self._launched_ns, self._before, self._kind)
+        )
+        parts_ns, places, lengths = [0] * len(_PARTS), [], []
+        until: int = ends[-1]
+        place -= first
         while until > start_ns:
-            row, begin = int(self._rows[place]), int(self._start_ns[place])
-            pieces.append((_PARTS[Kind(self._kernels.kind[row])], until - max(begin, start_ns), row))
+            begin = max(starts[place], start_ns)
+            parts_ns[kinds[place]] += until - begin
+            places.append(place)
+            lengths.append(until - begin)
             until = begin
             if until <= start_ns:
                 break
-            launched, before = int(self._launched_ns[place]), int(self._before[place])
-            ended = int(self._end_ns[before]) if before >= 0 else start_ns
+            launched, before = launches[place], befores[place] - first
+            ended = ends[before] if before >= 0 else start_ns
+            part = _OTHER
             if launched >= 0 and launched >= ended:
-                pieces.append((Part.LAUNCH, until - max(launched, start_ns), -1))
+                parts_ns[_LAUNCH] += until - max(launched, start_ns)
                 until = max(launched, start_ns)
                 wait = int(np.searchsorted(self._waits, launched, side="right")) - 1
-                before = int(self._waited_for[wait]) if wait >= 0 else -1
-                ended, part = int(self._end_ns[before]) if before >= 0 else start_ns, Part.HOST
-            else:
-                part = Part.OTHER
-            pieces.append((part, until - max(ended, start_ns), -1))
+                before = int(self._waited_for[wait]) - first if wait >= 0 else -1
+                ended, part = ends[before] if before >= 0 else start_ns, _HOST
+            parts_ns[part] += until - max(ended, start_ns)
             until, place = max(ended, start_ns), before
-        return pieces
+        return parts_ns, self._rows[first + np.array(places)], np.array(lengths, dtype=np.int64)
 
     def _at_most(self, start_ns: int, end_ns: int, parts: dict[Part, int]) -> dict[Part, int]:
         """What would be won at most: no more than the path has of it, and what remains has to run on its streams."""
-        ran = self._kernels.intervals
-        kernels = self._kernels[(ran.start_ns < end_ns) & (ran.end_ns > start_ns)]
+        first = int(np.searchsorted(self._end_ns, start_ns, side="right"))
+        last = int(np.searchsorted(self._earliest_ns, end_ns, side="left"))
         inside = Intervals(
-            np.maximum(kernels.intervals.start_ns, start_ns), np.minimum(kernels.intervals.end_ns, end_ns)
+            np.maximum(self._start_ns[first:last], start_ns),
+            np.maximum(np.minimum(self._end_ns[first:last], end_ns), start_ns),
         )
+        kind, lane = self._kind[first:last], self._lane[first:last]
+        lengths_ns = np.maximum(inside.durations_ns, 0)
 
         def longest_ns(kinds: Sequence[Kind]) -> int:
-            wanted = np.isin(kernels.kind, kinds)
-            return max(
-                (inside[wanted & (kernels.lane == lane)].busy_ns for lane in distinct_values(kernels.lane)), default=0
-            )
+            wanted = np.isin(kind, [int(kind) for kind in kinds])
+            if self._is_serial:
+                return int(np.bincount(lane[wanted], weights=lengths_ns[wanted]).max(initial=0))
+            return max((inside[wanted & (lane == number)].busy_ns for number in distinct_values(lane)), default=0)
 
         length_ns = end_ns - start_ns
         host_ns = parts[Part.LAUNCH] + parts[Part.HOST]

@@ -58,6 +58,9 @@ class TimeUses:
         self._compute = compute.union()
         self._with_comm = _joined(compute, comm).union()
         self._busy = _joined(compute, comm, copies).union()
+        # Of each gap, where the row begins that ends it, and where it begins itself.
+        self._gap_ends = np.append(self._busy.start_ns, np.iinfo(np.int64).max)
+        self._gap_starts = np.concatenate(([np.iinfo(np.int64).min], self._busy.end_ns))
         ran = (kernels.intervals.durations_ns > 0) & (kernels.kind != Kind.OTHER)
         order = np.flatnonzero(ran)
         # Of rows that start together, the one launched first counts; one without a launch counts as launched long ago.
@@ -92,11 +95,11 @@ class TimeUses:
 
         Where the span begins within a gap, so does its part of the gap. The gap after the last row is ended by none.
         """
-        starts = np.append(self._busy.start_ns, np.iinfo(np.int64).max)
-        ends = np.concatenate(([np.iinfo(np.int64).min], self._busy.end_ns))
-        inside = (starts > start_ns) & (ends < end_ns) & (starts < np.iinfo(np.int64).max)
-        gaps = Intervals(np.maximum(ends[inside], start_ns), np.minimum(starts[inside], end_ns))
-        rows = np.searchsorted(self._start_ns, starts[inside], side="left")
+        first = int(np.searchsorted(self._gap_ends, start_ns, side="right"))
+        last = min(int(np.searchsorted(self._gap_starts, end_ns, side="left")), len(self._busy))
+        starts, ends = self._gap_starts[first:last], self._gap_ends[first:last]
+        gaps = Intervals(np.maximum(starts, start_ns), np.minimum(ends, end_ns))
+        rows = np.searchsorted(self._start_ns, ends, side="left")
         return gaps, self._launched_ns[rows]
 
 

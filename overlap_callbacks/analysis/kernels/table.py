@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import itertools
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -175,6 +175,24 @@ class KernelTableBuilder:
         self.shape.append(self.shapes.setdefault(shape, len(self.shapes)))
         numbers = self.collectives.numbers
         self.collective.append(numbers.setdefault(collective, len(numbers)))
+
+    def extend(
+        self,
+        *,
+        kind: Iterable[int],
+        name: Iterable[int],
+        correlation: Iterable[int],
+        shape: Iterable[int],
+        collective: Iterable[int],
+        lane: Iterable[int],
+    ) -> None:
+        """Append everything of some rows except their times, with the numbers that stand for texts and shapes."""
+        self.kind.extend(kind)
+        self.correlation.extend(correlation)
+        self.lane.extend(lane)
+        self.name.extend(name)
+        self.shape.extend(shape)
+        self.collective.extend(collective)
 
     def clean_names(self) -> None:
         """Clean all names for use in tables, see ``safe_text.clean``."""
