@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 _LOCAL_NAMES = ("localhost", "", None)
+# What was asked for, in the job's folder: whoever asks may catch the error and say nothing.
+ASKED = "asked"
 
 
 class RequestError(AssertionError):
@@ -27,20 +29,28 @@ def _refuse_others(host: Any, what: str) -> None:
     raise RequestError(f"{what} asked for {host!r}")
 
 
-def forbid_requests() -> None:
-    """Make the network's functions raise for anything but this machine."""
+def forbid_requests(folder: Path) -> None:
+    """Make the network's functions raise for anything but this machine, and note it in a file of this folder."""
     real_connect, real_connect_ex, real_resolve = socket.socket.connect, socket.socket.connect_ex, socket.getaddrinfo
+
+    def refuse(host: Any, what: str) -> None:
+        try:
+            _refuse_others(host, what)
+        except RequestError as error:
+            with (folder / ASKED).open("a") as file:
+                file.write(f"{error}\n")
+            raise
 
     def guarded(real: Any) -> Any:
         def connect(self: socket.socket, address: Any) -> Any:
             if self.family in (socket.AF_INET, socket.AF_INET6):
-                _refuse_others(address[0], "connect")
+                refuse(address[0], "connect")
             return real(self, address)
 
         return connect
 
     def resolve(host: Any, *args: Any, **options: Any) -> Any:
-        _refuse_others(host, "getaddrinfo")
+        refuse(host, "getaddrinfo")
         return real_resolve(host, *args, **options)
 
     socket.socket.connect = guarded(real_connect)  # type: ignore[method-assign]
@@ -50,14 +60,14 @@ def forbid_requests() -> None:
 
 def run_rank_offline(rank: int, config: Any, port: int, queue: Any) -> None:
     """A rank of the demo, whose process may not ask the network either."""
-    forbid_requests()
+    forbid_requests(config.run_dir.parent)
     from overlap_callbacks.cli.demo.worker import run_rank
 
     run_rank(rank, config, port, queue)
 
 
 def main(folder: Path) -> None:
-    forbid_requests()
+    forbid_requests(folder)
     from overlap_callbacks.cli.demo import launch
     from overlap_callbacks.cli.main import main as overlap
 

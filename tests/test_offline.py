@@ -36,6 +36,8 @@ def isolated() -> bool:
 def check(command: list[str], folder: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
+    asked = folder / offline_jobs.ASKED
+    assert not asked.exists(), asked.read_text()
     assert (folder / "run" / "overlap.jsonl").stat().st_size > 0
     page = (folder / "page.html").read_text()
     assert "</html>" in page
@@ -64,6 +66,20 @@ def test_the_guard_refuses_any_other_machine(host: str | bytes) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", socket.gethostname()])
 def test_the_guard_lets_this_machine_pass(host: str) -> None:
     offline_jobs._refuse_others(host, "connect")
+
+
+def test_a_request_is_noted_though_whoever_asks_catches_the_error(tmp_path: Path) -> None:
+    asks = f"""
+import contextlib, pathlib, socket
+from tests import offline_jobs
+offline_jobs.forbid_requests(pathlib.Path({str(tmp_path)!r}))
+with contextlib.suppress(Exception):
+    socket.create_connection(("192.0.2.1", 80), timeout=1)
+socket.getaddrinfo("localhost", 80)
+"""
+    done = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / offline_jobs.ASKED).read_text() == "getaddrinfo asked for '192.0.2.1'\n"
 
 
 def test_what_a_page_would_load_is_found() -> None:

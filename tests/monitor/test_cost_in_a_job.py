@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 
 from overlap_callbacks import Schedule
 from overlap_callbacks.instruments.profiler import Profile
-from tests.distributed import run_ranks
-from tests.monitor.jobs import KeptReports, Training, new_monitor
+from overlap_callbacks.monitor.background import reporter
+from tests.distributed import captured_log, run_ranks
+from tests.monitor.jobs import KeptReports, Training, new_monitor, tiny_schedule, wait_until
 
 pytestmark = pytest.mark.alone
 
@@ -43,6 +47,60 @@ def test_a_job_with_the_library_takes_as_much_longer_as_its_windows_are_said_to_
     assert low <= 0.0 <= high, (found, low, high)
     # The figure is that cost over the training between two windows.
     assert all(overhead > 0.0 for overhead in found["overhead"])
+
+
+SLOWED_STEPS, SLOWER_BY_S = 30, 0.05
+
+
+def _slowed_after_its_first_window(rank: int) -> dict[str, Any]:
+    """A job in which some steps take longer, while our thread reads the first window and because it does.
+
+    So what is lost after that window is known, and takes our thread no CPU time. The second window opens once the first
+    one's report is there.
+    """
+    reading, slowed, measure = threading.Event(), threading.Event(), reporter.measure
+
+    def read(window: Any, *job: Any) -> Any:
+        if not window.number:
+            reading.set()
+            slowed.wait(60.0)
+        return measure(window, *job)
+
+    reporter.measure = read
+    training, sink = Training(rank), KeptReports()
+    schedule = tiny_schedule(every_n_steps=500, first_step=40)
+    slow, began, ended = 0, 0.0, 0.0
+    with captured_log(logging.INFO) as lines, new_monitor(sink, schedule=schedule, max_overhead=0.05) as monitor:
+        for step in range(schedule.every_n_steps + 60):
+            if step == schedule.first_step:
+                began = time.perf_counter()
+            elif step == schedule.every_n_steps:
+                wait_until(lambda: rank != 0 or bool(sink.reports), 60.0)
+                dist.barrier()
+            with monitor.step():
+                training.step()
+                if reading.is_set() and slow < SLOWED_STEPS:
+                    time.sleep(SLOWER_BY_S)
+                    slow += 1
+            if slow == SLOWED_STEPS and not slowed.is_set():
+                slowed.set()
+                ended = time.perf_counter()
+    reporter.measure = measure
+    return {
+        "took_ms": (ended - began) * 1e3,
+        "told": [(report.window, report.lost_ms, report.measurement_overhead) for report in sink.reports],
+        "left_out": [line for line in lines if "a window costs" in line],
+    }
+
+
+def test_what_steps_lose_after_the_first_window_is_told_whole_and_has_to_be_paid_for() -> None:
+    first, second = run_ranks(_slowed_after_its_first_window, 2)
+    ((window, told_ms, overhead),) = first["told"]  # the second one is left out
+    assert window == 0
+    assert SLOWED_STEPS * SLOWER_BY_S * 1e3 < told_ms < 1.5 * max(first["took_ms"], second["took_ms"])
+    assert overhead > 0.05
+    (line,) = first["left_out"]
+    assert "max_overhead allows 5.00%" in line
 
 
 EVALUATION_S = 2.0

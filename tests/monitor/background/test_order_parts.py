@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 from unittest import mock
 
 import pytest
+import torch.distributed as dist
 
 from overlap_callbacks.gate.deadlock import CollectiveSequence, PrecedenceGraph, find_conflict
 from overlap_callbacks.monitor.background import order_check, order_parts
 from overlap_callbacks.monitor.background.agreement import OrderMessage, in_step
-from overlap_callbacks.monitor.background.order_check import Decision, Verdicts, decide
+from overlap_callbacks.monitor.background.budget import WindowBudget
+from overlap_callbacks.monitor.background.order_check import Decision, OrderChecker, Ruling, Verdicts, decide
 from overlap_callbacks.monitor.background.order_parts import OrderPart
+from overlap_callbacks.monitor.background.store import Connection, Job, StoreChannel
 from tests.gate.sequences import A, B, C, order, receive, send
 
 
@@ -71,3 +76,27 @@ def test_more_sequences_than_are_compared_are_refused_with_a_sentence(
     assert "2 different sequences" in ruling.reason
     # Where all groups are in step, no sequence is needed.
     assert decide(part_of(order(A, B, A), order(A, C, A)), 2, 1.0, Verdicts()).decision is Decision.GRANTED
+
+
+def test_the_training_thread_does_not_wait_for_a_search_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on = threading.Event()
+
+    def search(*_: object) -> Ruling:
+        goes_on.wait(30)
+        return Ruling(Decision.GRANTED)
+
+    monkeypatch.setattr(order_check, "decide", search)
+    channel = StoreChannel(Job(0, 1, "gloo"), "prefix", Connection(dist.HashStore))
+    checker = OrderChecker(channel, timeout_s=0.1, budget=WindowBudget(None), on_error=lambda _: None)
+    checker.start("first", order(A, B), 0)
+    began_s = time.monotonic()
+    ruling = checker.await_ruling()
+    assert time.monotonic() - began_s < 20
+    assert (ruling.decision, ruling.reason) == (Decision.LATE, "the order check was not done within 0.3 s")
+    assert checker.patience_s == 0.1  # nor for so long again, until a check is done in time
+    goes_on.set()
+    checker.start("second", order(A, B), 1)
+    checker.patience_s = 30.0
+    assert checker.await_ruling().decision is Decision.GRANTED
+    assert checker.patience_s == pytest.approx(0.3)
+    checker.close(5.0)

@@ -1,0 +1,91 @@
+"""``dev.py``: the environments of other versions, and the tests that run in them. Nothing is installed here."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def dev(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """The script in a checkout of its own. In place of environments it makes folders."""
+    spec = importlib.util.spec_from_file_location("dev", ROOT / "dev.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for file in ("pyproject.toml", "constraints.txt", "constraints-oldest.txt"):
+        (tmp_path / file).write_bytes((ROOT / file).read_bytes())
+    monkeypatch.setattr(module, "HERE", tmp_path)
+    monkeypatch.setattr(module, "VENV", tmp_path / ".venv")
+    monkeypatch.setattr(module.venv, "create", make_folder)
+    return module
+
+
+def make_folder(folder: Path, with_pip: bool) -> None:
+    assert with_pip
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python").touch()
+
+
+def commands(dev: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[list[str]]:
+    """What the script would run."""
+    found: list[list[str]] = []
+    monkeypatch.setattr(dev, "run", lambda *command: found.append([str(part) for part in command]) or 0)
+    monkeypatch.setattr(sys, "argv", ["dev.py", *arguments])
+    assert dev.main() == 0
+    return found
+
+
+@pytest.mark.parametrize("versions", ["oldest", "newest"])
+def test_other_versions_have_an_environment_of_their_own(
+    dev: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, versions: str
+) -> None:
+    *installing, testing = commands(dev, monkeypatch, "test", "--versions", versions, "-x")
+    environment = str(tmp_path / f".venv-{versions}" / "bin" / "python")
+    assert {command[0] for command in (*installing, testing)} == {environment}
+    assert [command[-1] for command in installing] == ["torch", f"{tmp_path}[test]"]
+    for command in installing:
+        if versions == "oldest":
+            assert command[command.index("-c") + 1] == str(tmp_path / "constraints-oldest.txt")
+        else:
+            assert "-c" not in command
+            assert command[command.index("--upgrade-strategy") + 1] == "eager"
+    # All rooms but those whose tests hold for one set of versions only.
+    left_out = {"--ignore=tests/docs", "--ignore=tests/gpu", "--ignore=tests/report/html"}
+    assert testing[1:] == ["-m", "pytest", "tests", *sorted(left_out), "-x"]
+
+
+def test_the_tests_that_are_named_run_alone_with_other_versions(
+    dev: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = commands(dev, monkeypatch, "test", "--versions", "oldest", "tests/gate", "-x")
+    assert found[-1][1:] == ["-m", "pytest", "tests/gate", "-x"]
+
+
+def test_what_is_installed_already_is_not_installed_again_until_a_requirement_changes(
+    dev: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    arguments = ("test", "--versions", "oldest", "tests/gate")
+    assert len(commands(dev, monkeypatch, *arguments)) == 3
+    assert len(commands(dev, monkeypatch, *arguments)) == 1
+    with (tmp_path / "constraints-oldest.txt").open("a") as file:
+        file.write("numpy==1.26.1\n")
+    assert len(commands(dev, monkeypatch, *arguments)) == 3
+    assert len(commands(dev, monkeypatch, "test", "tests/gate")) == 3  # the tested versions are elsewhere
+
+
+def test_versions_that_there_are_not_are_refused_with_the_two_that_there_are() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "dev.py"), "test", "--versions", "older"],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "--versions must be oldest or newest, got 'older'" in done.stderr
