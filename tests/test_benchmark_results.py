@@ -1,0 +1,96 @@
+"""The figures in ``benchmarks/results``: each with the command that made it, and those that have a goal meet it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+# Those of GPUs, one for each step and device, have one row together.
+OF_GPUS = "gpu-STEP-DEVICE.json"
+FILES = sorted(path.name for path in RESULTS.glob("*.json") if not path.name.startswith("gpu-"))
+GOAL_OF_INTERVALS = 0.94
+
+
+def result(name: str) -> Any:
+    return json.loads((RESULTS / name).read_text())
+
+
+def rows() -> dict[str, str]:
+    """Of each file, its row of the table."""
+    found = {}
+    for line in (RESULTS / "README.md").read_text().splitlines():
+        if line.startswith("| `"):
+            for name in re.findall(r"`([\w-]+\.json)`", line.split("|")[1]):
+                found[name] = line
+    return found
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_result_has_a_row_with_the_command_that_made_it(name: str) -> None:
+    row = rows()[name]
+    _, _, command, says, _ = row.split("|", 4)
+    (script,) = {Path(part) for part in re.findall(r"(?:python3? )(-m tests\.\w+|[\w/]+\.py)", command)}
+    path = str(script).removeprefix("-m ").replace(".", "/") if str(script).startswith("-m") else str(script)
+    assert (ROOT / path).exists(), command
+    assert re.search(r"\d", says)
+
+
+def test_no_row_is_of_a_file_that_is_not_there() -> None:
+    assert set(rows()) == {OF_GPUS, *FILES}
+
+
+def test_thousands_of_ranks_cost_rank_0_what_the_goals_allow() -> None:
+    fewer, more = result("scale-4096-cpu.json"), result("scale-8192-cpu.json")
+    assert (fewer["ranks"], more["ranks"]) == (4096, 8192)
+    assert fewer["rank0_cpu_s"] < 0.1
+    assert more["rank0_cpu_s"] < 1.2 * fewer["rank0_cpu_s"]
+    for found in (fewer, more):
+        assert found["record_line_bytes"] < 200_000
+        assert found["connections_per_rank"] == 1
+        assert found["keys_left"] == 0
+        assert found["collectives"] == 4000
+        assert found["order_check_of_different_orders"]["orders"] == 64
+
+
+def test_records_of_ten_thousand_windows_are_shown_as_fast_as_the_goals_ask() -> None:
+    found = result("records-cpu.json")
+    assert found["environment"]["windows"] == 10_000
+    show, report = found["results"]["show"], found["results"]["report"]
+    assert show["wall_s"] < 2.0
+    assert show["peak_mb"] < 200
+    assert report["wall_s"] < 10.0
+    assert found["results"]["page_bytes"] < 5e6
+
+
+def test_what_windows_cost_is_told_within_the_interval_of_what_they_took() -> None:
+    jobs = result("cost-cpu.json")["jobs"]
+    assert len(jobs) >= 2
+    for job in jobs:
+        _, low, high = job["took_but_not_told_ms"]
+        assert low <= 0.0 <= high
+
+
+def test_the_budget_is_kept_whatever_windows_and_steps_do() -> None:
+    found = result("budget-cpu.json")
+    allowed = float(re.search(r"--max-overhead ([\d.]+)", found["environment"]["command"])[1])  # type: ignore[index]
+    assert {"steady", "swinging", "dear window"} <= found["results"].keys()
+    for job in found["results"].values():
+        assert job["windows"] > 1
+        assert max(job["share_when_windows_begin"]) <= allowed
+
+
+def test_intervals_of_running_jobs_hold_the_truth() -> None:
+    # Those of before intervals had a least width do not tell the truth window by window.
+    runs = [run for run in result("truth-cpu.json")["runs"] if "truths" in run]
+    slowdowns = {(run["job"]["work"], run["job"]["slowdown"]) for run in runs}
+    assert {("clock", 0.0), ("clock", 0.05), ("clock", 0.2)} <= slowdowns
+    for run in runs:
+        for name, figure in run["figures"].items():
+            assert figure["of"] >= 100
+            assert figure["held"] >= GOAL_OF_INTERVALS * figure["of"], (run["job"], name)
