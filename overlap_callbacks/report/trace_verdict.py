@@ -19,10 +19,12 @@ _OFTEN = 0.5
 
 def verdict(analysis: Analysis, style: Style = PLAIN) -> tuple[str, ...]:
     """The sentences, what matters most first; empty if the files hold nothing."""
-    traces = [trace for trace in analysis.traces if trace.time]
-    if not traces:
-        return ()
+    timed = [trace for trace in analysis.traces if trace.time]
+    traces = [trace for trace in timed if not trace.total.cut]
     sentences = list(_skew(analysis, style))
+    if not traces:
+        unknown = "What the devices do with their time is not known: kernels are missing."
+        return (*sentences, *([unknown] if timed else []))
     sentences.append(_shares(traces, style))
     sentences += _host(traces, style)
     sentences += _communication(traces, style)

@@ -118,7 +118,7 @@ def _device_figures(trace: Trace, device: int, arm: Mode, problems: list[str]) -
         device=device,
         device_name="" if trace.on_host else trace.device_names.get(device, ""),
         on_host=trace.on_host,
-        total=step_figures(sums.of_rows(np.arange(len(kernels))), None, span_ms(trace), communicates),
+        total=step_figures(sums.of_rows(np.arange(len(kernels))), None, span_ms(trace), communicates, cut=trace.is_cut),
         steps=tuple(
             step_figures(
                 sums.of_steps([i]), trace.steps[i].number, trace.steps[i].wall_ms, communicates, cut=trace.steps[i].cut
@@ -253,7 +253,7 @@ def _estimate(trace: Trace) -> SlowdownEstimate | None:
         return None
     # Turns need several steps to compare; and without launch shapes, a name alone does not identify a kernel.
     methods: list[tuple[tuple[Level, ...], str]] = []
-    if len(trace.steps) > 1:
+    if len(trace.steps) > 1 and not trace.is_cut:
         methods.append((IN_TURN, "calls of one kernel in the same turn of different steps"))
     if any(trace.kernels.shapes):
         methods.append((SAME_LAUNCH, "calls of one kernel with the same grid and block"))

@@ -183,7 +183,6 @@ class DeviceEvents(EventCollector):
         launch_correlation: number that each launch shares with its kernel. Calls that launch nothing are left out.
         launch_thread: thread of each launch, as a number of ``threads``.
         threads: numbers of the threads that launched, which are as they are in the file.
-        launch_of_kernel: whether each launch launched a kernel, and no copy or anything else.
         launch_times: when each launch was made.
         wait_times: when the host waited for the device.
         ranges: other ranges of the host: modules, and what users and torch have named.
@@ -197,14 +196,12 @@ class DeviceEvents(EventCollector):
         self.launch_correlation = array("Q")
         self.launch_thread = array("i")
         self.threads: _Numbers[int | str] = _Numbers.in_order()
-        self.launch_of_kernel = array("b")
         self.launch_times = EventTimes(exact)
         self.wait_times = EventTimes(exact)
         self.ranges = HostRanges(EventTimes(exact))
         self._all_times += [self.launch_times, self.wait_times, self.ranges.times]
         self._shared_args: dict[tuple[Any, ...], Args] = {}
         self._lanes: _Numbers[tuple[int, int | str]] = _Numbers.in_order()
-        self._of_kernel: _Numbers[str | None] = _Numbers(launches_kernel)
         self._launches_nothing: _Numbers[str | None] = _Numbers(
             lambda name: bool(_LAUNCHES_NOTHING.match(name or "")) and not launches_kernel(name)
         )
@@ -212,11 +209,14 @@ class DeviceEvents(EventCollector):
         self._metadata = KernelMetadata()
         self._shapes: _Numbers[Any] = _Numbers(self._shape_number)
 
-    def add_launch(self, correlation: int, thread: Any, of_kernel: bool) -> None:
+    def add_launch(self, correlation: int, thread: Any) -> None:
         """Keep a launch whose time was kept."""
         self.launch_correlation.append(correlation & _UINT64)
         self.launch_thread.append(self.threads[hashable(thread)])
-        self.launch_of_kernel.append(of_kernel)
+
+    def lane_of(self, device: int, stream: Any) -> int:
+        """The number of a stream of a device."""
+        return self._lanes[device, hashable(stream)]
 
     @property
     def streams(self) -> tuple[str, ...]:
@@ -268,7 +268,6 @@ class DeviceEvents(EventCollector):
             numbers = [numbers[places[id(event)]] for event in kept]
         self.launch_correlation.extend(_unsigned(numbers))
         self.launch_thread.extend(map(self.threads.__getitem__, _all_hashable([event.tid for event in kept])))
-        self.launch_of_kernel.extend([self._of_kernel[event.name] for event in kept])
 
     def _add_rows(self, events: list[Event], args_of: ArgsReader) -> None:
         events = self.times.extend(events)

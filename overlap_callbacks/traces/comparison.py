@@ -87,7 +87,7 @@ class _Side:
         kernels = trace.kernels
         sums = KernelSums(kernels)
         steps = [step for step in sums.steps if not trace.steps[step].cut]
-        self.only_cut = bool(sums.steps) and not steps
+        self.is_cut = trace.is_cut
         if steps:
             inside = np.isin(kernels.step, steps)
             wall_ms = float(np.mean([trace.steps[i].wall_ms for i in steps]))
@@ -131,8 +131,8 @@ def _faults(ov: _Side, seq: _Side, figures: Mapping[str, float], matched: float)
             f"the sequential file is not sequential: {of_comm:.0%} of its communication runs beside compute, above "
             f"{RESIDUAL_COMM_LIMIT:.0%}"
         )
-    if ov.only_cut or seq.only_cut:
-        yield "a file is cut off, and holds no step whole"
+    if ov.is_cut or seq.is_cut:
+        yield "a file is cut off, and no step of it is known to be whole"
     elif ov.has_steps != seq.has_steps:
         yield "only one of the files has ProfilerStep ranges: a step cannot be compared with a whole file"
     elif matched < _MIN_MATCHED_FRACTION:

@@ -39,7 +39,7 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
         hidden_comm_fraction: hidden_comm / comm; None if the step has no communication.
         copy_ms: sum of the device's memory copies and fills.
         kernels: number of compute and communication kernels.
-        cut: whether the file is cut off, and kernels of this step may be missing. Such a step is in no mean.
+        cut: whether the file is cut off, so that kernels may be missing. Such a step is in no mean.
     """
 
     step: int | None

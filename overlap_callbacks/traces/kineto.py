@@ -65,6 +65,7 @@ class Trace:
         problems: what is wrong or doubtful, in words.
         warnings: those of ``problems`` that must be read before any figure.
         launches: the host's side of the kernels; None of a CPU job.
+        is_cut: whether the file ends before its events do, so that it lacks kernels.
     """
 
     path: Path
@@ -79,6 +80,7 @@ class Trace:
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     launches: Launches | None = None
+    is_cut: bool = False
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -242,8 +244,7 @@ def trace_of_device(
         place = {int(row): i for i, row in enumerate(kept)}
         kernels, device, launches = kernels[kept], device[kept], launches[kept]
         collectives = {place[row]: info for row, info in collectives.items() if row in place}
-    unfinished = _unfinished(collected) if is_cut else None
-    trace = _trace(path, head, kernels, device, found, collectives, problems, unfinished=unfinished)
+    trace = _trace(path, head, kernels, device, found, collectives, problems, is_cut=is_cut)
     return dataclasses.replace(trace, launches=launches)
 
 
@@ -275,7 +276,7 @@ def _trace_of_host(path: Path, collected: HostEvents, stream: EventStream, patte
     likely = sorted(filter(likeness, collected.other_ranges), key=lambda name: (-likeness(name), name))[:MAX_SUSPECTS]
     return _trace(
         path, stream.head, kernels, device, steps, {}, problems,
-        unfinished=() if stream.is_cut else None, on_host=True, likely=likely,
+        is_cut=stream.is_cut, on_host=True, likely=likely,
     )  # fmt: skip
 
 
@@ -290,6 +291,14 @@ def _refuse(path: Path, collected: HostEvents, stream: EventStream) -> None:
             f"{path} is of a device that is not known: it holds no kernels, but {foreign_events(collected.foreign)}; "
             "devices of NVIDIA, AMD and Intel and CPU jobs are read"
         )
+    # What a file holds of the host would pass for a CPU job. Kineto writes it first.
+    if stream.is_cut and _is_of_device(collected, stream.head):
+        raise TraceError(f"{path} is cut off before its first kernel of the device")
+    if collected.launches:
+        raise TraceError(
+            f"{path} holds the launches of {count(collected.launches, 'kernel')} of a device, but not the kernels: let "
+            "the device finish before the profiler stops, and see that no other profiler has the device"
+        )
     if len(collected.rows) or len(collected.ranges):
         return
     if stream.is_cut:
@@ -302,13 +311,12 @@ def _refuse(path: Path, collected: HostEvents, stream: EventStream) -> None:
     )
 
 
-def _unfinished(collected: DeviceEvents) -> list[int]:
-    """When kernels were launched that are not in the file, in nanoseconds."""
-    launched = np.array(collected.launch_correlation, dtype=np.uint64)
-    of_kernel = np.array(collected.launch_of_kernel, dtype=bool)
-    missing = of_kernel & ~np.isin(launched, np.array(collected.rows.correlation, dtype=np.uint64))
-    times_ns, _, impossible, _ = collected.launch_times.bounds()
-    return [int(time_ns) for time_ns in times_ns[missing & ~impossible].tolist()]
+def _is_of_device(collected: HostEvents, head: dict[str, Any]) -> bool:
+    """Whether a file that holds no kernels is of a job on devices, as far as it tells."""
+    info = head.get("distributedInfo")
+    backend = info.get("backend") if isinstance(info, dict) else None
+    told = head.get("deviceProperties") or "nccl" in str(backend)
+    return bool(told or collected.enqueued or collected.launches)
 
 
 def _trace(
@@ -320,7 +328,7 @@ def _trace(
     collectives: dict[int, CollectiveInfo],
     problems: list[str],
     *,
-    unfinished: Sequence[int] | None,
+    is_cut: bool,
     on_host: bool = False,
     likely: Sequence[str] = (),
 ) -> Trace:
@@ -334,16 +342,17 @@ def _trace(
         steps: its steps, ascending in time.
         collectives: what is known about each communication kernel, by row.
         problems: what is wrong or doubtful so far, in words.
-        unfinished: of a file that is cut off, when kernels were launched that it does not hold; else None.
+        is_cut: whether the file ends before its events do.
         on_host: whether the file was read as a CPU job.
         likely: ranges of the host that may be communication, by their names.
     """
     problems += doubts_of(kernels, steps)
     rank, world_size = _job(head, problems)
     warnings = []
-    if unfinished is not None:
-        steps, named = mark_cut(steps, kernels, unfinished)
-        warnings.append(f"the file is cut off, so its totals lack kernels{f': {named}' if named else ''}")
+    if is_cut:
+        steps, named = mark_cut(steps, kernels)
+        lacks = "the file is cut off, so its totals lack kernels, and their time looks idle"
+        warnings.append(f"{lacks}: {named}" if named else lacks)
     if world_size is not None and world_size > 1 and not (kernels.kind == Kind.COMMUNICATION).any():
         names = ", ".join(suspects(kernels) if not on_host else likely) or "none sounds like it"
         warnings.append(
@@ -362,6 +371,7 @@ def _trace(
         device_names=_device_names(head),
         problems=(*warnings, *problems),
         warnings=tuple(warnings),
+        is_cut=is_cut,
     )
 
 

@@ -18,6 +18,7 @@ from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.traces.collect import ENQUEUED, DeviceEvents, Note, short_name
 from overlap_callbacks.traces.files import SQLITE_MAGIC, Progress, TraceError, starts_with
 from overlap_callbacks.traces.kineto import Trace, trace_of_device
+from overlap_callbacks.traces.launches import WAITING_CALLS
 
 if TYPE_CHECKING:
     import sqlite3
@@ -32,6 +33,8 @@ _MEMORIES = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 
 _ROWS_AT_ONCE = 4096
 # Ranges that count as steps if there is no ProfilerStep#.
 _LIKE_STEPS = re.compile(r"(?i)^(?:train(?:ing)?[\s_-]*)?(?:step|iter|iteration|batch)[\s_#:=-]*(\d{1,18})$")
+# Calls have the version of their interface in their names, as cudaDeviceSynchronize_v3020.
+_VERSION = re.compile(r"(_v\d+)?(_pt[sd]z)?$")
 _PID_SHIFT, _PID_MASK = 24, 0xFFFFFF
 
 
@@ -161,13 +164,13 @@ class _Reader:
         self._tables, self._process, self._progress = tables, process, progress
         self._texts: dict[Any, str] = {}
         self._shapes: dict[tuple[Any, ...], LaunchShape | str] = {}
-        self._lanes: dict[tuple[Any, ...], int] = {}
 
     def read(self) -> None:
         """Read everything."""
         self._kernels()
         self._copies()
         self._launches()
+        self._waits()
         self._ranges()
         graphs = sum(1 for _ in self._tables.select(_GRAPHS, ("start",)))
         if graphs:
@@ -199,7 +202,7 @@ class _Reader:
         if not self.events.times.add_ns(start, end):
             return
         device = device if type(device) is int and 0 <= device < 2**31 else 0
-        lane = self._lanes.setdefault((device, stream), len(self._lanes))
+        lane = self.events.lane_of(device, stream)
         number = correlation if type(correlation) is int else 0
         self.events.devices.append(device)
         self.events.rows.label(kind, short_name(name), number, shape, lane=lane)
@@ -218,7 +221,21 @@ class _Reader:
             if not self._is_mine(thread) or type(correlation) is not int or not correlation:
                 continue
             if self.events.launch_times.add_ns(start, end):
-                self.events.add_launch(correlation, thread, True)
+                self.events.add_launch(correlation, thread)
+
+    def _waits(self) -> None:
+        """The calls in which the host waits for the device."""
+        if "nameId" not in self._tables.columns.get(_CALLS, ()):
+            return
+        waiting = [
+            str(number)
+            for number, name in self._tables.select("StringIds", ("id", "value"))
+            if type(number) is int and isinstance(name, str) and _VERSION.sub("", name) in WAITING_CALLS
+        ]
+        where = f"WHERE nameId IN ({', '.join(waiting)})"
+        for start, end, thread in self._tables.select(_CALLS, ("start", "end", "globalTid"), where):
+            if self._is_mine(thread):
+                self.events.wait_times.add_ns(start, end)
 
     def _ranges(self) -> None:
         """The NVTX ranges that are steps, and those of collectives."""

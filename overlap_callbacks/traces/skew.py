@@ -230,6 +230,8 @@ def _collectives(trace: Trace) -> Iterator[tuple[_Place, int, int, int | None]]:
         if info.sequence is not None:
             yield (*where, "sequence"), info.sequence, duration_ns, info.num_bytes
             continue
+        if trace.is_cut:
+            continue  # its turn is not known: earlier ones may be missing
         # Counted within the step, so that files that begin at different collectives still match in later steps.
         where = (*where, numbers[step] if step >= 0 else None)
         turn = turns[where]

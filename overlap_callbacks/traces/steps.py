@@ -1,4 +1,4 @@
-"""Finds the steps of a trace, and which of them a file that is cut off does not hold whole."""
+"""Finds the steps of a trace, and marks those of a file that is cut off."""
 
 from __future__ import annotations
 
@@ -69,41 +69,27 @@ def bounds_of(steps: Sequence[TraceStep]) -> list[tuple[int, int]]:
     ]
 
 
-def mark_cut(
-    steps: tuple[TraceStep, ...], kernels: KernelTable, unfinished_ns: Sequence[int]
-) -> tuple[tuple[TraceStep, ...], str]:
-    """Mark the steps that a file which is cut off may not hold whole.
+def mark_cut(steps: tuple[TraceStep, ...], kernels: KernelTable) -> tuple[tuple[TraceStep, ...], str]:
+    """Mark the steps of a file that is cut off: each may lack kernels.
 
-    Kernels stand in a file about in the order in which they ran. So the last step with kernels may lack some, and later
-    steps lack all. An earlier step that launched a kernel which is not in the file is not whole either.
+    Kineto writes what the host did thread by thread, and then the device's buffers one after another: neither is in the
+    order of time. So where a file ends does not tell which of its steps are whole.
 
     Args:
         steps: the steps, ascending in time.
         kernels: the kernels of the file.
-        unfinished_ns: when kernels were launched that are not in the file.
 
     Returns:
-        The steps, and a sentence that names those that are not whole; empty without steps.
+        The steps, and words for them; empty without steps.
     """
     if not steps:
         return steps, ""
-    last = int(kernels.step.max()) if len(kernels) else -1
-    first = max(last, 0)
-    bounds = bounds_of(steps)
-    for time_ns in unfinished_ns:
-        for place, (start_ns, end_ns) in enumerate(bounds[:first]):
-            if start_ns <= time_ns < end_ns:
-                first = place
-    marked = tuple(dataclasses.replace(step, cut=place >= first) for place, step in enumerate(steps))
     held = distinct_values(kernels.step)
-    parts = []
-    for what, places in (
-        ("not whole, and in no mean", [i for i in range(first, len(steps)) if i in held]),
-        ("not in the file at all", [i for i in range(first, len(steps)) if i not in held]),
-    ):
-        if places:
-            parts.append(f"{_named([steps[i].number for i in places])} {'is' if len(places) == 1 else 'are'} {what}")
-    return marked, "; ".join(parts)
+    missing = [step.number for i, step in enumerate(steps) if i not in held]
+    named = "any step may lack some, and none is in a mean"
+    if missing:
+        named += f"; {_named(missing)} {'has' if len(missing) == 1 else 'have'} none"
+    return tuple([dataclasses.replace(step, cut=True) for step in steps]), named
 
 
 def _named(numbers: Sequence[int]) -> str:

@@ -38,6 +38,9 @@ _SHORT_GAP_NS = 1_000_000
 class TimeFigures:
     """The figures of one device of a trace.
 
+    Of a file that is cut off, what needs all kernels is left out: steps, paths, and whether the host keeps the device
+    waiting.
+
     Attributes:
         time: what the device did, in the whole file and in each step.
         paths: the critical path of each step.
@@ -59,15 +62,16 @@ class TimeFigures:
         launches = trace.launches or Launches.none(len(kernels))
         begin, end = int(ran.start_ns.min()), int(ran.end_ns.max())
         self.utilisation = _utilisation(kernels, begin, end)
-        spans = step_spans(trace, steps)
+        spans = {} if trace.is_cut else step_spans(trace, steps)
         uses = TimeUses(kernels, launches.launched_ns)
         whole = uses.of(begin, end)
         parts = [(None, whole), *((trace.steps[i].number, uses.of(*span)) for i, span in spans.items())]
         self.time = tuple([_device_time(step, use, launches.known) for step, use in parts])
         if launches.known:
             self.queues = _queues(kernels, launches)
-            self.host_limit = _host_limit(kernels, launches, whole)
-        if not trace.on_host:
+            if not trace.is_cut:
+                self.host_limit = _host_limit(kernels, launches, whole)
+        if not trace.on_host and not trace.is_cut:
             paths = CriticalPaths(kernels, launches.launched_ns, launches.waits)
             wanted: list[tuple[int | None, tuple[int, int]]] = [(trace.steps[i].number, spans[i]) for i in spans]
             wanted = wanted or [(None, (begin, end))]

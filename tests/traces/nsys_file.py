@@ -89,7 +89,7 @@ class NsysFile:
         if category in ("cuda_runtime", "hip_runtime", "cuda_driver"):
             self.row(
                 "CUPTI_ACTIVITY_KIND_RUNTIME", **times, eventClass=0, globalTid=number_of(process, event["tid"]),
-                correlationId=args.get("correlation"), nameId=self.text(name), returnValue=0,
+                correlationId=args.get("correlation"), nameId=self.text(f"{name}_v7000"), returnValue=0,
             )  # fmt: skip
         elif category == "user_annotation":
             numbered = len(self._texts) % 2 == 0  # both forms occur

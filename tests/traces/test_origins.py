@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.traces import TraceError, analyze, compare, read_trace
 from overlap_callbacks.traces.suspects import MAX_SUSPECTS
 from tests import kineto
+from tests.traces import reference
 from tests.traces.events import MS, all_reduce, error_of, figures_of, gemm, overlap, said, short_trace
 
 # -- devices that are not known
@@ -128,39 +131,75 @@ def in_order() -> list[kineto.Event]:
 
 
 @pytest.mark.parametrize(
-    ("kernels", "whole", "cut", "named"),
+    ("kernels", "steps", "named"),
     [
-        (6, [0, 1], [2], "step 2 is not whole, and in no mean"),
-        (4, [0], [1], "step 1 is not whole, and in no mean; step 2 is not in the file at all"),
-        (3, [0], [1], "step 1 is not whole, and in no mean; step 2 is not in the file at all"),
-        (1, [], [0], "step 0 is not whole, and in no mean; steps 1, 2 are not in the file at all"),
+        (6, [0, 1, 2], "any step may lack some, and none is in a mean"),
+        (4, [0, 1], "and none is in a mean; step 2 has none"),
+        (1, [0], "and none is in a mean; steps 1, 2 have none"),
     ],
 )
-def test_of_a_file_that_is_cut_off_the_last_step_is_marked_and_the_rest_is_named(
-    tmp_path: Path, kernels: int, whole: list[int], cut: list[int], named: str
+def test_of_a_file_that_is_cut_off_no_step_counts_as_whole(
+    tmp_path: Path, kernels: int, steps: list[int], named: str
 ) -> None:
     content = kineto.text(in_order())
     path = tmp_path / "trace.json"
     path.write_bytes(cut_after(content, 9 + kernels, "pretty") if kernels < 6 else content[: content.rindex(b"]")])
     (found,) = analyze([read_trace(path)]).traces
     assert found.total.kernels == kernels
-    assert [step.step for step in found.steps if not step.cut] == whole
-    assert [step.step for step in found.steps if step.cut] == cut
+    assert [(step.step, step.cut) for step in found.steps] == [(number, True) for number in steps]
+    assert found.total.cut
     assert said(found.warnings, named)
     assert not said(found.problems, "no kernels were launched in steps")
+    assert found.paths == ()
+    assert found.host_limit is None
+    assert [time.step for time in found.time] == [None]
     output = overlap("analyze", str(path)).output
-    assert output.index("Attention: the file is cut off") < output.index("Kernel times by step")
-    assert f"│ {cut[0]}, cut" in output
+    assert output.index("Attention: the file is cut off") < output.index("not known: kernels are missing")
+    assert output.index("not known: kernels are missing") < output.index("Kernel times by step")
+    assert f"│ {steps[-1]}, cut" in output
+    assert not re.search("would be won|computes|Launch-bound", output)
 
 
-def test_an_earlier_step_whose_kernel_is_missing_is_cut_too(tmp_path: Path) -> None:
-    events = in_order()
-    late = events.pop(10)  # step 0's all-reduce comes after everything else
-    content = kineto.text([*events, late])
+@pytest.mark.parametrize("name", ["ddp_a100_x2", "ddp_v100_x2", "job128_rank0"])
+@pytest.mark.parametrize("part", [0.35, 0.6, 0.9])
+def test_a_real_file_that_is_cut_off_gives_no_step_out_as_whole(tmp_path: Path, name: str, part: float) -> None:
+    """In these files buffers of later steps come before those of earlier ones."""
+    content = gzip.decompress(reference.shared_trace(f"{name}.json.gz").read_bytes())
+    first = content.index(b'"kernel"')
     path = tmp_path / "trace.json"
-    path.write_bytes(cut_after(content, len(events), "pretty"))
+    path.write_bytes(content[: first + int(part * (len(content) - first))])
     (found,) = analyze([read_trace(path)]).traces
-    assert [step.step for step in found.steps if step.cut] == [0, 1, 2]
+    assert found.steps
+    assert all(step.cut for step in found.steps)
+    path.write_bytes(content[: first - 1000])
+    with pytest.raises(TraceError, match="cut off before its first kernel of the device"):
+        read_trace(path)
+
+
+def test_a_file_with_launches_and_no_kernels_is_not_read_as_of_a_cpu_job(tmp_path: Path) -> None:
+    call = kineto.launch(1_000, 1)
+    of_kernel = kineto.write(tmp_path / "a.json", [*operators(), call])
+    assert "holds the launches of 1 kernel of a device" in error_of("analyze", str(of_kernel))
+    of_copy = kineto.write(tmp_path / "b.json", [*operators(), {**call, "name": "cudaMemcpyAsync"}])
+    assert read_trace(of_copy).on_host
+
+
+def test_a_file_of_a_cpu_job_that_is_cut_off_is_read(tmp_path: Path) -> None:
+    events = [kineto.step(0, 0, MS), kineto.host_range("aten::mm", 0, MS // 2, cat="cpu_op")]
+    content = kineto.text([*events, kineto.host_range("aten::mm", MS // 2, MS, cat="cpu_op")], deviceProperties=[])
+    path = tmp_path / "trace.json"
+    path.write_bytes(content[: content.rindex(b'"ph"')])
+    (found,) = analyze([read_trace(path)]).traces
+    assert (found.on_host, found.total.cut, found.total.compute_ms) == (True, True, 0.5)
+
+
+def test_collectives_of_a_file_that_is_cut_off_are_not_matched_by_their_order(tmp_path: Path) -> None:
+    whole = kineto.write(tmp_path / "a.json", in_order(), **kineto.job(0, 2))
+    cut = tmp_path / "b.json"
+    cut.write_bytes(cut_after(kineto.text(in_order(), **kineto.job(1, 2)), 9 + 4, "pretty"))
+    other = kineto.write(tmp_path / "c.json", in_order(), **kineto.job(1, 2))
+    assert sum(row.count for row in analyze([read_trace(whole), read_trace(other)]).skew) == 3
+    assert analyze([read_trace(whole), read_trace(cut)]).skew == ()
 
 
 def test_a_step_that_is_cut_is_in_no_mean_of_a_comparison(tmp_path: Path) -> None:
@@ -168,11 +207,8 @@ def test_a_step_that_is_cut_is_in_no_mean_of_a_comparison(tmp_path: Path) -> Non
     cut = tmp_path / "cut.json"
     cut.write_bytes(cut_after(whole.read_bytes(), 9 + 3, "pretty"))
     found = compare(read_trace(cut), read_trace(whole))
-    assert found.steps == (1, 3)
-    assert found.figures["compute_ms"] == pytest.approx(0.4)
-    only = tmp_path / "only.json"
-    only.write_bytes(cut_after(whole.read_bytes(), 9 + 1, "pretty"))
-    assert said(compare(read_trace(only), read_trace(whole)).problems, "cut off, and holds no step whole")
+    assert not found.valid
+    assert said(found.problems, "a file is cut off, and no step of it is known to be whole")
 
 
 # -- jobs of several ranks in which nothing communicates

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,7 +36,7 @@ from overlap_callbacks.report.html.elements import (
 )
 from overlap_callbacks.report.html.step_charts import both
 from overlap_callbacks.report.html.tables import EMPTY, change_cell, name_cell, number_cell, without_empty_columns
-from overlap_callbacks.report.trace_verdict import verdict
+from overlap_callbacks.report.trace_verdict import names_of, verdict
 from overlap_callbacks.traces.device_time import DeviceTime
 from overlap_callbacks.traces.figures import Analysis, CollectiveSize, StepFigures, TraceFigures
 
@@ -102,7 +103,17 @@ def _device(identity: str, trace: TraceFigures, analysis: Analysis) -> RunPage:
     ]
     name = _name(trace) if trace.rank is None or alone else f"rank {trace.rank}: {_name(trace)}"
     head = " · ".join(part for part in (rank, page_text(where)) if part)
-    return RunPage(identity, name, head, page_sentence(first), _tiles(trace), tuple(sections))
+    return RunPage(identity, name, head, page_sentence(first), _first(trace), tuple(sections))
+
+
+def _first(trace: TraceFigures) -> tuple[Block, ...]:
+    """What must be read before any figure, and the shares of the time; none of a file that lacks kernels."""
+    warnings = [_warning(warning) for warning in trace.warnings]
+    return (*warnings, *(() if trace.total.cut else _tiles(trace)))
+
+
+def _warning(text: str) -> Note:
+    return Note(page_text(text, 2000), warning=True)
 
 
 def _tiles(trace: TraceFigures) -> tuple[Block, ...]:
@@ -414,7 +425,8 @@ def _together(analysis: Analysis) -> list[Section]:
         caption = "The transfer is the shortest kernel of each collective; the rest is waiting for the last rank."
         table = without_empty_columns("Collectives over the ranks", columns, rows, caption)
         sections.append(Section("Do the ranks wait for one another?", page_sentence(sentences[0]), [table]))
-    shown = [(_short_name(trace), _mean_step(trace.time)) for trace in analysis.traces[:_MAX_STEPS] if trace.time]
+    named = list(zip(names_of(analysis.traces), analysis.traces, strict=True))[:_MAX_STEPS]
+    shown = [(page_text(name), _mean_step(trace.time)) for name, trace in named if trace.time and not trace.total.cut]
     blocks: list[Block] = []
     if shown:
         caption = "Means over the steps of each file; a file without steps counts as one."
@@ -422,9 +434,13 @@ def _together(analysis: Analysis) -> list[Section]:
     if len(analysis.traces) > _MAX_DEVICES:
         parts = f"The first {_MAX_DEVICES} of {len(analysis.traces)} devices have a part of their own below."
         blocks.append(Note(parts))
-    blocks += [*_sizes(analysis.sizes), *[Note(page_text(problem, 2000)) for problem in analysis.problems]]
+    problems = [problem for problem in analysis.problems if problem not in analysis.warnings]
+    blocks += [*_sizes(analysis.sizes), *[Note(page_text(problem, 2000)) for problem in problems]]
     answer = page_sentence(" ".join(sentences[first:]))
-    return [*sections, Section("How do the ranks differ?", answer or DASH, blocks)]
+    sections.append(Section("How do the ranks differ?", answer or DASH, blocks))
+    head, *rest = sections
+    warnings = [_warning(warning) for warning in analysis.warnings]
+    return [dataclasses.replace(head, blocks=[*warnings, *head.blocks]), *rest]
 
 
 def _mean_step(time: Sequence[DeviceTime]) -> DeviceTime:
@@ -436,7 +452,3 @@ def _mean_step(time: Sequence[DeviceTime]) -> DeviceTime:
         values = [value for step in steps if (value := getattr(step, name)) is not None]
         means[name] = sum(values) / len(values) if values else None
     return DeviceTime(step=None, **means)
-
-
-def _short_name(trace: TraceFigures) -> str:
-    return _name(trace) if trace.rank is None else f"rank {trace.rank}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from overlap_callbacks.report.html.traces import trace_page
@@ -66,6 +68,23 @@ def test_several_ranks_begin_with_who_waits_and_have_a_part_each(tmp_path: Path)
     assert page.index("Do the ranks wait for one another?") < page.index("How do the ranks differ?")
     assert page.index("How do the ranks differ?") < page.index(SECTIONS[0])
     assert page.count(SECTIONS[0]) == 2
+
+
+def test_what_must_be_read_first_stands_first(tmp_path: Path) -> None:
+    whole, cut = trace(tmp_path), tmp_path / "cut.json"
+    content = gzip.decompress(whole.read_bytes())
+    cut.write_bytes(content[: content.rindex(b'"kernel"')])
+    page, analysis = page_of(cut)
+    places = [page.index(text) for text in ("kernels are missing", "the file is cut off", SECTIONS[0])]
+    assert places == sorted(places)
+    assert '<dl class="tiles">' not in page
+    assert '<dl class="tiles">' in page_of(whole)[0]
+    (rows,) = [chart["rows"] for chart in charts(page_of(whole, cut)[0]) if chart["title"].endswith("by rank")]
+    assert len(rows) == 1  # shares of a file that lacks kernels are not known
+    said = ("left out: x",)
+    page = trace_page(msgspec.structs.replace(analysis, traces=analysis.traces * 2, warnings=said, problems=said))
+    assert page.count("left out: x") == 1
+    assert page.index("How do the ranks differ?") < page.index("left out: x") < page.index("<table")
 
 
 @pytest.mark.parametrize("events", [[gemm(0, 1)], [kineto.host_range("aten::mm", 0, 9, cat="cpu_op")]])
