@@ -244,9 +244,12 @@ def page_text(text: object, max_length: int = MAX_TEXT) -> str:
     return shortened(printable(str(text), keep=f"\t\n{NBSP}"), max_length)
 
 
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:ms|s|W|J|MHz|GB|GB/s|tokens/s|samples/s)\b)")
+
+
 def page_sentence(text: str) -> str:
-    """A sentence in ``PLAIN`` style for the page, with true minus signs."""
-    return page_text(re.sub(r"(?<!\w)-(?=\d)", MINUS, text), 2000)
+    """A sentence in ``PLAIN`` style for the page, with true minus signs, and no line's end before a unit."""
+    return page_text(_BEFORE_UNIT.sub(NBSP, re.sub(r"(?<!\w)-(?=\d)", MINUS, text)), 2000)
 
 
 def one_digit(value: float) -> str:

@@ -211,7 +211,8 @@ def with_power(found: OverlapReport) -> OverlapReport:
         0.88,
     )
     power = JobPower(2, (0, 1), (), modes, (), source)
-    shares = slowdown_shares(0.14, 60.0, [SmLoss(132, 16.0, 30.0, 27.0, 0.3, 0.6)], modes[0], modes[1])
+    slowdown = 0.14 if found.compute_slowdown is None else found.compute_slowdown.value
+    shares = slowdown_shares(slowdown, 60.0, [SmLoss(132, 16.0, 30.0, 27.0, 0.3, 0.6)], modes[0], modes[1])
     return msgspec.structs.replace(
         found, power=power, power_trace=power_trace(), power_verdict=verdict, slowdown_shares=shares
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from overlap_callbacks.analysis.communication.heat_map import bytes_in_words
-from overlap_callbacks.analysis.formatting import PAGE, page_text
+from overlap_callbacks.analysis.formatting import NBSP, PAGE, page_text
 from overlap_callbacks.analysis.results.stages import PipelineBubble
 from overlap_callbacks.analysis.stragglers import Straggler
 from overlap_callbacks.report.communication_words import (
@@ -44,7 +44,7 @@ def communication(view: RunView) -> list[Section]:
     shares = shares_window(record)
     if shares is not None:
         said = page_text(shares_sentence(shares.dimension_shares(), PAGE), 1000)
-        sentences.append(f"{said} That is of window {shares.window}.")
+        sentences.append(f"{said} That is of window{NBSP}{shares.window}.")
     pipeline = latest_pipeline(record)
     if pipeline is not None:
         sentences.append(bubble_sentence(pipeline[1], PAGE))

@@ -157,6 +157,14 @@ def test_each_cause_of_the_slowdown_has_its_share_and_what_it_rests_on(tmp_path:
     assert re.search(r"waves \+1\.\d% modelled from the grids of 90% of the compute", text)
     assert re.search(r"compute slowdown \+14\.0% measured \(equation 1\)", text)
     assert "Means over 2 windows, as fractions" in text
+    several = text_of(made(tmp_path / "several", *[window(i, power=True, slowdown=0.05 * i) for i in range(1, 6)]))
+    (headline,) = re.findall(r"Compute kernels run ([\d.]+)% slower with it", several)
+    assert f"compute slowdown +{headline}% measured (equation 1)" in several
+    table = several[several.index("What the compute slowdown is due to") :]
+    shares = re.findall(r"(?:lower clock|SMs taken|waves|unexplained) (\N{MINUS SIGN}?\+?[\d.]+)% ", table)
+    assert sum(float(share.replace("\N{MINUS SIGN}", "-")) for share in shares) == pytest.approx(
+        float(headline), abs=0.2
+    )
     assert "What the compute slowdown is due to" not in text_of(made(tmp_path / "none", window()))
 
 
@@ -404,6 +412,22 @@ def test_the_trace_marks_warm_up_and_profiled_blocks(tmp_path: Path) -> None:
     old = msgspec.structs.replace(old, power_trace=msgspec.structs.replace(old.power_trace, segments=counted))
     legends = re.findall(r'<i class="[^"]*"></i>([^<]+)</span>', made(tmp_path / "old", old))
     assert not {"warm-up", "profiled"} & set(legends)
+
+
+def test_a_point_of_the_trace_is_an_average_only_where_the_sensor_averages(tmp_path: Path) -> None:
+    momentary = window(power=True)
+    assert momentary.power is not None
+    assert momentary.power.source is not None
+    assert momentary.power.source.power_kind == "instantaneous"
+    average = msgspec.structs.replace(
+        momentary, power=msgspec.structs.replace(
+            momentary.power, source=msgspec.structs.replace(momentary.power.source, power_kind="average")
+        ),
+    )  # fmt: skip
+    text = text_of(made(tmp_path / "momentary", momentary))
+    assert "A point is of some time in the 20 ms before it." in text
+    assert "is an average over" not in text
+    assert "Each point is an average over the 20 ms before it." in text_of(made(tmp_path / "average", average))
 
 
 # -- size
