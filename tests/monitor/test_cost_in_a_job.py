@@ -24,6 +24,7 @@ pytestmark = pytest.mark.alone
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 ROUNDS = 6
+SLOWED_STEPS, SLOWER_BY_S = 30, 0.05
 
 
 def _cost() -> Any:
@@ -32,8 +33,59 @@ def _cost() -> Any:
     return importlib.import_module("cost")
 
 
+class SlowReading:
+    """Some steps of a job take longer, while our thread reads a window and because it does.
+
+    So what is lost after the window is known, is far more than chance, and takes our thread no CPU time.
+
+    Args:
+        steps: that take longer.
+        by_s: by so much each.
+        windows: whose reading is slow; None for all.
+    """
+
+    def __init__(self, steps: int, by_s: float, windows: tuple[int, ...] | None = None) -> None:
+        self._steps, self._by_s, self._windows = steps, by_s, windows
+        self._left = 0  # steps to slow down
+        self._slowed = threading.Event()
+        self._measure = reporter.measure
+
+    def __enter__(self) -> SlowReading:
+        reporter.measure = self._read
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        reporter.measure = self._measure
+
+    @property
+    def done(self) -> bool:
+        """Whether all of a window's steps have been slowed down."""
+        return self._slowed.is_set()
+
+    def in_step(self) -> None:
+        """Within each step of the job."""
+        if self._left:
+            time.sleep(self._by_s)
+            self._left -= 1
+            if not self._left:
+                self._slowed.set()
+
+    def _read(self, window: Any, *job: Any) -> Any:
+        if self._windows is None or window.number in self._windows:
+            self._slowed.clear()
+            self._left = self._steps
+            self._slowed.wait(60.0)
+        return self._measure(window, *job)
+
+
 def _run(rank: int) -> dict[str, Any]:
-    found: dict[str, Any] = _cost().run(rank, 4.0, ROUNDS)
+    cost = _cost()
+    step = cost.Job.step
+    # Without this, what chance does to so few rounds is more than all that a window costs.
+    with SlowReading(40, 0.075) as slow:
+        cost.Job.step = lambda job: (step(job), slow.in_step())
+        found: dict[str, Any] = cost.run(rank, 4.0, ROUNDS)
+    cost.Job.step = step
     return found
 
 
@@ -49,28 +101,16 @@ def test_a_job_with_the_library_takes_as_much_longer_as_its_windows_are_said_to_
     assert all(overhead > 0.0 for overhead in found["overhead"])
 
 
-SLOWED_STEPS, SLOWER_BY_S = 30, 0.05
-
-
 def _slowed_after_its_first_window(rank: int) -> dict[str, Any]:
-    """A job in which some steps take longer, while our thread reads the first window and because it does.
-
-    So what is lost after that window is known, and takes our thread no CPU time. The second window opens once the first
-    one's report is there.
-    """
-    reading, slowed, measure = threading.Event(), threading.Event(), reporter.measure
-
-    def read(window: Any, *job: Any) -> Any:
-        if not window.number:
-            reading.set()
-            slowed.wait(60.0)
-        return measure(window, *job)
-
-    reporter.measure = read
+    """A job that loses time after its first window. The second one opens once the first one's report is there."""
     training, sink = Training(rank), KeptReports()
     schedule = tiny_schedule(every_n_steps=500, first_step=40)
-    slow, began, ended = 0, 0.0, 0.0
-    with captured_log(logging.INFO) as lines, new_monitor(sink, schedule=schedule, max_overhead=0.05) as monitor:
+    began = ended = 0.0
+    with (
+        captured_log(logging.INFO) as lines,
+        SlowReading(SLOWED_STEPS, SLOWER_BY_S, windows=(0,)) as slow,
+        new_monitor(sink, schedule=schedule, max_overhead=0.05) as monitor,
+    ):
         for step in range(schedule.every_n_steps + 60):
             if step == schedule.first_step:
                 began = time.perf_counter()
@@ -79,13 +119,9 @@ def _slowed_after_its_first_window(rank: int) -> dict[str, Any]:
                 dist.barrier()
             with monitor.step():
                 training.step()
-                if reading.is_set() and slow < SLOWED_STEPS:
-                    time.sleep(SLOWER_BY_S)
-                    slow += 1
-            if slow == SLOWED_STEPS and not slowed.is_set():
-                slowed.set()
+                slow.in_step()
+            if slow.done and not ended:
                 ended = time.perf_counter()
-    reporter.measure = measure
     return {
         "took_ms": (ended - began) * 1e3,
         "told": [(report.window, report.lost_ms, report.measurement_overhead) for report in sink.reports],

@@ -107,6 +107,19 @@ def test_slower_steps_after_a_window_count_until_they_are_back_to_normal(clock: 
     assert cost.late_ms == pytest.approx(20)  # nothing of this is ours
 
 
+def test_usual_steps_while_our_thread_works_do_not_end_the_looking(clock: Clock) -> None:
+    cost = closed(clock)
+    clock.steps(cost, *[10] * 20)  # our thread waits for its turn, say
+    assert not cost.await_settled(0)
+    clock.steps(cost, 60)
+    cost.work_done(finished=True)
+    clock.steps(cost, *[10] * (NORMAL_STEPS - 1))
+    assert not cost.over
+    clock.steps(cost, 10)
+    assert cost.over
+    assert cost.tell_ms(0.0) == pytest.approx(300 + 50)
+
+
 def test_an_evaluation_after_a_window_is_not_what_the_window_cost(clock: Clock) -> None:
     cost = closed(clock)
     clock.ns += 30 * MS
