@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from overlap_callbacks.analysis.advice import Advice, Circumstances, advice_for
 from overlap_callbacks.analysis.formatting import PLAIN, Style
-from overlap_callbacks.analysis.results.bound import Bound, bound_of
+from overlap_callbacks.analysis.results.bound import Bound, bound_of, times_ms
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.step_parts import LateRank, StepParts, mean_parts
@@ -37,7 +37,10 @@ class Bottleneck(NamedTuple):
 
     def sentence(self, style: Style = PLAIN) -> str:
         """The verdict with its evidence, in one sentence or two."""
-        words = f"Steps are {self.bound.value}-bound: {_evidence(self.bound, self.parts, self.late, style)}."
+        # A twelfth of a step may bound it: compute is what there is to hide communication, so it is no loss by itself.
+        times = times_ms(self.parts)
+        most = ", the most after compute" if times[self.bound] < times[Bound.COMPUTE] else ""
+        words = f"Steps are {self.bound.value}-bound: {_evidence(self.bound, self.parts, self.late, style)}{most}."
         if self.runner_up is not None:
             words += f" Nearly as much: {_evidence(self.runner_up, self.parts, self.late, style)}."
         if Bound.STRAGGLER in (self.bound, self.runner_up):
@@ -109,23 +112,19 @@ def _who_is_late(of_run: Sequence[Straggler], style: Style) -> str:
 
 
 def _evidence(bound: Bound, parts: StepParts, late: LateRank | None, style: Style) -> str:
-    total_ms = parts.total_ms
-
-    def share(ms: float) -> str:
-        return (
-            f"{style.percent(ms / total_ms)} of a step ({style.quantity(ms, 'ms')} of {style.quantity(total_ms, 'ms')})"
-        )
+    total_ms, ms = parts.total_ms, times_ms(parts)[bound]
+    share = f"{style.percent(ms / total_ms)} of a step ({style.quantity(ms, 'ms')} of {style.quantity(total_ms, 'ms')})"
 
     if bound is Bound.COMPUTE:
-        words = f"compute takes {share(parts.compute_ms + parts.contention_ms)}"
+        words = f"compute takes {share}"
         if parts.contention_ms > 0:
             words += f", {style.quantity(parts.contention_ms, 'ms')} of it lost to contention"
         return words
     if bound is Bound.COMMUNICATION:
-        return f"communication that no compute hides takes {share(parts.transfer_ms)}"
+        return f"communication that no compute hides takes {share}"
     if bound is Bound.BUBBLE:
-        return f"the bubble of the pipeline takes {share(parts.bubble_ms)}"
+        return f"the bubble of the pipeline takes {share}"
     if bound is Bound.LAUNCH:
-        return f"neither compute nor communication runs for {share(parts.idle_ms)}"
+        return f"neither compute nor communication runs for {share}"
     last = "the last rank" if late is None else f"rank {late.rank}, the last one"
-    return f"ranks wait for {last}, for {share(parts.waiting_ms)}"
+    return f"ranks wait for {last}, for {share}"

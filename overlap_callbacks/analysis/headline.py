@@ -27,8 +27,8 @@ _READ_NOTES = "Look up the notes in docs/troubleshooting.md."
 _WHAT_TO_DO = (
     (
         ("residual overlap", "of communication time ran beside compute"),
-        "Switch off for a measurement what the gate does not see (CUDA graphs, symmetric memory, communication of "
-        "other threads), or compare two traces: overlap compare.",
+        "Switch off for a measurement what this library cannot hold back (CUDA graphs, symmetric memory, communication "
+        "of other threads), or compare two traces: overlap compare.",
     ),
     (("measured something else than rank",), "Give all ranks the same Schedule and the same step numbers."),
     (("no profile shows whether",), "Set profiled_steps to 4."),

@@ -29,16 +29,22 @@ class Bound(Enum):
         return f"verdict/{self.value}_bound"
 
 
-def bound_of(parts: StepParts) -> tuple[Bound, Bound | None]:
-    """What bounds a step, and what takes nearly as much; None if nothing does."""
-    if parts.compute_ms + parts.contention_ms >= COMPUTE_BOUND_FROM * parts.total_ms:
-        return Bound.COMPUTE, None
-    losses = {
+def times_ms(parts: StepParts) -> dict[Bound, float]:
+    """What each of them takes of a step."""
+    return {
+        Bound.COMPUTE: parts.compute_ms + parts.contention_ms,
         Bound.COMMUNICATION: parts.transfer_ms,
         Bound.STRAGGLER: parts.waiting_ms,
         Bound.BUBBLE: parts.bubble_ms,
         Bound.LAUNCH: parts.idle_ms,
     }
+
+
+def bound_of(parts: StepParts) -> tuple[Bound, Bound | None]:
+    """What bounds a step, and what takes nearly as much; None if nothing does."""
+    losses = times_ms(parts)
+    if losses.pop(Bound.COMPUTE) >= COMPUTE_BOUND_FROM * parts.total_ms:
+        return Bound.COMPUTE, None
     first, second = sorted(losses, key=lambda bound: -losses[bound])[:2]
     return first, second if losses[second] >= _NEARLY * losses[first] else None
 

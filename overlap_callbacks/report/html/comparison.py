@@ -36,7 +36,7 @@ def head_lines(names: Sequence[str], views: Sequence[RunView]) -> list[str]:
     lines = [found.headline.sentence, *found.headline.more]
     if found.name and of_the_job(differences(views)):
         lines.append(f"To try first: go on with {found.name}. Then try what stands below its name.")
-    return [*lines, differences_in_words(views)]
+    return [*lines, differences_in_words(names, views)]
 
 
 def comparison(names: Sequence[str], views: Sequence[RunView]) -> Section:

@@ -19,6 +19,7 @@ _SCHEDULE, _COLLECTIVES, _TOLD = "Schedule: ", "Collectives of a step: ", "Confi
 _NOT_OF_THE_JOB = (_SCHEDULE, SCHEMA, "overlap-callbacks", "Hosts named", "Host of rank 0")
 _MOST_NAMED = 3
 _MAX_VALUE = 40
+_MAX_VALUES = 8
 
 # A setting and its value in each run.
 Difference = tuple[str, tuple[str, ...]]
@@ -51,13 +52,25 @@ def difference_table(names: Sequence[str], views: Sequence[RunView]) -> Block:
     return Table("Where their configurations differ", columns, tuple(cells), untold, sorts=False)
 
 
-def differences_in_words(views: Sequence[RunView]) -> str:
-    """What differs between the jobs, in a line. What may differ too stands with the table."""
-    named = [
-        f"{_short(label)} ({' against '.join(map(_cut, values))})" for label, values in of_the_job(differences(views))
-    ]
-    known = listed(named, _MOST_NAMED) if named else "nothing that the records know"
+def differences_in_words(names: Sequence[str], views: Sequence[RunView]) -> str:
+    """What differs between the jobs, in a line. What may differ too stands with the table.
+
+    Where settings that somebody chose differ, they are named, and the rest, which often follows from them, is counted.
+    """
+    rows = of_the_job(differences(views))
+    chosen = [row for row in rows if _place(row[0]) == 0] or rows
+    texts = [f"{_short(label)} ({_of_each(names, values)})" for label, values in chosen[:_MOST_NAMED]]
+    left = len(rows) - len(texts)
+    known = listed([*texts, *([f"{left:,} more"] if left else [])]) if texts else "nothing that the records know"
     return f"What differs: {known}. What the records do not tell may differ too: see below."
+
+
+def _of_each(names: Sequence[str], values: Sequence[str]) -> str:
+    """A value for each run: with its name where they are few."""
+    shown = list(map(_cut, values))
+    if len(names) > _MOST_NAMED:
+        return f"{', '.join(shown[:_MAX_VALUES])}{', …' if len(shown) > _MAX_VALUES else ''}, in the order below"
+    return ", ".join([f"{value} in {name}" for value, name in zip(shown, names, strict=True)])
 
 
 def _short(label: str) -> str:

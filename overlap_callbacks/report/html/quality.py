@@ -70,12 +70,15 @@ def _answer(view: RunView) -> str:
     answer = f"{windows_that_count(view.summary)}."
     cost = _cost(view)
     if cost is not None:
-        answer += f" Measuring took {PAGE.share_of_training(cost)} of training time."
+        answer += f" Measuring made training {PAGE.share_of_training(cost)} longer."
     return answer
 
 
 def _cost(view: RunView) -> float | None:
-    """Cost as a share of training time. A window's own share is of the time from its start to the next one's."""
+    """By how much measuring makes training longer; where windows are dear, by more than all of it.
+
+    A window's own share is of the time from its start to the next one's.
+    """
     windows = [window for window in view.windows if window.measurement_overhead is not None]
     if not windows:
         return None
@@ -101,7 +104,7 @@ def _facts(view: RunView) -> list[tuple[str, str]]:
     facts.append(("Ranks heard", _ranks(windows)))
     cost = _cost(view)
     facts.append(
-        ("Cost of measuring", "not known" if cost is None else f"{PAGE.share_of_training(cost)} of training time")
+        ("Cost of measuring", "not known" if cost is None else f"training takes {PAGE.share_of_training(cost)} longer")
     )
     return facts
 

@@ -73,7 +73,7 @@ def test_the_head_says_which_run_is_faster_and_then_of_each_whether_overlap_is_w
     assert 6 < float(low) < 7.5 < float(high) < 9
     assert "It holds for these runs: repeat them to see what differs from run to run." in head
     assert "To try first: go on with large. Then try what stands below its name." in head
-    assert "What differs: ddp_bucket_cap_bytes (26214400 against 104857600)." in head
+    assert "What differs: ddp_bucket_cap_bytes (26214400 in small, 104857600 in large)." in head
     assert "same configuration" not in text_of(content)
     small, large = cards_of(content)
     for card, name, percent in ((small, "small", "1[12]"), (large, "large", "18")):
@@ -114,6 +114,22 @@ def test_without_a_known_difference_the_faster_run_is_not_advised(tmp_path: Path
     assert "Steps of b are 7" in head
     assert "What differs: nothing that the records know. What the records do not tell may differ too" in head
     assert "go on with" not in head
+
+
+def test_settings_that_differ_are_named_and_what_follows_from_them_is_counted(tmp_path: Path) -> None:
+    more = tuple(msgspec.structs.replace(row, messages=4 * row.messages) for row in window().collectives)
+    one = read(write(tmp_path / "one", window(), run=run_info(configuration=MODEL)))
+    other = read(write(tmp_path / "other", window(collectives=more), run=run_info(configuration=BUCKETS)))
+    head = head_of(page([one, other]))
+    assert "What differs: ddp_bucket_cap_bytes (26214400 in one, 104857600 in other) and 3 more. " in head
+    third = read(write(tmp_path / "third", window(collectives=more), run=run_info(configuration=MODEL)))
+    head = head_of(page([one, third]))
+    assert re.search(
+        r"What differs: .*allreduce, tensor, 4 ranks \(192 messages, .* in one, 768 messages, .* in third\)", head
+    )
+    schedule = Schedule(every_n_steps=700).as_dict()
+    measured_otherwise = read(write(tmp_path / "x", window(), run=run_info(configuration=MODEL, schedule=schedule)))
+    assert "What differs: nothing that the records know." in head_of(page([one, measured_otherwise]))
 
 
 def test_no_advice_comes_from_runs_that_are_invalid_or_unfinished(tmp_path: Path) -> None:
@@ -160,7 +176,9 @@ def test_work_a_second_is_compared_where_the_batch_is_known_to_differ(tmp_path: 
     # Twice the tokens in 440 ms for 400.
     (more,) = re.findall(r"r4 trains ([\d.]+)% more tokens a second than r2\.", head)
     assert float(more) == pytest.approx(100 * (2 * 400 / 440 - 1), rel=0.02)
-    assert "Ranks (2 against 4)" in head
+    assert "Ranks (2 in r2, 4 in r4)" in head
+    sizes = [read(write_sized(tmp_path / f"many-{ranks}", ranks)) for ranks in (2, 4, 8, 16)]
+    assert "Ranks (2, 4, 8, 16, in the order below)" in head_of(page(sizes))
     alike = [read(write_sized(tmp_path / f"s{ms:.0f}", 2, ms, tokens_per_step=4096)) for ms in (400.0, 440.0)]
     assert "Steps of s400 are 9" in head_of(page(alike))
 

@@ -249,9 +249,9 @@ def test_control_windows_beside_real_ones_are_marked_and_left_out(tmp_path: Path
 
 def test_turns_without_a_window_cost_nothing(tmp_path: Path) -> None:
     windows = [msgspec.structs.replace(window(i), measurement_overhead=0.01) for i in (0, 1, 2, 3)]
-    assert "Measuring took 1.00% of training time" in text_of(made(tmp_path / "a", *windows))
+    assert "Measuring made training 1.00% longer." in text_of(made(tmp_path / "a", *windows))
     fewer = [windows[0], windows[3]]
-    assert "Measuring took 0.50% of training time" in text_of(made(tmp_path / "b", *fewer))
+    assert "Measuring made training 0.50% longer." in text_of(made(tmp_path / "b", *fewer))
 
 
 def test_an_unfinished_window_alone_is_shown_as_one(tmp_path: Path) -> None:
