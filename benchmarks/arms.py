@@ -1,6 +1,7 @@
 """Do the intervals of arms hold the truth in running jobs? Two processes train, and an arm makes steps longer.
 
     python benchmarks/arms.py [--windows 200] [--json benchmarks/results/arms-cpu.json]
+    python benchmarks/arms.py --read benchmarks/results/arms-cpu.json
 
 Each job trains the network of ``truth.py`` on two Gloo ranks: each layer's gradients are reduced while the next layer
 computes, and each layer computes in an operator that ends when the clock says so and leaves its core to others until
@@ -10,6 +11,9 @@ A 95 % interval of one window should hold the truth in about 19 windows of 20. O
 zero. Of the others it is measured from outside the library, with ``time.perf_counter`` around the same steps: the
 median over the windows. ``found`` counts the windows whose interval lies below zero altogether. ``run`` is what the
 library says of the whole run: the mean over its windows, with its interval.
+
+``--read`` cuts the windows of a result into runs of fewer windows, and says how often these hold the truth, and which
+differences they find.
 """
 
 from __future__ import annotations
@@ -34,6 +38,8 @@ from truth import Network, Operator, TruthJob, run_ranks
 
 from overlap_callbacks import JsonlSink, Mode, OverlapMonitor, Schedule
 from overlap_callbacks.analysis.arm_summary import arm_summaries
+from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.statistics import pool_changes
 from overlap_callbacks.gate.arms import Arm
 
 LONGER = (0.0, 0.01, 0.05, 0.2)
@@ -131,6 +137,29 @@ def judged(intervals: list[tuple[float, float, float]], truth: float) -> dict[st
     }
 
 
+def by_windows(run: dict[str, Any], number: int) -> dict[str, Any]:
+    """``judged`` of runs of so many windows each, one after the other, in place of single windows."""
+    windows = [Estimate(value, low, high, 0, 0) for low, value, high in run["windows"]]
+    parts = [windows[first : first + number] for first in range(0, len(windows) - number + 1, number)]
+    pooled = [found for part in parts if (found := pool_changes(part)) is not None]
+    intervals = [
+        (found.ci_low, found.value, found.ci_high)
+        for found in pooled
+        if found.ci_low is not None and found.ci_high is not None
+    ]
+    return judged(intervals, run["truth"])
+
+
+def _read(file: Path) -> None:
+    for run in json.loads(file.read_text())["runs"]:
+        for number in (1, 4, 10, 20, 50):
+            found = by_windows(run, number)
+            print(
+                f"{run['longer']:+.0%} longer, runs of {number:2} windows: +- {found['median_half_width']:.1%}, holds "
+                f"the truth {found['held']} of {found['counted']}, found to be slower in {found['found']}"
+            )
+
+
 def main() -> None:
     """Run the jobs, print a line for each, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -139,7 +168,11 @@ def main() -> None:
     parser.add_argument("--work", choices=["device", "clock"], default="device", help="see truth.py's operators")
     parser.add_argument("--longer", type=float, nargs="+", default=list(LONGER), help="fractions")
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    parser.add_argument("--read", type=Path, help="a result: what runs of fewer windows find; nothing is run")
     arguments = parser.parse_args()
+    if arguments.read:
+        _read(arguments.read)
+        return
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     runs = []
     for longer in arguments.longer:

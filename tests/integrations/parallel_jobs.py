@@ -18,6 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from overlap_callbacks import OverlapMonitor
+from overlap_callbacks.integrations._pytorch_fsdp import FSDP1_STREAMS, FSDP2_STREAMS
 from overlap_callbacks.integrations.pytorch import attach, switchable
 
 WIDTH = 16
@@ -252,3 +253,23 @@ def _kept(attributes: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
         else:
             yield name, None
+
+
+def fsdp_options(model: nn.Module) -> list[Any]:
+    """What arms turn of FSDP1 or FSDP2, in a form that can be compared."""
+    found: list[Any] = []
+    for module in model.modules():
+        if isinstance(module, FullyShardedDataParallel):
+            found.append([id(getattr(module, name, None)) for name in FSDP1_STREAMS])
+        elif hasattr(module, "_get_fsdp_state"):
+            state = module._get_fsdp_state()
+            found.append(
+                (
+                    list(state._states_to_forward_prefetch),
+                    list(state._states_to_backward_prefetch),
+                    state._auto_reshard_after_forward,
+                    [group.post_forward_mesh_info for group in state._fsdp_param_groups],
+                    [id(getattr(state._comm_ctx, name)) for name in FSDP2_STREAMS],
+                )
+            )
+    return found

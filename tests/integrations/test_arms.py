@@ -13,10 +13,9 @@ import torch
 
 from overlap_callbacks import Mode, OverlapMonitor, arms
 from overlap_callbacks.gate.arms import BaseArm
-from overlap_callbacks.integrations._pytorch_fsdp import FSDP2_STREAMS
 from tests.distributed import captured_log, run_ranks
 from tests.integrations import parallel_jobs as jobs
-from tests.integrations.parallel_jobs import Job, Training, belongings
+from tests.integrations.parallel_jobs import Job, Training, belongings, fsdp_options
 from tests.monitor.jobs import tiny_schedule
 
 STEPS = 24
@@ -28,6 +27,7 @@ MAKE: dict[str, Callable[[], BaseArm]] = {
     "no reshard": lambda: arms.Reshard(False),
     "reshard": lambda: arms.Reshard(True),
     "native": arms.Native,
+    "native of fsdp1": arms.Native,
     "bucket": lambda: arms.ZeroPrefetchBucket(4 * 16 * 16),
     "tf32": arms.AllowTF32,
     "no tf32": lambda: arms.AllowTF32(False),
@@ -35,79 +35,72 @@ MAKE: dict[str, Callable[[], BaseArm]] = {
 }
 
 
-def fsdp2_options(job: Job) -> list[Any]:
-    """What the arms turn."""
-    states = [module._get_fsdp_state() for module in job.models[0].modules() if hasattr(module, "_get_fsdp_state")]
-    return [
-        (
-            list(state._states_to_forward_prefetch),
-            list(state._states_to_backward_prefetch),
-            state._auto_reshard_after_forward,
-            [group.post_forward_mesh_info for group in state._fsdp_param_groups],
-            [id(getattr(state._comm_ctx, name)) for name in FSDP2_STREAMS],
-        )
-        for state in states
-    ]
-
-
 def job_for(name: str | None) -> Callable[[int], Job]:
-    """A job in which the arm changes something. Weights are the same in both."""
-    return jobs.fsdp2_kept if name == "reshard" else jobs.fsdp2
+    """A job in which the arm changes something. Weights are the same in those of FSDP2."""
+    return {"reshard": jobs.fsdp2_kept, "native of fsdp1": jobs.fsdp1}.get(name or "", jobs.fsdp2)
 
 
-def train_fsdp2(rank: int, name: str | None) -> dict[str, Any]:
-    training = Training(rank, job_for(name))
+def train_fsdp(rank: int, name: str | None, make: Callable[[int], Job] | None = None) -> dict[str, Any]:
+    training = Training(rank, make or job_for(name))
     training.step()
-    before = belongings(training.job), fsdp2_options(training.job)
+    before = belongings(training.job), fsdp_options(training.job.models[0])
     monitor = None if name is None else training.attach(arms=[MAKE[name]()], **OPTIONS)
     turned = set()
     for _ in range(STEPS - 1):
         training.step()
         if monitor is not None and monitor.arm is not None:  # of the step that has begun
-            turned.add(fsdp2_options(training.job) != before[1])
+            turned.add(fsdp_options(training.job.models[0]) != before[1])
     if monitor is not None:
         monitor.close()
-    same = belongings(training.job).keys() == before[0].keys() and fsdp2_options(training.job) == before[1]
+    same = belongings(training.job).keys() == before[0].keys() and fsdp_options(training.job.models[0]) == before[1]
     return {"digest": training.digest(), "turned": turned, "same": same}
 
 
 @pytest.fixture(scope="module")
 def without() -> list[str]:
-    return [rank["digest"] for rank in run_ranks(train_fsdp2, 2, None)]
+    return [rank["digest"] for rank in run_ranks(train_fsdp, 2, None)]
 
 
 @pytest.mark.parametrize("name", ["prefetch", "prefetch forward", "no reshard", "reshard", "native"])
 def test_an_arm_of_fsdp2_leaves_weights_and_the_model_as_they_are(name: str, without: list[str]) -> None:
-    ranks = run_ranks(train_fsdp2, 2, name)
+    ranks = run_ranks(train_fsdp, 2, name)
     assert [rank["digest"] for rank in ranks] == without
     for rank in ranks:
         assert rank["same"]
         assert rank["turned"] == {True}
 
 
-def end_fsdp2(rank: int, name: str, how: str) -> dict[str, Any]:
+def test_the_native_arm_of_fsdp1_leaves_weights_and_the_model_as_they_are() -> None:
+    plain, turned = run_ranks(train_fsdp, 2, None, jobs.fsdp1), run_ranks(train_fsdp, 2, "native of fsdp1")
+    assert [rank["digest"] for rank in turned] == [rank["digest"] for rank in plain]
+    for rank in turned:
+        assert rank["same"]
+        assert rank["turned"] == {True}
+
+
+def end_fsdp(rank: int, name: str, how: str) -> dict[str, Any]:
     """End a monitor while its arm is turned."""
     training = Training(rank, job_for(name))
     training.step()
-    before = fsdp2_options(training.job)
+    before = fsdp_options(training.job.models[0])
     monitor: OverlapMonitor = training.attach(arms=[MAKE[name]()], **OPTIONS)
     found = False
     for _ in range(STEPS):
         training.step()
         if monitor.arm is not None:
-            found = fsdp2_options(training.job) != before
+            found = fsdp_options(training.job.models[0]) != before
             break
     _end(monitor, how)  # within the step that has begun
     training.step()
-    same = fsdp2_options(training.job) == before
+    same = fsdp_options(training.job.models[0]) == before
     monitor.close()
     return {"turned": found, "same": same}
 
 
 @pytest.mark.parametrize("how", ["close", "force", "exception"])
-@pytest.mark.parametrize("name", ["prefetch", "no reshard", "reshard", "native"])
-def test_an_arm_of_fsdp2_is_put_back_however_its_window_ends(name: str, how: str) -> None:
-    for rank in run_ranks(end_fsdp2, 2, name, how):
+@pytest.mark.parametrize("name", ["prefetch", "no reshard", "reshard", "native", "native of fsdp1"])
+def test_an_arm_of_fsdp_is_put_back_however_its_window_ends(name: str, how: str) -> None:
+    for rank in run_ranks(end_fsdp, 2, name, how):
         assert rank == {"turned": True, "same": True}
 
 
@@ -192,26 +185,25 @@ def train_zero(rank: int, stage: int, name: str | None, how: str = "whole") -> d
     return {"digest": training.digest(), "seen": seen, "before": before, "now": now, "after": after}
 
 
-@pytest.mark.parametrize(("stage", "name", "turned"), [(3, "bucket", 4 * 16 * 16), (2, "native", False)])
+@pytest.mark.parametrize(
+    ("stage", "name", "turned"),
+    [(3, "bucket", 4 * 16 * 16), (3, "native", 0), (2, "native", False), (1, "native", False)],
+)
 def test_an_arm_of_zero_leaves_weights_and_the_engine_as_they_are(stage: int, name: str, turned: object) -> None:
-    plain, measured = run_ranks(train_zero, 2, stage, None), run_ranks(train_zero, 2, stage, name)
+    plain, measured = (
+        run_ranks(train_zero, 2, stage, None, timeout_s=120),
+        run_ranks(train_zero, 2, stage, name, timeout_s=120),
+    )
     assert [rank["digest"] for rank in measured] == [rank["digest"] for rank in plain]
     for rank in measured:
         assert rank["seen"] == {rank["before"], turned}
         assert rank["after"] == rank["before"]
 
 
-@pytest.mark.parametrize(
-    ("stage", "name", "how"),
-    [
-        (3, "bucket", "close"),
-        (3, "bucket", "force"),
-        (2, "native", "close"),
-        (2, "native", "force"),
-    ],
-)
+@pytest.mark.parametrize("how", ["close", "force"])
+@pytest.mark.parametrize(("stage", "name"), [(3, "bucket"), (3, "native"), (2, "native"), (1, "native")])
 def test_an_arm_of_zero_is_put_back_however_its_window_ends(stage: int, name: str, how: str) -> None:
-    for rank in run_ranks(train_zero, 2, stage, name, how):
+    for rank in run_ranks(train_zero, 2, stage, name, how, timeout_s=120):
         assert len(rank["seen"]) == 2
         assert rank["now"] == rank["before"]
 
@@ -248,11 +240,11 @@ def train_zero_with_exceptions(rank: int, stage: int, name: str | None) -> dict[
     return {"digest": training.digest(), "seen": at_the_end, "within": within, "before": before, "after": after}
 
 
-@pytest.mark.parametrize(("stage", "name"), [(3, "bucket"), (2, "native")])
+@pytest.mark.parametrize(("stage", "name"), [(3, "bucket"), (3, "native"), (2, "native"), (1, "native")])
 def test_an_arm_of_zero_is_not_put_back_in_the_middle_of_a_step_that_raised_and_goes_on(stage: int, name: str) -> None:
     """ZeRO-1 and 2 would lose the gradients that they have accumulated so far."""
-    plain = run_ranks(train_zero_with_exceptions, 2, stage, None)
-    measured = run_ranks(train_zero_with_exceptions, 2, stage, name)
+    plain = run_ranks(train_zero_with_exceptions, 2, stage, None, timeout_s=120)
+    measured = run_ranks(train_zero_with_exceptions, 2, stage, name, timeout_s=120)
     assert [rank["digest"] for rank in measured] == [rank["digest"] for rank in plain]
     for rank in measured:
         assert all(raised == until for until, raised in rank["within"])

@@ -62,8 +62,8 @@ def test_the_rule_of_the_docs() -> None:
     assert scaled("resnet50", 0.25) == ConvNet(kind="ResNet", blocks=(1, 1, 2, 1), channels=16, image=64, classes=250)
 
 
-@pytest.mark.parametrize("name", ["gpt3-xl", "llama2-13b", "bert", "resnet50", "vgg16"])
-def test_stages_after_one_another_are_the_model(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_every_preset_runs_and_its_stages_after_one_another_are_the_model(name: str) -> None:
     model = scaled(name, 0.01)
     torch.manual_seed(0)
     inputs, targets = next(batches(model, 2, 0, torch.device("cpu")))
