@@ -88,7 +88,18 @@ class Note(NamedTuple):
 
 
 class _Numbers(dict[_Key, int]):
-    """Numbers of keys; ``new`` gives the number of one that is not known yet."""
+    """Numbers of keys, in the order in which they appear."""
+
+    def __missing__(self, key: _Key) -> int:
+        number = self[key] = len(self)
+        return number
+
+
+class _NumbersBy(dict[_Key, int]):
+    """Numbers of keys; ``new`` gives the number of one that is not known yet.
+
+    It must not refer to what holds this: a cycle would keep all that was collected until the garbage is collected.
+    """
 
     def __init__(self, new: Callable[[_Key], int]) -> None:
         self._new = new
@@ -96,12 +107,6 @@ class _Numbers(dict[_Key, int]):
     def __missing__(self, key: _Key) -> int:
         number = self[key] = self._new(key)
         return number
-
-    @classmethod
-    def in_order(cls) -> _Numbers[_Key]:
-        """Numbers in the order in which the keys appear."""
-        numbers = cls(lambda _: len(numbers))
-        return numbers
 
 
 class EventCollector:
@@ -124,14 +129,14 @@ class EventCollector:
         self.notes: list[Note] = []
         self.foreign: Counter[str] = Counter()
         self._all_times = [self.times]
-        self._steps = steps
         self._sorted: list[list[Event]] = [[] for _ in range(_UNKNOWN + 1)]
         self._sort = {
             category: self._sorted[group].append if group != _BESIDE else None
             for category, group in _CATEGORIES.items()
         }
-        self._name_of: _Numbers[str | None] = _Numbers(lambda name: self.rows.names[short_name(name)])
-        self._is_step: _Numbers[str | None] = _Numbers(lambda name: bool(name) and self.is_step(name or ""))
+        names = self.rows.names
+        self._name_of: _NumbersBy[str | None] = _NumbersBy(lambda name: names[short_name(name)])
+        self._is_step: _NumbersBy[str | None] = _NumbersBy(lambda name: bool(name) and is_step(name or "", steps))
 
     def collect(self, events: list[Event], args_of: ArgsReader) -> None:
         """Keep what is needed of the events of one piece.
@@ -162,10 +167,6 @@ class EventCollector:
         """The events of a group that last: others mark a moment or an arrow."""
         return [event for event in self._sorted[group] if event.ph == "X"]
 
-    def is_step(self, name: str) -> bool:
-        """Whether a range of this name is a step."""
-        return name.startswith("ProfilerStep#") if self._steps is None else self._steps.search(name) is not None
-
     def _note(self, events: list[Event], args_of: ArgsReader) -> None:
         """Keep ranges of the host, those whose times can be read."""
         for event, args in zip(events, args_of(events, Args), strict=True):
@@ -195,19 +196,20 @@ class DeviceEvents(EventCollector):
         self.operators: list[Note] = []
         self.launch_correlation = array("Q")
         self.launch_thread = array("i")
-        self.threads: _Numbers[int | str] = _Numbers.in_order()
+        self.threads: _Numbers[int | str] = _Numbers()
         self.launch_times = EventTimes(exact)
         self.wait_times = EventTimes(exact)
         self.ranges = HostRanges(EventTimes(exact))
         self._all_times += [self.launch_times, self.wait_times, self.ranges.times]
         self._shared_args: dict[tuple[Any, ...], Args] = {}
-        self._lanes: _Numbers[tuple[int, int | str]] = _Numbers.in_order()
-        self._launches_nothing: _Numbers[str | None] = _Numbers(
+        self._lanes: _Numbers[tuple[int, int | str]] = _Numbers()
+        self._launches_nothing: _NumbersBy[str | None] = _NumbersBy(
             lambda name: bool(_LAUNCHES_NOTHING.match(name or "")) and not launches_kernel(name)
         )
-        self._is_module: _Numbers[str | None] = _Numbers(lambda name: (name or "").startswith(MODULE))
+        self._is_module: _NumbersBy[str | None] = _NumbersBy(lambda name: (name or "").startswith(MODULE))
         self._metadata = KernelMetadata()
-        self._shapes: _Numbers[Any] = _Numbers(self._shape_number)
+        shapes = self.rows.shapes
+        self._shapes: _NumbersBy[Any] = _NumbersBy(lambda part: shapes.setdefault(_launch_shape(part), len(shapes)))
 
     def add_launch(self, correlation: int, thread: Any) -> None:
         """Keep a launch whose time was kept."""
@@ -298,10 +300,6 @@ class DeviceEvents(EventCollector):
         )
         self.devices.extend(devices)
 
-    def _shape_number(self, launched_as: tuple[Any, ...]) -> int:
-        shapes = self.rows.shapes
-        return shapes.setdefault(_launch_shape(launched_as), len(shapes))
-
 
 _LAUNCH_METADATA = ("grid", "block", "registers per thread", "shared memory", "blocks per SM")
 
@@ -342,14 +340,14 @@ class HostEvents(EventCollector):
     def __init__(self, steps: re.Pattern[str] | None = None, *, exact: bool = False) -> None:
         super().__init__(steps, exact=exact)
         self.row_threads = array("i")
-        self.threads: _Numbers[int | str] = _Numbers.in_order()
+        self.threads: _Numbers[int | str] = _Numbers()
         self.ranges = KernelTableBuilder()
         self.range_times = EventTimes(exact)
         self._all_times.append(self.range_times)
         self.enqueued = 0
         self.launches = 0
         self.other_ranges: set[str] = set()
-        self._of_kernel: _Numbers[str | None] = _Numbers(launches_kernel)
+        self._of_kernel: _NumbersBy[str | None] = _NumbersBy(launches_kernel)
 
     def _collect(self, args_of: ArgsReader) -> None:
         notes, operators = self._durations(_NOTE), [*self._durations(_OPERATOR), *self._durations(_OLD_RANGE)]
@@ -392,6 +390,11 @@ class HostEvents(EventCollector):
                 self.ranges.label(Kind.COMMUNICATION, short_name(name))
         elif len(self.other_ranges) < _MAX_OTHER_RANGES:
             self.other_ranges.add(short_name(name))
+
+
+def is_step(name: str, steps: re.Pattern[str] | None = None) -> bool:
+    """Whether a range of this name is a step; ``steps`` finds those that are not torch's ``ProfilerStep#``."""
+    return name.startswith("ProfilerStep#") if steps is None else steps.search(name) is not None
 
 
 def launches_kernel(name: str | None) -> bool:

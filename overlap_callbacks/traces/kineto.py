@@ -222,7 +222,8 @@ def trace_of_device(
     collectives = annotated(rows, collected.known, launched_ns, thread_of, annotations)
     problems += untold(rows, collectives)
     for row, info in collectives.items():
-        rows.collective[row] = rows.collectives[info.kind]
+        if row not in collected.known:  # whose own metadata told it
+            rows.collective[row] = rows.collectives[info.kind]
     has_launches = len(collected.launch_correlation) > 0
     if found and not has_launches:
         problems.append("the file holds no launches: kernels count in the step that the host was in when they started")

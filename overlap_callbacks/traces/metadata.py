@@ -10,8 +10,8 @@ from __future__ import annotations
 import bisect
 import math
 import re
-from collections import defaultdict
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -112,6 +112,8 @@ def with_groups(collectives: dict[int, CollectiveInfo], distributed_info: Any) -
         for group in (config if isinstance(config, list) else [])
         if isinstance(group, dict)
     }
+    if not groups:
+        return collectives
     filled = {}
     for row, known in collectives.items():
         group = groups.get(known.group)
@@ -186,12 +188,15 @@ class Ranges:
     """
 
     def __init__(self, notes: Sequence[tuple[str, int | str, int, int, Args | None]]) -> None:
-        self._by_thread: dict[str, list[Range]] = defaultdict(list)
-        for name, thread, start, end, args in notes:
-            self._by_thread[str(thread)].append(Range(str(thread), start, end, name, args))
+        self._by_thread: dict[str, list[tuple[str, int | str, int, int, Args | None]]] = {}
+        by_thread: dict[int | str, list[Any]] = {}
+        for note in notes:
+            by_thread.setdefault(note[1], []).append(note)
+        for thread, of_thread in by_thread.items():  # a number and its text are one thread
+            self._by_thread.setdefault(str(thread), []).extend(of_thread)
         for ranges in self._by_thread.values():
-            ranges.sort(key=lambda found: found[1:3])
-        self._starts = {thread: [found.start_ns for found in ranges] for thread, ranges in self._by_thread.items()}
+            ranges.sort(key=itemgetter(2, 3))
+        self._starts = {thread: [note[2] for note in ranges] for thread, ranges in self._by_thread.items()}
 
     def around(self, launched_ns: int, thread: Any) -> Range | None:
         """The range in which the thread made a launch; None for an unknown launch, and outside of all ranges."""
@@ -201,8 +206,8 @@ class Ranges:
         place = bisect.bisect_right(starts, launched_ns) - 1
         if place < 0:
             return None
-        found = self._by_thread[str(thread)][place]
-        return found if launched_ns < found.end_ns else None
+        name, _, start_ns, end_ns, args = self._by_thread[str(thread)][place]
+        return Range(str(thread), start_ns, end_ns, name, args) if launched_ns < end_ns else None
 
 
 def _input_bytes(kind: str, args: Args | None) -> int | None:

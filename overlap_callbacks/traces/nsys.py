@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from overlap_callbacks.analysis import safe_text
 from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
 from overlap_callbacks.analysis.kernels.table import Kind
-from overlap_callbacks.traces.collect import ENQUEUED, DeviceEvents, Note, short_name
+from overlap_callbacks.traces.collect import ENQUEUED, DeviceEvents, Note, is_step, short_name
 from overlap_callbacks.traces.files import SQLITE_MAGIC, Progress, TraceError, starts_with
 from overlap_callbacks.traces.kineto import Trace, trace_of_device
 from overlap_callbacks.traces.launches import WAITING_CALLS
@@ -249,7 +249,7 @@ class _Reader:
                 group = "torch"
             elif name.startswith("nccl"):
                 group = "nccl"
-            elif self.events.is_step(name):
+            elif is_step(name, self.steps):
                 group = ""
             elif self.steps is None and _LIKE_STEPS.match(name):
                 group = "like"

@@ -76,7 +76,7 @@ class CriticalPaths:
         self._kind, self._lane = kernels.kind[self._rows], kernels.lane[self._rows]
         self._launched_ns = np.minimum(launched_ns[self._rows], self._start_ns)
         self._before = self._predecessors(self._lane)
-        self._waits, self._waited_for = self._waits_for(waits)
+        self._before_launch = self._waited_for(waits)
         # The earliest start of each row and those that end later.
         self._earliest_ns = np.minimum.accumulate(self._start_ns[::-1])[::-1]
         self._is_serial = self._runs_in_turn()
@@ -101,11 +101,15 @@ class CriticalPaths:
         lane, start_ns, end_ns = self._lane[order], self._start_ns[order], self._end_ns[order]
         return not ((lane[1:] == lane[:-1]) & (start_ns[1:] < end_ns[:-1])).any()
 
-    def _waits_for(self, waits: Intervals) -> tuple[Indices, Indices]:
-        """End of each wait of the host in which the device ended something, and the last row that did so."""
+    def _waited_for(self, waits: Intervals) -> Indices:
+        """What the host waited for last before it launched each row, as a place in the order of ends; -1 for nothing.
+
+        A wait counts if the device ended something in it.
+        """
         last = np.searchsorted(self._end_ns, waits.end_ns, side="right") - 1
         real = (last >= 0) & (self._end_ns[np.maximum(last, 0)] > waits.start_ns) if len(self._end_ns) else last > 0
-        return waits.end_ns[real], last[real]
+        wait = np.searchsorted(waits.end_ns[real], self._launched_ns, side="right") - 1
+        return np.append(last[real], -1)[wait]
 
     def of(self, start_ns: int, end_ns: int) -> Path | None:
         """The path of a span; None if no row ended in it.
@@ -124,34 +128,35 @@ class CriticalPaths:
 
     def _walk(self, place: int, start_ns: int) -> tuple[list[int], Indices, Indices]:
         """A path: the time of each part, by its place in ``_PARTS``; its rows, and the time of each on it."""
-        # Rows that end after the span began: what is looked at row by row is taken out of the arrays all at once.
+        # Of the rows that end after the span began, all that is looked at row by row is worked out at once.
         first = int(np.searchsorted(self._end_ns, start_ns, side="right"))
-        starts, ends, launches, befores, kinds = (
-            column[first : place + 1].tolist()
-            for column in (self._start_ns, self._end_ns, self._launched_ns, self._before, self._kind)
+        part = slice(first, place + 1)
+        before, launched_ns, after_wait = self._before[part], self._launched_ns[part], self._before_launch[part]
+        ended_ns = np.where(before >= 0, self._end_ns[before], start_ns)
+        by_launch = (launched_ns >= 0) & (launched_ns >= ended_ns)
+        ended_ns = np.where(by_launch, np.where(after_wait >= 0, self._end_ns[after_wait], start_ns), ended_ns)
+        kinds, befores = self._kind[part].tolist(), (np.where(by_launch, after_wait, before) - first).tolist()
+        starts, launches, ends = (
+            np.maximum(times, start_ns).tolist() for times in (self._start_ns[part], launched_ns, ended_ns)
         )
+        is_launched = by_launch.tolist()
         parts_ns, places, lengths = [0] * len(_PARTS), [], []
-        until: int = ends[-1]
+        until = int(self._end_ns[place])
         place -= first
         while until > start_ns:
-            begin = max(starts[place], start_ns)
-            parts_ns[kinds[place]] += until - begin
+            length_ns = until - starts[place]
+            parts_ns[kinds[place]] += length_ns
             places.append(place)
-            lengths.append(until - begin)
-            until = begin
+            lengths.append(length_ns)
+            until = starts[place]
             if until <= start_ns:
                 break
-            launched, before = launches[place], befores[place] - first
-            ended = ends[before] if before >= 0 else start_ns
-            part = _OTHER
-            if launched >= 0 and launched >= ended:
-                parts_ns[_LAUNCH] += until - max(launched, start_ns)
-                until = max(launched, start_ns)
-                wait = int(np.searchsorted(self._waits, launched, side="right")) - 1
-                before = int(self._waited_for[wait]) - first if wait >= 0 else -1
-                ended, part = ends[before] if before >= 0 else start_ns, _HOST
-            parts_ns[part] += until - max(ended, start_ns)
-            until, place = max(ended, start_ns), before
+            if is_launched[place]:
+                parts_ns[_LAUNCH] += until - launches[place]
+                parts_ns[_HOST] += launches[place] - ends[place]
+            else:
+                parts_ns[_OTHER] += until - ends[place]
+            until, place = ends[place], befores[place]
         return parts_ns, self._rows[first + np.array(places)], np.array(lengths, dtype=np.int64)
 
     def _at_most(self, start_ns: int, end_ns: int, parts: dict[Part, int]) -> dict[Part, int]:
@@ -166,7 +171,7 @@ class CriticalPaths:
         lengths_ns = np.maximum(inside.durations_ns, 0)
 
         def longest_ns(kinds: Sequence[Kind]) -> int:
-            wanted = np.isin(kind, [int(kind) for kind in kinds])
+            wanted = np.isin(np.arange(len(Kind)), [int(kind) for kind in kinds])[kind]
             if self._is_serial:
                 return int(np.bincount(lane[wanted], weights=lengths_ns[wanted]).max(initial=0))
             return max((inside[wanted & (lane == number)].busy_ns for number in distinct_values(lane)), default=0)
