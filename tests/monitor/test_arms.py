@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from overlap_callbacks import Mode
 from overlap_callbacks.gate.arms import Arm, BaseArm, Sequential
+from overlap_callbacks.monitor.window import Window
 from overlap_callbacks.report.record import read
 from overlap_callbacks.sinks import JsonlSink
 from tests.distributed import captured_log, run_ranks
@@ -109,32 +110,49 @@ def test_profiled_arms_have_figures_of_kernels_and_no_doubt_that_they_overlap(tm
 
 
 def train_to_the_end(rank: int, how: str) -> dict[str, Any]:
-    """Ends a monitor in the midst of a step in which an arm is turned."""
+    """Ends a monitor, or its window, in the midst of a step in which an arm is turned."""
     training, slow = Training(rank), Slow()
     monitor = new_monitor(arms=[slow.arm()], schedule=tiny_schedule(**REPEATED))
     within: list[bool] = []
-    for step in range(12):
-        if how == "force" and slow.on:
-            monitor.force(Mode.OVERLAPPED)
-        with contextlib.suppress(KeyError), monitor.step(step):
-            training.step()
-            if slow.on:
-                if how == "close":
-                    monitor.close()
-                    within.append(slow.on)
-                elif how == "exception":
-                    raise KeyError("the user's own")
+    after: list[bool] = []
+    step = 0
+    with captured_log() as lines:
+        for _ in range(12):
+            if how == "force" and slow.on:
+                monitor.force(Mode.OVERLAPPED)
+            if how == "jump" and slow.on:
+                step += 5
+            with contextlib.suppress(KeyError), monitor.step(step):
+                training.step()
+                if slow.turned and not slow.on:
+                    after.append(monitor.in_window)
+                if slow.on:
+                    if how == "close":
+                        monitor.close()
+                        within.append(slow.on)
+                    elif how == "exception":
+                        raise KeyError("the user's own")
+                    elif how == "error of ours":
+                        setattr(Window, "end_step", fail)  # noqa: B010 - of this rank's process alone
+            step += 1
     on = slow.on
     monitor.close()
-    return {"on": on, "within": within, "turned": slow.turned}
+    return {"on": on, "within": within, "turned": slow.turned, "after": after, "lines": lines}
 
 
-@pytest.mark.parametrize("how", ["close", "exception", "force"])
+def fail(*_: object) -> None:
+    raise LookupError("planted")
+
+
+@pytest.mark.parametrize("how", ["close", "exception", "force", "jump", "error of ours"])
 def test_an_arm_is_put_back_however_its_window_ends(how: str) -> None:
     for rank in run_ranks(train_to_the_end, 2, how):
         assert rank["turned"] == 1
         assert not rank["on"]
         assert rank["within"] == ([True] if how == "close" else [])  # only between steps, even then
+        assert rank["after"]
+        assert not any(rank["after"])  # the window has ended, and so have its other steps with the arm
+        assert any("planted" in line for line in rank["lines"]) is (how == "error of ours")
 
 
 def train_with_a_broken_arm(rank: int) -> dict[str, Any]:
