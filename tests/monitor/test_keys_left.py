@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from typing import Any
 from unittest import mock
@@ -25,6 +26,14 @@ def keys_of(store: Any) -> set[str]:
     return set(store.list_keys() if hasattr(store, "list_keys") else map(str, range(store.num_keys())))
 
 
+def is_gone(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
 def train_until_some_die(rank: int, dead: list[int], at: int, settle: bool) -> dict[str, Any]:
     store = dist.distributed_c10d._get_default_store()
     dist.all_reduce(torch.ones(1))
@@ -33,6 +42,10 @@ def train_until_some_die(rank: int, dead: list[int], at: int, settle: bool) -> d
     time.sleep(0.2)
     before = keys_of(store)
     dist.barrier()
+    living = [other for other in range(RANKS) if other not in dead]
+    passed = [f"test/passed/{other}" for other in range(RANKS)]
+    dying = [f"test/dying/{other}" for other in dead]
+    closed = [f"test/closed/{other}" for other in living]
     with mock.patch.object(tree, "FAN_IN", 2):
         sink = KeptReports()
         monitor = new_monitor(sink, schedule=tiny_schedule(every_n_steps=50), order_timeout_s=1.0, report_timeout_s=3.0)
@@ -41,16 +54,21 @@ def train_until_some_die(rank: int, dead: list[int], at: int, settle: bool) -> d
                 monitor.step_begin(step)
                 if step <= at:  # ranks that are not next to a dead one would wait for it
                     dist.all_reduce(torch.ones(1))
+                if step == at and dead:
+                    store.set(passed[rank], b"-")
                 if step == at and rank in dead:
+                    wait_until(lambda: store.check(passed), 40.0)
                     time.sleep(0.3)  # the others have what they need of it
+                    store.set(f"test/dying/{rank}", str(os.getpid()))
                     die()
                 monitor.step_end(step)
+        # What is sent when the others have left, nobody could take away.
+        wait_until(lambda: store.check(dying) and all(is_gone(int(store.get(key))) for key in dying), 40.0)
         monitor.close(None if settle else 8.0)
     store.set(f"test/closed/{rank}", b"-")
-    living = [other for other in range(RANKS) if other not in dead]
-    wait_until(lambda: store.check([f"test/closed/{other}" for other in living]), 40.0)
-    new, closed = keys_of(store) - before, {f"test/closed/{other}" for other in living}
-    left = sorted(new - closed) if closed <= new else sorted(new)[len(closed) :]
+    wait_until(lambda: store.check(closed), 40.0)
+    new, own = keys_of(store) - before, {*closed, *dying, *(passed if dead else ())}
+    left = sorted(new - own) if own <= new else sorted(new)[len(own) :]
     return {"left": left, "reports": sink.facts()}
 
 

@@ -311,10 +311,14 @@ class Reporter:
         """Wait until what this rank sent was read, for a bounded time, and leave nothing in the store."""
         patience_s = SETTLE_S + self._own_s + _LEVEL_S * max(0, self._tree.num_levels - 1)
         deadline = min(time.monotonic() + patience_s, self._close_by)
+        all_end = self._settle_from < math.inf  # else this rank alone may end, and knows nothing of the others
         with contextlib.suppress(Exception):  # the store may be gone, and all that is in it
+            strays = [each.strays() for each in exchanges] if all_end else []
             taken = [each.await_taken(deadline - time.monotonic(), self._stop.is_set) for each in exchanges]
             for each in exchanges:
-                each.leave(parent_is_gone=not all(taken) and self._settle_from < math.inf)
+                each.leave(parent_is_gone=not all(taken) and all_end)
+            for stray in strays:
+                stray.take_away(deadline - time.monotonic(), self._stop.is_set, after_s=SETTLE_S)
 
     def _is_over(self, last_s: float) -> bool:
         """Whether no more reports of a window are waited for.

@@ -21,6 +21,10 @@ from overlap_callbacks.monitor.background.store import Job
 # More would mean fewer levels and more work for rank 0; a leader that is lost takes at most 1/16 of the job's rows.
 FAN_IN = 16
 
+# Ranks whose edges a leaving rank looks at, beside its own: each of them is some calls of the store, and all ranks may
+# leave at once.
+WATCHED = 4
+
 # Maximum time by which a rank waits for its children for longer than these wait for theirs.
 _MAX_LEAD_S = 2.5
 
@@ -79,6 +83,20 @@ class Tree:
     def members(self) -> range:
         """This rank and all below it."""
         return range(self.rank, min(self.rank + self.fan_in**self.level, self.world_size))
+
+    @property
+    def watched(self) -> tuple[int, ...]:
+        """Ranks whose edge to their parent this one looks at when it leaves: the messages there may be of the dead.
+
+        They lie from next to this rank to opposite to it in the ring of all ranks, at distances that grow evenly. Ranks
+        that die together mostly follow each other, as those of a node do: up to half of the job in a row, each of them
+        is watched from outside.
+        """
+        farthest = self.world_size / 2
+        near = [round(farthest ** (place / (WATCHED - 1))) for place in range(WATCHED)]
+        distances = [max(place + 1, distance) for place, distance in enumerate(near)]  # all different
+        ranks = {(self.rank + distance) % self.world_size for distance in distances}
+        return tuple(sorted(ranks - {0, self.rank, *self.children}))  # the edges of these it has, or they have none
 
     def members_without(self, runs: Sequence[Run]) -> tuple[int, ...]:
         """This rank and those below it, but for the ranks of ``runs``, which are joined."""

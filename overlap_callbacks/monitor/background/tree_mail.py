@@ -4,8 +4,20 @@ Each edge has few places for messages, which are used in turn: a message waits i
 sender uses the place again only then. So what those who are gone may leave in the store is bounded, does not grow with
 the length of the job, and has names that others know. A rank that leaves takes all messages of its own edges away. It
 also takes those of the ranks below it that were not heard, and, where nobody reads what it sent, those of the ranks
-below its parent. Messages are left behind only where both ends of an edge, and all who would do this for them, are gone
-without a word.
+below its parent.
+
+Both ends of an edge may be gone, and all around them may have been heard before. So a rank that ends as all do also
+watches the edges of ``WATCHED`` others (``Tree.watched``). It takes away what lies there when it begins to leave and
+is not taken for as long as it waits for messages of its own to be taken. A reader that lives has given up on them by
+then, and a sender that lives takes them back itself. In a job that is well nothing lies there, or not for long.
+
+Messages are left behind only
+
+- where both ends of their edge are gone without a word, and so are the ranks that watch it, or they had begun to leave
+  before the message was sent;
+- where both ends are gone without a word, and the others leave in haste: because of an exception or a signal, or within
+  a time of the caller's own. They cannot know who still comes. So they watch nothing, and hold nobody to be gone;
+- where the store fails, or the time to close is over too soon to hold anybody to be gone.
 
 A job that starts again may find the store of the one that was killed (``torchrun --max-restarts`` keeps it), with the
 same names in it. So whoever sends takes away what lies in its places before anything is sent.
@@ -177,6 +189,11 @@ class Exchange:
         poll(look, timeout_s, stop)
         return self._to_parent not in waiting
 
+    def strays(self) -> Strays:
+        """What lies on the edges that this rank watches. A rank that leaves looks before it waits for anything else."""
+        edges = [self._edge(direction, rank) for rank in self.tree.watched for direction in self._directions]
+        return Strays(self._channel, edges)
+
     def leave(self, *, parent_is_gone: bool = False) -> None:
         """Take away what is left in the store; nothing is sent or gathered afterwards.
 
@@ -199,6 +216,43 @@ class Exchange:
 
     def _edge(self, direction: str, child: int) -> str:
         return f"{self._kind}/{direction}/{child}"
+
+
+class Strays:
+    """Messages between other ranks, as they lie in the store now. Mostly there are none.
+
+    Args:
+        channel: to the store.
+        edges: between the others.
+    """
+
+    def __init__(self, channel: StoreChannel, edges: Iterable[str]) -> None:
+        self._channel = channel
+        self._seen_s = time.monotonic()
+        places = [_place(edge, number) for edge in edges for number in range(PLACES)]
+        found = [(place, channel.peek(place)) for place in places]
+        self._lying = {place: message for place, message in found if message is not None}
+
+    def take_away(self, timeout_s: float, stop: Callable[[], bool], *, after_s: float) -> None:
+        """Wait until their readers have taken them; take away those that nobody takes.
+
+        Args:
+            timeout_s: maximum time to wait.
+            stop: ends the waiting early when it returns True.
+            after_s: time for which a message must have been seen here, at least, for its ends to be held to be gone.
+        """
+
+        def look() -> bool | None:
+            for place in list(self._lying):
+                if not self._channel.has(place):
+                    del self._lying[place]
+            return None if self._lying else True
+
+        if poll(look, timeout_s, stop) is None and time.monotonic() - self._seen_s >= after_s:
+            for place, message in self._lying.items():
+                # Another message in the same place is of ranks that live, and use their places in turn.
+                if self._channel.peek(place) == message:
+                    self._channel.delete(place)
 
 
 class _Outlet:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
-from overlap_callbacks.monitor.background.tree import FAN_IN, Tree, in_runs, joined
+from overlap_callbacks.monitor.background.tree import FAN_IN, WATCHED, Tree, in_runs, joined
 
 SIZES = [(2, 16), (7, 2), (16, 16), (17, 16), (100, 4), (257, 16), (4096, 16), (8192, 16), (5000, 64)]
 
@@ -52,3 +54,26 @@ def test_a_parent_waits_longer_than_its_children_and_rank_0_as_long_as_it_is_tol
 def test_runs_of_ranks_are_joined_in_any_order() -> None:
     assert joined([(4, 6), (0, 0), (1, 2), (8, 8)]) == [(0, 2), (4, 6), (8, 8)]
     assert in_runs([(0, 2), (8, 8)]) == [0, 1, 2, 8]
+
+
+@pytest.mark.parametrize("num_ranks", [*range(3, 40), 100, 257])
+def test_whoever_dies_in_a_row_up_to_half_of_the_job_each_of_them_is_watched_from_outside(num_ranks: int) -> None:
+    watchers: dict[int, set[int]] = {rank: set() for rank in range(num_ranks)}
+    for rank in range(num_ranks):
+        tree = Tree(rank, num_ranks)
+        for other in (*tree.watched, *tree.children):  # of its children a rank takes everything away
+            watchers[other].add(rank)
+    num_dead = num_ranks // 2
+    for first in range(num_ranks):
+        dead = {(first + place) % num_ranks for place in range(num_dead)}
+        assert all(watchers[rank] - dead for rank in dead - {0})
+
+
+@pytest.mark.parametrize(("world_size", "fan_in"), SIZES)
+def test_a_rank_watches_few_others_and_each_but_rank_0_is_watched_by_as_many(world_size: int, fan_in: int) -> None:
+    trees = [Tree(rank, world_size, fan_in) for rank in range(world_size)]
+    assert all(len(tree.watched) <= WATCHED for tree in trees)
+    assert all({0, tree.rank}.isdisjoint(tree.watched) for tree in trees)
+    looked_at = Counter(other for tree in trees for other in {*tree.watched, *tree.children})
+    assert looked_at.keys() == set(range(1, world_size))
+    assert min(looked_at.values()) >= min(WATCHED, world_size - 1)
