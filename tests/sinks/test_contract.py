@@ -17,6 +17,7 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime, TimedBlock
 from overlap_callbacks.sinks import FunctionSink, JsonlSink, PrometheusSink, RunInfo, Sink, TensorBoardSink, WandbSink
+from tests.report.arm_runs import arm_window
 from tests.report.runs import run_info, window
 from tests.samples import window_report
 from tests.wandb_reader import SETTINGS
@@ -68,6 +69,9 @@ MAKERS: dict[str, Callable[[Path], Sink]] = {
     "lightning": lightning_sink,
     "deepspeed": deepspeed_sink,
 }
+
+
+HAS_FILES = ("jsonl", "prometheus")
 
 
 @pytest.fixture(params=MAKERS)
@@ -140,6 +144,20 @@ def test_a_report_without_a_run_is_taken_by_all_but_the_record(sink: Sink) -> No
         pytest.skip("a record begins with its run")
     sink.log(window())
     sink.close()
+
+
+def test_windows_of_arms_reach_every_sink(sink: Sink, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    sink.open(run_info())
+    sink.log_arm(arm_window(0, power=True))
+    sink.log_arm(msgspec.structs.replace(arm_window(1), valid=False, problems=(HOSTILE.replace("\ud800", ""),)))
+    if isinstance(sink, FunctionSink):
+        sink.flush()
+    sink.close()
+    assert type(sink).log_arm is not Sink.log_arm
+    kind = request.node.callspec.params["sink"]
+    if kind in HAS_FILES:  # those of W&B and TensorBoard have tests of their own; loggers write them later
+        written = "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+        assert "prefetch_2_2" in written
 
 
 class BrokenSink(Sink):

@@ -7,6 +7,7 @@ import pytest
 from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.sinks import FunctionSink, TensorBoardSink
 from tests.environments import gpu_rank
+from tests.report.arm_runs import arm_window
 from tests.report.runs import rank_window, run_info, window
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -35,6 +36,22 @@ def test_every_metric_is_a_scalar_against_the_training_step(tmp_path: Path) -> N
     lines = text.tensor_proto.string_val[0].decode().splitlines()
     assert "    framework: <b>mine</b>" in lines
     assert all(line.startswith("    ") for line in lines), "markdown shows such lines as they are"
+
+
+def test_windows_of_arms_are_scalars_too(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    sink, report = TensorBoardSink(tmp_path), arm_window(0, power=True)
+    sink.open(run_info())
+    sink.log_arm(report)
+    sink.close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) == set(report.metrics())
+    (point,) = events.Scalars("arm/prefetch_2_2_speedup")
+    assert report.speedup is not None
+    assert (point.step, point.value) == (20, pytest.approx(report.speedup.value, rel=1e-6))
 
 
 def test_the_environment_and_its_findings_are_text(tmp_path: Path) -> None:
