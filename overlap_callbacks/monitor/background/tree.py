@@ -22,14 +22,20 @@ from overlap_callbacks.monitor.background.store import Job
 FAN_IN = 16
 
 # Ranks whose edges a leaving rank looks at, beside its own: each of them is some calls of the store, and all ranks may
-# leave at once.
+# leave at once. So in a large job it is half as many.
 WATCHED = 4
+_MANY_RANKS = 1024
 
 # Maximum time by which a rank waits for its children for longer than these wait for theirs.
 _MAX_LEAD_S = 2.5
 
 # The first and the last of ranks that follow each other.
 Run = tuple[int, int]
+
+
+def num_watched(world_size: int) -> int:
+    """Ranks whose edges a leaving rank looks at, beside its own."""
+    return WATCHED if world_size <= _MANY_RANKS else WATCHED // 2
 
 
 @dataclass(frozen=True)
@@ -92,8 +98,8 @@ class Tree:
         that die together mostly follow each other, as those of a node do: up to half of the job in a row, each of them
         is watched from outside.
         """
-        farthest = self.world_size / 2
-        near = [round(farthest ** (place / (WATCHED - 1))) for place in range(WATCHED)]
+        farthest, number = self.world_size / 2, num_watched(self.world_size)
+        near = [round(farthest ** (place / (number - 1))) for place in range(number)]
         distances = [max(place + 1, distance) for place, distance in enumerate(near)]  # all different
         ranks = {(self.rank + distance) % self.world_size for distance in distances}
         return tuple(sorted(ranks - {0, self.rank, *self.children}))  # the edges of these it has, or they have none

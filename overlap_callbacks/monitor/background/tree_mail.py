@@ -7,7 +7,7 @@ also takes those of the ranks below it that were not heard, and, where nobody re
 below its parent.
 
 Both ends of an edge may be gone, and all around them may have been heard before. So a rank that ends as all do also
-watches the edges of ``WATCHED`` others (``Tree.watched``). It takes away what lies there when it begins to leave and
+watches the edges of a few others (``Tree.watched``). It takes away what lies there when it begins to leave and
 is not taken for as long as it waits for messages of its own to be taken. A reader that lives has given up on them by
 then, and a sender that lives takes them back itself. In a job that is well nothing lies there, or not for long.
 
