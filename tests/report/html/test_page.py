@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 from overlap_callbacks.analysis.formatting import DASH
-from overlap_callbacks.analysis.results.power import SlowdownCause, TraceSegment
 from overlap_callbacks.analysis.results.window import DimensionTime, TimedBlock
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.report import page, write_page
@@ -326,108 +325,6 @@ def test_runs_whose_long_names_begin_alike_are_not_taken_for_one(tmp_path: Path)
 def test_no_record_is_refused() -> None:
     with pytest.raises(ValueError, match="records must hold at least one record, got none"):
         page([])
-
-
-# -- power
-
-
-def test_energy_stands_among_the_first_figures_with_its_interval_and_the_digits_of_the_table(tmp_path: Path) -> None:
-    text = text_of(made(tmp_path, *[window(i, power=True) for i in range(4)]))
-    head = text[: text.index("What does it cost?")]
-    (change, low, high, joules) = re.findall(
-        r"Energy of a step with overlap (\+[\d.]+%) (\+[\d.]+%) to (\+[\d.]+%) ([\d.]+) J against [\d.]+ J sequential",
-        head,
-    )[0]
-    assert low < change < high
-    assert f"With overlap a step takes {change.removeprefix('+')} more energy (95% interval" in text
-    table = text[text.index("Power Figure Overlapped") :]
-    assert re.search(rf"energy of a step, all devices {joules} J .{{0,80}} {re.escape(change)} ", table)
-    assert "Energy of a step with overlap" not in text_of(made(tmp_path / "none", window()))
-
-
-def test_energy_of_one_window_has_an_interval_over_its_blocks_and_chance_is_called_so(tmp_path: Path) -> None:
-    def powered(half_j: float) -> Any:
-        found = window(power=True)
-        assert found.power is not None
-        modes = [
-            msgspec.structs.replace(
-                mode, energy_per_step_j_ci_low=(mode.energy_per_step_j or 0.0) - half_j,
-                energy_per_step_j_ci_high=(mode.energy_per_step_j or 0.0) + half_j,
-            )
-            for mode in found.power.modes
-        ]  # fmt: skip
-        return msgspec.structs.replace(found, power=msgspec.structs.replace(found.power, modes=tuple(modes)))
-
-    sure = text_of(made(tmp_path / "sure", powered(1.0)))
-    assert re.search(r"more energy \(95% interval [\d.]+% to [\d.]+% more\)\.", sure)
-    chance = text_of(made(tmp_path / "chance", powered(40.0)))
-    assert re.search(r"energy \(95% interval [\d.]+% less to [\d.]+% more\), which may be chance\.", chance)
-
-
-def test_the_cause_of_the_slowdown_comes_first_and_in_words(tmp_path: Path) -> None:
-    text = text_of(made(tmp_path / "capped", window(power=True), window(1, power=True)))
-    section = text[text.index("What does it do to power?") :]
-    assert section.startswith(
-        "What does it do to power? Compute is slower because a power cap lowers the clock; 88% goes with the clock. "
-        "The verdict is the same in 2 of 2 windows."
-    )
-    assert (
-        section.index("88% goes with the clock") < section.index("mean power of a device") < section.index("Evidence")
-    )
-    found = window(power=True)
-    unclear = msgspec.structs.replace(found, power_verdict=SlowdownCause("undecided", (), 0.14, 0.06, 0.07, 0.44))
-    assert "What does it do to power? Cause unclear; 44% goes with the clock." in text_of(
-        made(tmp_path / "unclear", unclear)
-    )
-
-
-def test_no_interval_of_power_reaches_where_it_cannot_be(tmp_path: Path) -> None:
-    def powered(number: int, joules: tuple[float, float]) -> Any:
-        found = window(number, power=True)
-        assert found.power is not None
-        modes = [
-            msgspec.structs.replace(mode, energy_per_step_j=value, mean_avg_w=value, throttle_fraction=value / 600)
-            for mode, value in zip(found.power.modes, joules, strict=True)
-        ]
-        return msgspec.structs.replace(found, power=msgspec.structs.replace(found.power, modes=tuple(modes)))
-
-    text = text_of(made(tmp_path, powered(0, (500.0, 300.0)), powered(1, (40.0, 60.0))))
-    (low,) = re.findall(r"energy \(95% interval ([\d.]+)% less to", text)
-    assert float(low) < 100
-    table = text[text.index("Power Figure Overlapped") : text.index("Verdict of window")]
-    assert "\N{MINUS SIGN}" not in re.sub(r"\N{MINUS SIGN}[\d.,]+%", "", table)  # changes may be below zero
-    assert "270 W (0 to 3,192 W)" in table
-
-
-def test_the_trace_marks_warm_up_and_profiled_blocks(tmp_path: Path) -> None:
-    content = made(tmp_path / "new", window(power=True))
-    (chart,) = [chart for chart in charts_of(content) if chart["draw"] == "power"]
-    assert [segment[3:] for segment in chart["segments"][:2]] == [[False, False], [True, False]]
-    assert chart["segments"][-1][3:] == [True, True]
-    legends = re.findall(r'<i class="[^"]*"></i>([^<]+)</span>', content)
-    assert {"warm-up", "profiled"} <= set(legends)
-    old = window(power=True)  # of a version that did not tell
-    assert old.power_trace is not None
-    counted = tuple(TraceSegment(each.arm, each.start_ms, each.end_ms) for each in old.power_trace.segments)
-    old = msgspec.structs.replace(old, power_trace=msgspec.structs.replace(old.power_trace, segments=counted))
-    legends = re.findall(r'<i class="[^"]*"></i>([^<]+)</span>', made(tmp_path / "old", old))
-    assert not {"warm-up", "profiled"} & set(legends)
-
-
-def test_a_point_of_the_trace_is_an_average_only_where_the_sensor_averages(tmp_path: Path) -> None:
-    momentary = window(power=True)
-    assert momentary.power is not None
-    assert momentary.power.source is not None
-    assert momentary.power.source.power_kind == "instantaneous"
-    average = msgspec.structs.replace(
-        momentary, power=msgspec.structs.replace(
-            momentary.power, source=msgspec.structs.replace(momentary.power.source, power_kind="average")
-        ),
-    )  # fmt: skip
-    text = text_of(made(tmp_path / "momentary", momentary))
-    assert "A point is of some time in the 20 ms before it." in text
-    assert "is an average over" not in text
-    assert "Each point is an average over the 20 ms before it." in text_of(made(tmp_path / "average", average))
 
 
 # -- size
