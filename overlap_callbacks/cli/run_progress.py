@@ -119,8 +119,8 @@ def _shown() -> Iterator[Callable[[_State], None]]:
 def _outcome(names: list[str], run: Run) -> str:
     if run.failure:
         return f"{names[run.combination]} failed: {one_line(run.failure)}"
-    mean_ms = sum(run.block_ms) / len(run.block_ms)
-    return f"{names[run.combination]}: {PLAIN.quantity(mean_ms, 'ms')} a step (the run took {run.seconds:.0f} s)"
+    step = "no step" if run.step_ms is None else f"{PLAIN.quantity(run.step_ms, 'ms')} a step"
+    return f"{names[run.combination]}: {step} (the run took {run.seconds:.0f} s)"
 
 
 def _left(left_s: float | None) -> str:

@@ -104,10 +104,12 @@ def command(
         except OSError as error:
             raise click.ClickException(cannot_be_written(error)) from None
         limit_s = 60 * minutes if minutes is not None else 60 * QUICK_MINUTES if quick else math.inf
+        tuner = Tuner(results, file, repeats or (4 if quick else 8), timeout, limit_s)
         try:
-            ending = _run(Tuner(results, file, repeats or (4 if quick else 8), timeout, limit_s))
+            ending = _run(tuner)
         finally:
             file.close()
+        results.num_left = tuner.num_left
         _show(results, as_json)
         finish(ending, results.folder, _COMMAND, measured=any([not run.failure for run in results.runs]))
 

@@ -71,11 +71,13 @@ def test_ctrl_c_ends_the_job_and_keeps_what_was_measured(tmp_path: Path) -> None
     assert processes_with(RUN_DIR, str(second)) == []
     assert [run.combination for run in read_results(folder).runs] == [0]
     assert re.search(r"nap-ms=1", output)
+    assert "Not finished: 1 of 2 runs did not run yet." in (folder / "tune.html").read_text()
 
     result = invoke("tune", "--resume", str(folder), "--repeats", "1", env=environment(COLUMNS="200"))
     assert result.exit_code == 0, result.output
     assert [run.combination for run in read_results(folder).runs] == [0, 1]
     assert "No difference can be told yet" in result.stdout
+    assert "Not finished" not in (folder / "tune.html").read_text()
     other = invoke("tune", "--resume", str(folder), "--", "another")
     assert (other.exit_code, "another command" in other.output) == (2, True)
 

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from overlap_callbacks.cli import run_progress
 from overlap_callbacks.experiments.tune import tuner
+from overlap_callbacks.experiments.tune.ranking import ranked
 from overlap_callbacks.experiments.tune.results import Run
 from overlap_callbacks.experiments.tune.tuner import Progress, Tuner
 from tests.experiments.tune_results import results
@@ -60,3 +61,19 @@ def test_the_bar_says_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, left_s
     assert words in screen.getvalue()
     assert ("left" in screen.getvalue()) == bool(words)
     assert "2/6" in screen.getvalue()
+
+
+def test_a_run_that_has_ended_has_the_number_that_the_table_ranks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Blocks of 100 and 400 ms are 200 ms a step, and not their arithmetic mean."""
+    screen = io.StringIO()
+    monkeypatch.setattr(run_progress, "open_console", lambda stderr: Console(file=screen, width=100))
+    found, run = results(tmp_path, []), Run(combination=1, repeat=0, seconds=9.0, block_ms=(100.0, 400.0), num_steps=20)
+    with run_progress.shown_progress(found) as show:
+        show(Progress(1, 6, None, 20.0, run))
+    found.runs.append(run)
+    row = next(row for row in ranked(found).rows if row.number == 1)
+    assert row.step_ms is not None
+    assert row.step_ms.value == pytest.approx(200.0)
+    assert "bucket-mb=5: 200.0 ms a step (the run took 9 s)" in screen.getvalue()

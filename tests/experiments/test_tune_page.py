@@ -37,6 +37,14 @@ def test_a_tuning_of_which_nothing_was_measured_has_a_page(tmp_path: Path) -> No
     assert "No combination was measured." in text_of(page(found, ranked(found)))
 
 
+def test_what_is_left_is_told_with_how_to_go_on(tmp_path: Path) -> None:
+    found = results(tmp_path, [(100, 101), (90, 91), (95, 96)])
+    assert "Not finished" not in text_of(page(found, ranked(found)))
+    found.num_left = 6
+    says = f"Not finished: 6 of 12 runs did not run yet. Go on with: overlap tune --resume {tmp_path}"
+    assert says in text_of(page(found, ranked(found)))
+
+
 def test_what_a_command_says_cannot_leave_its_place(tmp_path: Path) -> None:
     found = results(tmp_path, [(1, 1), (1, 1), (1, 1)], Axis(Kind.ARG, "<b>", ("<i>", "</script>", "x")))
     body = page(found, ranked(found)).partition('<script type="application/json"')[0]

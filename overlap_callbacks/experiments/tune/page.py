@@ -119,6 +119,10 @@ def _notes(results: Results, ranking: Ranking) -> list[Block]:
     not_run = sum(row.step_ms is None and not row.failure for row in ranking.rows)
     if not_run:
         notes.append(Note(f"{count(not_run, 'combination')} did not run yet.", warning=True))
+    if results.num_left:
+        left = f"Not finished: {results.num_left:,} of {len(results.runs) + results.num_left:,} runs did not run yet."
+        how = f"Go on with: overlap tune --resume {results.folder}"
+        notes.append(Note(page_text(f"{left} {how}", 2000), warning=True))
     return notes
 
 

@@ -117,7 +117,7 @@ def _is_slower(change: Estimate | None) -> bool:
 
 
 def _sample(runs: Sequence[Run]) -> Sample:
-    logs = [[float(np.mean(np.log(run.block_ms)))] for run in runs if run.block_ms and min(run.block_ms) > 0]
+    logs = [[math.log(step_ms)] for run in runs if (step_ms := run.step_ms) is not None]
     return Sample(np.array(logs, dtype=np.float64).reshape(-1, 1), sum([run.num_steps for run in runs]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -68,6 +69,13 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="ru
     world_size: int = 0
     device: str = ""
 
+    @property
+    def step_ms(self) -> float | None:
+        """Its one number: the mean of the logarithms of its blocks' step times, as a time; None without such times."""
+        if not self.block_ms or min(self.block_ms) <= 0:
+            return None
+        return statistics.geometric_mean(self.block_ms)
+
 
 @dataclass
 class Results:
@@ -78,12 +86,14 @@ class Results:
         tuning: what is tuned.
         runs: in the order in which they ran.
         broken_lines: that could not be read: a crash cut them off.
+        num_left: runs that were planned and did not run before the time was over, or Ctrl-C.
     """
 
     folder: Path
     tuning: Tuning
     runs: list[Run] = field(default_factory=list)
     broken_lines: int = 0
+    num_left: int = 0
 
     def of(self, combination: int) -> list[Run]:
         """The runs of a combination that were measured."""

@@ -86,6 +86,11 @@ class Tuner:
             self.on_progress(self._progress(None, last))
         return True
 
+    @property
+    def num_left(self) -> int:
+        """Runs that are left."""
+        return len(self._pending())
+
     def _take(self, run: Run) -> None:
         if not run.failure:
             self._seconds.append(run.seconds)
