@@ -48,6 +48,7 @@ class RunSummary:
         self.run = run
         self.windows = windows
         self.unfinished = unfinished
+        self._valid: tuple[tuple[int, bool], list[OverlapReport]] | None = None  # and of how many windows
         self._pooled: tuple[int, dict[str, Estimate]] | None = None  # and of how many windows
 
     @property
@@ -78,8 +79,11 @@ class RunSummary:
     @property
     def valid_windows(self) -> list[OverlapReport]:
         """The windows that count."""
-        control = self.control
-        return [w for w in self.windows if w.valid and w.complete and w.control is control]
+        known = len(self.windows), self.control
+        if self._valid is None or self._valid[0] != known:
+            control = known[1]
+            self._valid = known, [w for w in self.windows if w.valid and w.complete and w.control is control]
+        return list(self._valid[1])
 
     def states(self) -> Counter[str]:
         """How many windows there are of each state."""

@@ -53,7 +53,7 @@ class TimedCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
     calls: tuple[TimedCall, ...]
 
 
-class Lateness(msgspec.Struct, frozen=True):
+class Lateness(msgspec.Struct, frozen=True, gc=False):
     """How often a rank, or the ranks of a host, came last to the collectives of one dimension of parallelism.
 
     Attributes:
@@ -93,7 +93,7 @@ class Lateness(msgspec.Struct, frozen=True):
         )
 
 
-class DimensionWaiting(msgspec.Struct, frozen=True):
+class DimensionWaiting(msgspec.Struct, frozen=True, gc=False):
     """Waiting apart from transfer, in the collectives of one dimension that were timed.
 
     Attributes:
@@ -130,7 +130,7 @@ class Arrivals(msgspec.Struct, frozen=True):
     hosts: tuple[Lateness, ...] = ()
 
 
-class SizeTransfer(msgspec.Struct, frozen=True):
+class SizeTransfer(msgspec.Struct, frozen=True, gc=False):
     """Transfers of messages of about one size.
 
     Attributes:

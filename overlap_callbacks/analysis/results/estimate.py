@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+# Of a long run there are hundreds of thousands, which the garbage collector need not look at: they hold numbers alone.
 
-class Estimate(msgspec.Struct, frozen=True):
+
+class Estimate(msgspec.Struct, frozen=True, gc=False):
     """A figure with its 95% confidence interval.
 
     Attributes:
@@ -22,7 +24,7 @@ class Estimate(msgspec.Struct, frozen=True):
     num_blocks: int
 
 
-class Spread(msgspec.Struct, frozen=True):
+class Spread(msgspec.Struct, frozen=True, gc=False):
     """One figure over the ranks.
 
     Attributes:
