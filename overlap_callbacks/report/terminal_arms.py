@@ -46,10 +46,11 @@ def _further(rows: list[ArmSummary]) -> list[RenderableType]:
     columns = [column for column in OPTIONAL_ARM_COLUMNS if any(column.of(row) for row in rows)]
     if not columns:
         return []
-    table = Table(title="With the arm, and as configured (in brackets)", title_justify="left")
+    table = Table(title="With the arm, and as configured (in brackets)", title_justify="left", padding=(0, 1, 0, 0))
     table.add_column("arm", no_wrap=True)
     for column in columns:
-        table.add_column(column.title, justify="right", overflow="fold")
+        longest = max(map(len, column.title.split()))  # no word of a head is broken
+        table.add_column(column.title, justify="right", overflow="fold", min_width=longest)
     for row in rows:
         table.add_row(row.arm.name, *[column.of(row) for column in columns])
     return [Text(), table]

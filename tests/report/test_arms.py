@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -63,6 +64,8 @@ def test_the_terminal_and_json_tell_arms(tmp_path: Path) -> None:
     assert "Arms: the job with one thing turned" in shown
     assert "prefetch_2_2" in shown
     assert "allow_tf32 changes results" in shown
+    head = shown.partition("With the arm, and as configured")[2].partition("prefetch_2_2")[0]
+    assert {"exposed", "communication", "memory"} <= set(re.findall(r"\w+", head))  # in 80 columns
     arms = json.loads(CliRunner().invoke(main, ["show", str(tmp_path), "--json"]).stdout)["arms"]
     assert {arm["arm"] for arm in arms} == {"prefetch_2_2", "allow_tf32", "sequential"}
     (prefetch,) = [arm for arm in arms if arm["arm"] == "prefetch_2_2"]
