@@ -139,7 +139,7 @@ def _train_in_turns(rank: int, name: str) -> dict[str, Any]:
         return {"digests": {absent, training.digest()}, "seen": seen}
 
 
-@pytest.mark.parametrize("name", ["dp_distributed_optimizer"])
+@pytest.mark.parametrize("name", ["dp_distributed_optimizer", "dp_accumulating", "pp_interleaved"])
 def test_the_gate_and_the_native_form_take_turns_as_arms(name: str) -> None:
     for rank in run_ranks(_train_in_turns, 2, name, timeout_s=200):
         assert len(rank["digests"]) == 1
@@ -180,6 +180,7 @@ def _end_in_arm_all_ways(rank: int, name: str) -> list[dict[str, Any]]:
     return [_end_in_arm(rank, name, how) for how in ("close", "force", "exception")]
 
 
-def test_the_native_form_as_an_arm_is_put_back_however_its_window_ends() -> None:
-    for ways in run_ranks(_end_in_arm_all_ways, 2, "dp_distributed_optimizer", timeout_s=200):
+@pytest.mark.parametrize("name", ["dp_distributed_optimizer", "pp_interleaved"])
+def test_the_native_form_as_an_arm_is_put_back_however_its_window_ends(name: str) -> None:
+    for ways in run_ranks(_end_in_arm_all_ways, 2, name, timeout_s=200):
         assert ways == [{"turned": True, "same": True, "after": True}] * 3
