@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from overlap_callbacks.traces import compare, host_ranges, read_trace
-from overlap_callbacks.traces.times import EventTimes
 from overlap_callbacks.traces.comparison import NO_RANGE
 from overlap_callbacks.traces.figures import Comparison
 from overlap_callbacks.traces.host_ranges import HostRanges
+from overlap_callbacks.traces.times import EventTimes
 from tests import kineto
 from tests.traces import nsys_file
 from tests.traces.events import MS, gemm, overlap

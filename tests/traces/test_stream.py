@@ -63,7 +63,9 @@ def expected(content: bytes) -> list[Fields]:
 def streamed(path: Path, piece_bytes: int) -> tuple[list[Fields], EventStream]:
     stream = EventStream(path, piece_bytes=piece_bytes)
     found = [
-        fields(event, args) for events in stream for event, args in zip(events, stream.args_of(events, Args), strict=True)
+        fields(event, args)
+        for events in stream
+        for event, args in zip(events, stream.args_of(events, Args), strict=True)
     ]
     return found, stream
 
