@@ -87,7 +87,10 @@ def run_headline(summary: RunSummary, num_arms: int = 0) -> Headline:
         return Headline(CONTROL)
     if partial is not None:
         return _unfinished(partial)
-    return answer(figures)._replace(**_unverified(summary))
+    found = answer(figures)
+    if found.interval and len(summary.valid_windows) == 1:  # as sure as others by its words, and less so
+        found = found._replace(interval=f"{found.interval} All of this rests on one window.")
+    return found._replace(**_unverified(summary))
 
 
 def step_change(figures: Mapping[str, Estimate]) -> Estimate | None:

@@ -15,7 +15,7 @@ def first_advice(record: Record) -> str:
     if record.summary.control:
         return "No advice: a control run has no sequential steps."
     if not record.valid_windows:
-        return "No advice yet: it takes a window that counts."
+        return "Advice comes with the first window that counts."
     found = record.bottleneck()
     if found is None or not found.advice:
         return "No advice: no profile shows what holds a step back. Set profiled_steps to 4."

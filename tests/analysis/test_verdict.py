@@ -122,6 +122,12 @@ def test_an_unfinished_run_says_so_and_why_and_what_to_do() -> None:
     assert found.sentence == "Unfinished: too few blocks were measured to say what overlap saves."
 
 
+def test_a_run_of_one_window_says_so_beside_its_intervals() -> None:
+    said = " All of this rests on one window."
+    assert run_headline(RunSummary(run_info(), [window(0)])).interval.endswith(said)
+    assert said not in run_headline(RunSummary(run_info(), [window(0), window(1)])).text
+
+
 def test_the_cause_comes_with_its_evidence() -> None:
     assert cause_in_words(None) is None
     assert cause_in_words(SlowdownCause("contention", (), 0.1)) == "contention"

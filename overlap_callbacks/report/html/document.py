@@ -117,7 +117,7 @@ def script_json(content: Any) -> Markup:
 
 
 # What a line below a verdict begins with.
-_LEAD = re.compile(r"^(To try first|What to do|Why|What differs|No advice( yet)?|95% intervals?):")
+_LEAD = re.compile(r"^(To try first|What to do|Why|What differs|No advice|95% intervals?):")
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 
 

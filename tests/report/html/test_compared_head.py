@@ -141,13 +141,13 @@ def test_no_advice_comes_from_runs_that_are_invalid_or_unfinished(tmp_path: Path
     assert "To try first: Give NCCL fewer SMs" in good
     for card in (broken, begun):
         assert "To try first" not in card
-        assert "No advice yet: it takes a window that counts." in card
+        assert "Advice comes with the first window that counts." in card
     assert "Why: 3 windows are not valid: residual overlap 0.3 in sequential steps." in broken
     assert "What to do: Switch off for a measurement" in broken
     assert begun.startswith("unfinished Unfinished: so far, ")
     assert "What to do: Let the job run on until a window ends." in begun
     for text in map(text_of, (page([unfinished]), page([invalid(tmp_path / "alone", "broken")]))):
-        assert "No advice yet: it takes a window that counts." in text
+        assert "Advice comes with the first window that counts." in text
         assert "To try first" not in text
 
 
