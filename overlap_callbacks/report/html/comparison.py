@@ -35,7 +35,9 @@ def head_lines(names: Sequence[str], views: Sequence[RunView]) -> list[str]:
     found = fastest_of(names, [view.record for view in views])
     lines = [found.headline.sentence, *found.headline.more]
     if found.name and of_the_job(differences(views)):
-        lines.append(f"To try first: go on with {found.name}. Then try what stands below its name.")
+        then = views[list(names).index(found.name)].record.bottleneck()
+        advice = f" Then: {then.advice[0].what}" if then is not None and then.advice else ""
+        lines.append(f"To try first: go on with {found.name}.{advice}")
     return [*lines, differences_in_words(names, views)]
 
 

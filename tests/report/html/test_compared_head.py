@@ -72,10 +72,11 @@ def test_the_head_says_which_run_is_faster_and_then_of_each_whether_overlap_is_w
     low, high = re.findall(r"95% interval: ([\d.]+)% to ([\d.]+)% shorter \(38\d\.\d ms against 41\d\.\d ms\)", head)[0]
     assert 6 < float(low) < 7.5 < float(high) < 9
     assert "It holds for these runs: repeat them to see what differs from run to run." in head
-    assert "To try first: go on with large. Then try what stands below its name." in head
+    (then,) = re.findall(r"To try first: go on with large\. Then: (.+?\.) What differs", head)
     assert "What differs: ddp_bucket_cap_bytes (26214400 in small, 104857600 in large)." in head
     assert "same configuration" not in text_of(content)
     small, large = cards_of(content)
+    assert f"To try first: {then}" in large  # the same advice, in a card with its reason
     for card, name, percent in ((small, "small", "1[12]"), (large, "large", "18")):
         assert re.match(
             rf"{name} Overlap makes steps {percent}\.\d% shorter here\. Compute kernels run 1\d\.\d% ", card
