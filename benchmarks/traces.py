@@ -263,7 +263,7 @@ def main() -> None:
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        files = [options.trace] if options.trace.exists() else []
+        files = [options.trace.resolve()] if options.trace.exists() else []
         if not files:
             print(f"{options.trace} is not there: only a generated trace is measured")
         files += [repeated(folder, path, 4) for path in files]  # more than 100 MB, decompressed
