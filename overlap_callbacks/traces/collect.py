@@ -234,7 +234,9 @@ class DeviceEvents(EventCollector):
         if launches:
             self._add_launches(launches, args_of)
         described = [
-            event for event in (*notes, *olds) if (event.name or "").startswith(ENQUEUED) or self._is_step[event.name]
+            event
+            for event in (*notes, *olds, *modules)
+            if (event.name or "").startswith(ENQUEUED) or self._is_step[event.name]
         ]
         if described:
             self._note(described, args_of)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -150,3 +151,13 @@ def test_a_file_without_ranges_has_no_such_table(tmp_path: Path) -> None:
         files.append(kineto.write(tmp_path / f"{name}.json", filter(without_ranges, job(factor))))
     assert compare(*map(read_trace, files)).ranges == ()
     assert "range of the host" not in overlap("compare", *map(str, files)).stdout
+
+
+def test_a_module_that_step_names_is_the_step(tmp_path: Path) -> None:
+    """As with operators of old files and ranges that users have named."""
+    path = kineto.write(tmp_path / "trace.json", job(1.0))
+    names = read_trace(path).launches.ranges  # type: ignore[union-attr]
+    name = next(name for name in names if "_" in name)
+    trace = read_trace(path, steps=re.compile(rf"nn\.Module: {re.escape(name)}$"))
+    assert trace.steps
+    assert name not in trace.launches.ranges  # type: ignore[union-attr]
