@@ -116,7 +116,7 @@ def read_record(run: Path) -> Record:
     except record.RecordError as error:
         raise click.ClickException(one_line(str(error))) from None
     finally:
-        gc.freeze()  # nor is any later: to look at them again and again took a fifth of the command's time
+        gc.freeze()  # nor is any later: to look at them again and again takes long
         gc.enable()
 
 
