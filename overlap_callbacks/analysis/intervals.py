@@ -11,6 +11,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from overlap_callbacks.analysis.exact_sums import sum_of
+
 Nanoseconds = npt.NDArray[np.int64]
 
 
@@ -46,8 +48,7 @@ class Intervals:
     @property
     def sum_ns(self) -> int:
         """Sum of the lengths: time that is covered twice counts twice. Exact for any length."""
-        durations = self.durations_ns
-        return (int((durations >> 32).sum()) << 32) + int((durations & 0xFFFF_FFFF).sum())
+        return sum_of(self.durations_ns)
 
     @property
     def busy_ns(self) -> int:
@@ -70,6 +71,33 @@ class Intervals:
         np.greater(start[1:], end[:-1], out=begins[1:])
         lasts = np.append(np.flatnonzero(begins)[1:] - 1, len(start) - 1)
         return Intervals(start[begins], end[lasts], disjoint=True)
+
+    def union_by(self, group: npt.NDArray[np.int64]) -> tuple[Intervals, npt.NDArray[np.int64]]:
+        """The union of each group on its own.
+
+        Args:
+            group: number of the group of each interval; shape (n,).
+
+        Returns:
+            The intervals of all unions, group by group in ascending order, and the group of each.
+        """
+        real = self.end_ns > self.start_ns
+        start, end, group = self.start_ns[real], self.end_ns[real], group[real]
+        if not len(start):
+            return Intervals.empty(), np.empty(0, dtype=np.int64)
+        order = np.lexsort((start, group))
+        start, end, group = start[order], end[order], group[order]
+        new_group = np.concatenate(([True], group[1:] != group[:-1]))
+        # The latest end so far in its group: those of a later group rank above all of the groups before.
+        by_end = np.argsort(end, kind="stable")
+        rank = np.empty(len(end), dtype=np.int64)
+        rank[by_end] = np.arange(len(end))
+        latest = np.maximum.accumulate((np.cumsum(new_group) - 1) * len(end) + rank) % len(end)
+        end = end[by_end[latest]]
+        begins = new_group.copy()
+        begins[1:] |= start[1:] > end[:-1]
+        lasts = np.append(np.flatnonzero(begins)[1:] - 1, len(start) - 1)
+        return Intervals(start[begins], end[lasts]), group[begins]
 
     def intersection(self, other: Intervals) -> Intervals:
         """The points that lie in both, as disjoint intervals in ascending order."""

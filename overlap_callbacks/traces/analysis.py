@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +12,13 @@ import numpy.typing as npt
 from overlap_callbacks._version import __version__
 from overlap_callbacks.analysis.bus_bandwidth import bus_factor
 from overlap_callbacks.analysis.distinct import distinct_values
+from overlap_callbacks.analysis.exact_sums import sums_by
 from overlap_callbacks.analysis.kernels.attribution import IN_TURN, SAME_LAUNCH, Calls, Level, labels_of, match
 from overlap_callbacks.analysis.kernels.table import Indices, Kind
 from overlap_callbacks.analysis.kernels.timeline import step_timeline
 from overlap_callbacks.analysis.kernels.times import KernelFigures, KernelSums
 from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.traces.collectives import UNKNOWN, CollectiveInfo
 from overlap_callbacks.traces.figures import (
     Analysis,
     CollectiveFigures,
@@ -26,7 +28,6 @@ from overlap_callbacks.traces.figures import (
     TraceFigures,
 )
 from overlap_callbacks.traces.kineto import Trace
-from overlap_callbacks.traces.metadata import CollectiveInfo
 from overlap_callbacks.traces.sizes import collective_sizes
 from overlap_callbacks.traces.skew import RankCollectives, collectives_of_rank, skew_over_ranks
 from overlap_callbacks.traces.time_use import TimeFigures, top_kernels
@@ -120,10 +121,8 @@ def _device_figures(trace: Trace, device: int, arm: Mode, problems: list[str]) -
         on_host=trace.on_host,
         total=step_figures(sums.of_rows(np.arange(len(kernels))), None, span_ms(trace), communicates, cut=trace.is_cut),
         steps=tuple(
-            step_figures(
-                sums.of_steps([i]), trace.steps[i].number, trace.steps[i].wall_ms, communicates, cut=trace.steps[i].cut
-            )
-            for i in counted
+            step_figures(figures, step.number, step.wall_ms, communicates, cut=step.cut)
+            for figures, step in zip(sums.of_each_step(counted), [trace.steps[i] for i in counted], strict=True)
         ),
         collectives=_collectives(trace),
         families=_families(trace),
@@ -186,30 +185,39 @@ def step_figures(
 def _collectives(trace: Trace) -> tuple[CollectiveFigures, ...]:
     kernels = trace.kernels
     rows = np.flatnonzero(kernels.kind == Kind.COMMUNICATION)
-    hidden = kernels.intervals[rows].covered_ns(kernels.of(Kind.COMPUTE)).tolist()
-    times = kernels.intervals.durations_ns[rows].tolist()
-    kinds = kernels.collective[rows].tolist()
-    groups: dict[tuple[Any, ...], list[tuple[CollectiveInfo, int, int]]] = defaultdict(list)
-    for row, kind, time_ns, hidden_ns in zip(rows.tolist(), kinds, times, hidden, strict=True):
-        info = trace.collectives.get(row) or CollectiveInfo(kind=kernels.collectives[kind])
-        groups[info[:5]].append((info, time_ns, hidden_ns))  # all but its size and number
+    info, num_bytes, _ = trace.collectives.of_rows(rows)
+    infos = [known._replace(by_name=False) for known in trace.collectives.infos]
+    infos += [CollectiveInfo(kind) for kind in kernels.collectives]  # of kernels of which nothing else is known
+    distinct = {known: number for number, known in enumerate(dict.fromkeys(infos))}
+    of_number = list(distinct)
+    number_of = np.array([distinct[known] for known in infos], dtype=np.int64)
+    number = number_of[np.where(info >= 0, info, len(trace.collectives.infos) + kernels.collective[rows])]
+    times_ns = kernels.intervals.durations_ns[rows]
+    hidden_ns = kernels.intervals[rows].covered_ns(kernels.of(Kind.COMPUTE))
+    sized = (num_bytes != UNKNOWN) & (times_ns > 0)
+    count, num_sized = (np.bincount(part, minlength=len(distinct)).tolist() for part in (number, number[sized]))
+    time_ns, all_hidden_ns, sized_ns, all_bytes = (
+        sums_by(*part, len(distinct))
+        for part in (
+            (number, times_ns), (number, hidden_ns), (number[sized], times_ns[sized]), (number[sized], num_bytes[sized])
+        )
+    )  # fmt: skip
     figures = []
-    for (kind, group, description, _, size), items in groups.items():
-        sized = [(info.num_bytes, time_ns) for info, time_ns, _ in items if info.num_bytes is not None and time_ns > 0]
-        num_bytes = sum(size_bytes for size_bytes, _ in sized) if sized else None
-        sized_ns = sum(time_ns for _, time_ns in sized)
-        bandwidth = num_bytes / sized_ns if num_bytes and sized_ns else None  # bytes per nanosecond, i.e. GB/s
-        factor = bus_factor(kind, size)
+    found, first = np.unique(number, return_index=True)
+    for i in found[np.argsort(first)].tolist():
+        known = of_number[i]
+        bandwidth = all_bytes[i] / sized_ns[i] if all_bytes[i] and sized_ns[i] else None  # bytes per ns, i.e. GB/s
+        factor = bus_factor(known.kind, known.size)
         figures.append(
             CollectiveFigures(
-                collective=kind,
-                group=group,
-                description=description,
-                group_size=size,
-                count=len(items),
-                bytes=num_bytes,
-                time_ms=sum(time_ns for _, time_ns, _ in items) / 1e6,
-                hidden_ms=sum(hidden_ns for _, _, hidden_ns in items) / 1e6,
+                collective=known.kind,
+                group=known.group,
+                description=known.description,
+                group_size=known.size,
+                count=count[i],
+                bytes=all_bytes[i] if num_sized[i] else None,
+                time_ms=time_ns[i] / 1e6,
+                hidden_ms=all_hidden_ns[i] / 1e6,
                 algorithm_bandwidth_gb_s=bandwidth,
                 bus_bandwidth_gb_s=bandwidth * factor if bandwidth is not None and factor is not None else None,
             )

@@ -20,10 +20,11 @@ import msgspec
 from overlap_callbacks.analysis import name_rules, safe_text
 from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
 from overlap_callbacks.analysis.kernels.table import KernelTableBuilder, Kind
-from overlap_callbacks.traces.events import Args, Event, KernelArgs, LaunchArgs, OddKernelArgs
+from overlap_callbacks.traces.collective_ranges import CollectiveRanges, RangeDetail
+from overlap_callbacks.traces.events import Args, Event, KernelArgs, LaunchArgs, OddKernelArgs, RangeArgs
 from overlap_callbacks.traces.host_ranges import MODULE, HostRanges
 from overlap_callbacks.traces.launches import WAITING_CALLS
-from overlap_callbacks.traces.metadata import CollectiveInfo, KernelMetadata
+from overlap_callbacks.traces.metadata import KernelMetadata, input_bytes
 from overlap_callbacks.traces.times import EventTimes, nanoseconds
 
 # Kineto's categories, of today and of 2021. Then, ranges were operators too.
@@ -67,6 +68,7 @@ _COLLECTIVE_OPERATOR = "record_param_comms"
 
 _Args = TypeVar("_Args", bound=msgspec.Struct)
 _Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 
 class ArgsReader(Protocol):
@@ -78,13 +80,12 @@ class ArgsReader(Protocol):
 
 
 class Note(NamedTuple):
-    """A range of the host that describes what was launched in it: a step, or a collective (``nccl:...``)."""
+    """A range of the host that is a step."""
 
     name: str
     thread: int | str
     start_ns: int
     end_ns: int
-    args: Args | None
 
 
 class _Numbers(dict[_Key, int]):
@@ -119,7 +120,7 @@ class EventCollector:
     Attributes:
         rows: the kernels, or on a CPU the operators.
         times: start and duration of each row.
-        notes: ranges of the host that describe what was launched in them.
+        notes: ranges of the host that are steps.
         foreign: number of events of devices that are not read, by category.
     """
 
@@ -167,10 +168,10 @@ class EventCollector:
         """The events of a group that last: others mark a moment or an arrow."""
         return [event for event in self._sorted[group] if event.ph == "X"]
 
-    def _note(self, events: list[Event], args_of: ArgsReader) -> None:
-        """Keep ranges of the host, those whose times can be read."""
-        for event, args in zip(events, args_of(events, Args), strict=True):
-            self.notes.extend(_as_note(event, args))
+    def _note(self, events: list[Event]) -> None:
+        """Keep steps, those whose times can be read."""
+        for event in events:
+            self.notes.extend(_as_note(event))
 
 
 class DeviceEvents(EventCollector):
@@ -178,9 +179,9 @@ class DeviceEvents(EventCollector):
 
     Attributes:
         devices: number of each row's device.
-        known: what each communication kernel's own metadata tells, by row.
-        operators: torch's operators of collectives, where they describe theirs. Those of one kind on one group share
-            their arguments, so that many take little memory; sizes and numbers in them are those of the first.
+        known: what each communication kernel's own metadata tells.
+        operators: torch's operators of collectives, where they describe theirs.
+        annotations: torch's ranges of collectives.
         launch_correlation: number that each launch shares with its kernel. Calls that launch nothing are left out.
         launch_thread: thread of each launch, as a number of ``threads``.
         threads: numbers of the threads that launched, which are as they are in the file.
@@ -192,22 +193,24 @@ class DeviceEvents(EventCollector):
     def __init__(self, steps: re.Pattern[str] | None = None, *, exact: bool = False) -> None:
         super().__init__(steps, exact=exact)
         self.devices = array("i")
-        self.known: dict[int, CollectiveInfo] = {}
-        self.operators: list[Note] = []
+        self.known = KernelMetadata()
+        self.operators = CollectiveRanges(EventTimes(exact))
+        self.annotations = CollectiveRanges(EventTimes(exact))
         self.launch_correlation = array("Q")
         self.launch_thread = array("i")
         self.threads: _Numbers[int | str] = _Numbers()
         self.launch_times = EventTimes(exact)
         self.wait_times = EventTimes(exact)
         self.ranges = HostRanges(EventTimes(exact))
-        self._all_times += [self.launch_times, self.wait_times, self.ranges.times]
-        self._shared_args: dict[tuple[Any, ...], Args] = {}
+        of_ranges = (self.ranges.times, self.operators.times, self.annotations.times)
+        self._all_times += [self.launch_times, self.wait_times, *of_ranges]
         self._lanes: _Numbers[tuple[int, int | str]] = _Numbers()
         self._launches_nothing: _NumbersBy[str | None] = _NumbersBy(
             lambda name: bool(_LAUNCHES_NOTHING.match(name or "")) and not launches_kernel(name)
         )
         self._is_module: _NumbersBy[str | None] = _NumbersBy(lambda name: (name or "").startswith(MODULE))
-        self._metadata = KernelMetadata()
+        self._is_annotation: _NumbersBy[str | None] = _NumbersBy(lambda name: (name or "").startswith(ENQUEUED))
+        self._about: dict[tuple[str, bytes, bytes], RangeDetail] = {}
         shapes = self.rows.shapes
         self._shapes: _NumbersBy[Any] = _NumbersBy(lambda part: shapes.setdefault(_launch_shape(part), len(shapes)))
 
@@ -233,28 +236,44 @@ class DeviceEvents(EventCollector):
             self._add_rows(rows, args_of)
         if launches:
             self._add_launches(launches, args_of)
-        described = [
-            event
-            for event in (*notes, *olds, *modules)
-            if (event.name or "").startswith(ENQUEUED) or self._is_step[event.name]
-        ]
-        if described:
-            self._note(described, args_of)
+        is_step, is_annotation = self._is_step, self._is_annotation
+        ranges = (*notes, *olds, *modules)
+        self._note([event for event in ranges if is_step[event.name]])
+        annotations = [event for event in ranges if is_annotation[event.name]]
+        if annotations:
+            self._add_annotations(annotations, args_of)
         operators = [event for event in self._sorted[_OPERATOR] if event.name == _COLLECTIVE_OPERATOR]
         if operators:
             self._add_operators(operators, args_of)
         for event in (*notes, *modules):
-            name = event.name or ""
-            if name and not (name.startswith(ENQUEUED) or self._is_step[name]):
+            name = event.name
+            if name and not (is_annotation[name] or is_step[name]):
                 self.ranges.add(short_name(name), hashable(event.tid), event)
         for event in self._durations(_FOREIGN):
             self.foreign[str(event.cat)] += 1
 
     def _add_operators(self, events: list[Event], args_of: ArgsReader) -> None:
-        for event, args in zip(events, args_of(events, Args), strict=True):
-            if event.ph == "X" and args is not None and args.collective is not None:
-                shared = self._shared_args.setdefault(self._metadata.key(args), args)
-                self.operators.extend(_as_note(event, shared))
+        found = [
+            (event, args)
+            for event, args in zip(events, args_of(events, Args), strict=True)
+            if event.ph == "X" and args is not None and args.collective is not None
+        ]
+        events, about = _timed(self.operators.times, [event for event, _ in found], [args for _, args in found])
+        details = [RangeDetail(_COLLECTIVE_OPERATOR, info=self.known.info(args)) for args in about]
+        self.operators.add([event.tid for event in events], details)
+
+    def _add_annotations(self, events: list[Event], args_of: ArgsReader) -> None:
+        events = self.annotations.times.extend(events)
+        found = args_of(events, RangeArgs)
+        self.annotations.add([event.tid for event in events], map(self._detail, events, found))
+
+    def _detail(self, event: Event, args: RangeArgs | None) -> RangeDetail:
+        dims, types = (bytes(args.input_dims), bytes(args.input_type)) if args is not None else (b"", b"")
+        name = short_name(event.name)
+        detail = self._about.get((name, dims, types))
+        if detail is None:
+            detail = self._about[name, dims, types] = RangeDetail(name, input_bytes(name, dims, types))
+        return detail
 
     def _add_launches(self, events: list[Event], args_of: ArgsReader) -> None:
         waits = [event for event in events if event.name in WAITING_CALLS]
@@ -266,12 +285,9 @@ class DeviceEvents(EventCollector):
         if not (set(map(type, numbers)) == {int} and all(numbers)):
             events = [event for event, number in zip(events, numbers, strict=True) if type(number) is int and number]
             numbers = [number for number in numbers if type(number) is int and number]
-        kept = self.launch_times.extend(events)
-        if len(kept) != len(events):
-            places = {id(event): i for i, event in enumerate(events)}
-            numbers = [numbers[places[id(event)]] for event in kept]
+        events, numbers = _timed(self.launch_times, events, numbers)
         self.launch_correlation.extend(_unsigned(numbers))
-        self.launch_thread.extend(map(self.threads.__getitem__, _all_hashable([event.tid for event in kept])))
+        self.launch_thread.extend(map(self.threads.__getitem__, _all_hashable([event.tid for event in events])))
 
     def _add_rows(self, events: list[Event], args_of: ArgsReader) -> None:
         events = self.times.extend(events)
@@ -287,10 +303,12 @@ class DeviceEvents(EventCollector):
             numbers = [number if type(number) is int else 0 for number in numbers]
         rows, compute, copy = self.rows, int(Kind.COMPUTE), int(Kind.COPY)
         collective = array("q", [rows.collectives[""]]) * len(events)
-        for i, args in enumerate(all_args):
-            if args.collective is not None:
-                info = self.known[len(rows) + i] = self._metadata.read(args)
-                collective[i] = rows.collectives[info.kind]
+        described = [i for i, args in enumerate(all_args) if args.collective is not None]
+        if described:
+            first = len(rows)
+            kinds = self.known.extend([first + i for i in described], [all_args[i] for i in described])
+            for i, kind in zip(described, kinds, strict=True):
+                collective[i] = rows.collectives[kind]
         streams = _all_hashable([event.tid for event in events])
         rows.extend(
             kind=[compute if event.cat in _KERNELS else copy for event in events],
@@ -356,7 +374,7 @@ class HostEvents(EventCollector):
         is_step = self._is_step
         steps = [event for event in (*notes, *operators) if is_step[event.name]]
         if steps:
-            self._note(steps, args_of)
+            self._note(steps)
             operators = [event for event in operators if not is_step[event.name]]
         self._add_operators([event for event in operators if event.name is not None])
         for event in notes:
@@ -404,12 +422,21 @@ def launches_kernel(name: str | None) -> bool:
     return bool(_LAUNCHES_KERNEL.search(name or ""))
 
 
-def _as_note(event: Event, args: Args | None) -> tuple[Note, ...]:
-    """A range of the host; empty if its times cannot be read."""
+def _as_note(event: Event) -> tuple[Note, ...]:
+    """A step; empty if its times cannot be read."""
     start, duration = nanoseconds(event.ts), nanoseconds(event.dur)
     if start is None or duration is None:
         return ()
-    return (Note(event.name or "", hashable(event.tid), start, start + max(duration, 0), args),)
+    return (Note(event.name or "", hashable(event.tid), start, start + max(duration, 0)),)
+
+
+def _timed(times: EventTimes, events: list[Event], values: list[_Value]) -> tuple[list[Event], list[_Value]]:
+    """Keep the times of events. Returns those whose times can be read, and what belongs to them."""
+    kept = times.extend(events)
+    if len(kept) == len(events):
+        return events, values
+    places = {id(event): i for i, event in enumerate(events)}
+    return kept, [values[places[id(event)]] for event in kept]
 
 
 def short_name(name: str | None) -> str:

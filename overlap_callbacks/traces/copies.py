@@ -7,8 +7,7 @@ But torch's operator of each collective (``record_param_comms``) lies around its
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,29 +15,25 @@ from overlap_callbacks.analysis import name_rules
 from overlap_callbacks.analysis.kernels.copies import may_communicate, within_device
 from overlap_callbacks.analysis.kernels.issued import COPIED
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
-from overlap_callbacks.traces.events import Args
-from overlap_callbacks.traces.metadata import CollectiveInfo, KernelMetadata, Range, Ranges
+from overlap_callbacks.traces.collective_ranges import CollectiveRanges, RangeDetail
+from overlap_callbacks.traces.collectives import CollectiveInfo, Collectives
 
 
 class Copies(NamedTuple):
     """The copies within the device that collectives without a kernel launched.
 
     Attributes:
-        communicating: what is known of the collective of each copy that communicates, by row.
+        communicating: what is known of the collective of each copy that communicates.
         untold: how many collectives of each name launched such copies where the file does not tell whether they
             communicate.
     """
 
-    communicating: dict[int, CollectiveInfo]
+    communicating: Collectives
     untold: Counter[str]
 
 
 def copies_of_collectives(
-    kernels: KernelTable,
-    launched_ns: Indices,
-    thread_of: Callable[[int], Any],
-    operators: Sequence[tuple[str, int | str, int, int, Args | None]],
-    annotations: Sequence[tuple[str, int | str, int, int, Args | None]],
+    kernels: KernelTable, launched_ns: Indices, thread: Indices, ranges: CollectiveRanges
 ) -> Copies:
     """Which copies within the device are the work of a collective.
 
@@ -50,43 +45,45 @@ def copies_of_collectives(
     Args:
         kernels: the whole file.
         launched_ns: when each row was launched, -1 if unknown; shape (n,).
-        thread_of: gives the thread that launched a row.
-        operators: torch's operators of collectives, those that describe theirs: name, thread, start and end in
-            nanoseconds, arguments.
-        annotations: torch's ranges of collectives, in the same form. They do not tell the group.
+        thread: the thread that launched it, as ``ranges`` numbers them; shape (n,).
+        ranges: torch's operators of collectives, those that describe theirs; or its ranges of collectives, which do not
+            tell the group.
     """
+    copies = Copies(Collectives.none(), Counter())
     within = within_device(kernels)
-    if not within.any():
-        return Copies({}, Counter())
-    ranges = Ranges(operators or annotations)
+    if not within.any() or not len(ranges):
+        return copies
     communicates = kernels.kind == Kind.COMMUNICATION
     in_steps = (kernels.step >= 0) | ~(kernels.step >= 0).any()  # those launched before the file began are in no step
     all_launched = not (communicates & kernels.without_launch & in_steps).any()
-    has_kernel, launched = set[Range](), dict[Range, list[int]]()
-    for row in np.flatnonzero(within | communicates).tolist():
-        found = ranges.around(int(launched_ns[row]), thread_of(row))
-        if found is not None:
-            if within[row]:
-                launched.setdefault(found, []).append(row)
-            else:
-                has_kernel.add(found)
+    rows = np.flatnonzero(within | communicates)
+    around = ranges.around(launched_ns[rows], thread[rows])
+    has_kernel = around[communicates[rows]]
+    mine = within[rows] & (around >= 0) & ~np.isin(around, has_kernel)
+    rows, around = rows[mine], around[mine]
     alone = may_communicate(kernels)
-    metadata, copies = KernelMetadata(), Copies({}, Counter())
-    for found, rows in launched.items():
-        if found in has_kernel:
-            continue
-        info = _info(found, metadata)
+    order = np.argsort(around, kind="stable")
+    rows, around = rows[order], around[order]
+    found, first = np.unique(around, return_index=True)
+    all_alone = np.logical_and.reduceat(alone[rows], first).tolist() if len(first) else []
+    infos: dict[CollectiveInfo, int] = {}
+    number = np.full(len(rows), -1, dtype=np.int64)
+    bounds = [*first.tolist(), len(rows)]
+    details, detail_of = ranges.details, ranges.detail
+    for i, place in enumerate(found.tolist()):
+        detail = details[detail_of[place]]
+        info = _info(detail)
         if info.size == 1:
             continue
-        if all_launched and info.kind in COPIED and info.size is not None and all(alone[row] for row in rows):
-            # Several copies may be one collective, so each of them has neither its size nor its number.
-            copies.communicating.update(dict.fromkeys(rows, info._replace(num_bytes=None, sequence=None)))
+        if all_launched and info.kind in COPIED and info.size is not None and all_alone[i]:
+            number[bounds[i] : bounds[i + 1]] = infos.setdefault(info, len(infos))
         else:
-            copies.untold[info.kind if operators else found.name] += 1
-    return copies
+            copies.untold[info.kind if detail.info is not None else detail.name] += 1
+    kept = np.flatnonzero(number >= 0)
+    kept = kept[np.argsort(rows[kept])]
+    # Several copies may be one collective, so each of them has neither its size nor its number.
+    return copies._replace(communicating=Collectives.alike(rows[kept], number[kept], tuple(infos)))
 
 
-def _info(found: Range, metadata: KernelMetadata) -> CollectiveInfo:
-    if found.args is not None and found.args.collective is not None:
-        return metadata.read(found.args)
-    return CollectiveInfo(name_rules.collective_of(found.name))
+def _info(detail: RangeDetail) -> CollectiveInfo:
+    return detail.info or CollectiveInfo(name_rules.collective_of(detail.name))

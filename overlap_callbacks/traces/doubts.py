@@ -13,7 +13,7 @@ from overlap_callbacks.analysis import name_rules, safe_text
 from overlap_callbacks.analysis.distinct import distinct_values
 from overlap_callbacks.analysis.formatting import count
 from overlap_callbacks.analysis.kernels.table import KernelTable, KernelTableBuilder, Kind
-from overlap_callbacks.traces.metadata import CollectiveInfo
+from overlap_callbacks.traces.collectives import Collectives
 from overlap_callbacks.traces.steps import TraceStep
 
 # Names that sound like a collective although no pattern knows them.
@@ -46,15 +46,20 @@ def doubts_of(kernels: KernelTable, steps: tuple[TraceStep, ...]) -> Iterator[st
         yield "some steps overlap: each ends where the next begins"
 
 
-def untold(rows: KernelTableBuilder, collectives: dict[int, CollectiveInfo]) -> Iterator[str]:
+def untold(rows: KernelTableBuilder, collectives: Collectives) -> Iterator[str]:
     """Which kernels' names stand for several collectives while nothing else tells theirs, in words."""
+    by_name = np.array([info.by_name for info in collectives.infos], dtype=bool)
+    if not by_name.any():
+        return
+    names = np.array(rows.name, dtype=np.int64)[collectives.rows[by_name[collectives.info]]]
     texts = rows.names.texts
-    names = Counter(texts[rows.name[row]] for row, info in collectives.items() if info.by_name)
-    several = {name: number for name, number in names.items() if _SEVERAL_COLLECTIVES.search(name)}
+    distinct, first, number = np.unique(names, return_index=True, return_counts=True)
+    several = [i for i in np.argsort(first).tolist() if _SEVERAL_COLLECTIVES.search(texts[distinct[i]])]
     if several:
+        name = texts[distinct[several[0]]]
         yield (
-            f"the names of {sum(several.values())} kernels stand for several collectives, and nothing else tells "
-            f"which: they count as {name_rules.collective_of(next(iter(several)))}: {next(iter(several))[:80]}"
+            f"the names of {int(number[several].sum())} kernels stand for several collectives, and nothing else tells "
+            f"which: they count as {name_rules.collective_of(name)}: {name[:80]}"
         )
 
 

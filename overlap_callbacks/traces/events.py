@@ -40,6 +40,13 @@ class LaunchArgs(msgspec.Struct, gc=False):
     correlation: Any = None
 
 
+class RangeArgs(msgspec.Struct, gc=False):
+    """What is needed of the ``args`` of torch's range of a collective: as text, for most are alike."""
+
+    input_dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
+    input_type: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input type")
+
+
 class Args(msgspec.Struct, gc=False):
     """What is needed of the ``args`` of other events, with the types that are in the file: they differ by version."""
 
@@ -54,8 +61,6 @@ class Args(msgspec.Struct, gc=False):
     group_description: Any = msgspec.field(default=None, name="Process Group Description")
     group_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
     sequence: Any = msgspec.field(default=None, name="Seq")
-    input_dims: Any = msgspec.field(default=None, name="Input Dims")
-    input_type: Any = msgspec.field(default=None, name="Input type")
 
 
 _Triple = Union[tuple[int, int, int], None]

@@ -30,13 +30,15 @@ from overlap_callbacks.analysis.kernels.table import (
     Kind,
     device_kernels,
 )
-from overlap_callbacks.traces.collect import ENQUEUED, DeviceEvents, HostEvents
+from overlap_callbacks.traces.collect import DeviceEvents, HostEvents
+from overlap_callbacks.traces.collective_ranges import CollectiveRanges
+from overlap_callbacks.traces.collectives import Collectives
 from overlap_callbacks.traces.copies import copies_of_collectives
 from overlap_callbacks.traces.doubts import copied, doubts_of, foreign_events, untold
 from overlap_callbacks.traces.events import Event, ExactEvent
 from overlap_callbacks.traces.files import Progress, TraceError
 from overlap_callbacks.traces.launches import Launches, waits_of
-from overlap_callbacks.traces.metadata import CollectiveInfo, annotated, with_groups
+from overlap_callbacks.traces.metadata import annotated, with_groups
 from overlap_callbacks.traces.steps import TraceStep, bounds_of, mark_cut, steps_of
 from overlap_callbacks.traces.stream import EventStream
 from overlap_callbacks.traces.suspects import MAX_SUSPECTS, likeness, suspects
@@ -57,7 +59,7 @@ class Trace:
         kernels: its kernels; their ``step`` is an index into ``steps``.
         device: number of the device of each row of ``kernels``; shape (n,).
         steps: its steps, ascending in time. Empty if the file has none; then the whole file counts as one step.
-        collectives: what is known about each communication kernel, by row of ``kernels``.
+        collectives: what is known about each communication kernel.
         on_host: whether the file has no kernels of a device and was read as a CPU job.
         rank: rank in the job; None if the file does not tell.
         world_size: ranks of the job; None if the file does not tell.
@@ -72,7 +74,7 @@ class Trace:
     kernels: KernelTable
     device: Indices
     steps: tuple[TraceStep, ...]
-    collectives: dict[int, CollectiveInfo]
+    collectives: Collectives
     on_host: bool
     rank: int | None
     world_size: int | None
@@ -95,18 +97,12 @@ class Trace:
         order = np.argsort(self.device, kind="stable")
         bounds = np.searchsorted(self.device[order], [*devices, devices[-1] + 1]).tolist()
         rows = {device: order[first:last] for device, first, last in zip(devices, bounds, bounds[1:], strict=False)}
-        place = np.empty(len(order), dtype=np.int64)
-        for of_device in rows.values():
-            place[of_device] = np.arange(len(of_device))
-        infos: dict[int, dict[int, CollectiveInfo]] = {device: {} for device in devices}
-        for row, info in self.collectives.items():
-            infos[int(self.device[row])][int(place[row])] = info
         return {
             device: dataclasses.replace(
                 self,
                 kernels=self.kernels[of_device],
                 device=self.device[of_device],
-                collectives=infos[device],
+                collectives=self.collectives.of_kernels(of_device),
                 launches=None if self.launches is None else self.launches[of_device],
             )
             for device, of_device in rows.items()
@@ -208,32 +204,40 @@ def trace_of_device(
     rows = collected.rows
     rows.clean_names()
     usable = _set_times(rows, collected.times, problems)
-    _apply_metadata(rows, collected.known)
+    known = collected.known.collectives()
+    _apply_metadata(rows, known)
     launched_ns, returned_ns, launch = _launches(collected)
-
     threads = tuple(collected.threads)
+    launch_thread = np.array(collected.launch_thread, dtype=np.int64)
 
-    def thread_of(row: int) -> Any:
-        return threads[collected.launch_thread[launch[row]]] if launched_ns[row] >= 0 else None
+    def threads_in(ranges: CollectiveRanges) -> Indices:
+        """The thread that launched each row, by its number among those of some ranges; -1 if unknown."""
+        if not len(launch_thread):
+            return np.full(len(rows), -1)
+        number = np.array([ranges.thread_number(thread) for thread in threads], dtype=np.int64)
+        return np.where(launched_ns >= 0, number[launch_thread[launch]], -1)
 
     if untimed := collected.launch_times.num_untimed:
         problems.append(f"{untimed} launches have no time that can be read: their kernels count in no step")
-    annotations = [note for note in collected.notes if note.name.startswith((*ENQUEUED, "nccl"))]
-    collectives = annotated(rows, collected.known, launched_ns, thread_of, annotations)
-    problems += untold(rows, collectives)
-    for row, info in collectives.items():
-        if row not in collected.known:  # whose own metadata told it
-            rows.collective[row] = rows.collectives[info.kind]
-    has_launches = len(collected.launch_correlation) > 0
+    in_annotations = threads_in(collected.annotations)
+    by_range = annotated(rows, known, launched_ns, in_annotations, collected.annotations)
+    problems += untold(rows, by_range)
+    kinds = np.array([rows.collectives[info.kind] for info in by_range.infos], dtype=np.int64)
+    np.frombuffer(rows.collective, dtype=np.int64)[by_range.rows] = kinds[by_range.info]
+    collectives = known.with_others(by_range)
+    has_launches = len(launch_thread) > 0
     if found and not has_launches:
         problems.append("the file holds no launches: kernels count in the step that the host was in when they started")
     if collected.foreign:
         problems.append(f"{foreign_events(collected.foreign)} are left out: what they do is not known")
     kernels = device_kernels(rows, launched_ns if has_launches else None, bounds_of(found))
-    copies = copies_of_collectives(kernels, launched_ns, thread_of, collected.operators, annotations)
+    ranges = collected.operators if len(collected.operators) else collected.annotations
+    copies = copies_of_collectives(kernels, launched_ns, threads_in(ranges), ranges)
     problems += copied(copies.untold)
-    kernels = as_communication(kernels, {row: info.kind for row, info in copies.communicating.items()})
-    collectives |= copies.communicating
+    communicating = copies.communicating
+    of_row = zip(communicating.rows.tolist(), communicating.info.tolist(), strict=True)
+    kernels = as_communication(kernels, {row: communicating.infos[info].kind for row, info in of_row})
+    collectives = collectives.with_others(communicating)
     device = np.array(collected.devices, dtype=np.int64)
     waits = waits_of(collected.wait_times.bounds(), launched_ns, returned_ns, kernels)
     launches = Launches(
@@ -242,9 +246,8 @@ def trace_of_device(
     )  # fmt: skip
     if not usable.all():
         kept = np.flatnonzero(usable)
-        place = {int(row): i for i, row in enumerate(kept)}
         kernels, device, launches = kernels[kept], device[kept], launches[kept]
-        collectives = {place[row]: info for row, info in collectives.items() if row in place}
+        collectives = collectives.of_kernels(kept)
     trace = _trace(path, head, kernels, device, found, collectives, problems, is_cut=is_cut)
     return dataclasses.replace(trace, launches=launches)
 
@@ -276,7 +279,7 @@ def _trace_of_host(path: Path, collected: HostEvents, stream: EventStream, patte
     device = np.zeros(len(kernels), dtype=np.int64)
     likely = sorted(filter(likeness, collected.other_ranges), key=lambda name: (-likeness(name), name))[:MAX_SUSPECTS]
     return _trace(
-        path, stream.head, kernels, device, steps, {}, problems,
+        path, stream.head, kernels, device, steps, Collectives.none(), problems,
         is_cut=stream.is_cut, on_host=True, likely=likely,
     )  # fmt: skip
 
@@ -326,7 +329,7 @@ def _trace(
     kernels: KernelTable,
     device: Indices,
     steps: tuple[TraceStep, ...],
-    collectives: dict[int, CollectiveInfo],
+    collectives: Collectives,
     problems: list[str],
     *,
     is_cut: bool,
@@ -341,7 +344,7 @@ def _trace(
         kernels: its kernels.
         device: number of the device of each row.
         steps: its steps, ascending in time.
-        collectives: what is known about each communication kernel, by row.
+        collectives: what is known about each communication kernel.
         problems: what is wrong or doubtful so far, in words.
         is_cut: whether the file ends before its events do.
         on_host: whether the file was read as a CPU job.
@@ -402,18 +405,23 @@ def _crossing(calls: Intervals) -> int:
     return int(((start[1:] < latest) & (end[1:] > latest)).sum())
 
 
-def _apply_metadata(rows: KernelTableBuilder, known: dict[int, CollectiveInfo]) -> None:
+def _apply_metadata(rows: KernelTableBuilder, known: Collectives) -> None:
     """Count kernels with metadata of a collective as communication if no rule knows their names.
 
     Not all kernels with such metadata communicate: those that copy a collective's tensors have it too, but the rules
     know their names.
     """
+    if not len(known):
+        return
+    names, kinds = np.frombuffer(rows.name, dtype=np.int64), np.frombuffer(rows.kind, dtype=np.int8)
     texts = rows.names.texts
-    names = {rows.name[row] for row in known}
-    unknown = {number for number in names if name_rules.family_of(texts[number]) == name_rules.OTHER}
-    for row in known:
-        if rows.kind[row] == Kind.COMPUTE and rows.name[row] in unknown:
-            rows.kind[row] = Kind.COMMUNICATION
+    unknown = [
+        number
+        for number in distinct_values(names[known.rows]).tolist()
+        if name_rules.family_of(texts[number]) == name_rules.OTHER
+    ]
+    counts = (kinds[known.rows] == Kind.COMPUTE) & np.isin(names[known.rows], unknown)
+    kinds[known.rows[counts]] = Kind.COMMUNICATION
 
 
 def _set_times(rows: KernelTableBuilder, times: EventTimes, problems: list[str]) -> npt.NDArray[np.bool_]:
@@ -458,8 +466,7 @@ def _range_of(collected: DeviceEvents, launched_ns: Indices, launch: Indices, pr
     numbers = of_thread[np.array(collected.launch_thread, dtype=np.int64)]
     known = launched_ns >= 0
     found = ranges.innermost(np.where(known, numbers[launch], -1), launched_ns)
-    steps = (note for note in collected.notes if not note.name.startswith((*ENQUEUED, "nccl")))
-    training = ranges.thread_number(next((note.thread for note in steps), None))
+    training = ranges.thread_number(next((note.thread for note in collected.notes), None))
     if training >= 0:
         without = np.flatnonzero(known & (found < 0) & (numbers[launch] != training))
         found[without] = ranges.innermost(np.full(len(without), training), launched_ns[without])

@@ -7,11 +7,11 @@ size of the output, for a scatter or reduce-scatter of the input; for other coll
 
 from __future__ import annotations
 
-import bisect
+import dataclasses
 import math
 import re
-from collections.abc import Callable, Sequence
-from operator import itemgetter
+from array import array
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,6 +20,8 @@ import numpy as np
 from overlap_callbacks.analysis import name_rules, safe_text
 from overlap_callbacks.analysis.kernels.accounting import is_copy
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTableBuilder, communicates
+from overlap_callbacks.traces.collective_ranges import CollectiveRanges
+from overlap_callbacks.traces.collectives import UNKNOWN, CollectiveInfo, Collectives
 from overlap_callbacks.traces.events import Args
 
 _DTYPE_BYTES = {
@@ -35,75 +37,100 @@ _DTYPE_BYTES = {
 _MAX_ELEMENTS = 2**50
 
 
-class CollectiveInfo(NamedTuple):
-    """What is known about one collective.
+class _Known(NamedTuple):
+    """What the arguments of some collectives have in common.
 
     Attributes:
-        kind: kind of collective, e.g. ``all_reduce``.
-        group: name of its process group; empty if unknown.
-        description: description of the group; empty if unknown.
-        ranks: ranks of the group, as text of the file; empty if unknown.
-        size: number of ranks of the group; None if unknown.
-        num_bytes: size of the collective, as NCCL's tests count it; None if unknown.
-        sequence: number of the collective in its group; None if unknown.
-        by_name: whether nothing but the kernel's name tells the kind.
+        number: of ``info`` among all.
+        info: what is known of them.
+        width: bytes of an element; None if unknown.
+        of_output: whether their size is that of the output.
     """
 
-    kind: str
-    group: str = ""
-    description: str = ""
-    ranks: str = ""
-    size: int | None = None
-    num_bytes: int | None = None
-    sequence: int | None = None
-    by_name: bool = False
+    number: int
+    info: CollectiveInfo
+    width: int | None
+    of_output: bool
 
 
 class KernelMetadata:
-    """Reads the arguments of communication kernels. Results are cached: many kernels have nearly the same arguments."""
+    """Reads the arguments of communication kernels, and keeps what they tell in columns.
+
+    Many kernels have the same arguments but for their size and number. What they have in common is worked out once.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Any, ...], tuple[CollectiveInfo, int | None]] = {}
-        self._sized: dict[tuple[Any, ...], CollectiveInfo] = {}
+        self._columns: tuple[array[int], ...] = tuple([array("q") for _ in range(4)])
+        self._infos: dict[CollectiveInfo, int] = {}
+        self._known: dict[tuple[Any, ...], _Known] = {}  # by what the arguments have in common
 
-    @staticmethod
-    def key(args: Args) -> tuple[Any, ...]:
-        """What two collectives of one kind on one group have in common."""
-        size = args.group_size if type(args.group_size) is int and args.group_size > 0 else None
-        texts: tuple[Any, ...] = (args.collective, args.dtype, args.group, args.group_description, args.group_ranks)
-        if {*map(type, texts)} != {str}:
-            texts = tuple(map(_text, texts))
-        return (*texts, size)
+    def extend(self, rows: Sequence[int], all_args: Sequence[Args]) -> list[str]:
+        """Keep what the arguments of communication kernels tell. Returns the kinds of their collectives.
 
-    def read(self, args: Args) -> CollectiveInfo:
-        """What the arguments of one communication kernel tell about its collective."""
-        key = self.key(args)
-        cached = self._known.get(key)
-        if cached is None:
-            name, dtype, group, description, ranks = (safe_text.clean(text) for text in key[:-1])
-            size = key[-1]
-            info = CollectiveInfo(name_rules.collective_of(name), group, description, ranks, size)
-            cached = self._known[key] = (info, _width(dtype))
-        info, width = cached
-        elements = args.out_elements if info.kind in ("all_gather", "gather") else args.in_elements
-        is_possible = type(elements) is int and 0 <= elements < _MAX_ELEMENTS
-        num_bytes = elements * width if is_possible and width else None
-        sequence = args.sequence if type(args.sequence) is int else None
-        if num_bytes is None and sequence is None:
-            return info
-        sized = self._sized.get((key, num_bytes)) if sequence is None else None  # mostly one of few
-        if sized is None:
-            sized = info._replace(num_bytes=num_bytes, sequence=sequence)
-            if sequence is None:
-                self._sized[key, num_bytes] = sized
-        return sized
+        Args:
+            rows: rows of the kernels, ascending.
+            all_args: their arguments.
+        """
+        found = [self._known.get(key) or self._read(key) for key in _keys(all_args)]
+        row, info, num_bytes, sequence = self._columns
+        row.extend(rows)
+        info.extend([known.number for known in found])
+        num_bytes.extend(
+            [
+                _size(args.out_elements if known.of_output else args.in_elements, known.width)
+                for args, known in zip(all_args, found, strict=True)
+            ]
+        )
+        sequence.extend([_sequence(args.sequence) for args in all_args])
+        return [known.info.kind for known in found]
+
+    def info(self, args: Args) -> CollectiveInfo:
+        """What the arguments of one collective tell, without its size and number."""
+        (key,) = _keys([args])
+        return (self._known.get(key) or self._read(key)).info
+
+    def collectives(self) -> Collectives:
+        """What was kept."""
+        row, info, num_bytes, sequence = (np.array(column, dtype=np.int64) for column in self._columns)
+        return Collectives(row, info, num_bytes, sequence, tuple(self._infos))
+
+    def _read(self, key: tuple[Any, ...]) -> _Known:
+        name, dtype, group, description, ranks = (safe_text.clean(text) for text in key[:-1])
+        info = CollectiveInfo(name_rules.collective_of(name), group, description, ranks, key[-1])
+        number = self._infos.setdefault(info, len(self._infos))
+        found = _Known(number, info, _width(dtype), info.kind in ("all_gather", "gather"))
+        self._known[key] = found
+        return found
 
 
-def with_groups(collectives: dict[int, CollectiveInfo], distributed_info: Any) -> dict[int, CollectiveInfo]:
+def _keys(all_args: Sequence[Args]) -> list[tuple[Any, ...]]:
+    """What collectives have in common with others: five texts, and the size of the group."""
+    keys = [
+        (args.collective, args.dtype, args.group, args.group_description, args.group_ranks, args.group_size)
+        for args in all_args
+    ]
+    *texts, sizes = ({*map(type, column)} for column in zip(*keys, strict=True))
+    if set().union(*texts) == {str} and sizes == {int}:
+        return [key if key[-1] > 0 else (*key[:-1], None) for key in keys]
+    return [
+        (*map(_text, texts), size if type(size) is int and size > 0 else None) for *texts, size in keys
+    ]  # numbers that are equal may have different types
+
+
+def _size(elements: Any, width: int | None) -> int:
+    """Bytes of some elements; ``UNKNOWN`` if that cannot be told."""
+    return elements * width if type(elements) is int and 0 <= elements < _MAX_ELEMENTS and width else UNKNOWN
+
+
+def _sequence(number: Any) -> int:
+    return number if type(number) is int and UNKNOWN < number < 2**63 else UNKNOWN
+
+
+def with_groups(collectives: Collectives, distributed_info: Any) -> Collectives:
     """Fill in what the kernels do not tell about their process groups from the file's ``distributedInfo``.
 
     Args:
-        collectives: what is known about each collective, by row.
+        collectives: what is known about each collective.
         distributed_info: the field of the file, of whatever type it is there.
     """
     config = distributed_info.get("pg_config") if isinstance(distributed_info, dict) else None
@@ -112,117 +139,82 @@ def with_groups(collectives: dict[int, CollectiveInfo], distributed_info: Any) -
         for group in (config if isinstance(config, list) else [])
         if isinstance(group, dict)
     }
-    if not groups:
-        return collectives
-    filled = {}
-    for row, known in collectives.items():
+
+    def filled(known: CollectiveInfo) -> CollectiveInfo:
         group = groups.get(known.group)
-        if group is not None:
-            ranks, size = group.get("ranks"), group.get("pg_size")
-            cut_off = not known.ranks or "..." in known.ranks
-            known = known._replace(  # noqa: PLW2901
-                description=known.description or safe_text.clean(str(group.get("pg_desc", ""))),
-                ranks=safe_text.clean(str(ranks)) if cut_off and isinstance(ranks, list) else known.ranks,
-                size=size if known.size is None and type(size) is int and size > 0 else known.size,
-            )
-        filled[row] = known
-    return filled
+        if group is None:
+            return known
+        ranks, size = group.get("ranks"), group.get("pg_size")
+        cut_off = not known.ranks or "..." in known.ranks
+        return known._replace(
+            description=known.description or safe_text.clean(str(group.get("pg_desc", ""))),
+            ranks=safe_text.clean(str(ranks)) if cut_off and isinstance(ranks, list) else known.ranks,
+            size=size if known.size is None and type(size) is int and size > 0 else known.size,
+        )
+
+    return collectives.with_infos(map(filled, collectives.infos)) if groups else collectives
 
 
 def annotated(
-    rows: KernelTableBuilder,
-    known: dict[int, CollectiveInfo],
-    launched_ns: Indices,
-    thread_of: Callable[[int], Any],
-    notes: Sequence[tuple[str, int | str, int, int, Args | None]],
-) -> dict[int, CollectiveInfo]:
-    """Add to ``known`` what torch's ranges tell about the communication kernels that were launched in them.
+    rows: KernelTableBuilder, known: Collectives, launched_ns: Indices, thread: Indices, ranges: CollectiveRanges
+) -> Collectives:
+    """What torch's ranges tell about the communication kernels that were launched in them, else their names.
+
+    Copies have no size: several may be one collective.
 
     Args:
         rows: the kernels.
-        known: what their own arguments tell, by row.
+        known: what their own arguments tell: nothing else is asked about those.
         launched_ns: when each row was launched, -1 if unknown; shape (n,).
-        thread_of: gives the thread that launched a row.
-        notes: torch's ranges of collectives: name, thread, start and end in nanoseconds, arguments.
+        thread: the thread that launched it, as ``ranges`` numbers them; shape (n,).
+        ranges: torch's ranges of collectives.
 
     Returns:
-        What is known about every communication kernel, by row. Copies have no size: several may be one collective.
+        What is known about the communication kernels that are not in ``known``.
     """
-    collectives = dict(known)
-    ranges = Ranges(notes)
-    texts = rows.names.texts
-    for row in np.flatnonzero(communicates(rows)).tolist():
-        if row in known:
-            continue
-        found = ranges.around(int(launched_ns[row]), thread_of(row))
-        if found is not None:
-            kind = name_rules.collective_of(found.name)
-            if kind != name_rules.OTHER:
-                collectives[row] = CollectiveInfo(
-                    kind=kind,
-                    num_bytes=None if is_copy(texts[rows.name[row]]) else _input_bytes(kind, found.args),
-                )
-                continue
-        collectives[row] = CollectiveInfo(kind=name_rules.collective_of(texts[rows.name[row]]), by_name=True)
-    return collectives
+    wanted = np.flatnonzero(communicates(rows))
+    wanted = wanted[~np.isin(wanted, known.rows)]
+    within = ranges.around(launched_ns[wanted], thread[wanted])
+    name = np.array(rows.name, dtype=np.int64)[wanted]
+    # Kernels of one name in ranges that are alike are alike.
+    texts, details = rows.names.texts, ranges.details
+    detail = np.where(within >= 0, ranges.detail[within], len(details)) if len(ranges) else np.zeros_like(name)
+    alike, place = np.unique(detail * len(texts) + name, return_inverse=True)
+    infos: list[CollectiveInfo] = []
+    sizes: list[int] = []
+    for number in alike.tolist():
+        text = texts[number % len(texts)]
+        about = details[number // len(texts)] if number // len(texts) < len(details) else None
+        kind = name_rules.collective_of(about.name) if about is not None else name_rules.OTHER
+        if about is not None and kind != name_rules.OTHER:
+            infos.append(CollectiveInfo(kind))
+            sizes.append(UNKNOWN if is_copy(text) else about.num_bytes)
+        else:
+            infos.append(CollectiveInfo(name_rules.collective_of(text), by_name=True))
+            sizes.append(UNKNOWN)
+    place = place.reshape(-1)
+    return dataclasses.replace(
+        Collectives.alike(wanted, place, tuple(infos)), num_bytes=np.array(sizes, dtype=np.int64)[place]
+    )
 
 
-class Range(NamedTuple):
-    """One of torch's ranges of collectives."""
-
-    thread: str
-    start_ns: int
-    end_ns: int
-    name: str
-    args: Args | None
-
-    def __hash__(self) -> int:
-        return hash(self[:4])
-
-
-class Ranges:
-    """Torch's ranges of collectives, by thread.
+def input_bytes(name: str, dims: bytes, types: bytes) -> int:
+    """Bytes of the first input of a collective, if that is its size; else ``UNKNOWN``.
 
     Args:
-        notes: name, thread, start and end in nanoseconds, and arguments of each range.
+        name: of torch's range of the collective.
+        dims: sizes of each input, as text of the file; empty if unknown.
+        types: type of the elements of each input, in the same form.
     """
-
-    def __init__(self, notes: Sequence[tuple[str, int | str, int, int, Args | None]]) -> None:
-        self._by_thread: dict[str, list[tuple[str, int | str, int, int, Args | None]]] = {}
-        by_thread: dict[int | str, list[Any]] = {}
-        for note in notes:
-            by_thread.setdefault(note[1], []).append(note)
-        for thread, of_thread in by_thread.items():  # a number and its text are one thread
-            self._by_thread.setdefault(str(thread), []).extend(of_thread)
-        for ranges in self._by_thread.values():
-            ranges.sort(key=itemgetter(2, 3))
-        self._starts = {thread: [note[2] for note in ranges] for thread, ranges in self._by_thread.items()}
-
-    def around(self, launched_ns: int, thread: Any) -> Range | None:
-        """The range in which the thread made a launch; None for an unknown launch, and outside of all ranges."""
-        starts = self._starts.get(str(thread))
-        if launched_ns < 0 or starts is None:
-            return None
-        place = bisect.bisect_right(starts, launched_ns) - 1
-        if place < 0:
-            return None
-        name, _, start_ns, end_ns, args = self._by_thread[str(thread)][place]
-        return Range(str(thread), start_ns, end_ns, name, args) if launched_ns < end_ns else None
-
-
-def _input_bytes(kind: str, args: Args | None) -> int | None:
-    """Bytes of the first input, if that is the size of the collective; else None."""
-    if args is None or kind in ("all_gather", "gather", "scatter"):
-        return None
+    if not dims or not types or name_rules.collective_of(name) in ("all_gather", "gather", "scatter"):
+        return UNKNOWN
     try:
-        dims, dtype = args.input_dims[0], args.input_type[0]
-        width = _width(dtype)
-        if not width or not dims or not all(type(size) is int and size >= 0 for size in dims):
-            return None
-        elements = math.prod(dims)
-        return elements * width if elements < _MAX_ELEMENTS else None
-    except (TypeError, IndexError, KeyError):
-        return None
+        sizes, dtype = msgspec.json.decode(dims)[0], msgspec.json.decode(types)[0]
+        if not sizes or not all(type(size) is int and size >= 0 for size in sizes):
+            return UNKNOWN
+        return _size(math.prod(sizes), _width(dtype))
+    except (TypeError, IndexError, KeyError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return UNKNOWN
 
 
 def _width(dtype: Any) -> int | None:

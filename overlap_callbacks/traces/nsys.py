@@ -16,6 +16,7 @@ from overlap_callbacks.analysis import safe_text
 from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
 from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.traces.collect import ENQUEUED, DeviceEvents, Note, is_step, short_name
+from overlap_callbacks.traces.collective_ranges import RangeDetail
 from overlap_callbacks.traces.files import SQLITE_MAGIC, Progress, TraceError, starts_with
 from overlap_callbacks.traces.kineto import Trace, trace_of_device
 from overlap_callbacks.traces.launches import WAITING_CALLS
@@ -240,6 +241,7 @@ class _Reader:
     def _ranges(self) -> None:
         """The NVTX ranges that are steps, and those of collectives."""
         named: dict[str, list[Note]] = {"": [], "torch": [], "nccl": [], "like": []}
+        annotations = self.events.annotations
         columns = ("start", "end", "text", "textId", "globalTid", "eventType")
         for start, end, text, number, thread, kind in self._tables.select("NVTX_EVENTS", columns):
             if kind not in _RANGES or not self._is_mine(thread) or type(start) is not int or type(end) is not int:
@@ -257,7 +259,7 @@ class _Reader:
                 if kind == _PUSHED:  # others need not nest
                     self.events.ranges.add_ns(name, thread, start, end)
                 continue
-            named[group].append(Note(name, thread, start, max(start, end), None))
+            named[group].append(Note(name, thread, start, max(start, end)))
         notes = named[""]
         if not notes and named["like"]:
             notes, self.steps = named["like"], _LIKE_STEPS
@@ -265,8 +267,10 @@ class _Reader:
             self.problems.append(f"steps are the NVTX ranges with names like {like}; --step REGEX names others")
         elif not notes:
             self.problems.append("no NVTX range names a step: the file counts as a whole; --step REGEX names steps")
-        # NCCL's own ranges lie within torch's.
-        self.events.notes = notes + (named["torch"] or named["nccl"])
+        self.events.notes = notes
+        for note in named["torch"] or named["nccl"]:  # NCCL's own ranges lie within torch's
+            if annotations.times.add_ns(note.start_ns, note.end_ns):
+                annotations.add([note.thread], [RangeDetail(note.name)])
 
     def _of_process(self, table: str, columns: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
         known = table in self._tables.columns

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from overlap_callbacks.analysis.exact_sums import sums_by
 from overlap_callbacks.analysis.kernels.accounting import copies_of
-from overlap_callbacks.analysis.kernels.table import Kind
+from overlap_callbacks.analysis.kernels.table import Indices, Kind
+from overlap_callbacks.traces.collectives import UNKNOWN, CollectiveInfo
 from overlap_callbacks.traces.figures import CollectiveSkew, RankTime
 from overlap_callbacks.traces.kineto import Trace
-from overlap_callbacks.traces.metadata import CollectiveInfo
 
 # Identifies a collective of the job, the same on all ranks that take part: kind, group, the group's name, ranks and
 # size, and then its sequence number, or its step and its turn in the step.
@@ -29,7 +30,7 @@ _Member = tuple[int, int]
 
 
 class Turns(NamedTuple):
-    """Collectives of one rank that differ in nothing but their turn: parallel lists.
+    """Collectives of one rank that differ in nothing but their turn, in parallel.
 
     Attributes:
         turns: last part of the place of each.
@@ -37,7 +38,7 @@ class Turns(NamedTuple):
         num_bytes: their sizes, as this rank tells them; -1 if unknown.
     """
 
-    turns: list[int]
+    turns: array[int]
     durations_ns: array[int]
     num_bytes: array[int]
 
@@ -73,25 +74,9 @@ class RankCollectives(NamedTuple):
 
 def collectives_of_rank(trace: Trace) -> RankCollectives:
     """What the comparison of ranks needs of a trace."""
-    of_device: dict[int, dict[tuple[Any, ...], Turns]] = {}
-    for device, part in trace.by_device().items():
-        turns: dict[tuple[Any, ...], Turns] = of_device.setdefault(device, {})
-        for where, turn, duration_ns, num_bytes in _collectives(part):
-            found = turns.get(where)
-            if found is None:
-                found = turns[where] = Turns([], array("q"), array("q"))
-            found.turns.append(turn)
-            found.durations_ns.append(duration_ns)
-            found.num_bytes.append(-1 if num_bytes is None else num_bytes)
-    rows = np.fromiter(trace.collectives, dtype=np.int64, count=len(trace.collectives))
-    durations = trace.kernels.intervals.durations_ns[rows].tolist()
-    times: dict[SizeKey, list[int]] = defaultdict(list)
-    for info, duration_ns in zip(trace.collectives.values(), durations, strict=True):
-        if info.num_bytes:
-            times[info.kind, info.size, info.num_bytes].append(duration_ns)
-    by_size = {key: Timed(len(of_key), sum(of_key)) for key, of_key in times.items()}
+    of_device = {device: _turns(part) for device, part in trace.by_device().items()}
     names = frozenset(trace.device_names.get(device, "") for device in trace.devices)
-    return RankCollectives(trace.rank, trace.world_size, trace.on_host, names - {""}, of_device, by_size)
+    return RankCollectives(trace.rank, trace.world_size, trace.on_host, names - {""}, of_device, _by_size(trace))
 
 
 class Participant(NamedTuple):
@@ -210,33 +195,77 @@ def _row(kind: str, group: str, members: tuple[_Member, ...], collectives: list[
     )
 
 
-def _collectives(trace: Trace) -> Iterator[tuple[_Place, int, int, int | None]]:
-    """Each collective of a trace, in order of time.
+def _by_size(trace: Trace) -> dict[SizeKey, Timed]:
+    """The kernels of collectives whose size is known."""
+    known, kernels = trace.collectives, trace.kernels
+    counts = (known.num_bytes > 0) & (kernels.kind[known.rows] == Kind.COMMUNICATION)
+    info, num_bytes = known.info[counts], known.num_bytes[counts]
+    times_ns = kernels.intervals.durations_ns[known.rows[counts]]
+    sizes, of_size = np.unique(num_bytes, return_inverse=True)
+    distinct, number = np.unique(info * len(sizes) + of_size.reshape(-1), return_inverse=True)
+    number = number.reshape(-1)
+    count, sums_ns = np.bincount(number, minlength=len(distinct)), sums_by(number, times_ns, len(distinct))
+    found: dict[SizeKey, Timed] = {}
+    for key, calls, sum_ns in zip(distinct.tolist(), count.tolist(), sums_ns, strict=True):
+        of_info = known.infos[key // len(sizes)]
+        size = (of_info.kind, of_info.size, int(sizes[key % len(sizes)]))
+        before = found.get(size, Timed(0, 0))
+        found[size] = Timed(before.number + calls, before.sum_ns + sum_ns)
+    return found
 
-    That is its place among those of its kind and group, its turn there, the duration of its kernel in nanoseconds, and
-    its bytes if known. Copies are left out: they do not wait for other ranks.
+
+def _turns(trace: Trace) -> dict[tuple[Any, ...], Turns]:
+    """The collectives of one device, by place without its last part: their turns there, times and sizes.
+
+    Copies are left out: they do not wait for other ranks.
     """
     kernels = trace.kernels
     rows = np.flatnonzero((kernels.kind == Kind.COMMUNICATION) & ~copies_of(kernels))
     rows = rows[np.argsort(kernels.intervals.start_ns[rows], kind="stable")]
-    columns = (rows, kernels.intervals.durations_ns[rows], kernels.step[rows], kernels.collective[rows])
-    numbers = [step.number for step in trace.steps]
-    turns: Counter[_Place] = Counter()
-    for row, duration_ns, step, kind in zip(*(column.tolist() for column in columns), strict=True):
-        info = trace.collectives.get(row) or CollectiveInfo(kind=kernels.collectives[kind])
-        if info.kind == "send_recv":
-            continue  # a send and its receive are different kernels
-        where: _Place = (info.kind, info.description or info.group, info.group, info.ranks, info.size)
-        if info.sequence is not None:
-            yield (*where, "sequence"), info.sequence, duration_ns, info.num_bytes
-            continue
-        if trace.is_cut:
-            continue  # its turn is not known: earlier ones may be missing
-        # Counted within the step, so that files that begin at different collectives still match in later steps.
-        where = (*where, numbers[step] if step >= 0 else None)
-        turn = turns[where]
-        turns[where] = turn + 1
-        yield where, turn, duration_ns, info.num_bytes
+    info, num_bytes, sequence = trace.collectives.of_rows(rows)
+    infos = [*trace.collectives.infos, *[CollectiveInfo(kind) for kind in kernels.collectives]]
+    info = np.where(info >= 0, info, len(trace.collectives.infos) + kernels.collective[rows])
+    # A send and its receive are different kernels.
+    wheres = [
+        (known.kind, known.description or known.group, known.group, known.ranks, known.size)
+        if known.kind != "send_recv"
+        else None
+        for known in infos
+    ]
+    numbers = {where: number for number, where in enumerate(dict.fromkeys(wheres))}
+    where = np.array([numbers[of_info] for of_info in wheres], dtype=np.int64)[info]
+    is_numbered = sequence != UNKNOWN
+    counts = where != numbers.get(None, -1)
+    if trace.is_cut:
+        counts &= is_numbered  # the turn of others is not known: earlier ones may be missing
+    # Counted within the step, so that files that begin at different collectives still match in later steps.
+    num_steps = len(trace.steps)
+    part = np.where(is_numbered, num_steps + 1, kernels.step[rows] + 1)
+    group = (where * (num_steps + 2) + part)[counts]
+    order = np.argsort(group, kind="stable")
+    times_ns = kernels.intervals.durations_ns[rows]
+    columns = [column[counts][order] for column in (sequence, times_ns, num_bytes)]
+    group = group[order]
+    begins = np.flatnonzero(np.concatenate(([True], group[1:] != group[:-1]))) if len(group) else group
+    ends = np.append(begins[1:], len(group))
+    texts = list(numbers)
+    found: dict[tuple[Any, ...], Turns] = {}
+    for i in np.argsort(order[begins]).tolist():  # in order of time
+        first, last = int(begins[i]), int(ends[i])
+        of_where, of_part = divmod(int(group[first]), num_steps + 2)
+        step = trace.steps[of_part - 1].number if 0 < of_part <= num_steps else None
+        place: _Place = texts[of_where] or ()
+        sequences, durations, sizes = (column[first:last] for column in columns)
+        if of_part > num_steps:
+            found[(*place, "sequence")] = _as_turns(sequences, durations, sizes)
+        else:
+            found[(*place, step)] = _as_turns(np.arange(last - first), durations, sizes)
+    return found
+
+
+def _as_turns(turns: Indices, durations_ns: Indices, num_bytes: Indices) -> Turns:
+    sizes = np.where(num_bytes == UNKNOWN, -1, num_bytes)
+    return Turns(*[array("q", column.astype(np.int64).tobytes()) for column in (turns, durations_ns, sizes)])
 
 
 def _doubts(traces: Sequence[RankCollectives]) -> Iterator[str]:

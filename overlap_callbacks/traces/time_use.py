@@ -64,9 +64,11 @@ class TimeFigures:
         self.utilisation = _utilisation(kernels, begin, end)
         spans = {} if trace.is_cut else step_spans(trace, steps)
         uses = TimeUses(kernels, launches.launched_ns)
-        whole = uses.of(begin, end)
-        parts = [(None, whole), *((trace.steps[i].number, uses.of(*span)) for i, span in spans.items())]
-        self.time = tuple([_device_time(step, use, launches.known) for step, use in parts])
+        whole, *of_steps = uses.of_each([(begin, end), *spans.values()])
+        numbers = [None, *[trace.steps[i].number for i in spans]]
+        self.time = tuple(
+            [_device_time(step, use, launches.known) for step, use in zip(numbers, (whole, *of_steps), strict=True)]
+        )
         if launches.known:
             self.queues = _queues(kernels, launches)
             if not trace.is_cut:

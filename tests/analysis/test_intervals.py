@@ -45,6 +45,16 @@ def test_a_union_covers_the_same_points_by_disjoint_ascending_intervals(pairs, o
     assert bounds == sorted(set(bounds))  # strictly ascending: none is empty, none touches the next
 
 
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30), st.integers(0, 3)), max_size=16), offsets)
+def test_the_unions_of_groups_are_those_of_each_on_its_own(rows, offset):
+    group = np.array([row[2] for row in rows], dtype=np.int64)
+    found, of_group = intervals([row[:2] for row in rows], offset).union_by(group)
+    for number in range(4):
+        own = intervals([row[:2] for row in rows if row[2] == number], offset).union()
+        assert pairs_of(found[of_group == number]) == pairs_of(own)
+    assert of_group.tolist() == sorted(of_group.tolist())
+
+
 @given(any_pairs, any_pairs, offsets)
 def test_an_intersection_covers_the_points_of_both_by_disjoint_ascending_intervals(mine, theirs, offset):
     found = pairs_of(intervals(mine, offset).intersection(intervals(theirs, offset)))

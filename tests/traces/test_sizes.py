@@ -49,6 +49,12 @@ def test_collectives_whose_ranks_tell_different_sizes_have_no_transfer(tmp_path:
     assert [(row.bytes, row.matched, row.transfer_ms) for row in rows] == [(40, 0, None), (80, 0, None)]
 
 
+def test_a_kernel_that_copies_a_collectives_tensors_is_no_message(tmp_path: Path) -> None:
+    unpacking = kineto.kernel("CatArrayBatchedCopy<float>(float*)", 4 * MS, 6 * MS, 0, **message(1_000_000, 1))
+    (row,) = sizes(tmp_path, [collective(0, 4, **message(1_000_000, 1)), unpacking])
+    assert (row.kernels, row.time_ms) == (1, 4)
+
+
 LONG = [f"vectorized_elementwise_kernel<4, {kind}Functor<float>, Array<char*, 3> >(int)" for kind in ("Add", "Mul")]
 
 

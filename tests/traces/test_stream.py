@@ -42,13 +42,13 @@ def fields(event: Any, args: Args | None) -> Fields:
         event.tid,
         number(event.ts),
         number(event.dur),
-        None if args is None else (args.correlation, args.device, args.input_dims, args.collective, args.group),
+        None if args is None else (args.correlation, args.device, args.dtype, args.collective, args.group),
     )
 
 
 def expected_fields(event: dict[str, Any]) -> Fields:
     args = event.get("args")
-    names = ("correlation", "device", "Input Dims", "Collective name", "Process Group Name")
+    names = ("correlation", "device", "dtype", "Collective name", "Process Group Name")
     return (
         *(event.get(name) for name in ("ph", "cat", "name", "pid", "tid", "ts", "dur")),
         None if args is None else tuple(args.get(name) for name in names),

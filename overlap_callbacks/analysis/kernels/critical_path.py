@@ -10,7 +10,6 @@ last time that the host waited for the device.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -135,29 +134,28 @@ class CriticalPaths:
         ended_ns = np.where(before >= 0, self._end_ns[before], start_ns)
         by_launch = (launched_ns >= 0) & (launched_ns >= ended_ns)
         ended_ns = np.where(by_launch, np.where(after_wait >= 0, self._end_ns[after_wait], start_ns), ended_ns)
-        kinds, befores = self._kind[part].tolist(), (np.where(by_launch, after_wait, before) - first).tolist()
-        starts, launches, ends = (
-            np.maximum(times, start_ns).tolist() for times in (self._start_ns[part], launched_ns, ended_ns)
+        starts_ns, launched_ns, ended_ns = (
+            np.maximum(times, start_ns) for times in (self._start_ns[part], launched_ns, ended_ns)
         )
-        is_launched = by_launch.tolist()
-        parts_ns, places, lengths = [0] * len(_PARTS), [], []
-        until = int(self._end_ns[place])
-        place -= first
-        while until > start_ns:
-            length_ns = until - starts[place]
-            parts_ns[kinds[place]] += length_ns
+        # What held each row up, if the path goes on there: within the span.
+        cause = np.where(by_launch, after_wait, before) - first
+        causes = np.where((starts_ns > start_ns) & (ended_ns > start_ns), cause, -1).tolist()
+        places, place = [], place - first
+        while place >= 0:
             places.append(place)
-            lengths.append(length_ns)
-            until = starts[place]
-            if until <= start_ns:
-                break
-            if is_launched[place]:
-                parts_ns[_LAUNCH] += until - launches[place]
-                parts_ns[_HOST] += launches[place] - ends[place]
-            else:
-                parts_ns[_OTHER] += until - ends[place]
-            until, place = ends[place], befores[place]
-        return parts_ns, self._rows[first + np.array(places)], np.array(lengths, dtype=np.int64)
+            place = causes[place]
+        path = np.array(places)
+        # Each row ends where the path came from: its own end, and of the others where what it held up began to wait.
+        until_ns = np.concatenate((self._end_ns[part][path[:1]], ended_ns[path[:-1]]))
+        rows_ns = until_ns - starts_ns[path]
+        went_on = starts_ns[path] > start_ns
+        launched, other = path[by_launch[path] & went_on], path[~by_launch[path] & went_on]
+        parts_ns = [int(rows_ns[self._kind[part][path] == kind].sum()) for kind in range(_LAUNCH)]
+        parts_ns += [0] * (len(_PARTS) - len(parts_ns))
+        parts_ns[_LAUNCH] = int((starts_ns[launched] - launched_ns[launched]).sum())
+        parts_ns[_HOST] = int((launched_ns[launched] - ended_ns[launched]).sum())
+        parts_ns[_OTHER] = int((starts_ns[other] - ended_ns[other]).sum())
+        return parts_ns, self._rows[first + path], rows_ns
 
     def _at_most(self, start_ns: int, end_ns: int, parts: dict[Part, int]) -> dict[Part, int]:
         """What would be won at most: no more than the path has of it, and what remains has to run on its streams."""
@@ -169,17 +167,19 @@ class CriticalPaths:
         )
         kind, lane = self._kind[first:last], self._lane[first:last]
         lengths_ns = np.maximum(inside.durations_ns, 0)
+        size = len(Kind) * (int(lane.max(initial=0)) + 1)
+        of_lane_ns = np.bincount(lane * len(Kind) + kind, lengths_ns, size).reshape(-1, len(Kind))
 
-        def longest_ns(kinds: Sequence[Kind]) -> int:
-            wanted = np.isin(np.arange(len(Kind)), [int(kind) for kind in kinds])[kind]
+        def longest_ns(*kinds: Kind) -> int:
             if self._is_serial:
-                return int(np.bincount(lane[wanted], weights=lengths_ns[wanted]).max(initial=0))
+                return int(of_lane_ns[:, kinds].sum(axis=1).max(initial=0))
+            wanted = np.isin(kind, kinds)
             return max((inside[wanted & (lane == number)].busy_ns for number in distinct_values(lane)), default=0)
 
         length_ns = end_ns - start_ns
         host_ns = parts[Part.LAUNCH] + parts[Part.HOST]
         return {
-            Part.COMPUTE: min(parts[Part.COMPUTE], length_ns - longest_ns((Kind.COMMUNICATION, Kind.COPY))),
-            Part.COMMUNICATION: min(parts[Part.COMMUNICATION], length_ns - longest_ns((Kind.COMPUTE, Kind.COPY))),
-            Part.HOST: min(host_ns, length_ns - longest_ns((Kind.COMPUTE, Kind.COMMUNICATION, Kind.COPY))),
+            Part.COMPUTE: min(parts[Part.COMPUTE], length_ns - longest_ns(Kind.COMMUNICATION, Kind.COPY)),
+            Part.COMMUNICATION: min(parts[Part.COMMUNICATION], length_ns - longest_ns(Kind.COMPUTE, Kind.COPY)),
+            Part.HOST: min(host_ns, length_ns - longest_ns(Kind.COMPUTE, Kind.COMMUNICATION, Kind.COPY)),
         }

@@ -7,6 +7,7 @@ had been launched before, something else did: an event of another stream, or the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,10 +70,16 @@ class TimeUses:
 
     def of(self, start_ns: int, end_ns: int) -> TimeUse:
         """What the device did between two times."""
-        span = Intervals(np.array([start_ns]), np.array([end_ns]))
-        compute_ns, with_comm_ns, busy_ns = (
-            int(span.covered_ns(part).sum()) for part in (self._compute, self._with_comm, self._busy)
-        )
+        return self.of_each([(start_ns, end_ns)])[0]
+
+    def of_each(self, spans: Sequence[tuple[int, int]]) -> list[TimeUse]:
+        """What the device did in each of some spans, which may be hundreds: by their starts and ends."""
+        starts_ns, ends_ns = np.array(spans, dtype=np.int64).reshape(-1, 2).T
+        bounds = Intervals(starts_ns, ends_ns)
+        covered_ns = [bounds.covered_ns(part).tolist() for part in (self._compute, self._with_comm, self._busy)]
+        return [self._use(*span, *parts_ns) for span, *parts_ns in zip(spans, *covered_ns, strict=True)]
+
+    def _use(self, start_ns: int, end_ns: int, compute_ns: int, with_comm_ns: int, busy_ns: int) -> TimeUse:
         gaps, launched_ns = self._gaps(start_ns, end_ns)
         by_host = launched_ns >= gaps.start_ns
         late = gaps[by_host]

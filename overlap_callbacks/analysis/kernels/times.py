@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis.distinct import distinct_values
+from overlap_callbacks.analysis.exact_sums import sums_by
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
 from overlap_callbacks.analysis.results.kernel_times import KernelTime
@@ -79,6 +80,7 @@ class KernelSums:
         self._working = None if work_start_ns is None else Intervals(work_start_ns[busy], end_ns).union()
         # -2 is in no row: -1 marks the rows that do not communicate.
         self._send_recv = kernels.collectives.index("send_recv") if "send_recv" in kernels.collectives else -2
+        self._one_row_a_call = bool((kernels.call == np.arange(len(kernels))).all())
         self._by_step = np.argsort(kernels.step, kind="stable")
         self._steps = kernels.step[self._by_step]
 
@@ -89,40 +91,81 @@ class KernelSums:
 
     def of_steps(self, steps: Sequence[int]) -> KernelFigures:
         """Times of several steps together, by their indices."""
-        bounds = np.searchsorted(self._steps, [(step, step + 1) for step in steps]).reshape(-1, 2)
-        return self.of_rows(np.concatenate([self._by_step[first:last] for first, last in bounds.tolist()]))
+        return self.of_rows(self._rows_of(steps)[0])
 
-    def _idle_ns(self, compute: Intervals, comm: Intervals, busy: Intervals) -> int:
-        """Time from the first kernel to the last during which nothing was busy."""
-        if not len(compute) and not len(comm):
-            return 0
-        start = min(int(part.start_ns[0]) for part in (compute, comm) if len(part))
-        end = max(int(part.end_ns[-1]) for part in (compute, comm) if len(part))
-        span = Intervals(np.array([start]), np.array([end]))
-        return end - start - int(span.covered_ns(busy).sum())
+    def of_each_step(self, steps: Sequence[int]) -> list[KernelFigures]:
+        """Times of each of several steps, by their indices."""
+        return self._of_groups(*self._rows_of(steps), len(steps))
 
     def of_rows(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> KernelFigures:
         """Times of the selected rows: a boolean mask, or indices."""
-        part = self._kernels[rows]
-        compute, comm = part.of(Kind.COMPUTE), part.of(Kind.COMMUNICATION)
-        comm_busy, compute_busy = comm.union(), compute.union()
-        p2p = part.intervals[part.collective == self._send_recv]
-        return KernelFigures(
-            compute_ns=compute.sum_ns,
-            compute_busy_ns=compute_busy.sum_ns,
-            comm_ns=comm.sum_ns,
-            comm_busy_ns=comm_busy.sum_ns,
-            hidden_comm_ns=int(comm_busy.covered_ns(self._compute).sum()),
-            covered_compute_ns=int(compute.covered_ns(self._comm).sum()),
-            covered_compute_busy_ns=int(compute_busy.covered_ns(self._comm).sum()),
-            copy_ns=part.of(Kind.COPY).sum_ns,
-            p2p_busy_ns=p2p.busy_ns,
-            idle_ns=self._idle_ns(compute_busy, comm_busy, self._any),
-            num_kernels=len(
-                distinct_values(part.call[(part.kind == Kind.COMPUTE) | (part.kind == Kind.COMMUNICATION)])
-            ),
-            bubble_ns=None if self._working is None else self._idle_ns(compute_busy, comm_busy, self._working),
-        )
+        rows = np.flatnonzero(rows) if rows.dtype == bool else rows
+        return self._of_groups(rows, np.zeros(len(rows), dtype=np.int64), 1)[0]
+
+    def _rows_of(self, steps: Sequence[int]) -> tuple[Indices, Indices]:
+        """The rows of steps, and the place of each row's step among these."""
+        bounds = np.searchsorted(self._steps, [(step, step + 1) for step in steps]).reshape(-1, 2)
+        rows = np.concatenate([self._by_step[:0], *[self._by_step[first:last] for first, last in bounds.tolist()]])
+        return rows, np.repeat(np.arange(len(steps)), bounds[:, 1] - bounds[:, 0])
+
+    def _of_groups(self, rows: Indices, group: Indices, num_groups: int) -> list[KernelFigures]:
+        """Times of each of some groups of rows. All are worked out at once: a trace may have hundreds of steps.
+
+        Args:
+            rows: indices of the rows.
+            group: number of the group of each; shape (len(rows),).
+            num_groups: number of groups, some of which may have no rows.
+        """
+        table = self._kernels
+        intervals, kind, collective = table.intervals[rows], table.kind[rows], table.collective[rows]
+        is_compute, is_comm, is_copy = (kind == part for part in (Kind.COMPUTE, Kind.COMMUNICATION, Kind.COPY))
+        compute, of_compute = intervals[is_compute], group[is_compute]
+        comm, of_comm = intervals[is_comm], group[is_comm]
+        copies = intervals[is_copy]
+        compute_busy, of_compute_busy = compute.union_by(of_compute)
+        comm_busy, of_comm_busy = comm.union_by(of_comm)
+        is_p2p = collective == self._send_recv
+        p2p_busy, of_p2p_busy = intervals[is_p2p].union_by(group[is_p2p])
+        spans = _spans((compute_busy, of_compute_busy), (comm_busy, of_comm_busy), num_groups)
+        sums = [
+            sums_by(of_group, values_ns, num_groups)
+            for of_group, values_ns in (
+                (of_compute, compute.durations_ns),
+                (of_compute_busy, compute_busy.durations_ns),
+                (of_comm, comm.durations_ns),
+                (of_comm_busy, comm_busy.durations_ns),
+                (of_comm_busy, comm_busy.covered_ns(self._compute)),
+                (of_compute, compute.covered_ns(self._comm)),
+                (of_compute_busy, compute_busy.covered_ns(self._comm)),
+                (group[is_copy], copies.durations_ns),
+                (of_p2p_busy, p2p_busy.durations_ns),
+            )
+        ]
+        idle_ns = (spans.durations_ns - spans.covered_ns(self._any)).tolist()
+        num_kernels = self._num_calls(rows, group, is_compute | is_comm, num_groups)
+        bubbles_ns: list[int | None] = [None] * num_groups
+        if self._working is not None:
+            bubbles_ns = (spans.durations_ns - spans.covered_ns(self._working)).tolist()
+        return [KernelFigures(*parts) for parts in zip(*sums, idle_ns, num_kernels, bubbles_ns, strict=True)]
+
+    def _num_calls(self, rows: Indices, group: Indices, wanted: npt.NDArray[np.bool_], num_groups: int) -> list[int]:
+        group = group[wanted]
+        if not self._one_row_a_call:
+            call = self._kernels.call[rows[wanted]]
+            size = int(call.max(initial=0)) + 1
+            group = distinct_values(group * size + call) // size
+        return np.bincount(group, minlength=num_groups).tolist()  # type: ignore[no-any-return]
+
+
+def _spans(compute: tuple[Intervals, Indices], comm: tuple[Intervals, Indices], num_groups: int) -> Intervals:
+    """From the start of each group's first interval to the end of its last one; empty of a group without any."""
+    never = np.iinfo(np.int64)
+    start_ns, end_ns = np.full(num_groups, never.max), np.full(num_groups, never.min)
+    for intervals, group in (compute, comm):
+        np.minimum.at(start_ns, group, intervals.start_ns)
+        np.maximum.at(end_ns, group, intervals.end_ns)
+    ran = end_ns > start_ns
+    return Intervals(np.where(ran, start_ns, 0), np.where(ran, end_ns, 0))
 
 
 def profiled_block(
@@ -145,7 +188,7 @@ def profiled_block(
     def per_step_ms(time_ns: int) -> float:
         return time_ns / num_steps / 1e6
 
-    each = [sums.of_steps([step]) for step in steps]
+    each = sums.of_each_step(steps)
     bubbles_ns = [step.bubble_ns for step in each if step.bubble_ns is not None]
     return ProfiledBlock(
         arm=arm,

@@ -50,6 +50,13 @@ def test_a_step_s_compute_is_covered_by_communication_of_the_step_before():
     assert (found.comm_ms, found.comm_busy_ms, found.hidden_comm_ms, found.copy_ms) == (0, 0, 0, 0)
 
 
+def test_each_of_some_steps_has_the_figures_that_it_has_alone():
+    sums = KernelSums(TWO_STEPS)
+    assert sums.of_each_step([0, 1]) == [sums.of_steps([0]), sums.of_steps([1])]
+    assert sums.of_each_step([1, 7, 0]) == [sums.of_steps([step]) for step in (1, 7, 0)]  # 7 has no kernels
+    assert sums.of_each_step([]) == []
+
+
 def test_figures_of_a_block_of_two_steps_are_means_per_step():
     found = profiled_block(Mode.SEQUENTIAL, 0, KernelSums(TWO_STEPS), [0, 1])
     assert found.compute_ms == (20 + 10) / 2
