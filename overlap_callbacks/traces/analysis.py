@@ -111,6 +111,14 @@ def _device_figures(trace: Trace, device: int, arm: Mode, problems: list[str]) -
     communicates = bool((kernels.kind == Kind.COMMUNICATION).any())
     if not communicates:
         problems = [*problems, "there is no communication: its figures are undefined"]
+    total = step_figures(sums.of_rows(np.arange(len(kernels))), None, span_ms(trace), communicates, cut=trace.is_cut)
+    steps = tuple(
+        [
+            step_figures(figures, step.number, step.wall_ms, communicates, cut=step.cut)
+            for figures, step in zip(sums.of_each_step(counted), [trace.steps[i] for i in counted], strict=True)
+        ]
+    )
+    del sums  # it takes as much memory as half the trace
     use = TimeFigures(trace, counted)
     return TraceFigures(
         file=str(trace.path),
@@ -119,11 +127,8 @@ def _device_figures(trace: Trace, device: int, arm: Mode, problems: list[str]) -
         device=device,
         device_name="" if trace.on_host else trace.device_names.get(device, ""),
         on_host=trace.on_host,
-        total=step_figures(sums.of_rows(np.arange(len(kernels))), None, span_ms(trace), communicates, cut=trace.is_cut),
-        steps=tuple(
-            step_figures(figures, step.number, step.wall_ms, communicates, cut=step.cut)
-            for figures, step in zip(sums.of_each_step(counted), [trace.steps[i] for i in counted], strict=True)
-        ),
+        total=total,
+        steps=steps,
         collectives=_collectives(trace),
         families=_families(trace),
         estimate=_estimate(trace),

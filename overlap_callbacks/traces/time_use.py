@@ -63,9 +63,8 @@ class TimeFigures:
         begin, end = int(ran.start_ns.min()), int(ran.end_ns.max())
         self.utilisation = _utilisation(kernels, begin, end)
         spans = {} if trace.is_cut else step_spans(trace, steps)
-        uses = TimeUses(kernels, launches.launched_ns)
-        whole, *of_steps = uses.of_each([(begin, end), *spans.values()])
         numbers = [None, *[trace.steps[i].number for i in spans]]
+        whole, *of_steps = TimeUses(kernels, launches.launched_ns).of_each([(begin, end), *spans.values()])
         self.time = tuple(
             [_device_time(step, use, launches.known) for step, use in zip(numbers, (whole, *of_steps), strict=True)]
         )
@@ -74,13 +73,8 @@ class TimeFigures:
             if not trace.is_cut:
                 self.host_limit = _host_limit(kernels, launches, whole)
         if not trace.on_host and not trace.is_cut:
-            paths = CriticalPaths(kernels, launches.launched_ns, launches.waits)
-            wanted: list[tuple[int | None, tuple[int, int]]] = [(trace.steps[i].number, spans[i]) for i in spans]
-            wanted = wanted or [(None, (begin, end))]
-            found = [(step, paths.of(*span)) for step, span in wanted]
-            self.paths = tuple(
-                [_critical_path(step, path, kernels, launches) for step, path in found if path is not None]
-            )
+            wanted = [(trace.steps[i].number, span) for i, span in spans.items()]
+            self.paths = _critical_paths(wanted or [(None, (begin, end))], kernels, launches)
 
 
 def step_spans(trace: Trace, steps: Sequence[int]) -> dict[int, tuple[int, int]]:
@@ -153,6 +147,15 @@ def _device_time(step: int | None, use: TimeUse, launches: bool) -> DeviceTime:
         idle_launch_ms=cause(use.launch_ns),
         idle_other_ms=cause(use.other_ns),
     )
+
+
+def _critical_paths(
+    spans: Sequence[tuple[int | None, tuple[int, int]]], kernels: KernelTable, launches: Launches
+) -> tuple[CriticalPath, ...]:
+    """The critical path of each span, with the number of its step; without those in which nothing ended."""
+    paths = CriticalPaths(kernels, launches.launched_ns, launches.waits)
+    found = [(step, paths.of(*span)) for step, span in spans]
+    return tuple([_critical_path(step, path, kernels, launches) for step, path in found if path is not None])
 
 
 def _critical_path(step: int | None, path: Path, kernels: KernelTable, launches: Launches) -> CriticalPath:
