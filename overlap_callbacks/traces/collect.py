@@ -223,6 +223,12 @@ class DeviceEvents(EventCollector):
         """The number of a stream of a device."""
         return self._lanes[device, hashable(stream)]
 
+    def forget_times(self) -> None:
+        """Forget the times of rows and launches, which take as much memory as all else that is known of them."""
+        self.times, self.launch_times = EventTimes(True), EventTimes(True)
+        self.launch_correlation, self.launch_thread = array("Q"), array("i")
+        self._all_times.clear()
+
     @property
     def streams(self) -> tuple[str, ...]:
         """The stream of each lane, as it is in the file."""

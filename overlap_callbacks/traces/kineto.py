@@ -37,6 +37,7 @@ from overlap_callbacks.traces.copies import copies_of_collectives
 from overlap_callbacks.traces.doubts import copied, doubts_of, foreign_events, untold
 from overlap_callbacks.traces.events import Event, ExactEvent
 from overlap_callbacks.traces.files import Progress, TraceError
+from overlap_callbacks.traces.host_ranges import HostRanges
 from overlap_callbacks.traces.launches import Launches, waits_of
 from overlap_callbacks.traces.metadata import annotated, with_groups
 from overlap_callbacks.traces.steps import TraceStep, bounds_of, mark_cut, steps_of
@@ -193,7 +194,7 @@ def trace_of_device(
 
     Args:
         path: the file.
-        collected: its events.
+        collected: its events. Some are forgotten, so that their memory is free.
         told: what is wrong with the file, in words.
         head: the fields of the document around the events.
         is_cut: whether the file ends before its events do.
@@ -206,26 +207,22 @@ def trace_of_device(
     usable = _set_times(rows, collected.times, problems)
     known = collected.known.collectives()
     _apply_metadata(rows, known)
-    launched_ns, returned_ns, launch = _launches(collected)
-    threads = tuple(collected.threads)
-    launch_thread = np.array(collected.launch_thread, dtype=np.int64)
-
-    def threads_in(ranges: CollectiveRanges) -> Indices:
-        """The thread that launched each row, by its number among those of some ranges; -1 if unknown."""
-        if not len(launch_thread):
-            return np.full(len(rows), -1)
-        number = np.array([ranges.thread_number(thread) for thread in threads], dtype=np.int64)
-        return np.where(launched_ns >= 0, number[launch_thread[launch]], -1)
-
+    has_launches = len(collected.launch_correlation) > 0
     if untimed := collected.launch_times.num_untimed:
         problems.append(f"{untimed} launches have no time that can be read: their kernels count in no step")
+    launched_ns, returned_ns, thread = _launches(collected)
+    collected.forget_times()
+
+    def threads_in(ranges: CollectiveRanges | HostRanges) -> Indices:
+        """The thread that launched each row, by its number among those of some ranges; -1 if unknown."""
+        return np.array([*map(ranges.thread_number, collected.threads), -1], dtype=np.int64)[thread]
+
     in_annotations = threads_in(collected.annotations)
     by_range = annotated(rows, known, launched_ns, in_annotations, collected.annotations)
     problems += untold(rows, by_range)
     kinds = np.array([rows.collectives[info.kind] for info in by_range.infos], dtype=np.int64)
     np.frombuffer(rows.collective, dtype=np.int64)[by_range.rows] = kinds[by_range.info]
     collectives = known.with_others(by_range)
-    has_launches = len(launch_thread) > 0
     if found and not has_launches:
         problems.append("the file holds no launches: kernels count in the step that the host was in when they started")
     if collected.foreign:
@@ -242,7 +239,7 @@ def trace_of_device(
     waits = waits_of(collected.wait_times.bounds(), launched_ns, returned_ns, kernels)
     launches = Launches(
         launched_ns, waits, collected.streams, len(collected.wait_times) > 0,
-        _range_of(collected, launched_ns, launch, problems), tuple(collected.ranges.names),
+        _range_of(collected, launched_ns, threads_in(collected.ranges), problems), tuple(collected.ranges.names),
     )  # fmt: skip
     if not usable.all():
         kept = np.flatnonzero(usable)
@@ -436,10 +433,9 @@ def _set_times(rows: KernelTableBuilder, times: EventTimes, problems: list[str])
 
 
 def _launches(collected: DeviceEvents) -> tuple[Indices, Indices, Indices]:
-    """Begin and end of the call that launched each kernel, -1 if unknown; and where it is known, the call's number."""
+    """Begin and end of the call that launched each kernel, and the number of its thread; -1 where unknown."""
     wanted = np.array(collected.rows.correlation, dtype=np.uint64)
-    launched_ns, returned_ns = (np.full(len(wanted), -1, dtype=np.int64) for _ in range(2))
-    launch = np.zeros(len(wanted), dtype=np.int64)
+    launched_ns, returned_ns, thread = (np.full(len(wanted), -1, dtype=np.int64) for _ in range(3))
     if len(collected.launch_correlation):
         correlation = np.array(collected.launch_correlation, dtype=np.uint64)
         times_ns, ends_ns, impossible, _ = collected.launch_times.bounds()
@@ -447,28 +443,34 @@ def _launches(collected: DeviceEvents) -> tuple[Indices, Indices, Indices]:
         place = np.minimum(np.searchsorted(correlation[order], wanted), len(order) - 1)
         launch = order[place]
         known = (correlation[launch] == wanted) & (wanted != 0) & ~impossible[launch]
-        launched_ns[known], returned_ns[known] = times_ns[launch[known]], ends_ns[launch[known]]
-    return launched_ns, returned_ns, launch
+        launch = launch[known]
+        launched_ns[known], returned_ns[known] = times_ns[launch], ends_ns[launch]
+        thread[known] = np.array(collected.launch_thread, dtype=np.int64)[launch]
+    return launched_ns, returned_ns, thread
 
 
-def _range_of(collected: DeviceEvents, launched_ns: Indices, launch: Indices, problems: list[str]) -> Indices | None:
+def _range_of(collected: DeviceEvents, launched_ns: Indices, thread: Indices, problems: list[str]) -> Indices | None:
     """In which range of the host each kernel was launched, -1 if in none; None of a file without ranges.
 
     A thread without a range, such as autograd's, works for the training thread: its kernels count for the range that
     this one was in.
+
+    Args:
+        collected: the events.
+        launched_ns: when each row was launched, -1 if unknown; shape (n,).
+        thread: the thread that launched it, as the ranges number them; shape (n,).
+        problems: what is wrong so far; what is found is added.
     """
     ranges = collected.ranges
-    if not len(ranges) or not len(collected.launch_thread):
+    known = launched_ns >= 0
+    if not len(ranges) or not len(collected.threads):
         return None
     if ranges.left_out:
         problems.append(f"{ranges.left_out} ranges of the host are left out: there are too many")
-    of_thread = np.array([ranges.thread_number(thread) for thread in collected.threads], dtype=np.int64)
-    numbers = of_thread[np.array(collected.launch_thread, dtype=np.int64)]
-    known = launched_ns >= 0
-    found = ranges.innermost(np.where(known, numbers[launch], -1), launched_ns)
+    found = ranges.innermost(thread, launched_ns)
     training = ranges.thread_number(next((note.thread for note in collected.notes), None))
     if training >= 0:
-        without = np.flatnonzero(known & (found < 0) & (numbers[launch] != training))
+        without = np.flatnonzero(known & (found < 0) & (thread != training))
         found[without] = ranges.innermost(np.full(len(without), training), launched_ns[without])
     return found
 
