@@ -17,4 +17,5 @@ def open_console(*, stderr: bool = False) -> Console:
     """
     from rich.console import Console
 
-    return Console(stderr=stderr, color_system=None if os.environ.get("NO_COLOR") else "auto")
+    # A name that has :fire: in it stays as it is.
+    return Console(stderr=stderr, color_system=None if os.environ.get("NO_COLOR") else "auto", emoji=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import os
-import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,13 +15,10 @@ try:
 
     # igzip decompresses about three times faster than zlib, but has no wheels for some machines.
     _open_gzip: Any = igzip.open
-    _GZIP_ERRORS: tuple[Any, ...] = (EOFError, OSError, zlib.error, zipfile.BadZipFile, isal_zlib.error)
+    _GZIP_ERRORS: tuple[Any, ...] = (EOFError, OSError, zlib.error, isal_zlib.error)
 except ImportError:  # pragma: no cover
     _open_gzip = gzip.open
-    _GZIP_ERRORS = (EOFError, OSError, zlib.error, zipfile.BadZipFile)
-
-# Of a member of an archive: damaged, encrypted, compressed in a way that is not known.
-_ARCHIVE_ERRORS = (zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError, EOFError)
+    _GZIP_ERRORS = (EOFError, OSError, zlib.error)
 
 # A piece and the events decoded from it fit into a core's cache. Larger pieces cost memory and time.
 PIECE_BYTES = 2**18
@@ -74,7 +70,7 @@ def pieces(
                 yield piece
     except OSError as error:
         raise TraceError(f"{file} cannot be read: {error.strerror or error}") from None
-    except _ARCHIVE_ERRORS as error:
+    except _archive_errors() as error:
         raise TraceError(f"{file} cannot be read from its archive: {error}") from None
 
 
@@ -143,6 +139,8 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
         with path.open("rb") as raw:
             yield raw, os.fstat(raw.fileno()).st_size
         return
+    import zipfile  # few files are archives, and the import takes some milliseconds
+
     with zipfile.ZipFile(inside[0]) as archive:
         names = [info.filename for info in archive.infolist() if not info.is_dir()]
         name = inside[1] or (names[0] if len(names) == 1 else "")
@@ -158,14 +156,21 @@ def _gunzipped(raw: BinaryIO, file: Path, problems: list[str], size: int) -> Ite
         yield from _unpacked(stream, file, problems, size, _GZIP_ERRORS)
 
 
+def _archive_errors() -> tuple[Any, ...]:
+    """What a member of an archive raises: damaged, encrypted, compressed in a way that is not known."""
+    import zipfile
+
+    return (zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError, EOFError)
+
+
 def _unpacked(
-    stream: BinaryIO, file: Path, problems: list[str], size: int, errors: tuple[Any, ...] = _ARCHIVE_ERRORS
+    stream: BinaryIO, file: Path, problems: list[str], size: int, errors: tuple[Any, ...] = ()
 ) -> Iterator[bytes]:
     read = 0
     while True:
         try:
             piece = stream.read(size)
-        except errors as error:
+        except (*errors, *_archive_errors()) as error:
             if not read:
                 raise TraceError(f"{file} cannot be decompressed: {error}") from None
             problems.append(f"the compressed file is cut off or damaged after {read} bytes ({error})")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import re
-import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -60,6 +59,8 @@ def _expanded(path: Path) -> Iterator[Path]:
 def _members(file: Path) -> Iterator[Path]:
     """The traces in a file: those of an archive or of several processes, else the file itself."""
     if is_zip(file):
+        import zipfile
+
         try:
             with zipfile.ZipFile(file) as archive:
                 names = [Path(info.filename) for info in archive.infolist() if not info.is_dir()]
