@@ -28,8 +28,9 @@ from overlap_callbacks.traces.figures import (
     TraceFigures,
 )
 from overlap_callbacks.traces.kineto import Trace
+from overlap_callbacks.traces.rank_collectives import RankCollectives, collectives_of_rank
 from overlap_callbacks.traces.sizes import collective_sizes
-from overlap_callbacks.traces.skew import RankCollectives, collectives_of_rank, skew_over_ranks
+from overlap_callbacks.traces.skew import skew_over_ranks
 from overlap_callbacks.traces.time_use import TimeFigures, top_kernels
 
 # A kernel counts as beside communication if at least the first share of its time is, as alone if at most the second is.
@@ -199,14 +200,12 @@ def _collectives(trace: Trace) -> tuple[CollectiveFigures, ...]:
     number = number_of[np.where(info >= 0, info, len(trace.collectives.infos) + kernels.collective[rows])]
     times_ns = kernels.intervals.durations_ns[rows]
     hidden_ns = kernels.intervals[rows].covered_ns(kernels.of(Kind.COMPUTE))
-    sized = (num_bytes != UNKNOWN) & (times_ns > 0)
+    all_rows, sized = np.ones(len(rows), dtype=bool), (num_bytes != UNKNOWN) & (times_ns > 0)
     count, num_sized = (np.bincount(part, minlength=len(distinct)).tolist() for part in (number, number[sized]))
     time_ns, all_hidden_ns, sized_ns, all_bytes = (
-        sums_by(*part, len(distinct))
-        for part in (
-            (number, times_ns), (number, hidden_ns), (number[sized], times_ns[sized]), (number[sized], num_bytes[sized])
-        )
-    )  # fmt: skip
+        sums_by(number[part], values[part], len(distinct))
+        for part, values in ((all_rows, times_ns), (all_rows, hidden_ns), (sized, times_ns), (sized, num_bytes))
+    )
     figures = []
     found, first = np.unique(number, return_index=True)
     for i in found[np.argsort(first)].tolist():

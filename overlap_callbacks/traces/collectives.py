@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -55,7 +55,8 @@ class Collectives:
     @classmethod
     def none(cls) -> Collectives:
         """Of a file that tells nothing."""
-        return cls(*[np.empty(0, dtype=np.int64) for _ in range(4)], ())
+        nothing = np.empty(0, dtype=np.int64)
+        return cls(nothing, nothing, nothing, nothing, ())
 
     @classmethod
     def alike(cls, rows: Indices, info: Indices, infos: tuple[CollectiveInfo, ...]) -> Collectives:
@@ -81,7 +82,8 @@ class Collectives:
     def of_rows(self, rows: Indices) -> tuple[Indices, Indices, Indices]:
         """Index into ``infos``, size and number of each of some kernels: -1 and ``UNKNOWN`` where nothing is known."""
         if not len(self):
-            return np.full(len(rows), -1), *(np.full(len(rows), UNKNOWN, dtype=np.int64) for _ in range(2))
+            unknown = np.full(len(rows), UNKNOWN, dtype=np.int64)
+            return np.full(len(rows), -1, dtype=np.int64), unknown, unknown
         place = np.minimum(np.searchsorted(self.rows, rows), len(self) - 1)
         known = self.rows[place] == rows
         return (
@@ -103,6 +105,6 @@ class Collectives:
             (*self.infos, *others.infos),
         )
 
-    def with_infos(self, infos: Sequence[CollectiveInfo]) -> Collectives:
+    def with_infos(self, infos: Iterable[CollectiveInfo]) -> Collectives:
         """The same collectives, of which more is known."""
         return replace(self, infos=tuple(infos))

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from overlap_callbacks.analysis.bus_bandwidth import bus_factor
 from overlap_callbacks.traces.figures import CollectiveSize
-from overlap_callbacks.traces.skew import Matched, RankCollectives, SizeKey, Timed
+from overlap_callbacks.traces.rank_collectives import RankCollectives, SizeKey, Timed
+from overlap_callbacks.traces.skew import Matched
 
 
 def collective_sizes(traces: Sequence[RankCollectives], matched: Matched) -> tuple[CollectiveSize, ...]:

@@ -8,75 +8,19 @@ it as much longer as they took. This does not need synchronised clocks.
 from __future__ import annotations
 
 import itertools
-from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from overlap_callbacks.analysis.exact_sums import sums_by
-from overlap_callbacks.analysis.kernels.accounting import copies_of
-from overlap_callbacks.analysis.kernels.table import Indices, Kind
-from overlap_callbacks.traces.collectives import UNKNOWN, CollectiveInfo
 from overlap_callbacks.traces.figures import CollectiveSkew, RankTime
-from overlap_callbacks.traces.kineto import Trace
+from overlap_callbacks.traces.rank_collectives import RankCollectives
 
-# Identifies a collective of the job, the same on all ranks that take part: kind, group, the group's name, ranks and
-# size, and then its sequence number, or its step and its turn in the step.
+# Identifies a collective of the job: its place among those of its rank (``rank_collectives``), and its turn there.
 _Place = tuple[Any, ...]
 # A participant: rank and device.
 _Member = tuple[int, int]
-
-
-class Turns(NamedTuple):
-    """Collectives of one rank that differ in nothing but their turn, in parallel.
-
-    Attributes:
-        turns: last part of the place of each.
-        durations_ns: of their kernels.
-        num_bytes: their sizes, as this rank tells them; -1 if unknown.
-    """
-
-    turns: array[int]
-    durations_ns: array[int]
-    num_bytes: array[int]
-
-
-class Timed(NamedTuple):
-    """Kernels of collectives of one kind, group size and size in bytes: how many, and their time."""
-
-    number: int
-    sum_ns: int
-
-
-# Kind of a collective, ranks of its group (None if unknown), and bytes.
-SizeKey = tuple[str, int | None, int]
-
-
-class RankCollectives(NamedTuple):
-    """What the comparison of ranks needs of one file. It is small, so that it can come from another process.
-
-    Attributes:
-        rank, world_size, on_host: as in ``Trace``.
-        device_names: names of the devices that ran kernels.
-        of_device: for each device its collectives, by place without its last part.
-        by_size: all collectives whose size is known.
-    """
-
-    rank: int | None
-    world_size: int | None
-    on_host: bool
-    device_names: frozenset[str]
-    of_device: dict[int, dict[tuple[Any, ...], Turns]]
-    by_size: dict[SizeKey, Timed]
-
-
-def collectives_of_rank(trace: Trace) -> RankCollectives:
-    """What the comparison of ranks needs of a trace."""
-    of_device = {device: _turns(part) for device, part in trace.by_device().items()}
-    names = frozenset(trace.device_names.get(device, "") for device in trace.devices)
-    return RankCollectives(trace.rank, trace.world_size, trace.on_host, names - {""}, of_device, _by_size(trace))
 
 
 class Participant(NamedTuple):
@@ -193,79 +137,6 @@ def _row(kind: str, group: str, members: tuple[_Member, ...], collectives: list[
             for column, (rank, device) in enumerate(members)
         ),
     )
-
-
-def _by_size(trace: Trace) -> dict[SizeKey, Timed]:
-    """The kernels of collectives whose size is known."""
-    known, kernels = trace.collectives, trace.kernels
-    counts = (known.num_bytes > 0) & (kernels.kind[known.rows] == Kind.COMMUNICATION)
-    info, num_bytes = known.info[counts], known.num_bytes[counts]
-    times_ns = kernels.intervals.durations_ns[known.rows[counts]]
-    sizes, of_size = np.unique(num_bytes, return_inverse=True)
-    distinct, number = np.unique(info * len(sizes) + of_size.reshape(-1), return_inverse=True)
-    number = number.reshape(-1)
-    count, sums_ns = np.bincount(number, minlength=len(distinct)), sums_by(number, times_ns, len(distinct))
-    found: dict[SizeKey, Timed] = {}
-    for key, calls, sum_ns in zip(distinct.tolist(), count.tolist(), sums_ns, strict=True):
-        of_info = known.infos[key // len(sizes)]
-        size = (of_info.kind, of_info.size, int(sizes[key % len(sizes)]))
-        before = found.get(size, Timed(0, 0))
-        found[size] = Timed(before.number + calls, before.sum_ns + sum_ns)
-    return found
-
-
-def _turns(trace: Trace) -> dict[tuple[Any, ...], Turns]:
-    """The collectives of one device, by place without its last part: their turns there, times and sizes.
-
-    Copies are left out: they do not wait for other ranks.
-    """
-    kernels = trace.kernels
-    rows = np.flatnonzero((kernels.kind == Kind.COMMUNICATION) & ~copies_of(kernels))
-    rows = rows[np.argsort(kernels.intervals.start_ns[rows], kind="stable")]
-    info, num_bytes, sequence = trace.collectives.of_rows(rows)
-    infos = [*trace.collectives.infos, *[CollectiveInfo(kind) for kind in kernels.collectives]]
-    info = np.where(info >= 0, info, len(trace.collectives.infos) + kernels.collective[rows])
-    # A send and its receive are different kernels.
-    wheres = [
-        (known.kind, known.description or known.group, known.group, known.ranks, known.size)
-        if known.kind != "send_recv"
-        else None
-        for known in infos
-    ]
-    numbers = {where: number for number, where in enumerate(dict.fromkeys(wheres))}
-    where = np.array([numbers[of_info] for of_info in wheres], dtype=np.int64)[info]
-    is_numbered = sequence != UNKNOWN
-    counts = where != numbers.get(None, -1)
-    if trace.is_cut:
-        counts &= is_numbered  # the turn of others is not known: earlier ones may be missing
-    # Counted within the step, so that files that begin at different collectives still match in later steps.
-    num_steps = len(trace.steps)
-    part = np.where(is_numbered, num_steps + 1, kernels.step[rows] + 1)
-    group = (where * (num_steps + 2) + part)[counts]
-    order = np.argsort(group, kind="stable")
-    times_ns = kernels.intervals.durations_ns[rows]
-    columns = [column[counts][order] for column in (sequence, times_ns, num_bytes)]
-    group = group[order]
-    begins = np.flatnonzero(np.concatenate(([True], group[1:] != group[:-1]))) if len(group) else group
-    ends = np.append(begins[1:], len(group))
-    texts = list(numbers)
-    found: dict[tuple[Any, ...], Turns] = {}
-    for i in np.argsort(order[begins]).tolist():  # in order of time
-        first, last = int(begins[i]), int(ends[i])
-        of_where, of_part = divmod(int(group[first]), num_steps + 2)
-        step = trace.steps[of_part - 1].number if 0 < of_part <= num_steps else None
-        place: _Place = texts[of_where] or ()
-        sequences, durations, sizes = (column[first:last] for column in columns)
-        if of_part > num_steps:
-            found[(*place, "sequence")] = _as_turns(sequences, durations, sizes)
-        else:
-            found[(*place, step)] = _as_turns(np.arange(last - first), durations, sizes)
-    return found
-
-
-def _as_turns(turns: Indices, durations_ns: Indices, num_bytes: Indices) -> Turns:
-    sizes = np.where(num_bytes == UNKNOWN, -1, num_bytes)
-    return Turns(*[array("q", column.astype(np.int64).tobytes()) for column in (turns, durations_ns, sizes)])
 
 
 def _doubts(traces: Sequence[RankCollectives]) -> Iterator[str]:

@@ -99,8 +99,8 @@ class KernelSums:
 
     def of_rows(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> KernelFigures:
         """Times of the selected rows: a boolean mask, or indices."""
-        rows = np.flatnonzero(rows) if rows.dtype == bool else rows
-        return self._of_groups(rows, np.zeros(len(rows), dtype=np.int64), 1)[0]
+        wanted = np.arange(len(self._kernels))[rows]
+        return self._of_groups(wanted, np.zeros(len(wanted), dtype=np.int64), 1)[0]
 
     def _rows_of(self, steps: Sequence[int]) -> tuple[Indices, Indices]:
         """The rows of steps, and the place of each row's step among these."""
