@@ -15,6 +15,8 @@ from overlap_callbacks.traces.figures import Analysis, TraceFigures
 _MATTERS = 0.05
 # Share of the collectives from which on one rank is said to be the last.
 _OFTEN = 0.5
+# Files of different jobs of which something is said.
+_MAX_APART = 4
 
 
 def verdict(analysis: Analysis, style: Style = PLAIN) -> tuple[str, ...]:
@@ -25,10 +27,19 @@ def verdict(analysis: Analysis, style: Style = PLAIN) -> tuple[str, ...]:
     if not traces:
         unknown = "What the devices do with their time is not known: kernels are missing."
         return (*sentences, *([unknown] if timed else []))
-    sentences.append(_shares(traces, style))
-    sentences += _host(traces, style)
-    sentences += _communication(traces, style)
+    if analysis.one_job:
+        return (*sentences, *_of_job(traces, style))
+    sentences.append("The files are not of one job, so each counts by itself.")
+    for name, trace in list(zip(names_of(traces), traces, strict=True))[:_MAX_APART]:
+        sentences.append(f"{name}: {' '.join(_of_job([trace], style))}")
+    if len(traces) > _MAX_APART:
+        sentences.append(f"The tables have the other {len(traces) - _MAX_APART}.")
     return tuple(sentences)
+
+
+def _of_job(traces: Sequence[TraceFigures], style: Style) -> Sequence[str]:
+    """What the devices of one job do, and what holds them up."""
+    return (_shares(traces, style), *_host(traces, style), *_communication(traces, style))
 
 
 def _skew(analysis: Analysis, style: Style) -> Sequence[str]:
@@ -146,11 +157,24 @@ def names_of(traces: Sequence[TraceFigures]) -> list[str]:
     """
     of_rank = Counter(rank for _, rank in {(trace.file, trace.rank) for trace in traces})
     of_file = Counter(trace.file for trace in traces)
+    files = _told_apart([trace.file for trace in traces])
     names = []
     for trace in traces:
         alone = trace.rank is not None and of_rank[trace.rank] == 1
-        name = f"rank {trace.rank}" if alone else printable(Path(trace.file).name)
+        name = f"rank {trace.rank}" if alone else printable(files[trace.file])
         names.append(f"{name}, device {trace.device}" if of_file[trace.file] > 1 else name)
+    return names
+
+
+def _told_apart(files: Sequence[str]) -> dict[str, str]:
+    """The name of each file, with as many of its folders as others have files of the name."""
+    parts = {file: Path(file).parts for file in dict.fromkeys(files)}
+    names = {}
+    for file, own in parts.items():
+        depth = 1
+        while depth < len(own) and sum(other[-depth:] == own[-depth:] for other in parts.values()) > 1:
+            depth += 1
+        names[file] = str(Path(*own[-depth:])) if own else file
     return names
 
 

@@ -67,14 +67,16 @@ def together(parts: Sequence[Part], warnings: Sequence[str] = ()) -> Analysis:
         parts: what is needed of each file.
         warnings: what must be read before any figure, e.g. files that could not be read.
     """
-    skew, problems, matched = skew_over_ranks([part.collectives for part in parts])
+    of_ranks = [part.collectives for part in parts]
+    skew = skew_over_ranks(of_ranks)
     return Analysis(
         library_version=__version__,
         traces=tuple(figures for part in parts for figures in part.figures),
-        skew=skew,
-        problems=(*warnings, *problems),
+        skew=skew.rows,
+        problems=(*warnings, *skew.problems),
         warnings=tuple(warnings),
-        sizes=collective_sizes([part.collectives for part in parts], matched),
+        sizes=collective_sizes(of_ranks, skew.matched) if skew.one_job else (),
+        one_job=skew.one_job,
     )
 
 

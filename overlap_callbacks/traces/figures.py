@@ -253,7 +253,9 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", ta
         skew: of the collectives that several files share.
         problems: what is doubtful about the files together, in words.
         warnings: those of ``problems`` that must be read before any figure.
-        sizes: collectives of known size, those with the most time first.
+        sizes: collectives of known size over all files, those with the most time first; empty if they are of different
+            jobs.
+        one_job: whether the files look like ranks of one job.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -263,6 +265,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", ta
     problems: tuple[str, ...]
     warnings: tuple[str, ...] = ()
     sizes: tuple[CollectiveSize, ...] = ()
+    one_job: bool = True
 
 
 class UnmatchedKernel(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,18 +41,28 @@ class Participant(NamedTuple):
 Matched = dict[_Place, dict[_Member, Participant]]
 
 
-def skew_over_ranks(
-    traces: Sequence[RankCollectives],
-) -> tuple[tuple[CollectiveSkew, ...], tuple[str, ...], Matched]:
+class Skew(NamedTuple):
+    """What the comparison of the ranks of a job gives.
+
+    Attributes:
+        rows: one for each kind of collective and group that at least two devices of the files share, those with the
+            most waiting first.
+        problems: what is doubtful about the match, in words.
+        matched: the participants of each collective, by place. Empty where the files cannot be matched.
+        one_job: whether the files look like ranks of one job. If not, nothing may be made of them together.
+    """
+
+    rows: tuple[CollectiveSkew, ...]
+    problems: tuple[str, ...]
+    matched: Matched
+    one_job: bool
+
+
+def skew_over_ranks(traces: Sequence[RankCollectives]) -> Skew:
     """Match the collectives of several ranks by group and order, and separate waiting from transfer.
 
     Args:
         traces: one per rank of one job.
-
-    Returns:
-        A row for each kind of collective and group that at least two devices of the files share, those with the most
-        waiting first; what is doubtful about the match, in words; and the participants of each collective, by place:
-        kind and group first. The last is empty where the files cannot be matched.
     """
     numbers = _numbers(traces)
     parts = [
@@ -61,10 +71,10 @@ def skew_over_ranks(
         for device, part in trace.of_device.items()
     ]
     if len(parts) < 2:
-        return (), (), {}
+        return Skew((), (), {}, one_job=True)
     problems = list(_doubts(traces))
     if any("different jobs" in problem or "twice" in problem for problem in problems):
-        return (), tuple(problems), {}
+        return Skew((), tuple(problems), {}, one_job=False)
     places: Matched = defaultdict(dict)
     for member, part in parts:
         for where, found in part.items():
@@ -79,14 +89,16 @@ def skew_over_ranks(
             rows[place[0], place[1], tuple(sorted(members))].append(times)
     total = sum(map(len, places.values()))
     matched = sum(len(durations) for of_row in rows.values() for durations in of_row)
-    if total and not matched and len(traces) > 1:
+    nothing_shared = bool(total and not matched and len(traces) > 1)
+    if nothing_shared:
         problems.append("the files share no collectives: they do not look like ranks of one job")
     elif 0 < matched < total:
         problems.append(f"{total - matched} of {total} collectives have no partner in another file, and are left out")
     if matched:
         problems += _limits(traces, places)
     skew = [_row(kind, group, members, durations) for (kind, group, members), durations in rows.items()]
-    return tuple(sorted(skew, key=lambda row: -row.skew_ms)), tuple(problems), dict(places)
+    skew.sort(key=lambda row: -row.skew_ms)
+    return Skew(tuple(skew), tuple(problems), dict(places), one_job=not nothing_shared)
 
 
 def _limits(traces: Sequence[RankCollectives], places: Matched) -> Iterator[str]:

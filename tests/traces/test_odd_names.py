@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from overlap_callbacks.report.trace_verdict import names_of
+from overlap_callbacks.report.trace_verdict import names_of, verdict
 from overlap_callbacks.traces import Trace, analyze, read_trace
+from overlap_callbacks.traces.figures import Analysis
 from tests import kineto
 from tests.traces.events import MS, all_reduce, error_of, figures_of, gemm, overlap, said, short_trace
 
@@ -143,3 +144,48 @@ def test_a_step_in_which_nothing_was_launched_is_named(tmp_path: Path) -> None:
     found = figures_of(tmp_path, events)
     assert [step.step for step in found.steps] == [1]
     assert said(found.problems, "steps 2")
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    paths = [tmp_path / "run" / place / "trace.json" for place in ("first", "second")]
+    for path in paths:
+        path.parent.mkdir(parents=True)
+        kineto.write(path, short_trace(), **kineto.job(0, 2))
+    assert names_of(analyze([read_trace(path) for path in paths]).traces) == ["first/trace.json", "second/trace.json"]
+
+
+# -- files that are not of one job
+
+
+def _apart(folder: Path, world_sizes: tuple[int, int], ranks: tuple[int, int]) -> Analysis:
+    """Two files: in the first, communication is exposed for 80 % of the time, in the second for none."""
+    events = {
+        "exposed": [kineto.step(1, 0, 20 * MS), gemm(0, 2), all_reduce(2, 10, **MESSAGE)],
+        "hidden": [kineto.step(1, 0, 20 * MS), gemm(0, 10), all_reduce(2, 10, **MESSAGE)],
+    }
+    files = zip(events.items(), ranks, world_sizes, strict=True)
+    paths = [kineto.write(folder / f"{name}.json", made, **kineto.job(*job)) for (name, made), *job in files]
+    return analyze([read_trace(path) for path in paths])
+
+
+MESSAGE = {"Collective name": "allreduce", "In msg nelems": 10, "dtype": "Float", "Group size": 2, "Seq": 1}
+
+
+@pytest.mark.parametrize(("world_sizes", "ranks"), [((2, 4), (0, 1)), ((2, 2), (1, 1))])
+def test_nothing_is_made_of_files_of_different_jobs_together(
+    tmp_path: Path, world_sizes: tuple[int, int], ranks: tuple[int, int]
+) -> None:
+    found = _apart(tmp_path, world_sizes, ranks)
+    assert (found.one_job, found.skew, found.sizes) == (False, (), ())
+    said_first, first, second = verdict(found)
+    assert said_first == "The files are not of one job, so each counts by itself."
+    names = names_of(found.traces)
+    assert first.startswith(f"{names[0]}: The device computes 20.0% of the time; 80.0% is exposed communication")
+    assert second.startswith(f"{names[1]}: The device computes 100.0% of the time; 0.0% is exposed communication")
+
+
+def test_ranks_of_one_job_have_one_verdict(tmp_path: Path) -> None:
+    found = _apart(tmp_path, (2, 2), (0, 1))
+    assert found.one_job
+    assert found.sizes
+    assert any(sentence.startswith("The devices compute 60.0% of the time") for sentence in verdict(found))
