@@ -14,6 +14,8 @@ import numpy.typing as npt
 from overlap_callbacks.analysis.exact_sums import sum_of
 
 Nanoseconds = npt.NDArray[np.int64]
+# Intervals that are worked on at a time.
+_AT_ONCE = 2**16
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,12 @@ class Intervals:
             beyond_last = np.minimum(time_ns - union.end_ns[last], 0)
             return before[index] + np.where(index > 0, beyond_last, 0)
 
-        return np.where(self.end_ns > self.start_ns, covered_until(self.end_ns) - covered_until(self.start_ns), 0)
+        covered = np.empty(len(self), dtype=np.int64)
+        for first in range(0, len(self), _AT_ONCE):  # there may be millions, and each takes several numbers meanwhile
+            part = slice(first, first + _AT_ONCE)
+            start_ns, end_ns = self.start_ns[part], self.end_ns[part]
+            covered[part] = np.where(end_ns > start_ns, covered_until(end_ns) - covered_until(start_ns), 0)
+        return covered
 
     @cached_property
     def _lengths_before(self) -> Nanoseconds:

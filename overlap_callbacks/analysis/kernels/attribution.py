@@ -44,6 +44,9 @@ class Calls:
     @classmethod
     def of(cls, kernels: KernelTable) -> Calls:
         """The calls of a table."""
+        if kernels.one_row_a_call:
+            place = np.arange(len(kernels))
+            return cls(kernels, place, place, kernels.intervals.durations_ns)
         _, row, call = np.unique(kernels.call, return_index=True, return_inverse=True)
         duration = np.bincount(call, weights=kernels.intervals.durations_ns, minlength=len(row)).astype(np.int64)
         return cls(kernels, row.astype(np.int64), call.astype(np.int64), duration)
@@ -64,6 +67,8 @@ class Calls:
     def covered_ns(self, by: Intervals) -> Indices:
         """How much of each call's own time ``by`` covers, in nanoseconds; shape (n,)."""
         covered = self.kernels.intervals.covered_ns(by)
+        if self.kernels.one_row_a_call:
+            return covered
         return np.bincount(self.call, weights=covered, minlength=len(self)).astype(np.int64)
 
 
@@ -187,11 +192,17 @@ class _Labels:
 
 def _numbered(columns: list[Indices]) -> Indices:
     """A number for each row of the columns; equal rows get the same number."""
-    numbers = np.zeros(len(columns[0]), dtype=np.int64)
+    numbers, size = np.zeros(len(columns[0]), dtype=np.int64), 1
+    if not len(numbers):
+        return numbers
     for column in columns:
-        _, codes = np.unique(column, return_inverse=True)
-        # The product does not overflow: both factors are at most the number of rows.
-        _, numbers = np.unique(numbers * (int(codes.max(initial=0)) + 1) + codes, return_inverse=True)
+        least, width = int(column.min()), int(column.max()) - int(column.min()) + 1
+        if size * width >= 2**62:  # then they are numbered anew, from 0 on: each factor is at most the number of rows
+            _, numbers = np.unique(numbers, return_inverse=True)
+            _, column = np.unique(column, return_inverse=True)  # noqa: PLW2901
+            size, least, width = int(numbers.max()) + 1, 0, int(column.max()) + 1
+        numbers, size = numbers * width + (column - least), size * width
+    _, numbers = np.unique(numbers, return_inverse=True)
     return numbers.astype(np.int64)
 
 

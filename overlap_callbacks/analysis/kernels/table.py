@@ -12,6 +12,7 @@ import itertools
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -83,6 +84,11 @@ class KernelTable:
             self.shape[rows], self.shapes, self.collective[rows], self.collectives, self.lane[rows],
             self.launches, self.without_launch[rows], self.from_graph[rows], self.uncounted,
         )  # fmt: skip
+
+    @cached_property
+    def one_row_a_call(self) -> bool:
+        """Whether each row is a call of its own, and the calls are numbered by them: so it is on a device."""
+        return bool((self.call == np.arange(len(self))).all())
 
     def of(self, kind: Kind) -> Intervals:
         """The intervals of one kind, in all steps and outside them."""

@@ -80,7 +80,6 @@ class KernelSums:
         self._working = None if work_start_ns is None else Intervals(work_start_ns[busy], end_ns).union()
         # -2 is in no row: -1 marks the rows that do not communicate.
         self._send_recv = kernels.collectives.index("send_recv") if "send_recv" in kernels.collectives else -2
-        self._one_row_a_call = bool((kernels.call == np.arange(len(kernels))).all())
         self._by_step = np.argsort(kernels.step, kind="stable")
         self._steps = kernels.step[self._by_step]
 
@@ -150,7 +149,7 @@ class KernelSums:
 
     def _num_calls(self, rows: Indices, group: Indices, wanted: npt.NDArray[np.bool_], num_groups: int) -> list[int]:
         group = group[wanted]
-        if not self._one_row_a_call:
+        if not self._kernels.one_row_a_call:
             call = self._kernels.call[rows[wanted]]
             size = int(call.max(initial=0)) + 1
             group = distinct_values(group * size + call) // size

@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from overlap_callbacks.analysis.intervals import Intervals
+from overlap_callbacks.analysis.kernels import attribution
 from overlap_callbacks.analysis.kernels.attribution import (
     ALONE,
     IN_TURN,
@@ -341,3 +344,10 @@ def test_labels_are_the_family_or_the_kind_of_collective() -> None:
     kernels: KernelTable = columns([(GEMM, C, 0, 0, 1), (REDUCE, M, 0, 0, 1), (MINE, C, 0, 0, 1), (GEMM, C, 0, 2, 3)])
     numbers, labels = labels_of(kernels)
     assert [labels[number] for number in numbers.tolist()] == ["gemm", "all_reduce", "other", "gemm"]
+
+
+@given(st.lists(st.tuples(*[st.integers(-(2**62), 2**62) | st.integers(-1, 2)] * 3), max_size=12))
+def test_rows_have_one_number_if_they_are_equal(rows: list[tuple[int, ...]]) -> None:
+    columns = [np.array([row[i] for row in rows], dtype=np.int64) for i in range(3)]
+    numbers = attribution._numbered(columns).tolist()
+    assert [numbers.index(number) for number in numbers] == [rows.index(row) for row in rows]
