@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
 import msgspec
 
 from overlap_callbacks import OverlapMonitor, OverlapReport, Sink, WandbSink
-from overlap_callbacks.monitor.background.store import Job, StoreChannel
+from overlap_callbacks.monitor.background.store import Job, StoreChannel, StoreFailedError
 from overlap_callbacks.sinks import RunInfo
 
 # The rank with the W&B run looks for reports at most this often.
@@ -54,33 +55,51 @@ class Inbox:
         self._monitor = monitor
         self._taken = 0
         self._expecting = False  # whether there has been a window
+        self._failed = False
         self._next_look_s = 0.0
 
     def look(self, wait_s: float | None = None) -> None:
         """Log the reports that have arrived. At the end, ``wait_s`` is how long to wait for the last one."""
+        ends = wait_s is not None
         if self._monitor.in_window:
             self._expecting = True
-        elif self._expecting and (wait_s is not None or time.monotonic() > self._next_look_s):
+        elif self._expecting and not self._failed and (ends or time.monotonic() > self._next_look_s):
             self._next_look_s = time.monotonic() + _LOOK_INTERVAL_S
             try:
-                self._take(wait_s)
+                self._log_all(wait_s)
             except Exception as error:
-                self._expecting = False
+                self._failed = True
+                self._leave()  # so rank 0 sends nothing more
                 self._monitor.sink_failed(self._sink, error)
+        if ends:
+            self._leave()
 
-    def _take(self, wait_s: float | None) -> None:
+    def _log_all(self, wait_s: float | None) -> None:
         if wait_s is not None:
             self._channel.await_message("end", wait_s, stop=lambda: False)
-        while (message := self._channel.peek(str(self._taken))) is not None:
-            self._channel.delete(str(self._taken))
+        while (message := self._take()) is not None:
             run, report = msgspec.json.decode(message, type=tuple[RunInfo, OverlapReport])
-            if self._taken == 0:
+            if self._taken == 1:
                 self._sink.open(run)
-            self._taken += 1
             self._sink.log(report)
         if wait_s is not None:
-            self._channel.delete("reader", "end")
             self._sink.close()
+
+    def _take(self) -> bytes | None:
+        """The next report; None if none has come."""
+        message = self._channel.peek(str(self._taken))
+        if message is not None:
+            self._channel.delete(str(self._taken))
+            self._taken += 1
+        return message
+
+    def _leave(self) -> None:
+        """Leave nothing in the store."""
+        with contextlib.suppress(StoreFailedError):
+            self._channel.delete("reader")
+            while self._take() is not None:
+                pass
+            self._channel.delete("end")
 
 
 def _channel(prefix: str) -> StoreChannel:

@@ -36,6 +36,21 @@ def test_other_libraries_booleans_and_floats_are_refused_too(value):
         _validation.count("repeats", value, minimum=1)
 
 
+class OldBool:
+    """``numpy.bool_`` before NumPy 2.3, which passes for an index."""
+
+    dtype = np.dtype(bool)
+
+    def __index__(self) -> int:
+        return 1
+
+
+def test_a_boolean_of_an_older_numpy_is_refused_though_it_passes_for_an_index():
+    assert [10, 11][OldBool()] == 11
+    with pytest.raises(TypeError, match=r"repeats must be a whole number of at least 1, got .* \(a OldBool\)"):
+        _validation.count("repeats", OldBool(), minimum=1)
+
+
 @pytest.mark.parametrize("value", [0, -1, np.int64(-5)])
 def test_a_count_below_its_minimum_is_refused_with_both_numbers(value):
     with pytest.raises(ValueError, match=f"^repeats must be at least 1, got {int(value)}$"):

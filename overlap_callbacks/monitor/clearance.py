@@ -17,10 +17,12 @@ class Clearance:
 
     Attributes:
         sequence: what may be serialised; None until it is granted.
+        name: of the ruling that granted it.
     """
 
     def __init__(self, checker: OrderChecker, rank: int) -> None:
         self.sequence: CollectiveSequence | None = None
+        self.name = ""
         self._checker = checker
         self._rank = rank
         self._requested: CollectiveSequence | None = None
@@ -60,5 +62,5 @@ class Clearance:
             return Ruling(Decision.FAILED, "no sequence of collectives was recorded")
         ruling = self._checker.await_ruling()
         if ruling.decision is Decision.GRANTED:
-            self.sequence = self._requested
+            self.sequence, self.name = self._requested, ruling.name
         return ruling

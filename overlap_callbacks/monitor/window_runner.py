@@ -73,19 +73,19 @@ class _OpenWindow:
         self.clearance = Clearance(session.order_checker, session.job.rank)
         self.ended_blocks: list[tuple[int, Mode]] = []
 
-    def checked(self, closed: ClosedWindow, race: RaceChecks, key: str, step: int) -> ClosedWindow:
+    def checked(self, closed: ClosedWindow, race: RaceChecks, step: int) -> ClosedWindow:
         """The window once it has closed, with what the race check has found.
 
         Args:
             closed: the same window. One that was cut short is not checked, nor is one without sequential steps.
             race: the monitor's.
-            key: names the window in the store.
             step: its last.
         """
         if not (closed.complete and self.arm.arm.sequential) or self.schedule.control:
             return closed
-        session, granted = self.session, self.clearance.sequence
-        return replace(closed, race=race.after_window(key, step, granted, session.ballot, session.job.rank))
+        session, granted = self.session, self.clearance
+        check = race.after_window(granted.name, step, granted.sequence, session.ballot, session.job.rank)
+        return replace(closed, race=check)
 
     def decide_length(self) -> int:
         """Rank 0: the counted steps that blocks of ``min_block_seconds`` have; before the ruling.
@@ -367,7 +367,7 @@ class WindowRunner(StepRunner):
         self._window = self._slot.window = None  # if closing it fails, it is still there to be discarded
         if closed.missing_profile:
             self._notices.warn_once("profiler", f"{closed.missing_profile}; the rest is measured")
-        closed = window.checked(closed, self._slot.race, self._key(window.marks), self._step) if report else closed
+        closed = window.checked(closed, self._slot.race, self._step) if report else closed
         if not report:
             cost.end()
         self._pace.window_closed(cost, clocks.now(), self._step, self._step - first_step + 1, job_ends=job_ends)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 import threading
 import time
 
@@ -121,6 +122,43 @@ def test_operators_are_told_from_ranges_named_by_hand_and_from_other_threads():
     found = {name for name, _ in operators_of(profile)}
     assert {"aten::cos", "CosBackward0"} <= found  # one told by its name, one by what torch says of it
     assert found.isdisjoint({"by hand", "aten::tan"})
+
+
+def test_other_threads_run_between_short_bursts_of_events(monkeypatch):
+    profile = Profile(on_cuda=False)
+    profile.start()
+    profile.begin_step()
+    for _ in range(2000):
+        torch.cos(torch.ones(4))
+    profile.end_step()
+    profile.stop()
+    taken, turns, over = [], [], threading.Event()
+    take = profiler._HostOperators.take
+
+    def take_noted(operators, burst):
+        taken.append(burst)
+        return take(operators, burst)
+
+    monkeypatch.setattr(profiler._HostOperators, "take", take_noted)
+
+    def train():
+        while not over.wait(1e-5):
+            turns.append(len(taken))
+
+    # A thread that does not give the interpreter away by itself keeps it for so long.
+    interval_s = sys.getswitchinterval()
+    training = threading.Thread(target=train)
+    training.start()
+    sys.setswitchinterval(2.0)
+    try:
+        found = profile.kernels()
+    finally:
+        sys.setswitchinterval(interval_s)
+        over.set()
+    training.join()
+    assert len(found.intervals) >= 2000
+    assert max(map(len, taken)) <= 600  # some two microseconds each
+    assert len(set(turns)) > len(taken) / 2  # it had its turn between most of them
 
 
 def test_only_one_profiler_runs_at_a_time_and_that_can_be_asked():

@@ -8,6 +8,7 @@ import random
 import pytest
 
 from overlap_callbacks.instruments import clocks
+from overlap_callbacks.instruments.profiler import Profile
 from overlap_callbacks.monitor.background.order_check import Decision, Ruling
 from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.monitor.window_cost import (
@@ -281,6 +282,25 @@ def test_between_windows_a_step_is_one_comparison_but_for_those_around_them(cloc
     assert [cost.usual for cost in bench.reporter.costs] == [UsualStep(10.0 * MS, 10 * MS, 10 * MS)] * 2
     assert all(cost.over for cost in bench.reporter.costs)
     assert all(cost.tell_ms(0.0) == 0.0 for cost in bench.reporter.costs)
+
+
+def test_what_stopping_the_profiler_takes_is_told_whole(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = Profile.stop
+
+    def stop_slowly(profile: Profile) -> bool:
+        clock.ns += 5000 * MS
+        return stop(profile)
+
+    monkeypatch.setattr(Profile, "stop", stop_slowly)
+    bench = Bench(Ruling(Decision.GRANTED))
+    schedule = tiny_schedule(every_n_steps=1000, first_step=100, profiled_steps=2)
+    runner = WindowRunner(
+        MonitorConfig(schedule=schedule), bench.slot, bench.gate, bench.switch, bench.notices, bench.faults
+    )
+    asked(runner, bench, range(200), clock)
+    (cost,) = bench.reporter.costs
+    assert cost.over
+    assert cost.tell_ms(0.0) == pytest.approx(5000)
 
 
 def test_the_next_window_ends_the_looking_and_knows_the_usual_step_of_the_one_before() -> None:

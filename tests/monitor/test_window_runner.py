@@ -11,6 +11,7 @@ from overlap_callbacks import Mode, Schedule
 from overlap_callbacks.gate.switch import OverlapSwitch
 from overlap_callbacks.monitor.background.order_check import Decision, Ruling
 from overlap_callbacks.monitor.config import MonitorConfig
+from overlap_callbacks.monitor.race.in_windows import RaceChecks
 from overlap_callbacks.monitor.window import Window
 from overlap_callbacks.monitor.window_runner import WindowRunner
 from tests.distributed import captured_log
@@ -164,6 +165,13 @@ def test_a_collective_that_got_stuck_ends_the_window_and_the_measuring() -> None
     assert bench.stopped == 1
     (line,) = lines
     assert "allreduce_ on '0' did not finish within 10 s" in line
+
+
+def test_the_race_check_after_a_window_has_the_name_of_its_ruling(monkeypatch: pytest.MonkeyPatch) -> None:
+    named: list[str] = []
+    monkeypatch.setattr(RaceChecks, "after_window", lambda self, name, *_: named.append(name))
+    run(windows(Bench(Ruling(Decision.GRANTED, name="a"), Ruling(Decision.GRANTED, name="b"))), *range(20))
+    assert named == ["a", "b"]
 
 
 def test_windows_that_come_again_after_the_numbers_went_back_have_keys_of_their_own() -> None:

@@ -9,6 +9,7 @@ that a sink that stalls cannot delay a check.
 from __future__ import annotations
 
 import enum
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -64,11 +65,13 @@ class Ruling(msgspec.Struct, frozen=True):
         decision: what rank 0 decided.
         reason: why the sequences may not be serialised, in words; empty if they may.
         steps_per_block: counted steps of the window's timed blocks; 0 for the schedule's own number.
+        name: of this ruling. No other has it, nor one of a job that was killed, whose store a new one may have.
     """
 
     decision: Decision
     reason: str = ""
     steps_per_block: int = 0
+    name: str = ""
 
 
 _NO_ANSWER = Ruling(Decision.LATE, "the job's store does not answer")
@@ -292,7 +295,7 @@ def check_order(
             ruling = Ruling(Decision.SKIPPED, reason_to_skip)
         if ruling.decision is Decision.GRANTED and stop():
             ruling = Ruling(Decision.LATE, "rank 0 had gone on when the last rank reported its order of collectives")
-        ruling = msgspec.structs.replace(ruling, steps_per_block=steps_per_block)
+        ruling = msgspec.structs.replace(ruling, steps_per_block=steps_per_block, name=secrets.token_hex(8))
     exchange.send_down(key, msgspec.json.encode(ruling))
     return ruling
 

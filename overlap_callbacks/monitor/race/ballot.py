@@ -84,7 +84,7 @@ class Ballot:
     def close(self) -> None:
         """Leave nothing in the store, and end the thread."""
         if self._worker.started:
-            self._worker.submit(lambda: self._take_away(but=""))
+            self._worker.submit(lambda: self._take_away(but=None))
             self._worker.close(1.0)
 
     def _do(self, work: Callable[[], Decision]) -> Decision:
@@ -141,12 +141,17 @@ class Ballot:
             keys.append(key)
         return key
 
-    def _take_away(self, *, but: str) -> None:
-        """Remove the votes of earlier windows: every rank has read them, for all have trained together since."""
+    def _take_away(self, *, but: str | None) -> None:
+        """Remove the votes of earlier windows: every rank has read them, for all have trained together since.
+
+        Rank 0 has used the keys of all, and does it. At the end each rank does: where the ranks did not agree, which
+        ends the checks, their keys differ, and rank 0 may be gone.
+        """
         old = [window for window in self._used if window != but]
         keys = [key for window in old for key in self._used.pop(window)]
-        if self._channel.job.rank == 0:
+        if self._channel.job.rank == 0 or but is None:
             with contextlib.suppress(StoreFailedError):
+                # The count before its decision: a rank that comes late then counts alone, and decides no.
                 self._channel.delete(*keys)
 
 

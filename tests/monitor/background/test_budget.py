@@ -125,6 +125,19 @@ def test_what_a_window_cost_after_its_report_is_paid_for_once() -> None:
     assert budget.reason_to_skip(3) is None
 
 
+def test_what_a_window_cost_while_the_next_one_was_measured_is_paid_for_too() -> None:
+    clock, late_ms = Clock(), [0.0]
+    budget = WindowBudget(0.01, clock)
+    budget.record(report(0, 0.0), clock(), late_ms=lambda: late_ms[0])
+    assert budget.reason_to_skip(1) is None
+    late_ms[0] = 0.010 * INTERVAL_S * 1e3
+    budget.record(report(1, 0.010), clock())
+    clock.s += 0.9 * INTERVAL_S
+    assert budget.reason_to_skip(2) is not None
+    clock.s += 0.2 * INTERVAL_S
+    assert budget.reason_to_skip(2) is None
+
+
 # -- whatever steps and windows do
 
 

@@ -66,6 +66,17 @@ def test_the_same_sequences_are_searched_once() -> None:
         assert search.call_count == 2
 
 
+def test_no_two_rulings_have_the_same_name_whatever_their_check_is_called() -> None:
+    channel = StoreChannel(Job(0, 1, "gloo"), "prefix", Connection(dist.HashStore))
+    names = set()
+    for _ in range(3):
+        checker = OrderChecker(channel, timeout_s=10.0, budget=WindowBudget(None), on_error=lambda _: None)
+        checker.start("window0", order(A, B), 0)
+        names.add(checker.await_ruling().name)
+        checker.close(5.0)
+    assert len(names - {""}) == 3
+
+
 @pytest.mark.parametrize("bound", ["MAX_COMPARED", "MAX_SEQUENCE_BYTES"])
 def test_more_sequences_than_are_compared_are_refused_with_a_sentence(
     monkeypatch: pytest.MonkeyPatch, bound: str
