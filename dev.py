@@ -101,7 +101,7 @@ def run_tests(pytest: tuple[object, ...], arguments: list[str]) -> int:
     # by themselves. What other work on the machine made fail passes in a second run.
     codes = []
     for options in (("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not alone"), ("-m", "alone")):
-        code = run(*pytest, *options)
+        code = run(*pytest, "--durations", "25", *options)
         if code == 1:
             print("what failed runs again by itself", flush=True)
             code = run(*pytest, "--last-failed", "--last-failed-no-failures", "none", *options[-2:])

@@ -16,6 +16,8 @@ from overlap_callbacks.sinks import RunInfo
 _LOOK_INTERVAL_S = 1.0
 # At the end it waits this long for the last report.
 LAST_REPORT_S = 30.0
+# It trains the steps of the windows itself, and looks after each. So if this many wait, it is gone.
+_MOST_WAITING = 4
 
 
 class Outbox(Sink):
@@ -30,6 +32,11 @@ class Outbox(Sink):
         self._run = run
 
     def log(self, report: OverlapReport) -> None:
+        if self._sent >= _MOST_WAITING:
+            channel, oldest = _channel(self._prefix), self._sent - _MOST_WAITING
+            if channel.peek(str(oldest)) is not None:
+                channel.delete("reader", *map(str, range(oldest, self._sent)))
+                raise RuntimeError(f"the last rank has taken none of the last {_MOST_WAITING} reports")
         self._post(str(self._sent), msgspec.json.encode((self._run, report)))
         self._sent += 1
 

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from tests.toggling import TOGGLING_STEPS
+
 if TYPE_CHECKING:  # jobs without the library use this module too
     from overlap_callbacks import Mode
     from overlap_callbacks.report import record
 
 NUM_STEPS = 20
-NUM_TOGGLING_STEPS = 200
+NUM_TOGGLING_STEPS = TOGGLING_STEPS
 # From step 3 on DDP has rebuilt its buckets, which takes broadcasts, once.
 # One recorded step, 2 x OSSO timed and OSSO profiled ones: steps 3 to 15.
 ONE_WINDOW: dict[str, Any] = {

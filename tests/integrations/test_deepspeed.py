@@ -10,6 +10,7 @@ import pytest
 from overlap_callbacks import Mode, OverlapMonitor
 from tests.distributed import captured_log, run_ranks
 from tests.monitor.jobs import KeptReports, dispatch_table, kept_logs, tiny_schedule
+from tests.toggling import TOGGLING_STEPS
 
 # Everything that touches DeepSpeed runs in the ranks, where DS_ACCELERATOR is set first (see deepspeed_jobs).
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
@@ -24,17 +25,17 @@ JOBS: dict[str, dict[str, Any]] = {
     **{f"zero{stage} fp16 that overflows": {"stage": stage, "dtype": "fp16"} for stage in (2, 3)},
     **{f"zero{stage} native": {"stage": stage, "sequential": "native"} for stage in (1, 2, 3)},
     "zero2 native accumulating": {"stage": 2, "micro_batches": 2, "sequential": "native"},
-    **{f"zero{stage} for 200 steps": {"stage": stage, "steps": 204} for stage in range(4)},
+    **{f"zero{stage} for many steps": {"stage": stage, "steps": TOGGLING_STEPS + 4} for stage in range(4)},
     # Pipelines last: DeepSpeed keeps the first grid for the rest of the process.
     "pipeline": {"stage": 0, "micro_batches": 4, "stages": 2},
-    "pipeline for 200 steps": {"stage": 0, "micro_batches": 4, "stages": 2, "steps": 204},
+    "pipeline for many steps": {"stage": 0, "micro_batches": 4, "stages": 2, "steps": TOGGLING_STEPS + 4},
 }
 # One recorded step at FIRST, then overlapped and sequential steps in turn up to the end.
 FIRST = 4
 
 
 def ways_of(job: str) -> tuple[str, ...]:
-    return ("absent", "attached") if "200" in job else ("absent", "attached", "forced")
+    return ("absent", "attached") if "many" in job else ("absent", "attached", "forced")
 
 
 def pairs_of(steps: int) -> int:

@@ -98,7 +98,7 @@ def test_weights_are_bit_identical_absent_attached_toggling_and_forced(tmp_path:
         assert found["toggling sequential"] == 8
         # All but the one under way when we attached, and the recorded one.
         assert found["forced sequential"] == NUM_STEPS - 2
-    for way, num_timed, num_windows in (("attached", 8, 1), ("toggling", 16, 10)):
+    for way, num_timed, num_windows in (("attached", 8, 1), ("toggling", 16, NUM_TOGGLING_STEPS // 19)):
         windows = [window for window in the_record(tmp_path / way).windows if window.complete]
         assert len(windows) == num_windows
         for window in windows:

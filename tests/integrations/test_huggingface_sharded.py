@@ -96,7 +96,7 @@ def _train_sharded(rank: int, folder: str, kind: str, accumulate: int) -> dict[s
         if settings is not None:
             callback = jobs.overlap_callback(**settings)
             callbacks = [callback, jobs.watch(callback, Mode.SEQUENTIAL if way == "forced" else None)]
-        # ZeRO-3 takes long on a CPU, and DeepSpeed's own adapter has its 200 steps.
+        # ZeRO-3 takes long on a CPU, and DeepSpeed's own adapter has its many steps.
         long = way == "toggling" and accumulate == 1 and kind != "zero3"
         steps = NUM_TOGGLING_STEPS if long else NUM_STEPS
         trainer = jobs.trainer(rank, Path(folder, way), *callbacks, max_steps=steps, **options)

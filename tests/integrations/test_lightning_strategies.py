@@ -16,10 +16,11 @@ from tests.distributed import run_ranks
 from tests.integrations.huggingface_jobs import ONE_WINDOW, TOGGLING, anatomy, digest, expect_good, the_record
 from tests.integrations.test_lightning import Regression, Watch, batches, overlap_callback, pl
 from tests.monitor.jobs import dispatch_table
+from tests.toggling import TOGGLING_STEPS
 
 RANKS_LOAD = ("lightning.pytorch",)
 NUM_STEPS = 20
-NUM_TOGGLING_STEPS = 200
+NUM_TOGGLING_STEPS = TOGGLING_STEPS
 # Bytes of the two layers: 16 x 32 + 32 weights, and 32 x 2 + 2.
 FIRST, SECOND = 4 * (16 * 32 + 32), 4 * (32 * 2 + 2)
 
@@ -188,7 +189,7 @@ def test_weights_are_bit_identical_absent_attached_toggling_and_forced(
                 for step in range(NUM_TOGGLING_STEPS if way == "toggling" else NUM_STEPS)
                 for call in (("begin", step), *[("batch", 0)] * (accumulate - 1), ("end", step), ("batch", 0))
             ]
-    for way, num_timed, num_windows in (("attached", 8, 1), ("toggling", 16, 10)):
+    for way, num_timed, num_windows in (("attached", 8, 1), ("toggling", 16, NUM_TOGGLING_STEPS // 19)):
         windows = [window for window in the_record(tmp_path / way).windows if window.complete]
         assert len(windows) == num_windows
         for window in windows:

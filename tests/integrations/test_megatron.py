@@ -29,6 +29,7 @@ from tests.integrations.megatron_jobs import (
 )
 from tests.integrations.megatron_messages import BYTES, MESSAGES
 from tests.integrations.megatron_parts import REFUSED, run_parts
+from tests.toggling import TOGGLING_STEPS
 from tests.wandb_reader import read_run
 
 # Loading it takes long, and only the ranks need it.
@@ -171,12 +172,12 @@ def _toggle_long(rank: int, names: list[str]) -> dict[str, tuple[int, int]]:
 
 
 def toggles_of(name: str) -> int:
-    """How often a job changes its mode and back: 200 steps of a job of each kind of groups, 50 of their variants."""
-    return 100 if name in ("dp", "tp", "pp", "tp_pp") else 25
+    """How often a job changes its mode and back: one of each kind of groups in all steps, its variants in a quarter."""
+    return TOGGLING_STEPS // (2 if name in ("dp", "tp", "pp", "tp_pp") else 8)
 
 
 @pytest.mark.parametrize(("size", "names"), [(2, list(TWO_RANKS)), (4, ["tp_pp"])])
-def test_nothing_hangs_in_200_toggling_steps(size: int, names: list[str]) -> None:
+def test_nothing_hangs_in_many_toggling_steps(size: int, names: list[str]) -> None:
     for rank in run_ranks(_toggle_long, size, names, timeout_s=240):
         assert rank == {name: (toggles_of(name), 0) for name in names}
 

@@ -98,3 +98,15 @@ def test_a_job_without_a_window_leaves_nothing_in_the_store(monkeypatch: pytest.
     ends.inbox.look()
     ends.inbox.look(wait_s=5.0)
     assert ends.store.num_keys() == 0
+
+
+def test_reports_that_nobody_takes_are_taken_back_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = Ends(monkeypatch)
+    ends.window(0)
+    for number in range(1, 5):  # the last rank is gone
+        ends.outbox.log(runs.window(number))
+    with pytest.raises(RuntimeError, match="the last rank has taken none of the last 4 reports"):
+        ends.outbox.log(runs.window(5))
+    assert ends.store.num_keys() == 0
+    ends.outbox.close()
+    assert ends.store.num_keys() == 0

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import random
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,6 +42,54 @@ class Ranks:
         for rank, ballot in enumerate(self.ballots):
             if rank not in dead:
                 ballot.close()
+
+
+class InTurn:
+    """A store of which one rank at a time does one thing, in an order of its own."""
+
+    def __init__(self, seed: int) -> None:
+        self._store = dist.HashStore()
+        self._random = random.Random(seed)
+        self._changed = threading.Condition()
+        self._waiting: set[int] = set()
+        self._running = RANKS
+        self._turn: int | None = None
+
+    def num_keys(self) -> int:
+        return self._store.num_keys()
+
+    def of(self, rank: int) -> Any:
+        """The store as a rank sees it."""
+
+        def wait_and(do: Callable[..., Any]) -> Callable[..., Any]:
+            def waiting(*args: Any) -> Any:
+                self._await_turn(rank)
+                return do(*args)
+
+            return waiting
+
+        names = ("add", "check", "compare_set", "delete_key", "set", "get")
+        return SimpleNamespace(**{name: wait_and(getattr(self._store, name)) for name in names})
+
+    def end(self) -> None:
+        """A rank does nothing more."""
+        with self._changed:
+            self._running -= 1
+            self._choose()
+
+    def _await_turn(self, rank: int) -> None:
+        with self._changed:
+            self._waiting.add(rank)
+            self._choose()
+            assert self._changed.wait_for(lambda: self._turn == rank, LONG_S)
+            self._turn = None
+
+    def _choose(self) -> None:
+        # Once all wait, it is one rank's turn.
+        if self._turn is None and self._waiting and len(self._waiting) == self._running:
+            self._turn = self._random.choice(sorted(self._waiting))
+            self._waiting.remove(self._turn)
+            self._changed.notify_all()
 
 
 def yes(ballot: Ballot) -> Decision:
@@ -90,3 +141,32 @@ def test_a_rank_that_comes_when_the_others_have_left_decides_no() -> None:
     assert [decision.agreed for decision in ranks.decide(None, None, yes)] == [False]
     ranks.close()
     assert ranks.store.num_keys() == 0
+
+
+def _votes_and_leaves(store: InTurn, rank: int, votes: bool) -> Decision:
+    """A rank that waits for nobody, and leaves at once where the ranks do not agree."""
+    channel = StoreChannel(Job(rank, RANKS, "gloo"), "prefix", Connection(lambda: store.of(rank)))
+    ballot = Ballot(channel, 0.0)
+    try:
+        # On this thread: the ballot's own would be one more of which the turns are not known.
+        told = ballot._vote(WINDOW, "repeat", "terms") if votes else ballot._decline(WINDOW, "repeat", "why")
+        if not told.agreed:
+            ballot._take_away(but=None)
+        return told
+    finally:
+        store.end()
+
+
+@pytest.mark.parametrize("declines", [False, True])
+def test_whatever_the_order_of_votes_and_leaving_all_decide_alike_and_leave_nothing(declines: bool) -> None:
+    agreed = 0
+    with ThreadPoolExecutor(RANKS) as threads:
+        for seed in range(1000):
+            store = InTurn(seed)
+            votes = [rank > 0 or not declines for rank in range(RANKS)]
+            told = [threads.submit(_votes_and_leaves, store, rank, vote) for rank, vote in enumerate(votes)]
+            decisions = [each.result() for each in told]
+            assert len({decision.agreed for decision in decisions}) == 1, seed
+            agreed += decisions[0].agreed
+            assert decisions[0].agreed or store.num_keys() == 0, seed
+    assert declines or 0 < agreed < 1000

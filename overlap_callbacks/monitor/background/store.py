@@ -211,9 +211,9 @@ class StoreChannel:
         found = bytes(self.connection.run(lambda store: store.compare_set(self._name(key), _MISSING, b"")))
         return None if found == _MISSING else found
 
-    def add(self, key: str) -> int:
-        """Count one more under ``key``, at once for all ranks. Returns the count."""
-        return int(self.connection.run(lambda store: store.add(self._name(key), 1)))
+    def add(self, key: str, amount: int = 1) -> int:
+        """Count ``amount`` more under ``key``, at once for all ranks. Returns the count."""
+        return int(self.connection.run(lambda store: store.add(self._name(key), amount)))
 
     def settle(self, key: str, message: bytes) -> bytes:
         """Put ``message`` under ``key`` unless there is one, at once for all ranks. Returns what stands there."""

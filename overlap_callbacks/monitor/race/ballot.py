@@ -17,6 +17,8 @@ from overlap_callbacks.monitor.background.store import StoreChannel, StoreFailed
 
 _YES = b"yes"
 _NO = b"no:"
+# More than any number of votes: with it added, a count is that of all ranks for nobody.
+_CLOSED = 2**40
 # How much longer than the ranks wait for each other the training thread waits for its own vote: once it is cast, the
 # others may go on without asking again.
 _PATIENCE = 6.0
@@ -44,6 +46,26 @@ class Decision:
     reason: str = ""
 
 
+@dataclass
+class _Used:
+    """What a rank has used of the store for a question.
+
+    Attributes:
+        decision: the key of what was decided.
+        count: that of the votes, if this rank has voted; else empty.
+        is_read: whether nobody can say yes any more who has not, so that the keys may go.
+    """
+
+    decision: str
+    count: str = ""
+    is_read: bool = False
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        # The count before its decision: a rank that comes in between counts alone, and decides no.
+        return (self.count, self.decision) if self.count else (self.decision,)
+
+
 class Ballot:
     """Votes of all ranks, one after the other. Used on the training thread, which waits for a bounded time.
 
@@ -55,7 +77,7 @@ class Ballot:
     def __init__(self, channel: StoreChannel, timeout_s: float) -> None:
         self._channel = channel
         self._timeout_s = timeout_s
-        self._used: dict[str, list[str]] = {}  # keys in the store, by window
+        self._used: dict[tuple[str, str], _Used] = {}  # by window and question
         self._worker = Worker("overlap-callbacks-ballot", lambda error: None)
 
     def vote(self, window: str, question: str, terms: str) -> Decision:
@@ -111,35 +133,33 @@ class Ballot:
 
     def _vote(self, window: str, question: str, terms: str) -> Decision:
         self._take_away(but=window)
+        used = self._use(window, question)
+        used.count = f"{used.decision}/{terms}"
         try:
-            votes = self._channel.add(self._key(window, f"{question}/{terms}"))
+            votes = self._channel.add(used.count)
         except StoreFailedError:
             return Decision(False, _NO_ANSWER)  # not counted
         if votes == self._channel.job.world_size:
-            return self._settle(window, question, _YES)
-        key = self._key(window, question)
-        answer = self._channel.await_message(key, self._timeout_s, lambda: False)
+            used.is_read = True  # this rank alone can say yes for all, and does it now
+            return self._settle(used, _YES)
+        answer = self._channel.await_message(used.decision, self._timeout_s, lambda: False)
         if answer is not None:
-            return _read(answer)
+            return _decided(used, answer)
         late = f"not all ranks came to the same step, and wanted the same of it, within {self._timeout_s:g} s"
-        return self._settle(window, question, _NO + late.encode())
+        return self._settle(used, _NO + late.encode())
 
     def _decline(self, window: str, question: str, reason: str) -> Decision:
         try:
-            return self._settle(window, question, _NO + reason.encode())
+            return self._settle(self._use(window, question), _NO + reason.encode())
         except StoreFailedError:
             return Decision(False, reason)
 
-    def _settle(self, window: str, question: str, proposal: bytes) -> Decision:
+    def _settle(self, used: _Used, proposal: bytes) -> Decision:
         """Write the decision, unless there is one; what stands there counts."""
-        return _read(self._channel.settle(self._key(window, question), proposal))
+        return _decided(used, self._channel.settle(used.decision, proposal))
 
-    def _key(self, window: str, name: str) -> str:
-        key = f"race/{window}/{name}"
-        keys = self._used.setdefault(window, [])
-        if key not in keys:
-            keys.append(key)
-        return key
+    def _use(self, window: str, question: str) -> _Used:
+        return self._used.setdefault((window, question), _Used(f"race/{window}/{question}"))
 
     def _take_away(self, *, but: str | None) -> None:
         """Remove the votes of earlier windows: every rank has read them, for all have trained together since.
@@ -147,12 +167,33 @@ class Ballot:
         Rank 0 has used the keys of all, and does it. At the end each rank does: where the ranks did not agree, which
         ends the checks, their keys differ, and rank 0 may be gone.
         """
-        old = [window for window in self._used if window != but]
-        keys = [key for window in old for key in self._used.pop(window)]
-        if self._channel.job.rank == 0 or but is None:
-            with contextlib.suppress(StoreFailedError):
-                # The count before its decision: a rank that comes late then counts alone, and decides no.
-                self._channel.delete(*keys)
+        old = [self._used.pop(place) for place in list(self._used) if place[0] != but]
+        if self._channel.job.rank != 0 and but is not None:
+            return
+        with contextlib.suppress(StoreFailedError):
+            for used in old:
+                if but is not None or used.is_read or self._close(used):
+                    self._channel.delete(*used.keys)
+
+    def _close(self, used: _Used) -> bool:
+        """Close the votes on a question that was decided with no, so that nobody can say yes any more.
+
+        A rank may come later than the others wait for it. If its vote made the count full, it is about to say yes, and
+        must find what was decided: so it is the one that takes that away. A vote that comes after the count was closed
+        does not make it full. Nor does one that comes after the count was taken away, for the votes of those who have
+        left are missing then; so too where this rank has not voted.
+
+        Returns:
+            Whether no vote has made the count full.
+        """
+        return not used.count or self._channel.add(used.count, _CLOSED) % _CLOSED < self._channel.job.world_size
+
+
+def _decided(used: _Used, message: bytes) -> Decision:
+    decision = _read(message)
+    # Where all agreed, they repeat the step together: each has read the decision before any of them leaves.
+    used.is_read |= decision.agreed
+    return decision
 
 
 def _read(message: bytes) -> Decision:
