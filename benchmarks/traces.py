@@ -230,6 +230,7 @@ def start(folder: Path, rounds: int) -> dict[str, float]:
     path = kineto.write(folder / "small.json.gz", kineto.training(2, 10, slowdown=0.1), **kineto.job())
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONPYCACHEPREFIX": str(folder / "bytecode")}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    environment["OPENBLAS_NUM_THREADS"] = "1"  # as the command sets it: NumPy's threads take as long as all else
     commands = {
         "overlap analyze": ["-m", "overlap_callbacks", "analyze", str(path)],
         "import numpy": ["-c", "import numpy"],
