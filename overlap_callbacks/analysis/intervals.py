@@ -42,6 +42,13 @@ class Intervals:
     def __getitem__(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> Intervals:
         return Intervals(self.start_ns[rows], self.end_ns[rows])
 
+    def with_others(self, *others: Intervals) -> Intervals:
+        """These and others."""
+        all_ = (self, *others)
+        return Intervals(
+            np.concatenate([part.start_ns for part in all_]), np.concatenate([part.end_ns for part in all_])
+        )
+
     @property
     def durations_ns(self) -> Nanoseconds:
         """Length of each interval; shape (n,)."""

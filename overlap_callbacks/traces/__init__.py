@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from overlap_callbacks.traces.analysis import analyze
     from overlap_callbacks.traces.comparison import compare
     from overlap_callbacks.traces.files import TraceError
-    from overlap_callbacks.traces.kineto import Trace
     from overlap_callbacks.traces.many import analyze_files
     from overlap_callbacks.traces.reading import read_trace
     from overlap_callbacks.traces.sources import find_traces
+    from overlap_callbacks.traces.trace import Trace
 
 __all__ = ["Trace", "TraceError", "analyze", "analyze_files", "compare", "find_traces", "read_trace"]
 
 # The module of each name. They are imported when they are asked for: a small trace is read at once.
 _HOMES = {
-    "Trace": "kineto", "TraceError": "files", "analyze": "analysis", "analyze_files": "many", "compare": "comparison",
+    "Trace": "trace", "TraceError": "files", "analyze": "analysis", "analyze_files": "many", "compare": "comparison",
     "find_traces": "sources", "read_trace": "reading",
 }  # fmt: skip
 

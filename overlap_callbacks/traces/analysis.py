@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from overlap_callbacks._version import __version__
-from overlap_callbacks.analysis.bus_bandwidth import bus_factor
-from overlap_callbacks.analysis.distinct import distinct_values
-from overlap_callbacks.analysis.exact_sums import sums_by
-from overlap_callbacks.analysis.kernels.attribution import IN_TURN, SAME_LAUNCH, Calls, Level, labels_of, match
-from overlap_callbacks.analysis.kernels.table import Indices, Kind
 from overlap_callbacks.analysis.kernels.timeline import step_timeline
 from overlap_callbacks.analysis.kernels.times import KernelFigures, KernelSums
+from overlap_callbacks.analysis.results.kernel_times import StepTimeline
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.traces.collectives import UNKNOWN, CollectiveInfo
-from overlap_callbacks.traces.figures import (
-    Analysis,
-    CollectiveFigures,
-    FamilyFigures,
-    SlowdownEstimate,
-    StepFigures,
-    TraceFigures,
-)
-from overlap_callbacks.traces.kineto import Trace
-from overlap_callbacks.traces.rank_collectives import RankCollectives, collectives_of_rank
+from overlap_callbacks.traces.collective_sums import CollectiveSums
+from overlap_callbacks.traces.figures import Analysis, StepFigures, TraceFigures
+from overlap_callbacks.traces.kernel_sums import FamilySums, NameSums
+from overlap_callbacks.traces.pieces import Device, DeviceInMemory, Outline
+from overlap_callbacks.traces.rank_collectives import RankCollectives, RankSums
 from overlap_callbacks.traces.sizes import collective_sizes
 from overlap_callbacks.traces.skew import skew_over_ranks
-from overlap_callbacks.traces.time_use import TimeFigures, top_kernels
-
-# A kernel counts as beside communication if at least the first share of its time is, as alone if at most the second is.
-_MIN_BESIDE, _MAX_ALONE = 0.9, 0.1
+from overlap_callbacks.traces.time_use import TimeSums
+from overlap_callbacks.traces.trace import Trace
 
 
 class Part(NamedTuple):
@@ -44,9 +30,21 @@ class Part(NamedTuple):
     collectives: RankCollectives
 
 
-def part_of(trace: Trace) -> Part:
-    """What an analysis needs of a trace."""
-    return Part(tuple(trace_figures(trace)), collectives_of_rank(trace))
+def part_of(trace: Trace, *, with_turns: bool = True) -> Part:
+    """What an analysis needs of a trace; ``with_turns`` if other files are compared with it."""
+    return part_of_devices(trace, devices_of(trace), with_turns=with_turns)
+
+
+def part_of_devices(trace: Trace, devices: Sequence[Device], *, with_turns: bool = True) -> Part:
+    """What an analysis needs of a file.
+
+    Args:
+        trace: the file, with any rows or none.
+        devices: its devices.
+        with_turns: whether other files are compared with it. Devices of one file always are.
+    """
+    ranks = RankSums(trace, with_turns=with_turns or len(devices) > 1)
+    return Part(tuple(_figures_of(devices, Mode.OVERLAPPED, ranks)), ranks.collectives)
 
 
 def analyze(traces: Sequence[Trace]) -> Analysis:
@@ -87,64 +85,119 @@ def trace_figures(trace: Trace, arm: Mode = Mode.OVERLAPPED) -> list[TraceFigure
         trace: the trace.
         arm: mode in which it was taken.
     """
+    return _figures_of(devices_of(trace), arm, None)
+
+
+def devices_of(trace: Trace) -> list[Device]:
+    """The devices of a trace; one of a trace without kernels."""
     by_device = trace.by_device() or {0: trace}
+    return [DeviceInMemory(of_device, device) for device, of_device in by_device.items()]
+
+
+def _figures_of(devices: Sequence[Device], arm: Mode, ranks: RankSums | None) -> list[TraceFigures]:
     problems = []
-    if len(by_device) > 1:
-        problems.append(f"the file holds kernels of {len(by_device)} devices: each has its own figures")
-    return [_device_figures(of_device, device, arm, problems) for device, of_device in by_device.items()]
+    if len(devices) > 1:
+        problems.append(f"the file holds kernels of {len(devices)} devices: each has its own figures")
+    return [_device_figures(device, arm, problems, ranks) for device in devices]
 
 
-def _device_figures(trace: Trace, device: int, arm: Mode, problems: list[str]) -> TraceFigures:
-    kernels = trace.kernels
-    sums = KernelSums(kernels)
-    counted = sums.steps
-    skipped = [
-        str(trace.steps[i].number) for i in sorted({*range(len(trace.steps))} - {*counted}) if not trace.steps[i].cut
-    ]
-    if skipped and len(kernels):
-        problems = [*problems, f"no kernels were launched in steps {', '.join(skipped[:8])}: they are left out"]
-    outside = sums.of_rows(np.flatnonzero(kernels.step < 0))
-    if trace.steps and outside.num_kernels:
-        problems = [
-            *problems,
-            f"{outside.num_kernels} kernels ({outside.compute_ns / 1e6:.3f} ms of compute, "
-            f"{outside.comm_ns / 1e6:.3f} ms of communication) were launched in none of the steps: they count in the "
-            "total alone",
-        ]
-    communicates = bool((kernels.kind == Kind.COMMUNICATION).any())
-    if not communicates:
-        problems = [*problems, "there is no communication: its figures are undefined"]
-    total = step_figures(sums.of_rows(np.arange(len(kernels))), None, span_ms(trace), communicates, cut=trace.is_cut)
-    steps = tuple(
-        [
-            step_figures(figures, step.number, step.wall_ms, communicates, cut=step.cut)
-            for figures, step in zip(sums.of_each_step(counted), [trace.steps[i] for i in counted], strict=True)
-        ]
-    )
-    del sums  # it takes as much memory as half the trace
-    use = TimeFigures(trace, counted)
+def _device_figures(device: Device, arm: Mode, problems: list[str], ranks: RankSums | None) -> TraceFigures:
+    """The figures of a device, added up over the pieces of its time.
+
+    Args:
+        device: the device.
+        arm: mode in which the trace was taken.
+        problems: what is doubtful, in words.
+        ranks: takes what is compared with other ranks; None if nothing is.
+    """
+    trace, outline = device.head, device.outline
+    steps, use = _StepSums(trace, outline, arm), TimeSums(device)
+    collectives, families, names = CollectiveSums(trace), FamilySums(trace), NameSums(trace)
+    for piece in device.pieces():
+        steps.add(piece.trace)
+        use.add(piece)
+        for part in (collectives, families, names):
+            part.add(piece.trace)
+        if ranks is not None:
+            ranks.add(outline.device, piece.trace)
     return TraceFigures(
         file=str(trace.path),
         rank=trace.rank,
         world_size=trace.world_size,
-        device=device,
-        device_name="" if trace.on_host else trace.device_names.get(device, ""),
+        device=outline.device,
+        device_name="" if trace.on_host else trace.device_names.get(outline.device, ""),
         on_host=trace.on_host,
-        total=total,
-        steps=steps,
-        collectives=_collectives(trace),
-        families=_families(trace),
-        estimate=_estimate(trace),
-        picture=step_timeline(kernels, counted[0] if counted else -1, arm),
-        problems=(*trace.problems, *problems),
+        total=steps.total,
+        steps=tuple(steps.steps),
+        collectives=collectives.figures,
+        families=families.figures,
+        estimate=device.estimate(),
+        picture=steps.picture,
+        problems=(*trace.problems, *problems, *steps.problems),
         warnings=trace.warnings,
         time=use.time,
         paths=use.paths,
-        kernels=top_kernels(kernels),
+        kernels=names.top,
         queues=use.queues,
         host_limit=use.host_limit,
         utilisation=use.utilisation,
     )
+
+
+class _StepSums:
+    """Times of the kernels of each step and of the whole file, added up over pieces.
+
+    Attributes:
+        steps: the figures of the steps so far.
+        picture: the timeline of the first step that has kernels.
+    """
+
+    def __init__(self, trace: Trace, outline: Outline, arm: Mode) -> None:
+        self._trace, self._outline, self._arm = trace, outline, arm
+        self._all = self._outside = KernelFigures.nothing()
+        self.steps: list[StepFigures] = []
+        self.picture: StepTimeline | None = None
+
+    def add(self, piece: Trace) -> None:
+        """Add the rows of a piece."""
+        kernels = piece.kernels
+        sums = KernelSums(kernels)
+        self._all += sums.of_rows(np.arange(len(kernels)))
+        self._outside += sums.of_rows(np.flatnonzero(kernels.step < 0))
+        steps = sums.steps
+        for figures, i in zip(sums.of_each_step(steps), steps, strict=True):
+            step = self._trace.steps[i]
+            self.steps.append(
+                step_figures(figures, step.number, step.wall_ms, self._outline.communicates, cut=step.cut)
+            )
+        if self.picture is None:
+            self.picture = step_timeline(kernels, self._outline.steps[0] if self._outline.steps else -1, self._arm)
+
+    @property
+    def total(self) -> StepFigures:
+        """The figures of the whole file."""
+        span = self._outline.span
+        wall_ms = None if span is None else (span.end_ns - span.start_ns) / 1e6
+        return step_figures(self._all, None, wall_ms, self._outline.communicates, cut=self._trace.is_cut)
+
+    @property
+    def problems(self) -> list[str]:
+        """What is doubtful, in words."""
+        steps, problems = self._trace.steps, []
+        without = sorted({*range(len(steps))} - {*self._outline.steps})
+        skipped = [str(steps[i].number) for i in without if not steps[i].cut]
+        if skipped and self._outline.span is not None:
+            problems.append(f"no kernels were launched in steps {', '.join(skipped[:8])}: they are left out")
+        outside = self._outside
+        if steps and outside.num_kernels:
+            problems.append(
+                f"{outside.num_kernels} kernels ({outside.compute_ns / 1e6:.3f} ms of compute, "
+                f"{outside.comm_ns / 1e6:.3f} ms of communication) were launched in none of the steps: they count in "
+                "the total alone"
+            )
+        if not self._outline.communicates:
+            problems.append("there is no communication: its figures are undefined")
+        return problems
 
 
 def span_ms(trace: Trace) -> float | None:
@@ -188,131 +241,3 @@ def step_figures(
         kernels=figures.num_kernels,
         cut=cut,
     )
-
-
-def _collectives(trace: Trace) -> tuple[CollectiveFigures, ...]:
-    kernels = trace.kernels
-    rows = np.flatnonzero(kernels.kind == Kind.COMMUNICATION)
-    info, num_bytes, _ = trace.collectives.of_rows(rows)
-    infos = [known._replace(by_name=False) for known in trace.collectives.infos]
-    infos += [CollectiveInfo(kind) for kind in kernels.collectives]  # of kernels of which nothing else is known
-    distinct = {known: number for number, known in enumerate(dict.fromkeys(infos))}
-    of_number = list(distinct)
-    number_of = np.array([distinct[known] for known in infos], dtype=np.int64)
-    number = number_of[np.where(info >= 0, info, len(trace.collectives.infos) + kernels.collective[rows])]
-    times_ns = kernels.intervals.durations_ns[rows]
-    hidden_ns = kernels.intervals[rows].covered_ns(kernels.of(Kind.COMPUTE))
-    all_rows, sized = np.ones(len(rows), dtype=bool), (num_bytes != UNKNOWN) & (times_ns > 0)
-    count, num_sized = (np.bincount(part, minlength=len(distinct)).tolist() for part in (number, number[sized]))
-    time_ns, all_hidden_ns, sized_ns, all_bytes = (
-        sums_by(number[part], values[part], len(distinct))
-        for part, values in ((all_rows, times_ns), (all_rows, hidden_ns), (sized, times_ns), (sized, num_bytes))
-    )
-    figures = []
-    found, first = np.unique(number, return_index=True)
-    for i in found[np.argsort(first)].tolist():
-        known = of_number[i]
-        bandwidth = all_bytes[i] / sized_ns[i] if all_bytes[i] and sized_ns[i] else None  # bytes per ns, i.e. GB/s
-        factor = bus_factor(known.kind, known.size)
-        figures.append(
-            CollectiveFigures(
-                collective=known.kind,
-                group=known.group,
-                description=known.description,
-                group_size=known.size,
-                count=count[i],
-                bytes=all_bytes[i] if num_sized[i] else None,
-                time_ms=time_ns[i] / 1e6,
-                hidden_ms=all_hidden_ns[i] / 1e6,
-                algorithm_bandwidth_gb_s=bandwidth,
-                bus_bandwidth_gb_s=bandwidth * factor if bandwidth is not None and factor is not None else None,
-            )
-        )
-    return tuple(sorted(figures, key=lambda row: -row.time_ms))
-
-
-def _families(trace: Trace) -> tuple[FamilyFigures, ...]:
-    kernels = trace.kernels
-    calls = Calls.of(kernels)
-    label, labels = labels_of(kernels)
-    compute = np.flatnonzero(calls.kind == Kind.COMPUTE)
-    group = label[calls.row[compute]]
-    count = np.bincount(group, minlength=len(labels))
-    time_ns = np.bincount(group, weights=calls.duration_ns[compute], minlength=len(labels))
-    beside: dict[int, dict[str, float]] = defaultdict(dict)
-    for number, kind in enumerate(kernels.collectives):
-        covered = calls.covered_ns(kernels.intervals[kernels.collective == number])[compute]
-        for family, ns in enumerate(np.bincount(group, weights=covered, minlength=len(labels)).tolist()):
-            if ns:
-                beside[family][kind] = ns / 1e6
-    order = np.argsort(-time_ns, kind="stable")
-    return tuple(
-        FamilyFigures(
-            family=labels[i], calls=int(count[i]), time_ms=float(time_ns[i]) / 1e6, beside=beside.get(int(i), {})
-        )
-        for i in order
-        if count[i]
-    )
-
-
-def _estimate(trace: Trace) -> SlowdownEstimate | None:
-    """An estimate of the slowdown: calls beside communication against calls of the same kernels alone."""
-    calls = Calls.of(trace.kernels)
-    compute = (calls.kind == Kind.COMPUTE) & (calls.duration_ns > 0)
-    if trace.steps:
-        compute &= calls.step >= 0  # outside the steps, the turn of a call is unknown
-    covered = calls.covered_ns(trace.kernels.of(Kind.COMMUNICATION)) / np.maximum(calls.duration_ns, 1)
-    beside, alone = compute & (covered >= _MIN_BESIDE), compute & (covered <= _MAX_ALONE)
-    if not beside.any() or not alone.any():
-        return None
-    # Turns need several steps to compare; and without launch shapes, a name alone does not identify a kernel.
-    methods: list[tuple[tuple[Level, ...], str]] = []
-    if len(trace.steps) > 1 and not trace.is_cut:
-        methods.append((IN_TURN, "calls of one kernel in the same turn of different steps"))
-    if any(trace.kernels.shapes):
-        methods.append((SAME_LAUNCH, "calls of one kernel with the same grid and block"))
-    for levels, method in methods:
-        matches = match(calls, beside, calls, alone, levels)
-        rows = np.flatnonzero(np.isfinite(matches.alone_ns))
-        if len(rows):
-            left_out = np.flatnonzero(beside & ~np.isfinite(matches.alone_ns))
-            return _slowdown(calls, rows, matches.alone_ns, np.flatnonzero(matches.used), left_out, method)
-    return None
-
-
-def _slowdown(
-    calls: Calls, rows: Indices, alone_ns: npt.NDArray[np.float64], used: Indices, left_out: Indices, method: str
-) -> SlowdownEstimate:
-    """The estimate, over all calls and by family.
-
-    Args:
-        calls: all calls of the trace.
-        rows: calls beside communication that match calls alone.
-        alone_ns: time of the same call alone; shape (calls,).
-        used: the calls alone that they match.
-        left_out: calls beside communication without a match.
-        method: what counts as the same call, in words.
-    """
-    label, labels = labels_of(calls.kernels)
-
-    def over(
-        rows: Indices, used: Indices, left_out: Indices, families: dict[str, SlowdownEstimate]
-    ) -> SlowdownEstimate:
-        time_ns = float(calls.duration_ns[rows].sum())
-        return SlowdownEstimate(
-            slowdown=time_ns / float(alone_ns[rows].sum()) - 1,
-            method=method,
-            kernels=len(distinct_values(calls.kernels.name[calls.row[rows]])),
-            calls_beside=len(rows),
-            calls_alone=len(used),
-            calls_left_out=len(left_out),
-            time_beside_ms=time_ns / 1e6,
-            families=families,
-        )
-
-    of_rows, of_used, of_left_out = (label[calls.row[part]] for part in (rows, used, left_out))
-    families = {
-        labels[i]: over(rows[of_rows == i], used[of_used == i], left_out[of_left_out == i], {})
-        for i in distinct_values(of_rows).tolist()
-    }
-    return over(rows, used, left_out, dict(sorted(families.items(), key=lambda item: -item[1].time_beside_ms)))

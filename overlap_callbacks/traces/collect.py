@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
+import numpy as np
 
 from overlap_callbacks.analysis import name_rules, safe_text
 from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
@@ -186,6 +187,7 @@ class DeviceEvents(EventCollector):
         launch_thread: thread of each launch, as a number of ``threads``.
         threads: numbers of the threads that launched, which are as they are in the file.
         launch_times: when each launch was made.
+        num_launches_taken: number of launches that were taken away.
         wait_times: when the host waited for the device.
         ranges: other ranges of the host: modules, and what users and torch have named.
     """
@@ -193,6 +195,7 @@ class DeviceEvents(EventCollector):
     def __init__(self, steps: re.Pattern[str] | None = None, *, exact: bool = False) -> None:
         super().__init__(steps, exact=exact)
         self.devices = array("i")
+        self._num_taken = self.num_launches_taken = 0
         self.known = KernelMetadata()
         self.operators = CollectiveRanges(EventTimes(exact))
         self.annotations = CollectiveRanges(EventTimes(exact))
@@ -222,6 +225,30 @@ class DeviceEvents(EventCollector):
     def lane_of(self, device: int, stream: Any) -> int:
         """The number of a stream of a device."""
         return self._lanes[device, hashable(stream)]
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows so far, those that were taken away among them."""
+        return self._num_taken + len(self.rows)
+
+    @property
+    def num_held(self) -> int:
+        """Number of rows, launches and ranges that are in memory, and of which there may be millions."""
+        return len(self.rows) + len(self.launch_thread) + len(self.annotations) + len(self.operators)
+
+    def take_rows(self) -> dict[str, Any]:
+        """The columns of the rows but for their times, which are then forgotten; what their numbers stand for stays."""
+        self._num_taken += len(self.rows)
+        taken = {"device": np.array(self.devices), **self.rows.take()}
+        self.devices = array("i")
+        return taken
+
+    def take_launches(self) -> tuple[Any, Any]:
+        """Number and thread of each launch, shape (n,) each, which are then forgotten."""
+        taken = np.array(self.launch_correlation), np.array(self.launch_thread)
+        self.num_launches_taken += len(self.launch_thread)
+        self.launch_correlation, self.launch_thread = array("Q"), array("i")
+        return taken
 
     def forget_times(self) -> None:
         """Forget the times of rows and launches, which take as much memory as all else that is known of them."""

@@ -36,6 +36,7 @@ class CollectiveRanges:
 
     Attributes:
         times: their times.
+        num_taken: number of ranges that were taken away.
     """
 
     def __init__(self, times: EventTimes) -> None:
@@ -43,6 +44,7 @@ class CollectiveRanges:
         self._thread, self._detail = array("q"), array("q")
         self._threads: dict[str, int] = {}
         self._details: dict[RangeDetail, int] = {}
+        self.num_taken = 0
 
     def __len__(self) -> int:
         return len(self._thread)
@@ -77,16 +79,43 @@ class CollectiveRanges:
         """
         start_ns, end_ns, impossible, _ = self.times.bounds()
         of_thread = np.where(impossible, -1, np.array(self._thread, dtype=np.int64))
-        order = np.lexsort((end_ns, start_ns, of_thread))
-        calls = np.argsort(thread, kind="stable")
-        numbers = np.arange(len(self._threads) + 1)
-        first_range, first_call = np.searchsorted(of_thread[order], numbers), np.searchsorted(thread[calls], numbers)
-        found = np.full(len(launched_ns), -1, dtype=np.int64)
-        for number in np.flatnonzero((np.diff(first_range) > 0) & (np.diff(first_call) > 0)).tolist():
-            own = order[first_range[number] : first_range[number + 1]]
-            mine = calls[first_call[number] : first_call[number + 1]]
-            times_ns = launched_ns[mine]
-            place = np.searchsorted(start_ns[own], times_ns, side="right") - 1
-            last = own[np.maximum(place, 0)]
-            found[mine] = np.where((place >= 0) & (times_ns >= 0) & (times_ns < end_ns[last]), last, -1)
-        return found
+        return last_begun(start_ns, end_ns, of_thread, launched_ns, thread)
+
+    def take(self) -> tuple[Indices, Indices, Indices, Indices]:
+        """Start, end, thread and detail of each range, shape (n,) each, which are then forgotten."""
+        start_ns, end_ns, possible = self.times.take()
+        columns = (np.array(self._thread, dtype=np.int64), np.array(self._detail, dtype=np.int64))
+        thread, detail = (column[possible] for column in columns)
+        self.num_taken += len(self)
+        self._thread, self._detail = array("q"), array("q")
+        return start_ns[possible], end_ns[possible], thread, detail
+
+
+def last_begun(
+    start_ns: Indices, end_ns: Indices, of_thread: Indices, launched_ns: Indices, thread: Indices
+) -> Indices:
+    """In which range each launch was made: the last one of its thread to begin before it, if it had not ended.
+
+    Args:
+        start_ns: when each range began; shape (ranges,).
+        end_ns: when it ended; shape (ranges,).
+        of_thread: the thread of each range, -1 for a range that does not count; shape (ranges,).
+        launched_ns: when each launch was made, -1 if unknown; shape (n,).
+        thread: by which thread; shape (n,).
+
+    Returns:
+        The place of the range, -1 for none; shape (n,).
+    """
+    order = np.lexsort((end_ns, start_ns, of_thread))
+    calls = np.argsort(thread, kind="stable")
+    numbers = np.arange(int(of_thread.max(initial=-1)) + 2)
+    first_range, first_call = np.searchsorted(of_thread[order], numbers), np.searchsorted(thread[calls], numbers)
+    found = np.full(len(launched_ns), -1, dtype=np.int64)
+    for number in np.flatnonzero((np.diff(first_range) > 0) & (np.diff(first_call) > 0)).tolist():
+        own = order[first_range[number] : first_range[number + 1]]
+        mine = calls[first_call[number] : first_call[number + 1]]
+        times_ns = launched_ns[mine]
+        place = np.searchsorted(start_ns[own], times_ns, side="right") - 1
+        last = own[np.maximum(place, 0)]
+        found[mine] = np.where((place >= 0) & (times_ns >= 0) & (times_ns < end_ns[last]), last, -1)
+    return found

@@ -18,7 +18,7 @@ from overlap_callbacks.analysis.results.kernel_times import KernelTime
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.traces.analysis import span_ms, trace_figures
 from overlap_callbacks.traces.figures import Comparison, UnmatchedKernel
-from overlap_callbacks.traces.kineto import Trace
+from overlap_callbacks.traces.trace import Trace
 
 # If less than this share of the compute time has a match, the two files are not of one job.
 _MIN_MATCHED_FRACTION = 0.8

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from overlap_callbacks.analysis.formatting import count
 from overlap_callbacks.analysis.kernels.table import KernelTable, KernelTableBuilder, Kind
 from overlap_callbacks.traces.collectives import Collectives
 from overlap_callbacks.traces.steps import TraceStep
+from overlap_callbacks.traces.suspects import suspects
 
 # Names that sound like a collective although no pattern knows them.
 _LIKE_COMMUNICATION = re.compile(r"(?i)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|[nr]ccl|shmem")
@@ -24,20 +26,48 @@ _SEVERAL_COLLECTIVES = re.compile(r"(?i)[nr]ccl\w*(sendrecv|generic)")
 _MAX_GAP_NS = 10 * 60 * 10**9
 
 
-def doubts_of(kernels: KernelTable, steps: tuple[TraceStep, ...]) -> Iterator[str]:
+@dataclass(frozen=True)
+class KernelFacts:
+    """What must be known of the kernels of a file to tell what is doubtful about it.
+
+    Attributes:
+        longest_gap_ns: longest time from one kernel's start to the next one's.
+        num_placed: kernels without a launch that were placed in a step.
+        computing: names of the kernels that compute.
+        steps: indices of the steps that have kernels.
+        communicates: whether any kernel communicates.
+        suspects: the names that look most like communication, see ``suspects``.
+    """
+
+    longest_gap_ns: int
+    num_placed: int
+    computing: Sequence[str]
+    steps: frozenset[int]
+    communicates: bool
+    suspects: Callable[[], Sequence[str]]
+
+    @classmethod
+    def of(cls, kernels: KernelTable) -> KernelFacts:
+        """The facts of a table."""
+        compute = np.flatnonzero(kernels.kind == Kind.COMPUTE)
+        name, lane, ran = kernels.name[compute], kernels.lane[compute], kernels.intervals[compute]
+        return cls(
+            longest_gap_ns=int(np.diff(np.sort(kernels.intervals.start_ns)).max(initial=0)),
+            num_placed=int((kernels.without_launch & (kernels.step >= 0)).sum()),
+            computing=[kernels.names[i] for i in distinct_values(name)],
+            steps=frozenset(distinct_values(kernels.step).tolist()),
+            communicates=bool((kernels.kind == Kind.COMMUNICATION).any()),
+            suspects=lambda: suspects(kernels.names, name, lane, ran.durations_ns),
+        )
+
+
+def doubts_of(facts: KernelFacts, steps: tuple[TraceStep, ...]) -> Iterator[str]:
     """What is doubtful about a trace, in words."""
-    start = np.sort(kernels.intervals.start_ns)
-    if len(start) > 1 and int(np.diff(start).max()) > _MAX_GAP_NS:
-        longest_s = int(np.diff(start).max()) / 1e9
-        yield f"kernels lie {longest_s:.0f} s apart: the clock may have jumped, or files were joined"
-    num_placed = int((kernels.without_launch & (kernels.step >= 0)).sum())
-    if num_placed:
-        yield f"{num_placed} kernels have no launch in the file; they are placed by their start"
-    doubtful = [
-        kernels.names[i]
-        for i in distinct_values(kernels.name[kernels.kind == Kind.COMPUTE])
-        if _LIKE_COMMUNICATION.search(kernels.names[i])
-    ]
+    if facts.longest_gap_ns > _MAX_GAP_NS:
+        yield (f"kernels lie {facts.longest_gap_ns / 1e9:.0f} s apart: the clock may have jumped, or files were joined")
+    if facts.num_placed:
+        yield f"{facts.num_placed} kernels have no launch in the file; they are placed by their start"
+    doubtful = [name for name in facts.computing if _LIKE_COMMUNICATION.search(name)]
     if doubtful:
         yield (
             f"{len(doubtful)} kernels count as compute though their names sound like communication: {doubtful[0][:80]}"
@@ -52,14 +82,24 @@ def untold(rows: KernelTableBuilder, collectives: Collectives) -> Iterator[str]:
     if not by_name.any():
         return
     names = np.array(rows.name, dtype=np.int64)[collectives.rows[by_name[collectives.info]]]
-    texts = rows.names.texts
     distinct, first, number = np.unique(names, return_index=True, return_counts=True)
-    several = [i for i in np.argsort(first).tolist() if _SEVERAL_COLLECTIVES.search(texts[distinct[i]])]
+    order = np.argsort(first)
+    texts = rows.names.texts
+    yield from untold_names([(texts[i], n) for i, n in zip(distinct[order], number[order].tolist(), strict=True)])
+
+
+def untold_names(found: Sequence[tuple[str, int]]) -> Iterator[str]:
+    """Which names stand for several collectives, in words.
+
+    Args:
+        found: names that alone tell the collectives of kernels, and of how many.
+    """
+    several = [(name, number) for name, number in found if _SEVERAL_COLLECTIVES.search(name)]
     if several:
-        name = texts[distinct[several[0]]]
+        name = several[0][0]
         yield (
-            f"the names of {int(number[several].sum())} kernels stand for several collectives, and nothing else tells "
-            f"which: they count as {name_rules.collective_of(name)}: {name[:80]}"
+            f"the names of {sum(number for _, number in several)} kernels stand for several collectives, and nothing "
+            f"else tells which: they count as {name_rules.collective_of(name)}: {name[:80]}"
         )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from overlap_callbacks.analysis.distinct import distinct_values
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
 
@@ -54,6 +55,16 @@ class Launches:
     def known(self) -> bool:
         """Whether any kernel's launch is known."""
         return bool((self.launched_ns >= 0).any())
+
+
+def launch_interval_ns(launched_ns: Indices) -> float | None:
+    """Median time from one launch to the next; None with fewer than two.
+
+    Args:
+        launched_ns: when each row was launched, -1 if unknown; shape (n,).
+    """
+    times_ns = distinct_values(launched_ns[launched_ns >= 0])
+    return float(np.median(np.diff(times_ns))) if len(times_ns) > 1 else None
 
 
 def waits_of(

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from overlap_callbacks.analysis import name_rules
-from overlap_callbacks.traces.analysis import Part, part_of, together
+from overlap_callbacks.traces.analysis import Part, together
 from overlap_callbacks.traces.figures import Analysis
 from overlap_callbacks.traces.files import Progress, TraceError, bytes_of
-from overlap_callbacks.traces.reading import read_trace
+from overlap_callbacks.traces.reading import read_part
 
 # More processes than this gain little: a disk or a file server is the limit.
 MAX_PROCESSES = 8
@@ -45,7 +45,7 @@ def analyze_files(
         raise ValueError("paths must hold at least one file")
     files = [Path(path) for path in paths]
     if len(files) == 1:
-        return together([part_of(read_trace(files[0], progress, steps))])
+        return together([read_part(files[0], progress, steps, with_turns=False)])
     found: list[Part | str] = [""] * len(files)
     for done, (place, part) in enumerate(_parts(files, processes, steps), start=1):
         found[place] = part
@@ -91,7 +91,7 @@ def _parts(
 
 def _part(file: Path, steps: re.Pattern[str] | None) -> Part | str:
     try:
-        return part_of(read_trace(file, steps=steps))
+        return read_part(file, steps=steps)
     except TraceError as error:
         return str(error)
 

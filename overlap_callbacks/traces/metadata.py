@@ -20,7 +20,7 @@ import numpy as np
 from overlap_callbacks.analysis import name_rules, safe_text
 from overlap_callbacks.analysis.kernels.accounting import is_copy
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTableBuilder, communicates
-from overlap_callbacks.traces.collective_ranges import CollectiveRanges
+from overlap_callbacks.traces.collective_ranges import CollectiveRanges, RangeDetail
 from overlap_callbacks.traces.collectives import UNKNOWN, CollectiveInfo, Collectives
 from overlap_callbacks.traces.events import Args
 
@@ -94,6 +94,12 @@ class KernelMetadata:
         row, info, num_bytes, sequence = (np.array(column, dtype=np.int64) for column in self._columns)
         return Collectives(row, info, num_bytes, sequence, tuple(self._infos))
 
+    def take(self) -> Collectives:
+        """What was kept, which is then forgotten. What kernels have in common keeps its numbers."""
+        found = self.collectives()
+        self._columns = tuple([array("q") for _ in range(4)])
+        return found
+
     def _read(self, key: tuple[Any, ...]) -> _Known:
         name, dtype, group, description, ranks = (safe_text.clean(text) for text in key[:-1])
         info = CollectiveInfo(name_rules.collective_of(name), group, description, ranks, key[-1])
@@ -160,8 +166,6 @@ def annotated(
 ) -> Collectives:
     """What torch's ranges tell about the communication kernels that were launched in them, else their names.
 
-    Copies have no size: several may be one collective.
-
     Args:
         rows: the kernels.
         known: what their own arguments tell: nothing else is asked about those.
@@ -176,9 +180,38 @@ def annotated(
     wanted = wanted[~np.isin(wanted, known.rows)]
     within = ranges.around(launched_ns[wanted], thread[wanted])
     name = np.array(rows.name, dtype=np.int64)[wanted]
+    detail = np.where(within >= 0, ranges.detail[within], -1) if len(ranges) else np.full_like(name, -1)
+    told = told_by_ranges(name, detail, rows.names.texts, ranges.details)
+    return dataclasses.replace(Collectives.alike(wanted, told.info, told.infos), num_bytes=told.num_bytes)
+
+
+class Told(NamedTuple):
+    """What torch's ranges, else names, tell of communication kernels.
+
+    Attributes:
+        info: index into ``infos``; shape (n,).
+        num_bytes: sizes; ``UNKNOWN`` if unknown; shape (n,).
+        infos: what some of them have in common.
+    """
+
+    info: Indices
+    num_bytes: Indices
+    infos: tuple[CollectiveInfo, ...]
+
+
+def told_by_ranges(name: Indices, detail: Indices, texts: Sequence[str], details: Sequence[RangeDetail]) -> Told:
+    """What torch's ranges tell of communication kernels, else their names.
+
+    Copies have no size: several may be one collective.
+
+    Args:
+        name: index into ``texts`` of each kernel; shape (n,).
+        detail: index into ``details`` of the range in which each was launched, -1 for none; shape (n,).
+        texts: the distinct names.
+        details: what ranges have in common.
+    """
     # Kernels of one name in ranges that are alike are alike.
-    texts, details = rows.names.texts, ranges.details
-    detail = np.where(within >= 0, ranges.detail[within], len(details)) if len(ranges) else np.zeros_like(name)
+    detail = np.where(detail >= 0, detail, len(details))
     alike, place = np.unique(detail * len(texts) + name, return_inverse=True)
     infos: list[CollectiveInfo] = []
     sizes: list[int] = []
@@ -193,9 +226,7 @@ def annotated(
             infos.append(CollectiveInfo(name_rules.collective_of(text), by_name=True))
             sizes.append(UNKNOWN)
     place = place.reshape(-1)
-    return dataclasses.replace(
-        Collectives.alike(wanted, place, tuple(infos)), num_bytes=np.array(sizes, dtype=np.int64)[place]
-    )
+    return Told(place, np.array(sizes, dtype=np.int64)[place], tuple(infos))
 
 
 def input_bytes(name: str, dims: bytes, types: bytes) -> int:

@@ -14,7 +14,7 @@ from overlap_callbacks.analysis.exact_sums import sums_by
 from overlap_callbacks.analysis.kernels.accounting import copies_of
 from overlap_callbacks.analysis.kernels.table import Indices, Kind
 from overlap_callbacks.traces.collectives import UNKNOWN, CollectiveInfo
-from overlap_callbacks.traces.kineto import Trace
+from overlap_callbacks.traces.trace import Trace
 
 # Identifies the collectives of a rank that differ in their turn alone, the same on all ranks that take part: kind,
 # group, the group's name, ranks and size, and then their step, or ``sequence`` where they are numbered.
@@ -34,6 +34,11 @@ class Turns(NamedTuple):
     turns: array[int]
     durations_ns: array[int]
     num_bytes: array[int]
+
+    @classmethod
+    def none(cls) -> Turns:
+        """Of no collectives."""
+        return cls(array("q"), array("q"), array("q"))
 
 
 class Timed(NamedTuple):
@@ -65,68 +70,89 @@ class RankCollectives(NamedTuple):
     by_size: dict[SizeKey, Timed]
 
 
-def collectives_of_rank(trace: Trace) -> RankCollectives:
-    """What the comparison of ranks needs of a trace."""
-    of_device = {device: _turns(part) for device, part in trace.by_device().items()}
-    names = frozenset(trace.device_names.get(device, "") for device in trace.devices)
-    return RankCollectives(trace.rank, trace.world_size, trace.on_host, names - {""}, of_device, _by_size(trace))
+class RankSums:
+    """Gathers what the comparison of ranks needs of one file, over the pieces of the time of its devices.
 
-
-def _by_size(trace: Trace) -> dict[SizeKey, Timed]:
-    """The kernels of collectives whose size is known."""
-    known, kernels = trace.collectives, trace.kernels
-    counts = (known.num_bytes > 0) & (kernels.kind[known.rows] == Kind.COMMUNICATION)
-    info, num_bytes = known.info[counts], known.num_bytes[counts]
-    times_ns = kernels.intervals.durations_ns[known.rows[counts]]
-    sizes, of_size = np.unique(num_bytes, return_inverse=True)
-    distinct, number = np.unique(info * len(sizes) + of_size.reshape(-1), return_inverse=True)
-    number = number.reshape(-1)
-    count, sums_ns = np.bincount(number, minlength=len(distinct)), sums_by(number, times_ns, len(distinct))
-    found: dict[SizeKey, Timed] = {}
-    for key, calls, sum_ns in zip(distinct.tolist(), count.tolist(), sums_ns, strict=True):
-        of_info = known.infos[key // len(sizes)]
-        size = (of_info.kind, of_info.size, int(sizes[key % len(sizes)]))
-        before = found.get(size, Timed(0, 0))
-        found[size] = Timed(before.number + calls, before.sum_ns + sum_ns)
-    return found
-
-
-def _turns(trace: Trace) -> dict[Place, Turns]:
-    """The collectives of one device, those of a place in order of time.
-
-    Copies are left out: they do not wait for other ranks. So are sends and receives: a send and its receive are
-    different kernels. Of a file that is cut off, so are those without numbers: earlier ones may be missing.
+    Args:
+        trace: the file, with any rows or none.
+        with_turns: whether each collective is kept, for a comparison. There may be millions.
     """
-    kernels = trace.kernels
-    rows = np.flatnonzero((kernels.kind == Kind.COMMUNICATION) & ~copies_of(kernels))
-    rows = rows[np.argsort(kernels.intervals.start_ns[rows], kind="stable")]
-    info, num_bytes, sequence = trace.collectives.of_rows(rows)
-    infos = [*trace.collectives.infos, *[CollectiveInfo(kind) for kind in kernels.collectives]]
-    info = np.where(info >= 0, info, len(trace.collectives.infos) + kernels.collective[rows])
-    numbers: dict[Place, int] = {}
-    of_info = np.array([numbers.setdefault(_place(each), len(numbers)) for each in infos], dtype=np.int64)
-    is_numbered = sequence != UNKNOWN
-    counts = np.array([each.kind != "send_recv" for each in infos], dtype=bool)[info]
-    if trace.is_cut:
-        counts &= is_numbered
-    # Turns are counted within the step, so that files that begin at different collectives still match in later steps.
-    parts = [None, *[step.number for step in trace.steps], _NUMBERED]
-    part = np.where(is_numbered, len(parts) - 1, kernels.step[rows] + 1)
-    group = of_info[info] * len(parts) + part
-    rows, group, num_bytes, sequence = (column[counts] for column in (rows, group, num_bytes, sequence))
-    order = np.argsort(group, kind="stable")
-    begins = np.flatnonzero(np.diff(group[order], prepend=-1))
-    ends = np.append(begins[1:], len(order))
-    durations_ns = kernels.intervals.durations_ns[rows]
-    sizes = np.where(num_bytes == UNKNOWN, -1, num_bytes)
-    places = list(numbers)
-    found: dict[Place, Turns] = {}
-    for i in np.argsort(order[begins]).tolist():  # those first that came first
-        mine = order[begins[i] : ends[i]]
-        of_place, of_part = divmod(int(group[mine[0]]), len(parts))
-        turns = sequence[mine] if parts[of_part] == _NUMBERED else np.arange(len(mine))
-        found[(*places[of_place], parts[of_part])] = Turns(*map(_as_array, (turns, durations_ns[mine], sizes[mine])))
-    return found
+
+    def __init__(self, trace: Trace, *, with_turns: bool) -> None:
+        self._trace, self._with_turns = trace, with_turns
+        self._infos, self._num_known = trace.collectives.infos, len(trace.collectives.infos)
+        numbers: dict[Place, int] = {}
+        infos = [*self._infos, *[CollectiveInfo(kind) for kind in trace.kernels.collectives]]
+        self._of_info = np.array([numbers.setdefault(_place(each), len(numbers)) for each in infos], dtype=np.int64)
+        self._places = list(numbers)
+        self._may_wait = np.array([each.kind != "send_recv" for each in infos], dtype=bool)
+        # Turns are counted within the step, so that files that begin at different collectives still match in later
+        # steps.
+        self._parts = [None, *[step.number for step in trace.steps], _NUMBERED]
+        self._of_device: dict[int, dict[Place, Turns]] = {}
+        self._by_size: dict[SizeKey, Timed] = {}
+
+    @property
+    def collectives(self) -> RankCollectives:
+        """What was gathered."""
+        trace, devices = self._trace, self._of_device
+        names = frozenset(trace.device_names.get(device, "") for device in devices)
+        return RankCollectives(trace.rank, trace.world_size, trace.on_host, names - {""}, devices, self._by_size)
+
+    def add(self, device: int, trace: Trace) -> None:
+        """Add the rows of the next piece of a device's time."""
+        if len(trace.kernels):
+            of_device = self._of_device.setdefault(device, {})
+            if self._with_turns:
+                self._add_turns(of_device, trace)
+            self._add_sizes(trace)
+
+    def _add_sizes(self, trace: Trace) -> None:
+        """Add the kernels of collectives whose size is known."""
+        known, kernels = trace.collectives, trace.kernels
+        counts = (known.num_bytes > 0) & (kernels.kind[known.rows] == Kind.COMMUNICATION)
+        info, num_bytes = known.info[counts], known.num_bytes[counts]
+        times_ns = kernels.intervals.durations_ns[known.rows[counts]]
+        sizes, of_size = np.unique(num_bytes, return_inverse=True)
+        distinct, number = np.unique(info * len(sizes) + of_size.reshape(-1), return_inverse=True)
+        number = number.reshape(-1)
+        count, sums_ns = np.bincount(number, minlength=len(distinct)), sums_by(number, times_ns, len(distinct))
+        for key, calls, sum_ns in zip(distinct.tolist(), count.tolist(), sums_ns, strict=True):
+            of_info = self._infos[key // len(sizes)]
+            size = (of_info.kind, of_info.size, int(sizes[key % len(sizes)]))
+            before = self._by_size.get(size, Timed(0, 0))
+            self._by_size[size] = Timed(before.number + calls, before.sum_ns + sum_ns)
+
+    def _add_turns(self, found: dict[Place, Turns], trace: Trace) -> None:
+        """Add the collectives of one device, those of a place in order of time.
+
+        Copies are left out: they do not wait for other ranks. So are sends and receives: a send and its receive are
+        different kernels. Of a file that is cut off, so are those without numbers: earlier ones may be missing.
+        """
+        kernels = trace.kernels
+        rows = np.flatnonzero((kernels.kind == Kind.COMMUNICATION) & ~copies_of(kernels))
+        rows = rows[np.argsort(kernels.intervals.start_ns[rows], kind="stable")]
+        info, num_bytes, sequence = trace.collectives.of_rows(rows)
+        info = np.where(info >= 0, info, self._num_known + kernels.collective[rows])
+        is_numbered = sequence != UNKNOWN
+        counts = self._may_wait[info] & (is_numbered | (not trace.is_cut))
+        part = np.where(is_numbered, len(self._parts) - 1, kernels.step[rows] + 1)
+        group = self._of_info[info] * len(self._parts) + part
+        rows, group, num_bytes, sequence = (column[counts] for column in (rows, group, num_bytes, sequence))
+        order = np.argsort(group, kind="stable")
+        begins = np.flatnonzero(np.diff(group[order], prepend=-1))
+        ends = np.append(begins[1:], len(order))
+        durations_ns = kernels.intervals.durations_ns[rows]
+        sizes = np.where(num_bytes == UNKNOWN, -1, num_bytes)
+        for i in np.argsort(order[begins]).tolist():  # those first that came first
+            mine = order[begins[i] : ends[i]]
+            place, of_part = divmod(int(group[mine[0]]), len(self._parts))
+            turns = found.setdefault((*self._places[place], self._parts[of_part]), Turns.none())
+            first = len(turns.turns)
+            numbered = self._parts[of_part] == _NUMBERED
+            turns.turns.extend(_as_array(sequence[mine] if numbered else np.arange(first, first + len(mine))))
+            turns.durations_ns.extend(_as_array(durations_ns[mine]))
+            turns.num_bytes.extend(_as_array(sizes[mine]))
 
 
 def _place(info: CollectiveInfo) -> Place:

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from overlap_callbacks.traces.analysis import Part, part_of, part_of_devices
 from overlap_callbacks.traces.files import Progress, container_of
-from overlap_callbacks.traces.kineto import Trace, read_kineto
+from overlap_callbacks.traces.kineto import read_kineto, read_kineto_in_pieces
+from overlap_callbacks.traces.long.columns import Folder
+from overlap_callbacks.traces.trace import Trace
+
+if TYPE_CHECKING:
+    from overlap_callbacks.traces.long.trace import LongTrace
 from overlap_callbacks.traces.nsys import is_nsys, read_nsys
 
 
@@ -25,10 +32,44 @@ def read_trace(path: str | Path, progress: Progress | None = None, steps: re.Pat
     Raises:
         TraceError: the file cannot be read, is empty, or is not a trace.
     """
-    file = Path(path)
+    found = _read(Path(path), None, progress, steps)
+    assert isinstance(found, Trace)
+    return found
+
+
+def read_part(
+    path: str | Path,
+    progress: Progress | None = None,
+    steps: re.Pattern[str] | None = None,
+    *,
+    with_turns: bool = True,
+) -> Part:
+    """What an analysis needs of a trace file. Of a file that is too long for memory, the events lie in files meanwhile.
+
+    Args:
+        path: the file, as for ``read_trace``.
+        progress: as for ``read_trace``.
+        steps: as for ``read_trace``.
+        with_turns: whether other files are compared with it.
+
+    Raises:
+        TraceError: the file cannot be read, is empty, or is not a trace.
+    """
+    with Folder() as folder:
+        found = _read(Path(path), folder, progress, steps)
+        if isinstance(found, Trace):
+            return part_of(found, with_turns=with_turns)
+        return part_of_devices(found.head, found.devices, with_turns=with_turns)
+
+
+def _read(
+    file: Path, folder: Folder | None, progress: Progress | None, steps: re.Pattern[str] | None
+) -> Trace | LongTrace:
     if is_nsys(file):
         return read_nsys(file, None, progress, steps)
     inside = container_of(file)
     if inside is not None and inside[1].isdecimal() and is_nsys(inside[0]):
         return read_nsys(inside[0], int(inside[1]), progress, steps, file)
-    return read_kineto(file, progress, steps)
+    return (
+        read_kineto(file, progress, steps) if folder is None else read_kineto_in_pieces(file, folder, progress, steps)
+    )

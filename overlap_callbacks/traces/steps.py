@@ -7,8 +7,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from overlap_callbacks.analysis.distinct import distinct_values
-from overlap_callbacks.analysis.kernels.table import KernelTable
 from overlap_callbacks.traces.collect import Note
 from overlap_callbacks.traces.times import MAX_TIME_NS
 
@@ -69,7 +67,7 @@ def bounds_of(steps: Sequence[TraceStep]) -> list[tuple[int, int]]:
     ]
 
 
-def mark_cut(steps: tuple[TraceStep, ...], kernels: KernelTable) -> tuple[tuple[TraceStep, ...], str]:
+def mark_cut(steps: tuple[TraceStep, ...], held: frozenset[int]) -> tuple[tuple[TraceStep, ...], str]:
     """Mark the steps of a file that is cut off: each may lack kernels.
 
     Kineto writes what the host did thread by thread, and then the device's buffers one after another: neither is in the
@@ -77,14 +75,13 @@ def mark_cut(steps: tuple[TraceStep, ...], kernels: KernelTable) -> tuple[tuple[
 
     Args:
         steps: the steps, ascending in time.
-        kernels: the kernels of the file.
+        held: indices of the steps that have kernels.
 
     Returns:
         The steps, and words for them; empty without steps.
     """
     if not steps:
         return steps, ""
-    held = distinct_values(kernels.step)
     missing = [step.number for i, step in enumerate(steps) if i not in held]
     named = "any step may lack some, and none is in a mean"
     if missing:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
 from overlap_callbacks.analysis import name_rules
 from overlap_callbacks.analysis.distinct import distinct_values
-from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
+from overlap_callbacks.analysis.kernels.table import Indices
 
 MAX_SUSPECTS = 10
 _MAX_NAME = 60
@@ -26,21 +27,25 @@ def likeness(name: str) -> int:
     return next((len(_WORDS) - place for place, words in enumerate(_WORDS) if words.search(name)), 0)
 
 
-def suspects(kernels: KernelTable) -> list[str]:
+def suspects(names: Sequence[str], name: Indices, lane: Indices, time_ns: Indices) -> list[str]:
     """The names of the kernels that look most like communication, each with its time, at most ten.
 
     By name first. Among names that tell nothing, kernels of streams without matrix products come first, then those with
     the most time: a stream of its own and long kernels are what collectives have.
+
+    Args:
+        names: names of kernels.
+        name: index into ``names`` of each kernel that computes, or of several on one stream; shape (n,).
+        lane: its stream; shape (n,).
+        time_ns: its time, or theirs together; shape (n,).
     """
-    compute = np.flatnonzero(kernels.kind == Kind.COMPUTE)
-    if not len(compute):
+    if not len(name):
         return []
-    name, lane = kernels.name[compute], kernels.lane[compute]
-    gemm = np.array([name_rules.family_of(text) == "gemm" for text in kernels.names], dtype=bool)
+    gemm = np.array([name_rules.family_of(text) == "gemm" for text in names], dtype=bool)
     of_gemms = np.isin(lane, distinct_values(lane[gemm[name]]))
-    size = len(kernels.names)
-    time_ns = np.bincount(name, weights=kernels.intervals.durations_ns[compute], minlength=size)
+    size = len(names)
+    of_name_ns = np.bincount(name, weights=time_ns, minlength=size)
     apart = np.bincount(name, weights=~of_gemms, minlength=size) > 0
     present = [int(number) for number in distinct_values(name) if not gemm[number]]
-    ranked = sorted(present, key=lambda i: (-likeness(kernels.names[i]), not apart[i], -time_ns[i]))
-    return [f"{kernels.names[i][:_MAX_NAME]} ({time_ns[i] / 1e6:.3f} ms)" for i in ranked[:MAX_SUSPECTS]]
+    ranked = sorted(present, key=lambda i: (-likeness(names[i]), not apart[i], -of_name_ns[i]))
+    return [f"{names[i][:_MAX_NAME]} ({of_name_ns[i] / 1e6:.3f} ms)" for i in ranked[:MAX_SUSPECTS]]

@@ -6,28 +6,25 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from overlap_callbacks.analysis import name_rules
 from overlap_callbacks.analysis.distinct import distinct_values
 from overlap_callbacks.analysis.intervals import Intervals
-from overlap_callbacks.analysis.kernels.attribution import Calls
-from overlap_callbacks.analysis.kernels.critical_path import CriticalPaths, Part, Path
+from overlap_callbacks.analysis.kernels.critical_path import CriticalPaths, LastRows, Part, Path
 from overlap_callbacks.analysis.kernels.idle import TimeUse, TimeUses
-from overlap_callbacks.analysis.kernels.queue import queues
-from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
+from overlap_callbacks.analysis.kernels.queue import Queue
+from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
 from overlap_callbacks.traces.device_time import (
     CriticalPath,
     DeviceTime,
     HostLimit,
     PathKernel,
     StreamQueue,
-    TopKernel,
     Utilisation,
 )
-from overlap_callbacks.traces.kineto import Trace
 from overlap_callbacks.traces.launches import Launches
+from overlap_callbacks.traces.pieces import Device, Piece, Span
 
-# Kernels of the table of a device, and of a path. There may be thousands of names.
-MAX_KERNELS, MAX_PATH_KERNELS = 100, 10
+# Kernels of the table of a path. There may be thousands of names.
+MAX_PATH_KERNELS = 10
 UTILISATION_PARTS = 120
 # From this share of the time on, waiting for launches is what limits a device.
 LAUNCH_BOUND_FRACTION = 0.1
@@ -35,11 +32,14 @@ LAUNCH_BOUND_FRACTION = 0.1
 _SHORT_GAP_NS = 1_000_000
 
 
-class TimeFigures:
-    """The figures of one device of a trace.
+class TimeSums:
+    """What one device of a trace does with its time, added up over the pieces of that time.
 
     Of a file that is cut off, what needs all kernels is left out: steps, paths, and whether the host keeps the device
     waiting.
+
+    Args:
+        device: the device.
 
     Attributes:
         time: what the device did, in the whole file and in each step.
@@ -49,111 +49,144 @@ class TimeFigures:
         utilisation: None without kernels.
     """
 
-    def __init__(self, trace: Trace, steps: Sequence[int]) -> None:
-        kernels = trace.kernels
-        self.time: tuple[DeviceTime, ...] = ()
-        self.paths: tuple[CriticalPath, ...] = ()
-        self.queues: tuple[StreamQueue, ...] = ()
-        self.host_limit: HostLimit | None = None
-        self.utilisation: Utilisation | None = None
-        ran = kernels.intervals[kernels.intervals.durations_ns > 0]
-        if not len(ran):
+    def __init__(self, device: Device) -> None:
+        self._device, self._outline, head = device, device.outline, device.head
+        self._steps, self._is_cut = head.steps, head.is_cut
+        self._whole, self._gaps = TimeUse.nothing(), _Gaps()
+        self._of_steps: list[DeviceTime] = []
+        self._paths: list[CriticalPath] = []
+        # Where the time of the next step begins on the device.
+        self._until_ns = head.steps[self._outline.steps[0]].start_ns if self._outline.steps else 0
+        self._parts = Intervals.empty() if self._outline.ran is None else _equal_parts(self._outline.ran)
+        self._compute_ns, self._both_ns = (np.zeros(len(self._parts), dtype=np.int64) for _ in range(2))
+
+    def add(self, piece: Piece) -> None:
+        """Add the next piece."""
+        kernels, before = piece.trace.kernels, piece.before
+        ran_ns = kernels.intervals.end_ns[kernels.intervals.durations_ns > 0]
+        if not len(ran_ns):
             return
-        launches = trace.launches or Launches.none(len(kernels))
-        begin, end = int(ran.start_ns.min()), int(ran.end_ns.max())
-        self.utilisation = _utilisation(kernels, begin, end)
-        spans = {} if trace.is_cut else step_spans(trace, steps)
-        numbers = [None, *[trace.steps[i].number for i in spans]]
-        whole, *of_steps = TimeUses(kernels, launches.launched_ns).of_each([(begin, end), *spans.values()])
-        self.time = tuple(
-            [_device_time(step, use, launches.known) for step, use in zip(numbers, (whole, *of_steps), strict=True)]
+        launches = piece.trace.launches or Launches.none(len(kernels))
+        span = (piece.begin_ns, int(ran_ns.max()))
+        spans = {} if self._is_cut else self._step_spans(kernels)
+        whole, *of_steps = TimeUses(kernels, launches.launched_ns).of_each([span, *spans.values()])
+        self._whole += whole
+        self._gaps.add(whole.host_gaps_ns)
+        numbers = [self._steps[i].number for i in spans]
+        self._of_steps += [self._device_time(*step) for step in zip(numbers, of_steps, strict=True)]
+        compute, comm = kernels.of(Kind.COMPUTE), kernels.of(Kind.COMMUNICATION)
+        self._compute_ns += self._parts.covered_ns(compute)
+        self._both_ns += self._parts.covered_ns(compute.with_others(comm))
+        if not piece.trace.on_host and not self._is_cut:
+            wanted: list[tuple[int | None, tuple[int, int]]] = list(zip(numbers, spans.values(), strict=True))
+            # A file without steps counts as one; its path is worked out only where the file is one piece.
+            if not spans and span == self._outline.ran:
+                wanted = [(None, span)]
+            self._paths += _critical_paths(wanted, kernels, launches, before)
+
+    @property
+    def time(self) -> tuple[DeviceTime, ...]:
+        """What the device did, in the whole file and in each step; empty if nothing ran."""
+        return () if self._outline.ran is None else (self._device_time(None, self._whole), *self._of_steps)
+
+    @property
+    def paths(self) -> tuple[CriticalPath, ...]:
+        """The critical path of each step, or of a file without steps."""
+        return tuple(self._paths)
+
+    @property
+    def queues(self) -> tuple[StreamQueue, ...]:
+        """The queue of each stream."""
+        if self._outline.ran is None or not self._outline.launches_known:
+            return ()
+        streams = self._device.head.launches.streams if self._device.head.launches is not None else ()
+        return _queues(self._device.queues(), streams)
+
+    @property
+    def host_limit(self) -> HostLimit | None:
+        """Whether the host keeps the device waiting; None if the file does not tell."""
+        if self._outline.ran is None or not self._outline.launches_known or self._is_cut:
+            return None
+        late_ns = self._whole.host_ns + self._whole.launch_ns
+        fraction = late_ns / self._whole.span_ns if self._whole.span_ns else 0.0
+        kernel_ns, interval_ns = self._device.kernel_ns(), self._device.launch_interval_ns()
+        return HostLimit(
+            launch_bound=fraction >= LAUNCH_BOUND_FRACTION and 2 * self._gaps.short_ns > late_ns,
+            idle_fraction=fraction,
+            gaps=self._gaps.number,
+            short_gaps_ms=self._gaps.short_ns / 1e6,
+            longest_gap_ms=self._gaps.longest_ns / 1e6,
+            kernel_us=None if kernel_ns is None else kernel_ns / 1e3,
+            launch_interval_us=None if interval_ns is None else interval_ns / 1e3,
         )
-        if launches.known:
-            self.queues = _queues(kernels, launches)
-            if not trace.is_cut:
-                self.host_limit = _host_limit(kernels, launches, whole)
-        if not trace.on_host and not trace.is_cut:
-            wanted = [(trace.steps[i].number, span) for i, span in spans.items()]
-            self.paths = _critical_paths(wanted or [(None, (begin, end))], kernels, launches)
+
+    @property
+    def utilisation(self) -> Utilisation | None:
+        """Shares of equal parts of the span; None if nothing ran."""
+        ran = self._outline.ran
+        if ran is None:
+            return None
+        lengths = np.maximum(self._parts.durations_ns, 1)
+        return Utilisation(
+            part_ms=(ran.end_ns - ran.start_ns) / UTILISATION_PARTS / 1e6,
+            compute=tuple((self._compute_ns / lengths).tolist()),
+            exposed_comm=tuple(((self._both_ns - self._compute_ns) / lengths).tolist()),
+        )
+
+    def _step_spans(self, kernels: KernelTable) -> dict[int, tuple[int, int]]:
+        """Start and end on the device of the steps of a piece, by their indices.
+
+        A step that ends before an earlier one has none.
+        """
+        spans: dict[int, tuple[int, int]] = {}
+        for i in distinct_values(kernels.step[kernels.step >= 0]).tolist():
+            ended_ns = int(kernels.intervals.end_ns[kernels.step == i].max())
+            if ended_ns > self._until_ns:
+                spans[i] = (self._until_ns, ended_ns)
+                self._until_ns = ended_ns
+        return spans
+
+    def _device_time(self, step: int | None, use: TimeUse) -> DeviceTime:
+        def cause(ns: int) -> float | None:
+            return ns / 1e6 if self._outline.launches_known else None
+
+        return DeviceTime(
+            step=step,
+            span_ms=use.span_ns / 1e6,
+            compute_ms=use.compute_ns / 1e6,
+            exposed_comm_ms=use.exposed_comm_ns / 1e6,
+            copy_ms=use.copy_ns / 1e6,
+            idle_ms=use.idle_ns / 1e6,
+            idle_host_ms=cause(use.host_ns),
+            idle_launch_ms=cause(use.launch_ns),
+            idle_other_ms=cause(use.other_ns),
+        )
 
 
-def step_spans(trace: Trace, steps: Sequence[int]) -> dict[int, tuple[int, int]]:
-    """Start and end of steps on the device, by their indices. A step that ends before an earlier one has none.
+class _Gaps:
+    """The gaps in which the device waits for the host.
 
-    Args:
-        trace: of one device.
-        steps: indices of the steps that have kernels, ascending.
+    Attributes:
+        number: of gaps.
+        short_ns: time of those shorter than a millisecond.
+        longest_ns: the longest.
     """
-    spans: dict[int, tuple[int, int]] = {}
-    kernels = trace.kernels
-    until = trace.steps[steps[0]].start_ns if steps else 0
-    for i in steps:
-        ended = int(kernels.intervals.end_ns[kernels.step == i].max())
-        if ended > until:
-            spans[i] = (until, ended)
-            until = ended
-    return spans
 
+    def __init__(self) -> None:
+        self.number = self.short_ns = self.longest_ns = 0
 
-def top_kernels(kernels: KernelTable) -> tuple[TopKernel, ...]:
-    """The kernels and collectives with the most time first; ``MAX_KERNELS`` at most."""
-    calls = Calls.of(kernels)
-    communicates = calls.kind == Kind.COMMUNICATION
-    rows = np.flatnonzero(communicates | (calls.kind == Kind.COMPUTE))
-    beside = np.where(
-        communicates, calls.covered_ns(kernels.of(Kind.COMPUTE)), calls.covered_ns(kernels.of(Kind.COMMUNICATION))
-    )
-    # A name may stand for kernels of both kinds.
-    key = kernels.name[calls.row[rows]] * 2 + communicates[rows]
-    size = 2 * len(kernels.names)
-    count = np.bincount(key, minlength=size)
-    time_ns = np.bincount(key, weights=calls.duration_ns[rows], minlength=size)
-    beside_ns = np.bincount(key, weights=beside[rows], minlength=size)
-    longest_ns = np.zeros(size, dtype=np.int64)
-    np.maximum.at(longest_ns, key, calls.duration_ns[rows])
-    total_ns = float(time_ns.sum())
-    order = np.argsort(-time_ns, kind="stable")[:MAX_KERNELS]
-    found = []
-    for i in order[count[order] > 0].tolist():
-        name, communication = kernels.names[i // 2], bool(i % 2)
-        family = name_rules.collective_of(name) if communication else name_rules.family_of(name)
-        found.append(
-            TopKernel(
-                name=name,
-                family=family,
-                communication=communication,
-                calls=int(count[i]),
-                time_ms=float(time_ns[i]) / 1e6,
-                share=float(time_ns[i]) / total_ns if total_ns else 0.0,
-                longest_ms=int(longest_ns[i]) / 1e6,
-                beside_ms=float(beside_ns[i]) / 1e6,
-            )
-        )
-    return tuple(found)
-
-
-def _device_time(step: int | None, use: TimeUse, launches: bool) -> DeviceTime:
-    def cause(ns: int) -> float | None:
-        return ns / 1e6 if launches else None
-
-    return DeviceTime(
-        step=step,
-        span_ms=use.span_ns / 1e6,
-        compute_ms=use.compute_ns / 1e6,
-        exposed_comm_ms=use.exposed_comm_ns / 1e6,
-        copy_ms=use.copy_ns / 1e6,
-        idle_ms=use.idle_ns / 1e6,
-        idle_host_ms=cause(use.host_ns),
-        idle_launch_ms=cause(use.launch_ns),
-        idle_other_ms=cause(use.other_ns),
-    )
+    def add(self, gaps_ns: Indices) -> None:
+        """Add gaps by their lengths."""
+        self.number += len(gaps_ns)
+        self.short_ns += int(gaps_ns[gaps_ns < _SHORT_GAP_NS].sum())
+        self.longest_ns = max(self.longest_ns, int(gaps_ns.max(initial=0)))
 
 
 def _critical_paths(
-    spans: Sequence[tuple[int | None, tuple[int, int]]], kernels: KernelTable, launches: Launches
+    spans: Sequence[tuple[int | None, tuple[int, int]]], kernels: KernelTable, launches: Launches, before: LastRows
 ) -> tuple[CriticalPath, ...]:
     """The critical path of each span, with the number of its step; without those in which nothing ended."""
-    paths = CriticalPaths(kernels, launches.launched_ns, launches.waits)
+    paths = CriticalPaths(kernels, launches.launched_ns, launches.waits, before)
     found = [(step, paths.of(*span)) for step, span in spans]
     return tuple([_critical_path(step, path, kernels, launches) for step, path in found if path is not None])
 
@@ -194,49 +227,24 @@ def _critical_path(step: int | None, path: Path, kernels: KernelTable, launches:
     )
 
 
-def _queues(kernels: KernelTable, launches: Launches) -> tuple[StreamQueue, ...]:
+def _queues(found: Sequence[Queue], streams: Sequence[str]) -> tuple[StreamQueue, ...]:
     return tuple(
         [
             StreamQueue(
-                stream=launches.streams[queue.lane] if queue.lane < len(launches.streams) else str(queue.lane),
+                stream=streams[queue.lane] if queue.lane < len(streams) else str(queue.lane),
                 launches=queue.num_launched,
                 longest=queue.longest,
                 mean=queue.mean,
                 delay_ms=queue.delay_ns / 1e6,
             )
-            for queue in sorted(queues(kernels, launches.launched_ns), key=lambda queue: -queue.num_launched)
+            for queue in sorted(found, key=lambda queue: -queue.num_launched)
         ]
     )
 
 
-def _host_limit(kernels: KernelTable, launches: Launches, whole: TimeUse) -> HostLimit:
-    gaps_ns = whole.host_gaps_ns
-    short_ns, late_ns = int(gaps_ns[gaps_ns < _SHORT_GAP_NS].sum()), whole.host_ns + whole.launch_ns
-    fraction = late_ns / whole.span_ns if whole.span_ns else 0.0
-    compute_ns = kernels.of(Kind.COMPUTE).durations_ns
-    launched_ns = distinct_values(launches.launched_ns[launches.launched_ns >= 0])
-    return HostLimit(
-        launch_bound=fraction >= LAUNCH_BOUND_FRACTION and 2 * short_ns > late_ns,
-        idle_fraction=fraction,
-        gaps=len(gaps_ns),
-        short_gaps_ms=short_ns / 1e6,
-        longest_gap_ms=int(gaps_ns.max(initial=0)) / 1e6,
-        kernel_us=float(np.median(compute_ns)) / 1e3 if len(compute_ns) else None,
-        launch_interval_us=float(np.median(np.diff(launched_ns))) / 1e3 if len(launched_ns) > 1 else None,
-    )
-
-
-def _utilisation(kernels: KernelTable, begin: int, end: int) -> Utilisation:
-    """Shares of equal parts of the span. Bounds of the parts are whole nanoseconds."""
+def _equal_parts(span: Span) -> Intervals:
+    """Equal parts of a span. Their bounds are whole nanoseconds."""
+    begin, end = span
     bounds = begin + (end - begin) * np.arange(UTILISATION_PARTS + 1, dtype=object) // UTILISATION_PARTS
     bounds = bounds.astype(np.int64)
-    parts = Intervals(bounds[:-1], bounds[1:])
-    compute, comm = kernels.of(Kind.COMPUTE), kernels.of(Kind.COMMUNICATION)
-    both = Intervals(np.concatenate((compute.start_ns, comm.start_ns)), np.concatenate((compute.end_ns, comm.end_ns)))
-    compute_ns, both_ns = parts.covered_ns(compute), parts.covered_ns(both)
-    lengths = np.maximum(parts.durations_ns, 1)
-    return Utilisation(
-        part_ms=(end - begin) / UTILISATION_PARTS / 1e6,
-        compute=tuple((compute_ns / lengths).tolist()),
-        exposed_comm=tuple(((both_ns - compute_ns) / lengths).tolist()),
-    )
+    return Intervals(bounds[:-1], bounds[1:])

@@ -34,13 +34,29 @@ class EventTimes:
 
     Attributes:
         unread: number of events whose times cannot be read.
+        taken_impossible, taken_negative: of the events that were taken away, how many had times that no clock shows,
+            and negative durations.
     """
 
     def __init__(self, exact: bool) -> None:
         self._exact = exact
         self._start: array[Any] = array("q" if exact else "d")
         self._duration: array[Any] = array("q" if exact else "d")
-        self.unread = 0
+        self._lost_nanoseconds = False
+        self.unread = self.taken_impossible = self.taken_negative = 0
+
+    def take(self) -> tuple[Indices, Indices, npt.NDArray[np.bool_]]:
+        """All times in whole nanoseconds, which are then forgotten.
+
+        Returns:
+            Start and end of each event, and whether they are possible; shape (n,) each.
+        """
+        start, end, impossible, negative = self.bounds()
+        self.taken_impossible += int(impossible.sum())
+        self.taken_negative += negative
+        self._lost_nanoseconds = self.inexact
+        self._start, self._duration = array(self._start.typecode), array(self._start.typecode)
+        return start, end, ~impossible
 
     def extend(self, events: list[Event]) -> list[Event]:
         """Keep the times of events. Returns those whose times can be read; the others are counted."""
@@ -80,13 +96,15 @@ class EventTimes:
     @property
     def inexact(self) -> bool:
         """Whether nanoseconds were lost, so that the file must be read again as text."""
+        if self._lost_nanoseconds:
+            return True
         start = np.frombuffer(self._start, dtype=np.float64) if not self._exact else np.empty(0)
         return bool(((np.abs(start) >= _MAX_EXACT_US) & (start != np.floor(start))).any())
 
     @property
     def num_untimed(self) -> int:
         """Number of events whose times cannot be read, or are none that a clock shows."""
-        return self.unread + int(self.bounds()[2].sum())
+        return self.unread + self.taken_impossible + int(self.bounds()[2].sum())
 
     def bounds(self) -> tuple[Indices, Indices, npt.NDArray[np.bool_], int]:
         """All times in whole nanoseconds.

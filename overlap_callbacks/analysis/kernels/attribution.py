@@ -158,11 +158,11 @@ class _Labels:
             label, shape = self._kinds(side, level)
             zeros = np.zeros(len(rows), dtype=np.int64)
             # Turns are counted among all calls of the step, whether they were matched before or not.
-            turn, of = self._turns(side, label, shape) if level.in_turn else (zeros, zeros)
+            turn, of = turns_of(self.sides[side], label, shape) if level.in_turn else (zeros, zeros)
             if level.in_turn:
                 turn, of = turn[rows], of[rows] if level.equally_many else zeros
             sides.append((label[rows], shape[rows], turn, of))
-        keys = _numbered([np.concatenate(parts) for parts in zip(*sides, strict=True)])
+        keys = numbered([np.concatenate(parts) for parts in zip(*sides, strict=True)])
         return keys[: len(calls)], keys[len(calls) :]
 
     def _kinds(self, side: int, level: Level) -> tuple[Indices, Indices]:
@@ -174,23 +174,29 @@ class _Labels:
             return label, np.zeros_like(label)
         return label, self._shapes[side][calls.kernels.shape[calls.row]]
 
-    def _turns(self, side: int, label: Indices, shape: Indices) -> tuple[Indices, Indices]:
-        """Each call's turn among the calls of its kind in its step, and how many of them there are; shape (n,) each."""
-        calls = self.sides[side]
-        group = _numbered([calls.step, label, shape])
-        order = np.lexsort((calls.kernels.intervals.start_ns[calls.row], group))
-        begins = np.ones(len(order), dtype=bool)
-        begins[1:] = group[order][1:] != group[order][:-1]
-        first = np.flatnonzero(begins)
-        number = np.cumsum(begins) - 1
-        sizes = np.diff(np.append(first, len(order)))
-        turn, of = np.empty(len(order), dtype=np.int64), np.empty(len(order), dtype=np.int64)
-        turn[order] = np.arange(len(order)) - first[number]
-        of[order] = sizes[number]
-        return turn, of
+
+def turns_of(calls: Calls, label: Indices, shape: Indices) -> tuple[Indices, Indices]:
+    """Each call's turn among the calls of its kind in its step, and how many of them there are; shape (n,) each.
+
+    Args:
+        calls: the calls.
+        label: what is of one kind, beside the launch shape; shape (n,).
+        shape: the launch shape, or the same number for all; shape (n,).
+    """
+    group = numbered([calls.step, label, shape])
+    order = np.lexsort((calls.kernels.intervals.start_ns[calls.row], group))
+    begins = np.ones(len(order), dtype=bool)
+    begins[1:] = group[order][1:] != group[order][:-1]
+    first = np.flatnonzero(begins)
+    number = np.cumsum(begins) - 1
+    sizes = np.diff(np.append(first, len(order)))
+    turn, of = np.empty(len(order), dtype=np.int64), np.empty(len(order), dtype=np.int64)
+    turn[order] = np.arange(len(order)) - first[number]
+    of[order] = sizes[number]
+    return turn, of
 
 
-def _numbered(columns: list[Indices]) -> Indices:
+def numbered(columns: list[Indices]) -> Indices:
     """A number for each row of the columns; equal rows get the same number."""
     numbers, size = np.zeros(len(columns[0]), dtype=np.int64), 1
     if not len(numbers):

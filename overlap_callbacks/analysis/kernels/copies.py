@@ -54,13 +54,17 @@ def as_communication(kernels: KernelTable, kind_of: Mapping[int, str]) -> Kernel
     kind, collective, name = kernels.kind.copy(), kernels.collective.copy(), kernels.name.copy()
     kind[rows] = Kind.COMMUNICATION
     collective[rows] = [kinds[text] for text in kind_of.values()]
-    # Tables of kernels are by name, and other copies of this name do not communicate.
     for number in distinct_values(name[rows]).tolist():
         mine = rows[name[rows] == number]
-        name[mine] = names[f"{kernels.names[number]} of a collective"]
+        name[mine] = names[copy_of_collective(kernels.names[number])]
     return dataclasses.replace(
         kernels, kind=kind, collective=collective, collectives=kinds.texts, name=name, names=names.texts
     )
+
+
+def copy_of_collective(name: str) -> str:
+    """The name of a copy that is a collective's work. Tables of kernels are by name, and other copies may have it."""
+    return f"{name} of a collective"
 
 
 def with_copies(kernels: KernelTable, issued: Issued) -> KernelTable:

@@ -57,23 +57,55 @@ class Path:
     at_most_ns: dict[Part, int]
 
 
+@dataclass(frozen=True)
+class LastRows:
+    """Of each stream, the row that ended last before a piece of a profile began: what its first rows waited for.
+
+    Attributes:
+        intervals: when they ran.
+        lane: their streams; shape (n,).
+    """
+
+    intervals: Intervals
+    lane: Indices
+
+    @classmethod
+    def none(cls) -> LastRows:
+        """Before a whole profile."""
+        return cls(Intervals.empty(), np.empty(0, dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self.lane)
+
+
 class CriticalPaths:
     """Finds the critical path of any span of a profile.
 
     Args:
-        kernels: the whole profile, of one device.
+        kernels: the whole profile, of one device, or a piece of it.
         launched_ns: when each row was launched, -1 if unknown; shape (n,).
         waits: when the host waited for the device, ascending by their ends.
+        before: of a piece, the last rows before it. They end before it begins, and so does no span.
     """
 
-    def __init__(self, kernels: KernelTable, launched_ns: Indices, waits: Intervals) -> None:
+    def __init__(self, kernels: KernelTable, launched_ns: Indices, waits: Intervals, before: LastRows) -> None:
         rows = np.flatnonzero((kernels.intervals.durations_ns > 0) & (kernels.kind != Kind.OTHER))
         start, end = kernels.intervals.start_ns[rows], kernels.intervals.end_ns[rows]
+        kind, lane, launched_ns = kernels.kind[rows], kernels.lane[rows], launched_ns[rows]
+        if len(before):
+            start, end = (
+                np.concatenate(parts) for parts in ((before.intervals.start_ns, start), (before.intervals.end_ns, end))
+            )
+            kind = np.concatenate((np.full(len(before), Kind.OTHER, dtype=kind.dtype), kind))
+            lane = np.concatenate((before.lane, lane))
+            rows, launched_ns = (
+                np.concatenate((np.full(len(before), -1, dtype=np.int64), part)) for part in (rows, launched_ns)
+            )
         # Of rows that end together, the one that started first is the last in this order, and so is found.
         order = np.lexsort((rows, -start, end))
         self._rows, self._start_ns, self._end_ns = rows[order], start[order], end[order]
-        self._kind, self._lane = kernels.kind[self._rows], kernels.lane[self._rows]
-        self._launched_ns = np.minimum(launched_ns[self._rows], self._start_ns)
+        self._kind, self._lane = kind[order], lane[order]
+        self._launched_ns = np.minimum(launched_ns[order], self._start_ns)
         self._before = self._predecessors(self._lane)
         self._before_launch = self._waited_for(waits)
         # The earliest start of each row and those that end later.

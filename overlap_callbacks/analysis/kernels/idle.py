@@ -40,6 +40,24 @@ class TimeUse:
     other_ns: int
     host_gaps_ns: Indices
 
+    @classmethod
+    def nothing(cls) -> TimeUse:
+        """Of no time."""
+        return cls(0, 0, 0, 0, 0, 0, 0, np.empty(0, dtype=np.int64))
+
+    def __add__(self, other: TimeUse) -> TimeUse:
+        """What the device did in two spans together. The gaps are left out: there may be millions."""
+        return TimeUse(
+            span_ns=self.span_ns + other.span_ns,
+            compute_ns=self.compute_ns + other.compute_ns,
+            exposed_comm_ns=self.exposed_comm_ns + other.exposed_comm_ns,
+            copy_ns=self.copy_ns + other.copy_ns,
+            host_ns=self.host_ns + other.host_ns,
+            launch_ns=self.launch_ns + other.launch_ns,
+            other_ns=self.other_ns + other.other_ns,
+            host_gaps_ns=np.empty(0, dtype=np.int64),
+        )
+
     @property
     def idle_ns(self) -> int:
         """Nothing ran and nothing was in flight."""
@@ -57,8 +75,8 @@ class TimeUses:
     def __init__(self, kernels: KernelTable, launched_ns: Indices) -> None:
         compute, comm, copies = (kernels.of(kind) for kind in (Kind.COMPUTE, Kind.COMMUNICATION, Kind.COPY))
         self._compute = compute.union()
-        self._with_comm = _joined(compute, comm).union()
-        self._busy = _joined(compute, comm, copies).union()
+        self._with_comm = compute.with_others(comm).union()
+        self._busy = compute.with_others(comm, copies).union()
         # Of each gap, where the row begins that ends it, and where it begins itself.
         self._gap_ends = np.append(self._busy.start_ns, np.iinfo(np.int64).max)
         self._gap_starts = np.concatenate(([np.iinfo(np.int64).min], self._busy.end_ns))
@@ -108,7 +126,3 @@ class TimeUses:
         gaps = Intervals(np.maximum(starts, start_ns), np.minimum(ends, end_ns))
         rows = np.searchsorted(self._start_ns, ends, side="left")
         return gaps, self._launched_ns[rows]
-
-
-def _joined(*parts: Intervals) -> Intervals:
-    return Intervals(np.concatenate([part.start_ns for part in parts]), np.concatenate([part.end_ns for part in parts]))

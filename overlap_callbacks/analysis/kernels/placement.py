@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from overlap_callbacks.analysis.distinct import distinct_values
 from overlap_callbacks.analysis.intervals import Intervals
 
 _Indices = npt.NDArray[np.int64]
@@ -53,8 +52,9 @@ def step_of_kernels(
         return step
     before, after = _neighbours(unknown, ran.start_ns, lane)
     agree = (before >= 0) & (after >= 0) & (step[before] == step[after])
-    on_device = _step_on_device(ran.start_ns, step, ran, bounds)
-    return np.where(unknown, np.where(agree, step[before], on_device), step)
+    on_device = StepsOnDevice(bounds)
+    on_device.add(step, ran)
+    return np.where(unknown, np.where(agree, step[before], on_device.at(ran.start_ns)), step)
 
 
 def _neighbours(unknown: npt.NDArray[np.bool_], start_ns: _Indices, lane: _Indices) -> tuple[_Indices, _Indices]:
@@ -74,16 +74,35 @@ def _neighbours(unknown: npt.NDArray[np.bool_], start_ns: _Indices, lane: _Indic
     return found[0], found[1]
 
 
-def _step_on_device(times_ns: _Indices, step: _Indices, ran: Intervals, bounds: Sequence[tuple[int, int]]) -> _Indices:
-    """The step during which each time lies, by what the device ran of the steps; -1 outside all steps."""
-    inside = step >= 0
-    steps = distinct_values(step[inside])
-    never = np.iinfo(np.int64).max
-    first, last = np.full(len(bounds), never), np.array([end for _, end in bounds], dtype=np.int64)
-    np.minimum.at(first, step[inside], ran.start_ns[inside])
-    np.maximum.at(last, step[inside], ran.end_ns[inside])
-    # A step's first kernel may start before one of the step before has, on another stream.
-    begins = np.maximum.accumulate(first[steps])
-    index = np.searchsorted(begins, times_ns, side="right") - 1
-    found = steps[np.maximum(index, 0)]
-    return np.where((index >= 0) & (times_ns <= last[found]), found, -1)
+class StepsOnDevice:
+    """When the device ran the kernels of each step.
+
+    Args:
+        bounds: host start and end of each step, in nanoseconds, ascending and without overlap.
+    """
+
+    def __init__(self, bounds: Sequence[tuple[int, int]]) -> None:
+        self._first = np.full(len(bounds), np.iinfo(np.int64).max)
+        self._last = np.array([end for _, end in bounds], dtype=np.int64)
+        self._has_rows = np.zeros(len(bounds), dtype=bool)
+
+    def add(self, step: _Indices, ran: Intervals) -> None:
+        """Add kernels by their steps, -1 for none; shape (n,), and when they ran."""
+        inside = step >= 0
+        np.minimum.at(self._first, step[inside], ran.start_ns[inside])
+        np.maximum.at(self._last, step[inside], ran.end_ns[inside])
+        self._has_rows[step[inside]] = True
+
+    @property
+    def any(self) -> bool:
+        """Whether any step has kernels."""
+        return bool(self._has_rows.any())
+
+    def at(self, times_ns: _Indices) -> _Indices:
+        """The step during which each time lies; -1 outside all steps; shape (n,)."""
+        steps = np.flatnonzero(self._has_rows)
+        # A step's first kernel may start before one of the step before has, on another stream.
+        begins = np.maximum.accumulate(self._first[steps])
+        index = np.searchsorted(begins, times_ns, side="right") - 1
+        found = steps[np.maximum(index, 0)]
+        return np.where((index >= 0) & (times_ns <= self._last[found]), found, -1)

@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -199,6 +200,15 @@ class KernelTableBuilder:
         self.name.extend(name)
         self.shape.extend(shape)
         self.collective.extend(collective)
+
+    def take(self) -> dict[str, npt.NDArray[Any]]:
+        """All columns but the times, which are then empty; the texts and shapes that they number stay."""
+        taken = {}
+        for name in ("kind", "name", "correlation", "shape", "collective", "lane"):
+            column = getattr(self, name)
+            taken[name] = np.array(column)
+            setattr(self, name, array(column.typecode))
+        return taken
 
     def clean_names(self) -> None:
         """Clean all names for use in tables, see ``safe_text.clean``."""

@@ -5,6 +5,7 @@ Compute and communication time are the terms of the equations in ``overlap_callb
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,6 +58,19 @@ class KernelFigures:
     idle_ns: int
     num_kernels: int
     bubble_ns: int | None = None
+
+    @classmethod
+    def nothing(cls) -> KernelFigures:
+        """Of no kernels."""
+        return cls(*[0] * 11)
+
+    def __add__(self, other: KernelFigures) -> KernelFigures:
+        """Times of two sets of kernels, of which none of one ran beside one of the other.
+
+        The time between the two counts as idle in neither, and so does no bubble.
+        """
+        mine, theirs = (dataclasses.astuple(part)[:-1] for part in (self, other))
+        return KernelFigures(*map(int.__add__, mine, theirs))
 
 
 class KernelSums:

@@ -349,5 +349,5 @@ def test_labels_are_the_family_or_the_kind_of_collective() -> None:
 @given(st.lists(st.tuples(*[st.integers(-(2**62), 2**62) | st.integers(-1, 2)] * 3), max_size=12))
 def test_rows_have_one_number_if_they_are_equal(rows: list[tuple[int, ...]]) -> None:
     columns = [np.array([row[i] for row in rows], dtype=np.int64) for i in range(3)]
-    numbers = attribution._numbered(columns).tolist()
+    numbers = attribution.numbered(columns).tolist()
     assert [numbers.index(number) for number in numbers] == [rows.index(row) for row in rows]

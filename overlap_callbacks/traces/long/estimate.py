@@ -1,0 +1,188 @@
+"""Estimates the slowdown of a long trace as ``traces/estimate`` does, from calls in files.
+
+Calls that may match have equal keys, so those of one key are looked at together, a part of the keys at a time.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from overlap_callbacks.analysis import name_rules
+from overlap_callbacks.analysis.distinct import distinct_values
+from overlap_callbacks.analysis.kernels.attribution import Calls, numbered, turns_of
+from overlap_callbacks.analysis.kernels.table import Indices
+from overlap_callbacks.traces.estimate import BY_LAUNCH, BY_TURN, beside_and_alone
+from overlap_callbacks.traces.figures import SlowdownEstimate
+from overlap_callbacks.traces.long import columns
+from overlap_callbacks.traces.long.columns import Folder, Rows, RowsFile
+from overlap_callbacks.traces.long.rows import CALL
+from overlap_callbacks.traces.trace import Trace
+
+# The columns of which all must be equal, by what counts as the same call.
+_Levels = tuple[tuple[str, ...], ...]
+_IN_TURN: _Levels = (("name", "shape", "turn", "of"), ("name", "turn_by_name", "of_by_name"))
+_SAME_LAUNCH: _Levels = (("name", "shape"),)
+# Odd, and with bits all over: products with it spread numbers over the upper half of 64 bits.
+_FACTOR = np.uint64(0x9E37_79B9_7F4A_7C15)
+
+
+@dataclass
+class _Sums:
+    """Calls of one family that ran beside communication, and the calls alone that they match."""
+
+    time_ns: int = 0
+    alone_ns: float = 0.0
+    beside: int = 0
+    used: int = 0
+    left_out: int = 0
+    names: set[int] = field(default_factory=set)
+
+    def add(self, other: _Sums) -> None:
+        self.time_ns += other.time_ns
+        self.alone_ns += other.alone_ns
+        self.beside += other.beside
+        self.used += other.used
+        self.left_out += other.left_out
+        self.names |= other.names
+
+    def figures(self, method: str, families: dict[str, SlowdownEstimate]) -> SlowdownEstimate:
+        return SlowdownEstimate(
+            slowdown=self.time_ns / self.alone_ns - 1,
+            method=method,
+            kernels=len(self.names),
+            calls_beside=self.beside,
+            calls_alone=self.used,
+            calls_left_out=self.left_out,
+            time_beside_ms=self.time_ns / 1e6,
+            families=families,
+        )
+
+
+class EstimateSums:
+    """Gathers the calls of one device that compute, and compares those beside communication with those alone.
+
+    Args:
+        folder: takes the calls.
+        head: the trace, without rows.
+    """
+
+    def __init__(self, folder: Folder, head: Trace) -> None:
+        self._folder, self._head = folder, head
+        self._file = folder.file(CALL)
+        self._num_beside = self._num_alone = 0
+        families = [name_rules.family_of(name) for name in head.kernels.names]
+        self._families = list(dict.fromkeys(families))
+        self._family = np.array([self._families.index(family) for family in families], dtype=np.int64)
+
+    def add(self, trace: Trace) -> None:
+        """Add the rows of a piece, which has all calls of its steps."""
+        calls = Calls.of(trace.kernels)
+        beside, alone = beside_and_alone(trace, calls)
+        name, shape = trace.kernels.name[calls.row], trace.kernels.shape[calls.row]
+        # What communicates is no call of a kernel that computes, though it may have its name.
+        label = name * 2 + (trace.kernels.collective[calls.row] >= 0)
+        turn, of = turns_of(calls, label, shape)
+        turn_by_name, of_by_name = turns_of(calls, label, np.zeros_like(shape))
+        mine = beside | alone
+        rows = np.zeros(int(mine.sum()), CALL)
+        for column, values in (
+            ("duration", calls.duration_ns), ("name", name), ("shape", shape), ("turn", turn), ("of", of),
+            ("turn_by_name", turn_by_name), ("of_by_name", of_by_name), ("beside", beside),
+        ):  # fmt: skip
+            rows[column] = values[mine]
+        self._num_beside += int(beside.sum())
+        self._num_alone += int(alone.sum())
+        self._file.append(rows)
+
+    def figures(self) -> SlowdownEstimate | None:
+        """The estimate; None if no call beside communication matches one alone. Asked for once."""
+        if not self._num_beside or not self._num_alone:
+            return None
+        methods = []
+        if len(self._head.steps) > 1 and not self._head.is_cut:
+            methods.append((_IN_TURN, BY_TURN))
+        if any(self._head.kernels.shapes):
+            methods.append((_SAME_LAUNCH, BY_LAUNCH))
+        for levels, method in methods:
+            sums = self._matched(levels)
+            if any(of_family.beside for of_family in sums.values()):
+                return _together(sums, method)
+        return None
+
+    def _matched(self, levels: _Levels) -> dict[str, _Sums]:
+        """What matches, by family.
+
+        Args:
+            levels: what must be equal, in order of preference.
+        """
+        sums: dict[str, _Sums] = defaultdict(_Sums)
+        file, keep = self._file, True
+        for level in levels:
+            left = self._folder.file(CALL)
+            for part in self._parts(file, level, keep=keep):
+                if len(part):
+                    left.append(self._match(part, level, sums))
+            file, keep = left, False
+        for rows in file:
+            for family, mine in self._by_family(rows, np.ones(len(rows), dtype=bool)):
+                sums[family].left_out += int(rows["beside"][mine].sum())
+                sums[family].used += int(rows["used"][mine].sum())
+        file.delete()
+        return sums
+
+    def _parts(self, file: RowsFile, level: tuple[str, ...], *, keep: bool) -> Iterator[Rows]:
+        """The calls, a part at a time, with all that may match each other in one part."""
+        keyed = self._folder.file(CALL)
+        for rows in file:
+            rows["key"] = 0
+            for column in level:
+                rows["key"] = (rows["key"] ^ rows[column].astype(np.uint64)) * _FACTOR
+            rows["key"] >>= np.uint64(32)
+            keyed.append(rows)
+        if not keep:
+            file.delete()
+        for part in keyed.divided("key", max(1, -(-len(keyed) // columns.AT_ONCE))):
+            yield part.read(0, len(part)) if len(part) else np.empty(0, CALL)
+            part.delete()
+
+    def _match(self, rows: Rows, level: tuple[str, ...], sums: dict[str, _Sums]) -> Rows:
+        """Count the calls that match. Returns those that do not, and all calls alone."""
+        number = numbered([rows[column].astype(np.int64) for column in level])
+        beside, duration_ns = rows["beside"], rows["duration"]
+        size = int(number.max()) + 1
+        count = np.bincount(number[~beside], minlength=size)
+        total_ns = np.bincount(number[~beside], weights=duration_ns[~beside], minlength=size)
+        mean_ns = total_ns / np.maximum(count, 1)
+        matches = beside & (count[number] > 0)
+        is_matched = np.zeros(size, dtype=bool)
+        is_matched[number[matches]] = True
+        rows["used"] |= ~beside & is_matched[number]
+        alone_ns = mean_ns[number]
+        for family, mine in self._by_family(rows, matches):
+            of_family = sums[family]
+            of_family.beside += len(mine)
+            of_family.time_ns += int(duration_ns[mine].sum())
+            of_family.alone_ns += float(alone_ns[mine].sum())
+            of_family.names.update(distinct_values(rows["name"][mine]).tolist())
+        return rows[~matches]
+
+    def _by_family(self, rows: Rows, wanted: npt.NDArray[np.bool_]) -> Iterator[tuple[str, Indices]]:
+        """The wanted rows of each family."""
+        mine = np.flatnonzero(wanted)
+        family = self._family[rows["name"][mine]]
+        for number in distinct_values(family).tolist():
+            yield self._families[number], mine[family == number]
+
+
+def _together(sums: dict[str, _Sums], method: str) -> SlowdownEstimate:
+    """The estimate over all families, and of each that has a match."""
+    whole = _Sums()
+    for of_family in sums.values():
+        whole.add(of_family)
+    families = {family: each.figures(method, {}) for family, each in sums.items() if each.beside}
+    return whole.figures(method, dict(sorted(families.items(), key=lambda item: -item[1].time_beside_ms)))

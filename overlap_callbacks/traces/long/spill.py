@@ -1,0 +1,76 @@
+"""Writes what was collected of a trace to files, once it is too much for memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from overlap_callbacks.traces.collect import DeviceEvents
+from overlap_callbacks.traces.collective_ranges import CollectiveRanges
+from overlap_callbacks.traces.collectives import UNKNOWN
+from overlap_callbacks.traces.long.columns import Folder, Rows, RowsFile
+from overlap_callbacks.traces.long.rows import KERNEL, LAUNCH, RANGE, WAIT
+
+
+class Spill:
+    """The files of one trace.
+
+    Args:
+        folder: takes the files.
+
+    Attributes:
+        kernels, launches, annotations, operators, waits: what was written.
+    """
+
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
+        self.kernels, self.launches = folder.file(KERNEL), folder.file(LAUNCH)
+        self.annotations, self.operators = folder.file(RANGE), folder.file(RANGE)
+        self.waits = folder.file(WAIT)
+        self._num_rows = 0
+
+    def take(self, events: DeviceEvents) -> None:
+        """Write what was collected, which the collector then forgets.
+
+        Raises:
+            OSError: the files cannot be written.
+        """
+        self._take_kernels(events)
+        self._take_launches(events)
+        _take_ranges(self.annotations, events.annotations)
+        _take_ranges(self.operators, events.operators)
+        start_ns, end_ns, possible = events.wait_times.take()
+        self.waits.append(_filled(WAIT, start=start_ns, end=end_ns)[possible])
+
+    def _take_kernels(self, events: DeviceEvents) -> None:
+        start_ns, end_ns, possible = events.times.take()
+        taken, known = events.take_rows(), events.known.take()
+        rows = _filled(
+            KERNEL, place=self._num_rows + np.arange(len(start_ns)), start=start_ns, end=end_ns, launched=-1,
+            returned=-1, num_bytes=UNKNOWN, sequence=UNKNOWN, info=-1, copied=-1, thread=-1, step=-1, before=-1,
+            metadata=taken.pop("collective"), **taken,
+        )  # fmt: skip
+        for name in ("info", "num_bytes", "sequence"):
+            rows[name][known.rows] = getattr(known, name)
+        self._num_rows += len(rows)
+        self.kernels.append(rows[possible])
+
+    def _take_launches(self, events: DeviceEvents) -> None:
+        start_ns, end_ns, possible = events.launch_times.take()
+        correlation, thread = events.take_launches()
+        rows = _filled(LAUNCH, correlation=correlation, start=start_ns, end=end_ns, thread=thread)
+        self.launches.append(rows[possible])
+
+
+def _take_ranges(file: RowsFile, ranges: CollectiveRanges) -> None:
+    start_ns, end_ns, thread, detail = ranges.take()
+    file.append(_filled(RANGE, start=start_ns, end=end_ns, thread=thread, detail=detail))
+
+
+def _filled(dtype: np.dtype[Any], **values: Any) -> Rows:
+    length = max(len(value) for value in values.values() if np.ndim(value))
+    rows = np.zeros(length, dtype)
+    for name, value in values.items():
+        rows[name] = value
+    return rows
