@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from overlap_callbacks.traces.collect import DeviceEvents, HostEvents
 from overlap_callbacks.traces.device_trace import trace_of_device
 from overlap_callbacks.traces.events import Event, ExactEvent
-from overlap_callbacks.traces.files import Progress, TraceError
+from overlap_callbacks.traces.files import Progress
 from overlap_callbacks.traces.host_trace import trace_of_host
+from overlap_callbacks.traces.spilling import Spilling
 from overlap_callbacks.traces.stream import EventStream
 from overlap_callbacks.traces.times import lose_nanoseconds
 from overlap_callbacks.traces.trace import Trace
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from overlap_callbacks.traces.long.columns import Folder
     from overlap_callbacks.traces.long.spill import Spill
     from overlap_callbacks.traces.long.trace import LongTrace
-
-# Events of a device that are held in memory before they are written to files, and between one time and the next.
-MAX_IN_MEMORY, MAX_SPILLING = 2**18, 2**16
 # Operators of the host that are kept of a file that may have kernels later.
 _MAX_UNSURE_ROWS = 2**12
 
@@ -113,7 +111,7 @@ def _collect(
         files None of one that is not too long.
     """
     device, host = DeviceEvents(steps, exact=exact), HostEvents(steps, exact=exact)
-    wanted, spill = True, None
+    wanted, spilling = True, None if folder is None else Spilling(folder)
     stream = EventStream(path, ExactEvent if exact else Event, progress=progress)
     for number, events in enumerate(stream):
         if number == 0 and not exact and lose_nanoseconds(events):
@@ -124,34 +122,11 @@ def _collect(
         if wanted:
             host.collect(events, stream.args_of)
         events.clear()  # their memory, which the core's cache still holds, is that of the next ones
-        if folder is not None and device.num_held > (MAX_IN_MEMORY if spill is None else MAX_SPILLING):
-            spill = _spilled(device, spill, folder)
+        if spilling is not None:
+            spilling.look(device)
     if not exact and (device.inexact or host.inexact):
         return None
-    if folder is not None and spill is not None:
-        _spilled(device, spill, folder)
-        if not device.num_rows:
-            spill = None  # only calls of the host
-    return device, host if wanted else None, stream, spill
-
-
-def _spilled(device: DeviceEvents, spill: Spill | None, folder: Folder) -> Spill:
-    """Write what was collected to files.
-
-    Raises:
-        TraceError: they cannot be written.
-    """
-    from overlap_callbacks.traces.long.spill import Spill
-
-    try:
-        found = Spill(folder) if spill is None else spill
-        found.take(device)
-    except OSError as error:
-        raise TraceError(
-            f"the trace is too long for memory, and a temporary file cannot be written: {error}; TMPDIR names another "
-            "folder for it"
-        ) from None
-    return found
+    return device, host if wanted else None, stream, None if spilling is None else spilling.finish(device)
 
 
 def _may_be_of_host(head: dict[str, Any], host: HostEvents) -> bool:

@@ -7,8 +7,9 @@ NVTX ranges. All times are whole nanoseconds. A call and what it launched share 
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,14 @@ from overlap_callbacks.traces.collective_ranges import RangeDetail
 from overlap_callbacks.traces.device_trace import trace_of_device
 from overlap_callbacks.traces.files import SQLITE_MAGIC, Progress, TraceError, starts_with
 from overlap_callbacks.traces.launches import WAITING_CALLS
+from overlap_callbacks.traces.spilling import Spilling
 from overlap_callbacks.traces.trace import Trace
 
 if TYPE_CHECKING:
     import sqlite3
+
+    from overlap_callbacks.traces.long.columns import Folder
+    from overlap_callbacks.traces.long.trace import LongTrace
 
 _KERNELS, _COPIES, _FILLS = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
 _CALLS, _GRAPHS = "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
@@ -87,26 +92,77 @@ def read_nsys(
     Raises:
         TraceError: the file cannot be read.
     """
+    found = _read(file, process, progress, steps, path, None)
+    assert isinstance(found, Trace)  # without a folder, nothing is too long
+    return found
+
+
+def read_nsys_in_pieces(
+    file: Path,
+    folder: Folder,
+    process: int | None = None,
+    progress: Progress | None = None,
+    steps: re.Pattern[str] | None = None,
+    path: Path | None = None,
+) -> Trace | LongTrace:
+    """Read an export of Nsight Systems, but one that is too long for memory into files: see ``read_kineto_in_pieces``.
+
+    Args:
+        file: as for ``read_nsys``.
+        folder: takes the files; what is returned is of use as long as it is there.
+        process: as for ``read_nsys``.
+        progress: as for ``read_nsys``.
+        steps: as for ``read_nsys``.
+        path: as for ``read_nsys``.
+
+    Raises:
+        TraceError: the file cannot be read; or there is no room for the files.
+    """
+    return _read(file, process, progress, steps, path, folder)
+
+
+def _read(
+    file: Path,
+    process: int | None,
+    progress: Progress | None,
+    steps: re.Pattern[str] | None,
+    path: Path | None,
+    folder: Folder | None,
+) -> Trace | LongTrace:
     import sqlite3
 
+    spilling = None if folder is None else Spilling(folder)
     try:
         with _open(file) as tables:
             reader = _Reader(tables, process, progress, steps)
+            if spilling is not None:
+                tables.between = functools.partial(spilling.look, reader.events)
             reader.read()
             names = dict(_device_names(tables))
     except sqlite3.Error as error:
         raise TraceError(f"{file} cannot be read as an export of Nsight Systems: {error}") from None
-    if not len(reader.events.rows):
+    if not reader.events.num_rows:
         raise TraceError(f"{file} holds no CUDA kernels" + (f" of process {process}" if process is not None else ""))
     head = {"deviceProperties": [{"id": number, "name": name} for number, name in names.items()]}
+    spill = None if spilling is None else spilling.finish(reader.events)
+    if spill is not None:
+        from overlap_callbacks.traces.long.trace import long_trace
+
+        return long_trace(path or file, reader.events, spill, reader.problems, head, steps=reader.steps)
     return trace_of_device(path or file, reader.events, reader.problems, head, steps=reader.steps)
 
 
 class _Tables:
-    """The tables of a file, and their columns."""
+    """The tables of a file, and their columns.
+
+    Attributes:
+        columns: the columns of each table.
+        between: called between some rows and the next.
+    """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
+        self.between: Callable[[], None] = lambda: None
         names = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
         self.columns = {
             str(name): {str(row[1]) for row in connection.execute(f"PRAGMA table_info({_quoted(str(name))})")}
@@ -117,6 +173,7 @@ class _Tables:
         cursor = self._connection.execute(query, values)
         while found := cursor.fetchmany(_ROWS_AT_ONCE):
             yield from found
+            self.between()
 
     def select(self, table: str, columns: tuple[str, ...], where: str = "", *values: Any) -> Iterator[tuple[Any, ...]]:
         """Some columns of a table; NULL for one that the file's version does not have. No rows without the table."""
@@ -241,37 +298,44 @@ class _Reader:
 
     def _ranges(self) -> None:
         """The NVTX ranges that are steps, and those of collectives."""
-        named: dict[str, list[Note]] = {"": [], "torch": [], "nccl": [], "like": []}
-        annotations = self.events.annotations
-        columns = ("start", "end", "text", "textId", "globalTid", "eventType")
-        for start, end, text, number, thread, kind in self._tables.select("NVTX_EVENTS", columns):
-            if kind not in _RANGES or not self._is_mine(thread) or type(start) is not int or type(end) is not int:
-                continue
-            name = text if isinstance(text, str) else self._text(number)
+        notes: list[Note] = []
+        like: list[Note] = []
+        has_ours = False
+        for name, thread, start, end, kind in self._named_ranges():
             if name.startswith(ENQUEUED):
-                group = "torch"
+                self._annotate(name, thread, start, end)
             elif name.startswith("nccl"):
-                group = "nccl"
+                has_ours = True
             elif is_step(name, self.steps):
-                group = ""
+                notes.append(Note(name, thread, start, end))
             elif self.steps is None and _LIKE_STEPS.match(name):
-                group = "like"
-            else:
-                if kind == _PUSHED:  # others need not nest
-                    self.events.ranges.add_ns(name, thread, start, end)
-                continue
-            named[group].append(Note(name, thread, start, max(start, end)))
-        notes = named[""]
-        if not notes and named["like"]:
-            notes, self.steps = named["like"], _LIKE_STEPS
-            like = safe_text.clean(notes[0].name)
-            self.problems.append(f"steps are the NVTX ranges with names like {like}; --step REGEX names others")
+                like.append(Note(name, thread, start, end))
+            elif kind == _PUSHED:  # others need not nest
+                self.events.ranges.add_ns(name, thread, start, end)
+        if has_ours and not self.events.annotations.num_taken and not len(self.events.annotations):
+            # NCCL's own ranges lie within torch's. So they count where there are none of torch.
+            for name, thread, start, end, _ in self._named_ranges():
+                if name.startswith("nccl"):
+                    self._annotate(name, thread, start, end)
+        if not notes and like:
+            notes, self.steps = like, _LIKE_STEPS
+            self.problems.append(
+                f"steps are the NVTX ranges with names like {safe_text.clean(notes[0].name)}; --step REGEX names others"
+            )
         elif not notes:
             self.problems.append("no NVTX range names a step: the file counts as a whole; --step REGEX names steps")
         self.events.notes = notes
-        for note in named["torch"] or named["nccl"]:  # NCCL's own ranges lie within torch's
-            if annotations.times.add_ns(note.start_ns, note.end_ns):
-                annotations.add([note.thread], [RangeDetail(note.name)])
+
+    def _annotate(self, name: str, thread: Any, start: int, end: int) -> None:
+        if self.events.annotations.times.add_ns(start, end):
+            self.events.annotations.add([thread], [RangeDetail(name)])
+
+    def _named_ranges(self) -> Iterator[tuple[str, Any, int, int, int]]:
+        """Name, thread, start, end and kind of each NVTX range of the process."""
+        columns = ("start", "end", "text", "textId", "globalTid", "eventType")
+        for start, end, text, number, thread, kind in self._tables.select("NVTX_EVENTS", columns):
+            if kind in _RANGES and self._is_mine(thread) and type(start) is int and type(end) is int:
+                yield text if isinstance(text, str) else self._text(number), thread, start, max(start, end), kind
 
     def _of_process(self, table: str, columns: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
         known = table in self._tables.columns

@@ -14,7 +14,7 @@ from overlap_callbacks.traces.trace import Trace
 
 if TYPE_CHECKING:
     from overlap_callbacks.traces.long.trace import LongTrace
-from overlap_callbacks.traces.nsys import is_nsys, read_nsys
+from overlap_callbacks.traces.nsys import is_nsys, read_nsys, read_nsys_in_pieces
 
 
 def read_trace(path: str | Path, progress: Progress | None = None, steps: re.Pattern[str] | None = None) -> Trace:
@@ -65,11 +65,14 @@ def read_part(
 def _read(
     file: Path, folder: Folder | None, progress: Progress | None, steps: re.Pattern[str] | None
 ) -> Trace | LongTrace:
-    if is_nsys(file):
-        return read_nsys(file, None, progress, steps)
+    process, database = None, file
     inside = container_of(file)
     if inside is not None and inside[1].isdecimal() and is_nsys(inside[0]):
-        return read_nsys(inside[0], int(inside[1]), progress, steps, file)
-    return (
-        read_kineto(file, progress, steps) if folder is None else read_kineto_in_pieces(file, folder, progress, steps)
-    )
+        database, process = inside[0], int(inside[1])
+    if is_nsys(database):
+        if folder is None:
+            return read_nsys(database, process, progress, steps, file)
+        return read_nsys_in_pieces(database, folder, process, progress, steps, file)
+    if folder is None:
+        return read_kineto(file, progress, steps)
+    return read_kineto_in_pieces(file, folder, progress, steps)
