@@ -24,7 +24,7 @@ ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 ALL_GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
-_METADATA = {
+METADATA = {
     "Collective name": "allreduce", "In msg nelems": 1_000_000, "Out msg nelems": 1_000_000, "Group size": 2,
     "dtype": "Float", "In split size": "[]", "Out split size": "[]", "Process Group Name": "0",
     "Process Group Description": "default_pg", "Process Group Ranks": "[0, 1]",
@@ -111,7 +111,7 @@ def training(
             comm = start + 45_000
             yield from _host_side(max(begin, start - 9_000), correlation, operators)
             yield host_range("nccl:all_reduce", max(begin, start - 9_500), start)
-            yield kernel(ALL_REDUCE, start, comm, correlation, stream=20, **(_METADATA if metadata else {}))
+            yield kernel(ALL_REDUCE, start, comm, correlation, stream=20, **(METADATA if metadata else {}))
             if not overlapped:
                 compute = comm + 500
         now = max(compute, comm) + 2_000

@@ -15,7 +15,7 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.traces.collective_sums import CollectiveSums
 from overlap_callbacks.traces.figures import Analysis, StepFigures, TraceFigures
 from overlap_callbacks.traces.kernel_sums import FamilySums, NameSums
-from overlap_callbacks.traces.pieces import Device, DeviceInMemory, Outline
+from overlap_callbacks.traces.pieces import Device, DeviceInMemory, Outline, Piece
 from overlap_callbacks.traces.rank_collectives import RankCollectives, RankSums
 from overlap_callbacks.traces.sizes import collective_sizes
 from overlap_callbacks.traces.skew import skew_over_ranks
@@ -114,7 +114,7 @@ def _device_figures(device: Device, arm: Mode, problems: list[str], ranks: RankS
     steps, use = _StepSums(trace, outline, arm), TimeSums(device)
     collectives, families, names = CollectiveSums(trace), FamilySums(trace), NameSums(trace)
     for piece in device.pieces():
-        steps.add(piece.trace)
+        steps.add(piece)
         use.add(piece)
         for part in (collectives, families, names):
             part.add(piece.trace)
@@ -149,7 +149,7 @@ class _StepSums:
 
     Attributes:
         steps: the figures of the steps so far.
-        picture: the timeline of the first step that has kernels.
+        picture: the timeline of the first step that has kernels; without steps, of a file that is one piece.
     """
 
     def __init__(self, trace: Trace, outline: Outline, arm: Mode) -> None:
@@ -158,9 +158,9 @@ class _StepSums:
         self.steps: list[StepFigures] = []
         self.picture: StepTimeline | None = None
 
-    def add(self, piece: Trace) -> None:
+    def add(self, piece: Piece) -> None:
         """Add the rows of a piece."""
-        kernels = piece.kernels
+        kernels = piece.trace.kernels
         sums = KernelSums(kernels)
         self._all += sums.of_rows(np.arange(len(kernels)))
         self._outside += sums.of_rows(np.flatnonzero(kernels.step < 0))
@@ -170,8 +170,10 @@ class _StepSums:
             self.steps.append(
                 step_figures(figures, step.number, step.wall_ms, self._outline.communicates, cut=step.cut)
             )
-        if self.picture is None:
-            self.picture = step_timeline(kernels, self._outline.steps[0] if self._outline.steps else -1, self._arm)
+        if self._outline.steps and self.picture is None:
+            self.picture = step_timeline(kernels, self._outline.steps[0], self._arm)
+        elif not self._outline.steps and piece.is_whole:
+            self.picture = step_timeline(kernels, -1, self._arm)
 
     @property
     def total(self) -> StepFigures:

@@ -62,11 +62,13 @@ class Piece:
             collectives are those of the whole trace.
         begin_ns: where it begins: the last end of the rows before; in the first piece, its first start.
         before: the last rows before.
+        is_whole: whether it has all rows of the device.
     """
 
     trace: Trace
     begin_ns: int
     before: LastRows
+    is_whole: bool
 
 
 class Device(Protocol):
@@ -128,7 +130,7 @@ class DeviceInMemory:
 
     def pieces(self) -> Iterator[Piece]:
         """The trace as one piece."""
-        yield Piece(self.head, self.outline.ran.start_ns if self.outline.ran else 0, LastRows.none())
+        yield Piece(self.head, self.outline.ran.start_ns if self.outline.ran else 0, LastRows.none(), is_whole=True)
 
     def queues(self) -> tuple[Queue, ...]:
         """The queue of each stream."""

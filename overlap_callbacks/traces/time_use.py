@@ -79,8 +79,8 @@ class TimeSums:
         self._both_ns += self._parts.covered_ns(compute.with_others(comm))
         if not piece.trace.on_host and not self._is_cut:
             wanted: list[tuple[int | None, tuple[int, int]]] = list(zip(numbers, spans.values(), strict=True))
-            # A file without steps counts as one; its path is worked out only where the file is one piece.
-            if not spans and span == self._outline.ran:
+            # A file without steps counts as one, but its path is not worked out over pieces.
+            if not spans and piece.is_whole:
                 wanted = [(None, span)]
             self._paths += _critical_paths(wanted, kernels, launches, before)
 

@@ -70,7 +70,7 @@ class DeviceOnDisk:
                 launches=launches,
             )  # fmt: skip
             self._estimate.add(trace)
-            yield Piece(trace, begin_ns, before)
+            yield Piece(trace, begin_ns, before, is_whole=len(rows) == self._survey.num_rows)
             before = _last_rows(before, kernels.intervals, kernels.lane)
             begin_ns = end_ns
 

@@ -1,0 +1,250 @@
+"""Traces that are too long for memory: their figures are those of the same trace in memory, and memory is bounded."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import tempfile
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from overlap_callbacks.traces import TraceError, analyze_files, read_trace, spilling
+from overlap_callbacks.traces.analysis import part_of
+from overlap_callbacks.traces.long import columns
+from overlap_callbacks.traces.long.columns import Folder
+from overlap_callbacks.traces.long.device import DeviceOnDisk
+from overlap_callbacks.traces.long.medians import median
+from overlap_callbacks.traces.long.rows import NUMBER, WAIT
+from overlap_callbacks.traces.reading import read_part
+from tests import kineto
+from tests.traces import nsys_file, reference
+from tests.traces.test_copies import PEER, WITHIN, copy, operator
+
+US = 1000
+SHARED = ("ddp_a100_x2", "ddp_v100_x2", "job128_rank0", "job128_rank1", "mi250_toy")
+
+
+@pytest.fixture
+def short_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """As if memory held few events. Gives the numbers of rows of the pieces that were looked at."""
+    sizes: list[int] = []
+    pieces = DeviceOnDisk.pieces
+
+    def counted(device: DeviceOnDisk) -> Iterator[Any]:
+        for piece in pieces(device):
+            sizes.append(len(piece.trace.kernels))
+            yield piece
+
+    monkeypatch.setattr(DeviceOnDisk, "pieces", counted)
+    hold(monkeypatch, 40)
+    return sizes
+
+
+def hold(monkeypatch: pytest.MonkeyPatch, events: int) -> None:
+    """Have memory hold so many events."""
+    monkeypatch.setattr(spilling, "MAX_IN_MEMORY", events)
+    monkeypatch.setattr(spilling, "MAX_SPILLING", events)
+    monkeypatch.setattr(columns, "AT_ONCE", events)
+
+
+def assert_same(path: Path) -> None:
+    found, whole = ((*part.figures, part.collectives) for part in (read_part(path), part_of(read_trace(path))))
+    for mine, theirs in zip(found, whole, strict=True):
+        assert mine == theirs
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_real_traces_have_the_same_figures_in_pieces(
+    monkeypatch: pytest.MonkeyPatch, short_memory: list[int], name: str
+) -> None:
+    hold(monkeypatch, 5 if name == "mi250_toy" else 500)
+    assert_same(reference.shared_trace(f"{name}.json.gz"))
+    assert len(short_memory) > 1
+
+
+def test_ranks_in_pieces_are_compared_as_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [reference.shared_trace(f"job128_rank{rank}.json.gz") for rank in (0, 1)]
+    whole = analyze_files(files, processes=1)
+    hold(monkeypatch, 500)
+    assert analyze_files(files, processes=1) == whole
+    assert whole.skew
+
+
+@pytest.mark.parametrize("options", [{}, {"metadata": False}, {"overlapped": False}, {"slowdown": 0.3}])
+def test_a_job_has_the_same_figures_in_pieces(tmp_path: Path, short_memory: list[int], options: dict[str, Any]) -> None:
+    path = kineto.write(tmp_path / "trace.json", kineto.training(12, **options), **kineto.job())
+    assert_same(path)
+    assert sum(short_memory) == 12 * 32
+    assert max(short_memory) <= 3 * 32
+    assert len(short_memory) > 3
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_odd_traces_have_the_same_figures_in_pieces(tmp_path: Path, short_memory: list[int], seed: int) -> None:
+    assert_same(kineto.write(tmp_path / "trace.json", odd_job(random.Random(seed)), **kineto.job()))
+    assert short_memory
+
+
+def test_exports_of_nsight_systems_have_the_same_figures_in_pieces(tmp_path: Path, short_memory: list[int]) -> None:
+    trace = kineto.write(tmp_path / "trace.json", kineto.training(12, metadata=False))
+    assert_same(nsys_file.of_kineto(trace, tmp_path / "trace.sqlite"))
+    assert len(short_memory) > 3
+
+
+def test_a_file_that_is_cut_off_has_the_same_figures_in_pieces(tmp_path: Path, short_memory: list[int]) -> None:
+    whole = kineto.write(tmp_path / "whole.json", kineto.training(12), **kineto.job()).read_bytes()
+    path = tmp_path / "cut.json"
+    path.write_bytes(whole[: len(whole) * 4 // 5])
+    assert_same(path)
+    assert len(short_memory) > 3
+
+
+def test_a_file_without_steps_has_no_path_and_no_picture_in_pieces(tmp_path: Path, short_memory: list[int]) -> None:
+    events = [event for event in kineto.training(12) if not event["name"].startswith("ProfilerStep")]
+    path = kineto.write(tmp_path / "trace.json", events, **kineto.job())
+    (found,), (whole,) = read_part(path).figures, part_of(read_trace(path)).figures
+    assert len(short_memory) > 3
+    assert whole.paths
+    assert found == msgspec.structs.replace(whole, paths=(), picture=None)
+
+
+def test_where_something_always_runs_a_piece_grows(tmp_path: Path, short_memory: list[int]) -> None:
+    events = [*kineto.training(12), kineto.kernel("long", 0, 10**9, 0, stream=9)]
+    assert_same(kineto.write(tmp_path / "trace.json", events, **kineto.job()))
+    assert short_memory == [12 * 32 + 1]
+
+
+def test_memory_does_not_grow_with_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def peak(steps: int) -> int:
+        events = kineto.training(steps, layers=40, operators=0)
+        path = kineto.write(tmp_path / f"{steps}.json", events, **kineto.job())
+        tracemalloc.start()
+        read_part(path, with_turns=False)
+        used = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return used
+
+    in_memory = peak(80) / peak(20)
+    hold(monkeypatch, 1000)
+    in_pieces = peak(80) / peak(20)
+    assert in_memory > 2
+    assert in_pieces < 1.4
+
+
+def test_nothing_stays_behind(tmp_path: Path, short_memory: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = kineto.write(tmp_path / "trace.json", kineto.training(12), **kineto.job())
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    read_part(path)
+    assert short_memory
+    assert not list(folder.iterdir())
+
+
+def test_without_room_for_the_files_the_error_names_the_folder(
+    tmp_path: Path, short_memory: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = kineto.write(tmp_path / "trace.json", kineto.training(12), **kineto.job())
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(TraceError, match=r"too long for memory, and a temporary file cannot be written: .*TMPDIR"):
+        read_part(path)
+    assert not short_memory
+
+
+def odd_job(chance: random.Random) -> Iterator[kineto.Event]:
+    """A job with everything that makes kernels hard to place: on two devices, with what a real trace may lack."""
+    number, now = 0, 1000
+    lost = chance.choice((0.0, 0.0, 0.02, 0.3))
+    metadata = chance.choice((0.0, 0.5, 1.0))
+    ends = dict.fromkeys(itertools.product((0, chance.choice((0, 1))), (7, 20, 21)), 0)
+    for step in range(chance.randrange(4, 10)):
+        begin = now
+        for _ in range(chance.randrange(10, 40)):
+            number += 1
+            device, stream = chance.choice(list(ends))
+            launched = now + chance.randrange(2) * US
+            start = max(ends[device, stream], launched + chance.randrange(0, 9) * US)
+            end = start + chance.choice((0, 500, 3 * US, 40 * US))
+            ends[device, stream] = end
+            if chance.random() >= lost:
+                yield kineto.launch(launched, number, thread=chance.choice((100, 100, 101)))
+            yield from odd_kernel(chance, number, launched, (start, end), stream, device, metadata)
+            if chance.random() < 0.05:
+                now = max(now, *ends.values())
+                yield kineto.host_range("cudaDeviceSynchronize", launched, now, cat="cuda_runtime")
+            now += chance.randrange(1, 12) * US
+        if chance.random() < 0.8:
+            yield kineto.step(step, begin, now - 1)
+        now = max(now, *ends.values()) + US if chance.random() < 0.7 else now
+
+
+def odd_kernel(
+    chance: random.Random,
+    number: int,
+    launched: int,
+    ran: tuple[int, int],
+    stream: int,
+    device: int,
+    metadata: float,
+) -> Iterator[kineto.Event]:
+    options: dict[str, Any] = {"stream": stream, "device": device}
+    if stream == 7:
+        name = chance.choice((kineto.GEMM, kineto.NORM, kineto.ADD))
+        yield kineto.kernel(name, *ran, number, grid=(chance.choice((1, 2)), 1, 1), **options)
+    elif chance.random() < 0.3:
+        name = chance.choice((WITHIN, WITHIN, PEER))
+        if chance.random() < 0.7:
+            kind = chance.choice(("_allgather_base", "allreduce"))
+            yield operator(launched - 200, launched + 200, kind, chance.choice((1, 2, 2, None)))
+        yield {**copy(0, 0, number, name=name, **options), **times_of(ran)}
+    else:
+        name = chance.choice((kineto.ALL_REDUCE, "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"))
+        args = kineto.METADATA if chance.random() < metadata else {}
+        if chance.random() < 0.5:
+            yield kineto.host_range(
+                "nccl:all_reduce", launched - 300, launched + 300,
+                **{"Input Dims": [[chance.choice((8, 64))]], "Input type": ["float"]},
+            )  # fmt: skip
+        yield kineto.kernel(name, *ran, number, **options, **args, **({"Seq": number} if args and number % 3 else {}))
+
+
+def times_of(ran: tuple[int, int]) -> dict[str, Any]:
+    event = kineto.kernel("", *ran, 0)
+    return {"ts": event["ts"], "dur": event["dur"]}
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5, 4000])
+def test_the_median_of_a_file_is_that_of_numpy(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(columns, "AT_ONCE", 100)
+    generator = np.random.default_rng(count)
+    for high in (3, 10**4, 2**60):
+        values = generator.integers(-high // 2, high, count)
+        with Folder() as folder:
+            file = folder.file(NUMBER)
+            file.append(values.astype(np.int64).view(NUMBER))
+            assert median(file) == (pytest.approx(float(np.median(values)), rel=1e-15) if count else None)
+
+
+def test_rows_of_a_file_come_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "AT_ONCE", 64)
+    generator = np.random.default_rng(0)
+    rows = np.zeros(5000, WAIT)
+    rows["start"], rows["end"] = generator.integers(0, 700, 5000), generator.permutation(5000)
+    with Folder() as folder:
+        for then in (None, "end"):
+            file = folder.file(WAIT)
+            for part in np.array_split(rows, 9):
+                file.append(part)
+            parts = list(file.in_order("start", then))
+            order = (
+                np.argsort(rows["start"], kind="stable") if then is None else np.lexsort((rows["end"], rows["start"]))
+            )
+            assert (np.concatenate(parts) == rows[order]).all()
+            assert max(map(len, parts)) < 4 * 64
+            assert not len(file)
