@@ -19,6 +19,7 @@ from overlap_callbacks.cli._options import (
     step_pattern,
 )
 from overlap_callbacks.cli._output import one_line, print_result, with_progress
+from overlap_callbacks.cli._start import end_quickly, loading
 from overlap_callbacks.cli._table_files import check_packages, parquet_option, write_table_files, xlsx_option
 
 # Tables of an analysis that can be printed as CSV.
@@ -62,8 +63,10 @@ def command(
     """
     # Nothing here multiplies matrices, and the threads for it take longer to start than a small trace to read.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from overlap_callbacks.report import terminal_traces, trace_rows
-    from overlap_callbacks.traces import TraceError, analyze_files, find_traces
+    end_quickly()
+    with loading():
+        from overlap_callbacks.report import terminal_traces, trace_rows
+        from overlap_callbacks.traces import TraceError, analyze_files, find_traces
 
     add_rules(rules, patterns)
     steps = step_pattern(step)
