@@ -7,7 +7,6 @@ size of the output, for a scatter or reduce-scatter of the input; for other coll
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from array import array
@@ -193,7 +192,7 @@ def annotated(
             infos.append(CollectiveInfo(name_rules.collective_of(text), by_name=True))
             sizes.append(UNKNOWN)
     place = place.reshape(-1)
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         Collectives.alike(wanted, place, tuple(infos)), num_bytes=np.array(sizes, dtype=np.int64)[place]
     )
 

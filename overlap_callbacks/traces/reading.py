@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from overlap_callbacks.traces.files import Progress, container_of
+from overlap_callbacks.traces.files import SQLITE_MAGIC, Progress, container_of, starts_with
 from overlap_callbacks.traces.kineto import Trace, read_kineto
-from overlap_callbacks.traces.nsys import is_nsys, read_nsys
 
 
 def read_trace(path: str | Path, progress: Progress | None = None, steps: re.Pattern[str] | None = None) -> Trace:
@@ -26,9 +25,12 @@ def read_trace(path: str | Path, progress: Progress | None = None, steps: re.Pat
         TraceError: the file cannot be read, is empty, or is not a trace.
     """
     file = Path(path)
-    if is_nsys(file):
-        return read_nsys(file, None, progress, steps)
     inside = container_of(file)
-    if inside is not None and inside[1].isdecimal() and is_nsys(inside[0]):
-        return read_nsys(inside[0], int(inside[1]), progress, steps, file)
+    if starts_with(file if inside is None else inside[0], SQLITE_MAGIC):
+        from overlap_callbacks.traces.nsys import is_nsys, read_nsys  # few files are databases
+
+        if is_nsys(file):
+            return read_nsys(file, None, progress, steps)
+        if inside is not None and inside[1].isdecimal() and is_nsys(inside[0]):
+            return read_nsys(inside[0], int(inside[1]), progress, steps, file)
     return read_kineto(file, progress, steps)

@@ -9,9 +9,9 @@ to T_comp,ov - T_comp,iso of equation 4, and the losses of the collectives to th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple, Union
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -25,8 +25,7 @@ from overlap_callbacks.analysis.results.kernel_times import ALONE, UNMATCHED, Pa
 _Amount = Union[float, npt.NDArray[np.float64]]
 
 
-@dataclass(frozen=True)
-class Calls:
+class Calls(msgspec.Struct, frozen=True):
     """Calls in columns. On a device, a call is a row of a ``KernelTable``; on CPU, all pieces of one operator call.
 
     Attributes:
@@ -72,8 +71,7 @@ class Calls:
         return np.bincount(self.call, weights=covered, minlength=len(self)).astype(np.int64)
 
 
-@dataclass(frozen=True)
-class Match:
+class Match(msgspec.Struct, frozen=True):
     """Which calls match the same calls elsewhere.
 
     Attributes:
@@ -216,8 +214,7 @@ def _common(mine: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[Indices, In
     )
 
 
-@dataclass(frozen=True)
-class Side:
+class Side(msgspec.Struct, frozen=True):
     """The calls of one mode.
 
     Attributes:

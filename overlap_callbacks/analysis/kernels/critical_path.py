@@ -10,8 +10,8 @@ last time that the host waited for the device.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from overlap_callbacks.analysis.distinct import distinct_values
@@ -38,8 +38,7 @@ _PARTS = (Part.COMPUTE, Part.COMMUNICATION, Part.COPY, Part.LAUNCH, Part.HOST, P
 _LAUNCH, _HOST, _OTHER = map(_PARTS.index, (Part.LAUNCH, Part.HOST, Part.OTHER))
 
 
-@dataclass(frozen=True)
-class Path:
+class Path(msgspec.Struct, frozen=True):
     """A critical path. Its pieces follow one another without a gap, so that their lengths add up to the span.
 
     Attributes:

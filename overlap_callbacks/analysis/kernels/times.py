@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from overlap_callbacks.analysis.results.window import ProfiledBlock
 
 
-@dataclass(frozen=True)
-class KernelFigures:
+class KernelFigures(msgspec.Struct, frozen=True):
     """Times of a set of kernels, in nanoseconds.
 
     Attributes:
