@@ -65,10 +65,11 @@ class TimeFigures:
         spans = {} if trace.is_cut else step_spans(trace, steps)
         numbers = [None, *[trace.steps[i].number for i in spans]]
         whole, *of_steps = TimeUses(kernels, launches.launched_ns).of_each([(begin, end), *spans.values()])
+        known = launches.known
         self.time = tuple(
-            [_device_time(step, use, launches.known) for step, use in zip(numbers, (whole, *of_steps), strict=True)]
+            [_device_time(step, use, known) for step, use in zip(numbers, (whole, *of_steps), strict=True)]
         )
-        if launches.known:
+        if known:
             self.queues = _queues(kernels, launches)
             if not trace.is_cut:
                 self.host_limit = _host_limit(kernels, launches, whole)
@@ -87,8 +88,11 @@ def step_spans(trace: Trace, steps: Sequence[int]) -> dict[int, tuple[int, int]]
     spans: dict[int, tuple[int, int]] = {}
     kernels = trace.kernels
     until = trace.steps[steps[0]].start_ns if steps else 0
+    in_steps = kernels.step >= 0
+    ended_ns = np.full(len(trace.steps), np.iinfo(np.int64).min)
+    np.maximum.at(ended_ns, kernels.step[in_steps], kernels.intervals.end_ns[in_steps])
     for i in steps:
-        ended = int(kernels.intervals.end_ns[kernels.step == i].max())
+        ended = int(ended_ns[i])
         if ended > until:
             spans[i] = (until, ended)
             until = ended
@@ -164,10 +168,10 @@ def _critical_path(step: int | None, path: Path, kernels: KernelTable, launches:
     kind = kernels.kind[path.rows]
     runs = kind != Kind.COPY
     # A name may stand for kernels of both kinds.
-    key, place = np.unique(kernels.name[path.rows][runs] * 2 + (kind[runs] == Kind.COMMUNICATION), return_inverse=True)
-    calls = np.bincount(place, minlength=len(key))
-    time_ns = np.bincount(place, weights=path.rows_ns[runs], minlength=len(key))
-    longest = np.argsort(-time_ns, kind="stable")[:MAX_PATH_KERNELS].tolist()
+    key = kernels.name[path.rows][runs] * 2 + (kind[runs] == Kind.COMMUNICATION)
+    calls, time_ns = np.bincount(key), np.bincount(key, weights=path.rows_ns[runs])
+    found = np.flatnonzero(calls)
+    longest = found[np.argsort(-time_ns[found], kind="stable")[:MAX_PATH_KERNELS]].tolist()
     return CriticalPath(
         step=step,
         length_ms=path.length_ns / 1e6,
@@ -183,8 +187,8 @@ def _critical_path(step: int | None, path: Path, kernels: KernelTable, launches:
         kernels=tuple(
             [
                 PathKernel(
-                    name=kernels.names[key[i] // 2],
-                    communication=bool(key[i] % 2),
+                    name=kernels.names[i // 2],
+                    communication=bool(i % 2),
                     calls=int(calls[i]),
                     time_ms=float(time_ns[i]) / 1e6,
                 )
