@@ -20,7 +20,9 @@ def loading() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.freeze()
+        if not gc.get_freeze_count():  # else somebody has put objects aside, which stay there
+            gc.freeze()
+            gc.unfreeze()  # into the oldest generation, unseen: they are looked at again when there is much new garbage
         if was_enabled:
             gc.enable()
 
