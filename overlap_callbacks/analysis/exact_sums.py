@@ -21,6 +21,8 @@ def sums_by(group: Integers, values: Integers, num_groups: int) -> list[int]:
         values: shape (n,).
         num_groups: number of groups.
     """
+    if num_groups == 1:
+        return [sum_of(values)]
     order = np.argsort(group, kind="stable")
     ends = np.searchsorted(group[order], np.arange(num_groups), side="right")
     values = values[order]

@@ -5,9 +5,9 @@ Times are whole nanoseconds: as a floating-point number, an absolute time would 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -18,8 +18,7 @@ Nanoseconds = npt.NDArray[np.int64]
 _AT_ONCE = 2**16
 
 
-@dataclass(frozen=True)
-class Intervals:
+class Intervals(msgspec.Struct, frozen=True, dict=True):
     """Intervals [start, end), in any order; they may overlap.
 
     Attributes:

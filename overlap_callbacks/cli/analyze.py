@@ -19,6 +19,7 @@ from overlap_callbacks.cli._options import (
     step_pattern,
 )
 from overlap_callbacks.cli._output import one_line, print_result, with_progress
+from overlap_callbacks.cli._start import end_quickly, loading
 from overlap_callbacks.cli._table_files import check_packages, parquet_option, write_table_files, xlsx_option
 
 # Tables of an analysis that can be printed as CSV.
@@ -62,8 +63,10 @@ def command(
     """
     # Nothing here multiplies matrices, and the threads for it take longer to start than a small trace to read.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from overlap_callbacks.report import terminal_traces, trace_rows
-    from overlap_callbacks.traces import TraceError, analyze_files, find_traces
+    end_quickly()
+    with loading():
+        from overlap_callbacks.report import terminal_traces
+        from overlap_callbacks.traces import TraceError, analyze_files, find_traces
 
     add_rules(rules, patterns)
     steps = step_pattern(step)
@@ -75,7 +78,12 @@ def command(
             result = analyze_files(files, processes=processes, progress=progress, steps=steps)
     except TraceError as error:
         raise click.ClickException(one_line(str(error))) from None
-    write_table_files(trace_rows.ANALYSIS_TABLES, functools.partial(trace_rows.analysis_rows, result), parquet, xlsx)
-    table = trace_rows.as_csv(trace_rows.analysis_rows(result, csv)) if csv else None
+    table = None
+    if csv or parquet or xlsx:
+        from overlap_callbacks.report import trace_rows
+
+        rows_of = functools.partial(trace_rows.analysis_rows, result)
+        write_table_files(trace_rows.ANALYSIS_TABLES, rows_of, parquet, xlsx)
+        table = trace_rows.as_csv(rows_of(csv)) if csv else None
     tables = functools.partial(terminal_traces.analysis_tables, everything=everything)
     print_result(result, as_json, output, table, tables, terminal_traces.problems_of(result))

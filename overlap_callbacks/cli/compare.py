@@ -18,6 +18,7 @@ from overlap_callbacks.cli._options import (
     step_pattern,
 )
 from overlap_callbacks.cli._output import one_line, print_result, read_with_progress
+from overlap_callbacks.cli._start import end_quickly, loading
 from overlap_callbacks.cli._table_files import check_packages, parquet_option, write_table_files, xlsx_option
 
 # Tables of a comparison that can be printed as CSV.
@@ -48,8 +49,10 @@ def command(
     step: str | None,
 ) -> None:
     """Equations 1 to 5 from two traces of one rank of one job: OVERLAPPED as it is, SEQUENTIAL without overlap."""
-    from overlap_callbacks.report import terminal_trace_comparison, trace_rows
-    from overlap_callbacks.traces import TraceError, compare, read_trace
+    end_quickly()
+    with loading():
+        from overlap_callbacks.report import terminal_trace_comparison, trace_rows
+        from overlap_callbacks.traces import TraceError, compare, read_trace
 
     add_rules(rules, patterns)
     read = functools.partial(read_trace, steps=step_pattern(step))

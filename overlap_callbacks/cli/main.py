@@ -9,6 +9,7 @@ import sys
 import click
 
 from overlap_callbacks._version import __version__
+from overlap_callbacks.cli._start import loading
 
 # Each command's module. The function in it is called ``command``.
 _MODULES = {
@@ -37,7 +38,8 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _MODULES:
             return None
-        command: click.Command = importlib.import_module(_MODULES[cmd_name]).command
+        with loading():
+            command: click.Command = importlib.import_module(_MODULES[cmd_name]).command
         return command
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from overlap_callbacks.analysis.kernels.table import Indices
@@ -34,8 +34,7 @@ class CollectiveInfo(NamedTuple):
     by_name: bool = False
 
 
-@dataclass(frozen=True)
-class Collectives:
+class Collectives(msgspec.Struct, frozen=True):
     """What is known about the communication kernels of a trace, one row per kernel.
 
     Attributes:
@@ -107,4 +106,4 @@ class Collectives:
 
     def with_infos(self, infos: Iterable[CollectiveInfo]) -> Collectives:
         """The same collectives, of which more is known."""
-        return replace(self, infos=tuple(infos))
+        return msgspec.structs.replace(self, infos=tuple(infos))

@@ -6,8 +6,8 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from overlap_callbacks.analysis import name_rules, safe_text
@@ -26,8 +26,7 @@ _SEVERAL_COLLECTIVES = re.compile(r"(?i)[nr]ccl\w*(sendrecv|generic)")
 _MAX_GAP_NS = 10 * 60 * 10**9
 
 
-@dataclass(frozen=True)
-class KernelFacts:
+class KernelFacts(msgspec.Struct, frozen=True):
     """What must be known of the kernels of a file to tell what is doubtful about it.
 
     Attributes:

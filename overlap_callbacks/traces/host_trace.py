@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from array import array
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from overlap_callbacks.analysis.formatting import count
@@ -52,7 +52,7 @@ def trace_of_host(path: Path, collected: HostEvents, stream: EventStream, patter
         problems.append(note)
     device = np.zeros(len(kernels), dtype=np.int64)
     likely = sorted(filter(likeness, collected.other_ranges), key=lambda name: (-likeness(name), name))[:MAX_SUSPECTS]
-    facts = dataclasses.replace(KernelFacts.of(kernels), suspects=lambda: likely)
+    facts = msgspec.structs.replace(KernelFacts.of(kernels), suspects=lambda: likely)
     return trace_with_head(
         path, stream.head, facts, kernels, device, steps, Collectives.none(), problems,
         is_cut=stream.is_cut, on_host=True,

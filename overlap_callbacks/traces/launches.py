@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -19,8 +18,7 @@ WAITING_CALLS = frozenset({
 })  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Launches:
+class Launches(msgspec.Struct, frozen=True):
     """The host's side of the kernels of a trace.
 
     Attributes:
@@ -49,7 +47,7 @@ class Launches:
     def __getitem__(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> Launches:
         """The launches of the selected kernels."""
         range_of = None if self.range_of is None else self.range_of[rows]
-        return replace(self, launched_ns=self.launched_ns[rows], range_of=range_of)
+        return msgspec.structs.replace(self, launched_ns=self.launched_ns[rows], range_of=range_of)
 
     @property
     def known(self) -> bool:

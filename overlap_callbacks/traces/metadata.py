@@ -7,7 +7,6 @@ size of the output, for a scatter or reduce-scatter of the input; for other coll
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from array import array
@@ -182,7 +181,7 @@ def annotated(
     name = np.array(rows.name, dtype=np.int64)[wanted]
     detail = np.where(within >= 0, ranges.detail[within], -1) if len(ranges) else np.full_like(name, -1)
     told = told_by_ranges(name, detail, rows.names.texts, ranges.details)
-    return dataclasses.replace(Collectives.alike(wanted, told.info, told.infos), num_bytes=told.num_bytes)
+    return msgspec.structs.replace(Collectives.alike(wanted, told.info, told.infos), num_bytes=told.num_bytes)
 
 
 class Told(NamedTuple):

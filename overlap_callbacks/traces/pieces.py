@@ -7,9 +7,9 @@ trace that is in memory is one piece.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 
 from overlap_callbacks.analysis.distinct import distinct_values
@@ -30,8 +30,7 @@ class Span(NamedTuple):
     end_ns: int
 
 
-@dataclass(frozen=True)
-class Outline:
+class Outline(msgspec.Struct, frozen=True):
     """What is known of the kernels of one device before its pieces are looked at.
 
     Attributes:
@@ -53,8 +52,7 @@ class Outline:
     records_waits: bool
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """A piece of a device's time.
 
     Attributes:

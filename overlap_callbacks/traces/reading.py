@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlap_callbacks.traces.analysis import Part, part_of, part_of_devices
-from overlap_callbacks.traces.files import Progress, container_of
+from overlap_callbacks.traces.files import SQLITE_MAGIC, Progress, container_of, starts_with
 from overlap_callbacks.traces.kineto import read_kineto, read_kineto_in_pieces
 from overlap_callbacks.traces.long.columns import Folder
 from overlap_callbacks.traces.trace import Trace
 
 if TYPE_CHECKING:
     from overlap_callbacks.traces.long.trace import LongTrace
-from overlap_callbacks.traces.nsys import is_nsys, read_nsys, read_nsys_in_pieces
 
 
 def read_trace(path: str | Path, progress: Progress | None = None, steps: re.Pattern[str] | None = None) -> Trace:
@@ -65,14 +64,17 @@ def read_part(
 def _read(
     file: Path, folder: Folder | None, progress: Progress | None, steps: re.Pattern[str] | None
 ) -> Trace | LongTrace:
-    process, database = None, file
     inside = container_of(file)
-    if inside is not None and inside[1].isdecimal() and is_nsys(inside[0]):
-        database, process = inside[0], int(inside[1])
-    if is_nsys(database):
-        if folder is None:
-            return read_nsys(database, process, progress, steps, file)
-        return read_nsys_in_pieces(database, folder, process, progress, steps, file)
+    if starts_with(file if inside is None else inside[0], SQLITE_MAGIC):
+        from overlap_callbacks.traces.nsys import is_nsys, read_nsys, read_nsys_in_pieces  # few files are databases
+
+        database, process = file, None
+        if inside is not None and inside[1].isdecimal() and is_nsys(inside[0]):
+            database, process = inside[0], int(inside[1])
+        if is_nsys(database):
+            if folder is None:
+                return read_nsys(database, process, progress, steps, file)
+            return read_nsys_in_pieces(database, folder, process, progress, steps, file)
     if folder is None:
         return read_kineto(file, progress, steps)
     return read_kineto_in_pieces(file, folder, progress, steps)

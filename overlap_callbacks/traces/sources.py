@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from overlap_callbacks.traces.files import TraceError, is_zip
-from overlap_callbacks.traces.nsys import is_nsys, processes_in
+from overlap_callbacks.traces.files import SQLITE_MAGIC, TraceError, is_zip, starts_with
 
 # What a folder or an archive holds beside these is no trace.
 _SUFFIXES = (".json", ".json.gz", ".zip", ".sqlite")
@@ -71,8 +70,11 @@ def _members(file: Path) -> Iterator[Path]:
         if not names:
             raise TraceError(f"{file} is an archive without traces ({', '.join(_SUFFIXES_IN_ARCHIVES)})")
         yield from (file / name for name in names)
-    elif is_nsys(file) and len(processes := processes_in(file)) > 1:
-        yield from (file / str(process) for process in processes)
+    elif starts_with(file, SQLITE_MAGIC):
+        from overlap_callbacks.traces.nsys import is_nsys, processes_in  # few files are databases
+
+        processes = processes_in(file) if is_nsys(file) else []
+        yield from (file / str(process) for process in processes) if len(processes) > 1 else (file,)
     else:
         yield file
 

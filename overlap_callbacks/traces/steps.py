@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from overlap_callbacks.traces.collect import Note
 from overlap_callbacks.traces.times import MAX_TIME_NS
@@ -15,8 +15,7 @@ _STEP = re.compile(r"ProfilerStep#(\d{1,18})(?!\d)")
 _MAX_NAMED = 8
 
 
-@dataclass(frozen=True)
-class TraceStep:
+class TraceStep(msgspec.Struct, frozen=True):
     """A range of the host that is one step, as a rule ``ProfilerStep#``.
 
     Attributes:
@@ -86,7 +85,7 @@ def mark_cut(steps: tuple[TraceStep, ...], held: frozenset[int]) -> tuple[tuple[
     named = "any step may lack some, and none is in a mean"
     if missing:
         named += f"; {_named(missing)} {'has' if len(missing) == 1 else 'have'} none"
-    return tuple([dataclasses.replace(step, cut=True) for step in steps]), named
+    return tuple([msgspec.structs.replace(step, cut=True) for step in steps]), named
 
 
 def _named(numbers: Sequence[int]) -> str:

@@ -147,7 +147,7 @@ class EventStream:
             self._first_error = self._first_error or str(error)
         self._num_repaired += 1
         try:
-            return decode(msgspec.json.encode(msgspec.json.decode(_valid_json(bytes(text)))))
+            return decode(msgspec.json.encode(msgspec.json.decode(_repaired_json(bytes(text)))))
         except (*_DECODE_ERRORS, UnicodeEncodeError):
             return None
 
@@ -328,7 +328,7 @@ class EventStream:
     def _repaired(self, text: bytes) -> Event | None:
         """An event from text that is not valid JSON, or has fields of wrong types; None if it cannot be repaired."""
         try:
-            fields = msgspec.json.decode(_valid_json(text))
+            fields = msgspec.json.decode(_repaired_json(text))
             if not isinstance(fields, dict):
                 return None
             if not isinstance(fields.get("args"), dict):
@@ -427,21 +427,7 @@ def _depth_one(head: bytes) -> bool:
     return braces == 1 and brackets == 0
 
 
-# Strings, which are kept, and numbers that JSON does not allow or nothing can use, which become null.
-_TOKENS = re.compile(
-    r'"(?:[^"\\]|\\.)*"|[-+]?\b(?:NaN|nan|Infinity|inf)\b|-?\d[\d.]*[eE][-+]?\d{4,}|-?\d{400,}', re.DOTALL
-)
-_BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
-_DECIMAL_COMMA = re.compile(r"(:\s*-?\d+),(\d+)(?=\s*[,}])")
-_CONTROL = re.compile(r"[\x00-\x1f]")
+def _repaired_json(text: bytes) -> bytes:
+    from overlap_callbacks.traces import repair  # few files need it, and its patterns take long to compile
 
-
-def _valid_json(text: bytes) -> bytes:
-    """The text with the faults removed that real traces have; it may still be invalid."""
-    printable = _CONTROL.sub(" ", text.decode(errors="replace"))
-
-    def repair(match: re.Match[str]) -> str:
-        token = match.group()
-        return _BAD_ESCAPE.sub(r"\\\\", token) if token.startswith('"') else "null"
-
-    return _DECIMAL_COMMA.sub(r"\1.\2", _TOKENS.sub(repair, printable)).encode()
+    return repair.valid_json(text)

@@ -139,11 +139,14 @@ class TimeSums:
         A step that ends before an earlier one has none.
         """
         spans: dict[int, tuple[int, int]] = {}
-        for i in distinct_values(kernels.step[kernels.step >= 0]).tolist():
-            ended_ns = int(kernels.intervals.end_ns[kernels.step == i].max())
-            if ended_ns > self._until_ns:
-                spans[i] = (self._until_ns, ended_ns)
-                self._until_ns = ended_ns
+        in_steps = kernels.step >= 0
+        ended_ns = np.full(len(self._steps), np.iinfo(np.int64).min)
+        np.maximum.at(ended_ns, kernels.step[in_steps], kernels.intervals.end_ns[in_steps])
+        for i in distinct_values(kernels.step[in_steps]).tolist():
+            ended = int(ended_ns[i])
+            if ended > self._until_ns:
+                spans[i] = (self._until_ns, ended)
+                self._until_ns = ended
         return spans
 
     def _device_time(self, step: int | None, use: TimeUse) -> DeviceTime:
@@ -197,10 +200,10 @@ def _critical_path(step: int | None, path: Path, kernels: KernelTable, launches:
     kind = kernels.kind[path.rows]
     runs = kind != Kind.COPY
     # A name may stand for kernels of both kinds.
-    key, place = np.unique(kernels.name[path.rows][runs] * 2 + (kind[runs] == Kind.COMMUNICATION), return_inverse=True)
-    calls = np.bincount(place, minlength=len(key))
-    time_ns = np.bincount(place, weights=path.rows_ns[runs], minlength=len(key))
-    longest = np.argsort(-time_ns, kind="stable")[:MAX_PATH_KERNELS].tolist()
+    key = kernels.name[path.rows][runs] * 2 + (kind[runs] == Kind.COMMUNICATION)
+    calls, time_ns = np.bincount(key), np.bincount(key, weights=path.rows_ns[runs])
+    found = np.flatnonzero(calls)
+    longest = found[np.argsort(-time_ns[found], kind="stable")[:MAX_PATH_KERNELS]].tolist()
     return CriticalPath(
         step=step,
         length_ms=path.length_ns / 1e6,
@@ -216,8 +219,8 @@ def _critical_path(step: int | None, path: Path, kernels: KernelTable, launches:
         kernels=tuple(
             [
                 PathKernel(
-                    name=kernels.names[key[i] // 2],
-                    communication=bool(key[i] % 2),
+                    name=kernels.names[i // 2],
+                    communication=bool(i % 2),
                     calls=int(calls[i]),
                     time_ms=float(time_ns[i]) / 1e6,
                 )

@@ -354,6 +354,24 @@ def test_traces_are_read_without_torch_or_any_framework(overlapped: str, sequent
     assert "Kernel" in done.stdout
 
 
+@pytest.mark.parametrize("command", ["analyze", "compare"])
+def test_a_small_trace_is_shown_without_looking_for_garbage_among_all_objects(
+    overlapped: str, sequential: str, command: str
+) -> None:
+    files = [overlapped] if command == "analyze" else [overlapped, sequential]
+    code = (
+        "import gc\n"
+        "gc.collect()\n"
+        "looks = []\n"
+        "gc.callbacks.append(lambda phase, info: phase == 'start' and looks.append(info['generation']))\n"
+        "from overlap_callbacks.cli import main\n"
+        f"main({[command, *files]!r}, standalone_mode=False)\n"
+        "print('full:', looks.count(2), 'few:', len(looks) < 30, 'enabled:', gc.isenabled())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.splitlines()[-1] == "full: 0 few: True enabled: True"
+
+
 def test_the_command_ends_without_a_traceback_where_a_trace_is_bad(tmp_path: Path) -> None:
     path = tmp_path / "bad.json.gz"
     path.write_bytes(b"\x1f\x8b\x08")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from overlap_callbacks.analysis.kernels.issued import (
@@ -21,8 +21,7 @@ from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
 PEER_COPY = "peer_copy"
 
 
-@dataclass(frozen=True)
-class Account:
+class Account(msgspec.Struct, frozen=True):
     """One step.
 
     Attributes:

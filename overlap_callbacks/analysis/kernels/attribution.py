@@ -9,9 +9,9 @@ to T_comp,ov - T_comp,iso of equation 4, and the losses of the collectives to th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple, Union
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -25,8 +25,7 @@ from overlap_callbacks.analysis.results.kernel_times import ALONE, UNMATCHED, Pa
 _Amount = Union[float, npt.NDArray[np.float64]]
 
 
-@dataclass(frozen=True)
-class Calls:
+class Calls(msgspec.Struct, frozen=True):
     """Calls in columns. On a device, a call is a row of a ``KernelTable``; on CPU, all pieces of one operator call.
 
     Attributes:
@@ -72,8 +71,7 @@ class Calls:
         return np.bincount(self.call, weights=covered, minlength=len(self)).astype(np.int64)
 
 
-@dataclass(frozen=True)
-class Match:
+class Match(msgspec.Struct, frozen=True):
     """Which calls match the same calls elsewhere.
 
     Attributes:
@@ -154,16 +152,21 @@ class _Labels:
     def keys(self, calls: Indices, partners: Indices, level: Level) -> tuple[Indices, Indices]:
         """A number for each of the given calls and partners, equal for those that are the same call."""
         sides = []
+        of_all = self._of_all(0, level)
         for side, rows in enumerate((calls, partners)):
-            label, shape = self._kinds(side, level)
-            zeros = np.zeros(len(rows), dtype=np.int64)
-            # Turns are counted among all calls of the step, whether they were matched before or not.
-            turn, of = turns_of(self.sides[side], label, shape) if level.in_turn else (zeros, zeros)
-            if level.in_turn:
-                turn, of = turn[rows], of[rows] if level.equally_many else zeros
-            sides.append((label[rows], shape[rows], turn, of))
+            if side and self.sides[1] is not self.sides[0]:
+                of_all = self._of_all(1, level)
+            label, shape, turn, of = (column[rows] for column in of_all)
+            sides.append((label, shape, turn, of if level.equally_many else np.zeros_like(of)))
         keys = numbered([np.concatenate(parts) for parts in zip(*sides, strict=True)])
         return keys[: len(calls)], keys[len(calls) :]
+
+    def _of_all(self, side: int, level: Level) -> tuple[Indices, Indices, Indices, Indices]:
+        """What tells all calls of a side apart: name, launch shape, turn in the step, and how many turns there are."""
+        label, shape = self._kinds(side, level)
+        # Turns are counted among all calls of the step, whether they were matched before or not.
+        zeros = np.zeros_like(label)
+        return label, shape, *(turns_of(self.sides[side], label, shape) if level.in_turn else (zeros, zeros))
 
     def _kinds(self, side: int, level: Level) -> tuple[Indices, Indices]:
         calls = self.sides[side]
@@ -222,8 +225,7 @@ def _common(mine: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[Indices, In
     )
 
 
-@dataclass(frozen=True)
-class Side:
+class Side(msgspec.Struct, frozen=True):
     """The calls of one mode.
 
     Attributes:

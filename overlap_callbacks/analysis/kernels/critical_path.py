@@ -10,8 +10,9 @@ last time that the host waited for the device.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from overlap_callbacks.analysis.distinct import distinct_values
@@ -35,11 +36,11 @@ class Part(enum.Enum):
 
 # By the kind of a row. Parts are counted by their place here: a member of an enum is slow to hash.
 _PARTS = (Part.COMPUTE, Part.COMMUNICATION, Part.COPY, Part.LAUNCH, Part.HOST, Part.OTHER)
-_LAUNCH, _HOST, _OTHER = map(_PARTS.index, (Part.LAUNCH, Part.HOST, Part.OTHER))
+_KINDS = np.array([[Kind.COMPUTE], [Kind.COMMUNICATION], [Kind.COPY]])
+_LONG_AGO = np.iinfo(np.int64).min
 
 
-@dataclass(frozen=True)
-class Path:
+class Path(msgspec.Struct, frozen=True):
     """A critical path. Its pieces follow one another without a gap, so that their lengths add up to the span.
 
     Attributes:
@@ -57,8 +58,7 @@ class Path:
     at_most_ns: dict[Part, int]
 
 
-@dataclass(frozen=True)
-class LastRows:
+class LastRows(msgspec.Struct, frozen=True):
     """Of each stream, the row that ended last before a piece of a profile began: what its first rows waited for.
 
     Attributes:
@@ -107,10 +107,18 @@ class CriticalPaths:
         self._kind, self._lane = kind[order], lane[order]
         self._launched_ns = np.minimum(launched_ns[order], self._start_ns)
         self._before = self._predecessors(self._lane)
-        self._before_launch = self._waited_for(waits)
+        # What held each row up, and when that ended: the launch, or what the row waited for on the device.
+        before_launch = self._waited_for(waits)
+        ended_ns = np.where(self._before >= 0, self._end_ns[self._before], _LONG_AGO)
+        self._by_launch = (self._launched_ns >= 0) & (self._launched_ns >= ended_ns)
+        launch_ended_ns = np.where(before_launch >= 0, self._end_ns[before_launch], _LONG_AGO)
+        self._cause = np.where(self._by_launch, before_launch, self._before)
+        self._cause_ended_ns = np.where(self._by_launch, launch_ended_ns, ended_ns)
         # The earliest start of each row and those that end later.
         self._earliest_ns = np.minimum.accumulate(self._start_ns[::-1])[::-1]
         self._is_serial = self._runs_in_turn()
+        self._lane_and_kind = self._lane * len(Kind) + self._kind
+        self._num_lanes = int(self._lane.max(initial=0)) + 1
 
     def _predecessors(self, lane: Indices) -> Indices:
         """What each row waited for, as a place in the order of ends; -1 for none; shape (rows,)."""
@@ -152,59 +160,53 @@ class CriticalPaths:
         place = int(np.searchsorted(self._end_ns, end_ns, side="right")) - 1
         if place < 0 or int(self._end_ns[place]) <= start_ns:
             return None
-        parts_ns, rows, rows_ns = self._walk(place, start_ns)
+        # Rows before this one end before the span begins.
+        first = int(np.searchsorted(self._end_ns, start_ns, side="right"))
+        parts_ns, rows, rows_ns = self._walk(place, first, start_ns)
         parts = dict(zip(_PARTS, parts_ns, strict=True))
         end_ns = int(self._end_ns[place])
-        return Path(end_ns - start_ns, parts, rows, rows_ns, self._at_most(start_ns, end_ns, parts))
+        return Path(end_ns - start_ns, parts, rows, rows_ns, self._at_most(first, start_ns, end_ns, parts))
 
-    def _walk(self, place: int, start_ns: int) -> tuple[list[int], Indices, Indices]:
+    def _walk(self, place: int, first: int, start_ns: int) -> tuple[list[int], Indices, Indices]:
         """A path: the time of each part, by its place in ``_PARTS``; its rows, and the time of each on it."""
-        # Of the rows that end after the span began, all that is looked at row by row is worked out at once.
-        first = int(np.searchsorted(self._end_ns, start_ns, side="right"))
         part = slice(first, place + 1)
-        before, launched_ns, after_wait = self._before[part], self._launched_ns[part], self._before_launch[part]
-        ended_ns = np.where(before >= 0, self._end_ns[before], start_ns)
-        by_launch = (launched_ns >= 0) & (launched_ns >= ended_ns)
-        ended_ns = np.where(by_launch, np.where(after_wait >= 0, self._end_ns[after_wait], start_ns), ended_ns)
-        starts_ns, launched_ns, ended_ns = (
-            np.maximum(times, start_ns) for times in (self._start_ns[part], launched_ns, ended_ns)
-        )
-        # What held each row up, if the path goes on there: within the span.
-        cause = np.where(by_launch, after_wait, before) - first
-        causes = np.where((starts_ns > start_ns) & (ended_ns > start_ns), cause, -1).tolist()
+        # The path goes on to what held a row up, if that is within the span.
+        goes_on = (self._start_ns[part] > start_ns) & (self._cause_ended_ns[part] > start_ns)
+        causes = np.where(goes_on, self._cause[part] - first, -1).tolist()
         places, place = [], place - first
         while place >= 0:
             places.append(place)
             place = causes[place]
-        path = np.array(places)
+        path = np.array(places) + first
+        starts_ns, launched_ns, ended_ns = (
+            np.maximum(times[path], start_ns) for times in (self._start_ns, self._launched_ns, self._cause_ended_ns)
+        )
         # Each row ends where the path came from: its own end, and of the others where what it held up began to wait.
-        until_ns = np.concatenate((self._end_ns[part][path[:1]], ended_ns[path[:-1]]))
-        rows_ns = until_ns - starts_ns[path]
-        went_on = starts_ns[path] > start_ns
-        launched, other = path[by_launch[path] & went_on], path[~by_launch[path] & went_on]
-        parts_ns = [int(rows_ns[self._kind[part][path] == kind].sum()) for kind in range(_LAUNCH)]
-        parts_ns += [0] * (len(_PARTS) - len(parts_ns))
-        parts_ns[_LAUNCH] = int((starts_ns[launched] - launched_ns[launched]).sum())
-        parts_ns[_HOST] = int((launched_ns[launched] - ended_ns[launched]).sum())
-        parts_ns[_OTHER] = int((starts_ns[other] - ended_ns[other]).sum())
-        return parts_ns, self._rows[first + path], rows_ns
+        until_ns = np.concatenate((self._end_ns[path[:1]], ended_ns[:-1]))
+        rows_ns = until_ns - starts_ns
+        went_on = starts_ns > start_ns
+        # What nothing on the device held up may have been launched before the span: then its launch is not in it.
+        by_launch = self._by_launch[path] & ((self._before[path] >= 0) | (self._launched_ns[path] >= start_ns))
+        launched, other = by_launch & went_on, ~by_launch & went_on
+        of_kinds = (self._kind[path] == _KINDS) @ rows_ns
+        launch_ns, host_ns = launched @ (starts_ns - launched_ns), launched @ (launched_ns - ended_ns)
+        other_ns = other @ (starts_ns - ended_ns)
+        parts_ns = [*of_kinds.tolist(), int(launch_ns), int(host_ns), int(other_ns)]
+        return parts_ns, self._rows[path], rows_ns
 
-    def _at_most(self, start_ns: int, end_ns: int, parts: dict[Part, int]) -> dict[Part, int]:
+    def _at_most(self, first: int, start_ns: int, end_ns: int, parts: dict[Part, int]) -> dict[Part, int]:
         """What would be won at most: no more than the path has of it, and what remains has to run on its streams."""
-        first = int(np.searchsorted(self._end_ns, start_ns, side="right"))
         last = int(np.searchsorted(self._earliest_ns, end_ns, side="left"))
         inside = Intervals(
             np.maximum(self._start_ns[first:last], start_ns),
             np.maximum(np.minimum(self._end_ns[first:last], end_ns), start_ns),
         )
+        of_lanes = self._work_ns(first, last, inside) if self._is_serial else []
         kind, lane = self._kind[first:last], self._lane[first:last]
-        lengths_ns = np.maximum(inside.durations_ns, 0)
-        size = len(Kind) * (int(lane.max(initial=0)) + 1)
-        of_lane_ns = np.bincount(lane * len(Kind) + kind, lengths_ns, size).reshape(-1, len(Kind))
 
         def longest_ns(*kinds: Kind) -> int:
             if self._is_serial:
-                return int(of_lane_ns[:, kinds].sum(axis=1).max(initial=0))
+                return int(max([sum([work_ns[kind] for kind in kinds]) for work_ns in of_lanes]))
             wanted = np.isin(kind, kinds)
             return max((inside[wanted & (lane == number)].busy_ns for number in distinct_values(lane)), default=0)
 
@@ -215,3 +217,11 @@ class CriticalPaths:
             Part.COMMUNICATION: min(parts[Part.COMMUNICATION], length_ns - longest_ns(Kind.COMPUTE, Kind.COPY)),
             Part.HOST: min(host_ns, length_ns - longest_ns(Kind.COMPUTE, Kind.COMMUNICATION, Kind.COPY)),
         }
+
+    def _work_ns(self, first: int, last: int, inside: Intervals) -> list[list[Any]]:
+        """How long each stream ran each kind of row in a span; rows of one stream do not overlap."""
+        lengths_ns = np.maximum(inside.durations_ns, 0)
+        size = len(Kind) * self._num_lanes
+        work_ns = np.bincount(self._lane_and_kind[first:last], lengths_ns, size)
+        found: list[list[Any]] = work_ns.reshape(-1, len(Kind)).tolist()
+        return found

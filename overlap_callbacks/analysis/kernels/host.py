@@ -27,16 +27,15 @@ from overlap_callbacks.analysis.kernels.table import (
 # Share of a step from which on it is told that so much of it counts as nothing.
 MAX_UNCOUNTED = 0.2
 
+# Patterns, compiled where they are used: traces of a device need none.
 # Functional collectives, whose waits have ranges of their own.
-_FUNCTIONAL = re.compile(r"^_?c10d_functional|^_dtensor::shard_dim|wait_tensor")
+_FUNCTIONAL = r"^_?c10d_functional|^_dtensor::shard_dim|wait_tensor"
 # Other operators that issue a collective, or wait for one.
-_ISSUES = re.compile(r"^c10d::|^symm_mem::|^record_param_comms")
+_ISSUES = r"^c10d::|^symm_mem::|^record_param_comms"
 # No operators, although old versions of torch file them under operators: ranges of torch's own, named by hand.
-_ANNOTATIONS = re.compile(r"^(Optimizer\.(step|zero_grad)#|enumerate\(DataLoader\)#|DistributedDataParallel\.forward$)")
+_ANNOTATIONS = r"^(Optimizer\.(step|zero_grad)#|enumerate\(DataLoader\)#|DistributedDataParallel\.forward$)"
 # What does not compute itself. Hooks run in the time of the engine and of AccumulateGrad, and many hooks wait.
-_NO_COMPUTE = re.compile(
-    r"^autograd::engine::|^torch::autograd::AccumulateGrad|^aten::(record_stream|is_pinned)|" + _ANNOTATIONS.pattern
-)
+_NO_COMPUTE = r"^autograd::engine::|^torch::autograd::AccumulateGrad|^aten::(record_stream|is_pinned)|" + _ANNOTATIONS
 
 
 def host_kernels(
@@ -115,9 +114,11 @@ def _kinds(
     def those(matches: Sequence[bool]) -> npt.NDArray[np.bool_]:
         return np.array(matches, dtype=bool)[called] if len(called) else np.empty(0, dtype=bool)
 
-    functional = those([bool(_FUNCTIONAL.search(name)) for name in names])
-    issues = those([bool(_ISSUES.search(name)) or name_rules.is_communication(name) for name in names]) & ~functional
-    idle = those([bool(_NO_COMPUTE.search(name)) for name in names])
+    functional = those([bool(re.search(_FUNCTIONAL, name)) for name in names])
+    issues = (
+        those([bool(re.search(_ISSUES, name)) or name_rules.is_communication(name) for name in names]) & ~functional
+    )
+    idle = those([bool(re.search(_NO_COMPUTE, name)) for name in names])
     # Those that a functional collective issues itself have a range for the wait.
     alone = issues & (calls.covered_ns(calls[functional]) < calls.durations_ns)
     starts = np.sort(calls.start_ns[alone])

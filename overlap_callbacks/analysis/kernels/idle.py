@@ -8,16 +8,15 @@ had been launched before, something else did: an event of another stream, or the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
 
 
-@dataclass(frozen=True)
-class TimeUse:
+class TimeUse(msgspec.Struct, frozen=True):
     """What a device did in a span of time, in nanoseconds. The parts add up to the span.
 
     Attributes:

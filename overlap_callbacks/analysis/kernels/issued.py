@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Protocol
+
+import msgspec
 
 from overlap_callbacks.analysis import name_rules
 from overlap_callbacks.analysis.distinct import distinct_values
@@ -111,8 +112,7 @@ COPIED = frozenset({"all_gather", "all_to_all", "gather", "scatter", "broadcast"
 _ON_HOST_ONLY = frozenset({"gloo", "mpi", "ucc"})
 
 
-@dataclass(frozen=True)
-class Expected:
+class Expected(msgspec.Struct, frozen=True):
     """What should appear as one kernel, or as one for each member: a collective, a block or a batch.
 
     Attributes:
@@ -182,7 +182,7 @@ def expected_kernels(collectives: Sequence[IssuedCollective], *, on_device: bool
             place = place_of.setdefault((collective.coalesced, group), len(found))
             if place < len(found):
                 whole = found[place]
-                found[place] = replace(
+                found[place] = msgspec.structs.replace(
                     whole,
                     members=whole.members + 1,
                     num_bytes=whole.num_bytes + part.num_bytes,
@@ -225,7 +225,7 @@ def _num_bytes(collective: IssuedCollective) -> int:
 
 def _members(whole: Expected) -> list[Expected]:
     """What a block launches if each of its members is a kernel; one by one, their sizes are not known."""
-    return [whole if whole.members == 1 else replace(whole, members=1, size_bytes=0)] * whole.members
+    return [whole if whole.members == 1 else msgspec.structs.replace(whole, members=1, size_bytes=0)] * whole.members
 
 
 def readings(expected: Sequence[Expected]) -> Iterator[list[Expected]]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import Any
+
+import msgspec
 
 _Triple = tuple[int, int, int]
 
 
-@dataclass(frozen=True)
-class LaunchShape:
+class LaunchShape(msgspec.Struct, frozen=True):
     """How a kernel was launched.
 
     Attributes:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from overlap_callbacks.analysis.distinct import distinct_values
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable
 
 
-@dataclass(frozen=True)
-class Queue:
+class Queue(msgspec.Struct, frozen=True):
     """The queue of one stream.
 
     Attributes:
@@ -83,8 +81,7 @@ class QueueSums:
         )
 
 
-@dataclass
-class _Sums:
+class _Sums(msgspec.Struct):
     """Of one stream: rows, time that they waited within the span, time from launch to start, and how many waited."""
 
     num_launched: int = 0

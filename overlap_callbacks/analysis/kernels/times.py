@@ -5,12 +5,11 @@ Compute and communication time are the terms of the equations in ``overlap_callb
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
     from overlap_callbacks.analysis.results.window import ProfiledBlock
 
 
-@dataclass(frozen=True)
-class KernelFigures:
+class KernelFigures(msgspec.Struct, frozen=True):
     """Times of a set of kernels, in nanoseconds.
 
     Attributes:
@@ -69,7 +67,7 @@ class KernelFigures:
 
         The time between the two counts as idle in neither, and so does no bubble.
         """
-        mine, theirs = (dataclasses.astuple(part)[:-1] for part in (self, other))
+        mine, theirs = (msgspec.structs.astuple(part)[:-1] for part in (self, other))
         return KernelFigures(*map(int.__add__, mine, theirs))
 
 
