@@ -8,17 +8,19 @@ unless both ranks die without a word.
 from __future__ import annotations
 
 import contextlib
+import queue
 import secrets
 import threading
 import time
 from collections import deque
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 
 from overlap_callbacks import OverlapMonitor, OverlapReport, Sink, WandbSink
 from overlap_callbacks._threads import Worker
-from overlap_callbacks.monitor.background.store import Job, StoreChannel, StoreFailedError, poll
+from overlap_callbacks.monitor.background.store import ANSWER_TIMEOUT_S, Job, StoreChannel, StoreFailedError, poll
 from overlap_callbacks.sinks import RunInfo
 
 # The rank with the W&B run looks for reports at most this often.
@@ -36,6 +38,9 @@ _STORE_S = 2.0
 
 _READER = "reader"  # its value names what is sent: what a killed job has left under another name is not read
 _END = "end"
+_NO_ANSWER = "the job's store does not answer"
+
+T = TypeVar("T")
 
 
 class Outbox(Sink):
@@ -137,13 +142,14 @@ class Outbox(Sink):
 class Inbox:
     """The last rank's end: takes reports from the store, and logs them to Megatron-LM's W&B run.
 
-    It does so between steps, on the training thread, because Megatron-LM logs there too.
+    It logs between steps, on the training thread, because Megatron-LM logs there too.
     """
 
     def __init__(self, prefix: str, writer: Any, monitor: OverlapMonitor) -> None:
         self._channel = _channel(prefix)
         self._name = secrets.token_hex(4)
-        self._channel.publish(_READER, self._name.encode())
+        self._worker = Worker("overlap-callbacks-inbox", lambda error: None)
+        self._ask(lambda: self._channel.publish(_READER, self._name.encode()))
         self._sink = WandbSink(getattr(writer, "run", None))
         self._monitor = monitor
         self._taken = 0
@@ -167,12 +173,10 @@ class Inbox:
                 self._monitor.sink_failed(self._sink, error)
         if ends:
             self._leave()
+            self._worker.close(0.0)
 
     def _log_all(self, wait_s: float | None) -> None:
-        missing = wait_s is not None and not self._has_ended(wait_s)
-        messages = list(iter(self._take, None))
-        if wait_s is not None:
-            self._leave()  # first, so that rank 0 need not wait for what W&B takes
+        messages, missing = self._ask(lambda: self._receive(wait_s), wait_s or 0.0)
         for message in messages:
             run, report = msgspec.json.decode(message, type=tuple[RunInfo, OverlapReport])
             if not self._opened:
@@ -183,6 +187,43 @@ class Inbox:
             self._sink.close()
         if missing:
             raise TimeoutError(f"rank 0 has sent no last report within {wait_s:g} s; if it made one, the record has it")
+
+    def _ask(self, question: Callable[[], T], wait_s: float = 0.0) -> T:
+        """What ``question`` returns, on a thread of its own: a store that does not answer must not keep training.
+
+        Args:
+            question: uses the store.
+            wait_s: how long it may wait for other ranks.
+
+        Raises:
+            StoreFailedError: there is no answer.
+        """
+        answers: queue.SimpleQueue[T | Exception] = queue.SimpleQueue()
+
+        def task() -> None:
+            try:
+                answers.put(question())
+            except Exception as error:
+                answers.put(error)
+
+        if self._channel.call.is_stuck:
+            raise StoreFailedError(_NO_ANSWER)
+        self._worker.submit(task)
+        try:
+            answer = answers.get(timeout=ANSWER_TIMEOUT_S + wait_s)
+        except queue.Empty:
+            raise StoreFailedError(_NO_ANSWER) from None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _receive(self, wait_s: float | None) -> tuple[list[bytes], bool]:
+        """The reports that have come; at the end, all of them, and whether some may be missing."""
+        missing = wait_s is not None and not self._has_ended(wait_s)
+        messages = list(iter(self._take, None))
+        if wait_s is not None:
+            self._take_away()  # at once, so that rank 0 need not wait for what W&B takes
+        return messages, missing
 
     def _has_ended(self, wait_s: float) -> bool:
         """Wait for rank 0 to have sent all. False if it has not in time; one that has left sends nothing more."""
@@ -204,10 +245,13 @@ class Inbox:
     def _leave(self) -> None:
         """Leave nothing in the store."""
         with contextlib.suppress(StoreFailedError):
-            self._channel.delete(_READER)
-            while self._take() is not None:
-                pass
-            self._channel.delete(self._key(_END))
+            self._ask(self._take_away)
+
+    def _take_away(self) -> None:
+        self._channel.delete(_READER)
+        while self._take() is not None:
+            pass
+        self._channel.delete(self._key(_END))
 
     def _key(self, name: str) -> str:
         return f"{self._name}/{name}"

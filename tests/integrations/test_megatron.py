@@ -73,7 +73,7 @@ def parts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def parts(parts_folder: Path) -> Session:
     """What the ranks found in one of the ``PARTS``, which share their processes."""
-    ranks = run_ranks(run_parts, 2, str(parts_folder), timeout_s=120)
+    ranks = run_ranks(run_parts, 2, str(parts_folder), timeout_s=135)  # 15 s of it are waits of its own
 
     def of(name: str) -> list[Any]:
         for rank, found in enumerate(ranks):

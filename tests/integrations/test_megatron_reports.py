@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -204,3 +205,27 @@ def test_a_job_that_starts_again_reads_nothing_of_the_killed_one(monkeypatch: py
         ends.outbox.close()
         looking.result()
     assert (ends.run.logged, ends.said) == ([7, 8, 9], [])
+
+
+def test_a_store_that_does_not_answer_does_not_keep_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reports, "ANSWER_TIMEOUT_S", 0.3)
+    ends, goes_on = Ends(monkeypatch), threading.Event()
+    ends.window(0)
+    answers = ends.store.compare_set
+
+    def compare_set(*args: Any) -> Any:
+        goes_on.wait(30.0)
+        return answers(*args)
+
+    stopped = SimpleNamespace(
+        compare_set=compare_set, check=ends.store.check, delete_key=ends.store.delete_key, set=ends.store.set
+    )
+    connection = Connection(lambda: stopped)
+    ends.inbox._channel = StoreChannel(Job(1, 2, "gloo"), "prefix", connection)
+    began_s = time.monotonic()
+    for _ in range(5):
+        ends.inbox.look()
+    ends.inbox.look(wait_s=0.2)
+    assert time.monotonic() - began_s < 15.0
+    assert (ends.run.logged, ends.said) == ([0], ["the job's store does not answer"])
+    goes_on.set()
