@@ -151,13 +151,14 @@ def test_a_rank_that_dies_after_its_vote_leaves_nothing(dead: int) -> None:
 def test_a_rank_that_dies_after_a_vote_of_its_own_leaves_nothing(
     dead: int, last: Callable[[Ballot], Decision], others: Callable[[Ballot], Decision] | None
 ) -> None:
-    ranks = Ranks(SHORT_S)
-    for ballot in ranks.ballots:
-        ballot.expect(WINDOW)
+    ranks = Ranks(LONG_S)
     votes = [last if rank == dead else others for rank in range(RANKS)]
     if last is failed:  # after all have repeated the step
         assert all(decision.agreed for decision in ranks.decide(*[yes] * RANKS))
         votes = [failed if rank == dead else None for rank in range(RANKS)]
+    for ballot in ranks.ballots:
+        ballot.expect(WINDOW)
+        ballot._timeout_s = SHORT_S
     ranks.decide(*votes)
     ranks.close(dead)
     assert ranks.store.num_keys() == 0
