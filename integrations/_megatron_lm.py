@@ -13,7 +13,7 @@ from overlap_callbacks.monitor.background.store import next_prefix
 from overlap_callbacks.sinks import JsonlSink
 
 from ._megatron_core import MegatronCore
-from ._megatron_reports import LAST_REPORT_S, Inbox, Outbox
+from ._megatron_reports import LAST_REPORT_S, LATER_S, Inbox, Outbox
 from ._megatron_steps import Steps, checked_chunks, open_steps
 from .base import switched_off, wrap
 
@@ -41,6 +41,7 @@ class PretrainHook:
         self._on_end = on_end
         self._steps: Steps | None = None
         self._inbox: Inbox | None = None
+        self._outbox: Outbox | None = None
         self._step = -1
         self._undo: list[Callable[[], None]] = []
 
@@ -54,19 +55,33 @@ class PretrainHook:
         self._undo = [wrap(self._training, "train", self._train), wrap(self._training, "train_step", self._train_step)]
 
     def _train(self, train: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        timeout_s = EXCEPTION_CLOSE_TIMEOUT_S
+        timeout_s = wait_s = EXCEPTION_CLOSE_TIMEOUT_S
         try:
             result = train(*args, **kwargs)
-            timeout_s = LAST_REPORT_S
+            timeout_s, wait_s = LAST_REPORT_S, LAST_REPORT_S + LATER_S
             return result
         finally:
             for undo in self._undo:
                 undo()
             self._on_end()
-            if self._steps is not None:
-                self._steps.monitor.close(timeout_s)
-            if self._inbox is not None:
-                self._inbox.look(wait_s=timeout_s)
+            try:
+                if self._steps is not None:
+                    self._steps.monitor.close(timeout_s)
+            finally:  # strict: closing may raise
+                self._leave(timeout_s, wait_s)
+
+    def _leave(self, timeout_s: float, wait_s: float) -> None:
+        """Have the last reports pass to the last rank, and leave nothing in the store.
+
+        Args:
+            timeout_s: longest time for the last rank to take what rank 0 has sent.
+            wait_s: longest time for rank 0 to send it.
+        """
+        if self._inbox is not None:
+            self._inbox.look(wait_s=wait_s)
+        error = None if self._outbox is None else self._outbox.leave(timeout_s)
+        if error is not None and self._steps is not None and self._outbox is not None:
+            self._steps.monitor.sink_failed(self._outbox, error)
 
     def _train_step(self, train_step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._steps is None:
@@ -90,7 +105,8 @@ class PretrainHook:
         strict = self._options.get("strict")
 
         def with_outbox(given: list[Sink] | None, folder: Path) -> list[Sink]:
-            return [*(given or [JsonlSink(folder), WandbSink(start=False)]), Outbox(prefix)]
+            self._outbox = Outbox(prefix)
+            return [*(given or [JsonlSink(folder), WandbSink(start=False)]), self._outbox]
 
         try:
             steps = open_steps(self._core, checked_chunks(model), self._sequential, self._options, sinks=with_outbox)

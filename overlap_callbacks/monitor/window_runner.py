@@ -87,6 +87,18 @@ class _OpenWindow:
         check = race.after_window(granted.name, step, granted.sequence, session.ballot, session.job.rank)
         return replace(closed, race=check)
 
+    def grant(self, ruling: Ruling, schedule: Schedule, race: RaceChecks) -> None:
+        """Go on as rank 0 has allowed.
+
+        Args:
+            ruling: which grants sequential steps.
+            schedule: the monitor's.
+            race: the monitor's.
+        """
+        race.granted(ruling.name, self.session.ballot)
+        if ruling.steps_per_block:
+            self.schedule = _schedule_for(schedule, self.arm, ruling.steps_per_block)
+
     def decide_length(self) -> int:
         """Rank 0: the counted steps that blocks of ``min_block_seconds`` have; before the ruling.
 
@@ -289,8 +301,7 @@ class WindowRunner(StepRunner):
         match ruling.decision:
             case Decision.GRANTED:
                 self._phase = Phase.MEASURING
-                if ruling.steps_per_block:
-                    window.schedule = _schedule_for(self._schedule, window.arm, ruling.steps_per_block)
+                window.grant(ruling, self._schedule, self._slot.race)
             case Decision.CONFLICT:
                 # Every later window would show the same conflict: there is nothing more to measure.
                 self.abandon(ruling.reason)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from overlap_callbacks import Mode
+from overlap_callbacks import Mode, OverlapReport, Sink
+from overlap_callbacks.integrations import _megatron_lm as _megatron_lm_hook
+from overlap_callbacks.integrations import _megatron_reports
 from overlap_callbacks.integrations.megatron import attach, hook_pretrain
 from overlap_callbacks.report import record
 from tests.distributed import captured_log
@@ -33,6 +37,7 @@ from tests.integrations.megatron_jobs import (
     train_attached,
 )
 from tests.monitor.jobs import dispatch_table
+from tests.monitor.test_keys_left import keys_of
 from tests.wandb_reader import SETTINGS
 
 
@@ -278,9 +283,9 @@ def _pretrain(folder: str) -> dict[str, Any]:
     if dist.get_rank() == dist.get_world_size() - 1:
         wandb.init(project="test", dir=folder, settings=wandb.Settings(**SETTINGS))
         writer = wandb
-    digests = []
+    digests, said = [], []
     for sequential in ("gate", "native"):
-        with job(setup) as training:
+        with job(setup) as training, captured_log() as lines:
             lm = _megatron_lm(training, writer if sequential == "native" else None)
             own = dict(vars(lm))
             hook_pretrain(sequential=sequential, run_dir=str(Path(folder, sequential)), **TOGGLING)
@@ -296,7 +301,56 @@ def _pretrain(folder: str) -> dict[str, Any]:
                 assert before[key] == after[key], key
             if writer is not None and sequential == "native":
                 wandb.finish()
-    return {"identical": set(digests) == {absent}}
+            said += lines
+    return {"identical": set(digests) == {absent}, "said": said}
+
+
+class _Logged(Sink):
+    """Stands for the sink of the W&B run on the last rank: what it is to log."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def log(self, report: OverlapReport) -> None:
+        self.steps.append(report.first_step)
+
+
+def _pretrain_apart(folder: str) -> dict[str, Any]:
+    """Rank 0 makes its report later than it may take; then the last rank is as if dead once training has ended."""
+    found: dict[str, Any] = {}
+    rank = dist.get_rank()
+    log, look = _megatron_reports.Outbox.log, _megatron_reports.Inbox.look
+
+    def late_log(outbox: Any, report: OverlapReport) -> None:
+        time.sleep(5.0)
+        log(outbox, report)
+
+    def dead_look(inbox: Any, wait_s: float | None = None) -> None:
+        if wait_s is None:
+            look(inbox)
+
+    for name, longest_s, place in (
+        ("late", 3.0, mock.patch.object(_megatron_reports.Outbox, "log", late_log)),
+        ("dead", 1.0, mock.patch.object(_megatron_reports.Inbox, "look", dead_look)),
+    ):
+        sink = _Logged()
+        with job(Setup()) as training, captured_log() as lines, place:
+            lm = _megatron_lm(training, SimpleNamespace(run=None, log=lambda *_: None) if rank == 1 else None)
+            hook_pretrain(run_dir=str(Path(folder, name)), **{**TOGGLING, "strict": False})
+            with (
+                mock.patch.object(_megatron_lm_hook, "LAST_REPORT_S", longest_s),
+                mock.patch.object(_megatron_reports, "WandbSink", return_value=sink),
+                mock.patch.object(_megatron_reports, "_LOOK_INTERVAL_S", 1000.0),  # at the end only
+            ):
+                lm.pretrain(NUM_STEPS)
+            dist.barrier()
+            store = dist.distributed_c10d._get_default_store()
+            left = [key for key in keys_of(store) if "/megatron/" in key]
+            found[name] = {"logged": sink.steps, "lines": list(lines), "left": left}
+            dist.barrier()
+    for name in ("megatron.training", "megatron.training.training"):
+        del sys.modules[name]
+    return found
 
 
 def _pretrain_badly(folder: str) -> list[str]:
@@ -354,6 +408,7 @@ PARTS: dict[str, Callable[[str], Any]] = {
     "overflow": _overflow,
     "by_hand": _by_hand,
     "pretrain": _pretrain,
+    "pretrain_apart": _pretrain_apart,
     "pretrain_badly": _pretrain_badly,
     "pretrain_without_inbox": _pretrain_without_inbox,
     "misuse": _misuse,

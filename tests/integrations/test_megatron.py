@@ -73,7 +73,7 @@ def parts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def parts(parts_folder: Path) -> Session:
     """What the ranks found in one of the ``PARTS``, which share their processes."""
-    ranks = run_ranks(run_parts, 2, str(parts_folder), timeout_s=120)
+    ranks = run_ranks(run_parts, 2, str(parts_folder), timeout_s=135)  # 15 s of it are waits of its own
 
     def of(name: str) -> list[Any]:
         for rank, found in enumerate(ranks):
@@ -269,7 +269,7 @@ def test_steps_may_be_marked_by_hand(parts: Session) -> None:
 
 
 def test_pretrain_is_measured_and_logged_to_the_run_on_the_last_rank(parts: Session, parts_folder: Path) -> None:
-    assert parts("pretrain") == [{"identical": True}] * 2
+    assert parts("pretrain") == [{"identical": True, "said": []}] * 2
     gate, native = (record.read(parts_folder / sequential).windows[0] for sequential in ("gate", "native"))
     for window in (gate, native):
         assert window.complete
@@ -282,6 +282,17 @@ def test_pretrain_is_measured_and_logged_to_the_run_on_the_last_rank(parts: Sess
     assert run.values("loss") == [1.0] * NUM_STEPS
     assert run.values("overlap/step") == [2]
     assert run.values("overlap/e2e_sequential_ms") == [native.metrics()["overlap/e2e_sequential_ms"]]
+
+
+def test_a_report_that_rank_0_makes_late_reaches_the_last_rank_and_one_that_nobody_takes_is_taken_back(
+    parts: Session,
+) -> None:
+    first, last = parts("pretrain_apart")
+    assert last["late"] == {"logged": [2], "lines": [], "left": []}
+    assert not any("has taken none" in line for line in first["late"]["lines"])
+    assert last["dead"]["logged"] == []
+    assert first["dead"]["left"] == last["dead"]["left"] == []
+    assert [line for line in first["dead"]["lines"] if "the last rank has taken none of the last 1 reports" in line]
 
 
 def test_pretrain_without_an_inbox_is_measured_and_if_strict_ends_with_all_put_back(

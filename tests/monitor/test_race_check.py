@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import signal
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from overlap_callbacks.analysis.results.race import RaceVerdict
 from overlap_callbacks.integrations.pytorch import attach
-from tests.distributed import captured_log, run_mortal_ranks, run_ranks
+from overlap_callbacks.monitor.background.store import StoreChannel
+from overlap_callbacks.monitor.race.ballot import FAILED
+from tests.distributed import captured_log, die, run_mortal_ranks, run_ranks
 from tests.monitor.jobs import tiny_schedule
 from tests.monitor.race_jobs import Job, Net, checked, ddp, fsdp2
 from tests.monitor.racy_hooks import hasty, patient
+from tests.monitor.test_keys_left import keys_of
 
 _KINDS: dict[str, dict[str, Any]] = {
     "ddp": {},
@@ -146,6 +153,46 @@ def test_what_one_rank_alone_raises_is_raised_in_the_job_and_no_rank_hangs() -> 
     assert not second.returned
     assert "ValueError: out of memory on this rank" in second.error
     assert not first.returned  # it waited for rank 1's collectives, which ended with it
+
+
+def dying_after_a_vote(rank: int) -> list[str]:
+    """Rank 1 alone fails in a repetition, votes, and is killed: it has terms that nobody shares."""
+    job, add = Job(rank), StoreChannel.add
+
+    def repeat() -> None:
+        if rank == 1:
+            raise ValueError("out of memory on this rank")
+        job.repeat()
+
+    def add_and_die(channel: StoreChannel, key: str, amount: int = 1) -> int:
+        found = add(channel, key, amount)
+        if f"/{FAILED}/" in key and rank == 1:
+            die()
+        return found
+
+    with mock.patch.object(StoreChannel, "add", add_and_die), contextlib.suppress(RuntimeError):  # rank 1 is gone
+        monitor = attach(
+            job.optimizer,
+            model=job.model,
+            repeat_step=repeat,
+            check_gradients=True,
+            schedule=tiny_schedule(),
+            sinks=[],
+            max_overhead=None,
+            power=False,
+        )
+        try:
+            job.train(14)
+        finally:
+            monitor.close(5.0)
+    return sorted(key for key in keys_of(dist.distributed_c10d._get_default_store()) if "/race/" in key)
+
+
+def test_a_rank_that_is_killed_after_a_vote_that_nobody_shares_leaves_no_key() -> None:
+    first, second = run_mortal_ranks(dying_after_a_vote, 2, timeout_s=60.0)
+    assert second.exit_code == -signal.SIGKILL
+    assert first.returned, str(first)
+    assert first.value == []
 
 
 class _State:

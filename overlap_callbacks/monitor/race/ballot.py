@@ -3,6 +3,11 @@
 The decision is one entry of the job's store, which is written once: by the last rank that says yes, or by the first
 that says no or gives up waiting. Whoever comes later reads what was decided. So there is no moment at which one rank
 believes yes and another no, however late or dead a rank is. No collective is used.
+
+A question has three keys, whose names all ranks know: the terms, which the first vote lays down, the count of votes
+with these terms, and the decision. So whoever leaves takes all of them away, and nothing is left behind, whoever dies
+when. There are two exceptions. All ranks are gone. Or a rank votes later than the others wait for it, makes their count
+full, and dies before it leaves; and it dies, or the last of the others leaves, within the next two calls of the store.
 """
 
 from __future__ import annotations
@@ -15,6 +20,8 @@ from dataclasses import dataclass
 from overlap_callbacks._threads import Worker
 from overlap_callbacks.monitor.background.store import StoreChannel, StoreFailedError
 
+# What is decided, each once in a window: whether to repeat the step; whether all failed in it alike.
+REPEAT, FAILED = "repeat", "failed"
 _YES = b"yes"
 _NO = b"no:"
 # More than any number of votes: with it added, a count is that of all ranks for nobody.
@@ -52,18 +59,28 @@ class _Used:
 
     Attributes:
         decision: the key of what was decided.
-        count: that of the votes, if this rank has voted; else empty.
+        has_voted: whether this rank may have been counted.
         is_read: whether nobody can say yes any more who has not, so that the keys may go.
     """
 
     decision: str
-    count: str = ""
+    has_voted: bool = False
     is_read: bool = False
+
+    @property
+    def terms(self) -> str:
+        """The key of what those who are counted have alike."""
+        return f"{self.decision}/terms"
+
+    @property
+    def count(self) -> str:
+        """The key of the number of votes."""
+        return f"{self.decision}/count"
 
     @property
     def keys(self) -> tuple[str, ...]:
         # The count before its decision: a rank that comes in between counts alone, and decides no.
-        return (self.count, self.decision) if self.count else (self.decision,)
+        return self.count, self.terms, self.decision
 
 
 class Ballot:
@@ -78,14 +95,23 @@ class Ballot:
         self._channel = channel
         self._timeout_s = timeout_s
         self._used: dict[tuple[str, str], _Used] = {}  # by window and question
+        self._expected = ""
         self._worker = Worker("overlap-callbacks-ballot", lambda error: None)
+
+    def expect(self, window: str) -> None:
+        """Say that there may be votes in a window: other ranks' are taken away even if this one leaves before it votes.
+
+        Args:
+            window: as for ``vote``.
+        """
+        self._expected = window
 
     def vote(self, window: str, question: str, terms: str) -> Decision:
         """Say yes, and wait for the decision.
 
         Args:
             window: names the window; the same on every rank, and never used twice.
-            question: what is decided, once in a window.
+            question: ``REPEAT`` or ``FAILED``.
             terms: what all ranks must have alike.
 
         Raises:
@@ -105,8 +131,9 @@ class Ballot:
 
     def close(self) -> None:
         """Leave nothing in the store, and end the thread."""
-        if self._worker.started:
-            self._worker.submit(lambda: self._take_away(but=None))
+        if self._worker.started or self._expected:
+            with contextlib.suppress(RuntimeError):  # the system has no more threads to give
+                self._worker.submit(self._leave)
             self._worker.close(1.0)
 
     def _do(self, work: Callable[[], Decision]) -> Decision:
@@ -134,19 +161,25 @@ class Ballot:
     def _vote(self, window: str, question: str, terms: str) -> Decision:
         self._take_away(but=window)
         used = self._use(window, question)
-        used.count = f"{used.decision}/{terms}"
+        unlike = f"not all ranks came to the same step, and wanted the same of it, within {self._timeout_s:g} s"
         try:
+            if self._channel.settle(used.terms, terms.encode()) != terms.encode():
+                return self._settle(used, _NO + unlike.encode())
+            used.has_voted = True
             votes = self._channel.add(used.count)
         except StoreFailedError:
             return Decision(False, _NO_ANSWER)  # not counted
         if votes == self._channel.job.world_size:
             used.is_read = True  # this rank alone can say yes for all, and does it now
-            return self._settle(used, _YES)
+            decision = self._settle(used, _YES)
+            if not decision.agreed:  # it came late; those who leave need not leave the keys to it any more
+                with contextlib.suppress(StoreFailedError):
+                    self._channel.add(used.count, -1)
+            return decision
         answer = self._channel.await_message(used.decision, self._timeout_s, lambda: False)
         if answer is not None:
             return _decided(used, answer)
-        late = f"not all ranks came to the same step, and wanted the same of it, within {self._timeout_s:g} s"
-        return self._settle(used, _NO + late.encode())
+        return self._settle(used, _NO + unlike.encode())
 
     def _decline(self, window: str, question: str, reason: str) -> Decision:
         try:
@@ -161,19 +194,24 @@ class Ballot:
     def _use(self, window: str, question: str) -> _Used:
         return self._used.setdefault((window, question), _Used(f"race/{window}/{question}"))
 
-    def _take_away(self, *, but: str | None) -> None:
-        """Remove the votes of earlier windows: every rank has read them, for all have trained together since.
-
-        Rank 0 has used the keys of all, and does it. At the end each rank does: where the ranks did not agree, which
-        ends the checks, their keys differ, and rank 0 may be gone.
-        """
+    def _take_away(self, *, but: str) -> None:
+        """Rank 0 removes the votes of earlier windows. All ranks have read them: they have trained together since."""
         old = [self._used.pop(place) for place in list(self._used) if place[0] != but]
-        if self._channel.job.rank != 0 and but is not None:
-            return
-        with contextlib.suppress(StoreFailedError):
-            for used in old:
-                if but is not None or used.is_read or self._close(used):
+        if self._channel.job.rank == 0:
+            with contextlib.suppress(StoreFailedError):
+                for used in old:
                     self._channel.delete(*used.keys)
+
+    def _leave(self) -> None:
+        """Leave nothing in the store, of this rank or of others: any of them may be gone, or have voted alone."""
+        windows = {window for window, _ in self._used} | ({self._expected} if self._expected else set())
+        with contextlib.suppress(StoreFailedError):
+            for window in sorted(windows):
+                for question in (REPEAT, FAILED):
+                    used = self._use(window, question)
+                    if used.is_read or self._close(used):
+                        self._channel.delete(*used.keys)
+        self._used.clear()
 
     def _close(self, used: _Used) -> bool:
         """Close the votes on a question that was decided with no, so that nobody can say yes any more.
@@ -181,12 +219,13 @@ class Ballot:
         A rank may come later than the others wait for it. If its vote made the count full, it is about to say yes, and
         must find what was decided: so it is the one that takes that away. A vote that comes after the count was closed
         does not make it full. Nor does one that comes after the count was taken away, for the votes of those who have
-        left are missing then; so too where this rank has not voted.
+        left are missing then; so too where this rank has not voted. So it does not matter either that other terms may
+        be laid down once these were taken away.
 
         Returns:
             Whether no vote has made the count full.
         """
-        return not used.count or self._channel.add(used.count, _CLOSED) % _CLOSED < self._channel.job.world_size
+        return not used.has_voted or self._channel.add(used.count, _CLOSED) % _CLOSED < self._channel.job.world_size
 
 
 def _decided(used: _Used, message: bytes) -> Decision:

@@ -27,7 +27,7 @@ from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.step_log import ExpectedSequence, StepLog
 from overlap_callbacks.gate.switch import SwitchState
 from overlap_callbacks.instruments.clocks import StepClock
-from overlap_callbacks.monitor.race.ballot import Ballot
+from overlap_callbacks.monitor.race.ballot import FAILED, REPEAT, Ballot
 from overlap_callbacks.monitor.race.comparison import Reference, amounts
 from overlap_callbacks.monitor.race.held_state import HeldState, no_optimizer_steps
 from overlap_callbacks.monitor.race.repeatable import RepeatableStep, local
@@ -108,9 +108,9 @@ class RaceChecker:
         reason, held, reference = self._prepare()
         if held is None or reference is None:
             self.finished = True
-            decision = self._ballot.decline(window, "repeat", reason)
+            decision = self._ballot.decline(window, REPEAT, reason)
             return _not_checked(decision.reason or reason), None
-        decision = self._ballot.vote(window, "repeat", _digest(number, len(_SEQUENTIAL)))
+        decision = self._ballot.vote(window, REPEAT, _digest(number, len(_SEQUENTIAL)))
         if not decision.agreed:
             self.finished = True
             return _not_checked(decision.reason), None
@@ -236,7 +236,7 @@ class RaceChecker:
             return outcome, error
         log = self._gate.end_step()
         place = _digest(type(error).__name__, [(call.operator, call.group.name) for call in log.collectives])
-        return outcome, None if self._ballot.vote(window, "failed", place).agreed else error
+        return outcome, None if self._ballot.vote(window, FAILED, place).agreed else error
 
     def _outcome(self, seen: _Seen, took_ms: float, held_bytes: int) -> RaceCheck:
         if seen.problem:

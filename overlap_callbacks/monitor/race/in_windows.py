@@ -45,6 +45,16 @@ class RaceChecks:
         """Whether a step is repeated just now."""
         return self._checker is not None and self._checker.running
 
+    def granted(self, window: str, ballot: Ballot) -> None:
+        """Say that a window may have sequential steps, so that a check may follow it.
+
+        Args:
+            window: as for ``after_window``.
+            ballot: with the other ranks.
+        """
+        if self._enabled and self.step is not None:
+            ballot.expect(window)
+
     def after_window(
         self, window: str, step: int, granted: CollectiveSequence | None, ballot: Ballot, rank: int
     ) -> RaceCheck | None:
