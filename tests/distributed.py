@@ -23,6 +23,7 @@ import datetime
 import faulthandler
 import gc
 import importlib
+import itertools
 import logging
 import multiprocessing
 import multiprocessing.forkserver
@@ -40,6 +41,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import connection, resource_tracker
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 from unittest import mock
 
@@ -56,7 +58,8 @@ _FAREWELL_S = 60.0
 _POLL_S = 0.005
 # torch._dynamo: optimizers and DDP load it when they are first used. scipy.special: intervals need it.
 _LOADED = (
-    "tests.without_garbage", "pytest", "torch", "torch._dynamo", "torch.distributed.fsdp", "torch.profiler", "scipy.special",
+    "tests.without_garbage", "pytest",
+    "torch", "torch._dynamo", "torch.distributed.fsdp", "torch.profiler", "scipy.special",
     "overlap_callbacks.monitor.monitor", "overlap_callbacks.sinks", "overlap_callbacks.report.record", __name__,
 )  # fmt: skip
 # So many test modules' servers stay, since a test may take its ranks' functions from several.
@@ -206,11 +209,10 @@ def _run(
 ) -> list[Outcome]:
     # The store is served from here: its port is free for sure, and it outlives any rank.
     store = dist.TCPStore(_HOST, 0, is_master=True, wait_for_workers=False)
-    tested = args[0] if function is _call else function
-    start = starter(tested)
-    name = f"{tested.__module__}.{tested.__qualname__}"
-    whole_end = name not in _ended or bool(os.environ.get("OVERLAP_LONG_TESTS"))
-    _ended.add(name)
+    start = starter(function, *args)
+    called = _functions_of(function, args)
+    whole_end = called not in _ended or bool(os.environ.get("OVERLAP_LONG_TESTS"))
+    _ended.add(called)
     context = multiprocessing.get_context("forkserver")
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         job = _RankJob(function, args, world_size, store.port, backend, folder, mortal, os.getcwd(), whole_end)
@@ -224,9 +226,9 @@ def _run(
         return [_outcome(job, rank, process, rank in hung) for rank, process in enumerate(processes)]
 
 
-# Functions of which a job has ended as an interpreter does.
-_ended: set[str] = set()
-_servers: dict[str, _ModuleServer] = {}
+# Functions, with those given to them, of which a job has ended as an interpreter does.
+_ended: set[tuple[FunctionType, ...]] = set()
+_servers: dict[tuple[str, ...], _ModuleServer] = {}
 
 
 class _ModuleServer(multiprocessing.forkserver.ForkServer):
@@ -266,20 +268,27 @@ def _serve(listener: socket.socket, alive: connection.Connection, modules: tuple
     multiprocessing.forkserver.main(listener.detach(), os.dup(alive.fileno()), [])
 
 
-def starter(function: Callable[..., Any]) -> Callable[[Any], None]:
-    """Starts a rank from the server that has loaded the function's module and what that asks for."""
+def _functions_of(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[FunctionType, ...]:
+    return tuple(found for found in (function, *args) if isinstance(found, FunctionType))
+
+
+def starter(function: Callable[..., Any], *args: Any) -> Callable[[Any], None]:
+    """Starts a rank from the server that has loaded the module of the function and those of functions among ``args``.
+
+    What these modules ask for is loaded too.
+    """
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
     multiprocessing.set_forkserver_preload(list(_LOADED))
-    module = function.__module__
-    if module == __name__:
-        return lambda process: process.start()
-    server = _servers.pop(module, None)
+    own = dict.fromkeys(found.__module__ for found in _functions_of(function, args))
+    wanted = (getattr(sys.modules[name], "RANKS_LOAD", ()) for name in own)
+    modules = tuple(dict.fromkeys((*itertools.chain(*wanted), *own)))
+    server = _servers.pop(modules, None)
     if server is None:
         while len(_servers) >= _MOST_SERVERS:
             _servers.pop(next(iter(_servers))).end()
-        server = _ModuleServer((*getattr(sys.modules[module], "RANKS_LOAD", ()), module))
-    _servers[module] = server  # the last one used stands last
+        server = _ModuleServer(modules)
+    _servers[modules] = server  # the last one used stands last
 
     def start(process: Any) -> None:
         # multiprocessing knows one server; each test module has its own.

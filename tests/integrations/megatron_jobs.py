@@ -19,6 +19,12 @@ from tests.monitor.jobs import KeptReports, kept_logs
 
 SEQUENCE, BATCH, VOCABULARY = 16, 2, 128
 
+# What ranks import when they train: a test module's RANKS_LOAD.
+LOADS = (
+    "megatron.core.distributed", "megatron.core.optimizer", "megatron.core.pipeline_parallel",
+    "megatron.core.models.gpt.gpt_layer_specs", "megatron.core.models.gpt.gpt_model",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Setup:

@@ -18,6 +18,8 @@ from tests.integrations import parallel_jobs as jobs
 from tests.integrations.parallel_jobs import Job, Training, belongings, fsdp_options
 from tests.monitor.jobs import tiny_schedule
 
+RANKS_LOAD = ("tests.integrations.deepspeed_jobs",)
+
 STEPS = 24
 OPTIONS: dict[str, Any] = {"schedule": tiny_schedule(6), "sinks": [], "max_overhead": None, "strict": True}
 

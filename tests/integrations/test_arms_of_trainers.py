@@ -15,6 +15,8 @@ from tests.integrations import accelerate_shims
 from tests.integrations import huggingface_jobs as jobs
 from tests.integrations.parallel_jobs import fsdp_options
 
+RANKS_LOAD = ("transformers.trainer", "accelerate", "lightning.pytorch")
+
 NUM_STEPS = 44
 # Windows of one recorded step and OSSO timed ones, one after the other: each arm has two.
 WINDOWS: dict[str, Any] = {

@@ -14,6 +14,7 @@ from tests.toggling import TOGGLING_STEPS
 
 # Everything that touches DeepSpeed runs in the ranks, where DS_ACCELERATOR is set first (see deepspeed_jobs).
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+RANKS_LOAD = ("tests.integrations.deepspeed_jobs",)
 
 NUM_STEPS = 20
 

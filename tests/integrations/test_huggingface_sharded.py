@@ -28,6 +28,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is missing"),
     pytest.mark.slow,
 ]
+RANKS_LOAD = ("transformers.trainer", "accelerate", "tests.integrations.deepspeed_jobs")
 
 WAYS: dict[str, Any] = {"absent": None, "attached": ONE_WINDOW, "toggling": TOGGLING, "forced": ONE_WINDOW}
 

@@ -19,6 +19,7 @@ from tests.integrations import megatron_shims
 from tests.integrations.megatron_jobs import (
     BATCH,
     FOUR_RANKS,
+    LOADS,
     NUM_STEPS,
     SEQUENCE,
     TWO_RANKS,
@@ -34,6 +35,7 @@ from tests.wandb_reader import read_run
 
 # Loading it takes long, and only the ranks need it.
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="Megatron-core is not installed")
+RANKS_LOAD = LOADS
 
 Session = Callable[[str], list[Any]]
 

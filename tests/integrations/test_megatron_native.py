@@ -13,6 +13,7 @@ from overlap_callbacks.integrations.megatron import attach
 from tests.distributed import run_ranks
 from tests.integrations import megatron_shims
 from tests.integrations.megatron_jobs import (
+    LOADS,
     NATIVE_FOUR_RANKS,
     NATIVE_TWO_RANKS,
     NUM_STEPS,
@@ -26,6 +27,7 @@ from tests.monitor.jobs import KeptReports, kept_logs
 
 # Loading it takes long, and only the ranks need it.
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="Megatron-core is not installed")
+RANKS_LOAD = LOADS
 
 
 class _Watch:
