@@ -5,9 +5,9 @@ traceback. Nothing is shared with the pytest process, and environment variables 
 
 A rank ends as an interpreter does: it joins its threads, runs its ``atexit`` functions, leaves its daemon threads
 behind, and torch is taken down. What its function returned is handed over before. A rank that then dies or hangs is a
-failure all the same. Taking torch down costs half a second of work for each rank. So only the first job of each
-function does that, and at night (``OVERLAP_LONG_TESTS``) every job; the later ones end once their threads are joined
-and their ``atexit`` functions have run.
+failure all the same. Taking torch down costs half a second of work for each rank. So only the first job of each test
+module does that, and at night (``OVERLAP_WHOLE_ENDS``) every job; the later ones end once their threads are joined and
+their ``atexit`` functions have run. Tests of the end itself use ``tests/interpreters.py``.
 
 Ranks are forked, because loading torch and the library takes seconds. One server has these loaded. Each test module's
 ranks come from a fork of it that has that module loaded too, and what the module names in
@@ -211,9 +211,9 @@ def _run(
     # The store is served from here: its port is free for sure, and it outlives any rank.
     store = dist.TCPStore(_HOST, 0, is_master=True, wait_for_workers=False)
     start = starter(function, *args)
-    called = _functions_of(function, args)
-    whole_end = called not in _ended or bool(os.environ.get("OVERLAP_LONG_TESTS"))
-    _ended.add(called)
+    modules = tuple(found.__module__ for found in _functions_of(function, args))
+    whole_end = modules not in _ended or bool(os.environ.get("OVERLAP_WHOLE_ENDS"))
+    _ended.add(modules)
     context = multiprocessing.get_context("forkserver")
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         job = _RankJob(function, args, world_size, store.port, backend, folder, mortal, os.getcwd(), whole_end)
@@ -227,8 +227,8 @@ def _run(
         return [_outcome(job, rank, process, rank in hung) for rank, process in enumerate(processes)]
 
 
-# Functions, with those given to them, of which a job has ended as an interpreter does.
-_ended: set[tuple[FunctionType, ...]] = set()
+# Test modules of which a job has ended as an interpreter does.
+_ended: set[tuple[str, ...]] = set()
 _servers: dict[tuple[str, ...], _ModuleServer] = {}
 
 
