@@ -99,19 +99,27 @@ def run_tests(pytest: tuple[object, ...], arguments: list[str]) -> int:
         return run(*pytest, *arguments)
     # Most tests wait for processes of theirs: several files at a time take half as long. Those that measure times run
     # by themselves. What other work on the machine made fail passes in a second run.
+    several = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
     codes = []
-    for options in (("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not alone"), ("-m", "alone")):
-        code = run(*pytest, "--durations", "25", *options)
+    for which, options in (("not alone and not nightly", several), ("alone and not nightly", files_marked("alone"))):
+        code = run(*pytest, "--durations", "25", "-m", which, *options)
         if code == 1:
             print("what failed runs again by itself", flush=True)
-            code = run(*pytest, "--last-failed", "--last-failed-no-failures", "none", *options[-2:])
+            code = run(*pytest, "--last-failed", "--last-failed-no-failures", "none", "-m", which)
         codes.append(code)
     return max(codes)
+
+
+def files_marked(name: str) -> list[Path]:
+    """The test files that use a marker. To collect all tests for a few of them takes half a minute."""
+    return [file for file in sorted((HERE / "tests").rglob("test_*.py")) if f"mark.{name}" in file.read_text()]
 
 
 def run(*command: object) -> int:
     """Run a program in this folder's environment; its exit code."""
     environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "NO_MKDOCS_2_WARNING": "1"}
+    # Container images often set it. Tests start thousands of processes, and each would compile all that it loads.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     return subprocess.run([str(part) for part in command], check=False, env=environment).returncode
 
 

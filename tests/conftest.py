@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -45,6 +46,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if known := known_failure(item.nodeid):
             item.add_marker(pytest.mark.xfail(reason=known.reason, strict=True, run=not known.spoils))
+
+
+def pytest_collectstart() -> None:
+    """What is loaded now stays to the end: to look for garbage in it, again and again, is a fifth of the work."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="module")

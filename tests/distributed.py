@@ -5,20 +5,25 @@ traceback. Nothing is shared with the pytest process, and environment variables 
 
 A rank ends as an interpreter does: it joins its threads, runs its ``atexit`` functions, leaves its daemon threads
 behind, and torch is taken down. What its function returned is handed over before. A rank that then dies or hangs is a
-failure all the same.
+failure all the same. Taking torch down costs half a second of work for each rank. So only the first job of each test
+module does that, and at night (``OVERLAP_WHOLE_ENDS``) every job; the later ones end once their threads are joined and
+their ``atexit`` functions have run. Tests of the end itself use ``tests/interpreters.py``.
 
-Ranks are forked from a server that has torch and the library loaded already, because loading them takes seconds. A test
-module whose ranks need more names it in ``RANKS_LOAD = ("lightning.pytorch",)``: its ranks come from a server of their
-own, which has that loaded too.
+Ranks are forked, because loading torch and the library takes seconds. One server has these loaded. Each test module's
+ranks come from a fork of it that has that module loaded too, and what the module names in
+``RANKS_LOAD = ("megatron.core",)``: what its ranks import themselves.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import datetime
 import faulthandler
 import gc
+import importlib
+import itertools
 import logging
 import multiprocessing
 import multiprocessing.forkserver
@@ -26,13 +31,17 @@ import os
 import pickle
 import runpy
 import signal
+import socket
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing import connection, resource_tracker
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 from unittest import mock
 
@@ -46,12 +55,16 @@ _GRACE_S = 2.0
 _PATIENCE = 2.0 if "PYTEST_XDIST_WORKER" in os.environ else 1.0
 # Longest that a rank that is done waits for the others, so that its sockets stay open as long as they are in use.
 _FAREWELL_S = 60.0
-_POLL_S = 0.005
+# How often it is looked whether the time is over; a rank that ends is noticed at once.
+_LOOK_S = 0.1
 # torch._dynamo: optimizers and DDP load it when they are first used. scipy.special: intervals need it.
 _LOADED = (
+    "tests.without_garbage", "pytest",
     "torch", "torch._dynamo", "torch.distributed.fsdp", "torch.profiler", "scipy.special",
     "overlap_callbacks.monitor.monitor", "overlap_callbacks.sinks", "overlap_callbacks.report.record", __name__,
 )  # fmt: skip
+# So many test modules' servers stay, since a test may take its ranks' functions from several.
+_MOST_SERVERS = 3
 
 
 class RanksFailedError(AssertionError):
@@ -197,10 +210,13 @@ def _run(
 ) -> list[Outcome]:
     # The store is served from here: its port is free for sure, and it outlives any rank.
     store = dist.TCPStore(_HOST, 0, is_master=True, wait_for_workers=False)
-    start = starter(function)
+    start = starter(function, *args)
+    modules = tuple(found.__module__ for found in _functions_of(function, args))
+    whole_end = modules not in _ended or bool(os.environ.get("OVERLAP_WHOLE_ENDS"))
+    _ended.add(modules)
     context = multiprocessing.get_context("forkserver")
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
-        job = _RankJob(function, args, world_size, store.port, backend, folder, mortal, os.getcwd())
+        job = _RankJob(function, args, world_size, store.port, backend, folder, mortal, os.getcwd(), whole_end)
         processes = [context.Process(target=_rank_main, args=([job], rank), daemon=True) for rank in range(world_size)]
         try:
             for process in processes:
@@ -211,24 +227,73 @@ def _run(
         return [_outcome(job, rank, process, rank in hung) for rank, process in enumerate(processes)]
 
 
-_servers: dict[tuple[str, ...], Any] = {}
+# Test modules of which a job has ended as an interpreter does.
+_ended: set[tuple[str, ...]] = set()
+_servers: dict[tuple[str, ...], _ModuleServer] = {}
 
 
-def starter(function: Callable[..., Any]) -> Callable[[Any], None]:
-    """Starts a rank from the server that has loaded what the function's module asks for."""
+class _ModuleServer(multiprocessing.forkserver.ForkServer):
+    """Forks ranks that have a test module loaded. It is a fork of the server that has torch loaded.
+
+    Args:
+        modules: to load.
+    """
+
+    def __init__(self, modules: tuple[str, ...]) -> None:
+        super().__init__()
+        address = connection.arbitrary_address("AF_UNIX")
+        alive, self._forkserver_alive_fd = os.pipe()
+        with socket.socket(socket.AF_UNIX) as listener, connection.Connection(alive, writable=False) as reader:
+            listener.bind(address)
+            listener.listen()
+            context = multiprocessing.get_context("forkserver")
+            self._process = context.Process(target=_serve, args=(listener, reader, modules), daemon=True)
+            self._process.start()
+        self._forkserver_address = address
+
+    def ensure_running(self) -> None:
+        resource_tracker.ensure_running()
+
+    def end(self) -> None:
+        os.close(self._forkserver_alive_fd)
+        self._process.join(_GRACE_S)
+        self._process.kill()
+
+
+def _serve(listener: socket.socket, alive: connection.Connection, modules: tuple[str, ...]) -> None:
+    gc.disable()
+    for module in modules:
+        with contextlib.suppress(ImportError):  # the rank says so
+            importlib.import_module(module)
+    gc.freeze()
+    multiprocessing.forkserver.main(listener.detach(), os.dup(alive.fileno()), [])
+
+
+def _functions_of(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[FunctionType, ...]:
+    return tuple(found for found in (function, *args) if isinstance(found, FunctionType))
+
+
+def starter(function: Callable[..., Any], *args: Any) -> Callable[[Any], None]:
+    """Starts a rank from the server that has loaded the module of the function and those of functions among ``args``.
+
+    What these modules ask for is loaded too.
+    """
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
-    preload = tuple(getattr(sys.modules[function.__module__], "RANKS_LOAD", ()))
-    if preload not in _servers:
-        server = multiprocessing.forkserver.ForkServer()
-        server.set_forkserver_preload([*_LOADED, *preload])
-        _servers[preload] = server
+    multiprocessing.set_forkserver_preload(list(_LOADED))
+    own = dict.fromkeys(found.__module__ for found in _functions_of(function, args))
+    wanted = (getattr(sys.modules[name], "RANKS_LOAD", ()) for name in own)
+    modules = tuple(dict.fromkeys((*itertools.chain(*wanted), *own)))
+    server = _servers.pop(modules, None)
+    if server is None:
+        while len(_servers) >= _MOST_SERVERS:
+            _servers.pop(next(iter(_servers))).end()
+        server = _ModuleServer(modules)
+    _servers[modules] = server  # the last one used stands last
 
     def start(process: Any) -> None:
-        # multiprocessing knows one server; each set of modules needs its own.
-        with mock.patch.object(
-            multiprocessing.forkserver, "connect_to_new_process", _servers[preload].connect_to_new_process
-        ):
+        # multiprocessing knows one server; each test module has its own.
+        with mock.patch.object(multiprocessing.forkserver, "connect_to_new_process", server.connect_to_new_process):
             process.start()
 
     return start
@@ -247,7 +312,7 @@ def _await_ranks(processes: list[Any], job: _RankJob, timeout_s: float) -> set[i
                 os.kill(processes[rank].pid, signal.SIGUSR1)  # has it write its threads' stacks
             time.sleep(0.5)
             return set(alive)
-        time.sleep(_POLL_S)
+        connection.wait([processes[rank].sentinel for rank in alive], _LOOK_S)
     return set()
 
 
@@ -280,6 +345,7 @@ class _RankJob:
     folder: str
     mortal: bool
     directory: str
+    whole_end: bool
 
     def output(self, rank: int) -> Path:
         return Path(self.folder, f"output-{rank}")
@@ -289,9 +355,30 @@ class _RankJob:
 
 
 def _rank_main(jobs: list[_RankJob], rank: int) -> None:
-    # What is loaded by now is the server's: each rank would copy it when it collects its garbage, which takes a second.
+    collect_own_garbage()
+    job = jobs.pop()
+    whole_end = job.whole_end
+    code = _run_rank(job, rank)
+    del job
+    (end_interpreter if whole_end else _end_process)(code)
+
+
+def collect_own_garbage() -> None:
+    """In a fork: have garbage collected, but leave alone what the server has loaded.
+
+    Else each rank would copy that when it collects its garbage, which takes a second.
+    """
     gc.freeze()
-    end_interpreter(_run_rank(jobs.pop(), rank))
+    gc.enable()
+
+
+def _end_process(code: int) -> None:
+    """End this fork without taking down torch and its modules. What may hang or fail before that runs."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def end_interpreter(code: int) -> None:

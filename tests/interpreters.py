@@ -9,7 +9,6 @@ that the store dies with it.
 from __future__ import annotations
 
 import faulthandler
-import gc
 import multiprocessing
 import os
 import socket
@@ -23,7 +22,7 @@ from typing import Any
 
 import torch
 
-from tests.distributed import end_interpreter, redirect_output, starter
+from tests.distributed import collect_own_garbage, end_interpreter, redirect_output, starter
 
 _HOST = "127.0.0.1"
 _POLL_S = 0.01
@@ -109,7 +108,7 @@ def _await(processes: list[Any], timeout_s: float) -> None:
 def _main(
     calls: list[tuple[Callable[..., Any], tuple[Any, ...]]], rank: int, output: str, variables: dict[str, str]
 ) -> None:
-    gc.freeze()  # see tests/distributed.py
+    collect_own_garbage()
     redirect_output(Path(output))
     faulthandler.enable(all_threads=True)
     torch.set_num_threads(1)

@@ -6,6 +6,7 @@ Where such a version is installed, ``tests/conftest.py`` expects these tests to 
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from importlib import metadata
@@ -45,7 +46,12 @@ class KnownFailure:
 
     def names(self, test: str) -> bool:
         """Whether it is one of these tests."""
-        return any(re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), test) for pattern in self.tests)
+        return any(_compiled(pattern).fullmatch(test) for pattern in self.tests)
+
+
+@functools.cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(re.escape(pattern).replace(r"\*", ".*"))
 
 
 KNOWN_FAILURES = (

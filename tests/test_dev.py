@@ -89,3 +89,25 @@ def test_versions_that_there_are_not_are_refused_with_the_two_that_there_are() -
     )  # fmt: skip
     assert done.returncode == 2
     assert "--versions must be oldest or newest, got 'older'" in done.stderr
+
+
+def test_all_tests_are_run_but_the_nightly_ones_and_those_that_measure_times_by_themselves(
+    dev: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "tests" / "gate").mkdir(parents=True)
+    for name, text in (("test_timing.py", "pytestmark = pytest.mark.alone\n"), ("test_other.py", "alone = 1\n")):
+        (tmp_path / "tests" / "gate" / name).write_text(text)
+    *_, several, alone = commands(dev, monkeypatch, "test")
+    assert several[several.index("-m", 3) + 1] == "not alone and not nightly"
+    assert several[several.index("-n") + 1] == "3"
+    assert alone[alone.index("-m", 3) + 1 :] == [
+        "alone and not nightly",
+        str(tmp_path / "tests" / "gate" / "test_timing.py"),
+    ]
+
+
+def test_a_setting_that_has_every_process_compile_what_it_loads_is_not_passed_on(
+    dev: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    assert dev.run(sys.executable, "-c", "import sys; sys.exit(sys.dont_write_bytecode)") == 0

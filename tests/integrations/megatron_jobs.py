@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import itertools
 from collections import Counter
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from overlap_callbacks import Mode
 from overlap_callbacks.gate.serialiser import CompletedWork
@@ -18,6 +20,12 @@ from overlap_callbacks.integrations.megatron import attach
 from tests.monitor.jobs import KeptReports, kept_logs
 
 SEQUENCE, BATCH, VOCABULARY = 16, 2, 128
+
+# What ranks import when they train: a test module's RANKS_LOAD.
+LOADS = (
+    "megatron.core.distributed", "megatron.core.optimizer", "megatron.core.pipeline_parallel",
+    "megatron.core.models.gpt.gpt_layer_specs", "megatron.core.models.gpt.gpt_model",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -85,6 +93,7 @@ class Job:
         self.setup = setup
         self.losses: list[float] = []
         self._seed = seed
+        self._groups_before = set(dist.distributed_c10d._world.pg_map)
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=setup.tp,
             pipeline_model_parallel_size=setup.pp,
@@ -243,14 +252,26 @@ class Job:
 
         parallel_state.destroy_model_parallel()
 
+    def destroy_groups(self) -> None:
+        """End the job's process groups, on all ranks, once it is closed.
+
+        Megatron only forgets them. Each of its some twenty groups has a thread of Gloo's that wakes every 10 ms: after
+        a few jobs these took half of the processor.
+        """
+        dist.barrier()  # nobody still receives
+        for group in set(dist.distributed_c10d._world.pg_map) - self._groups_before:
+            dist.destroy_process_group(group)
+
 
 @contextlib.contextmanager
 def job(setup: Setup) -> Any:
+    gc.collect()  # groups of the job before, of which its model holds some
     made = Job(setup)
     try:
         yield made
     finally:
         made.close()
+    made.destroy_groups()
 
 
 def _one(functions: list[Any]) -> Any:

@@ -25,6 +25,7 @@ from tests.distributed import captured_log
 from tests.integrations import megatron_shims
 from tests.integrations.megatron_jobs import (
     BATCH,
+    LOADS,
     NATIVE_TWO_RANKS,
     NUM_STEPS,
     SEQUENCE,
@@ -39,6 +40,8 @@ from tests.integrations.megatron_jobs import (
 from tests.monitor.jobs import dispatch_table
 from tests.monitor.test_keys_left import keys_of
 from tests.wandb_reader import SETTINGS
+
+RANKS_LOAD = (*LOADS, "wandb")
 
 
 def run_parts(rank: int, folder: str) -> dict[str, tuple[Any, str]]:

@@ -9,8 +9,10 @@ from overlap_callbacks.analysis.communication.job_shape import JobShape
 from overlap_callbacks.analysis.communication.model_shape import ModelShape
 from overlap_callbacks.integrations.megatron import attach
 from tests.integrations import megatron_shims
-from tests.integrations.megatron_jobs import BATCH, SEQUENCE, TOGGLING, Setup, job
+from tests.integrations.megatron_jobs import BATCH, LOADS, SEQUENCE, TOGGLING, Setup, job
 from tests.monitor.jobs import kept_logs
+
+RANKS_LOAD = LOADS
 
 # Dimension, operator, bytes of a message, global ranks of its group, global rank of the peer (-1 without one).
 Message = tuple[str, str, int, tuple[int, ...], int]

@@ -15,6 +15,8 @@ from tests.integrations import accelerate_shims
 from tests.integrations import huggingface_jobs as jobs
 from tests.integrations.parallel_jobs import fsdp_options
 
+RANKS_LOAD = ("transformers.trainer", "accelerate", "lightning.pytorch")
+
 NUM_STEPS = 44
 # Windows of one recorded step and OSSO timed ones, one after the other: each arm has two.
 WINDOWS: dict[str, Any] = {
@@ -89,7 +91,7 @@ def three_arms() -> list[Any]:
     return [arms.Prefetch(2, 2), arms.Reshard(False), arms.Native()]
 
 
-def with_lightning(rank: int, folder: str) -> dict[str, Any]:
+def with_lightning(rank: int, folder: str, endings: tuple[str, ...]) -> dict[str, Any]:
     from tests.integrations import test_lightning_strategies as lightning
     from tests.integrations.test_lightning import overlap_callback, pl
 
@@ -104,7 +106,7 @@ def with_lightning(rank: int, folder: str) -> dict[str, Any]:
             self.probe.step_has_ended(trainer.strategy.model)
 
     found = {}
-    for how in ("absent", *WAYS):
+    for how in ("absent", *endings):
         options = {**WINDOWS, "arms": three_arms(), "run_dir": Path(folder, how)}
         callback = None if how == "absent" else overlap_callback(**options)
         probe = Probe(callback, how)
@@ -115,7 +117,7 @@ def with_lightning(rank: int, folder: str) -> dict[str, Any]:
     return found
 
 
-def with_transformers(rank: int, folder: str) -> dict[str, Any]:
+def with_transformers(rank: int, folder: str, endings: tuple[str, ...]) -> dict[str, Any]:
     from transformers import TrainerCallback
 
     class Watch(TrainerCallback):
@@ -132,7 +134,7 @@ def with_transformers(rank: int, folder: str) -> dict[str, Any]:
     accelerate_shims.install()
     sharded = {"use_cpu": False, "fsdp": True, "fsdp_config": {"transformer_layer_cls_to_wrap": ["GPT2Block"]}}
     found = {}
-    for how in ("absent", *WAYS):
+    for how in ("absent", *endings):
         callback = None if how == "absent" else jobs.overlap_callback(**WINDOWS, arms=three_arms())
         probe = Probe(callback, how)
         callbacks = [Watch(probe)] if callback is None else [callback, Watch(probe)]
@@ -145,19 +147,22 @@ def with_transformers(rank: int, folder: str) -> dict[str, Any]:
     return found
 
 
+# How a window ends in a step of an arm is told to the same monitor by both trainers.
 @pytest.mark.parametrize(
-    "train",
+    ("train", "endings"),
     [
-        pytest.param(with_lightning, marks=needs_lightning),
-        pytest.param(with_transformers, marks=[needs_transformers, pytest.mark.slow]),
+        pytest.param(with_lightning, ("whole", "close", "exception"), marks=needs_lightning),
+        pytest.param(with_transformers, ("whole", "force", "exception"), marks=[needs_transformers, pytest.mark.slow]),
+        pytest.param(with_lightning, WAYS, marks=[needs_lightning, pytest.mark.nightly]),
+        pytest.param(with_transformers, WAYS, marks=[needs_transformers, pytest.mark.nightly]),
     ],
 )
 def test_arms_of_fsdp2_leave_weights_and_the_model_as_they_are_however_their_windows_end(
-    tmp_path: Path, train: Any
+    tmp_path: Path, train: Any, endings: tuple[str, ...]
 ) -> None:
-    for ways in run_ranks(train, 2, str(tmp_path), timeout_s=240):
+    for ways in run_ranks(train, 2, str(tmp_path), endings, timeout_s=240):
         assert list(ways["whole"]["turned"].values()) == [True] * len(three_arms())
-        for how in WAYS:
+        for how in endings:
             assert ways[how]["same"], how
             assert ways[how]["next"], how
             assert how == "whole" or list(ways[how]["turned"].values()) == [True]

@@ -17,6 +17,7 @@ from tests.monitor.jobs import tiny_schedule
 
 # Everything that touches DeepSpeed runs in the ranks, where DS_ACCELERATOR is set first (see deepspeed_jobs).
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+RANKS_LOAD = ("tests.integrations.deepspeed_jobs",)
 
 NUM_STEPS = 20
 # Weights of a layer.

@@ -14,6 +14,7 @@ from tests.distributed import captured_log, run_ranks
 from tests.monitor.jobs import KeptReports, tiny_schedule
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+RANKS_LOAD = ("tests.integrations.deepspeed_jobs",)
 
 STEPS = 14
 # Arguments of deepspeed_jobs.config.

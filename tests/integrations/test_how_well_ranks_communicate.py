@@ -20,7 +20,9 @@ from overlap_callbacks.report.communication_words import bandwidths_of, latest_p
 from overlap_callbacks.report.record import Record
 from tests.distributed import run_ranks
 from tests.integrations import megatron_shims
-from tests.integrations.megatron_jobs import FOUR_RANKS, TWO_RANKS, job
+from tests.integrations.megatron_jobs import FOUR_RANKS, LOADS, TWO_RANKS, job
+
+RANKS_LOAD = LOADS
 
 OPTIONS: dict[str, Any] = {
     "every_n_steps": 20, "first_step": 2, "repeats": 2, "steps_per_block": 2, "warmup_steps": 0, "strict": True,

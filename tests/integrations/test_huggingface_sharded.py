@@ -23,11 +23,13 @@ from tests.integrations.huggingface_jobs import (
     ONE_WINDOW,
     TOGGLING,
 )
+from tests.toggling import at_night
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is missing"),
     pytest.mark.slow,
 ]
+RANKS_LOAD = ("transformers.trainer", "accelerate", "tests.integrations.deepspeed_jobs")
 
 WAYS: dict[str, Any] = {"absent": None, "attached": ONE_WINDOW, "toggling": TOGGLING, "forced": ONE_WINDOW}
 
@@ -114,7 +116,16 @@ def digest_of_shards(model: nn.Module) -> str:
     return jobs.digest(nn.ParameterList([nn.Parameter(shard) for shard in shards]))
 
 
-@pytest.mark.parametrize(("kind", "accumulate"), [("fsdp2", 1), ("fsdp2", 2), ("zero2", 1), ("zero2", 2), ("zero3", 1)])
+@pytest.mark.parametrize(
+    ("kind", "accumulate"),
+    [
+        ("fsdp2", 1),
+        ("zero2", 2),
+        ("zero3", 1),
+        pytest.param("fsdp2", 2, marks=pytest.mark.nightly),
+        pytest.param("zero2", 1, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_sharded_trainers_weights_are_bit_identical_absent_attached_toggling_and_forced(
     tmp_path: Path, kind: str, accumulate: int
 ) -> None:
@@ -190,7 +201,7 @@ def _accelerate_sharded(rank: int, folder: str, kind: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["fsdp2", "fsdp2 on a mesh", "zero2"])
+@pytest.mark.parametrize("kind", at_night(["fsdp2", "fsdp2 on a mesh", "zero2"], ["fsdp2"]))
 def test_a_sharded_accelerate_loops_weights_are_bit_identical_absent_attached_toggling_and_forced(
     tmp_path: Path, kind: str
 ) -> None:

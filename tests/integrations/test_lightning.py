@@ -164,7 +164,10 @@ def _train_in_three_ways(rank: int, folder: str, accumulate: int, hook: bool) ->
     return found
 
 
-@pytest.mark.parametrize(("accumulate", "hook"), [(1, False), (2, False), (1, True), (2, True)])
+@pytest.mark.parametrize(
+    ("accumulate", "hook"),
+    [(1, False), (2, True), *(pytest.param(*both, marks=pytest.mark.nightly) for both in ((2, False), (1, True)))],
+)
 def test_weights_are_bit_identical_absent_attached_and_forced(tmp_path: Path, accumulate: int, hook: bool) -> None:
     ranks = run_ranks(_train_in_three_ways, 2, str(tmp_path), accumulate, hook, timeout_s=120)
     for found in ranks:

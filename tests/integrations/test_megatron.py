@@ -19,6 +19,7 @@ from tests.integrations import megatron_shims
 from tests.integrations.megatron_jobs import (
     BATCH,
     FOUR_RANKS,
+    LOADS,
     NUM_STEPS,
     SEQUENCE,
     TWO_RANKS,
@@ -29,13 +30,16 @@ from tests.integrations.megatron_jobs import (
 )
 from tests.integrations.megatron_messages import BYTES, MESSAGES
 from tests.integrations.megatron_parts import REFUSED, run_parts
-from tests.toggling import TOGGLING_STEPS
+from tests.toggling import TOGGLING_STEPS, asked_for, at_night
 from tests.wandb_reader import read_run
 
 # Loading it takes long, and only the ranks need it.
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="Megatron-core is not installed")
+RANKS_LOAD = LOADS
 
 Session = Callable[[str], list[Any]]
+# Combinations of what the others have: tp_pp the first two's collectives, pp_interleaved, and the two of tp_dp.
+NIGHTLY = ("tp", "pp", "pp_interleaved_4_stages", "tp_dp")
 
 
 def _train_all_ways(rank: int, names: list[str]) -> dict[str, Any]:
@@ -52,14 +56,15 @@ def _train_all_ways(rank: int, names: list[str]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def trained() -> Callable[[str], list[dict[str, Any]]]:
+def trained(request: pytest.FixtureRequest) -> Callable[[str], list[dict[str, Any]]]:
     """What each rank found of a setup; all setups of as many ranks are trained in one go, since Megatron loads long."""
     ranks: dict[int, list[dict[str, Any]]] = {}
+    asked = asked_for(request, "name") | {"pp_interleaved", "tp_pp"}  # one test names these
 
     def of(name: str) -> list[dict[str, Any]]:
         setups, size = (TWO_RANKS, 2) if name in TWO_RANKS else (FOUR_RANKS, 4)
         if size not in ranks:
-            ranks[size] = run_ranks(_train_all_ways, size, list(setups), timeout_s=200)
+            ranks[size] = run_ranks(_train_all_ways, size, [name for name in setups if name in asked], timeout_s=200)
         return [found[name] for found in ranks[size]]
 
     return of
@@ -83,7 +88,7 @@ def parts(parts_folder: Path) -> Session:
     return of
 
 
-@pytest.mark.parametrize("name", [*TWO_RANKS, *FOUR_RANKS])
+@pytest.mark.parametrize("name", at_night([*TWO_RANKS, *FOUR_RANKS], NIGHTLY))
 def test_weights_are_bit_identical_without_with_toggling_and_in_forced_sequential_mode(
     name: str, trained: Callable[[str], list[dict[str, Any]]]
 ) -> None:
@@ -103,7 +108,7 @@ def test_weights_are_bit_identical_without_with_toggling_and_in_forced_sequentia
     assert len(reports[0]["ranks"]) == len(trained(name))
 
 
-@pytest.mark.parametrize("name", MESSAGES)
+@pytest.mark.parametrize("name", at_night(MESSAGES, NIGHTLY))
 def test_the_messages_recorded_are_those_that_megatron_sends(
     name: str, trained: Callable[[str], list[dict[str, Any]]]
 ) -> None:
@@ -118,7 +123,7 @@ def test_the_messages_recorded_are_those_that_megatron_sends(
         assert counts == MESSAGES[name]
 
 
-@pytest.mark.parametrize("name", BYTES)
+@pytest.mark.parametrize("name", at_night(BYTES, NIGHTLY))
 def test_messages_and_bytes_of_each_dimension_are_as_worked_out_by_hand(
     name: str, trained: Callable[[str], list[dict[str, Any]]]
 ) -> None:
@@ -131,8 +136,8 @@ def test_messages_and_bytes_of_each_dimension_are_as_worked_out_by_hand(
     ("name", "dimensions"),
     [
         ("dp_distributed_optimizer", {"data", "tensor", "model"}),
-        ("tp", {"data", "tensor", "model"}),
-        ("pp", {"data", "pipeline", "embedding", "model"}),
+        pytest.param("tp", {"data", "tensor", "model"}, marks=pytest.mark.nightly),
+        pytest.param("pp", {"data", "pipeline", "embedding", "model"}, marks=pytest.mark.nightly),
         ("pp_interleaved", {"data", "pipeline", "embedding", "model"}),
         ("ep", {"data", "tensor", "expert", "model"}),
         ("tp_pp", {"data", "tensor", "pipeline", "embedding", "model"}),
@@ -154,7 +159,7 @@ def test_sends_and_receives_of_the_interleaved_schedule_are_waited_for_and_hande
     for rank, expected in zip(trained("pp_interleaved"), (12, 16), strict=True):
         for seen in (rank["toggled"], rank["forced"]):
             assert seen["done_works"] == expected * seen["modes"].count(Mode.SEQUENTIAL)
-    for rank in trained("pp"):
+    for rank in trained("tp_pp"):
         assert rank["forced"]["done_works"] == 0  # 1F1B waits itself
 
 
@@ -176,7 +181,9 @@ def toggles_of(name: str) -> int:
     return TOGGLING_STEPS // (2 if name in ("dp", "tp", "pp", "tp_pp") else 8)
 
 
-@pytest.mark.parametrize(("size", "names"), [(2, list(TWO_RANKS)), (4, ["tp_pp"])])
+@pytest.mark.parametrize(
+    ("size", "names"), [(4, ["tp_pp"]), pytest.param(2, list(TWO_RANKS), marks=pytest.mark.nightly)]
+)
 def test_nothing_hangs_in_many_toggling_steps(size: int, names: list[str]) -> None:
     for rank in run_ranks(_toggle_long, size, names, timeout_s=240):
         assert rank == {name: (toggles_of(name), 0) for name in names}

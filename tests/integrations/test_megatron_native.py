@@ -13,19 +13,21 @@ from overlap_callbacks.integrations.megatron import attach
 from tests.distributed import run_ranks
 from tests.integrations import megatron_shims
 from tests.integrations.megatron_jobs import (
+    LOADS,
     NATIVE_FOUR_RANKS,
     NATIVE_TWO_RANKS,
     NUM_STEPS,
     TOGGLING,
-    Setup,
     job,
     train_absent,
     train_attached,
 )
 from tests.monitor.jobs import KeptReports, kept_logs
+from tests.toggling import at_night
 
 # Loading it takes long, and only the ranks need it.
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="Megatron-core is not installed")
+RANKS_LOAD = LOADS
 
 
 class _Watch:
@@ -100,12 +102,19 @@ def _train_natively(rank: int, names: list[str]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("setups", "size"), [(NATIVE_TWO_RANKS, 2), (NATIVE_FOUR_RANKS, 4)])
-def test_the_native_form_leaves_weights_bit_identical_and_nothing_in_flight(
-    setups: dict[str, Setup], size: int
-) -> None:
-    ranks = run_ranks(_train_natively, size, list(setups), timeout_s=200)
-    for name, setup in setups.items():
+@pytest.mark.parametrize(
+    ("names", "size"),
+    [
+        (["dp_accumulating", "dp_distributed_optimizer"], 2),
+        (["pp_interleaved_dp"], 4),
+        pytest.param(["dp", "pp_interleaved"], 2, marks=pytest.mark.nightly),
+        pytest.param(["pp_dp"], 4, marks=pytest.mark.nightly),
+    ],
+)
+def test_the_native_form_leaves_weights_bit_identical_and_nothing_in_flight(names: list[str], size: int) -> None:
+    ranks = run_ranks(_train_natively, size, names, timeout_s=200)
+    for name in names:
+        setup = {**NATIVE_TWO_RANKS, **NATIVE_FOUR_RANKS}[name]
         for found in (rank[name] for rank in ranks):
             assert len(found["digests"]) == 1
             assert found["modes"][3:19] == [Mode.OVERLAPPED, Mode.SEQUENTIAL] * 8
@@ -139,7 +148,9 @@ def _train_in_turns(rank: int, name: str) -> dict[str, Any]:
         return {"digests": {absent, training.digest()}, "seen": seen}
 
 
-@pytest.mark.parametrize("name", ["dp_distributed_optimizer", "dp_accumulating", "pp_interleaved"])
+@pytest.mark.parametrize(
+    "name", at_night(["dp_distributed_optimizer", "dp_accumulating", "pp_interleaved"], ["dp_accumulating"])
+)
 def test_the_gate_and_the_native_form_take_turns_as_arms(name: str) -> None:
     for rank in run_ranks(_train_in_turns, 2, name, timeout_s=200):
         assert len(rank["digests"]) == 1

@@ -207,7 +207,15 @@ def _toggle(rank: int, make: Callable[..., Job]) -> tuple[bool, int, int]:
 
 @pytest.mark.parametrize(
     ("make", "ranks"),
-    [*((make, ranks) for name, (make, ranks, _) in EXPECTED.items() if name != "1f1b"), (jobs.one_f_one_b, 4)],
+    [
+        (jobs.one_f_one_b, 4),
+        # The toggled jobs above change their modes in 16 steps.
+        *(
+            pytest.param(make, ranks, marks=pytest.mark.nightly)
+            for name, (make, ranks, _) in EXPECTED.items()
+            if name != "1f1b"
+        ),
+    ],
 )
 def test_many_steps_of_changing_modes_do_not_hang(make: Callable[..., Job], ranks: int) -> None:
     assert run_ranks(_toggle, ranks, make, timeout_s=60) == [(True, TOGGLING_STEPS // 2, TOGGLING_STEPS // 2)] * ranks

@@ -19,8 +19,10 @@ from overlap_callbacks.report import record
 from overlap_callbacks.report.traffic import predicted_traffic, traffic_of
 from tests.distributed import run_ranks
 from tests.integrations import megatron_shims
-from tests.integrations.megatron_jobs import BATCH, FOUR_RANKS, SEQUENCE, VOCABULARY, job
+from tests.integrations.megatron_jobs import BATCH, FOUR_RANKS, LOADS, SEQUENCE, VOCABULARY, job
 from tests.integrations.megatron_recorded import shape_of
+
+RANKS_LOAD = LOADS
 
 OPTIONS: dict[str, Any] = {
     "every_n_steps": 100, "first_step": 2, "repeats": 1, "steps_per_block": 1, "warmup_steps": 0, "profiled_steps": 0,

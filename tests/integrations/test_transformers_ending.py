@@ -20,7 +20,7 @@ from tests.interpreters import run_interpreters
 # Loading it takes seconds, and only the ranks need it.
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is missing")
 
-RANKS_LOAD = ("transformers", "tests.integrations.huggingface_jobs")
+RANKS_LOAD = ("transformers.trainer", "accelerate")
 
 kept: list[Any] = []  # as the variables of a script's top level are: alive until the interpreter ends
 
