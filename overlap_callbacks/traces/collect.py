@@ -19,11 +19,11 @@ import msgspec
 import numpy as np
 
 from overlap_callbacks.analysis import name_rules, safe_text
-from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
 from overlap_callbacks.analysis.kernels.table import KernelTableBuilder, Kind
 from overlap_callbacks.traces.collective_ranges import CollectiveRanges, RangeDetail
 from overlap_callbacks.traces.events import Args, Event, KernelArgs, LaunchArgs, OddKernelArgs, RangeArgs
 from overlap_callbacks.traces.host_ranges import MODULE, HostRanges
+from overlap_callbacks.traces.launch_args import launch_shape, launched_as
 from overlap_callbacks.traces.launches import WAITING_CALLS
 from overlap_callbacks.traces.metadata import KernelMetadata, input_bytes
 from overlap_callbacks.traces.times import EventTimes, nanoseconds
@@ -215,7 +215,7 @@ class DeviceEvents(EventCollector):
         self._is_annotation: _NumbersBy[str | None] = _NumbersBy(lambda name: (name or "").startswith(ENQUEUED))
         self._about: dict[tuple[str, bytes, bytes], RangeDetail] = {}
         shapes = self.rows.shapes
-        self._shapes: _NumbersBy[Any] = _NumbersBy(lambda part: shapes.setdefault(_launch_shape(part), len(shapes)))
+        self._shapes: _NumbersBy[Any] = _NumbersBy(lambda part: shapes.setdefault(launch_shape(part), len(shapes)))
 
     def add_launch(self, correlation: int, thread: Any) -> None:
         """Keep a launch whose time was kept."""
@@ -347,34 +347,11 @@ class DeviceEvents(EventCollector):
             kind=[compute if event.cat in _KERNELS else copy for event in events],
             name=map(self._name_of.__getitem__, [event.name for event in events]),
             correlation=_unsigned(numbers),
-            shape=map(self._shapes.__getitem__, map(_launched_as, all_args)),
+            shape=map(self._shapes.__getitem__, map(launched_as, all_args)),
             collective=collective,
             lane=map(self._lanes.__getitem__, zip(devices, streams, strict=True)),
         )
         self.devices.extend(devices)
-
-
-_LAUNCH_METADATA = ("grid", "block", "registers per thread", "shared memory", "blocks per SM")
-
-
-def _launched_as(args: Any) -> tuple[Any, ...]:
-    """How a kernel was launched, in the order of ``_LAUNCH_METADATA``; None or no text for what is not known."""
-    parts = (args.grid, args.block, args.registers, args.shared_memory, args.blocks_per_sm)
-    return tuple(map(bytes, parts)) if type(args) is OddKernelArgs else parts
-
-
-def _launch_shape(launched_as: tuple[Any, ...]) -> LaunchShape | str:
-    """The shape of a launch; the text of its grid and block where they make no sense."""
-    known: dict[str, Any] = {}
-    try:
-        for name, value in zip(_LAUNCH_METADATA, launched_as, strict=True):
-            if value is not None and value != b"":
-                known[name] = msgspec.json.decode(value) if isinstance(value, bytes) else value
-        shape = LaunchShape.of(known)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        shape = None
-    texts = [part if isinstance(part, bytes) else msgspec.json.encode(part) for part in launched_as[:2] if part]
-    return shape or safe_text.clean(b" ".join(texts).decode(errors="replace").strip())
 
 
 class HostEvents(EventCollector):

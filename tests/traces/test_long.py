@@ -65,7 +65,7 @@ def test_real_traces_have_the_same_figures_in_pieces(
 ) -> None:
     hold(monkeypatch, 5 if name == "mi250_toy" else 500)
     assert_same(reference.shared_trace(f"{name}.json.gz"))
-    assert len(short_memory) > 1
+    assert len(short_memory) > (name != "mi250_toy")  # which has kernels of one step
 
 
 def test_ranks_in_pieces_are_compared_as_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
