@@ -364,6 +364,7 @@ class HostEvents(EventCollector):
         range_times: start and duration of each range.
         enqueued: number of collectives of NCCL and its like. Of those the host sees only that it enqueued them.
         launches: number of launches of kernels.
+        num_taken: number of operators and ranges that were taken away.
         other_ranges: names of the host's other ranges, some thousands at most.
     """
 
@@ -374,10 +375,21 @@ class HostEvents(EventCollector):
         self.ranges = KernelTableBuilder()
         self.range_times = EventTimes(exact)
         self._all_times.append(self.range_times)
-        self.enqueued = 0
-        self.launches = 0
+        self.enqueued = self.launches = self.num_taken = 0
         self.other_ranges: set[str] = set()
         self._of_kernel: _NumbersBy[str | None] = _NumbersBy(launches_kernel)
+
+    @property
+    def num_held(self) -> int:
+        """Number of operators and ranges that are in memory."""
+        return len(self.rows) + len(self.ranges)
+
+    def take(self) -> tuple[Any, Any, Any]:
+        """Name and thread of each operator, and the name of each range, shape (n,) each, which are then forgotten."""
+        self.num_taken += self.num_held
+        taken = self.rows.take()["name"], np.array(self.row_threads), self.ranges.take()["name"]
+        self.row_threads = array("i")
+        return taken
 
     def _collect(self, args_of: ArgsReader) -> None:
         notes, operators = self._durations(_NOTE), [*self._durations(_OPERATOR), *self._durations(_OLD_RANGE)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,34 +33,26 @@ def trace_of_host(path: Path, collected: HostEvents, stream: EventStream, patter
     Raises:
         TraceError: the file is not one of a CPU job either.
     """
-    _refuse(path, collected, stream)
+    refuse(path, collected, stream)
     problems = list(stream.problems)
     steps = steps_of(collected.notes, pattern)
     for rows, times in ((collected.rows, collected.times), (collected.ranges, collected.range_times)):
         rows.clean_names()
         set_times(rows, times, problems)  # a row without a time has no length, and so drops out
-    host = _training_thread(collected)
-    problems.append("no kernels of a device: operators of the training thread count as compute")
-    if collected.enqueued:
-        problems.append("the file has NCCL's collectives but no kernels of their device: they are left out")
-    crossing = _crossing(host.intervals)
-    if crossing:
-        problems.append(
-            f"{crossing} operators of the training thread overlap without nesting: their self time is not sure"
-        )
+    host = _operators(collected)
+    problems += host_problems(collected, crossing(host.intervals))
     kernels = host_kernels(host, collected.ranges, bounds_of(steps))
     if note := uncounted_note(kernels.uncounted):
         problems.append(note)
     device = np.zeros(len(kernels), dtype=np.int64)
-    likely = sorted(filter(likeness, collected.other_ranges), key=lambda name: (-likeness(name), name))[:MAX_SUSPECTS]
-    facts = msgspec.structs.replace(KernelFacts.of(kernels), suspects=lambda: likely)
+    facts = msgspec.structs.replace(KernelFacts.of(kernels), suspects=lambda: likely_ranges(collected))
     return trace_with_head(
         path, stream.head, facts, kernels, device, steps, Collectives.none(), problems,
         is_cut=stream.is_cut, on_host=True,
     )  # fmt: skip
 
 
-def _refuse(path: Path, collected: HostEvents, stream: EventStream) -> None:
+def refuse(path: Path, collected: HostEvents, stream: EventStream) -> None:
     """Refuse a file that is neither of a device that is known nor of a CPU job.
 
     Raises:
@@ -78,7 +71,7 @@ def _refuse(path: Path, collected: HostEvents, stream: EventStream) -> None:
             f"{path} holds the launches of {count(collected.launches, 'kernel')} of a device, but not the kernels: let "
             "the device finish before the profiler stops, and see that no other profiler has the device"
         )
-    if len(collected.rows) or len(collected.ranges):
+    if collected.num_taken or collected.num_held:
         return
     if stream.is_cut:
         raise TraceError(f"{path} is cut off before its first kernel or operator")
@@ -98,14 +91,42 @@ def _is_of_device(collected: HostEvents, head: dict[str, Any]) -> bool:
     return bool(told or collected.enqueued or collected.launches)
 
 
-def _training_thread(collected: HostEvents) -> KernelTableBuilder:
-    """The operators of the training thread: the thread that has the steps, else the one with the most operators."""
-    of_rows = np.array(collected.row_threads, dtype=np.int64)
+def host_problems(collected: HostEvents, num_crossing: int) -> Iterator[str]:
+    """What is doubtful about a CPU job, in words.
+
+    Args:
+        collected: its events.
+        num_crossing: see ``crossing``.
+    """
+    yield "no kernels of a device: operators of the training thread count as compute"
+    if collected.enqueued:
+        yield "the file has NCCL's collectives but no kernels of their device: they are left out"
+    if num_crossing:
+        yield f"{num_crossing} operators of the training thread overlap without nesting: their self time is not sure"
+
+
+def likely_ranges(collected: HostEvents) -> list[str]:
+    """The ranges of the host that sound most like communication."""
+    return sorted(filter(likeness, collected.other_ranges), key=lambda name: (-likeness(name), name))[:MAX_SUSPECTS]
+
+
+def training_thread(collected: HostEvents, num_operators: Sequence[int]) -> int:
+    """The training thread: the thread that has the steps, else the one with the most operators; -1 for none.
+
+    Args:
+        collected: the events.
+        num_operators: of each thread, by its number.
+    """
     of_steps = Counter(note.thread for note in collected.notes).most_common(1)
     if of_steps:
-        training = collected.threads.get(of_steps[0][0], -1)
-    else:
-        training = int(np.bincount(of_rows).argmax()) if len(of_rows) else -1
+        return collected.threads.get(of_steps[0][0], -1)
+    return int(np.argmax(num_operators)) if len(num_operators) else -1
+
+
+def _operators(collected: HostEvents) -> KernelTableBuilder:
+    """The operators of the training thread."""
+    of_rows = np.array(collected.row_threads, dtype=np.int64)
+    training = training_thread(collected, np.bincount(of_rows).tolist() if len(of_rows) else ())
     host = KernelTableBuilder()
     host.names = collected.rows.names
     mine = of_rows == training
@@ -116,7 +137,7 @@ def _training_thread(collected: HostEvents) -> KernelTableBuilder:
     return host
 
 
-def _crossing(calls: Intervals) -> int:
+def crossing(calls: Intervals) -> int:
     """How many calls of one thread end after the call in which they began."""
     order = np.lexsort((-calls.end_ns, calls.start_ns))
     start, end = calls.start_ns[order], calls.end_ns[order]

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from overlap_callbacks.traces.collect import DeviceEvents
+from overlap_callbacks.traces.collect import DeviceEvents, HostEvents
 from overlap_callbacks.traces.files import TraceError
 
 if TYPE_CHECKING:
     from overlap_callbacks.traces.long.columns import Folder
-    from overlap_callbacks.traces.long.spill import Spill
+    from overlap_callbacks.traces.long.spill import HostSpill, Spill
 
-# Events of a device that are held in memory before they are written to files, and between one time and the next.
+# Events that are held in memory before they are written to files, and between one time and the next.
 MAX_IN_MEMORY, MAX_SPILLING = 2**18, 2**16
 
+Events = TypeVar("Events", DeviceEvents, HostEvents)
 
-class Spilling:
-    """Writes the events of one trace to files, if there are many.
+
+class _Files(Protocol):
+    def take(self, events: Any) -> None: ...
+
+
+Files = TypeVar("Files", bound=_Files)
+
+
+class _Writer(Generic[Events, Files]):
+    """Writes events to files, if there are many.
 
     Args:
         folder: takes the files.
@@ -24,36 +33,61 @@ class Spilling:
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
-        self._spill: Spill | None = None
+        self._files: Files | None = None
 
-    def look(self, events: DeviceEvents) -> None:
+    def look(self, events: Events) -> None:
         """Write what was collected, if it is much.
 
         Raises:
             TraceError: it cannot be written.
         """
-        if events.num_held > (MAX_IN_MEMORY if self._spill is None else MAX_SPILLING):
+        if events.num_held > (MAX_IN_MEMORY if self._files is None else MAX_SPILLING):
             self._write(events)
 
-    def finish(self, events: DeviceEvents) -> Spill | None:
-        """Write the rest, if some was written. Returns what was written; None of a file without rows.
+    def finish(self, events: Events) -> Files | None:
+        """Write the rest, if some was written. Returns what was written.
 
         Raises:
             TraceError: it cannot be written.
         """
-        if self._spill is not None:
+        if self._files is not None:
             self._write(events)
-        return self._spill if events.num_rows else None
+        return self._files
 
-    def _write(self, events: DeviceEvents) -> None:
-        from overlap_callbacks.traces.long.spill import Spill
+    def _new(self) -> Files:
+        """The files, which are empty."""
+        raise NotImplementedError
 
+    def _write(self, events: Events) -> None:
         try:
-            if self._spill is None:
-                self._spill = Spill(self._folder)
-            self._spill.take(events)
+            if self._files is None:
+                self._files = self._new()
+            self._files.take(events)
         except OSError as error:
             raise TraceError(
                 f"the trace is too long for memory, and a temporary file cannot be written: {error}; TMPDIR names "
                 "another folder for it"
             ) from None
+
+
+class Spilling(_Writer[DeviceEvents, "Spill"]):
+    """Writes the events of a device to files, if there are many."""
+
+    def finish(self, events: DeviceEvents) -> Spill | None:
+        """Write the rest, if some was written. Returns what was written; None of a file without rows."""
+        found = super().finish(events)
+        return found if events.num_rows else None
+
+    def _new(self) -> Spill:
+        from overlap_callbacks.traces.long.spill import Spill
+
+        return Spill(self._folder)
+
+
+class HostSpilling(_Writer[HostEvents, "HostSpill"]):
+    """Writes the operators of a host to files, if there are many."""
+
+    def _new(self) -> HostSpill:
+        from overlap_callbacks.traces.long.spill import HostSpill
+
+        return HostSpill(self._folder)

@@ -157,6 +157,58 @@ def test_without_room_for_the_files_the_error_names_the_folder(
     assert not short_memory
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_cpu_jobs_have_the_same_figures_in_pieces(tmp_path: Path, short_memory: list[int], seed: int) -> None:
+    chance = random.Random(seed)
+    head = {**kineto.job(), **({} if chance.random() < 0.5 else {"deviceProperties": []})}
+    assert_same(kineto.write(tmp_path / "trace.json", cpu_job(chance), **head))
+    assert short_memory
+
+
+def test_operators_of_a_cpu_job_are_looked_at_in_pieces(tmp_path: Path, short_memory: list[int]) -> None:
+    events = [
+        event
+        for step in range(20)
+        for event in (
+            kineto.step(step, 1000 * step, 1000 * step + 900),
+            *[
+                kineto.host_range("aten::mm", 1000 * step + at, 1000 * step + at + 40, cat="cpu_op")
+                for at in range(0, 800, 50)
+            ],
+            kineto.host_range("gloo:all_reduce", 1000 * step + 100, 1000 * step + 700, thread=7),
+        )
+    ]
+    assert_same(kineto.write(tmp_path / "trace.json", events, **kineto.job()))
+    assert len(short_memory) > 5
+    assert sum(short_memory) == 20 * 17
+
+
+def cpu_job(chance: random.Random) -> Iterator[kineto.Event]:
+    """A CPU job with nested operators, some of which cross, on two threads; some wait, and Gloo's ranges run beside."""
+    now = 1000
+    names = ("aten::mm", "aten::add", "autograd::engine::evaluate_function: X", "c10d::allreduce_", "MyFunction",
+             "_c10d_functional::wait_tensor")  # fmt: skip
+    for step in range(chance.randrange(3, 9)):
+        begin = now
+        for _ in range(chance.randrange(5, 25)):
+            end = now + chance.randrange(1, 30) * US
+            thread = chance.choice((100, 100, 100, 101))
+            at = now
+            for _ in range(chance.randrange(1, 4)):
+                inner = chance.randrange(at, max(end, at) + (2000 if chance.random() < 0.02 else 1))
+                yield kineto.host_range(chance.choice(names), at, inner, cat="cpu_op", thread=thread)
+                at = chance.randrange(at, max(inner, at) + 1)
+            yield kineto.host_range(chance.choice(names), now, end, cat="cpu_op", thread=thread)
+            if chance.random() < 0.3:
+                name = chance.choice(("gloo:all_reduce", "gloo:all_gather", "nccl:all_reduce", "mine"))
+                lasts = chance.randrange(0, 60) * US
+                yield kineto.host_range(name, now + 10, now + 10 + lasts, thread=chance.choice((7, 8)))
+            now = end + chance.choice((0, 500, 3000))
+        if chance.random() < 0.9:
+            yield kineto.step(step, begin, now - 1)
+        now += chance.choice((0, 100 * US))
+
+
 def odd_job(chance: random.Random) -> Iterator[kineto.Event]:
     """A job with everything that makes kernels hard to place: on two devices, with what a real trace may lack."""
     number, now = 0, 1000

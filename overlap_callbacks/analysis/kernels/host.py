@@ -54,11 +54,8 @@ def host_kernels(
             there.
     """
     calls = host.intervals
-    pieces, owner = self_segments(calls)
     called, call_names = np.array(host.name, dtype=np.int64), host.names.texts
-    waits, computes = _kinds(calls, called, call_names)
-    waiting, wanted = pieces[waits[owner]], computes[owner]
-    pieces, owner = pieces[wanted], owner[wanted]
+    pieces, owner, waiting = own_time(calls, called, call_names)
     # The call's start decides the step, so that all pieces of a call are in the same step.
     step = step_of(calls.start_ns, bounds)[owner]
 
@@ -88,6 +85,26 @@ def host_kernels(
         from_graph=np.zeros(len(name), dtype=bool),
         uncounted=_uncounted(_joined(intervals, waiting), calls, bounds),
     )
+
+
+def own_time(
+    calls: Intervals, called: Indices, names: Sequence[str]
+) -> tuple[Intervals, npt.NDArray[np.intp], Intervals]:
+    """The own time of calls of one thread: in which they compute, and in which they issue collectives or wait for them.
+
+    Args:
+        calls: the calls; n rows.
+        called: index into ``names`` of each; shape (n,).
+        names: the distinct names.
+
+    Returns:
+        Pieces of time in which a call computes, in ascending order, and the row of the call of each; and pieces in
+        which a call issues a collective or waits.
+    """
+    pieces, owner = self_segments(calls)
+    waits, computes = _kinds(calls, called, names)
+    wanted = computes[owner]
+    return pieces[wanted], owner[wanted], pieces[waits[owner]]
 
 
 def uncounted_note(shares: Sequence[float]) -> str:

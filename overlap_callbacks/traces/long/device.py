@@ -61,10 +61,10 @@ class DeviceOnDisk:
         for rows in self._cut():
             end_ns = int(rows["end"].max())
             kernels, collectives = self._tables.kernels(rows), self._tables.known(rows)
-            launches = Launches(
-                rows["launched"].copy(), waits.between(begin_ns, end_ns), self._tables.streams,
-                self.outline.records_waits,
-            )  # fmt: skip
+            launches = None
+            if not self.head.on_host:
+                waiting, streams = waits.between(begin_ns, end_ns), self._tables.streams
+                launches = Launches(rows["launched"].copy(), waiting, streams, self.outline.records_waits)
             trace = dataclasses.replace(
                 self.head, kernels=kernels, device=rows["device"].astype(np.int64), collectives=collectives,
                 launches=launches,
@@ -143,7 +143,9 @@ class DeviceOnDisk:
         # The place of the last row of the steps up to the latest that has begun.
         last_row = np.concatenate(([-1], np.maximum.accumulate(self._survey.last_row)))[np.maximum.accumulate(step) + 1]
         fits = (ended_ns == of_steps_ns) & (last_row <= done + np.arange(len(rows)))
-        fits[:-1] &= ended_ns[:-1] <= rows["start"][1:]
+        # Of a CPU job, an operator may be open though it has no time of its own just then.
+        open_ns = np.maximum.accumulate(rows["returned"]) if self.head.on_host else ended_ns
+        fits[:-1] &= np.maximum(ended_ns, open_ns)[:-1] <= rows["start"][1:]
         fits[-1] = False  # what comes next is not known
         places = np.flatnonzero(fits)
         return int(places[-1]) + 1 if len(places) else 0

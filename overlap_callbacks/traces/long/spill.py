@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from overlap_callbacks.traces.collect import DeviceEvents
+from overlap_callbacks.analysis.kernels.table import Indices
+from overlap_callbacks.traces.collect import DeviceEvents, HostEvents
 from overlap_callbacks.traces.collective_ranges import CollectiveRanges
 from overlap_callbacks.traces.collectives import UNKNOWN
 from overlap_callbacks.traces.long.columns import Folder, Rows, RowsFile
-from overlap_callbacks.traces.long.rows import KERNEL, LAUNCH, RANGE, WAIT
+from overlap_callbacks.traces.long.rows import KERNEL, LAUNCH, OPERATOR, RANGE, WAIT
 
 
 class Spill:
@@ -41,12 +44,12 @@ class Spill:
         _take_ranges(self.annotations, events.annotations)
         _take_ranges(self.operators, events.operators)
         start_ns, end_ns, possible = events.wait_times.take()
-        self.waits.append(_filled(WAIT, start=start_ns, end=end_ns)[possible])
+        self.waits.append(filled(WAIT, start=start_ns, end=end_ns)[possible])
 
     def _take_kernels(self, events: DeviceEvents) -> None:
         start_ns, end_ns, possible = events.times.take()
         taken, known = events.take_rows(), events.known.take()
-        rows = _filled(
+        rows = filled(
             KERNEL, place=self._num_rows + np.arange(len(start_ns)), start=start_ns, end=end_ns, launched=-1,
             returned=-1, num_bytes=UNKNOWN, sequence=UNKNOWN, info=-1, copied=-1, thread=-1, step=-1, before=-1,
             metadata=taken.pop("collective"), **taken,
@@ -59,16 +62,59 @@ class Spill:
     def _take_launches(self, events: DeviceEvents) -> None:
         start_ns, end_ns, possible = events.launch_times.take()
         correlation, thread = events.take_launches()
-        rows = _filled(LAUNCH, correlation=correlation, start=start_ns, end=end_ns, thread=thread)
+        rows = filled(LAUNCH, correlation=correlation, start=start_ns, end=end_ns, thread=thread)
         self.launches.append(rows[possible])
+
+
+class HostSpill:
+    """The files of the trace of a CPU job.
+
+    Args:
+        folder: takes the files.
+
+    Attributes:
+        operators, ranges: what was written; ranges have no thread.
+        num_operators: of each thread, by its number.
+    """
+
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
+        self.operators, self.ranges = folder.file(OPERATOR), folder.file(OPERATOR)
+        self.num_operators: Counter[int] = Counter()
+
+    def take(self, events: HostEvents) -> None:
+        """Write what was collected, which the collector then forgets.
+
+        Raises:
+            OSError: the files cannot be written.
+        """
+        times, of_ranges = events.times.take(), events.range_times.take()
+        name, thread, range_name = events.take()
+        _take_operators(self.operators, times, name, thread)
+        _take_operators(self.ranges, of_ranges, range_name, np.zeros_like(range_name))
+        self.num_operators.update(thread.tolist())
+
+
+def _take_operators(
+    file: RowsFile, times: tuple[Indices, Indices, npt.NDArray[np.bool_]], name: Indices, thread: Indices
+) -> None:
+    start_ns, end_ns, possible = times
+    place = len(file) + np.arange(len(name))
+    file.append(filled(OPERATOR, place=place, start=start_ns, end=end_ns, name=name, thread=thread)[possible])
 
 
 def _take_ranges(file: RowsFile, ranges: CollectiveRanges) -> None:
     start_ns, end_ns, thread, detail = ranges.take()
-    file.append(_filled(RANGE, start=start_ns, end=end_ns, thread=thread, detail=detail))
+    file.append(filled(RANGE, start=start_ns, end=end_ns, thread=thread, detail=detail))
 
 
-def _filled(dtype: np.dtype[Any], **values: Any) -> Rows:
+def filled(dtype: np.dtype[Any], **values: Any) -> Rows:
+    """Rows with some columns; the others are zero.
+
+    Args:
+        dtype: of a row.
+        **values: the columns, of shape (n,); or a number, which all rows have.
+    """
     length = max(len(value) for value in values.values() if np.ndim(value))
     rows = np.zeros(length, dtype)
     for name, value in values.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -126,8 +127,13 @@ class Survey:
                 self.devices[device] = found
             found.add(rows[rows["device"] == device])
 
-    def facts(self, names: tuple[str, ...]) -> KernelFacts:
-        """What must be known to tell what is doubtful about the trace."""
+    def facts(self, names: tuple[str, ...], likely: Callable[[], Sequence[str]] | None = None) -> KernelFacts:
+        """What must be known to tell what is doubtful about the trace.
+
+        Args:
+            names: the names of kernels.
+            likely: gives what looks like communication; None to look among the kernels.
+        """
         keys = np.array([*self._compute_ns], dtype=np.int64).reshape(-1, 2)
         times_ns = np.array([*self._compute_ns.values()], dtype=np.int64)
         return KernelFacts(
@@ -138,7 +144,7 @@ class Survey:
             communicates=any(
                 device.communicates or (device.copies and self.all_launched) for device in self.devices.values()
             ),
-            suspects=lambda: suspects(names, keys[:, 0], keys[:, 1], times_ns),
+            suspects=likely or (lambda: suspects(names, keys[:, 0], keys[:, 1], times_ns)),
         )
 
     def _add_times(self, start_ns: Indices) -> None:

@@ -30,6 +30,7 @@ class Tables:
         copy_names: the name of copies that communicate, by the name of such copies.
         first_copy_info: number of what is known of the first such collective.
         has_launches: whether the trace holds launches.
+        on_host: whether the trace is of a CPU job.
     """
 
     names: tuple[str, ...]
@@ -42,6 +43,7 @@ class Tables:
     copy_names: dict[int, int]
     first_copy_info: int
     has_launches: bool
+    on_host: bool = False
 
     def kernels(self, rows: Rows) -> KernelTable:
         """The table of some rows."""
@@ -62,7 +64,7 @@ class Tables:
             kind=kind,
             name=name,
             step=rows["step"].astype(np.int64),
-            call=np.arange(len(rows)),
+            call=rows["call"].copy() if self.on_host else np.arange(len(rows)),
             names=self.names,
             shape=rows["shape"].astype(np.int64),
             shapes=tuple([str(shape) for shape in self.shapes]) or ("",),

@@ -107,7 +107,7 @@ def long_trace(
     waits = _waits(spill, survey, with_copies=not communicate)
     devices = [
         DeviceOnDisk(
-            trace, _outline(number, of_device, communicate, records_waits), of_device, kernels, waits, tables,
+            trace, outline_of(number, of_device, communicate, records_waits), of_device, kernels, waits, tables,
             spill.folder,
         )
         for number, of_device in sorted(survey.devices.items())
@@ -161,7 +161,17 @@ def _tables(
     )
 
 
-def _outline(number: int, survey: DeviceSurvey, copies_communicate: bool, records_waits: bool) -> Outline:
+def outline_of(
+    number: int, survey: DeviceSurvey, copies_communicate: bool = False, records_waits: bool = False
+) -> Outline:
+    """What is known of a device's kernels.
+
+    Args:
+        number: of the device.
+        survey: of its kernels.
+        copies_communicate: whether copies that may be the work of collectives are.
+        records_waits: whether the trace records when the host waited for the device.
+    """
     return Outline(
         device=number,
         steps=tuple(np.flatnonzero(survey.last_row >= 0).tolist()),
