@@ -234,7 +234,8 @@ class DeviceEvents(EventCollector):
     @property
     def num_held(self) -> int:
         """Number of rows, launches and ranges that are in memory, and of which there may be millions."""
-        return len(self.rows) + len(self.launch_thread) + len(self.annotations) + len(self.operators)
+        of_collectives = len(self.annotations) + len(self.operators)
+        return len(self.rows) + len(self.launch_thread) + len(self.wait_times) + of_collectives + len(self.ranges)
 
     def take_rows(self) -> dict[str, Any]:
         """The columns of the rows but for their times, which are then forgotten; what their numbers stand for stays."""

@@ -59,6 +59,11 @@ class HostRanges:
         if self._has_room() and self.times.add_ns(start_ns, end_ns):
             self._label(name, thread)
 
+    def forget(self) -> None:
+        """Forget all ranges."""
+        self.times.take()
+        self._name, self._thread = array("q"), array("q")
+
     def thread_number(self, thread: int | str | None) -> int:
         """The number of a thread that has ranges; -1 of another one."""
         return self._threads.get(thread, -1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from overlap_callbacks.analysis import name_rules
 from overlap_callbacks.traces.analysis import Part, together
 from overlap_callbacks.traces.figures import Analysis
 from overlap_callbacks.traces.files import Progress, TraceError, bytes_of
+from overlap_callbacks.traces.long import columns
 from overlap_callbacks.traces.reading import read_part
 
 # More processes than this gain little: a disk or a file server is the limit.
@@ -76,7 +78,11 @@ def _parts(
     from concurrent.futures.process import BrokenProcessPool
 
     # Not forked: a fork of a process with threads, as of NumPy's, may hang.
-    pool = ProcessPoolExecutor(most, multiprocessing.get_context("spawn"), initializer=_use_rules, initargs=(_rules(),))
+    # A process that is killed leaves its temporary files behind.
+    folder = tempfile.TemporaryDirectory(prefix=columns.PREFIX, ignore_cleanup_errors=True)
+    pool = ProcessPoolExecutor(
+        most, multiprocessing.get_context("spawn"), initializer=_set_up, initargs=(_rules(), folder.name)
+    )
     try:
         places = {pool.submit(_part, file, steps): place for place, file in enumerate(files)}
         for future in as_completed(places):
@@ -87,6 +93,7 @@ def _parts(
         ) from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+        folder.cleanup()
 
 
 def _part(file: Path, steps: re.Pattern[str] | None) -> Part | str:
@@ -104,7 +111,14 @@ def _rules() -> dict[str, list[Any]]:
     return {name: getattr(name_rules, name) for name in _RULES}
 
 
-def _use_rules(rules: dict[str, list[Any]]) -> None:
+def _set_up(rules: dict[str, list[Any]], folder: str) -> None:
+    """Make a process like the one that starts it.
+
+    Args:
+        rules: the rules for names.
+        folder: takes temporary files.
+    """
+    columns.PARENT = folder
     for name, rows in rules.items():
         getattr(name_rules, name)[:] = rows
 

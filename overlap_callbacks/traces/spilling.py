@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from overlap_callbacks.traces.collect import DeviceEvents, HostEvents
-from overlap_callbacks.traces.files import TraceError
 
 if TYPE_CHECKING:
     from overlap_callbacks.traces.long.columns import Folder
@@ -59,15 +58,9 @@ class _Writer(Generic[Events, Files]):
         raise NotImplementedError
 
     def _write(self, events: Events) -> None:
-        try:
-            if self._files is None:
-                self._files = self._new()
-            self._files.take(events)
-        except OSError as error:
-            raise TraceError(
-                f"the trace is too long for memory, and a temporary file cannot be written: {error}; TMPDIR names "
-                "another folder for it"
-            ) from None
+        if self._files is None:
+            self._files = self._new()
+        self._files.take(events)
 
 
 class Spilling(_Writer[DeviceEvents, "Spill"]):

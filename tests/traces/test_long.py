@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import resource
 import tempfile
 import tracemalloc
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import pytest
 
 from overlap_callbacks.traces import TraceError, analyze_files, read_trace, spilling
 from overlap_callbacks.traces.analysis import part_of
-from overlap_callbacks.traces.long import columns
+from overlap_callbacks.traces.long import columns, ranges
 from overlap_callbacks.traces.long.columns import Folder
 from overlap_callbacks.traces.long.device import DeviceOnDisk
 from overlap_callbacks.traces.long.medians import median
@@ -137,6 +138,41 @@ def test_memory_does_not_grow_with_the_trace(tmp_path: Path, monkeypatch: pytest
     assert in_pieces < 1.4
 
 
+def test_kernels_outside_of_the_steps_are_looked_at_in_pieces(tmp_path: Path, short_memory: list[int]) -> None:
+    events = list(kineto.training(20))
+    for first, last in ((6, 9), (4, 6), (21, 24)):  # in the middle, at the beginning, at the end
+        names = {f"ProfilerStep#{number}" for number in range(first, last)}
+        kept = [event for event in events if not event["name"].startswith("ProfilerStep") or event["name"] in names]
+        short_memory.clear()
+        assert_same(kineto.write(tmp_path / "trace.json", kept, **kineto.job()))
+        assert len(short_memory) > 8
+        assert max(short_memory) <= 3 * 32
+
+
+@pytest.mark.parametrize("metadata", [True, False])
+def test_ranges_are_read_a_part_at_a_time(
+    tmp_path: Path, short_memory: list[int], monkeypatch: pytest.MonkeyPatch, metadata: bool
+) -> None:
+    held: list[int] = []
+    reach = ranges._Ranges.reach
+
+    def counted(self: Any, time_ns: int) -> int:
+        found = reach(self, time_ns)
+        held.append(len(self.held))
+        return found
+
+    monkeypatch.setattr(ranges._Ranges, "reach", counted)
+    # Of hundreds of ranges few are asked for; one is open to the end.
+    events = list(kineto.training(30, metadata=metadata))
+    odd = [{**event, "args": {}} if event["name"] == kineto.ALL_REDUCE and number % 97 == 0 else event
+           for number, event in enumerate(events)]  # fmt: skip
+    end = max(int(event["ts"]) for event in events) - kineto.BASE_NS
+    forever = kineto.host_range("nccl:all_gather", 0, end, thread=101)
+    assert_same(kineto.write(tmp_path / "trace.json", [forever, *odd, copy(1, 2, 0)], **kineto.job()))
+    assert held
+    assert max(held) < 4 * 40
+
+
 def test_nothing_stays_behind(tmp_path: Path, short_memory: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     path = kineto.write(tmp_path / "trace.json", kineto.training(12), **kineto.job())
     folder = tmp_path / "temporary"
@@ -145,6 +181,37 @@ def test_nothing_stays_behind(tmp_path: Path, short_memory: list[int], monkeypat
     read_part(path)
     assert short_memory
     assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("most_bytes", [100, 5_000, 40_000])
+def test_where_a_file_finds_no_room_that_is_an_error(
+    tmp_path: Path, short_memory: list[int], monkeypatch: pytest.MonkeyPatch, most_bytes: int
+) -> None:
+    path = kineto.write(tmp_path / "trace.json", kineto.training(12), **kineto.job())
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, before[1]))
+    try:
+        with pytest.raises(
+            TraceError, match=r"too long for memory, and a temporary file cannot be written: .*too large"
+        ):
+            read_part(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(folder.iterdir())
+
+
+def test_a_file_that_has_lost_its_end_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with Folder() as folder:
+        file = folder.file(WAIT)
+        file.append(np.zeros(10, WAIT))
+        (written,) = tmp_path.glob("*/*")
+        written.write_bytes(written.read_bytes()[:-1])
+        with pytest.raises(TraceError, match="has lost its end"):
+            file.read(0, 10)
 
 
 def test_without_room_for_the_files_the_error_names_the_folder(
@@ -248,7 +315,8 @@ def odd_kernel(
     options: dict[str, Any] = {"stream": stream, "device": device}
     if stream == 7:
         name = chance.choice((kineto.GEMM, kineto.NORM, kineto.ADD))
-        yield kineto.kernel(name, *ran, number, grid=(chance.choice((1, 2)), 1, 1), **options)
+        shape = {"grid": (chance.choice((1, 2)), 1, 1), "shared memory": chance.choice((0, 1024))}
+        yield kineto.kernel(name, *ran, number, **shape, **options)
     elif chance.random() < 0.3:
         name = chance.choice((WITHIN, WITHIN, PEER))
         if chance.random() < 0.7:

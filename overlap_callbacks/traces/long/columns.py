@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from overlap_callbacks.traces.files import TraceError
+
 # Rows of a file, with a field for each column; shape (n,).
 Rows = npt.NDArray[np.void]
 
 # Rows that are in memory at a time. A test takes fewer.
 AT_ONCE = 2**15
+PREFIX = "overlap-trace-"
+# The folder for temporary folders; None for the system's. Who starts other processes removes theirs.
+PARENT: str | None = None
+# Odd, and with bits all over: products with it spread numbers over the upper half of 64 bits.
+FACTOR = np.uint64(0x9E37_79B9_7F4A_7C15)
 # Of each part that is sorted, how many rows show where the values lie.
 _SAMPLES = 64
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    """Write a temporary file in this context, or read it.
+
+    Raises:
+        TraceError: that is not possible.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise TraceError(
+            f"the trace is too long for memory, and a temporary file cannot be written: {error}; TMPDIR names another "
+            "folder for it"
+        ) from None
 
 
 class Folder:
@@ -37,10 +61,11 @@ class Folder:
         """A new file of rows.
 
         Raises:
-            OSError: the folder cannot be made.
+            TraceError: the folder cannot be made.
         """
         if self._made is None:
-            self._made = tempfile.TemporaryDirectory(prefix="overlap-trace-", ignore_cleanup_errors=True)
+            with _writing():
+                self._made = tempfile.TemporaryDirectory(prefix=PREFIX, dir=PARENT, ignore_cleanup_errors=True)
         self._number += 1
         return RowsFile(Path(self._made.name) / str(self._number), dtype, self)
 
@@ -62,22 +87,34 @@ class RowsFile:
         return self._length
 
     def append(self, rows: Rows) -> None:
-        """Write rows behind the others."""
+        """Write rows behind the others.
+
+        Raises:
+            TraceError: there is no room for them.
+        """
         if len(rows):
-            with self._path.open("ab") as file:
-                np.ascontiguousarray(rows).tofile(file)
+            # (``tofile`` does not tell of bytes that find no room when the file is closed.)
+            with _writing(), self._path.open("ab") as file:
+                file.write(rows.tobytes())
             self._length += len(rows)
 
     def read(self, first: int, last: int) -> Rows:
-        """The rows from one place to another."""
-        with self._path.open("rb") as file:
-            return np.fromfile(file, self.dtype, last - first, offset=first * self.dtype.itemsize)
+        """The rows from one place to another.
+
+        Raises:
+            TraceError: they are not all there.
+        """
+        with _writing(), self._path.open("rb") as file:
+            rows: Rows = np.fromfile(file, self.dtype, last - first, offset=first * self.dtype.itemsize)
+            if len(rows) < last - first:
+                raise OSError("a temporary file has lost its end")
+        return rows
 
     def overwrite(self, first: int, rows: Rows) -> None:
         """Write rows over those from one place on."""
-        with self._path.open("r+b") as file:
+        with _writing(), self._path.open("r+b") as file:
             file.seek(first * self.dtype.itemsize)
-            np.ascontiguousarray(rows).tofile(file)
+            file.write(rows.tobytes())
 
     def bounds(self) -> list[tuple[int, int]]:
         """Where the parts begin and end that are in memory at a time."""
@@ -95,7 +132,8 @@ class RowsFile:
 
     def divided(self, by: str, number: int) -> list[RowsFile]:
         """Files with the rows whose value of an unsigned column is the same modulo ``number``; this one is deleted."""
-        return self._distributed(number, lambda rows: (rows[by] % np.uint64(number)).astype(np.int64))
+        shift, count = np.uint64(32), np.uint64(number)
+        return self._distributed(number, lambda rows: (((rows[by] * FACTOR) >> shift) % count).astype(np.int64))
 
     def in_order(self, by: str, then: str | None = None) -> Iterator[Rows]:
         """The rows in the order of a column, a part at a time; the file is deleted meanwhile.
@@ -126,7 +164,7 @@ class RowsFile:
                 file.delete()
                 yield in_order(rows)
 
-    def _distributed(self, number: int, file_of: Any) -> list[RowsFile]:
+    def _distributed(self, number: int, file_of: Callable[[Rows], npt.NDArray[np.int64]]) -> list[RowsFile]:
         files = [self._folder.file(self.dtype) for _ in range(number)]
         for rows in self:
             place = file_of(rows)

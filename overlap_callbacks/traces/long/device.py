@@ -115,20 +115,24 @@ class DeviceOnDisk:
     def _cut(self) -> Iterator[Rows]:
         """The rows of the pieces. If there is nowhere to cut, a piece grows until there is."""
         held, done = np.empty(0, KERNEL), 0
+        enough = columns.AT_ONCE
         for rows in self._of_device():
             held = np.concatenate((held, rows))
-            if len(held) > columns.AT_ONCE:
+            if len(held) > enough:
                 end = self._last_cut(held, done)
                 if end:
                     yield held[:end]
                     held, done = held[end:], done + end
+                # Where there is nowhere to cut, it is not looked for in each part again.
+                enough = max(columns.AT_ONCE, 0 if end else 2 * len(held))
         if len(held):
             yield held
 
     def _last_cut(self, rows: Rows, done: int) -> int:
         """How many rows the longest piece has that these rows begin with; 0 if they can be cut nowhere.
 
-        A piece ends where nothing runs, all its steps have ended, and the row that ended last is of a step.
+        A piece ends where nothing runs, all its steps have ended, and the row that ended last is of a step: there the
+        time of the next step begins. Before the first step begins and after the last one, any row may have ended last.
 
         Args:
             rows: rows of the device, in order of their starts.
@@ -136,13 +140,18 @@ class DeviceOnDisk:
         """
         step, end_ns = rows["step"].astype(np.int64), rows["end"]
         ended_ns = np.maximum.accumulate(end_ns)
-        counts = end_ns > rows["start"]
+        took_time = end_ns > rows["start"]
+        of_all_ns, of_steps_ns = (
+            np.maximum.accumulate(np.where(counts, end_ns, _NEVER)) for counts in (took_time, took_time & (step >= 0))
+        )
+        places = done + np.arange(len(rows))
+        between = ended_ns == of_steps_ns
+        outside = places >= self._survey.last_row.max(initial=-1)  # true of a trace without steps
         if self.outline.steps:
-            counts &= step >= 0
-        of_steps_ns = np.maximum.accumulate(np.where(counts, end_ns, _NEVER))
+            outside |= ended_ns <= self.head.steps[self.outline.steps[0]].start_ns
         # The place of the last row of the steps up to the latest that has begun.
         last_row = np.concatenate(([-1], np.maximum.accumulate(self._survey.last_row)))[np.maximum.accumulate(step) + 1]
-        fits = (ended_ns == of_steps_ns) & (last_row <= done + np.arange(len(rows)))
+        fits = (between | (outside & (ended_ns == of_all_ns))) & (last_row <= places)
         # Of a CPU job, an operator may be open though it has no time of its own just then.
         open_ns = np.maximum.accumulate(rows["returned"]) if self.head.on_host else ended_ns
         fits[:-1] &= np.maximum(ended_ns, open_ns)[:-1] <= rows["start"][1:]

@@ -19,7 +19,7 @@ from overlap_callbacks.analysis.kernels.table import Indices
 from overlap_callbacks.traces.estimate import BY_LAUNCH, BY_TURN, beside_and_alone
 from overlap_callbacks.traces.figures import SlowdownEstimate
 from overlap_callbacks.traces.long import columns
-from overlap_callbacks.traces.long.columns import Folder, Rows, RowsFile
+from overlap_callbacks.traces.long.columns import FACTOR, Folder, Rows, RowsFile
 from overlap_callbacks.traces.long.rows import CALL
 from overlap_callbacks.traces.trace import Trace
 
@@ -27,8 +27,6 @@ from overlap_callbacks.traces.trace import Trace
 _Levels = tuple[tuple[str, ...], ...]
 _IN_TURN: _Levels = (("name", "shape", "turn", "of"), ("name", "turn_by_name", "of_by_name"))
 _SAME_LAUNCH: _Levels = (("name", "shape"),)
-# Odd, and with bits all over: products with it spread numbers over the upper half of 64 bits.
-_FACTOR = np.uint64(0x9E37_79B9_7F4A_7C15)
 
 
 @dataclass
@@ -75,6 +73,9 @@ class EstimateSums:
         self._folder, self._head = folder, head
         self._file = folder.file(CALL)
         self._num_beside = self._num_alone = 0
+        # Launches that differ in registers or shared memory alone count as the same.
+        shapes = head.kernels.shapes
+        self._shape = np.array([shapes.index(text) for text in shapes], dtype=np.int64)
         families = [name_rules.family_of(name) for name in head.kernels.names]
         self._families = list(dict.fromkeys(families))
         self._family = np.array([self._families.index(family) for family in families], dtype=np.int64)
@@ -83,7 +84,7 @@ class EstimateSums:
         """Add the rows of a piece, which has all calls of its steps."""
         calls = Calls.of(trace.kernels)
         beside, alone = beside_and_alone(trace, calls)
-        name, shape = trace.kernels.name[calls.row], trace.kernels.shape[calls.row]
+        name, shape = trace.kernels.name[calls.row], self._shape[trace.kernels.shape[calls.row]]
         # What communicates is no call of a kernel that computes, though it may have its name.
         label = name * 2 + (trace.kernels.collective[calls.row] >= 0)
         turn, of = turns_of(calls, label, shape)
@@ -125,8 +126,8 @@ class EstimateSums:
         for level in levels:
             left = self._folder.file(CALL)
             for part in self._parts(file, level, keep=keep):
-                if len(part):
-                    left.append(self._match(part, level, sums))
+                self._match(part, level, sums, left)
+                part.delete()
             file, keep = left, False
         for rows in file:
             for family, mine in self._by_family(rows, np.ones(len(rows), dtype=bool)):
@@ -135,41 +136,50 @@ class EstimateSums:
         file.delete()
         return sums
 
-    def _parts(self, file: RowsFile, level: tuple[str, ...], *, keep: bool) -> Iterator[Rows]:
-        """The calls, a part at a time, with all that may match each other in one part."""
+    def _parts(self, file: RowsFile, level: tuple[str, ...], *, keep: bool) -> list[RowsFile]:
+        """The calls in files, with all that may match each other in one file."""
         keyed = self._folder.file(CALL)
         for rows in file:
             rows["key"] = 0
             for column in level:
-                rows["key"] = (rows["key"] ^ rows[column].astype(np.uint64)) * _FACTOR
+                rows["key"] = (rows["key"] ^ rows[column].astype(np.uint64)) * FACTOR
             rows["key"] >>= np.uint64(32)
             keyed.append(rows)
         if not keep:
             file.delete()
-        for part in keyed.divided("key", max(1, -(-len(keyed) // columns.AT_ONCE))):
-            yield part.read(0, len(part)) if len(part) else np.empty(0, CALL)
-            part.delete()
+        return keyed.divided("key", max(1, -(-len(keyed) // columns.AT_ONCE)))
 
-    def _match(self, rows: Rows, level: tuple[str, ...], sums: dict[str, _Sums]) -> Rows:
-        """Count the calls that match. Returns those that do not, and all calls alone."""
-        number = numbered([rows[column].astype(np.int64) for column in level])
-        beside, duration_ns = rows["beside"], rows["duration"]
-        size = int(number.max()) + 1
-        count = np.bincount(number[~beside], minlength=size)
-        total_ns = np.bincount(number[~beside], weights=duration_ns[~beside], minlength=size)
-        mean_ns = total_ns / np.maximum(count, 1)
-        matches = beside & (count[number] > 0)
-        is_matched = np.zeros(size, dtype=bool)
-        is_matched[number[matches]] = True
-        rows["used"] |= ~beside & is_matched[number]
-        alone_ns = mean_ns[number]
-        for family, mine in self._by_family(rows, matches):
-            of_family = sums[family]
-            of_family.beside += len(mine)
-            of_family.time_ns += int(duration_ns[mine].sum())
-            of_family.alone_ns += float(alone_ns[mine].sum())
-            of_family.names.update(distinct_values(rows["name"][mine]).tolist())
-        return rows[~matches]
+    def _match(self, part: RowsFile, level: tuple[str, ...], sums: dict[str, _Sums], left: RowsFile) -> None:
+        """Count the calls that match, and keep those that do not, and all calls alone.
+
+        Args:
+            part: calls; all with the same values may be more than memory holds.
+            level: the columns that must be equal.
+            sums: takes what matches, by family.
+            left: takes the others.
+        """
+        # For each key, number and time of the calls alone, and whether a call beside communication matches them.
+        alone: dict[tuple[int, ...], tuple[int, int, bool]] = {}
+        for rows in part:
+            beside, (keys, number) = rows["beside"], _keys(rows, level)
+            count, matched = (np.bincount(number[these], minlength=len(keys)) for these in (~beside, beside))
+            total_ns = np.bincount(number[~beside], weights=rows["duration"][~beside], minlength=len(keys))
+            for key, *found in zip(keys, count.tolist(), total_ns.tolist(), matched.tolist(), strict=True):
+                before = alone.get(key, (0, 0, False))
+                alone[key] = (before[0] + found[0], before[1] + int(found[1]), before[2] or found[2] > 0)
+        for rows in part:
+            beside, (keys, number) = rows["beside"], _keys(rows, level)
+            count, total_ns, matched = (np.array(values) for values in zip(*[alone[key] for key in keys], strict=True))
+            alone_ns = (total_ns / np.maximum(count, 1))[number]
+            matches = beside & (count > 0)[number]
+            rows["used"] |= ~beside & matched[number]
+            for family, mine in self._by_family(rows, matches):
+                of_family = sums[family]
+                of_family.beside += len(mine)
+                of_family.time_ns += int(rows["duration"][mine].sum())
+                of_family.alone_ns += float(alone_ns[mine].sum())
+                of_family.names.update(distinct_values(rows["name"][mine]).tolist())
+            left.append(rows[~matches])
 
     def _by_family(self, rows: Rows, wanted: npt.NDArray[np.bool_]) -> Iterator[tuple[str, Indices]]:
         """The wanted rows of each family."""
@@ -177,6 +187,13 @@ class EstimateSums:
         family = self._family[rows["name"][mine]]
         for number in distinct_values(family).tolist():
             yield self._families[number], mine[family == number]
+
+
+def _keys(rows: Rows, level: tuple[str, ...]) -> tuple[list[tuple[int, ...]], Indices]:
+    """The distinct values of some columns, and which of them each row has; shape (n,)."""
+    number = numbered([rows[column].astype(np.int64) for column in level])
+    first = np.unique(number, return_index=True)[1]
+    return list(zip(*[rows[column][first].tolist() for column in level], strict=True)), number
 
 
 def _together(sums: dict[str, _Sums], method: str) -> SlowdownEstimate:

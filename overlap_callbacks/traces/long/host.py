@@ -31,7 +31,7 @@ from overlap_callbacks.traces.stream import EventStream
 from overlap_callbacks.traces.trace import trace_with_head
 
 # Calls of communication libraries are numbered from here on, behind all operators.
-_FIRST_RANGE = 2**48
+_FIRST_RANGE = 2**40
 
 
 def long_host_trace(

@@ -17,6 +17,7 @@ from overlap_callbacks.traces.collect import DeviceEvents
 from overlap_callbacks.traces.collective_ranges import RangeDetail, last_begun
 from overlap_callbacks.traces.collectives import CollectiveInfo
 from overlap_callbacks.traces.copies import CopiesInRanges
+from overlap_callbacks.traces.long import columns
 from overlap_callbacks.traces.long.columns import Rows, RowsFile
 from overlap_callbacks.traces.long.joining import Names
 from overlap_callbacks.traces.long.rows import KERNEL, RANGE
@@ -88,23 +89,30 @@ class RangeReader:
         for part in asking.in_order("launched"):
             left -= len(part)
             rows = np.concatenate((held, part))
-            until_ns = int(rows["launched"][-1])
-            ranges = operators.until(until_ns)
-            around = _around(ranges, rows, in_operators)
-            # All that was launched in a range is looked at together, so what lies in one that is open is held back.
-            is_open = np.append(ranges["end"] > until_ns, False)[around]
-            done = int(np.argmax(is_open)) if left and is_open.any() else len(rows)
-            rows, held, around = rows[:done], rows[done:], around[:done]
-            if not done:
-                continue
-            if has_copies:
-                self._find_copies(rows, around, ranges, details_of_copies, computing)
-            ranges = annotations.until(until_ns)
-            around = _around(ranges, rows, in_annotations)
-            self._tell(rows, np.where(around >= 0, np.append(ranges["detail"], -1)[around], -1), details)
-            found.append(rows)
-            for each in {annotations, operators}:
-                each.forget(int(held["launched"][0]) if len(held) else until_ns)
+            more = True
+            while more:
+                # Ranges may be many more than kernels that ask for them.
+                until_ns = min(ranges.reach(int(rows["launched"][-1])) for ranges in {annotations, operators})
+                known = int(np.searchsorted(rows["launched"], until_ns, side="right"))
+                now, more = rows[:known], known < len(rows)
+                around = _around(operators.held, now, in_operators)
+                waits = np.zeros(known, dtype=bool)
+                if has_copies:
+                    # All that was launched in a range is looked at together, so what lies in one that is open is held.
+                    if left or more:
+                        waits = np.append(operators.held["end"] > until_ns, False)[around] & self._may_be_copies(now)
+                    found_now = np.flatnonzero(~waits)
+                    self._find_copies(now, found_now, around, operators.held, details_of_copies, computing)
+                in_range = _around(annotations.held, now, in_annotations)
+                told = np.where(in_range >= 0, np.append(annotations.held["detail"], -1)[in_range], -1)
+                done = now[~waits]
+                self._tell(done, told[~waits], details)
+                found.append(done)
+                kept = distinct_values(around[waits])
+                for ranges in {annotations, operators}:
+                    ranges.forget(until_ns, kept if ranges is operators else distinct_values(in_range[waits]))
+                rows = np.concatenate((now[waits], rows[known:]))
+            held = rows
         for file in (spill.annotations, spill.operators):
             file.delete()
         return found
@@ -124,9 +132,25 @@ class RangeReader:
         return found
 
     def _find_copies(
-        self, rows: Rows, around: Indices, ranges: Rows, details: tuple[RangeDetail, ...], computing: set[int]
+        self,
+        rows: Rows,
+        wanted: Indices,
+        around: Indices,
+        ranges: Rows,
+        details: tuple[RangeDetail, ...],
+        computing: set[int],
     ) -> None:
-        mine = np.flatnonzero(self._may_be_copies(rows))
+        """Find the copies among some rows that are the work of a collective.
+
+        Args:
+            rows: the rows.
+            wanted: places of those to look at: all that was launched in a range, or nothing of it.
+            around: in which range each row was launched, -1 for none; shape (n,).
+            ranges: the ranges.
+            details: what ranges have in common.
+            computing: the streams that compute.
+        """
+        mine = wanted[self._may_be_copies(rows[wanted])]
         is_copy = self._is_copy(rows)[mine]
         alone = is_copy & ~np.isin(rows["lane"][mine], list(computing))
         rows["copied"][mine] = self.copies.add(is_copy, alone, around[mine], ranges["detail"], details)
@@ -156,43 +180,57 @@ class RangeReader:
 
 
 class _Ranges:
-    """Ranges of the host, given out as time goes on.
+    """Ranges of the host, read as time goes on.
 
     Args:
         file: the ranges, which are deleted meanwhile.
+
+    Attributes:
+        held: those that were read and not forgotten.
     """
 
     def __init__(self, file: RowsFile) -> None:
         self._parts = file.in_order("start")
-        self._ahead, self._held = np.empty(0, RANGE), np.empty(0, RANGE)
+        self._ahead = np.empty(0, RANGE)
+        self.held = np.empty(0, RANGE)
 
-    def until(self, time_ns: int) -> Rows:
-        """The ranges that begin up to a time and were not forgotten."""
-        found = [self._held]
+    def reach(self, time_ns: int) -> int:
+        """Read the ranges that begin up to a time, or a part of them. Returns the time up to which all were read."""
+        found = [self.held]
+        number = 0
         while True:
             if not len(self._ahead):
                 self._ahead = next(self._parts, np.empty(0, RANGE))
+            if not len(self._ahead) or int(self._ahead["start"][0]) > time_ns:
+                break
+            if number >= columns.AT_ONCE:
+                time_ns = int(self._ahead["start"][0]) - 1
+                break
             place = int(np.searchsorted(self._ahead["start"], time_ns, side="right"))
             found.append(self._ahead[:place])
+            number += place
             self._ahead = self._ahead[place:]
-            if len(self._ahead) or not place:
-                break
-        self._held = np.concatenate(found)
-        return self._held
+        self.held = np.concatenate(found)
+        return time_ns
 
-    def forget(self, time_ns: int) -> None:
-        """Forget the ranges that tell nothing of launches from a time on.
+    def forget(self, time_ns: int, but: Indices) -> None:
+        """Forget the ranges that tell nothing of launches after a time, but for some.
 
         Those are the ones that have ended by then; but the last one of each thread to begin by then tells that launches
         after its end lie in none.
+
+        Args:
+            time_ns: the time.
+            but: places of those to keep; -1 stands for none.
         """
-        held = self._held
+        held = self.held
         begun = np.flatnonzero(held["start"] <= time_ns)
         begun = begun[np.lexsort((held["end"][begun], held["start"][begun], held["thread"][begun]))]
         thread = held["thread"][begun]
         kept = held["end"] > time_ns
         kept[begun[np.append(thread[1:] != thread[:-1], True)] if len(begun) else begun] = True
-        self._held = held[kept]
+        kept[but[but >= 0]] = True
+        self.held = held[kept]
 
 
 def _around(ranges: Rows, rows: Rows, thread_of: Indices) -> Indices:

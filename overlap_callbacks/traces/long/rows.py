@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-# A kernel or copy. Of these, ``place`` is its row in the file; ``known`` whether its own arguments tell its collective;
+# A kernel or copy. Of these, ``place`` is its row in the file;
 # ``metadata`` the number of its kind of collective by metadata; ``info`` the number of what is known of its collective,
 # -1 for nothing; ``call`` of a CPU job the number of the operator's call, ``returned`` when the outermost one ended;
 # ``copied`` the number of the collective whose work it would be as a copy, -1 for none. Times are in

@@ -37,7 +37,7 @@ class Spill:
         """Write what was collected, which the collector then forgets.
 
         Raises:
-            OSError: the files cannot be written.
+            TraceError: the files cannot be written.
         """
         self._take_kernels(events)
         self._take_launches(events)
@@ -45,6 +45,7 @@ class Spill:
         _take_ranges(self.operators, events.operators)
         start_ns, end_ns, possible = events.wait_times.take()
         self.waits.append(filled(WAIT, start=start_ns, end=end_ns)[possible])
+        events.ranges.forget()  # no figure needs them
 
     def _take_kernels(self, events: DeviceEvents) -> None:
         start_ns, end_ns, possible = events.times.take()
@@ -86,7 +87,7 @@ class HostSpill:
         """Write what was collected, which the collector then forgets.
 
         Raises:
-            OSError: the files cannot be written.
+            TraceError: the files cannot be written.
         """
         times, of_ranges = events.times.take(), events.range_times.take()
         name, thread, range_name = events.take()

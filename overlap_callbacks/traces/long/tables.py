@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -67,11 +68,11 @@ class Tables:
             call=rows["call"].copy() if self.on_host else np.arange(len(rows)),
             names=self.names,
             shape=rows["shape"].astype(np.int64),
-            shapes=tuple([str(shape) for shape in self.shapes]) or ("",),
+            shapes=self._shape_texts,
             collective=collective,
             collectives=self.collectives,
             lane=rows["lane"].astype(np.int64),
-            launches=tuple([shape if isinstance(shape, LaunchShape) else None for shape in self.shapes]) or (None,),
+            launches=self._launches,
             without_launch=(rows["launched"] < 0) & self.has_launches,
             from_graph=np.zeros(len(rows), dtype=bool),
         )
@@ -85,6 +86,14 @@ class Tables:
         num_bytes, sequence = (np.where(copies, UNKNOWN, rows[name]) for name in ("num_bytes", "sequence"))
         mine = np.flatnonzero(info >= 0)
         return Collectives(mine, info[mine], num_bytes[mine], sequence[mine], self.infos)
+
+    @cached_property
+    def _shape_texts(self) -> tuple[str, ...]:
+        return tuple([str(shape) for shape in self.shapes]) or ("",)
+
+    @cached_property
+    def _launches(self) -> tuple[LaunchShape | None, ...]:
+        return tuple([shape if isinstance(shape, LaunchShape) else None for shape in self.shapes]) or (None,)
 
     def _are_copies(self, rows: Rows) -> npt.NDArray[np.bool_]:
         """Which rows are copies that communicate."""

@@ -28,7 +28,7 @@ from overlap_callbacks.traces.long.rows import KERNEL, WAIT
 from overlap_callbacks.traces.long.spill import Spill
 from overlap_callbacks.traces.long.survey import DeviceSurvey, Survey
 from overlap_callbacks.traces.long.tables import Tables
-from overlap_callbacks.traces.pieces import Device, Outline
+from overlap_callbacks.traces.pieces import Device, DeviceInMemory, Outline
 from overlap_callbacks.traces.steps import bounds_of, steps_of
 from overlap_callbacks.traces.trace import Trace, trace_with_head
 
@@ -112,7 +112,7 @@ def long_trace(
         )
         for number, of_device in sorted(survey.devices.items())
     ]  # fmt: skip
-    return LongTrace(trace, tuple(devices))
+    return LongTrace(trace, tuple(devices or [DeviceInMemory(trace, 0)]))
 
 
 def _tables(
