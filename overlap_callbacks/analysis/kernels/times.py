@@ -68,7 +68,7 @@ class KernelFigures(msgspec.Struct, frozen=True):
         The time between the two counts as idle in neither, and so does no bubble.
         """
         mine, theirs = (msgspec.structs.astuple(part)[:-1] for part in (self, other))
-        return KernelFigures(*map(int.__add__, mine, theirs))
+        return KernelFigures(*[a + b for a, b in zip(mine, theirs, strict=True)])
 
 
 class KernelSums:
