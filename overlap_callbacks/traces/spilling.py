@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from overlap_callbacks.traces.long.spill import HostSpill, Spill
 
 # Events that are held in memory before they are written to files, and between one time and the next.
-MAX_IN_MEMORY, MAX_SPILLING = 2**18, 2**16
+MAX_IN_MEMORY, MAX_SPILLING = 5 * 2**16, 2**16
 
 Events = TypeVar("Events", DeviceEvents, HostEvents)
 
