@@ -92,8 +92,8 @@ print(json.dumps(dict(wall_s=wall, cpu_s=used, peak_mb=peak / 1024)))
 _WORK = {
     OURS: (
         "import io\nfrom rich.console import Console\nfrom overlap_callbacks.report import terminal_traces\n"
-        "from overlap_callbacks.traces import analyze, read_trace",
-        "Console(file=io.StringIO()).print(terminal_traces.analysis_tables(analyze([read_trace(path)])))",
+        "from overlap_callbacks.traces import analyze_files",
+        "Console(file=io.StringIO()).print(terminal_traces.analysis_tables(analyze_files([path])))",
     ),
     HTA: (
         "from hta.trace_analysis import TraceAnalysis\nimport logging; logging.disable(logging.CRITICAL)",

@@ -12,6 +12,7 @@ from overlap_callbacks.analysis.kernels.table import Indices
 from overlap_callbacks.traces.collect import DeviceEvents, HostEvents
 from overlap_callbacks.traces.collective_ranges import CollectiveRanges
 from overlap_callbacks.traces.collectives import UNKNOWN
+from overlap_callbacks.traces.long import columns
 from overlap_callbacks.traces.long.columns import Folder, Rows, RowsFile
 from overlap_callbacks.traces.long.rows import KERNEL, LAUNCH, OPERATOR, RANGE, WAIT
 
@@ -50,15 +51,20 @@ class Spill:
     def _take_kernels(self, events: DeviceEvents) -> None:
         start_ns, end_ns, possible = events.times.take()
         taken, known = events.take_rows(), events.known.take()
-        rows = filled(
-            KERNEL, place=self._num_rows + np.arange(len(start_ns)), start=start_ns, end=end_ns, launched=-1,
-            returned=-1, num_bytes=UNKNOWN, sequence=UNKNOWN, info=-1, copied=-1, thread=-1, step=-1, before=-1,
-            metadata=taken.pop("collective"), **taken,
-        )  # fmt: skip
-        for name in ("info", "num_bytes", "sequence"):
-            rows[name][known.rows] = getattr(known, name)
-        self._num_rows += len(rows)
-        self.kernels.append(rows[possible])
+        taken["metadata"] = taken.pop("collective")
+        for first in range(0, len(start_ns), columns.AT_ONCE):  # at first there are as many as memory holds
+            part = slice(first, first + columns.AT_ONCE)
+            rows = filled(
+                KERNEL, start=start_ns[part], end=end_ns[part], launched=-1, returned=-1, num_bytes=UNKNOWN,
+                sequence=UNKNOWN, info=-1, copied=-1, thread=-1, step=-1, before=-1,
+                **{name: column[part] for name, column in taken.items()},
+            )  # fmt: skip
+            rows["place"] = self._num_rows + np.arange(len(rows))
+            mine = slice(*np.searchsorted(known.rows, (first, first + len(rows))).tolist())
+            for name in ("info", "num_bytes", "sequence"):
+                rows[name][known.rows[mine] - first] = getattr(known, name)[mine]
+            self._num_rows += len(rows)
+            self.kernels.append(rows[possible[part]])
 
     def _take_launches(self, events: DeviceEvents) -> None:
         start_ns, end_ns, possible = events.launch_times.take()
