@@ -8,7 +8,6 @@ unless both ranks die without a word.
 from __future__ import annotations
 
 import contextlib
-import queue
 import secrets
 import threading
 import time
@@ -19,7 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from overlap_callbacks import OverlapMonitor, OverlapReport, Sink, WandbSink
-from overlap_callbacks._threads import Worker
+from overlap_callbacks._threads import NoAnswerError, QuestionFailedError, Worker
 from overlap_callbacks.monitor.background.store import ANSWER_TIMEOUT_S, Job, StoreChannel, StoreFailedError, poll
 from overlap_callbacks.sinks import RunInfo
 
@@ -198,24 +197,14 @@ class Inbox:
         Raises:
             StoreFailedError: there is no answer.
         """
-        answers: queue.SimpleQueue[T | Exception] = queue.SimpleQueue()
-
-        def task() -> None:
-            try:
-                answers.put(question())
-            except Exception as error:
-                answers.put(error)
-
         if self._channel.call.is_stuck:
             raise StoreFailedError(_NO_ANSWER)
-        self._worker.submit(task)
         try:
-            answer = answers.get(timeout=ANSWER_TIMEOUT_S + wait_s)
-        except queue.Empty:
+            return self._worker.ask(question, ANSWER_TIMEOUT_S + wait_s)
+        except NoAnswerError:
             raise StoreFailedError(_NO_ANSWER) from None
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        except QuestionFailedError as error:
+            raise error.__cause__ or error from None
 
     def _receive(self, wait_s: float | None) -> tuple[list[bytes], bool]:
         """The reports that have come; at the end, all of them, and whether some may be missing."""

@@ -10,12 +10,24 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 _STOP = None
 
 
 class ThreadExitError(RuntimeError):
     """A task raised what ends a thread or a process (``SystemExit``, ``KeyboardInterrupt``). It ends neither here."""
+
+
+class NoAnswerError(Exception):
+    """A question has no answer yet."""
+
+
+class QuestionFailedError(Exception):
+    """A question raised an error, which is this one's cause."""
+
+
+T = TypeVar("T")
 
 
 class Worker:
@@ -54,6 +66,31 @@ class Worker:
         except queue.Full:
             return False
         return True
+
+    def ask(self, question: Callable[[], T], timeout_s: float) -> T:
+        """What ``question`` returns, on the worker's thread. Without an answer in time, it may still be under way.
+
+        Raises:
+            NoAnswerError: there is none within ``timeout_s``.
+            QuestionFailedError: from what ``question`` raised.
+            RuntimeError: the system has no more threads to give.
+        """
+        answers: queue.SimpleQueue[tuple[T] | Exception] = queue.SimpleQueue()
+
+        def task() -> None:
+            try:
+                answers.put((question(),))
+            except BaseException as error:
+                answers.put(as_exception(error))
+
+        self.submit(task)
+        try:
+            answer = answers.get(timeout=timeout_s)
+        except queue.Empty:
+            raise NoAnswerError from None
+        if isinstance(answer, Exception):
+            raise QuestionFailedError from answer
+        return answer[0]
 
     def close(self, timeout_s: float) -> bool:
         """Run the tasks that wait, then end the thread.

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from overlap_callbacks._threads import Worker
+from overlap_callbacks._threads import NoAnswerError, QuestionFailedError, Worker
 
 # Reached only where a test fails: everything waits for an event, not for time to pass.
 PATIENCE_S = 30.0
@@ -144,3 +144,22 @@ def test_a_finished_task_is_released_before_the_next_arrives():
     worker.submit(Task())
     assert collected.wait(PATIENCE_S)
     assert worker.close(PATIENCE_S)
+
+
+def test_a_question_is_answered_on_the_thread_or_raises_what_it_raised() -> None:
+    worker = Worker("test", lambda error: None)
+    assert worker.ask(lambda: threading.current_thread().name, 20.0) == "test"
+    assert worker.ask(lambda: None, 20.0) is None
+    with pytest.raises(QuestionFailedError) as raised:
+        worker.ask(lambda: {}["missing"], 20.0)
+    assert isinstance(raised.value.__cause__, KeyError)
+    assert worker.close(20.0)
+
+
+def test_a_question_without_an_answer_in_time_goes_on_aside() -> None:
+    worker, go_on = Worker("test", lambda error: None), threading.Event()
+    with pytest.raises(NoAnswerError):
+        worker.ask(lambda: go_on.wait(20.0), 0.01)
+    go_on.set()
+    assert worker.ask(lambda: "next", 20.0) == "next"
+    assert worker.close(20.0)

@@ -13,11 +13,10 @@ full, and dies before it leaves; and it dies, or the last of the others leaves, 
 from __future__ import annotations
 
 import contextlib
-import queue
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from overlap_callbacks._threads import Worker
+from overlap_callbacks._threads import NoAnswerError, QuestionFailedError, Worker
 from overlap_callbacks.monitor.background.store import StoreChannel, StoreFailedError
 
 # What is decided, each once in a window: whether to repeat the step; whether all failed in it alike.
@@ -139,22 +138,12 @@ class Ballot:
     def _do(self, work: Callable[[], Decision]) -> Decision:
         if self._channel.call.is_stuck:
             return Decision(False, _NO_ANSWER)  # this rank has not voted, so that none goes on
-        answers: queue.SimpleQueue[Decision | Exception] = queue.SimpleQueue()
-
-        def task() -> None:
-            try:
-                answers.put(work())
-            except Exception as error:
-                answers.put(error)
-
-        self._worker.submit(task)
         try:
-            answer = answers.get(timeout=_PATIENCE * self._timeout_s)
-        except queue.Empty:
+            return self._worker.ask(work, _PATIENCE * self._timeout_s)
+        except NoAnswerError:
             raise UndecidedError(_UNDECIDED) from None
-        if isinstance(answer, Exception):
-            raise UndecidedError(_UNDECIDED) from answer
-        return answer
+        except QuestionFailedError as error:
+            raise UndecidedError(_UNDECIDED) from error.__cause__
 
     # -- on the ballot's thread
 
