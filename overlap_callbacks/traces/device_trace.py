@@ -22,7 +22,7 @@ from overlap_callbacks.traces.collectives import Collectives
 from overlap_callbacks.traces.copies import copies_of_collectives
 from overlap_callbacks.traces.doubts import KernelFacts, copied, foreign_events, untold
 from overlap_callbacks.traces.host_ranges import HostRanges
-from overlap_callbacks.traces.launches import Launches, waits_of
+from overlap_callbacks.traces.launches import Launches, launches_of, waits_of
 from overlap_callbacks.traces.metadata import annotated
 from overlap_callbacks.traces.steps import bounds_of, steps_of
 from overlap_callbacks.traces.times import EventTimes
@@ -150,16 +150,12 @@ def _launches(collected: DeviceEvents) -> tuple[Indices, Indices, Indices]:
     """Begin and end of the call that launched each kernel, and the number of its thread; -1 where unknown."""
     wanted = np.array(collected.rows.correlation, dtype=np.uint64)
     launched_ns, returned_ns, thread = (np.full(len(wanted), -1, dtype=np.int64) for _ in range(3))
-    if len(collected.launch_correlation):
-        correlation = np.array(collected.launch_correlation, dtype=np.uint64)
-        times_ns, ends_ns, impossible, _ = collected.launch_times.bounds()
-        order = np.argsort(correlation, kind="stable")
-        place = np.minimum(np.searchsorted(correlation[order], wanted), len(order) - 1)
-        launch = order[place]
-        known = (correlation[launch] == wanted) & (wanted != 0) & ~impossible[launch]
-        launch = launch[known]
-        launched_ns[known], returned_ns[known] = times_ns[launch], ends_ns[launch]
-        thread[known] = np.array(collected.launch_thread, dtype=np.int64)[launch]
+    launch = launches_of(wanted, np.array(collected.launch_correlation, dtype=np.uint64))
+    times_ns, ends_ns, impossible, _ = collected.launch_times.bounds()
+    known = (launch >= 0) & ~np.append(impossible, True)[launch]
+    launch = launch[known]
+    launched_ns[known], returned_ns[known] = times_ns[launch], ends_ns[launch]
+    thread[known] = np.array(collected.launch_thread, dtype=np.int64)[launch]
     return launched_ns, returned_ns, thread
 
 

@@ -27,48 +27,29 @@ if TYPE_CHECKING:
 _MAX_UNSURE_ROWS = 2**12
 
 
-def read_kineto(path: str | Path, progress: Progress | None = None, steps: re.Pattern[str] | None = None) -> Trace:
+def read_kineto(
+    path: str | Path,
+    progress: Progress | None = None,
+    steps: re.Pattern[str] | None = None,
+    folder: Folder | None = None,
+) -> Trace | LongTrace:
     """Read a trace file of ``torch.profiler``, of any version: ``.json``, gzipped or not.
 
-    Memory is bounded by the number of kernels in the file, not by its size. A file is read twice if it
-    seems to be of a device but has no kernels, or if times that are too great for floating-point numbers come late.
+    A file is read twice if it seems to be of a device but has no kernels, or if times that are too great for
+    floating-point numbers come late.
 
     Args:
         path: the file.
         progress: called with the number of bytes read so far and the number of bytes of the file. It starts again from
             zero if the file is read a second time.
         steps: finds the names of the ranges of the host that are steps; None for torch's ``ProfilerStep#``.
+        folder: takes the events of a file that is too long for memory, and is needed as long as its trace is. None to
+            hold any file in memory, which is then bounded by the number of its kernels.
 
     Raises:
-        TraceError: the file cannot be read, is empty, or is not a trace.
+        TraceError: the file cannot be read, is empty, or is not a trace; or there is no room in ``folder``.
     """
-    found = _read(Path(path), progress, steps, None)
-    assert isinstance(found, Trace)  # without a folder, nothing is too long
-    return found
-
-
-def read_kineto_in_pieces(
-    path: str | Path, folder: Folder, progress: Progress | None = None, steps: re.Pattern[str] | None = None
-) -> Trace | LongTrace:
-    """Read a trace file as ``read_kineto`` does, but one that is too long for memory into files.
-
-    Of a device, memory is then bounded by the kernels between two moments at which the device is idle and a step ends.
-
-    Args:
-        path: the file.
-        folder: takes the files; what is returned is of use as long as it is there.
-        progress: as for ``read_kineto``.
-        steps: as for ``read_kineto``.
-
-    Raises:
-        TraceError: as for ``read_kineto``; or there is no room for the files.
-    """
-    return _read(Path(path), progress, steps, folder)
-
-
-def _read(
-    file: Path, progress: Progress | None, steps: re.Pattern[str] | None, folder: Folder | None
-) -> Trace | LongTrace:
+    file = Path(path)
     exact = of_host = False
     while True:
         collected = _collect(file, progress, steps, folder, exact=exact, of_host=of_host)

@@ -55,6 +55,20 @@ class Launches(msgspec.Struct, frozen=True):
         return bool((self.launched_ns >= 0).any())
 
 
+def launches_of(wanted: npt.NDArray[np.uint64], correlation: npt.NDArray[np.uint64]) -> Indices:
+    """The place of the launch of each kernel, -1 where there is none. Of several with one number the first counts.
+
+    Args:
+        wanted: number that each kernel shares with its launch, 0 for none; shape (n,).
+        correlation: number of each launch; shape (launches,).
+    """
+    if not len(correlation):
+        return np.full(len(wanted), -1, dtype=np.int64)
+    order = np.argsort(correlation, kind="stable")
+    launch = order[np.minimum(np.searchsorted(correlation[order], wanted), len(order) - 1)]
+    return np.where((correlation[launch] == wanted) & (wanted != 0), launch, -1)
+
+
 def launch_interval_ns(launched_ns: Indices) -> float | None:
     """Median time from one launch to the next; None with fewer than two.
 

@@ -78,7 +78,8 @@ def read_nsys(
     progress: Progress | None = None,
     steps: re.Pattern[str] | None = None,
     path: Path | None = None,
-) -> Trace:
+    folder: Folder | None = None,
+) -> Trace | LongTrace:
     """Read an export of Nsight Systems.
 
     Args:
@@ -88,47 +89,11 @@ def read_nsys(
         steps: finds the names of the NVTX ranges that are steps. None for torch's ``ProfilerStep#``, else for ranges
             with names like ``iteration 3``.
         path: path of the trace, if it is not the file.
+        folder: as for ``read_kineto``.
 
     Raises:
-        TraceError: the file cannot be read.
+        TraceError: the file cannot be read; or there is no room in ``folder``.
     """
-    found = _read(file, process, progress, steps, path, None)
-    assert isinstance(found, Trace)  # without a folder, nothing is too long
-    return found
-
-
-def read_nsys_in_pieces(
-    file: Path,
-    folder: Folder,
-    process: int | None = None,
-    progress: Progress | None = None,
-    steps: re.Pattern[str] | None = None,
-    path: Path | None = None,
-) -> Trace | LongTrace:
-    """Read an export of Nsight Systems, but one that is too long for memory into files: see ``read_kineto_in_pieces``.
-
-    Args:
-        file: as for ``read_nsys``.
-        folder: takes the files; what is returned is of use as long as it is there.
-        process: as for ``read_nsys``.
-        progress: as for ``read_nsys``.
-        steps: as for ``read_nsys``.
-        path: as for ``read_nsys``.
-
-    Raises:
-        TraceError: the file cannot be read; or there is no room for the files.
-    """
-    return _read(file, process, progress, steps, path, folder)
-
-
-def _read(
-    file: Path,
-    process: int | None,
-    progress: Progress | None,
-    steps: re.Pattern[str] | None,
-    path: Path | None,
-    folder: Folder | None,
-) -> Trace | LongTrace:
     import sqlite3
 
     spilling = None if folder is None else Spilling(folder)

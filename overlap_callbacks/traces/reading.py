@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from overlap_callbacks.traces.analysis import Part, part_of, part_of_devices
 from overlap_callbacks.traces.files import SQLITE_MAGIC, Progress, container_of, starts_with
-from overlap_callbacks.traces.kineto import read_kineto, read_kineto_in_pieces
+from overlap_callbacks.traces.kineto import read_kineto
 from overlap_callbacks.traces.long.columns import Folder
 from overlap_callbacks.traces.trace import Trace
 
@@ -32,7 +32,7 @@ def read_trace(path: str | Path, progress: Progress | None = None, steps: re.Pat
         TraceError: the file cannot be read, is empty, or is not a trace.
     """
     found = _read(Path(path), None, progress, steps)
-    assert isinstance(found, Trace)
+    assert isinstance(found, Trace)  # without a folder, nothing is too long
     return found
 
 
@@ -66,15 +66,11 @@ def _read(
 ) -> Trace | LongTrace:
     inside = container_of(file)
     if starts_with(file if inside is None else inside[0], SQLITE_MAGIC):
-        from overlap_callbacks.traces.nsys import is_nsys, read_nsys, read_nsys_in_pieces  # few files are databases
+        from overlap_callbacks.traces.nsys import is_nsys, read_nsys  # few files are databases
 
         database, process = file, None
         if inside is not None and inside[1].isdecimal() and is_nsys(inside[0]):
             database, process = inside[0], int(inside[1])
         if is_nsys(database):
-            if folder is None:
-                return read_nsys(database, process, progress, steps, file)
-            return read_nsys_in_pieces(database, folder, process, progress, steps, file)
-    if folder is None:
-        return read_kineto(file, progress, steps)
-    return read_kineto_in_pieces(file, folder, progress, steps)
+            return read_nsys(database, process, progress, steps, file, folder)
+    return read_kineto(file, progress, steps, folder)

@@ -17,7 +17,7 @@ from overlap_callbacks.traces.long import columns
 from overlap_callbacks.traces.long.columns import Folder, Rows, RowsFile
 from overlap_callbacks.traces.long.estimate import EstimateSums
 from overlap_callbacks.traces.long.medians import median
-from overlap_callbacks.traces.long.rows import KERNEL, NUMBER, WAIT
+from overlap_callbacks.traces.long.rows import KERNEL, NUMBER, WAIT, filled
 from overlap_callbacks.traces.long.survey import DeviceSurvey
 from overlap_callbacks.traces.long.tables import Tables
 from overlap_callbacks.traces.pieces import Outline, Piece
@@ -96,11 +96,11 @@ class DeviceOnDisk:
         """Median time from one launch to the next; None with fewer than two."""
         launched, intervals = self._folder.file(NUMBER), self._folder.file(NUMBER)
         for rows in self._of_device():
-            launched.append(_numbers(rows["launched"][rows["launched"] >= 0]))
+            launched.append(filled(NUMBER, value=rows["launched"][rows["launched"] >= 0]))
         last = np.empty(0, dtype=np.int64)
         for numbers in launched.in_order("value"):
             times_ns = distinct_values(np.concatenate((last, numbers["value"])))
-            intervals.append(_numbers(np.diff(times_ns)))
+            intervals.append(filled(NUMBER, value=np.diff(times_ns)))
             last = times_ns[-1:]
         return median(intervals)
 
@@ -193,9 +193,3 @@ def _last_rows(before: LastRows, ran: Intervals, lane: np.ndarray) -> LastRows:
     order = np.lexsort((-intervals.start_ns, intervals.end_ns, lane))
     is_last = np.append(lane[order][1:] != lane[order][:-1], True) if len(order) else np.zeros(0, dtype=bool)
     return LastRows(intervals[order[is_last]], lane[order[is_last]])
-
-
-def _numbers(values: np.ndarray) -> Rows:
-    rows = np.zeros(len(values), NUMBER)
-    rows["value"] = values
-    return rows

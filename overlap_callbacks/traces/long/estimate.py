@@ -20,7 +20,7 @@ from overlap_callbacks.traces.estimate import BY_LAUNCH, BY_TURN, beside_and_alo
 from overlap_callbacks.traces.figures import SlowdownEstimate
 from overlap_callbacks.traces.long import columns
 from overlap_callbacks.traces.long.columns import FACTOR, Folder, Rows, RowsFile
-from overlap_callbacks.traces.long.rows import CALL
+from overlap_callbacks.traces.long.rows import CALL, filled
 from overlap_callbacks.traces.trace import Trace
 
 # The columns of which all must be equal, by what counts as the same call.
@@ -90,12 +90,11 @@ class EstimateSums:
         turn, of = turns_of(calls, label, shape)
         turn_by_name, of_by_name = turns_of(calls, label, np.zeros_like(shape))
         mine = beside | alone
-        rows = np.zeros(int(mine.sum()), CALL)
-        for column, values in (
-            ("duration", calls.duration_ns), ("name", name), ("shape", shape), ("turn", turn), ("of", of),
-            ("turn_by_name", turn_by_name), ("of_by_name", of_by_name), ("beside", beside),
-        ):  # fmt: skip
-            rows[column] = values[mine]
+        values = {
+            "duration": calls.duration_ns, "name": name, "shape": shape, "turn": turn, "of": of,
+            "turn_by_name": turn_by_name, "of_by_name": of_by_name, "beside": beside,
+        }  # fmt: skip
+        rows = filled(CALL, **{column: of_calls[mine] for column, of_calls in values.items()})
         self._num_beside += int(beside.sum())
         self._num_alone += int(alone.sum())
         self._file.append(rows)

@@ -20,8 +20,8 @@ from overlap_callbacks.traces.host_trace import crossing, host_problems, likely_
 from overlap_callbacks.traces.long import columns
 from overlap_callbacks.traces.long.columns import Rows, RowsFile
 from overlap_callbacks.traces.long.device import DeviceOnDisk
-from overlap_callbacks.traces.long.rows import KERNEL, OPERATOR, WAIT
-from overlap_callbacks.traces.long.spill import HostSpill, filled
+from overlap_callbacks.traces.long.rows import KERNEL, OPERATOR, WAIT, filled
+from overlap_callbacks.traces.long.spill import HostSpill
 from overlap_callbacks.traces.long.survey import Survey
 from overlap_callbacks.traces.long.tables import Tables
 from overlap_callbacks.traces.long.trace import LongTrace, outline_of

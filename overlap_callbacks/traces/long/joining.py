@@ -11,6 +11,7 @@ from overlap_callbacks.analysis import name_rules
 from overlap_callbacks.analysis.kernels.copies import WITHIN_DEVICE
 from overlap_callbacks.analysis.kernels.table import Indices, Kind
 from overlap_callbacks.traces.device_trace import no_rule_knows
+from overlap_callbacks.traces.launches import launches_of
 from overlap_callbacks.traces.long import columns
 from overlap_callbacks.traces.long.columns import Rows, RowsFile
 
@@ -18,23 +19,18 @@ from overlap_callbacks.traces.long.columns import Rows, RowsFile
 def joined(kernels: RowsFile, launches: RowsFile) -> Iterator[Rows]:
     """The kernels with their launches, a part at a time, in any order. The files are deleted.
 
-    Of several launches with one number, the first in the file counts.
+    Of several launches with one number, the first in the file counts, and none if that one has no time.
     """
     number = max(1, -(-max(len(kernels), len(launches)) // columns.AT_ONCE))
     parts = zip(kernels.divided("correlation", number), launches.divided("correlation", number), strict=True)
     for of_kernels, of_launches in parts:
         calls = of_launches.read(0, len(of_launches)) if len(of_launches) else np.empty(0, of_launches.dtype)
-        order = np.argsort(calls["correlation"], kind="stable")
         # Kernels without a number all lie in one file.
         for rows in of_kernels:
-            if len(calls):
-                wanted = rows["correlation"]
-                place = np.minimum(np.searchsorted(calls["correlation"][order], wanted), len(order) - 1)
-                launch = order[place]
-                known = (calls["correlation"][launch] == wanted) & (wanted != 0)
-                call = calls[launch[known]]
-                rows["launched"][known], rows["returned"][known] = call["start"], call["end"]
-                rows["thread"][known] = call["thread"]
+            launch = launches_of(rows["correlation"], calls["correlation"])
+            call = calls[launch[launch >= 0]]
+            for column, of_call in (("launched", "start"), ("returned", "end"), ("thread", "thread")):
+                rows[column][launch >= 0] = call[of_call]
             yield rows
         of_kernels.delete()
         of_launches.delete()

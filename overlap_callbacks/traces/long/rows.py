@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+
+from overlap_callbacks.traces.long.columns import Rows
 
 # A kernel or copy. Of these, ``place`` is its row in the file;
 # ``metadata`` the number of its kind of collective by metadata; ``info`` the number of what is known of its collective,
@@ -34,3 +38,17 @@ CALL = np.dtype([
     ("duration", np.int64), ("key", np.uint64), ("name", np.int32), ("shape", np.int32), ("turn", np.int32),
     ("of", np.int32), ("turn_by_name", np.int32), ("of_by_name", np.int32), ("beside", np.bool_), ("used", np.bool_),
 ])  # fmt: skip
+
+
+def filled(dtype: np.dtype[Any], **values: Any) -> Rows:
+    """Rows with some columns; the others are zero.
+
+    Args:
+        dtype: of a row.
+        **values: the columns, of shape (n,); or a number, which all rows have.
+    """
+    length = max(len(value) for value in values.values() if np.ndim(value))
+    rows = np.zeros(length, dtype)
+    for name, value in values.items():
+        rows[name] = value
+    return rows

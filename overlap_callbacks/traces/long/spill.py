@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +12,8 @@ from overlap_callbacks.traces.collect import DeviceEvents, HostEvents
 from overlap_callbacks.traces.collective_ranges import CollectiveRanges
 from overlap_callbacks.traces.collectives import UNKNOWN
 from overlap_callbacks.traces.long import columns
-from overlap_callbacks.traces.long.columns import Folder, Rows, RowsFile
-from overlap_callbacks.traces.long.rows import KERNEL, LAUNCH, OPERATOR, RANGE, WAIT
+from overlap_callbacks.traces.long.columns import Folder, RowsFile
+from overlap_callbacks.traces.long.rows import KERNEL, LAUNCH, OPERATOR, RANGE, WAIT, filled
 
 
 class Spill:
@@ -70,7 +69,9 @@ class Spill:
         start_ns, end_ns, possible = events.launch_times.take()
         correlation, thread = events.take_launches()
         rows = filled(LAUNCH, correlation=correlation, start=start_ns, end=end_ns, thread=thread)
-        self.launches.append(rows[possible])
+        for name in ("start", "end", "thread"):  # it stays the first with its number
+            rows[name][~possible] = -1
+        self.launches.append(rows)
 
 
 class HostSpill:
@@ -113,17 +114,3 @@ def _take_operators(
 def _take_ranges(file: RowsFile, ranges: CollectiveRanges) -> None:
     start_ns, end_ns, thread, detail = ranges.take()
     file.append(filled(RANGE, start=start_ns, end=end_ns, thread=thread, detail=detail))
-
-
-def filled(dtype: np.dtype[Any], **values: Any) -> Rows:
-    """Rows with some columns; the others are zero.
-
-    Args:
-        dtype: of a row.
-        **values: the columns, of shape (n,); or a number, which all rows have.
-    """
-    length = max(len(value) for value in values.values() if np.ndim(value))
-    rows = np.zeros(length, dtype)
-    for name, value in values.items():
-        rows[name] = value
-    return rows

@@ -11,7 +11,7 @@ from overlap_callbacks.analysis.distinct import distinct_values
 from overlap_callbacks.analysis.kernels.table import Indices, Kind
 from overlap_callbacks.traces.doubts import KernelFacts
 from overlap_callbacks.traces.long.columns import Folder, Rows, RowsFile
-from overlap_callbacks.traces.long.rows import CHANGE, NUMBER, WAIT
+from overlap_callbacks.traces.long.rows import CHANGE, NUMBER, WAIT, filled
 from overlap_callbacks.traces.pieces import Span
 from overlap_callbacks.traces.suspects import suspects
 
@@ -51,15 +51,12 @@ class DeviceSurvey:
         self.num_rows += len(rows)
         self.communicates |= bool((rows["kind"] == Kind.COMMUNICATION).any())
         self.copies |= bool((rows["copied"] >= 0).any())
-        times = np.zeros(int((rows["kind"] == Kind.COMPUTE).sum()), NUMBER)
-        times["value"] = (end_ns - start_ns)[rows["kind"] == Kind.COMPUTE]
-        self.compute_ns.append(times)
+        self.compute_ns.append(filled(NUMBER, value=(end_ns - start_ns)[rows["kind"] == Kind.COMPUTE]))
         known = np.flatnonzero(rows["launched"] >= 0)
         self.launches_known |= len(known) > 0
-        changes = np.zeros(2 * len(known), CHANGE)
-        changes["time"] = np.concatenate((np.minimum(rows["launched"], start_ns)[known], start_ns[known]))
-        changes["change"], changes["lane"] = np.repeat((1, -1), len(known)), np.tile(rows["lane"][known], 2)
-        self.changes.append(changes)
+        times_ns = np.concatenate((np.minimum(rows["launched"], start_ns)[known], start_ns[known]))
+        change, lane = np.repeat((1, -1), len(known)), np.tile(rows["lane"][known], 2)
+        self.changes.append(filled(CHANGE, time=times_ns, change=change, lane=lane))
 
 
 @dataclass
@@ -116,9 +113,8 @@ class Survey:
         self._add_compute(rows[rows["kind"] == Kind.COMPUTE])
         blocking = (rows["kind"] == Kind.COPY) & (rows["launched"] >= 0) & (rows["returned"] >= rows["end"])
         for file, mine in ((self.waits, rows["copied"] < 0), (self.waits_of_copies, rows["copied"] >= 0)):
-            waits = np.zeros(int((blocking & mine).sum()), WAIT)
-            waits["start"], waits["end"] = rows["launched"][blocking & mine], rows["returned"][blocking & mine]
-            file.append(waits)
+            waits = rows[blocking & mine]
+            file.append(filled(WAIT, start=waits["launched"], end=waits["returned"]))
         for device in distinct_values(rows["device"]).tolist():
             found = self.devices.get(device)
             if found is None:
