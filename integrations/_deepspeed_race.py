@@ -17,13 +17,11 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from torch import nn
 
+from overlap_callbacks.monitor.race.held_attributes import HeldAttributes
 from overlap_callbacks.monitor.race.held_state import SteppedAnOptimizerError, modules_of
 from overlap_callbacks.monitor.race.repeatable import RepeatableStep
 
 from .base import patch
-
-# Values that are put back as they are. Tensors and objects are not: ZeRO changes them in a step alone.
-_PLAIN = (type(None), bool, int, float, str)
 
 
 class EngineStep(RepeatableStep):
@@ -38,7 +36,8 @@ class EngineStep(RepeatableStep):
     def __init__(self, run: Callable[[], Any], engine: DeepSpeedEngine) -> None:
         self._run = run
         self._engine = engine
-        self._held = _Held([])
+        self._held = HeldAttributes([])
+        self._accumulated: list[tuple[torch.Tensor, Any]] = []  # gradients beside ``.grad``
 
     def refusal(self) -> str:
         engine, optimizer = self._engine, self._engine.optimizer
@@ -64,7 +63,9 @@ class EngineStep(RepeatableStep):
 
     def run(self) -> None:
         engine, optimizer = self._engine, self._engine.optimizer
-        self._held = _Held(_holders(engine), [*engine.module.parameters()])
+        # Tensors and objects are not put back: ZeRO changes them in a step alone.
+        self._held = HeldAttributes(_holders(engine))
+        self._accumulated = [(p, p.grad_accum) for p in engine.module.parameters() if hasattr(p, "grad_accum")]
         with ExitStack() as stack:
             for holder in (engine, optimizer):
                 stack.callback(patch(holder, "step", _refuse))
@@ -72,11 +73,13 @@ class EngineStep(RepeatableStep):
             try:
                 self._run()
             except BaseException:
-                self._held.put_back()
+                self.put_back()
                 raise
 
     def put_back(self) -> None:
         self._held.put_back()
+        for parameter, gradient in self._accumulated:
+            parameter.grad_accum = gradient  # type: ignore[attr-defined]
 
     def parameters(self) -> Mapping[str, torch.Tensor]:
         return dict(self._engine.module.named_parameters())
@@ -108,69 +111,10 @@ def _says(engine: DeepSpeedEngine, name: str, *, absent: bool = False) -> bool:
 
 
 def _holders(engine: DeepSpeedEngine) -> list[tuple[Any, bool]]:
-    """Objects that forward and backward write to, and whether their containers are put back too."""
+    """Objects that forward and backward write to, as ``HeldAttributes`` takes them."""
     optimizer = engine.optimizer
     inner = [getattr(optimizer, "_backward_hook_state", None), optimizer.loss_scaler, engine.tput_timer]
     inner += [*getattr(optimizer, "ipg_buckets", {}).values()]
     holders = [optimizer, *[holder for holder in inner if hasattr(holder, "__dict__")]]
     # The engine is a module: its containers hold modules and hooks, which are the user's.
     return [(engine, False), *[(holder, True) for holder in holders]]
-
-
-class _Held:
-    """Plain values and containers of some objects, and gradients accumulated beside ``.grad``, as they are now.
-
-    Args:
-        holders: the objects, and whether their containers are put back too.
-        parameters: with the gradients.
-    """
-
-    def __init__(self, holders: Sequence[tuple[Any, bool]], parameters: Sequence[torch.Tensor] = ()) -> None:
-        self._holders = [
-            (holder, whole, {name: _held(value) for name, value in vars(holder).items() if _counts(value, whole)})
-            for holder, whole in holders
-        ]
-        self._accumulated = [(p, p.grad_accum) for p in parameters if hasattr(p, "grad_accum")]
-
-    def put_back(self) -> None:
-        for holder, whole, values in self._holders:
-            for name in [name for name, value in vars(holder).items() if _counts(value, whole) and name not in values]:
-                delattr(holder, name)
-            for name, held in values.items():
-                vars(holder)[name] = _restored(held)
-        for parameter, gradient in self._accumulated:
-            parameter.grad_accum = gradient
-
-
-class _Container:
-    """A dictionary or list, and what it held.
-
-    Args:
-        container: the very object.
-    """
-
-    def __init__(self, container: Any) -> None:
-        self._container = container
-        keys = list(container) if isinstance(container, dict) else list(range(len(container)))
-        self._items = [(key, _held(container[key])) for key in keys]
-
-    def restored(self) -> Any:
-        self._container.clear()
-        for key, held in self._items:
-            if isinstance(self._container, dict):
-                self._container[key] = _restored(held)
-            else:
-                self._container.append(_restored(held))
-        return self._container
-
-
-def _counts(value: Any, whole: bool) -> bool:
-    return isinstance(value, (*_PLAIN, dict, list)) if whole else isinstance(value, _PLAIN)
-
-
-def _held(value: Any) -> Any:
-    return _Container(value) if type(value) in (dict, list) else value
-
-
-def _restored(held: Any) -> Any:
-    return held.restored() if isinstance(held, _Container) else held
