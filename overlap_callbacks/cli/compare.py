@@ -17,7 +17,7 @@ from overlap_callbacks.cli._options import (
     step_option,
     step_pattern,
 )
-from overlap_callbacks.cli._output import one_line, print_result, read_with_progress
+from overlap_callbacks.cli._output import one_line, print_result, with_progress
 from overlap_callbacks.cli._start import end_quickly, loading
 from overlap_callbacks.cli._table_files import check_packages, parquet_option, write_table_files, xlsx_option
 
@@ -52,13 +52,14 @@ def command(
     end_quickly()
     with loading():
         from overlap_callbacks.report import terminal_trace_comparison, trace_rows
-        from overlap_callbacks.traces import TraceError, compare, read_trace
+        from overlap_callbacks.traces import TraceError, compare_files
 
     add_rules(rules, patterns)
-    read = functools.partial(read_trace, steps=step_pattern(step))
+    steps = step_pattern(step)
     check_packages(parquet, xlsx)
     try:
-        result = compare(read_with_progress(overlapped, read), read_with_progress(sequential, read))
+        with with_progress(f"reading {overlapped.name} and {sequential.name}") as progress:
+            result = compare_files(overlapped, sequential, progress, steps)
     except (TraceError, ValueError) as error:
         raise click.ClickException(one_line(str(error))) from None
     write_table_files(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -44,7 +44,7 @@ def part_of_devices(trace: Trace, devices: Sequence[Device], *, with_turns: bool
         with_turns: whether other files are compared with it. Devices of one file always are.
     """
     ranks = RankSums(trace, with_turns=with_turns or len(devices) > 1)
-    return Part(tuple(_figures_of(devices, Mode.OVERLAPPED, ranks)), ranks.collectives)
+    return Part(tuple(_figures_of(devices, ranks)), ranks.collectives)
 
 
 def analyze(traces: Sequence[Trace]) -> Analysis:
@@ -78,48 +78,50 @@ def together(parts: Sequence[Part], warnings: Sequence[str] = ()) -> Analysis:
     )
 
 
-def trace_figures(trace: Trace, arm: Mode = Mode.OVERLAPPED) -> list[TraceFigures]:
-    """The figures of each device of a trace; a trace without kernels has figures too.
-
-    Args:
-        trace: the trace.
-        arm: mode in which it was taken.
-    """
-    return _figures_of(devices_of(trace), arm, None)
-
-
 def devices_of(trace: Trace) -> list[Device]:
     """The devices of a trace; one of a trace without kernels."""
     by_device = trace.by_device() or {0: trace}
     return [DeviceInMemory(of_device, device) for device, of_device in by_device.items()]
 
 
-def _figures_of(devices: Sequence[Device], arm: Mode, ranks: RankSums | None) -> list[TraceFigures]:
+def _figures_of(devices: Sequence[Device], ranks: RankSums) -> list[TraceFigures]:
+    """The figures of the devices of a file, which has figures without kernels too.
+
+    Args:
+        devices: the devices.
+        ranks: takes what is compared with other ranks.
+    """
     problems = []
     if len(devices) > 1:
         problems.append(f"the file holds kernels of {len(devices)} devices: each has its own figures")
-    return [_device_figures(device, arm, problems, ranks) for device in devices]
+    return [device_figures(device, also=ranks.add, problems=problems) for device in devices]
 
 
-def _device_figures(device: Device, arm: Mode, problems: list[str], ranks: RankSums | None) -> TraceFigures:
+def device_figures(
+    device: Device,
+    arm: Mode = Mode.OVERLAPPED,
+    also: Callable[[int, Trace], object] | None = None,
+    problems: Sequence[str] = (),
+) -> TraceFigures:
     """The figures of a device, added up over the pieces of its time.
 
     Args:
         device: the device.
         arm: mode in which the trace was taken.
+        also: takes the device's number and each piece too; None for nothing.
         problems: what is doubtful, in words.
-        ranks: takes what is compared with other ranks; None if nothing is.
     """
     trace, outline = device.head, device.outline
     steps, use = _StepSums(trace, outline, arm), TimeSums(device)
     collectives, families, names = CollectiveSums(trace), FamilySums(trace), NameSums(trace)
+    estimate = device.estimating()
     for piece in device.pieces():
         steps.add(piece)
         use.add(piece)
-        for part in (collectives, families, names):
+        for part in (collectives, families, names, estimate):
             part.add(piece.trace)
-        if ranks is not None:
-            ranks.add(outline.device, piece.trace)
+        if also is not None:
+            also(outline.device, piece.trace)
     return TraceFigures(
         file=str(trace.path),
         rank=trace.rank,
@@ -131,7 +133,7 @@ def _device_figures(device: Device, arm: Mode, problems: list[str], ranks: RankS
         steps=tuple(steps.steps),
         collectives=collectives.figures,
         families=families.figures,
-        estimate=device.estimate(),
+        estimate=estimate.figures(),
         picture=steps.picture,
         problems=(*trace.problems, *problems, *steps.problems),
         warnings=trace.warnings,
@@ -200,14 +202,6 @@ class _StepSums:
         if not self._outline.communicates:
             problems.append("there is no communication: its figures are undefined")
         return problems
-
-
-def span_ms(trace: Trace) -> float | None:
-    """Time from the start of a trace's first kernel to the end of its last, in milliseconds; None without kernels."""
-    intervals = trace.kernels.intervals
-    if not len(intervals):
-        return None
-    return int(intervals.end_ns.max() - intervals.start_ns.min()) / 1e6
 
 
 def step_figures(

@@ -217,6 +217,11 @@ class DeviceEvents(EventCollector):
         shapes = self.rows.shapes
         self._shapes: _NumbersBy[Any] = _NumbersBy(lambda part: shapes.setdefault(launch_shape(part), len(shapes)))
 
+    @property
+    def training_thread(self) -> int:
+        """The number of the thread that names the steps among those with ranges; -1 if it has none."""
+        return self.ranges.thread_number(next((note.thread for note in self.notes), None))
+
     def add_launch(self, correlation: int, thread: Any) -> None:
         """Keep a launch whose time was kept."""
         self.launch_correlation.append(correlation & _UINT64)

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
+from pathlib import Path
 
 from overlap_callbacks._version import __version__
 from overlap_callbacks.analysis.equations import ideal_step_ms, overlap_ratio, sequential_step_ms, slowdown
-from overlap_callbacks.analysis.kernels.attribution import Calls, Match, Side, match, pair_times
-from overlap_callbacks.analysis.kernels.table import Kind
-from overlap_callbacks.analysis.kernels.times import KernelSums
+from overlap_callbacks.analysis.kernels.attribution import PairSums
+from overlap_callbacks.analysis.kernels.same_calls import Labels, SameCalls
 from overlap_callbacks.analysis.results.catalogue import RESIDUAL_COMM_LIMIT, residual_limit
-from overlap_callbacks.analysis.results.kernel_times import KernelTime
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.traces.analysis import span_ms, trace_figures
+from overlap_callbacks.traces.analysis import devices_of
+from overlap_callbacks.traces.compared import MatchedSums, MeanStep, Side, Unmatched, UnmatchedSums
 from overlap_callbacks.traces.figures import Comparison, UnmatchedKernel
+from overlap_callbacks.traces.files import Progress
+from overlap_callbacks.traces.long.columns import Folder
+from overlap_callbacks.traces.reading import Devices, read_devices
 from overlap_callbacks.traces.trace import Trace
 
 # If less than this share of the compute time has a match, the two files are not of one job.
 _MIN_MATCHED_FRACTION = 0.8
-# Stands for the range of what was launched in none.
-NO_RANGE = "(no range)"
 
 
 def compare(overlapped: Trace, sequential: Trace) -> Comparison:
@@ -38,100 +36,86 @@ def compare(overlapped: Trace, sequential: Trace) -> Comparison:
     Raises:
         ValueError: a trace holds no compute kernels, or kernels of several devices.
     """
-    for name, trace in (("overlapped", overlapped), ("sequential", sequential)):
-        if len(trace.devices) > 1:
+    return compare_devices(*[Devices(trace, devices_of(trace)) for trace in (overlapped, sequential)])
+
+
+def compare_files(
+    overlapped: str | Path,
+    sequential: str | Path,
+    progress: Progress | None = None,
+    steps: re.Pattern[str] | None = None,
+) -> Comparison:
+    """Compare trace files as ``compare`` does. The events of long files lie in temporary files meanwhile.
+
+    Args:
+        overlapped: trace of the job as it runs, as for ``read_trace``.
+        sequential: trace of the same rank of the same job, without overlap.
+        progress: as for ``read_trace``; it starts again for the second file.
+        steps: as for ``read_trace``.
+
+    Raises:
+        TraceError: a file cannot be read, is empty, or is not a trace.
+        ValueError: a file holds no compute kernels, or kernels of several devices.
+    """
+    with Folder() as folder:
+        ov, seq = (read_devices(path, folder, progress, steps, with_ranges=True) for path in (overlapped, sequential))
+        return compare_devices(ov, seq)
+
+
+def compare_devices(overlapped: Devices, sequential: Devices) -> Comparison:
+    """Compare two traces, of which each has one device, as ``compare`` does."""
+    for name, side in (("overlapped", overlapped), ("sequential", sequential)):
+        if len(side.devices) > 1:
             raise ValueError(
-                f"{name}: {trace.path} holds kernels of {len(trace.devices)} devices: give one of one rank"
+                f"{name}: {side.head.path} holds kernels of {len(side.devices)} devices: give one of one rank"
             )
-        if not bool((trace.kernels.kind == Kind.COMPUTE).any()):
-            raise ValueError(f"{name}: {trace.path} holds no compute kernels")
-    ov, seq = _Side(overlapped), _Side(sequential)
-    forward = match(ov.calls, ov.wanted, seq.calls, seq.wanted)
-    backward = match(seq.calls, seq.wanted, ov.calls, ov.wanted)
-    matched = min(ov.matched_fraction(forward), seq.matched_fraction(backward))
+    ov, seq = Side(overlapped.devices[0]), Side(sequential.devices[0])
+    labels = Labels(ov.kernels, seq.kernels)
+    of_overlapped, of_sequential = SameCalls(labels, 0), SameCalls(labels, 1)
+    found = ov.add_up(Mode.OVERLAPPED, of_overlapped), seq.add_up(Mode.SEQUENTIAL, of_sequential)
+    for name, added in (("overlapped", ov), ("sequential", seq)):
+        if not added.computes:
+            raise ValueError(f"{name}: {added.head.path} holds no compute kernels")
+    pairs = PairSums(ov.kernels, seq.kernels)
+    matched, unmatched_seq = MatchedSums(ov), UnmatchedSums(seq)
+    for calls, wanted, trace in ov.calls():
+        alone_ns = of_sequential.alone_ns(calls, wanted)
+        pairs.add(calls, wanted, alone_ns)
+        matched.add(calls, wanted, alone_ns, trace.launches)
+    for calls, wanted, _ in seq.calls():
+        pairs.add_alone(calls, wanted)
+        unmatched_seq.add(calls, wanted, of_overlapped.alone_ns(calls, wanted))
+    fraction = min(matched.unmatched.matched_fraction, unmatched_seq.matched_fraction)
     figures = _figures(ov.mean_step, seq.mean_step)
-    faults = list(_faults(ov, seq, figures, matched))
+    faults = list(_faults(ov, seq, figures, fraction))
     return Comparison(
         library_version=__version__,
-        overlapped=trace_figures(overlapped)[0],
-        sequential=trace_figures(sequential, Mode.SEQUENTIAL)[0],
+        overlapped=found[0],
+        sequential=found[1],
         steps=(ov.num_steps, seq.num_steps),
         figures=figures,
         valid=not faults,
-        matched_fraction=matched,
-        kernels=_kernel_times(ov, forward),
-        pairs=pair_times(ov.side, seq.side, forward.alone_ns),
-        unmatched=_unmatched(ov, forward, seq, backward),
-        ranges=_ranges(ov, forward),
-        problems=(*_problems(overlapped, sequential), *faults),
+        matched_fraction=fraction,
+        kernels=matched.kernels,
+        pairs=pairs.pairs(ov.num_steps, seq.num_steps),
+        unmatched=_unmatched(matched.unmatched, unmatched_seq),
+        ranges=matched.ranges,
+        problems=(*_problems(ov.head, seq.head), *faults),
     )
 
 
-@dataclass(frozen=True)
-class _MeanStep:
-    """Means over the steps of one file, in milliseconds."""
-
-    wall_ms: float
-    compute_ms: float
-    compute_busy_ms: float
-    comm_ms: float
-    comm_kernels_ms: float
-    hidden_comm_ms: float
-    covered_compute_ms: float
-
-
-class _Side:
-    """One file: its calls, which of them count, and its mean step."""
-
-    def __init__(self, trace: Trace) -> None:
-        kernels = trace.kernels
-        sums = KernelSums(kernels)
-        steps = [step for step in sums.steps if not trace.steps[step].cut]
-        self.is_cut = trace.is_cut
-        if steps:
-            inside = np.isin(kernels.step, steps)
-            wall_ms = float(np.mean([trace.steps[i].wall_ms for i in steps]))
-        else:
-            inside, wall_ms = np.ones(len(kernels), dtype=bool), span_ms(trace) or 0.0
-        self.num_steps = max(len(steps), 1)
-        self.calls = Calls.of(kernels)
-        self.wanted: npt.NDArray[np.bool_] = inside[self.calls.row]
-        self.side = Side(self.calls, self.wanted, self.num_steps)
-        self.has_steps = bool(steps)
-        self.on_host = trace.on_host
-        self.launches = trace.launches
-        total = sums.of_rows(np.flatnonzero(inside))
-        ms_per_step = 1e-6 / self.num_steps
-        self.mean_step = _MeanStep(
-            wall_ms=wall_ms,
-            compute_ms=total.compute_ns * ms_per_step,
-            compute_busy_ms=total.compute_busy_ns * ms_per_step,
-            comm_ms=total.comm_busy_ns * ms_per_step,
-            comm_kernels_ms=total.comm_ns * ms_per_step,
-            hidden_comm_ms=total.hidden_comm_ns * ms_per_step,
-            covered_compute_ms=total.covered_compute_ns * ms_per_step,
-        )
-
-    def matched_fraction(self, matches: Match) -> float:
-        """The share of its compute time whose calls the other file has too."""
-        compute = self.wanted & (self.calls.kind == Kind.COMPUTE)
-        total_ns = int(self.calls.duration_ns[compute].sum())
-        matched_ns = int(self.calls.duration_ns[compute & np.isfinite(matches.alone_ns)].sum())
-        return matched_ns / total_ns if total_ns else 0.0
-
-
-def _faults(ov: _Side, seq: _Side, figures: Mapping[str, float], matched: float) -> Iterator[str]:
+def _faults(ov: Side, seq: Side, figures: Mapping[str, float], matched: float) -> Iterator[str]:
     """What makes the comparison invalid, in words."""
     residual, of_comm = figures.get("residual_overlap"), figures.get("residual_comm_overlap")
-    limit = residual_limit("cpu" if ov.on_host else "")
+    limit = residual_limit("cpu" if ov.head.on_host else "")
     if residual is not None and residual > limit:
         yield f"the sequential file is not sequential: its overlap ratio is {residual:.3f}, above {limit}"
-    elif of_comm is not None and of_comm > RESIDUAL_COMM_LIMIT and not ov.on_host:  # there, ranges are not cut
+    elif of_comm is not None and of_comm > RESIDUAL_COMM_LIMIT and not ov.head.on_host:  # there, ranges are not cut
         yield (
             f"the sequential file is not sequential: {of_comm:.0%} of its communication runs beside compute, above "
             f"{RESIDUAL_COMM_LIMIT:.0%}"
         )
-    if ov.is_cut or seq.is_cut:
+    if ov.head.is_cut or seq.head.is_cut:
         yield "a file is cut off, and no step of it is known to be whole"
     elif ov.has_steps != seq.has_steps:
         yield "only one of the files has ProfilerStep ranges: a step cannot be compared with a whole file"
@@ -142,7 +126,7 @@ def _faults(ov: _Side, seq: _Side, figures: Mapping[str, float], matched: float)
         )
 
 
-def _figures(ov: _MeanStep, seq: _MeanStep) -> dict[str, float]:
+def _figures(ov: MeanStep, seq: MeanStep) -> dict[str, float]:
     """The figures that are defined, per step, by the names of the live report."""
     ideal_ms = ideal_step_ms(ov.wall_ms, ov.compute_ms, seq.compute_ms)
     model_ms = sequential_step_ms(ideal_ms, ov.hidden_comm_ms)
@@ -173,7 +157,7 @@ def _figures(ov: _MeanStep, seq: _MeanStep) -> dict[str, float]:
     return {name: value for name, value in figures.items() if value is not None}
 
 
-def _overlap_ratio(step: _MeanStep) -> float | None:
+def _overlap_ratio(step: MeanStep) -> float | None:
     if step.comm_ms and step.compute_ms > 0:
         return overlap_ratio(step.covered_compute_ms, step.compute_ms)
     return None
@@ -187,70 +171,12 @@ def _change(value: float, base: float) -> float | None:
     return slowdown(value, base) if base > 0 and value > 0 else None
 
 
-def _kernel_times(side: _Side, matches: Match) -> tuple[KernelTime, ...]:
-    """The matched kernels per step, those that lose most time first."""
-    calls = side.calls
-    rows = np.flatnonzero(np.isfinite(matches.alone_ns))
-    kernels = calls.kernels
-    size = len(kernels.names)
-    name = kernels.name[calls.row[rows]]
-    count = np.bincount(name, minlength=size) / side.num_steps
-    overlapped = np.bincount(name, weights=calls.duration_ns[rows], minlength=size) / side.num_steps / 1e6
-    alone = np.bincount(name, weights=matches.alone_ns[rows], minlength=size) / side.num_steps / 1e6
-    communicates = np.zeros(size, dtype=bool)
-    communicates[name] = calls.kind[rows] == Kind.COMMUNICATION
-    copies = np.zeros(size, dtype=bool)
-    copies[name] = calls.kind[rows] == Kind.COPY
-    return tuple(
-        KernelTime(
-            name=kernels.names[i],
-            communication=bool(communicates[i]),
-            overlapped_calls=float(count[i]),
-            sequential_calls=float(count[i]),
-            overlapped_ms=float(overlapped[i]),
-            sequential_ms=float(alone[i]),
-        )
-        for i in np.argsort(-(overlapped - alone), kind="stable")
-        if count[i] and not copies[i]
-    )
-
-
-def _ranges(side: _Side, matches: Match) -> tuple[KernelTime, ...]:
-    """The matched compute per step by the range of the host in which it was launched, the largest loss first."""
-    calls, launches = side.calls, side.launches
-    if launches is None or launches.range_of is None:
-        return ()
-    rows = np.flatnonzero(np.isfinite(matches.alone_ns) & (calls.kind == Kind.COMPUTE))
-    size = len(launches.ranges) + 1  # the first for what was launched in none
-    of_range = launches.range_of[calls.row[rows]] + 1
-    if not of_range.any():
-        return ()
-    count, overlapped, alone = (
-        np.bincount(of_range, weights=weights, minlength=size) / side.num_steps
-        for weights in (None, calls.duration_ns[rows], matches.alone_ns[rows])
-    )
-    names = (NO_RANGE, *launches.ranges)
-    return tuple(
-        KernelTime(names[i], False, float(count[i]), float(count[i]), float(overlapped[i]) / 1e6, float(alone[i]) / 1e6)
-        for i in np.argsort(alone - overlapped, kind="stable")
-        if count[i]
-    )
-
-
-@dataclass
-class _Unmatched:
-    """Calls of one kernel of one file that the other file lacks, and their time."""
-
-    calls: int = 0
-    time_ms: float = 0.0
-
-
-def _unmatched(ov: _Side, forward: Match, seq: _Side, backward: Match) -> tuple[UnmatchedKernel, ...]:
+def _unmatched(overlapped: UnmatchedSums, sequential: UnmatchedSums) -> tuple[UnmatchedKernel, ...]:
     """Kernels without a partner in the other file, those with the most time first."""
-    overlapped, sequential = _unmatched_by_name(ov, forward), _unmatched_by_name(seq, backward)
+    of_both = overlapped.by_name, sequential.by_name
     kernels = []
-    for name in dict.fromkeys((*overlapped, *sequential)):
-        in_ov, in_seq = overlapped.get(name, _Unmatched()), sequential.get(name, _Unmatched())
+    for name in dict.fromkeys((*of_both[0], *of_both[1])):
+        in_ov, in_seq = (of_side.get(name, Unmatched(0, 0.0)) for of_side in of_both)
         kernels.append(
             UnmatchedKernel(
                 name=name,
@@ -261,17 +187,6 @@ def _unmatched(ov: _Side, forward: Match, seq: _Side, backward: Match) -> tuple[
             )
         )
     return tuple(sorted(kernels, key=lambda kernel: -max(kernel.overlapped_ms, kernel.sequential_ms)))
-
-
-def _unmatched_by_name(side: _Side, matches: Match) -> dict[str, _Unmatched]:
-    totals: dict[str, _Unmatched] = {}
-    unmatched = side.wanted & ~np.isfinite(matches.alone_ns) & (side.calls.kind != Kind.COPY)
-    for row in np.flatnonzero(unmatched).tolist():
-        name = side.calls.kernels.names[side.calls.kernels.name[side.calls.row[row]]]
-        total = totals.setdefault(name, _Unmatched())
-        total.calls += 1
-        total.time_ms += int(side.calls.duration_ns[row]) / 1e6
-    return totals
 
 
 def _problems(overlapped: Trace, sequential: Trace) -> Sequence[str]:

@@ -21,7 +21,7 @@ from overlap_callbacks.traces.collective_ranges import CollectiveRanges
 from overlap_callbacks.traces.collectives import Collectives
 from overlap_callbacks.traces.copies import copies_of_collectives
 from overlap_callbacks.traces.doubts import KernelFacts, copied, foreign_events, untold
-from overlap_callbacks.traces.host_ranges import HostRanges
+from overlap_callbacks.traces.host_ranges import HostRanges, launched_in
 from overlap_callbacks.traces.launches import Launches, launches_of, waits_of
 from overlap_callbacks.traces.metadata import annotated
 from overlap_callbacks.traces.steps import bounds_of, steps_of
@@ -162,9 +162,6 @@ def _launches(collected: DeviceEvents) -> tuple[Indices, Indices, Indices]:
 def _range_of(collected: DeviceEvents, launched_ns: Indices, thread: Indices, problems: list[str]) -> Indices | None:
     """In which range of the host each kernel was launched, -1 if in none; None of a file without ranges.
 
-    A thread without a range, such as autograd's, works for the training thread: its kernels count for the range that
-    this one was in.
-
     Args:
         collected: the events.
         launched_ns: when each row was launched, -1 if unknown; shape (n,).
@@ -172,14 +169,8 @@ def _range_of(collected: DeviceEvents, launched_ns: Indices, thread: Indices, pr
         problems: what is wrong so far; what is found is added.
     """
     ranges = collected.ranges
-    known = launched_ns >= 0
     if not len(ranges) or not len(collected.threads):
         return None
     if ranges.left_out:
         problems.append(f"{ranges.left_out} ranges of the host are left out: there are too many")
-    found = ranges.innermost(thread, launched_ns)
-    training = ranges.thread_number(next((note.thread for note in collected.notes), None))
-    if training >= 0:
-        without = np.flatnonzero(known & (found < 0) & (thread != training))
-        found[without] = ranges.innermost(np.full(len(without), training), launched_ns[without])
-    return found
+    return launched_in(ranges.columns(), thread, launched_ns, collected.training_thread)

@@ -6,7 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis.distinct import distinct_values
-from overlap_callbacks.analysis.kernels.attribution import IN_TURN, SAME_LAUNCH, Calls, Level, labels_of, match
+from overlap_callbacks.analysis.kernels.attribution import labels_of
+from overlap_callbacks.analysis.kernels.call_table import Calls
+from overlap_callbacks.analysis.kernels.same_calls import IN_TURN, SAME_LAUNCH, Level, match
 from overlap_callbacks.analysis.kernels.table import Indices, Kind
 from overlap_callbacks.traces.figures import SlowdownEstimate
 from overlap_callbacks.traces.trace import Trace

@@ -7,12 +7,13 @@ named by ``record_function`` or NVTX, and torch's own, such as ``Optimizer.step#
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis import safe_text
+from overlap_callbacks.analysis.distinct import distinct_values
 from overlap_callbacks.analysis.kernels.table import Indices
 
 if TYPE_CHECKING:
@@ -25,6 +26,22 @@ MODULE = "nn.Module: "
 _MOST_RANGES = 1_000_000
 
 
+class RangeColumns(NamedTuple):
+    """Ranges in columns; shape (n,) each.
+
+    Attributes:
+        start_ns: when each began.
+        end_ns: when it ended.
+        thread: the number of its thread.
+        name: the number of its name.
+    """
+
+    start_ns: Indices
+    end_ns: Indices
+    thread: Indices
+    name: Indices
+
+
 class HostRanges:
     """Ranges as they are read from a file.
 
@@ -35,11 +52,12 @@ class HostRanges:
         times: their times.
         names: the distinct names; those of modules without the words before their class.
         left_out: number of ranges beyond those that are kept.
+        num_taken: number of ranges that were taken away.
     """
 
     def __init__(self, times: EventTimes) -> None:
         self.names: list[str] = []
-        self.left_out = 0
+        self.left_out = self.num_taken = 0
         self.times = times
         self._name = array("q")
         self._thread = array("q")
@@ -59,32 +77,26 @@ class HostRanges:
         if self._has_room() and self.times.add_ns(start_ns, end_ns):
             self._label(name, thread)
 
-    def forget(self) -> None:
-        """Forget all ranges."""
-        self.times.take()
+    def columns(self) -> RangeColumns:
+        """Those that took time."""
+        start_ns, end_ns, impossible, _ = self.times.bounds()
+        return self._those(start_ns, end_ns, ~impossible)
+
+    def take(self) -> RangeColumns:
+        """Those that took time. All are then forgotten."""
+        self.num_taken += len(self)
+        taken = self._those(*self.times.take())
         self._name, self._thread = array("q"), array("q")
+        return taken
 
     def thread_number(self, thread: int | str | None) -> int:
         """The number of a thread that has ranges; -1 of another one."""
         return self._threads.get(thread, -1)
 
-    def innermost(self, thread: Indices, time_ns: Indices) -> Indices:
-        """The name of the innermost range that was open at a time on a thread, as an index into ``names``; -1 for none.
-
-        Args:
-            thread: as numbered by ``thread_number``; shape (n,).
-            time_ns: shape (n,).
-        """
-        start_ns, end_ns, impossible, _ = self.times.bounds()
-        of_range, name = np.array(self._thread, dtype=np.int64), np.array(self._name, dtype=np.int64)
-        found = np.full(len(time_ns), -1, dtype=np.int64)
-        for number in range(len(self._threads)):
-            rows = np.flatnonzero(thread == number)
-            own = np.flatnonzero((of_range == number) & ~impossible & (end_ns > start_ns))
-            if len(rows) and len(own):
-                place = _innermost(start_ns[own], end_ns[own], time_ns[rows])
-                found[rows] = np.where(place >= 0, name[own[place]], -1)
-        return found
+    def _those(self, start_ns: Indices, end_ns: Indices, possible: npt.NDArray[np.bool_]) -> RangeColumns:
+        own = possible & (end_ns > start_ns)
+        thread, name = (np.array(numbers, dtype=np.int64) for numbers in (self._thread, self._name))
+        return RangeColumns(start_ns[own], end_ns[own], thread[own], name[own])
 
     def _has_room(self) -> bool:
         self.left_out += len(self) >= _MOST_RANGES
@@ -96,6 +108,43 @@ class HostRanges:
             self.names.append(safe_text.clean(name.removeprefix(MODULE)))
         self._name.append(number)
         self._thread.append(self._threads.setdefault(thread, len(self._threads)))
+
+
+def launched_in(ranges: RangeColumns, thread: Indices, launched_ns: Indices, training: int) -> Indices:
+    """The name of the range in which each launch was made, -1 for none; shape (n,).
+
+    A thread without a range, such as autograd's, works for the training thread: its launches count for the range that
+    this one was in.
+
+    Args:
+        ranges: the ranges, those that were open at the launches among them.
+        thread: the thread of each launch, as the ranges number them, -1 for another one; shape (n,).
+        launched_ns: when each was made, -1 if unknown; shape (n,).
+        training: number of the training thread; -1 if it has no ranges.
+    """
+    found = innermost(ranges, thread, launched_ns)
+    if training >= 0:
+        without = np.flatnonzero((launched_ns >= 0) & (found < 0) & (thread != training))
+        found[without] = innermost(ranges, np.full(len(without), training), launched_ns[without])
+    return found
+
+
+def innermost(ranges: RangeColumns, thread: Indices, time_ns: Indices) -> Indices:
+    """The name of the innermost range that was open at a time on a thread, -1 for none; shape (n,).
+
+    Args:
+        ranges: the ranges.
+        thread: as the ranges number them; shape (n,).
+        time_ns: shape (n,).
+    """
+    found = np.full(len(time_ns), -1, dtype=np.int64)
+    for number in distinct_values(ranges.thread).tolist():
+        rows = np.flatnonzero(thread == number)
+        own = np.flatnonzero(ranges.thread == number)
+        if len(rows):
+            place = _innermost(ranges.start_ns[own], ranges.end_ns[own], time_ns[rows])
+            found[rows] = np.where(place >= 0, ranges.name[own[place]], -1)
+    return found
 
 
 def _innermost(start_ns: Indices, end_ns: Indices, time_ns: Indices) -> Indices:

@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis import name_rules
-from overlap_callbacks.analysis.kernels.attribution import Calls, labels_of
+from overlap_callbacks.analysis.kernels.attribution import labels_of
+from overlap_callbacks.analysis.kernels.call_table import Calls
 from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.traces.device_time import TopKernel
 from overlap_callbacks.traces.figures import FamilyFigures

@@ -32,6 +32,8 @@ def read_kineto(
     progress: Progress | None = None,
     steps: re.Pattern[str] | None = None,
     folder: Folder | None = None,
+    *,
+    with_ranges: bool = False,
 ) -> Trace | LongTrace:
     """Read a trace file of ``torch.profiler``, of any version: ``.json``, gzipped or not.
 
@@ -45,6 +47,7 @@ def read_kineto(
         steps: finds the names of the ranges of the host that are steps; None for torch's ``ProfilerStep#``.
         folder: takes the events of a file that is too long for memory, and is needed as long as its trace is. None to
             hold any file in memory, which is then bounded by the number of its kernels.
+        with_ranges: whether to keep of such a file in which ranges of the host kernels were launched.
 
     Raises:
         TraceError: the file cannot be read, is empty, or is not a trace; or there is no room in ``folder``.
@@ -52,7 +55,7 @@ def read_kineto(
     file = Path(path)
     exact = of_host = False
     while True:
-        collected = _collect(file, progress, steps, folder, exact=exact, of_host=of_host)
+        collected = _collect(file, progress, steps, folder, with_ranges, exact=exact, of_host=of_host)
         if collected is None:
             exact = True
             continue
@@ -95,6 +98,7 @@ def _collect(
     progress: Progress | None,
     steps: re.Pattern[str] | None,
     folder: Folder | None,
+    with_ranges: bool,
     *,
     exact: bool,
     of_host: bool,
@@ -106,6 +110,7 @@ def _collect(
         progress: as for ``read_kineto``.
         steps: finds the names of steps.
         folder: takes the events of a file that is too long for memory; None for no such file.
+        with_ranges: as for ``read_kineto``.
         exact: take times as text.
         of_host: read all operators, even of a file that seems to be of a device.
 
@@ -114,7 +119,9 @@ def _collect(
     """
     device, host = DeviceEvents(steps, exact=exact), HostEvents(steps, exact=exact)
     wanted = True
-    spilling, of_operators = (None, None) if folder is None else (Spilling(folder), HostSpilling(folder))
+    spilling, of_operators = (
+        (None, None) if folder is None else (Spilling(folder, with_ranges=with_ranges), HostSpilling(folder))
+    )
     stream = EventStream(path, ExactEvent if exact else Event, progress=progress)
     for number, events in enumerate(stream):
         if number == 0 and not exact and lose_nanoseconds(events):

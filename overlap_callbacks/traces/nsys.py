@@ -79,6 +79,8 @@ def read_nsys(
     steps: re.Pattern[str] | None = None,
     path: Path | None = None,
     folder: Folder | None = None,
+    *,
+    with_ranges: bool = False,
 ) -> Trace | LongTrace:
     """Read an export of Nsight Systems.
 
@@ -90,13 +92,14 @@ def read_nsys(
             with names like ``iteration 3``.
         path: path of the trace, if it is not the file.
         folder: as for ``read_kineto``.
+        with_ranges: as for ``read_kineto``.
 
     Raises:
         TraceError: the file cannot be read; or there is no room in ``folder``.
     """
     import sqlite3
 
-    spilling = None if folder is None else Spilling(folder)
+    spilling = None if folder is None else Spilling(folder, with_ranges=with_ranges)
     try:
         with _open(file) as tables:
             reader = _Reader(tables, process, progress, steps)

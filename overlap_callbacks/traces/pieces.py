@@ -83,7 +83,11 @@ class Device(Protocol):
         ...
 
     def pieces(self) -> Iterator[Piece]:
-        """The pieces, in order of time. Asked for once."""
+        """The pieces, in order of time."""
+        ...
+
+    def in_one_piece(self) -> Device:
+        """The same device in one piece, which takes memory for all rows."""
         ...
 
     def queues(self) -> tuple[Queue, ...]:
@@ -98,8 +102,20 @@ class Device(Protocol):
         """Median time from one launch to the next; None with fewer than two."""
         ...
 
-    def estimate(self) -> SlowdownEstimate | None:
-        """The slowdown beside communication, see ``estimate``. Asked for after the pieces."""
+    def estimating(self) -> Estimating:
+        """Works out the slowdown beside communication, see ``estimate``."""
+        ...
+
+
+class Estimating(Protocol):
+    """Estimates the slowdown beside communication from the pieces of a device."""
+
+    def add(self, trace: Trace) -> None:
+        """Add the next piece."""
+        ...
+
+    def figures(self) -> SlowdownEstimate | None:
+        """The estimate, once all pieces were added; None if no call beside communication matches one alone."""
         ...
 
 
@@ -130,6 +146,10 @@ class DeviceInMemory:
         """The trace as one piece."""
         yield Piece(self.head, self.outline.ran.start_ns if self.outline.ran else 0, LastRows.none(), is_whole=True)
 
+    def in_one_piece(self) -> Device:
+        """The same device."""
+        return self
+
     def queues(self) -> tuple[Queue, ...]:
         """The queue of each stream."""
         return () if self.head.launches is None else queues(self.head.kernels, self.head.launches.launched_ns)
@@ -143,9 +163,24 @@ class DeviceInMemory:
         """Median time from one launch to the next; None with fewer than two."""
         return None if self.head.launches is None else launch_interval_ns(self.head.launches.launched_ns)
 
-    def estimate(self) -> SlowdownEstimate | None:
-        """The slowdown beside communication."""
-        return slowdown_estimate(self.head)
+    def estimating(self) -> Estimating:
+        """Works out the slowdown beside communication."""
+        return _EstimatingInMemory()
+
+
+class _EstimatingInMemory:
+    """The estimate of a trace that is one piece."""
+
+    def __init__(self) -> None:
+        self._trace: Trace | None = None
+
+    def add(self, trace: Trace) -> None:
+        """Take the piece."""
+        self._trace = trace
+
+    def figures(self) -> SlowdownEstimate | None:
+        """The estimate."""
+        return None if self._trace is None else slowdown_estimate(self._trace)
 
 
 def _span(intervals: Intervals) -> Span | None:

@@ -64,7 +64,16 @@ class _Writer(Generic[Events, Files]):
 
 
 class Spilling(_Writer[DeviceEvents, "Spill"]):
-    """Writes the events of a device to files, if there are many."""
+    """Writes the events of a device to files, if there are many.
+
+    Args:
+        folder: takes the files.
+        with_ranges: whether to keep the ranges of the host that have names.
+    """
+
+    def __init__(self, folder: Folder, *, with_ranges: bool = False) -> None:
+        super().__init__(folder)
+        self._with_ranges = with_ranges
 
     def finish(self, events: DeviceEvents) -> Spill | None:
         """Write the rest, if some was written. Returns what was written; None of a file without rows."""
@@ -74,7 +83,7 @@ class Spilling(_Writer[DeviceEvents, "Spill"]):
     def _new(self) -> Spill:
         from overlap_callbacks.traces.long.spill import Spill
 
-        return Spill(self._folder)
+        return Spill(self._folder, with_ranges=self._with_ranges)
 
 
 class HostSpilling(_Writer[HostEvents, "HostSpill"]):

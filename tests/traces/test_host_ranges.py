@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from overlap_callbacks.traces import compare, host_ranges, read_trace
-from overlap_callbacks.traces.comparison import NO_RANGE
+from overlap_callbacks.traces.compared import NO_RANGE
 from overlap_callbacks.traces.figures import Comparison
 from overlap_callbacks.traces.host_ranges import HostRanges
 from overlap_callbacks.traces.times import EventTimes
@@ -46,7 +46,7 @@ def test_the_innermost_range_is_that_of_a_plain_search(seed: int) -> None:
             held.setdefault(thread, []).append((start, stop, number))
     for thread, rows in held.items():
         times = np.arange(-2, 64)
-        places = ranges.innermost(np.full(len(times), ranges.thread_number(thread)), times)
+        places = host_ranges.innermost(ranges.columns(), np.full(len(times), ranges.thread_number(thread)), times)
         for time, place in zip(times.tolist(), places.tolist(), strict=True):
             # The shortest; of those that are alike, any: they are one in another, in no order.
             lengths = {stop - start for start, stop, _ in rows if start <= time < stop}
@@ -58,7 +58,7 @@ def test_threads_without_ranges_have_none() -> None:
     ranges = HostRanges(EventTimes(exact=True))
     ranges.add_ns("a", 7, 0, 10)
     assert ranges.thread_number(9) == -1
-    assert ranges.innermost(np.array([-1, 0]), np.array([5, 5])).tolist() == [-1, 0]
+    assert host_ranges.innermost(ranges.columns(), np.array([-1, 0]), np.array([5, 5])).tolist() == [-1, 0]
 
 
 def test_more_ranges_than_are_kept_are_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -154,14 +154,14 @@ def test_ranges_are_read_a_part_at_a_time(
     tmp_path: Path, short_memory: list[int], monkeypatch: pytest.MonkeyPatch, metadata: bool
 ) -> None:
     held: list[int] = []
-    reach = ranges._Ranges.reach
+    reach = ranges.Ranges.reach
 
     def counted(self: Any, time_ns: int) -> int:
         found = reach(self, time_ns)
         held.append(len(self.held))
         return found
 
-    monkeypatch.setattr(ranges._Ranges, "reach", counted)
+    monkeypatch.setattr(ranges.Ranges, "reach", counted)
     # Of hundreds of ranges few are asked for; one is open to the end.
     events = list(kineto.training(30, metadata=metadata))
     odd = [{**event, "args": {}} if event["name"] == kineto.ALL_REDUCE and number % 97 == 0 else event

@@ -14,8 +14,9 @@ import numpy.typing as npt
 from overlap_callbacks.analysis.contention.occupancy import Chip
 from overlap_callbacks.analysis.contention.waves import predicted_loss
 from overlap_callbacks.analysis.distinct import distinct_values
-from overlap_callbacks.analysis.kernels.attribution import Calls, match
+from overlap_callbacks.analysis.kernels.call_table import Calls
 from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
+from overlap_callbacks.analysis.kernels.same_calls import match
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
 from overlap_callbacks.analysis.results.window import SmLoss
 

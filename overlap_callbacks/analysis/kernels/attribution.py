@@ -17,212 +17,13 @@ import numpy.typing as npt
 
 from overlap_callbacks.analysis import name_rules
 from overlap_callbacks.analysis.distinct import distinct_values
-from overlap_callbacks.analysis.intervals import Intervals
+from overlap_callbacks.analysis.kernels.call_table import Calls
+from overlap_callbacks.analysis.kernels.same_calls import match
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
 from overlap_callbacks.analysis.results.kernel_times import ALONE, UNMATCHED, PairTime
 
 # One number per call, or the same number for all.
 _Amount = Union[float, npt.NDArray[np.float64]]
-
-
-class Calls(msgspec.Struct, frozen=True):
-    """Calls in columns. On a device, a call is a row of a ``KernelTable``; on CPU, all pieces of one operator call.
-
-    Attributes:
-        kernels: the table.
-        row: first row of each call; shape (n,).
-        call: index of the call that each row of ``kernels`` belongs to; shape (len(kernels),).
-        duration_ns: own time of each call; shape (n,).
-    """
-
-    kernels: KernelTable
-    row: Indices
-    call: Indices
-    duration_ns: Indices
-
-    @classmethod
-    def of(cls, kernels: KernelTable) -> Calls:
-        """The calls of a table."""
-        if kernels.one_row_a_call:
-            place = np.arange(len(kernels))
-            return cls(kernels, place, place, kernels.intervals.durations_ns)
-        _, row, call = np.unique(kernels.call, return_index=True, return_inverse=True)
-        duration = np.bincount(call, weights=kernels.intervals.durations_ns, minlength=len(row)).astype(np.int64)
-        return cls(kernels, row.astype(np.int64), call.astype(np.int64), duration)
-
-    def __len__(self) -> int:
-        return len(self.row)
-
-    @property
-    def step(self) -> Indices:
-        """Index of the step of each call; shape (n,)."""
-        return self.kernels.step[self.row]
-
-    @property
-    def kind(self) -> npt.NDArray[np.uint8]:
-        """``Kind`` of each call; shape (n,)."""
-        return self.kernels.kind[self.row]
-
-    def covered_ns(self, by: Intervals) -> Indices:
-        """How much of each call's own time ``by`` covers, in nanoseconds; shape (n,)."""
-        covered = self.kernels.intervals.covered_ns(by)
-        if self.kernels.one_row_a_call:
-            return covered
-        return np.bincount(self.call, weights=covered, minlength=len(self)).astype(np.int64)
-
-
-class Match(msgspec.Struct, frozen=True):
-    """Which calls match the same calls elsewhere.
-
-    Attributes:
-        alone_ns: mean time of the matching calls, NaN for a call without a match; shape (calls,).
-        used: whether each partner matches a call; shape (partners,).
-    """
-
-    alone_ns: npt.NDArray[np.float64]
-    used: npt.NDArray[np.bool_]
-
-
-class Level(NamedTuple):
-    """What counts as the same call: always the name, and everything that is true here.
-
-    Attributes:
-        launch_shape: the same grid and block.
-        in_turn: the same turn, i.e. both are the k-th of their kind in their steps.
-        equally_many: both steps have the same number of calls of the kind.
-    """
-
-    launch_shape: bool
-    in_turn: bool
-    equally_many: bool
-
-
-# The second level is there since some grids vary with the data. The third pairs as many calls as both sides have.
-IN_TURN = (Level(True, True, True), Level(False, True, True))
-IN_ORDER = (*IN_TURN, Level(True, True, False))
-SAME_LAUNCH = (Level(True, False, False),)
-
-
-def match(
-    calls: Calls,
-    wanted: npt.NDArray[np.bool_],
-    partners: Calls,
-    others: npt.NDArray[np.bool_],
-    levels: tuple[Level, ...] = IN_ORDER,
-) -> Match:
-    """Find the same call elsewhere for each call; if several steps have it, their mean counts.
-
-    Args:
-        calls: the calls to be matched.
-        wanted: which of them are matched; shape (calls,).
-        partners: the calls to match with: ``calls`` itself, or those of another profile.
-        others: which of the partners may match; shape (partners,).
-        levels: what counts as the same call, in order of preference.
-    """
-    alone_ns = np.full(len(calls), np.nan)
-    used = np.zeros(len(partners), dtype=bool)
-    unmatched, candidates = np.flatnonzero(wanted), np.flatnonzero(others)
-    labels = _Labels(calls, partners)
-    for level in levels:
-        if not len(unmatched) or not len(candidates):
-            break
-        mine, theirs = labels.keys(unmatched, candidates, level)
-        size = int(max(mine.max(), theirs.max())) + 1
-        count = np.bincount(theirs, minlength=size)
-        total_ns = np.bincount(theirs, weights=partners.duration_ns[candidates], minlength=size)
-        matched = count[mine] > 0
-        alone_ns[unmatched[matched]] = (total_ns / np.maximum(count, 1))[mine[matched]]
-        is_key_matched = np.zeros(size, dtype=bool)
-        is_key_matched[mine[matched]] = True
-        used[candidates[is_key_matched[theirs]]] = True
-        unmatched = unmatched[~matched]
-    return Match(alone_ns, used)
-
-
-class _Labels:
-    """Common numbers for the names and launch shapes of two profiles, which may be the same one."""
-
-    def __init__(self, calls: Calls, partners: Calls) -> None:
-        self.sides = (calls, partners)
-        self._names = _common(calls.kernels.names, partners.kernels.names)
-        self._shapes = _common(calls.kernels.shapes, partners.kernels.shapes)
-        self._collectives = _common(calls.kernels.collectives, partners.kernels.collectives)
-        self._num_kinds = len({*calls.kernels.collectives, *partners.kernels.collectives}) + 1
-
-    def keys(self, calls: Indices, partners: Indices, level: Level) -> tuple[Indices, Indices]:
-        """A number for each of the given calls and partners, equal for those that are the same call."""
-        sides = []
-        of_all = self._of_all(0, level)
-        for side, rows in enumerate((calls, partners)):
-            if side and self.sides[1] is not self.sides[0]:
-                of_all = self._of_all(1, level)
-            label, shape, turn, of = (column[rows] for column in of_all)
-            sides.append((label, shape, turn, of if level.equally_many else np.zeros_like(of)))
-        keys = numbered([np.concatenate(parts) for parts in zip(*sides, strict=True)])
-        return keys[: len(calls)], keys[len(calls) :]
-
-    def _of_all(self, side: int, level: Level) -> tuple[Indices, Indices, Indices, Indices]:
-        """What tells all calls of a side apart: name, launch shape, turn in the step, and how many turns there are."""
-        label, shape = self._kinds(side, level)
-        # Turns are counted among all calls of the step, whether they were matched before or not.
-        zeros = np.zeros_like(label)
-        return label, shape, *(turns_of(self.sides[side], label, shape) if level.in_turn else (zeros, zeros))
-
-    def _kinds(self, side: int, level: Level) -> tuple[Indices, Indices]:
-        calls = self.sides[side]
-        # One NCCL kernel may implement several kinds of collectives; those are not the same call.
-        kinds = np.append(self._collectives[side], -1)[calls.kernels.collective[calls.row]]
-        label = self._names[side][calls.kernels.name[calls.row]] * self._num_kinds + kinds + 1
-        if not level.launch_shape:
-            return label, np.zeros_like(label)
-        return label, self._shapes[side][calls.kernels.shape[calls.row]]
-
-
-def turns_of(calls: Calls, label: Indices, shape: Indices) -> tuple[Indices, Indices]:
-    """Each call's turn among the calls of its kind in its step, and how many of them there are; shape (n,) each.
-
-    Args:
-        calls: the calls.
-        label: what is of one kind, beside the launch shape; shape (n,).
-        shape: the launch shape, or the same number for all; shape (n,).
-    """
-    group = numbered([calls.step, label, shape])
-    order = np.lexsort((calls.kernels.intervals.start_ns[calls.row], group))
-    begins = np.ones(len(order), dtype=bool)
-    begins[1:] = group[order][1:] != group[order][:-1]
-    first = np.flatnonzero(begins)
-    number = np.cumsum(begins) - 1
-    sizes = np.diff(np.append(first, len(order)))
-    turn, of = np.empty(len(order), dtype=np.int64), np.empty(len(order), dtype=np.int64)
-    turn[order] = np.arange(len(order)) - first[number]
-    of[order] = sizes[number]
-    return turn, of
-
-
-def numbered(columns: list[Indices]) -> Indices:
-    """A number for each row of the columns; equal rows get the same number."""
-    numbers, size = np.zeros(len(columns[0]), dtype=np.int64), 1
-    if not len(numbers):
-        return numbers
-    for column in columns:
-        least, width = int(column.min()), int(column.max()) - int(column.min()) + 1
-        if size * width >= 2**62:  # then they are numbered anew, from 0 on: each factor is at most the number of rows
-            _, numbers = np.unique(numbers, return_inverse=True)
-            _, column = np.unique(column, return_inverse=True)  # noqa: PLW2901
-            size, least, width = int(numbers.max()) + 1, 0, int(column.max()) + 1
-        numbers, size = numbers * width + (column - least), size * width
-    _, numbers = np.unique(numbers, return_inverse=True)
-    return numbers.astype(np.int64)
-
-
-def _common(mine: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[Indices, Indices]:
-    """Numbers for the texts of both sides; equal texts get the same number."""
-    codes: dict[str, int] = {}
-    return tuple(
-        [  # type: ignore[return-value]
-            np.array([codes.setdefault(text, len(codes)) for text in texts], dtype=np.int64) for texts in (mine, theirs)
-        ]
-    )
 
 
 class Side(msgspec.Struct, frozen=True):
@@ -250,13 +51,10 @@ def pair_times(overlapped: Side, sequential: Side, alone_ns: npt.NDArray[np.floa
     Returns:
         The pairs, per step, those that lose most time first.
     """
-    beside = labels_of(overlapped.calls.kernels)
-    pairs = [
-        pair
-        for victims, partners in ((Kind.COMPUTE, Kind.COMMUNICATION), (Kind.COMMUNICATION, Kind.COMPUTE))
-        for pair in _pairs(overlapped, sequential, alone_ns, victims, partners, beside)
-    ]
-    return tuple(sorted(pairs, key=lambda pair: (-pair.lost_ms, -pair.time_ms)))
+    sums = PairSums(overlapped.calls.kernels, sequential.calls.kernels)
+    sums.add(overlapped.calls, overlapped.wanted, alone_ns)
+    sums.add_alone(sequential.calls, sequential.wanted)
+    return sums.pairs(overlapped.num_steps, sequential.num_steps)
 
 
 def dimension_pair_times(
@@ -277,87 +75,200 @@ def dimension_pair_times(
         The pairs, per step, those that lose most time first; without kernels that ran beside no communication, and
         without those that have no match.
     """
-    found = _pairs(overlapped, sequential, alone_ns, Kind.COMPUTE, Kind.COMMUNICATION, dimensions)
+    of_row, names = dimensions
+    sums = _VictimSums(overlapped.calls.kernels, Kind.COMPUTE, Kind.COMMUNICATION, names)
+    sums.add(overlapped.calls, overlapped.wanted, alone_ns, of_row)
+    alone = _LabelSums(sequential.calls.kernels, Kind.COMPUTE)
+    alone.add(sequential.calls, sequential.wanted)
+    found = sums.pairs(overlapped.num_steps, alone.ms(sequential.num_steps))
     pairs = [pair for pair in found if pair.beside not in (ALONE, UNMATCHED)]
     return tuple(sorted(pairs, key=lambda pair: (-pair.lost_ms, -pair.time_ms)))
 
 
-def _pairs(
-    overlapped: Side,
-    sequential: Side,
-    alone_ns: npt.NDArray[np.float64],
-    victims: Kind,
-    partners: Kind,
-    beside_labels: tuple[Indices, tuple[str, ...]],
-) -> Iterator[PairTime]:
-    calls, num_steps = overlapped.calls, overlapped.num_steps
-    partner_label, partner_names = beside_labels
-    label, labels = labels_of(calls.kernels)
-    rows = np.flatnonzero(overlapped.wanted & (calls.kind == victims))
-    group = label[calls.row[rows]]
-    own, alone = calls.duration_ns[rows].astype(float), alone_ns[rows]  # ns
-    matched = np.isfinite(alone)
-    kinds = [kind for kind in distinct_values(partner_label[calls.kernels.kind == partners]).tolist() if kind >= 0]
-    beside = np.zeros((len(rows), len(kinds)))
-    for column, kind in enumerate(kinds):
-        partner_rows = (calls.kernels.kind == partners) & (partner_label == kind)
-        beside[:, column] = calls.covered_ns(calls.kernels.intervals[partner_rows])[rows]
-    total = beside.sum(axis=1)
-    share = beside / np.where(total > 0, total, 1.0)[:, None]
+class PairSums:
+    """What ``pair_times`` gives, added up over the parts of two profiles.
 
-    def per_step(picked: npt.NDArray[np.bool_], amount: _Amount) -> npt.NDArray[np.float64]:
-        weights = np.broadcast_to(amount, len(rows))[picked]
-        return np.bincount(group[picked], weights=weights, minlength=len(labels)) / num_steps
+    Args:
+        overlapped: the profile with the overlapped steps, or a part of it: its names are those of all.
+        sequential: the same with the sequential steps.
+    """
 
-    def of(partner: str, picked: npt.NDArray[np.bool_], weight: _Amount, beside_ns: _Amount) -> Iterator[PairTime]:
-        counts = per_step(picked, 1.0)
-        for number in np.flatnonzero(counts).tolist():
-            yield PairTime(
-                victim=labels[number],
-                communication=victims is Kind.COMMUNICATION,
-                beside=partner,
-                calls=float(counts[number]),
-                beside_ms=float(per_step(picked, beside_ns)[number]) / 1e6,
-                time_ms=float(per_step(picked, weight * own)[number]) / 1e6,
-                alone_ms=float(per_step(picked, weight * np.where(matched, alone, 0.0))[number]) / 1e6,
-            )
+    def __init__(self, overlapped: KernelTable, sequential: KernelTable) -> None:
+        _, labels = labels_of(overlapped)
+        both = (Kind.COMPUTE, Kind.COMMUNICATION), (Kind.COMMUNICATION, Kind.COMPUTE)
+        self._sums = [_VictimSums(overlapped, victims, partners, labels) for victims, partners in both]
+        self._alone = [_LabelSums(sequential, victims) for victims, _ in both]
 
-    for column, kind in enumerate(kinds):
-        yield from of(partner_names[kind], matched & (beside[:, column] > 0), share[:, column], beside[:, column])
-    yield from of(ALONE, matched & (total == 0), 1.0, 0.0)
+    def add(self, calls: Calls, wanted: npt.NDArray[np.bool_], alone_ns: npt.NDArray[np.float64]) -> None:
+        """Add calls of overlapped steps.
 
-    # Calls without a match get one row per label, so that all rows add up to the difference in time.
-    def by_label(picked: npt.NDArray[np.bool_], amount: _Amount, unit: float = 1e6) -> dict[str, float]:
-        return dict(zip(labels, (per_step(picked, amount) / unit).tolist(), strict=True))
+        Args:
+            calls: the calls of a part at whose bounds nothing runs.
+            wanted: which of them count; shape (calls,).
+            alone_ns: as in ``pair_times``.
+        """
+        beside, _ = labels_of(calls.kernels)
+        for sums in self._sums:
+            sums.add(calls, wanted, alone_ns, beside)
 
-    time_ms, beside_ms = by_label(~matched, own), by_label(~matched, total)
-    count = by_label(~matched, 1.0, unit=1.0)
-    matched_alone_ms = by_label(matched, np.where(matched, alone, 0.0))
-    all_alone_ms = _time_by_label(sequential, victims)
-    for name in dict.fromkeys((*labels, *all_alone_ms)):
-        unmatched_alone_ms = all_alone_ms.get(name, 0.0) - matched_alone_ms.get(name, 0.0)
-        if count.get(name) or abs(unmatched_alone_ms) > _ROUNDING_MS:
-            yield PairTime(
-                victim=name,
-                communication=victims is Kind.COMMUNICATION,
-                beside=UNMATCHED,
-                calls=count.get(name, 0.0),
-                beside_ms=beside_ms.get(name, 0.0),
-                time_ms=time_ms.get(name, 0.0),
-                alone_ms=unmatched_alone_ms,
-            )
+    def add_alone(self, calls: Calls, wanted: npt.NDArray[np.bool_]) -> None:
+        """Add calls of sequential steps.
+
+        Args:
+            calls: the calls of a part.
+            wanted: which of them count; shape (calls,).
+        """
+        for sums in self._alone:
+            sums.add(calls, wanted)
+
+    def pairs(self, overlapped_steps: int, sequential_steps: int) -> tuple[PairTime, ...]:
+        """The pairs, per step, those that lose most time first."""
+        found = [
+            pair
+            for sums, alone in zip(self._sums, self._alone, strict=True)
+            for pair in sums.pairs(overlapped_steps, alone.ms(sequential_steps))
+        ]
+        return tuple(sorted(found, key=lambda pair: (-pair.lost_ms, -pair.time_ms)))
+
+
+class _Amounts:
+    """Calls and times of each of some labels; shape (labels,) each, times in nanoseconds."""
+
+    def __init__(self, num_labels: int) -> None:
+        self.calls, self.beside_ns, self.time_ns, self.alone_ns = (np.zeros(num_labels) for _ in range(4))
+
+    def add(
+        self, group: Indices, picked: npt.NDArray[np.bool_], beside_ns: _Amount, time_ns: _Amount, alone_ns: _Amount
+    ) -> None:
+        """Add calls.
+
+        Args:
+            group: the label of each; shape (n,).
+            picked: which of them count; shape (n,).
+            beside_ns: how long each ran beside others.
+            time_ns: how long each took.
+            alone_ns: how long the same call took alone.
+        """
+        group = group[picked]
+        for total, amount in (
+            (self.calls, 1.0),
+            (self.beside_ns, beside_ns),
+            (self.time_ns, time_ns),
+            (self.alone_ns, alone_ns),
+        ):
+            weights = np.broadcast_to(amount, len(picked))[picked]
+            np.add(total, np.bincount(group, weights=weights, minlength=len(total)), out=total)
+
+
+class _VictimSums:
+    """Time and loss of the kernels of one kind by what ran beside them, added up over the parts of a profile.
+
+    Args:
+        kernels: the profile, or a part of it.
+        victims: the kind of the kernels.
+        partners: the kind of what runs beside them.
+        partner_names: what the labels of the partners stand for.
+    """
+
+    def __init__(self, kernels: KernelTable, victims: Kind, partners: Kind, partner_names: tuple[str, ...]) -> None:
+        self._victims, self._partners, self._partner_names = victims, partners, partner_names
+        _, self._labels = labels_of(kernels)
+        self._beside: dict[int, _Amounts] = {}
+        # Those that ran beside none, those without a match, and all that have one.
+        self._alone, self._unmatched, self._matched = (_Amounts(len(self._labels)) for _ in range(3))
+
+    def add(
+        self,
+        calls: Calls,
+        wanted: npt.NDArray[np.bool_],
+        alone_ns: npt.NDArray[np.float64],
+        partner_label: Indices,
+    ) -> None:
+        """Add calls; the arguments are those of ``PairSums.add``, and the label of each row, -1 for none."""
+        label, _ = labels_of(calls.kernels)
+        rows = np.flatnonzero(wanted & (calls.kind == self._victims))
+        group = label[calls.row[rows]]
+        own, alone = calls.duration_ns[rows].astype(float), alone_ns[rows]
+        matched = np.isfinite(alone)
+        alone = np.where(matched, alone, 0.0)
+        is_partner = calls.kernels.kind == self._partners
+        kinds = [kind for kind in distinct_values(partner_label[is_partner]).tolist() if kind >= 0]
+        beside = np.zeros((len(rows), len(kinds)))
+        for column, kind in enumerate(kinds):
+            beside[:, column] = calls.covered_ns(calls.kernels.intervals[is_partner & (partner_label == kind)])[rows]
+        total = beside.sum(axis=1)
+        share = beside / np.where(total > 0, total, 1.0)[:, None]
+        for column, kind in enumerate(kinds):
+            amounts = self._beside.setdefault(kind, _Amounts(len(self._labels)))
+            part = share[:, column]
+            amounts.add(group, matched & (beside[:, column] > 0), beside[:, column], part * own, part * alone)
+        self._alone.add(group, matched & (total == 0), 0.0, own, alone)
+        self._unmatched.add(group, ~matched, total, own, 0.0)
+        self._matched.add(group, matched, total, own, alone)
+
+    def pairs(self, num_steps: int, all_alone_ms: dict[str, float]) -> Iterator[PairTime]:
+        """The pairs, per step, in any order.
+
+        Args:
+            num_steps: number of steps of the calls.
+            all_alone_ms: time per step of all calls of sequential steps, by label.
+        """
+        of_partners = [(self._partner_names[kind], self._beside[kind]) for kind in sorted(self._beside)]
+        for partner, amounts in (*of_partners, (ALONE, self._alone)):
+            for number in np.flatnonzero(amounts.calls).tolist():
+                alone_ms = float(amounts.alone_ns[number] / num_steps) / 1e6
+                yield self._pair(self._labels[number], partner, amounts, number, num_steps, alone_ms)
+        # Calls without a match get one row per label, so that all rows add up to the difference in time.
+        matched_ms = dict(zip(self._labels, (self._matched.alone_ns / num_steps / 1e6).tolist(), strict=True))
+        nothing, numbers = _Amounts(1), {name: number for number, name in enumerate(self._labels)}
+        for name in dict.fromkeys((*self._labels, *all_alone_ms)):
+            alone_ms = all_alone_ms.get(name, 0.0) - matched_ms.get(name, 0.0)
+            amounts, number = (self._unmatched, numbers[name]) if name in numbers else (nothing, 0)
+            if amounts.calls[number] or abs(alone_ms) > _ROUNDING_MS:
+                yield self._pair(name, UNMATCHED, amounts, number, num_steps, alone_ms)
+
+    def _pair(
+        self, victim: str, beside: str, amounts: _Amounts, number: int, num_steps: int, alone_ms: float
+    ) -> PairTime:
+        return PairTime(
+            victim=victim,
+            communication=self._victims is Kind.COMMUNICATION,
+            beside=beside,
+            calls=float(amounts.calls[number] / num_steps),
+            beside_ms=float(amounts.beside_ns[number] / num_steps) / 1e6,
+            time_ms=float(amounts.time_ns[number] / num_steps) / 1e6,
+            alone_ms=alone_ms,
+        )
 
 
 # One nanosecond; smaller differences of sums are rounding errors.
 _ROUNDING_MS = 1e-6
 
 
-def _time_by_label(side: Side, kind: Kind) -> dict[str, float]:
-    """Time per step of each family, or of each kind of collective, in milliseconds."""
-    label, labels = labels_of(side.calls.kernels)
-    rows = np.flatnonzero(side.wanted & (side.calls.kind == kind))
-    time_ns = np.bincount(label[side.calls.row[rows]], weights=side.calls.duration_ns[rows], minlength=len(labels))
-    return {labels[i]: float(time_ns[i]) / side.num_steps / 1e6 for i in np.flatnonzero(time_ns)}
+class _LabelSums:
+    """Time of each family, or of each kind of collective, added up over the parts of a profile.
+
+    Args:
+        kernels: the profile, or a part of it.
+        kind: of the kernels that count.
+    """
+
+    def __init__(self, kernels: KernelTable, kind: Kind) -> None:
+        self._kind, (_, self._labels) = kind, labels_of(kernels)
+        self._time_ns = np.zeros(len(self._labels))
+
+    def add(self, calls: Calls, wanted: npt.NDArray[np.bool_]) -> None:
+        """Add calls; ``wanted`` tells which of them count."""
+        label, _ = labels_of(calls.kernels)
+        rows = np.flatnonzero(wanted & (calls.kind == self._kind))
+        group, weights = label[calls.row[rows]], calls.duration_ns[rows]
+        self._time_ns += np.bincount(group, weights=weights, minlength=len(self._labels))
+
+    def ms(self, num_steps: int) -> dict[str, float]:
+        """Time per step, in milliseconds, of those that took any."""
+        return {
+            self._labels[i]: float(self._time_ns[i]) / num_steps / 1e6 for i in np.flatnonzero(self._time_ns).tolist()
+        }
 
 
 def labels_of(kernels: KernelTable) -> tuple[Indices, tuple[str, ...]]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 
 from overlap_callbacks.analysis.distinct import distinct_values
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.critical_path import LastRows
 from overlap_callbacks.analysis.kernels.queue import Queue, QueueSums
-from overlap_callbacks.traces.figures import SlowdownEstimate
 from overlap_callbacks.traces.launches import Launches
 from overlap_callbacks.traces.long import columns
 from overlap_callbacks.traces.long.columns import Folder, Rows, RowsFile
@@ -20,7 +21,7 @@ from overlap_callbacks.traces.long.medians import median
 from overlap_callbacks.traces.long.rows import KERNEL, NUMBER, WAIT, filled
 from overlap_callbacks.traces.long.survey import DeviceSurvey
 from overlap_callbacks.traces.long.tables import Tables
-from overlap_callbacks.traces.pieces import Outline, Piece
+from overlap_callbacks.traces.pieces import Estimating, Outline, Piece
 from overlap_callbacks.traces.trace import Trace
 
 _NEVER = np.iinfo(np.int64).min
@@ -52,7 +53,7 @@ class DeviceOnDisk:
         self.head, self.outline = head, outline
         self._survey, self._kernels, self._waits, self._tables = survey, kernels, waits, tables
         self._folder = folder
-        self._estimate = EstimateSums(folder, head)
+        self._at_once: int | None = None
 
     def pieces(self) -> Iterator[Piece]:
         """The pieces, in order of time."""
@@ -65,14 +66,22 @@ class DeviceOnDisk:
             if not self.head.on_host:
                 waiting, streams = waits.between(begin_ns, end_ns), self._tables.streams
                 launches = Launches(rows["launched"].copy(), waiting, streams, self.outline.records_waits)
+                if self.head.launches is not None and self.head.launches.ranges:
+                    range_of, ranges = rows["range"].astype(np.int64), self.head.launches.ranges
+                    launches = msgspec.structs.replace(launches, range_of=range_of, ranges=ranges)
             trace = dataclasses.replace(
                 self.head, kernels=kernels, device=rows["device"].astype(np.int64), collectives=collectives,
                 launches=launches,
             )  # fmt: skip
-            self._estimate.add(trace)
             yield Piece(trace, begin_ns, before, is_whole=len(rows) == self._survey.num_rows)
             before = _last_rows(before, kernels.intervals, kernels.lane)
             begin_ns = end_ns
+
+    def in_one_piece(self) -> DeviceOnDisk:
+        """The same device in one piece, which takes memory for all rows."""
+        device = copy.copy(self)
+        device._at_once = self._survey.num_rows
+        return device
 
     def queues(self) -> tuple[Queue, ...]:
         """The queue of each stream."""
@@ -104,9 +113,9 @@ class DeviceOnDisk:
             last = times_ns[-1:]
         return median(intervals)
 
-    def estimate(self) -> SlowdownEstimate | None:
-        """The slowdown beside communication, see ``estimate``."""
-        return self._estimate.figures()
+    def estimating(self) -> Estimating:
+        """Works out the slowdown beside communication, see ``estimate``."""
+        return EstimateSums(self._folder, self.head)
 
     def _of_device(self) -> Iterator[Rows]:
         for rows in self._kernels:
@@ -115,7 +124,8 @@ class DeviceOnDisk:
     def _cut(self) -> Iterator[Rows]:
         """The rows of the pieces. If there is nowhere to cut, a piece grows until there is."""
         held, done = np.empty(0, KERNEL), 0
-        enough = columns.AT_ONCE
+        at_once = columns.AT_ONCE if self._at_once is None else self._at_once
+        enough = at_once
         for rows in self._of_device():
             held = np.concatenate((held, rows))
             if len(held) > enough:
@@ -124,7 +134,7 @@ class DeviceOnDisk:
                     yield held[:end]
                     held, done = held[end:], done + end
                 # Where there is nowhere to cut, it is not looked for in each part again.
-                enough = max(columns.AT_ONCE, 0 if end else 2 * len(held))
+                enough = max(at_once, 0 if end else 2 * len(held))
         if len(held):
             yield held
 

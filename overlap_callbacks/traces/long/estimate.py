@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from overlap_callbacks.analysis import name_rules
 from overlap_callbacks.analysis.distinct import distinct_values
-from overlap_callbacks.analysis.kernels.attribution import Calls, numbered, turns_of
+from overlap_callbacks.analysis.kernels.call_table import Calls
+from overlap_callbacks.analysis.kernels.same_calls import numbered, turns_of
 from overlap_callbacks.analysis.kernels.table import Indices
 from overlap_callbacks.traces.estimate import BY_LAUNCH, BY_TURN, beside_and_alone
 from overlap_callbacks.traces.figures import SlowdownEstimate

@@ -77,8 +77,8 @@ class RangeReader:
             rest = rows[~asks]
             self._tell(rest, np.full(len(rest), -1, dtype=np.int64), ())
             found.append(rest)
-        annotations = _Ranges(spill.annotations)
-        operators = _Ranges(spill.operators) if of_copies is events.operators else annotations
+        annotations = Ranges(spill.annotations)
+        operators = Ranges(spill.operators) if of_copies is events.operators else annotations
         in_annotations, in_operators = (
             np.array([*map(ranges.thread_number, events.threads), -1], dtype=np.int64)
             for ranges in (events.annotations, of_copies)
@@ -179,7 +179,7 @@ class RangeReader:
             self._first_place[number] = min(first, self._first_place.get(number, first))
 
 
-class _Ranges:
+class Ranges:
     """Ranges of the host, read as time goes on.
 
     Args:

@@ -11,21 +11,23 @@ from overlap_callbacks.traces.long.columns import Rows
 # A kernel or copy. Of these, ``place`` is its row in the file;
 # ``metadata`` the number of its kind of collective by metadata; ``info`` the number of what is known of its collective,
 # -1 for nothing; ``call`` of a CPU job the number of the operator's call, ``returned`` when the outermost one ended;
-# ``copied`` the number of the collective whose work it would be as a copy, -1 for none. Times are in
-# nanoseconds, -1 where a launch is not known.
+# ``copied`` the number of the collective whose work it would be as a copy, -1 for none; ``range``, where it is asked
+# for, the number of the name of the host's range in which it was launched. Times are in nanoseconds, -1 where a launch
+# is not known.
 KERNEL = np.dtype([
     ("place", np.int64), ("call", np.int64), ("start", np.int64), ("end", np.int64), ("correlation", np.uint64),
     ("launched", np.int64),
     ("returned", np.int64), ("num_bytes", np.int64), ("sequence", np.int64), ("name", np.int32), ("shape", np.int32),
     ("metadata", np.int32), ("lane", np.int32), ("device", np.int32), ("info", np.int32), ("copied", np.int32),
-    ("thread", np.int32), ("step", np.int32), ("before", np.int32), ("kind", np.uint8),
+    ("thread", np.int32), ("step", np.int32), ("before", np.int32), ("range", np.int32), ("kind", np.uint8),
 ])  # fmt: skip
 # An operator of a CPU job, or a range of a communication library.
 OPERATOR = np.dtype([("place", np.int64), ("start", np.int64), ("end", np.int64), ("name", np.int32),
                      ("thread", np.int32)])  # fmt: skip
 # A call that launched something, by ``thread``.
 LAUNCH = np.dtype([("correlation", np.uint64), ("start", np.int64), ("end", np.int64), ("thread", np.int32)])
-# One of torch's ranges, with the number of what it has in common with others.
+# A range of the host: one of torch's of collectives, with the number of what it has in common with others; or one with
+# a name, with the number of this.
 RANGE = np.dtype([("start", np.int64), ("end", np.int64), ("thread", np.int32), ("detail", np.int32)])
 # A time in which the host waited for the device.
 WAIT = np.dtype([("start", np.int64), ("end", np.int64)])

@@ -21,13 +21,16 @@ class Spill:
 
     Args:
         folder: takes the files.
+        with_ranges: whether to keep the ranges of the host that have names.
 
     Attributes:
         kernels, launches, annotations, operators, waits: what was written.
+        ranges: the ranges of the host that have names; None if they are not kept.
     """
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: Folder, *, with_ranges: bool = False) -> None:
         self.folder = folder
+        self.ranges = folder.file(RANGE) if with_ranges else None
         self.kernels, self.launches = folder.file(KERNEL), folder.file(LAUNCH)
         self.annotations, self.operators = folder.file(RANGE), folder.file(RANGE)
         self.waits = folder.file(WAIT)
@@ -45,7 +48,11 @@ class Spill:
         _take_ranges(self.operators, events.operators)
         start_ns, end_ns, possible = events.wait_times.take()
         self.waits.append(filled(WAIT, start=start_ns, end=end_ns)[possible])
-        events.ranges.forget()  # no figure needs them
+        ranges = events.ranges.take()
+        if self.ranges is not None:
+            self.ranges.append(
+                filled(RANGE, start=ranges.start_ns, end=ranges.end_ns, thread=ranges.thread, detail=ranges.name)
+            )
 
     def _take_kernels(self, events: DeviceEvents) -> None:
         start_ns, end_ns, possible = events.times.take()

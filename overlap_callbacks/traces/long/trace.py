@@ -21,6 +21,7 @@ from overlap_callbacks.traces.doubts import copied, foreign_events, untold_names
 from overlap_callbacks.traces.launches import Launches
 from overlap_callbacks.traces.long.columns import RowsFile
 from overlap_callbacks.traces.long.device import DeviceOnDisk
+from overlap_callbacks.traces.long.host_ranges import with_ranges_of_host
 from overlap_callbacks.traces.long.joining import Names, joined
 from overlap_callbacks.traces.long.placing import placed
 from overlap_callbacks.traces.long.ranges import RangeReader
@@ -76,6 +77,10 @@ def long_trace(
     kinds = events.rows.collectives
     reader = RangeReader(names, kinds, len(known.infos))
     told_kernels = reader.read(joined(spill.kernels, spill.launches), events, spill)
+    range_names: tuple[str, ...] = ()
+    if spill.ranges is not None and events.ranges.num_taken and len(events.threads):
+        told_kernels = with_ranges_of_host(told_kernels, spill.ranges, events, spill.folder)
+        range_names = tuple(events.ranges.names)
     kernels = spill.folder.file(KERNEL)
     placed(told_kernels, kernels, bounds_of(found), has_launches=has_launches)
     survey = Survey(spill.folder, len(found), len(names.clean), has_launches)
@@ -102,7 +107,10 @@ def long_trace(
     )  # fmt: skip
     # What the head tells of groups is known only now.
     tables = dataclasses.replace(tables, infos=trace.collectives.infos)
-    nothing = Launches(np.empty(0, dtype=np.int64), Intervals.empty(), tables.streams, records_waits)
+    nothing = Launches(
+        np.empty(0, dtype=np.int64), Intervals.empty(), tables.streams, records_waits,
+        np.empty(0, dtype=np.int64) if range_names else None, range_names,
+    )  # fmt: skip
     trace = dataclasses.replace(trace, launches=nothing)
     waits = _waits(spill, survey, with_copies=not communicate)
     devices = [

@@ -1,171 +1,35 @@
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from msgspec.structs import astuple
 
-from overlap_callbacks.analysis.intervals import Intervals
-from overlap_callbacks.analysis.kernels import attribution
 from overlap_callbacks.analysis.kernels.attribution import (
     ALONE,
-    IN_TURN,
-    SAME_LAUNCH,
     UNMATCHED,
-    Calls,
+    PairSums,
     Side,
     dimension_pair_times,
     labels_of,
-    match,
     pair_times,
 )
+from overlap_callbacks.analysis.kernels.call_table import Calls
+from overlap_callbacks.analysis.kernels.same_calls import match
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
 from overlap_callbacks.analysis.results.kernel_times import PairTime
-from tests.columns import EPOCH_NS, MS, columns
+from tests.columns import MS, columns
 
 C, M, Y = Kind.COMPUTE, Kind.COMMUNICATION, Kind.COPY
 GEMM, NORM, MINE = "ampere_sgemm", "layer_norm_kernel", "my_own"
 REDUCE, GATHER = "ncclDevKernel_AllReduce", "ncclDevKernel_AllGather"
 
 
-def at(start: float, end: float) -> Intervals:
-    return Intervals(np.array([round(start * MS) + EPOCH_NS]), np.array([round(end * MS) + EPOCH_NS]))
-
-
-def ms(nanoseconds: Any) -> list[float]:
-    return [None if np.isnan(ns) else ns / MS for ns in nanoseconds.tolist()]  # type: ignore[misc]
-
-
 def every(calls: Calls) -> Any:
     return np.ones(len(calls), dtype=bool)
-
-
-def matched(mine: Sequence[Any], theirs: Sequence[Any], **options: Any) -> tuple[list[float], list[bool]]:
-    """Partners' times of calls, ms, and which of the partners were used."""
-    calls, partners = Calls.of(columns(mine)), Calls.of(columns(theirs))
-    found = match(calls, every(calls), partners, every(partners), **options)
-    return ms(found.alone_ns), found.used.tolist()
-
-
-# -- calls
-
-
-def test_on_a_device_each_row_is_a_call() -> None:
-    calls = Calls.of(columns([(GEMM, C, 0, 0, 2), (REDUCE, M, 1, 1, 4), (GEMM, C, -1, 3, 3)]))
-    assert len(calls) == 3
-    assert ms(calls.duration_ns) == [2, 3, 0]
-    assert calls.step.tolist() == [0, 1, -1]
-    assert calls.kind.tolist() == [C, M, C]
-
-
-def test_on_cpu_the_pieces_of_a_call_are_one_call_of_their_sum() -> None:
-    # aten::linear runs, calls aten::mm, goes on; and is called once more.
-    rows = [("aten::linear", C, 0, 0, 1), ("aten::mm", C, 0, 1, 4), ("aten::linear", C, 0, 4, 6, 0),
-            ("aten::linear", C, 0, 7, 8)]  # fmt: skip
-    calls = Calls.of(columns(rows))
-    assert ms(calls.duration_ns) == [3, 3, 1]
-    assert calls.row.tolist() == [0, 1, 3]
-    assert calls.call.tolist() == [0, 1, 0, 2]
-    assert ms(calls.covered_ns(at(0.5, 4.5))) == [0.5 + 0.5, 3, 0]
-
-
-def test_no_kernels_are_no_calls() -> None:
-    calls = Calls.of(columns([]))
-    assert len(calls) == 0
-    assert calls.covered_ns(at(0, 1)).tolist() == []
-    assert match(calls, every(calls), calls, every(calls)).alone_ns.tolist() == []
-    assert pairs_with(calls, every(calls), []) == ()
-
-
-# -- matching
-
-
-def test_the_k_th_call_of_a_name_in_a_step_is_matched_with_the_k_th_of_other_steps() -> None:
-    mine = [(GEMM, C, 0, 0, 2), (GEMM, C, 0, 3, 7)]
-    theirs = [(GEMM, C, 0, 0, 1), (GEMM, C, 0, 3, 6), (GEMM, C, 1, 10, 13), (GEMM, C, 1, 14, 15)]
-    assert matched(mine, theirs) == ([(1 + 3) / 2, (3 + 1) / 2], [True] * 4)
-
-
-def test_turns_are_counted_by_time_and_not_by_the_order_of_the_rows() -> None:
-    mine = [(GEMM, C, 0, 3, 7), (GEMM, C, 0, 0, 2)]
-    theirs = [(GEMM, C, 0, 0, 1), (GEMM, C, 0, 3, 6)]
-    assert matched(mine, theirs)[0] == [3, 1]
-
-
-def test_turns_are_counted_for_each_launch_shape_by_itself() -> None:
-    mine = [(f"{GEMM}@a", C, 0, 0, 2), (f"{GEMM}@b", C, 0, 3, 7)]
-    theirs = [(f"{GEMM}@b", C, 0, 0, 5), (f"{GEMM}@a", C, 0, 6, 7)]
-    assert matched(mine, theirs)[0] == [1, 5]
-
-
-def test_where_shapes_vary_with_the_data_the_turn_of_the_name_decides() -> None:
-    mine = [(f"{GEMM}@a", C, 0, 0, 2), (f"{GEMM}@b", C, 0, 3, 7)]
-    theirs = [(f"{GEMM}@c", C, 0, 0, 5), (f"{GEMM}@d", C, 0, 6, 7)]
-    assert matched(mine, theirs) == ([5, 1], [True, True])
-
-
-def test_where_steps_have_different_numbers_of_calls_those_of_the_launch_shape_are_averaged() -> None:
-    mine = [(f"{GEMM}@a", C, 0, 0, 2), (f"{GEMM}@a", C, 0, 3, 4), (f"{GEMM}@a", C, 0, 5, 6)]
-    theirs = [(f"{GEMM}@a", C, 0, 0, 1), (f"{GEMM}@a", C, 0, 3, 6), (f"{GEMM}@b", C, 0, 7, 90)]
-    # By name alone the steps have three calls each: in turn, as far as that is known.
-    alone, used = matched(mine, theirs, levels=SAME_LAUNCH)
-    assert (alone, used) == ([2, 2, 2], [True, True, False])
-    assert matched(mine, theirs[:2], levels=IN_TURN) == ([None] * 3, [False, False])
-
-
-def test_where_steps_have_different_numbers_of_calls_what_there_is_is_paired_and_the_rest_has_no_partner() -> None:
-    mine = [(f"{GEMM}@a", C, 0, 0, 2), (f"{GEMM}@a", C, 0, 3, 4), (f"{GEMM}@a", C, 0, 5, 6)]
-    theirs = [(f"{GEMM}@a", C, 0, 0, 1), (f"{GEMM}@a", C, 0, 3, 6)]
-    assert matched(mine, theirs) == ([1, 3, None], [True, True])
-    assert matched(theirs, mine) == ([2, 1], [True, True, False])
-
-
-def test_one_kernel_that_serves_two_collectives_is_not_the_same_call() -> None:
-    generic = "ncclDevKernel_SendRecv"
-    mine = dataclasses.replace(columns([(generic, M, 0, 0, 2), (generic, M, 0, 3, 7)]), collectives=("all_to_all",))
-    theirs = dataclasses.replace(columns([(generic, M, 0, 0, 5)]), collectives=("send_recv",))
-    calls, partners = Calls.of(mine), Calls.of(theirs)
-    assert np.isnan(match(calls, every(calls), partners, every(partners)).alone_ns).all()
-
-
-def test_steps_with_as_many_calls_are_partners_and_others_are_not() -> None:
-    mine = [(GEMM, C, 0, 0, 2), (GEMM, C, 0, 3, 7)]
-    theirs = [(GEMM, C, 0, 0, 1), (GEMM, C, 1, 10, 14), (GEMM, C, 1, 15, 18)]
-    assert matched(mine, theirs) == ([4, 3], [False, True, True])
-
-
-def test_a_call_without_the_like_matches_nothing() -> None:
-    assert matched([(GEMM, C, 0, 0, 2), (NORM, C, 0, 3, 4)], [(NORM, C, 0, 0, 5)]) == ([None, 5], [True])
-    assert matched([(GEMM, C, 0, 0, 2)], []) == ([None], [])
-    assert matched([], [(GEMM, C, 0, 0, 2)]) == ([], [False])
-
-
-def test_names_and_shapes_are_compared_as_texts_and_not_by_their_numbers() -> None:
-    mine = [(f"{NORM}@x", C, 0, 0, 2), (f"{GEMM}@y", C, 0, 3, 7)]
-    theirs = [(f"{GEMM}@y", C, 0, 0, 1), (f"{MINE}@x", C, 0, 2, 3), (f"{NORM}@x", C, 0, 3, 6)]
-    assert matched(mine, theirs) == ([3, 1], [True, False, True])
-
-
-def test_calls_that_are_not_wanted_are_no_partners_but_count_in_turn() -> None:
-    calls = Calls.of(columns([(GEMM, C, 0, 0, 2), (GEMM, C, 0, 3, 7), (GEMM, C, 1, 10, 13), (GEMM, C, 1, 14, 20)]))
-    wanted, others = np.array([False, True, False, False]), np.array([True, False, True, True])
-    found = match(calls, wanted, calls, others)
-    assert ms(found.alone_ns) == [None, 6, None, None]  # the second of its step, not the first that is wanted
-    assert found.used.tolist() == [False, False, False, True]
-
-
-def test_pieces_of_a_call_are_matched_as_one() -> None:
-    rows = [("aten::linear", C, 0, 0, 1), ("aten::mm", C, 0, 1, 4), ("aten::linear", C, 0, 4, 6, 0)]
-    theirs = [("aten::linear", C, 0, 0, 2), ("aten::mm", C, 0, 2, 4), ("aten::linear", C, 0, 4, 5, 0)]
-    assert matched(rows, theirs) == ([3, 2], [True, True])
-
-
-# -- pairs
 
 
 def pairs_of(rows: Sequence[Any], alone: Sequence[float | None], num_steps: int = 1) -> dict[tuple[str, str], PairTime]:
@@ -346,8 +210,29 @@ def test_labels_are_the_family_or_the_kind_of_collective() -> None:
     assert [labels[number] for number in numbers.tolist()] == ["gemm", "all_reduce", "other", "gemm"]
 
 
-@given(st.lists(st.tuples(*[st.integers(-(2**62), 2**62) | st.integers(-1, 2)] * 3), max_size=12))
-def test_rows_have_one_number_if_they_are_equal(rows: list[tuple[int, ...]]) -> None:
-    columns = [np.array([row[i] for row in rows], dtype=np.int64) for i in range(3)]
-    numbers = attribution.numbered(columns).tolist()
-    assert [numbers.index(number) for number in numbers] == [rows.index(row) for row in rows]
+def test_pairs_of_no_kernels_are_none() -> None:
+    calls = Calls.of(columns([]))
+    assert pairs_with(calls, every(calls), []) == ()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_pairs_that_are_added_up_over_parts_are_those_of_all_at_once(seed: int) -> None:
+    chance = random.Random(seed)
+    rows = [(name, kind, step, start + 200 * step, end + 200 * step)
+            for name, kind, step, start, end in random_profile(chance)]  # fmt: skip
+    kernels = columns(rows)
+    calls = Calls.of(kernels)
+    wanted = np.array([chance.random() < 0.9 for _ in rows])
+    times = np.array([chance.choice((np.nan, chance.randrange(9) * MS)) for _ in rows])
+    whole = pair_times(Side(calls, wanted, 2), Side(calls, ~wanted, 1), times)
+    sums = PairSums(kernels, kernels)
+    for step in range(2):
+        mine = np.flatnonzero(kernels.step == step)
+        part = Calls.of(kernels[mine])
+        sums.add(part, wanted[mine], times[mine])
+        sums.add_alone(part, ~wanted[mine])
+    found = sums.pairs(2, 1)
+    mine, theirs = ({astuple(pair)[:3]: astuple(pair)[3:] for pair in side} for side in (found, whole))
+    assert mine.keys() == theirs.keys()
+    for pair, numbers in theirs.items():
+        assert mine[pair] == pytest.approx(numbers)
