@@ -9,6 +9,7 @@ is taken of all events of a category at once. Only what is rare is looked at eve
 
 from __future__ import annotations
 
+import functools
 import re
 from array import array
 from collections import Counter
@@ -21,6 +22,7 @@ import numpy as np
 from overlap_callbacks.analysis import name_rules, safe_text
 from overlap_callbacks.analysis.kernels.table import KernelTableBuilder, Kind
 from overlap_callbacks.traces.collective_ranges import CollectiveRanges, RangeDetail
+from overlap_callbacks.traces.collectives import UNKNOWN
 from overlap_callbacks.traces.events import Args, Event, KernelArgs, LaunchArgs, OddKernelArgs, RangeArgs
 from overlap_callbacks.traces.host_ranges import MODULE, HostRanges
 from overlap_callbacks.traces.launch_args import launch_shape, launched_as
@@ -64,8 +66,13 @@ ENQUEUED = ("nccl:", "rccl:", "xccl:", "hccl:", "oneccl:")
 _UINT64 = 2**64 - 1
 _NO_ARGS = KernelArgs()
 _MAX_OTHER_RANGES = 4096
+# Sizes of collectives that are remembered by the text that tells them.
+_MOST_SIZES = 4096
 # Torch's operator around what a collective launches.
 _COLLECTIVE_OPERATOR = "record_param_comms"
+
+# Most ranges have one of few names.
+_detail = functools.lru_cache(256)(RangeDetail)
 
 _Args = TypeVar("_Args", bound=msgspec.Struct)
 _Key = TypeVar("_Key")
@@ -213,7 +220,7 @@ class DeviceEvents(EventCollector):
         )
         self._is_module: _NumbersBy[str | None] = _NumbersBy(lambda name: (name or "").startswith(MODULE))
         self._is_annotation: _NumbersBy[str | None] = _NumbersBy(lambda name: (name or "").startswith(ENQUEUED))
-        self._about: dict[tuple[str, bytes, bytes], RangeDetail] = {}
+        self._num_bytes: dict[tuple[str, bytes, bytes], int] = {}
         shapes = self.rows.shapes
         self._shapes: _NumbersBy[Any] = _NumbersBy(lambda part: shapes.setdefault(launch_shape(part), len(shapes)))
 
@@ -299,20 +306,28 @@ class DeviceEvents(EventCollector):
         ]
         events, about = _timed(self.operators.times, [event for event, _ in found], [args for _, args in found])
         details = [RangeDetail(_COLLECTIVE_OPERATOR, info=self.known.info(args)) for args in about]
-        self.operators.add([event.tid for event in events], details)
+        self.operators.add([event.tid for event in events], details, [UNKNOWN] * len(events))
 
     def _add_annotations(self, events: list[Event], args_of: ArgsReader) -> None:
         events = self.annotations.times.extend(events)
         found = args_of(events, RangeArgs)
-        self.annotations.add([event.tid for event in events], map(self._detail, events, found))
+        names = [short_name(event.name) for event in events]
+        self.annotations.add(
+            [event.tid for event in events], map(_detail, names), map(self._num_bytes_of, names, found)
+        )
 
-    def _detail(self, event: Event, args: RangeArgs | None) -> RangeDetail:
-        dims, types = (bytes(args.input_dims), bytes(args.input_type)) if args is not None else (b"", b"")
-        name = short_name(event.name)
-        detail = self._about.get((name, dims, types))
-        if detail is None:
-            detail = self._about[name, dims, types] = RangeDetail(name, input_bytes(name, dims, types))
-        return detail
+    def _num_bytes_of(self, name: str, args: RangeArgs | None) -> int:
+        """The size of the collective of a range, ``UNKNOWN`` if that cannot be told."""
+        if args is None:
+            return UNKNOWN
+        key = name, bytes(args.input_dims), bytes(args.input_type)
+        found = self._num_bytes.get(key)
+        if found is None:
+            # There may be any number of sizes, but mostly there are few.
+            if len(self._num_bytes) >= _MOST_SIZES:
+                self._num_bytes.clear()
+            found = self._num_bytes[key] = input_bytes(*key)
+        return found
 
     def _add_launches(self, events: list[Event], args_of: ArgsReader) -> None:
         waits = [event for event in events if event.name in WAITING_CALLS]

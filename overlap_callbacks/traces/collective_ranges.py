@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from overlap_callbacks.analysis.kernels.table import Indices
-from overlap_callbacks.traces.collectives import UNKNOWN, CollectiveInfo
+from overlap_callbacks.traces.collectives import CollectiveInfo
 from overlap_callbacks.traces.times import EventTimes
 
 
@@ -19,12 +19,10 @@ class RangeDetail(NamedTuple):
 
     Attributes:
         name: of the range, e.g. ``nccl:all_reduce``.
-        num_bytes: size of its collective; ``UNKNOWN`` if unknown.
         info: what its arguments tell about the collective; None if they do not describe it.
     """
 
     name: str
-    num_bytes: int = UNKNOWN
     info: CollectiveInfo | None = None
 
 
@@ -41,7 +39,7 @@ class CollectiveRanges:
 
     def __init__(self, times: EventTimes) -> None:
         self.times = times
-        self._thread, self._detail = array("q"), array("q")
+        self._thread, self._detail, self._num_bytes = array("q"), array("q"), array("q")
         self._threads: dict[str, int] = {}
         self._details: dict[RangeDetail, int] = {}
         self.num_taken = 0
@@ -49,12 +47,19 @@ class CollectiveRanges:
     def __len__(self) -> int:
         return len(self._thread)
 
-    def add(self, threads: Iterable[Any], details: Iterable[RangeDetail]) -> None:
-        """Keep ranges whose times were kept."""
+    def add(self, threads: Iterable[Any], details: Iterable[RangeDetail], num_bytes: Iterable[int]) -> None:
+        """Keep ranges whose times were kept.
+
+        Args:
+            threads: of each.
+            details: what each has in common with others.
+            num_bytes: size of the collective of each; ``UNKNOWN`` if unknown.
+        """
         of_thread, of_detail = self._threads, self._details
         # A thread's number and its text are one thread.
         self._thread.extend([of_thread.setdefault(str(thread), len(of_thread)) for thread in threads])
         self._detail.extend([of_detail.setdefault(detail, len(of_detail)) for detail in details])
+        self._num_bytes.extend(num_bytes)
 
     def thread_number(self, thread: Any) -> int:
         """The number of a thread that has ranges; -1 of another one."""
@@ -70,6 +75,11 @@ class CollectiveRanges:
         """Index into ``details`` of each range; shape (n,)."""
         return np.array(self._detail, dtype=np.int64)
 
+    @cached_property
+    def num_bytes(self) -> Indices:
+        """Size of the collective of each range; ``UNKNOWN`` if unknown; shape (n,)."""
+        return np.array(self._num_bytes, dtype=np.int64)
+
     def around(self, launched_ns: Indices, thread: Indices) -> Indices:
         """In which range each launch was made: the last one to begin before it, if it had not ended; -1 for none.
 
@@ -81,14 +91,14 @@ class CollectiveRanges:
         of_thread = np.where(impossible, -1, np.array(self._thread, dtype=np.int64))
         return last_begun(start_ns, end_ns, of_thread, launched_ns, thread)
 
-    def take(self) -> tuple[Indices, Indices, Indices, Indices]:
-        """Start, end, thread and detail of each range, shape (n,) each, which are then forgotten."""
+    def take(self) -> dict[str, Indices]:
+        """Start, end, thread, detail and size of each range by the columns of a file; they are then forgotten."""
         start_ns, end_ns, possible = self.times.take()
-        columns = (np.array(self._thread, dtype=np.int64), np.array(self._detail, dtype=np.int64))
-        thread, detail = (column[possible] for column in columns)
+        numbers = {"thread": self._thread, "detail": self._detail, "num_bytes": self._num_bytes}
+        columns = {name: np.array(column, dtype=np.int64)[possible] for name, column in numbers.items()}
         self.num_taken += len(self)
-        self._thread, self._detail = array("q"), array("q")
-        return start_ns[possible], end_ns[possible], thread, detail
+        self._thread, self._detail, self._num_bytes = array("q"), array("q"), array("q")
+        return {"start": start_ns[possible], "end": end_ns[possible], **columns}
 
 
 def last_begun(

@@ -179,8 +179,8 @@ def annotated(
     wanted = wanted[~np.isin(wanted, known.rows)]
     within = ranges.around(launched_ns[wanted], thread[wanted])
     name = np.array(rows.name, dtype=np.int64)[wanted]
-    detail = np.where(within >= 0, ranges.detail[within], -1) if len(ranges) else np.full_like(name, -1)
-    told = told_by_ranges(name, detail, rows.names.texts, ranges.details)
+    detail, num_bytes = (np.append(column, -1)[within] for column in (ranges.detail, ranges.num_bytes))
+    told = told_by_ranges(name, detail, num_bytes, rows.names.texts, ranges.details)
     return msgspec.structs.replace(Collectives.alike(wanted, told.info, told.infos), num_bytes=told.num_bytes)
 
 
@@ -198,7 +198,9 @@ class Told(NamedTuple):
     infos: tuple[CollectiveInfo, ...]
 
 
-def told_by_ranges(name: Indices, detail: Indices, texts: Sequence[str], details: Sequence[RangeDetail]) -> Told:
+def told_by_ranges(
+    name: Indices, detail: Indices, num_bytes: Indices, texts: Sequence[str], details: Sequence[RangeDetail]
+) -> Told:
     """What torch's ranges tell of communication kernels, else their names.
 
     Copies have no size: several may be one collective.
@@ -206,6 +208,7 @@ def told_by_ranges(name: Indices, detail: Indices, texts: Sequence[str], details
     Args:
         name: index into ``texts`` of each kernel; shape (n,).
         detail: index into ``details`` of the range in which each was launched, -1 for none; shape (n,).
+        num_bytes: size of the range's collective, ``UNKNOWN`` if unknown; shape (n,).
         texts: the distinct names.
         details: what ranges have in common.
     """
@@ -213,19 +216,19 @@ def told_by_ranges(name: Indices, detail: Indices, texts: Sequence[str], details
     detail = np.where(detail >= 0, detail, len(details))
     alike, place = np.unique(detail * len(texts) + name, return_inverse=True)
     infos: list[CollectiveInfo] = []
-    sizes: list[int] = []
+    has_size: list[bool] = []
     for number in alike.tolist():
         text = texts[number % len(texts)]
         about = details[number // len(texts)] if number // len(texts) < len(details) else None
         kind = name_rules.collective_of(about.name) if about is not None else name_rules.OTHER
         if about is not None and kind != name_rules.OTHER:
             infos.append(CollectiveInfo(kind))
-            sizes.append(UNKNOWN if is_copy(text) else about.num_bytes)
+            has_size.append(not is_copy(text))
         else:
             infos.append(CollectiveInfo(name_rules.collective_of(text), by_name=True))
-            sizes.append(UNKNOWN)
+            has_size.append(False)
     place = place.reshape(-1)
-    return Told(place, np.array(sizes, dtype=np.int64)[place], tuple(infos))
+    return Told(place, np.where(np.array(has_size, dtype=bool)[place], num_bytes, UNKNOWN), tuple(infos))
 
 
 def input_bytes(name: str, dims: bytes, types: bytes) -> int:

@@ -18,6 +18,7 @@ from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
 from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.traces.collect import ENQUEUED, DeviceEvents, Note, is_step, short_name
 from overlap_callbacks.traces.collective_ranges import RangeDetail
+from overlap_callbacks.traces.collectives import UNKNOWN
 from overlap_callbacks.traces.device_trace import trace_of_device
 from overlap_callbacks.traces.files import SQLITE_MAGIC, Progress, TraceError, starts_with
 from overlap_callbacks.traces.launches import WAITING_CALLS
@@ -296,7 +297,7 @@ class _Reader:
 
     def _annotate(self, name: str, thread: Any, start: int, end: int) -> None:
         if self.events.annotations.times.add_ns(start, end):
-            self.events.annotations.add([thread], [RangeDetail(name)])
+            self.events.annotations.add([thread], [RangeDetail(name)], [UNKNOWN])
 
     def _named_ranges(self) -> Iterator[tuple[str, Any, int, int, int]]:
         """Name, thread, start, end and kind of each NVTX range of the process."""

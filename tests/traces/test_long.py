@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from overlap_callbacks.traces import TraceError, analyze_files, read_trace, spilling
+from overlap_callbacks.traces import TraceError, analyze_files, collect, read_trace, spilling
 from overlap_callbacks.traces.analysis import part_of
 from overlap_callbacks.traces.long import columns, ranges
 from overlap_callbacks.traces.long.columns import Folder
@@ -121,21 +121,52 @@ def test_where_something_always_runs_a_piece_grows(tmp_path: Path, short_memory:
     assert short_memory == [12 * 32 + 1]
 
 
+def peak_of(path: Path) -> int:
+    """The memory that Python's objects and NumPy's arrays take while a file is analysed, in bytes."""
+    tracemalloc.start()
+    read_part(path, with_turns=False)
+    used = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return used
+
+
 def test_memory_does_not_grow_with_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def peak(steps: int) -> int:
         events = kineto.training(steps, layers=40, operators=0)
-        path = kineto.write(tmp_path / f"{steps}.json", events, **kineto.job())
-        tracemalloc.start()
-        read_part(path, with_turns=False)
-        used = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return used
+        return peak_of(kineto.write(tmp_path / f"{steps}.json", events, **kineto.job()))
 
     in_memory = peak(80) / peak(20)
     hold(monkeypatch, 1000)
     in_pieces = peak(80) / peak(20)
     assert in_memory > 2
     assert in_pieces < 1.4
+
+
+def sized(events: Iterator[kineto.Event]) -> Iterator[kineto.Event]:
+    """A job whose collectives all have other sizes, as those of a mixture of experts; torch's ranges tell them."""
+    for number, event in enumerate(events):
+        args = {"Input Dims": [[number, *[1] * 300]], "Input type": ["float"]}
+        yield {**event, "args": args} if event["name"] == "nccl:all_reduce" else event
+
+
+def test_collectives_of_many_sizes_have_the_same_figures_in_pieces(tmp_path: Path, short_memory: list[int]) -> None:
+    events = sized(kineto.training(12, metadata=False))
+    path = kineto.write(tmp_path / "trace.json", events, **kineto.job())
+    assert_same(path)
+    assert short_memory
+    (found,) = read_part(path).figures
+    sizes = [4 * number for number, event in enumerate(kineto.training(12)) if event["name"] == "nccl:all_reduce"]
+    assert [part.bytes for part in found.collectives] == [sum(sizes)]
+
+
+def test_memory_does_not_grow_with_the_text_of_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def peak(steps: int) -> int:
+        events = sized(kineto.training(steps, layers=40, metadata=False, operators=0))
+        return peak_of(kineto.write(tmp_path / f"{steps}.json", events, **kineto.job()))
+
+    hold(monkeypatch, 1000)
+    monkeypatch.setattr(collect, "_MOST_SIZES", 100)
+    assert peak(80) < 1.4 * peak(20)
 
 
 def test_kernels_outside_of_the_steps_are_looked_at_in_pieces(tmp_path: Path, short_memory: list[int]) -> None:

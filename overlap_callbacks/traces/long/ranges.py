@@ -75,7 +75,8 @@ class RangeReader:
             asks &= rows["launched"] >= 0
             asking.append(rows[asks])
             rest = rows[~asks]
-            self._tell(rest, np.full(len(rest), -1, dtype=np.int64), ())
+            nothing = np.full(len(rest), -1, dtype=np.int64)
+            self._tell(rest, nothing, nothing, ())
             found.append(rest)
         annotations = Ranges(spill.annotations)
         operators = Ranges(spill.operators) if of_copies is events.operators else annotations
@@ -104,9 +105,12 @@ class RangeReader:
                     found_now = np.flatnonzero(~waits)
                     self._find_copies(now, found_now, around, operators.held, details_of_copies, computing)
                 in_range = _around(annotations.held, now, in_annotations)
-                told = np.where(in_range >= 0, np.append(annotations.held["detail"], -1)[in_range], -1)
+                detail, num_bytes = (
+                    np.append(annotations.held[column], -1)[in_range].astype(np.int64)
+                    for column in ("detail", "num_bytes")
+                )
                 done = now[~waits]
-                self._tell(done, told[~waits], details)
+                self._tell(done, detail[~waits], num_bytes[~waits], details)
                 found.append(done)
                 kept = distinct_values(around[waits])
                 for ranges in {annotations, operators}:
@@ -155,17 +159,18 @@ class RangeReader:
         alone = is_copy & ~np.isin(rows["lane"][mine], list(computing))
         rows["copied"][mine] = self.copies.add(is_copy, alone, around[mine], ranges["detail"], details)
 
-    def _tell(self, rows: Rows, detail: Indices, details: tuple[RangeDetail, ...]) -> None:
+    def _tell(self, rows: Rows, detail: Indices, num_bytes: Indices, details: tuple[RangeDetail, ...]) -> None:
         """Set what is told of the rows that do not tell it themselves.
 
         Args:
             rows: the rows.
             detail: index into ``details`` of the range in which each was launched, -1 for none; shape (n,).
+            num_bytes: size of the range's collective; shape (n,).
             details: what ranges have in common.
         """
         mine = np.flatnonzero(self._asks(rows))
         name = rows["name"][mine].astype(np.int64)
-        told = told_by_ranges(name, detail[mine], self._names.clean, details)
+        told = told_by_ranges(name, detail[mine], num_bytes[mine], self._names.clean, details)
         numbers = [self._infos.setdefault(info, len(self._infos)) for info in told.infos]
         kinds = [self._kinds[info.kind] for info in told.infos]
         is_by_name = np.array([info.by_name for info in told.infos], dtype=bool)

@@ -26,9 +26,11 @@ OPERATOR = np.dtype([("place", np.int64), ("start", np.int64), ("end", np.int64)
                      ("thread", np.int32)])  # fmt: skip
 # A call that launched something, by ``thread``.
 LAUNCH = np.dtype([("correlation", np.uint64), ("start", np.int64), ("end", np.int64), ("thread", np.int32)])
-# A range of the host: one of torch's of collectives, with the number of what it has in common with others; or one with
-# a name, with the number of this.
-RANGE = np.dtype([("start", np.int64), ("end", np.int64), ("thread", np.int32), ("detail", np.int32)])
+# A range of the host: one of torch's of collectives, with its size and the number of what it has in common with others;
+# or one with a name, with the number of this.
+RANGE = np.dtype([
+    ("start", np.int64), ("end", np.int64), ("num_bytes", np.int64), ("thread", np.int32), ("detail", np.int32),
+])  # fmt: skip
 # A time in which the host waited for the device.
 WAIT = np.dtype([("start", np.int64), ("end", np.int64)])
 # A number.

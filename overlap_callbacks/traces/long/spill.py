@@ -119,5 +119,4 @@ def _take_operators(
 
 
 def _take_ranges(file: RowsFile, ranges: CollectiveRanges) -> None:
-    start_ns, end_ns, thread, detail = ranges.take()
-    file.append(filled(RANGE, start=start_ns, end=end_ns, thread=thread, detail=detail))
+    file.append(filled(RANGE, **ranges.take()))
