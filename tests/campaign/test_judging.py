@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests.campaign import command
 from tests.campaign.case import Case
+from tests.campaign.command import MAX_TRIES
 from tests.campaign.judging import judge, unfinished_window
 from tests.campaign.processes import Ending
 from tests.campaign.running import Run, Said, kind_of
@@ -59,6 +61,31 @@ def test_a_fault_without_effect_is_found(tmp_path: Path) -> None:
 def test_a_reference_that_hangs_is_no_reference(tmp_path: Path) -> None:
     reference = _run(tmp_path, said=[], endings=[Ending(None, "", 1.0)])
     assert "without the library hung" in judge(CASE, _run(tmp_path), [reference], NOBODY).faults["ending"]
+
+
+def test_a_reference_that_crashes_is_no_reference(tmp_path: Path) -> None:
+    crash = _run(tmp_path, said=[], endings=[Ending(-signal.SIGABRT, "", 1.0)])
+    for references in ([crash], [_run(tmp_path, said=[]), crash]):
+        assert "crashed again and again" in judge(CASE, _run(tmp_path), references, NOBODY).faults["ending"]
+
+
+@pytest.mark.parametrize(
+    ("crashes", "runs", "ends"), [(0, 1, False), (2, 3, False), (99, MAX_TRIES, False), (1, 1, True)]
+)
+def test_a_reference_that_crashes_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crashes: int, runs: int, ends: bool
+) -> None:
+    folders: list[Path] = []
+
+    def run_job(case: Case, zygote: Any, plain: Any, folder: Path, **options: Any) -> Run:
+        folders.append(folder)
+        code = -signal.SIGABRT if len(folders) <= crashes else 0
+        return _run(folder, endings=[Ending(code, "", 1.0)])
+
+    monkeypatch.setattr(command, "run_job", run_job)
+    found = command.reference(replace(CASE, ends=ends), NOBODY, tmp_path, seed=0, quick=True)
+    assert len(folders) == len(set(folders)) == runs
+    assert found.endings[0].code == (-signal.SIGABRT if crashes >= runs else 0)
 
 
 def test_the_kind_of_an_error_is_that_of_the_traceback() -> None:
