@@ -16,10 +16,10 @@ from overlap_callbacks.analysis import name_rules
 from overlap_callbacks.analysis.distinct import distinct_values
 from overlap_callbacks.analysis.kernels.copies import as_communication
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTableBuilder, Kind, device_kernels
-from overlap_callbacks.traces.collect import DeviceEvents
 from overlap_callbacks.traces.collective_ranges import CollectiveRanges
 from overlap_callbacks.traces.collectives import Collectives
 from overlap_callbacks.traces.copies import copies_of_collectives
+from overlap_callbacks.traces.device_events import DeviceEvents
 from overlap_callbacks.traces.doubts import KernelFacts, copied, foreign_events, untold
 from overlap_callbacks.traces.host_ranges import HostRanges, launched_in
 from overlap_callbacks.traces.launches import Launches, launches_of, waits_of

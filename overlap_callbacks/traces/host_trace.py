@@ -16,11 +16,11 @@ from overlap_callbacks.analysis.formatting import count
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.host import host_kernels, uncounted_note
 from overlap_callbacks.analysis.kernels.table import KernelTableBuilder
-from overlap_callbacks.traces.collect import HostEvents
 from overlap_callbacks.traces.collectives import Collectives
 from overlap_callbacks.traces.device_trace import set_times
 from overlap_callbacks.traces.doubts import KernelFacts, foreign_events
 from overlap_callbacks.traces.files import TraceError
+from overlap_callbacks.traces.host_events import HostEvents
 from overlap_callbacks.traces.steps import bounds_of, steps_of
 from overlap_callbacks.traces.stream import EventStream
 from overlap_callbacks.traces.suspects import MAX_SUSPECTS, likeness

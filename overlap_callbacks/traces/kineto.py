@@ -9,10 +9,11 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from overlap_callbacks.traces.collect import DeviceEvents, HostEvents
+from overlap_callbacks.traces.device_events import DeviceEvents
 from overlap_callbacks.traces.device_trace import trace_of_device
 from overlap_callbacks.traces.events import Event, ExactEvent
 from overlap_callbacks.traces.files import Progress
+from overlap_callbacks.traces.host_events import HostEvents
 from overlap_callbacks.traces.host_trace import trace_of_host
 from overlap_callbacks.traces.spilling import HostSpilling, Spilling
 from overlap_callbacks.traces.stream import EventStream

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from overlap_callbacks.analysis import safe_text
 from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
 from overlap_callbacks.analysis.kernels.table import Kind
-from overlap_callbacks.traces.collect import ENQUEUED, DeviceEvents, Note, is_step, short_name
+from overlap_callbacks.traces.collect import ENQUEUED, Note, is_step, short_name
 from overlap_callbacks.traces.collective_ranges import RangeDetail
 from overlap_callbacks.traces.collectives import UNKNOWN
+from overlap_callbacks.traces.device_events import DeviceEvents
 from overlap_callbacks.traces.device_trace import trace_of_device
 from overlap_callbacks.traces.files import SQLITE_MAGIC, Progress, TraceError, starts_with
 from overlap_callbacks.traces.launches import WAITING_CALLS

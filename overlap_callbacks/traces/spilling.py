@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from overlap_callbacks.traces.collect import DeviceEvents, HostEvents
+from overlap_callbacks.traces.device_events import DeviceEvents
+from overlap_callbacks.traces.host_events import HostEvents
 
 if TYPE_CHECKING:
     from overlap_callbacks.traces.long.columns import Folder

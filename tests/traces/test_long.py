@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from overlap_callbacks.traces import TraceError, analyze_files, collect, read_trace, spilling
+from overlap_callbacks.traces import TraceError, analyze_files, device_events, read_trace, spilling
 from overlap_callbacks.traces.analysis import part_of
 from overlap_callbacks.traces.long import columns, ranges
 from overlap_callbacks.traces.long.columns import Folder
@@ -165,7 +165,7 @@ def test_memory_does_not_grow_with_the_text_of_sizes(tmp_path: Path, monkeypatch
         return peak_of(kineto.write(tmp_path / f"{steps}.json", events, **kineto.job()))
 
     hold(monkeypatch, 1000)
-    monkeypatch.setattr(collect, "_MOST_SIZES", 100)
+    monkeypatch.setattr(device_events, "_MOST_SIZES", 100)
     assert peak(80) < 1.4 * peak(20)
 
 

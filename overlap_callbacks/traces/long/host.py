@@ -13,9 +13,9 @@ from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.host import own_time, uncounted_note
 from overlap_callbacks.analysis.kernels.placement import step_of
 from overlap_callbacks.analysis.kernels.table import Indices, Kind, StringTable
-from overlap_callbacks.traces.collect import HostEvents
 from overlap_callbacks.traces.collectives import UNKNOWN, Collectives
 from overlap_callbacks.traces.device_trace import time_problems
+from overlap_callbacks.traces.host_events import HostEvents
 from overlap_callbacks.traces.host_trace import crossing, host_problems, likely_ranges, refuse, training_thread
 from overlap_callbacks.traces.long import columns
 from overlap_callbacks.traces.long.columns import Rows, RowsFile

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from overlap_callbacks.traces.collect import DeviceEvents
+from overlap_callbacks.traces.device_events import DeviceEvents
 from overlap_callbacks.traces.host_ranges import RangeColumns, launched_in
 from overlap_callbacks.traces.long.columns import Folder, RowsFile
 from overlap_callbacks.traces.long.ranges import Ranges

@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from overlap_callbacks.analysis.distinct import distinct_values
 from overlap_callbacks.analysis.kernels.table import Indices, Kind, StringTable
-from overlap_callbacks.traces.collect import DeviceEvents
 from overlap_callbacks.traces.collective_ranges import RangeDetail, last_begun
 from overlap_callbacks.traces.collectives import CollectiveInfo
 from overlap_callbacks.traces.copies import CopiesInRanges
+from overlap_callbacks.traces.device_events import DeviceEvents
 from overlap_callbacks.traces.long import columns
 from overlap_callbacks.traces.long.columns import Rows, RowsFile
 from overlap_callbacks.traces.long.joining import Names

@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis.kernels.table import Indices
-from overlap_callbacks.traces.collect import DeviceEvents, HostEvents
 from overlap_callbacks.traces.collective_ranges import CollectiveRanges
 from overlap_callbacks.traces.collectives import UNKNOWN
+from overlap_callbacks.traces.device_events import DeviceEvents
+from overlap_callbacks.traces.host_events import HostEvents
 from overlap_callbacks.traces.long import columns
 from overlap_callbacks.traces.long.columns import Folder, RowsFile
 from overlap_callbacks.traces.long.rows import KERNEL, LAUNCH, OPERATOR, RANGE, WAIT, filled

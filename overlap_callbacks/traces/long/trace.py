@@ -14,8 +14,8 @@ from overlap_callbacks.analysis import name_rules, safe_text
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.copies import copy_of_collective
 from overlap_callbacks.analysis.kernels.table import StringTable
-from overlap_callbacks.traces.collect import DeviceEvents
 from overlap_callbacks.traces.collectives import CollectiveInfo
+from overlap_callbacks.traces.device_events import DeviceEvents
 from overlap_callbacks.traces.device_trace import NO_LAUNCHES, launch_problems, time_problems
 from overlap_callbacks.traces.doubts import copied, foreign_events, untold_names
 from overlap_callbacks.traces.launches import Launches
