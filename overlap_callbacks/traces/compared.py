@@ -47,16 +47,16 @@ class Side:
 
     Attributes:
         head: the trace, with any rows or none.
-        num_steps: number of the steps that count; 1 for a file without steps.
+        num_steps: number of the steps that count, those that are whole; 1 for a file without any.
         has_steps: whether the file has any.
         computes: whether any kernel computes, once the calls were added up.
     """
 
     def __init__(self, device: Device) -> None:
-        # A file without steps is one step, whose turns are those of all its calls.
-        self._device = device if device.outline.steps else device.in_one_piece()
-        self.head, outline = device.head, device.outline
-        self._steps = [step for step in outline.steps if not self.head.steps[step].cut]
+        self.head = device.head
+        self._steps = [step for step in device.outline.steps if not self.head.steps[step].cut]
+        # A file without whole steps is one step, whose turns are those of all its calls.
+        self._device = device if self._steps else device.in_one_piece()
         self.has_steps, self.num_steps = bool(self._steps), max(len(self._steps), 1)
         self.computes = False
         self._total = KernelFigures.nothing()

@@ -15,7 +15,7 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.traces.analysis import devices_of
 from overlap_callbacks.traces.compared import MatchedSums, MeanStep, Side, Unmatched, UnmatchedSums
 from overlap_callbacks.traces.figures import Comparison, UnmatchedKernel
-from overlap_callbacks.traces.files import Progress
+from overlap_callbacks.traces.files import Progress, container_of, pieces, starts_with
 from overlap_callbacks.traces.long.columns import Folder
 from overlap_callbacks.traces.reading import Devices, read_devices
 from overlap_callbacks.traces.trace import Trace
@@ -57,22 +57,35 @@ def compare_files(
         TraceError: a file cannot be read, is empty, or is not a trace.
         ValueError: a file holds no compute kernels, or kernels of several devices.
     """
+    for path in (overlapped, sequential):
+        _check_opens(Path(path))
     with Folder() as folder:
-        ov, seq = (read_devices(path, folder, progress, steps, with_ranges=True) for path in (overlapped, sequential))
+        ov = _of_one_device("overlapped", read_devices(overlapped, folder, progress, steps, with_ranges=True))
+        seq = _of_one_device("sequential", read_devices(sequential, folder, progress, steps, with_ranges=True))
         return compare_devices(ov, seq)
 
 
+def _check_opens(file: Path) -> None:
+    """Refuse a file that cannot be opened: to read the other one first may take long."""
+    inside = container_of(file)
+    if not starts_with(file if inside is None else inside[0], b""):
+        next(pieces(file, []), None)  # tells why
+
+
+def _of_one_device(name: str, side: Devices) -> Devices:
+    if len(side.devices) > 1:
+        raise ValueError(f"{name}: {side.head.path} holds kernels of {len(side.devices)} devices: give one of one rank")
+    return side
+
+
 def compare_devices(overlapped: Devices, sequential: Devices) -> Comparison:
-    """Compare two traces, of which each has one device, as ``compare`` does."""
-    for name, side in (("overlapped", overlapped), ("sequential", sequential)):
-        if len(side.devices) > 1:
-            raise ValueError(
-                f"{name}: {side.head.path} holds kernels of {len(side.devices)} devices: give one of one rank"
-            )
+    """Compare two traces, of which each must have one device, as ``compare`` does."""
+    for name, found in (("overlapped", overlapped), ("sequential", sequential)):
+        _of_one_device(name, found)
     ov, seq = Side(overlapped.devices[0]), Side(sequential.devices[0])
     labels = Labels(ov.kernels, seq.kernels)
     of_overlapped, of_sequential = SameCalls(labels, 0), SameCalls(labels, 1)
-    found = ov.add_up(Mode.OVERLAPPED, of_overlapped), seq.add_up(Mode.SEQUENTIAL, of_sequential)
+    figures_of = ov.add_up(Mode.OVERLAPPED, of_overlapped), seq.add_up(Mode.SEQUENTIAL, of_sequential)
     for name, added in (("overlapped", ov), ("sequential", seq)):
         if not added.computes:
             raise ValueError(f"{name}: {added.head.path} holds no compute kernels")
@@ -90,8 +103,8 @@ def compare_devices(overlapped: Devices, sequential: Devices) -> Comparison:
     faults = list(_faults(ov, seq, figures, fraction))
     return Comparison(
         library_version=__version__,
-        overlapped=found[0],
-        sequential=found[1],
+        overlapped=figures_of[0],
+        sequential=figures_of[1],
         steps=(ov.num_steps, seq.num_steps),
         figures=figures,
         valid=not faults,

@@ -148,31 +148,23 @@ def innermost(ranges: RangeColumns, thread: Indices, time_ns: Indices) -> Indice
 
 
 def _innermost(start_ns: Indices, end_ns: Indices, time_ns: Indices) -> Indices:
-    """Which of some nested ranges is the innermost that holds each time; -1 for none. One thread's ranges nest.
+    """Which of some ranges is the innermost that holds each time: of the open ones the last to begin; -1 for none.
 
-    Ranges of one depth follow one another. So the one that holds a time is found by search, one depth after another.
+    One thread's ranges nest, but for damaged files. The answer does not depend on ranges that have ended before.
     """
-    depth = _depths(start_ns, end_ns)
-    found = np.full(len(time_ns), -1, dtype=np.int64)
-    for level in range(int(depth.max()) + 1):
-        rows = np.flatnonzero(depth == level)
-        rows = rows[np.argsort(start_ns[rows], kind="stable")]
-        last = np.searchsorted(start_ns[rows], time_ns, side="right") - 1
-        holds: npt.NDArray[np.bool_] = (last >= 0) & (time_ns < end_ns[rows[last]])
-        found[holds] = rows[last[holds]]
-    return found
-
-
-def _depths(start_ns: Indices, end_ns: Indices) -> Indices:
-    """How many ranges each one lies within."""
-    count = len(start_ns)
-    ends = np.zeros(2 * count, dtype=bool)
-    ends[count:] = True
-    times = np.concatenate((start_ns, end_ns))
-    # At one time, ends come before starts, and the longest of those that start comes first.
-    longest = np.concatenate((-(end_ns - start_ns), np.zeros(count, dtype=np.int64)))
-    order = np.lexsort((longest, ~ends, times))
-    open_now = np.cumsum(np.where(ends[order], -1, 1))
-    depth = np.empty(2 * count, dtype=np.int64)
-    depth[order] = open_now
-    return depth[:count] - 1
+    order = np.lexsort((-end_ns, start_ns))
+    start_ns, end_ns = start_ns[order], end_ns[order]
+    # The last range before each one that ends later. What lies between ends no later than it.
+    before = np.arange(len(order)) - 1
+    while True:
+        ended = (before >= 0) & (end_ns[before] <= end_ns)
+        if not ended.any():
+            break
+        before[ended] = before[before[ended]]
+    found = np.searchsorted(start_ns, time_ns, side="right") - 1
+    while True:
+        ended = (found >= 0) & (end_ns[found] <= time_ns)
+        if not ended.any():
+            break
+        found[ended] = before[found[ended]]
+    return np.where(found >= 0, order[found], -1)

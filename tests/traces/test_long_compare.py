@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlap_callbacks.traces import compare, compare_files, read_trace
+from overlap_callbacks.traces import TraceError, compare, compare_files, read_trace
 from overlap_callbacks.traces.long import ranges
 from overlap_callbacks.traces.long.device import DeviceOnDisk
 from tests import kineto
@@ -140,10 +140,18 @@ def test_without_steps_a_file_is_one_piece(tmp_path: Path, pieces: list[int]) ->
     assert set(pieces) == {8 * 32}
 
 
-def test_a_file_that_is_cut_off_is_compared_in_pieces(tmp_path: Path, pieces: list[int]) -> None:
-    overlapped, sequential = job(tmp_path)
+@pytest.mark.parametrize("steps", [12, 1])
+def test_a_file_that_is_cut_off_is_compared_as_in_memory(tmp_path: Path, pieces: list[int], steps: int) -> None:
+    _, sequential = job(tmp_path)
+    events = [
+        event
+        for event in kineto.training(12, slowdown=0.3)
+        if "ProfilerStep" not in event["name"] or event["name"] in {f"ProfilerStep#{4 + i}" for i in range(steps)}
+    ]
+    whole = kineto.write(tmp_path / "whole.json", events, **kineto.job())
     cut = tmp_path / "cut.json"
-    cut.write_bytes(overlapped.read_bytes()[: overlapped.stat().st_size * 4 // 5])
+    cut.write_bytes(whole.read_bytes()[: whole.stat().st_size * 4 // 5])
+    assert_same((cut, sequential))
     found = compare_files(cut, sequential)
     assert not found.valid
     assert any("cut off" in problem for problem in found.problems)
@@ -190,6 +198,22 @@ def test_ranges_of_the_host_are_compared_in_pieces(tmp_path: Path, pieces: list[
     assert pieces
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_ranges_that_cross_are_compared_in_pieces(tmp_path: Path, pieces: list[int], seed: int) -> None:
+    chance, files = random.Random(seed), []
+    for number, events in enumerate((kineto.training(12, slowdown=0.3), kineto.training(9, overlapped=False))):
+        found = list(events)
+        end = max(int(event["ts"]) for event in found) - kineto.BASE_NS
+        for _ in range(300):
+            start = chance.randrange(end)
+            found.append(
+                kineto.host_range(f"part {chance.randrange(12)}", start, start + chance.randrange(1, end // 9))
+            )
+        files.append(kineto.write(tmp_path / f"{number}.json", found, **kineto.job()))
+    assert_same(files)
+    assert pieces
+
+
 def test_ranges_of_the_host_are_held_a_part_at_a_time(
     tmp_path: Path, pieces: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +254,15 @@ def test_memory_does_not_grow_with_the_traces(tmp_path: Path, monkeypatch: pytes
     in_pieces = peak(80) / peak(20)
     assert in_memory > 2
     assert in_pieces < 1.4
+
+
+def test_a_second_file_that_cannot_be_read_is_refused_before_the_first_is_read(tmp_path: Path) -> None:
+    overlapped, _ = job(tmp_path)
+    read: list[int] = []
+    for missing, why in ((tmp_path / "missing.json", "No such file"), (tmp_path, "is a folder")):
+        with pytest.raises(TraceError, match=why):
+            compare_files(overlapped, missing, lambda done, total: read.append(done))
+    assert not read
 
 
 def test_the_command_compares_long_files_and_leaves_nothing_behind(
