@@ -15,9 +15,9 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from overlap_callbacks.gate.collectives import Collective
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.monitor.race.held_state import modules_of
+from overlap_callbacks.monitor.race.reduced_together import ReducedTogether
 from overlap_callbacks.monitor.race.repeatable import RepeatableStep, local
 
 from ._pytorch_fsdp import param_groups_of
@@ -96,59 +96,18 @@ class PlainStep(RepeatableStep):
         place = self._place_of(parameter)
         return "" if place is None else place.collective_in(log)
 
-    def _place_of(self, name: str) -> _Place | None:
+    def _place_of(self, name: str) -> ReducedTogether | None:
         parameter = self.parameters()[name]
         modules = self.modules()
         fsdp = [module for module in modules if isinstance(module, FSDPModule)]
         return next((p for p in (*_ddp_places(modules), *_fsdp_places(fsdp)) if p.holds(parameter)), None)
 
 
-class _Place:
-    """Where some gradients are reduced together.
-
-    Args:
-        bucket: what to call it.
-        parameters: whose gradients they are.
-        number: in the order in which the backward pass reduces them.
-        num_places: of the same framework.
-        words: one of them is in the name of the operator that reduces them.
-        nbytes: that it reads or writes on this rank.
-    """
-
-    def __init__(
-        self, bucket: str, parameters: Sequence[Any], number: int, num_places: int, words: Sequence[str], nbytes: int
-    ) -> None:
-        self.bucket = bucket
-        self._parameters = {id(parameter) for parameter in parameters}
-        self._number, self._num_places = number, num_places
-        self._words = words
-        self._nbytes = nbytes
-
-    def holds(self, parameter: Any) -> bool:
-        return id(parameter) in self._parameters
-
-    def collective_in(self, log: StepLog) -> str:
-        """The collective that reduces it: by its place if there is one for each bucket, else by its size."""
-        of_kind = [
-            (index, call)
-            for index, call in enumerate(log.collectives)
-            if any(word in call.operator for word in self._words)
-        ]
-        if len(of_kind) == self._num_places:
-            return _said(*of_kind[self._number])
-        by_size = [(index, call) for index, call in of_kind if self._nbytes in (call.bytes_in, call.bytes_out)]
-        return _said(*by_size[0]) if by_size else ""
-
-
-def _said(index: int, call: Collective) -> str:
-    return f"collective {index} of the step, {call} of {max(call.bytes_in, call.bytes_out):,} bytes"
-
-
 def _ddp_modules(modules: Sequence[nn.Module]) -> list[DistributedDataParallel]:
     return [module for module in modules if isinstance(module, DistributedDataParallel)]
 
 
-def _ddp_places(modules: Sequence[nn.Module]) -> Iterator[_Place]:
+def _ddp_places(modules: Sequence[nn.Module]) -> Iterator[ReducedTogether]:
     """The buckets of DDP modules, in the order in which their reducers issue them."""
     buckets = [
         bucket
@@ -157,12 +116,12 @@ def _ddp_places(modules: Sequence[nn.Module]) -> Iterator[_Place]:
     ]
     for number, bucket in enumerate(buckets):
         words = ("allreduce", "reduce_scatter")
-        yield _Place(
+        yield ReducedTogether(
             f"DDP bucket {bucket.index()}", bucket.parameters(), number, len(buckets), words, bucket.buffer().nbytes
         )
 
 
-def _fsdp_places(modules: Sequence[FSDPModule]) -> Iterator[_Place]:
+def _fsdp_places(modules: Sequence[FSDPModule]) -> Iterator[ReducedTogether]:
     """The parameter groups of FSDP2 modules; the backward pass takes the last first."""
     groups = list(param_groups_of(cast(Any, modules)))
     for number, group in enumerate(groups):
@@ -170,7 +129,7 @@ def _fsdp_places(modules: Sequence[FSDPModule]) -> Iterator[_Place]:
         nbytes = sum([local(parameter).nbytes for parameter in parameters])
         name = getattr(group, "_module_fqn", None)
         bucket = f"FSDP group {name!r}" if name else f"FSDP group {number}, in the order of the modules"
-        yield _Place(bucket, parameters, len(groups) - 1 - number, len(groups), ("reduce_scatter",), nbytes)
+        yield ReducedTogether(bucket, parameters, len(groups) - 1 - number, len(groups), ("reduce_scatter",), nbytes)
 
 
 def _has_fields(state: Any) -> bool:

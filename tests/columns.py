@@ -6,14 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from overlap_callbacks.analysis.intervals import Intervals
+from overlap_callbacks.analysis.kernels.call_table import Calls
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
 from overlap_callbacks.analysis.name_rules import collective_of
 
 # Events carry nanoseconds since 1970; the tests count from here.
 EPOCH_NS = 1_755_000_000_123_456_789
 MS = 1_000_000
+GEMM, NORM, MINE = "ampere_sgemm", "layer_norm_kernel", "my_own"
+REDUCE, GATHER = "ncclDevKernel_AllReduce", "ncclDevKernel_AllGather"
 
 
 def columns(rows: Sequence[Any]) -> KernelTable:
@@ -56,3 +60,8 @@ def columns(rows: Sequence[Any]) -> KernelTable:
         without_launch=np.zeros(len(rows), dtype=bool),
         from_graph=np.zeros(len(rows), dtype=bool),
     )
+
+
+def every(calls: Calls) -> npt.NDArray[np.bool_]:
+    """Marks all calls."""
+    return np.ones(len(calls), dtype=bool)

@@ -36,7 +36,8 @@ def compare(overlapped: Trace, sequential: Trace) -> Comparison:
     Raises:
         ValueError: a trace holds no compute kernels, or kernels of several devices.
     """
-    return compare_devices(*[Devices(trace, devices_of(trace)) for trace in (overlapped, sequential)])
+    ov = _of_one_device("overlapped", Devices(overlapped, devices_of(overlapped)))
+    return _compared(ov, _of_one_device("sequential", Devices(sequential, devices_of(sequential))))
 
 
 def compare_files(
@@ -62,7 +63,7 @@ def compare_files(
     with Folder() as folder:
         ov = _of_one_device("overlapped", read_devices(overlapped, folder, progress, steps, with_ranges=True))
         seq = _of_one_device("sequential", read_devices(sequential, folder, progress, steps, with_ranges=True))
-        return compare_devices(ov, seq)
+        return _compared(ov, seq)
 
 
 def _check_opens(file: Path) -> None:
@@ -72,23 +73,23 @@ def _check_opens(file: Path) -> None:
         next(pieces(file, []), None)  # tells why
 
 
-def _of_one_device(name: str, side: Devices) -> Devices:
-    if len(side.devices) > 1:
-        raise ValueError(f"{name}: {side.head.path} holds kernels of {len(side.devices)} devices: give one of one rank")
-    return side
+def _of_one_device(name: str, found: Devices) -> Side:
+    """The side of a trace, which must have one device."""
+    if len(found.devices) > 1:
+        raise ValueError(
+            f"{name}: {found.head.path} holds kernels of {len(found.devices)} devices: give one of one rank"
+        )
+    return Side(found.devices[0])
 
 
-def compare_devices(overlapped: Devices, sequential: Devices) -> Comparison:
-    """Compare two traces, of which each must have one device, as ``compare`` does."""
-    for name, found in (("overlapped", overlapped), ("sequential", sequential)):
-        _of_one_device(name, found)
-    ov, seq = Side(overlapped.devices[0]), Side(sequential.devices[0])
+def _compared(ov: Side, seq: Side) -> Comparison:
+    """The comparison of an overlapped and a sequential trace."""
     labels = Labels(ov.kernels, seq.kernels)
     of_overlapped, of_sequential = SameCalls(labels, 0), SameCalls(labels, 1)
     figures_of = ov.add_up(Mode.OVERLAPPED, of_overlapped), seq.add_up(Mode.SEQUENTIAL, of_sequential)
-    for name, added in (("overlapped", ov), ("sequential", seq)):
-        if not added.computes:
-            raise ValueError(f"{name}: {added.head.path} holds no compute kernels")
+    for name, side in (("overlapped", ov), ("sequential", seq)):
+        if not side.computes:
+            raise ValueError(f"{name}: {side.head.path} holds no compute kernels")
     pairs = PairSums(ov.kernels, seq.kernels)
     matched, unmatched_seq = MatchedSums(ov), UnmatchedSums(seq)
     for calls, wanted, trace in ov.calls():

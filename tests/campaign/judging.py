@@ -57,7 +57,7 @@ def _ending(case: Case, run: Run, references: Sequence[Run]) -> str:
     if any("hung" in reference.kinds() for reference in references):
         return "the job without the library hung, so that there is nothing to hold this one against"
     if not case.ends and any(set(reference.kinds()) != {"0"} for reference in references):
-        return "the job without the library crashed again and again, so that there is nothing to hold this one against"
+        return "the job without the library failed, so that there is nothing to hold this one against"
     allowed = [{*case.also, *kinds} for kinds in zip(*(reference.kinds() for reference in references), strict=True)]
     wrong = [
         f"rank {rank} ended with {kind!r}, without the library with {' or '.join(sorted(map(repr, kinds)))}"

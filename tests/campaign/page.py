@@ -53,6 +53,9 @@ short and come every 16 steps, so that most faults fall within one. The moment o
 from run to run. A run of each fault is part of the tests. All runs are made by `python3 dev.py campaign`, nightly and
 before a release. The last section has no faults: it is training loops of others.
 
+Plain torch 2.13 with Gloo aborts a rank now and then as it ends, without the library and any fault ("terminate called
+without an active exception"). A reference in which that happens is run again. A job with the library is not.
+
 {summary}
 With {versions}, on {machine}.
 This page is written by the command, from `benchmarks/results/campaign.json`.

@@ -81,6 +81,11 @@ def kind_of(ending: Ending) -> str:
     return " ".join([code, *errors[-1:]])
 
 
+def was_aborted(ending: Ending) -> bool:
+    """Whether a process aborted, or with ``torchrun`` one that its agent had started."""
+    return ending.code == -signal.SIGABRT or (ending.code not in (0, None) and "(SIGABRT)" in ending.output)
+
+
 class RunningJob:
     """The processes of a job."""
 

@@ -63,29 +63,43 @@ def test_a_reference_that_hangs_is_no_reference(tmp_path: Path) -> None:
     assert "without the library hung" in judge(CASE, _run(tmp_path), [reference], NOBODY).faults["ending"]
 
 
-def test_a_reference_that_crashes_is_no_reference(tmp_path: Path) -> None:
+def test_a_reference_that_fails_is_no_reference(tmp_path: Path) -> None:
     crash = _run(tmp_path, said=[], endings=[Ending(-signal.SIGABRT, "", 1.0)])
     for references in ([crash], [_run(tmp_path, said=[]), crash]):
-        assert "crashed again and again" in judge(CASE, _run(tmp_path), references, NOBODY).faults["ending"]
+        assert "without the library failed" in judge(CASE, _run(tmp_path), references, NOBODY).faults["ending"]
+
+
+ABORT = Ending(-signal.SIGABRT, "", 1.0)
+OF_TORCHRUN = Ending(1, "exitcode: -6 (pid: 7)\ntraceback : Signal 6 (SIGABRT) received by PID 7\n", 1.0)
 
 
 @pytest.mark.parametrize(
-    ("crashes", "runs", "ends"), [(0, 1, False), (2, 3, False), (99, MAX_TRIES, False), (1, 1, True)]
+    ("crashes", "runs", "ends", "crash"),
+    [
+        (0, 1, False, ABORT),
+        (2, 3, False, ABORT),
+        (1, 2, False, OF_TORCHRUN),
+        (99, MAX_TRIES, False, ABORT),
+        (1, 1, True, ABORT),
+        # Nothing else is passed over.
+        (1, 1, False, Ending(None, "", 1.0)),
+        (1, 1, False, Ending(1, "RuntimeError: of the job\n", 1.0)),
+        (1, 1, False, Ending(-signal.SIGSEGV, "", 1.0)),
+    ],
 )
-def test_a_reference_that_crashes_is_run_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crashes: int, runs: int, ends: bool
+def test_a_reference_that_torch_aborts_as_it_ends_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crashes: int, runs: int, ends: bool, crash: Ending
 ) -> None:
     folders: list[Path] = []
 
     def run_job(case: Case, zygote: Any, plain: Any, folder: Path, **options: Any) -> Run:
         folders.append(folder)
-        code = -signal.SIGABRT if len(folders) <= crashes else 0
-        return _run(folder, endings=[Ending(code, "", 1.0)])
+        return _run(folder, endings=[crash if len(folders) <= crashes else Ending(0, "", 1.0)])
 
     monkeypatch.setattr(command, "run_job", run_job)
     found = command.reference(replace(CASE, ends=ends), NOBODY, tmp_path, seed=0, quick=True)
     assert len(folders) == len(set(folders)) == runs
-    assert found.endings[0].code == (-signal.SIGABRT if crashes >= runs else 0)
+    assert found.endings[0].code == (crash.code if crashes >= runs else 0)
 
 
 def test_the_kind_of_an_error_is_that_of_the_traceback() -> None:

@@ -15,43 +15,20 @@ import msgspec
 import numpy as np
 import pytest
 
-from overlap_callbacks.traces import TraceError, analyze_files, device_events, read_trace, spilling
+from overlap_callbacks.traces import TraceError, analyze_files, device_events, read_trace
 from overlap_callbacks.traces.analysis import part_of
 from overlap_callbacks.traces.long import columns, ranges
 from overlap_callbacks.traces.long.columns import Folder
-from overlap_callbacks.traces.long.device import DeviceOnDisk
 from overlap_callbacks.traces.long.medians import median
 from overlap_callbacks.traces.long.rows import NUMBER, WAIT
 from overlap_callbacks.traces.reading import read_part
 from tests import kineto
 from tests.traces import nsys_file, reference
+from tests.traces.short_memory import hold
 from tests.traces.test_copies import PEER, WITHIN, copy, operator
 
 US = 1000
 SHARED = ("ddp_a100_x2", "ddp_v100_x2", "job128_rank0", "job128_rank1", "mi250_toy")
-
-
-@pytest.fixture
-def short_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """As if memory held few events. Gives the numbers of rows of the pieces that were looked at."""
-    sizes: list[int] = []
-    pieces = DeviceOnDisk.pieces
-
-    def counted(device: DeviceOnDisk) -> Iterator[Any]:
-        for piece in pieces(device):
-            sizes.append(len(piece.trace.kernels))
-            yield piece
-
-    monkeypatch.setattr(DeviceOnDisk, "pieces", counted)
-    hold(monkeypatch, 40)
-    return sizes
-
-
-def hold(monkeypatch: pytest.MonkeyPatch, events: int) -> None:
-    """Have memory hold so many events."""
-    monkeypatch.setattr(spilling, "MAX_IN_MEMORY", events)
-    monkeypatch.setattr(spilling, "MAX_SPILLING", events)
-    monkeypatch.setattr(columns, "AT_ONCE", events)
 
 
 def assert_same(path: Path) -> None:

@@ -13,11 +13,11 @@ import pytest
 
 from overlap_callbacks.traces import TraceError, compare, compare_files, read_trace
 from overlap_callbacks.traces.long import ranges
-from overlap_callbacks.traces.long.device import DeviceOnDisk
 from tests import kineto
 from tests.traces import nsys_file, reference
 from tests.traces.events import overlap
-from tests.traces.test_long import cpu_job, hold, odd_job
+from tests.traces.short_memory import hold
+from tests.traces.test_long import cpu_job, odd_job
 
 MAIN, BACKWARD = 100, 200
 
@@ -52,22 +52,6 @@ def assert_same(files: Iterable[Path]) -> None:
     assert mine.keys() == theirs.keys()
 
 
-@pytest.fixture
-def pieces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """As if memory held few events. Gives the numbers of rows of the pieces."""
-    sizes: list[int] = []
-    given = DeviceOnDisk.pieces
-
-    def counted(device: DeviceOnDisk) -> Iterator[Any]:
-        for piece in given(device):
-            sizes.append(len(piece.trace.kernels))
-            yield piece
-
-    monkeypatch.setattr(DeviceOnDisk, "pieces", counted)
-    hold(monkeypatch, 40)
-    return sizes
-
-
 def job(folder: Path, **options: Any) -> tuple[Path, Path]:
     overlapped = kineto.training(12, slowdown=0.3, **options)
     sequential = kineto.training(9, overlapped=False, **options)
@@ -78,35 +62,37 @@ def job(folder: Path, **options: Any) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("options", [{}, {"metadata": False}, {"layers": 3}])
-def test_a_job_is_compared_in_pieces(tmp_path: Path, pieces: list[int], options: dict[str, Any]) -> None:
+def test_a_job_is_compared_in_pieces(tmp_path: Path, short_memory: list[int], options: dict[str, Any]) -> None:
     assert_same(job(tmp_path, **options))
-    assert len(pieces) > 8
-    assert max(pieces) <= 100
+    assert len(short_memory) > 8
+    assert max(short_memory) <= 100
 
 
-def test_one_file_in_pieces_and_one_in_memory(tmp_path: Path, pieces: list[int]) -> None:
+def test_one_file_in_pieces_and_one_in_memory(tmp_path: Path, short_memory: list[int]) -> None:
     overlapped, _ = job(tmp_path)
     short = kineto.write(tmp_path / "short.json", kineto.training(1, layers=1, overlapped=False), **kineto.job())
     assert_same((overlapped, short))
-    assert pieces
+    assert short_memory
 
 
-def test_exports_of_nsight_systems_are_compared_in_pieces(tmp_path: Path, pieces: list[int]) -> None:
+def test_exports_of_nsight_systems_are_compared_in_pieces(tmp_path: Path, short_memory: list[int]) -> None:
     overlapped, sequential = job(tmp_path, metadata=False)
     assert_same(nsys_file.of_kineto(file, tmp_path / f"{file.stem}.sqlite") for file in (overlapped, sequential))
-    assert pieces
+    assert short_memory
 
 
 @pytest.mark.parametrize("name", ["ddp_a100_x2", "ddp_v100_x2"])
-def test_real_traces_are_compared_in_pieces(monkeypatch: pytest.MonkeyPatch, pieces: list[int], name: str) -> None:
+def test_real_traces_are_compared_in_pieces(
+    monkeypatch: pytest.MonkeyPatch, short_memory: list[int], name: str
+) -> None:
     hold(monkeypatch, 500)
     file = reference.shared_trace(f"{name}.json.gz")
     assert_same((file, file))
-    assert pieces
+    assert short_memory
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_odd_traces_are_compared_in_pieces(tmp_path: Path, pieces: list[int], seed: int) -> None:
+def test_odd_traces_are_compared_in_pieces(tmp_path: Path, short_memory: list[int], seed: int) -> None:
     files = []
     for number in range(2):
         events = [
@@ -114,20 +100,20 @@ def test_odd_traces_are_compared_in_pieces(tmp_path: Path, pieces: list[int], se
         ]
         files.append(kineto.write(tmp_path / f"{number}.json", events, **kineto.job()))
     assert_same(files)
-    assert pieces
+    assert short_memory
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_cpu_jobs_are_compared_in_pieces(tmp_path: Path, pieces: list[int], seed: int) -> None:
+def test_cpu_jobs_are_compared_in_pieces(tmp_path: Path, short_memory: list[int], seed: int) -> None:
     files = [
         kineto.write(tmp_path / f"{number}.json", cpu_job(random.Random(seed + 100 * number)), **kineto.job())
         for number in range(2)
     ]
     assert_same(files)
-    assert pieces
+    assert short_memory
 
 
-def test_without_steps_a_file_is_one_piece(tmp_path: Path, pieces: list[int]) -> None:
+def test_without_steps_a_file_is_one_piece(tmp_path: Path, short_memory: list[int]) -> None:
     files = [
         kineto.write(
             tmp_path / f"{number}.json",
@@ -137,11 +123,11 @@ def test_without_steps_a_file_is_one_piece(tmp_path: Path, pieces: list[int]) ->
         for number in range(2)
     ]
     assert_same(files)
-    assert set(pieces) == {8 * 32}
+    assert set(short_memory) == {8 * 32}
 
 
 @pytest.mark.parametrize("steps", [12, 1])
-def test_a_file_that_is_cut_off_is_compared_as_in_memory(tmp_path: Path, pieces: list[int], steps: int) -> None:
+def test_a_file_that_is_cut_off_is_compared_as_in_memory(tmp_path: Path, short_memory: list[int], steps: int) -> None:
     _, sequential = job(tmp_path)
     events = [
         event
@@ -155,7 +141,7 @@ def test_a_file_that_is_cut_off_is_compared_as_in_memory(tmp_path: Path, pieces:
     found = compare_files(cut, sequential)
     assert not found.valid
     assert any("cut off" in problem for problem in found.problems)
-    assert pieces
+    assert short_memory
 
 
 # -- ranges of the host
@@ -187,7 +173,7 @@ def with_ranges(events: Iterable[kineto.Event], seed: int) -> list[kineto.Event]
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_ranges_of_the_host_are_compared_in_pieces(tmp_path: Path, pieces: list[int], seed: int) -> None:
+def test_ranges_of_the_host_are_compared_in_pieces(tmp_path: Path, short_memory: list[int], seed: int) -> None:
     jobs = kineto.training(12, slowdown=0.3), kineto.training(9, overlapped=False)
     files = [
         kineto.write(tmp_path / f"{number}.json", with_ranges(events, seed), **kineto.job())
@@ -195,11 +181,11 @@ def test_ranges_of_the_host_are_compared_in_pieces(tmp_path: Path, pieces: list[
     ]
     assert_same(files)
     assert len(compare_files(*files).ranges) > 5
-    assert pieces
+    assert short_memory
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_ranges_that_cross_are_compared_in_pieces(tmp_path: Path, pieces: list[int], seed: int) -> None:
+def test_ranges_that_cross_are_compared_in_pieces(tmp_path: Path, short_memory: list[int], seed: int) -> None:
     chance, files = random.Random(seed), []
     for number, events in enumerate((kineto.training(12, slowdown=0.3), kineto.training(9, overlapped=False))):
         found = list(events)
@@ -211,11 +197,11 @@ def test_ranges_that_cross_are_compared_in_pieces(tmp_path: Path, pieces: list[i
             )
         files.append(kineto.write(tmp_path / f"{number}.json", found, **kineto.job()))
     assert_same(files)
-    assert pieces
+    assert short_memory
 
 
 def test_ranges_of_the_host_are_held_a_part_at_a_time(
-    tmp_path: Path, pieces: list[int], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, short_memory: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: list[int] = []
     reach = ranges.Ranges.reach
@@ -266,7 +252,7 @@ def test_a_second_file_that_cannot_be_read_is_refused_before_the_first_is_read(t
 
 
 def test_the_command_compares_long_files_and_leaves_nothing_behind(
-    tmp_path: Path, pieces: list[int], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, short_memory: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = job(tmp_path)
     folder = tmp_path / "temporary"
@@ -274,5 +260,5 @@ def test_the_command_compares_long_files_and_leaves_nothing_behind(
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     output = overlap("compare", *map(str, files), "--csv", "figures").stdout
     assert output.startswith("figure,value\ncompute_slowdown,")
-    assert pieces
+    assert short_memory
     assert not list(folder.iterdir())

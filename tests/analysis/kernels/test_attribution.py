@@ -21,15 +21,9 @@ from overlap_callbacks.analysis.kernels.call_table import Calls
 from overlap_callbacks.analysis.kernels.same_calls import match
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
 from overlap_callbacks.analysis.results.kernel_times import PairTime
-from tests.columns import MS, columns
+from tests.columns import GATHER, GEMM, MINE, MS, NORM, REDUCE, columns, every
 
 C, M, Y = Kind.COMPUTE, Kind.COMMUNICATION, Kind.COPY
-GEMM, NORM, MINE = "ampere_sgemm", "layer_norm_kernel", "my_own"
-REDUCE, GATHER = "ncclDevKernel_AllReduce", "ncclDevKernel_AllGather"
-
-
-def every(calls: Calls) -> Any:
-    return np.ones(len(calls), dtype=bool)
 
 
 def pairs_of(rows: Sequence[Any], alone: Sequence[float | None], num_steps: int = 1) -> dict[tuple[str, str], PairTime]:

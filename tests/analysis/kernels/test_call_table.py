@@ -7,11 +7,9 @@ import numpy as np
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.call_table import Calls
 from overlap_callbacks.analysis.kernels.table import Kind
-from tests.columns import EPOCH_NS, MS, columns
+from tests.columns import EPOCH_NS, GEMM, MS, REDUCE, columns
 
 C, M, Y = Kind.COMPUTE, Kind.COMMUNICATION, Kind.COPY
-GEMM, NORM, MINE = "ampere_sgemm", "layer_norm_kernel", "my_own"
-REDUCE, GATHER = "ncclDevKernel_AllReduce", "ncclDevKernel_AllGather"
 
 
 def ms(nanoseconds: Any) -> list[float]:

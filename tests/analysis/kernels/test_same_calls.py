@@ -21,19 +21,13 @@ from overlap_callbacks.analysis.kernels.same_calls import (
     numbered,
 )
 from overlap_callbacks.analysis.kernels.table import Kind
-from tests.columns import MS, columns
+from tests.columns import GATHER, GEMM, MINE, MS, NORM, REDUCE, columns, every
 
 C, M, Y = Kind.COMPUTE, Kind.COMMUNICATION, Kind.COPY
-GEMM, NORM, MINE = "ampere_sgemm", "layer_norm_kernel", "my_own"
-REDUCE, GATHER = "ncclDevKernel_AllReduce", "ncclDevKernel_AllGather"
 
 
 def ms(nanoseconds: Any) -> list[float]:
     return [None if np.isnan(ns) else ns / MS for ns in nanoseconds.tolist()]  # type: ignore[misc]
-
-
-def every(calls: Calls) -> Any:
-    return np.ones(len(calls), dtype=bool)
 
 
 def matched(mine: Sequence[Any], theirs: Sequence[Any], **options: Any) -> tuple[list[float], list[bool]]:
