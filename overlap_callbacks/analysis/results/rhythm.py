@@ -26,4 +26,4 @@ class Rhythm(msgspec.Struct, frozen=True):
 
     def hits(self, steps: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Which of these steps are hits; shape (number of steps,)."""
-        return np.asarray(steps, dtype=np.int64) % self.period == self.phase
+        return np.equal(np.asarray(steps, dtype=np.int64) % self.period, self.phase)
