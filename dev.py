@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -98,16 +99,26 @@ def run_tests(pytest: tuple[object, ...], arguments: list[str]) -> int:
     if arguments:
         return run(*pytest, *arguments)
     # Most tests wait for processes of theirs: several files at a time take half as long. Those that measure times run
-    # by themselves. What other work on the machine made fail passes in a second run.
+    # by themselves. What fails runs again: a test that needs that is one to mend, so it is named.
     several = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
-    codes = []
+    codes, repeated = [], []
     for which, options in (("not alone and not nightly", several), ("alone and not nightly", files_marked("alone"))):
         code = run(*pytest, "--durations", "25", "-m", which, *options)
         if code == 1:
             print("what failed runs again by itself", flush=True)
+            failed = last_failed()
             code = run(*pytest, "--last-failed", "--last-failed-no-failures", "none", "-m", which)
+            repeated += sorted(failed - last_failed())
         codes.append(code)
+    if repeated:
+        print("passed only when repeated:", *repeated, sep="\n  ", flush=True)
     return max(codes)
+
+
+def last_failed() -> set[str]:
+    """The tests that failed when they last ran, as pytest keeps them."""
+    file = HERE / ".pytest_cache" / "v" / "cache" / "lastfailed"
+    return set(json.loads(file.read_text())) if file.exists() else set()
 
 
 def files_marked(name: str) -> list[Path]:

@@ -106,7 +106,9 @@ class Row:
         noise: standard deviation of a step's time, as a fraction.
         block_s: blocks are made so long; 0 for two counted steps.
         warmup: uncounted steps of a block.
-        fails_s: the sensor fails from one second into a random block, for so long.
+        fails_s: the sensor fails from the beginning of a random block, for so long.
+        fails_share: of the reads fail, at random.
+        unread_share: of the reads have a counter but no power, at random.
     """
 
     device: str
@@ -118,6 +120,8 @@ class Row:
     block_s: float = 0.0
     warmup: int = 1
     fails_s: float = 0.0
+    fails_share: float = 0.0
+    unread_share: float = 0.0
 
     @property
     def name(self) -> str:
@@ -134,6 +138,10 @@ class Row:
         words.append(f"counter {self.counter}")
         if self.fails_s:
             words.append(f"fails for {self.fails_s:g} s")
+        if self.fails_share:
+            words.append(f"{self.fails_share:.0%} of reads fail")
+        if self.unread_share:
+            words.append(f"{self.unread_share:.0%} without power")
         return f"{self.device}: {', '.join(words)}"
 
 
@@ -186,6 +194,17 @@ def rows() -> Iterator[Row]:  # noqa: PLR0912
         for block_s in (0.0, 0.5):
             yield Row(rapl, "modes", FRESH, counter, block_s=block_s)
             yield Row(amd, "modes", Sensor(0.02, 0.001, 0.05), counter, block_s=block_s)
+    for device in (a100, other):  # a sensor that averages over more than its table says
+        for counter in ("none", "good"):
+            for block_s in (0.0, 2.0):
+                yield Row(device, "modes", AVERAGE_1, counter, block_s=block_s)
+            yield Row(device, "modes", AVERAGE_1, counter, 1.0)
+            yield Row(device, "sawtooth", AVERAGE_1, counter, block_s=2.0)
+    for counter in ("none", "good"):  # reads that fail at random
+        yield Row(a100, "modes", AVERAGE_25, counter, block_s=2.0, fails_share=0.3)
+        yield Row(a100, "modes", AVERAGE_25, counter, block_s=2.0, unread_share=0.3)
+        yield Row(amd, "modes", Sensor(0.02, 0.001, 0.05), counter, fails_share=0.3)
+        yield Row(amd, "modes", Sensor(0.02, 0.001, 0.05), counter, unread_share=0.3)
 
 
 @dataclass
@@ -195,11 +214,13 @@ class Script:
     Attributes:
         energy_j: from the start, at each millisecond.
         segments: the counted steps of each block.
+        stretches: these, and the warm-up steps of each block.
         end_s: of the window.
     """
 
     energy_j: list[float]
     segments: list[Segment]
+    stretches: list[Segment]
     end_s: float
 
     def at(self, time_s: float) -> float:
@@ -240,12 +261,15 @@ def script_of(row: Row, chance: np.random.Generator) -> Script:
         period_s = float(row.shape.split()[1])
         power = of_mode * np.where((times + chance.uniform(0, 10)) % period_s < period_s / 2, 1.2, 0.8)
     energy = np.concatenate(([0.0], np.cumsum(power) * DT_S))
-    segments = []
+    stretches = []
     for block in range(16):
-        own = [index for index, (_, counts, number) in enumerate(modes) if counts and number == block]
-        begins = tuple(round(starts[index] * 1e9) for index in own)
-        segments.append(Segment(begins[0], round(starts[own[-1] + 1] * 1e9), modes[own[0]][0], len(own), begins))
-    return Script(energy.tolist(), segments, float(starts[-1]))
+        for counted in (False, True):
+            own = [index for index, (_, counts, number) in enumerate(modes) if (counts, number) == (counted, block)]
+            if own:
+                begins = tuple(round(starts[index] * 1e9) for index in own)
+                end_ns = round(starts[own[-1] + 1] * 1e9)
+                stretches.append(Segment(begins[0], end_ns, modes[own[0]][0], len(own), begins, counted=counted))
+    return Script(energy.tolist(), [s for s in stretches if s.counted], stretches, float(starts[-1]))
 
 
 class Clock:
@@ -279,6 +303,7 @@ class Scripted(PowerSource):
         self._phase_s = self.chance.uniform(0, 1, 2).tolist()
         begin = self.script.segments[int(self.chance.integers(16))].start_ns / 1e9
         self._fails = (begin, begin + self.row.fails_s)
+        self._failing = int(self.chance.integers(2**31)) if self.row.fails_share or self.row.unread_share else 0
         self._period_s = min(device.counter_s or 0.001, 0.1)
         # RAPL's counters tell how far they count, which is less than 2**32 mJ.
         told_mj = _RAPL_RANGE_MJ if self.row.device == "RAPL" else None
@@ -296,7 +321,7 @@ class Scripted(PowerSource):
         now_s = time_ns / 1e9
         if now_s > self.script.end_s:
             self._stop.requested = True
-        if self._fails[0] <= now_s < self._fails[1]:
+        if self._fails[0] <= now_s < self._fails[1] or self._is_among(self.row.fails_share, time_ns):
             raise PowerError("scripted")
         energy_j = self._counted_j(now_s)
         sensor, device = self.row.sensor, DEVICES[self.row.device]
@@ -309,8 +334,13 @@ class Scripted(PowerSource):
         taken_s = now_s - sensor.late_s
         if sensor.renewed_s:
             taken_s -= (taken_s + self._phase_s[0]) % sensor.renewed_s
-        power_w = self.script.mean_w(taken_s - sensor.window_s, taken_s)
-        return Reading(time_ns, device.sensor.clear_s, round(power_w, 3), energy_j)
+        power_w = round(self.script.mean_w(taken_s - sensor.window_s, taken_s), 3)
+        unread = self._is_among(self.row.unread_share, time_ns)
+        return Reading(time_ns, device.sensor.clear_s, None if unread else power_w, energy_j)
+
+    def _is_among(self, share: float, time_ns: int) -> bool:
+        """Whether a read is one of the share that fails."""
+        return bool(share) and np.random.default_rng([self._failing, time_ns]).uniform() < share
 
     def _counted_j(self, now_s: float) -> float | None:
         kind = self.row.counter
@@ -347,8 +377,9 @@ def window_of(row: Row, seed: int) -> list[dict[str, Any]]:
     sampler._read_at_every_tick(sampler._stop)
     readings = sampler.readings()
     found = power_figures(
-        source.info, readings, script.segments, interval_s=sampler.interval_s, late=sampler.late, failed=sampler.failed
-    )
+        source.info, readings, script.segments, interval_s=sampler.interval_s, late=sampler.late, failed=sampler.failed,
+        stretches=script.stretches,
+    )  # fmt: skip
     results = []
     for mode in Mode:
         segments = [s for s in script.segments if s.arm is mode]
@@ -356,7 +387,7 @@ def window_of(row: Row, seed: int) -> list[dict[str, Any]]:
         seconds, steps = sum(s.duration_s for s in segments), sum(s.num_steps for s in segments)
         figures = found.of(mode)
         assert figures is not None
-        if row.fails_s and not any("failed" in problem for problem in found.problems):
+        if (row.fails_s or row.unread_share) and not any("failed" in problem for problem in found.problems):
             raise AssertionError("failures are not told")
         for what, truth, value, low, high in (
             ("W", joules / seconds, figures.avg_w, figures.avg_w_ci_low, figures.avg_w_ci_high),

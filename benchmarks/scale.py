@@ -46,7 +46,7 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import CollectiveTime, ProfiledBlock, RankWindow, TimedBlock
 from overlap_callbacks.gate.deadlock import CollectiveSequence, Item
 from overlap_callbacks.monitor.background import reporter as reporting
-from overlap_callbacks.monitor.background.agreement import OrderMessage, WindowTerms
+from overlap_callbacks.monitor.background.agreement import OrderMessage, RecordedKinds, WindowTerms
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.order_check import (
     Decision,
@@ -213,8 +213,8 @@ class Players:
     def hand_in(self, key: str, different: int, collectives: int) -> None:
         parts = {}
         for kind in range(different):
-            sequence = order_of(kind, different, self.ranks, collectives)
-            parts[kind] = OrderPart.of(0, sequence, OrderMessage.of(sequence, TERMS, {"0": 7}))
+            recorded = RecordedKinds((order_of(kind, different, self.ranks, collectives),))
+            parts[kind] = OrderPart.of(0, recorded.kinds, OrderMessage.of(recorded, TERMS, {"0": 7}))
         for tree in self.trees:
             ((message, _),) = (of := parts[tree.rank % different]).messages
             own = OrderPart([(message, [(tree.rank, tree.rank)])], of.sequences)
@@ -274,8 +274,8 @@ class RankZero:
         self.reporter.open()
 
     def check(self, key: str, different: int) -> Ruling:
-        sequence = order_of(0, different, self.ranks, self.collectives)
-        self.checker.start(key, sequence, 0, terms=TERMS, counts={"0": 7})
+        recorded = RecordedKinds((order_of(0, different, self.ranks, self.collectives),))
+        self.checker.start(key, recorded, 0, terms=TERMS, counts={"0": 7})
         return self.checker.await_ruling()
 
     def report(self, key: str, window: RankWindow) -> int:

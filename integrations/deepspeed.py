@@ -139,6 +139,7 @@ class _Steps:
         if self._engine.module.training:
             if torch.is_grad_enabled():
                 self._begin()
+                self._monitor.tell_micro_batch()
         elif self._monitor.in_step:  # an evaluation between two micro-batches
             with self._monitor.pause():
                 return inner(*args, **kwargs)

@@ -90,6 +90,8 @@ class OverlapCallback(pl.Callback):
         if self.monitor is not None and not self.monitor.in_step:
             self._global_step = trainer.global_step
             self.monitor.step_begin(self._step)
+        if self.monitor is not None:
+            self.monitor.tell_micro_batch()
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         if self.monitor is not None and trainer.global_step != self._global_step:

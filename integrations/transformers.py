@@ -99,8 +99,13 @@ class OverlapCallback(transformers.TrainerCallback):
         if self.monitor is not None and not self.monitor.in_step:
             self.monitor.step_begin(state.global_step)
 
+    def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.monitor is not None:  # after each micro-batch but the last
+            self.monitor.tell_micro_batch()
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.monitor is not None:
+            self.monitor.tell_micro_batch()
             # Known with ``include_num_input_tokens_seen``. A mean, because batches differ in length.
             if getattr(state, "num_input_tokens_seen", 0) and "tokens_per_step" not in self._options:
                 self.monitor.tokens_per_step = round(state.num_input_tokens_seen / (state.global_step or 1))

@@ -48,11 +48,13 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
+from tests.margins import PATIENCE_S, near
+
 _HOST = "127.0.0.1"
 # Longest that the other ranks may go on once one has failed: time to raise an error of their own, worth showing.
 _GRACE_S = 2.0
-# Ranks of several tests at a time wait for each other's cores: small jobs then took four times as long.
-_PATIENCE = 2.0 if "PYTEST_XDIST_WORKER" in os.environ else 1.0
+# Ranks wait for cores, of several tests at a time, and on a slow or busy machine: small jobs took four times as long.
+_PATIENCE = 4.0
 # Longest that a rank that is done waits for the others, so that its sockets stay open as long as they are in use.
 _FAREWELL_S = 60.0
 # How often it is looked whether the time is over; a rank that ends is noticed at once.
@@ -119,7 +121,7 @@ def run_ranks(
         function: of a module's top level; runs with a process group of ``world_size`` ranks.
         world_size: processes.
         *args: further arguments; pickled.
-        timeout_s: longest time for all.
+        timeout_s: longest time for all, on a machine that has time for them; on a busy one four times that.
         backend: of the process group.
 
     Raises:
@@ -301,7 +303,8 @@ def starter(function: Callable[..., Any], *args: Any) -> Callable[[Any], None]:
 
 def _await_ranks(processes: list[Any], job: _RankJob, timeout_s: float) -> set[int]:
     """Wait for the ranks to end; those that had to be given up."""
-    deadline = time.monotonic() + timeout_s * _PATIENCE
+    began_s, bound_s = time.monotonic(), min(timeout_s * _PATIENCE, PATIENCE_S)
+    deadline = began_s + bound_s
     failed = False
     while alive := [rank for rank, process in enumerate(processes) if process.is_alive()]:
         if not job.mortal and not failed and any(process.exitcode not in (0, None) for process in processes):
@@ -313,6 +316,7 @@ def _await_ranks(processes: list[Any], job: _RankJob, timeout_s: float) -> set[i
             time.sleep(0.5)
             return set(alive)
         connection.wait([processes[rank].sentinel for rank in alive], _LOOK_S)
+    near(time.monotonic() - began_s, bound_s, "seconds for the ranks")
     return set()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.browser import until
+from tests.margins import PATIENCE_S
 
 
 @pytest.fixture
@@ -19,6 +20,7 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
 
     def open_page(file: Path, *, unfolded: bool = True, **options: Any) -> Any:
         context = browser.new_context(**{"viewport": {"width": 1100, "height": 900}, **options})
+        context.set_default_timeout(1e3 * PATIENCE_S)
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: complaints.append(f"console {message.type}: {message.text}"))

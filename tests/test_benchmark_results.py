@@ -68,6 +68,15 @@ def test_records_of_ten_thousand_windows_are_shown_as_fast_as_the_goals_ask() ->
     assert found["results"]["page_bytes"] < 5e6
 
 
+def test_the_settled_difference_meets_its_goals_where_noise_is_white() -> None:
+    rows = [row for row in result("settled.json")["rows"] if row["noise"] == "white"]
+    assert {row["windows"] for row in rows} == {1, 2, 4, 12}
+    for row in rows:
+        if not row["memory"].startswith("ramp"):  # which blocks of three steps do not show
+            assert row["met"] is not False, row
+            assert row["held"] > 0.93, row
+
+
 def test_what_windows_cost_is_told_within_the_interval_of_what_they_took() -> None:
     jobs = result("cost-cpu.json")["jobs"]
     assert len(jobs) >= 2
@@ -112,3 +121,12 @@ def test_intervals_of_running_jobs_hold_the_truth() -> None:
         for name, figure in run["figures"].items():
             assert figure["of"] >= 100
             assert figure["held"] >= GOAL_OF_INTERVALS * figure["of"], (run["job"], name)
+
+
+def test_rhythms_are_found_where_they_are_and_nowhere_else_and_leaving_out_steps_favours_no_mode() -> None:
+    found = result("rhythms.json")
+    assert all(row["told"] <= 0.02 for row in found["false_alarms"])
+    assert all(row["right"] >= 0.97 for row in found["detection"] if row["steps"] == 4096 and row["size"] >= 0.03)
+    for row in found["leaving_out"]:
+        assert abs(row["bias_points"]) <= 0.01, row["noise"]
+        assert row["deviation_points"] <= row["deviation_points_all_steps"] + 1e-9, row["noise"]

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.margins import PATIENCE_S
+
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "scale.py"
 KEYS = {
     "ranks", "rank0_cpu_s", "rank0_wall_s", "record_line_bytes", "store_bytes", "connections_per_rank", "peak_mb",
@@ -26,7 +28,7 @@ def test_a_few_ranks_are_simulated_with_one_connection_and_no_key_left() -> None
         "--processes",
         "1",
     ]
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found.keys() >= KEYS

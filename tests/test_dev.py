@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -104,6 +105,24 @@ def test_all_tests_are_run_but_the_nightly_ones_and_those_that_measure_times_by_
         "alone and not nightly",
         str(tmp_path / "tests" / "gate" / "test_timing.py"),
     ]
+
+
+def test_what_passed_only_when_repeated_is_listed_at_the_end(
+    dev: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache = tmp_path / ".pytest_cache" / "v" / "cache" / "lastfailed"
+    cache.parent.mkdir(parents=True)
+    first_part = [(1, ["a.py::shaky", "b.py::broken"]), (1, ["b.py::broken"])]
+    runs = iter([*first_part, (0, ["b.py::broken"])])
+
+    def pytest_run(*_: object) -> int:
+        code, failed = next(runs)
+        cache.write_text(json.dumps(dict.fromkeys(failed, True)))
+        return code
+
+    monkeypatch.setattr(dev, "run", pytest_run)
+    assert dev.run_tests(("pytest",), []) == 1
+    assert capsys.readouterr().out.endswith("passed only when repeated:\n  a.py::shaky\n")
 
 
 def test_a_setting_that_has_every_process_compile_what_it_loads_is_not_passed_on(

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.distributed import run_script
+from tests.margins import PATIENCE_S
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
@@ -97,7 +98,7 @@ def test_an_example_trains_on_two_processes_without_a_gpu(
     if name in LAUNCHERS:
         command = [sys.executable, *LAUNCHERS[name], str(script), *arguments]
         ran = subprocess.run(
-            command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=150, check=False
+            command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=PATIENCE_S, check=False
         )
         assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
         output = ran.stdout + ran.stderr

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
-from overlap_callbacks.analysis.formatting import change_in_words, may_be_chance
+from overlap_callbacks.analysis.arm_figures import arm_scale
+from overlap_callbacks.analysis.formatting import certainty_in_words, change_in_words, may_be_chance
 from overlap_callbacks.analysis.results.arm import ARM_FIGURES, ArmReport, ComparedArm
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.run_summary import RunSummary
-from overlap_callbacks.analysis.statistics import inverted_change, pool
+from overlap_callbacks.analysis.statistics import CONFIDENCE, Pooling, inverted_change, pool
 
 SEQUENTIAL = ComparedArm("sequential", equal_results=True, sequential=True)
 
@@ -21,7 +23,8 @@ class ArmSummary:
     Attributes:
         arm: which.
         num_windows: windows that count.
-        figures: those of ``ARM_FIGURES`` that were measured; the unit of their intervals is the window.
+        figures: those of ``ARM_FIGURES`` that were measured. Their intervals hold at all looks, and for all arms of the
+            run together.
         avg_w, configured_avg_w: mean power of a device, in watts; None where not measured.
         energy_per_step_j, configured_energy_per_step_j: of all devices, in joules; None where not measured.
         peak_memory_bytes, configured_peak_memory_bytes: highest of any rank; None where not known.
@@ -52,7 +55,7 @@ class ArmSummary:
         if speedup.ci_low is None:
             return "too few blocks to tell"
         if may_be_chance(speedup):
-            return "may be chance"
+            return certainty_in_words(speedup)
         # Of the step as configured: a speed-up of 100 % halves it.
         return f"steps {change_in_words(1 / (1 + speedup.value) - 1, 'longer', 'shorter')}"
 
@@ -69,22 +72,30 @@ def arm_summaries(summary: RunSummary, reports: Sequence[ArmReport]) -> list[Arm
     by_name: dict[str, list[ArmReport]] = {}
     for report in reports:
         by_name.setdefault(report.arm.name, []).append(report)
-    found = [_of(windows) for windows in by_name.values()]
-    sequential = _sequential(summary)
+    # Each further arm is one more that may seem better by chance (Bonferroni).
+    has_sequential = not summary.control and bool(summary.valid_windows)
+    pooling = Pooling(all_looks=True, confidence=1 - (1 - CONFIDENCE) / (len(by_name) + has_sequential))
+    found = [_of(windows, pooling) for windows in by_name.values()]
+    sequential = _sequential(summary, pooling) if has_sequential else None
     if sequential is not None:
         found.append(sequential)
     return sorted(found, key=lambda row: -row.speedup.value if row.speedup is not None else float("inf"))
 
 
-def _of(windows: Sequence[ArmReport]) -> ArmSummary:
+def _of(windows: Sequence[ArmReport], pooling: Pooling) -> ArmSummary:
     # Control windows, in which nothing was turned, and real ones are not mixed: the last window's kind counts.
     counting = [window for window in windows if window.counts and window.control is windows[-1].control]
     figures = {}
+    measured = {
+        figure.name: [value for window in counting if (value := getattr(window, figure.name)) is not None]
+        for figure in ARM_FIGURES
+    }
+    points = _points({name: [value.value for value in values] for name, values in measured.items()})
     for figure in ARM_FIGURES:
-        values = [value for window in counting if (value := getattr(window, figure.name)) is not None]
         pooled = pool(
-            values, logs=figure.is_time and not figure.is_change, change=not figure.is_time, bounds=figure.bounds
-        )
+            measured[figure.name], arm_scale(figure), point=points.get(figure.name), bounds=figure.bounds,
+            pooling=pooling,
+        )  # fmt: skip
         if pooled is not None:
             figures[figure.name] = pooled
 
@@ -111,11 +122,23 @@ def _of(windows: Sequence[ArmReport]) -> ArmSummary:
     )
 
 
-def _sequential(summary: RunSummary) -> ArmSummary | None:
+def _points(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Mean times over windows, and the ratios and differences of these: so figures add up."""
+    points = {
+        figure.name: fmean(values[figure.name]) for figure in ARM_FIGURES if figure.is_time and values[figure.name]
+    }
+    for name, above, below in (
+        ("speedup", "configured_step_ms", "step_ms"),
+        ("compute_slowdown", "compute_ms", "configured_compute_ms"),
+    ):
+        if points.get(above, 0.0) > 0 and points.get(below, 0.0) > 0:
+            points[name] = points[above] / points[below] - 1
+    return points
+
+
+def _sequential(summary: RunSummary, pooling: Pooling) -> ArmSummary:
     """Sequential steps as an arm: their figures are those of overlap with the sign turned."""
-    if summary.control or not summary.valid_windows:
-        return None
-    pooled = summary.pooled()
+    pooled = summary.pooled(pooling)
     figures: dict[str, Estimate] = {}
     for name, of_overlap in (("speedup", "speedup_vs_sequential"), ("compute_slowdown", "compute_slowdown")):
         if of_overlap in pooled:

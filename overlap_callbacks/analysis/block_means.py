@@ -2,28 +2,24 @@
 
 A rank leaves out steps of its own (an odd number of kernels, a compilation), so ranks may lack blocks that others
 have. A plain mean of each block over the ranks that have it would then compare other ranks in one mode than in the
-other: with ranks of 100 and 200 ms, one missing block looks like a slowdown of 9 %. So what is missing is filled in: a
-block of a rank is taken to be what that rank usually takes, and what that block has more or less than others on the
-ranks that have it. That fits the means of ranks and blocks by least squares. Where no block is missing, the result is
-the plain mean.
+other: with ranks of 100 and 200 ms, one missing block looks like a slowdown of 9 %. So each rank tells its own mean of
+each mode (``overlap_callbacks.analysis.design``), which stands for the blocks that it lacks. The mean of a mode over
+the ranks is the mean of these, and so are the rows of the tables of kernels, which add up to it.
 
-This needs blocks that ranks have in common. Two ranks that have more than half of the blocks each, have one in common.
-Other ranks are left out of both modes.
-
-The normal equations of the fit value = rank + block, without the ranks, have one row for each block, and each of their
-terms is a sum over ranks. So sums over ranks are all that is needed. They are kept apart by how many blocks of each
-mode the ranks have: which ranks have too few to count is known only once all ranks are heard.
+A rank counts that has more than half of the blocks of each mode. Other ranks are left out of both modes: which these
+are is known only once all ranks are heard. So sums are kept apart by how many blocks of each mode the ranks have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from overlap_callbacks.analysis.design import Design, design_of
 from overlap_callbacks.analysis.rank_set import RankSet, union_of
 from overlap_callbacks.analysis.results.mode import Mode
 
@@ -33,20 +29,37 @@ Counts = tuple[int, ...]
 _Tables = TypeVar("_Tables")
 
 
+class Block(NamedTuple):
+    """One block of one rank.
+
+    Attributes:
+        mode, number: which.
+        num_steps: its counted steps.
+        quantities: its means.
+        covariates: what they depend on besides the mode, as ``design_of`` takes them.
+    """
+
+    mode: Mode
+    number: int
+    num_steps: int
+    quantities: Sequence[float]
+    covariates: Sequence[float]
+
+
 class ArmSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Sums over ranks of the block means of one mode. Arrays are 64-bit floats, row by row.
+
+    A row holds a block's quantities, its covariates and its number of counted steps.
 
     Attributes:
         blocks: numbers of the blocks that any of the ranks has, ascending; B of them.
         num_ranks: ranks.
         num_having: ranks that have each block; B.
         num_steps: counted steps of each block, the most of any rank; B.
-        values: sum over the ranks of each block's quantities; shape (B, quantities).
-        rank_means: sum over the ranks of their own means over the blocks that they have; shape (quantities,). Empty
-            where every rank has every block: then it follows from ``values``. So do the next two.
-        cross: for each block, the sum of the own means of the ranks that have it; shape (B, quantities).
-        joint: for each two blocks, the sum over the ranks that have both of one over the number of the rank's blocks;
-            shape (B, B).
+        values: sum over the ranks of each block's row; shape (B, columns).
+        own_means: sum over the ranks of their own means of the mode; shape (columns,).
+        having: for each block, the sum of the own means of the ranks that have it; shape (B, columns). Empty where
+            every rank has every block.
     """
 
     blocks: tuple[int, ...] = ()
@@ -54,42 +67,44 @@ class ArmSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_having: tuple[int, ...] = ()
     num_steps: tuple[int, ...] = ()
     values: bytes = b""
-    rank_means: bytes = b""
-    cross: bytes = b""
-    joint: bytes = b""
+    own_means: bytes = b""
+    having: bytes = b""
 
     @classmethod
-    def of(cls, blocks: Mapping[int, tuple[int, Sequence[float]]]) -> ArmSums:
-        """The blocks of one rank: by number, the counted steps and the quantities."""
+    def of(cls, blocks: Mapping[int, tuple[int, Floats]], own_means: Floats) -> ArmSums:
+        """The blocks of one rank: by number, the counted steps and the row."""
         if not blocks:
             return cls()
         numbers = sorted(blocks)
         values = np.array([blocks[number][1] for number in numbers], dtype=np.float64)
         steps = tuple([blocks[number][0] for number in numbers])
-        return cls(tuple(numbers), 1, (1,) * len(numbers), steps, values.tobytes())
+        return cls(tuple(numbers), 1, (1,) * len(numbers), steps, values.tobytes(), own_means.tobytes())
 
     @property
     def is_uniform(self) -> bool:
         """Whether every rank has every block."""
-        return not self.joint
+        return not self.having
 
-    def means(self) -> Floats:
-        """The mean over the ranks of each block; shape (B, quantities)."""
+    @property
+    def mean(self) -> Floats:
+        """The mean over the ranks of their own means of the mode; shape (columns,)."""
+        return np.frombuffer(self.own_means) / max(1, self.num_ranks)
+
+    def rows(self) -> Floats:
+        """The mean over the ranks of each block; shape (B, columns)."""
         values = _table(self.values, len(self.blocks))
         if self.is_uniform:
             return values / max(1, self.num_ranks)
-        joint, cross = _table(self.joint, len(self.blocks)), _table(self.cross, len(self.blocks))
-        rank_means = np.frombuffer(self.rank_means)
-        # Only differences between blocks are determined, and the pseudo-inverse makes their sum zero.
-        matrix = np.diag(np.array(self.num_having, dtype=np.float64)) - joint
-        of_block = np.linalg.pinv(matrix, hermitian=True) @ (values - cross)
-        # The diagonal of ``joint`` is, for each block, the sum of one over the number of blocks of the ranks.
-        of_rank_alone = (rank_means - np.diag(joint) @ of_block) / self.num_ranks
-        return np.asarray(of_rank_alone + of_block)
+        lacking = np.frombuffer(self.own_means) - _table(self.having, len(self.blocks))
+        return np.asarray((values + lacking) / self.num_ranks)
+
+    def weights(self) -> Floats:
+        """Counted steps of each block over the number of all ranks; shape (B,)."""
+        return _table(self.values, len(self.blocks))[:, -1] / max(1, self.num_ranks)
 
 
 def _table(content: bytes, rows: int) -> Floats:
-    return np.frombuffer(content).reshape(rows, -1) if rows else np.empty((0, 0))
+    return np.frombuffer(content).reshape(rows, -1) if rows else np.empty((0, 1))
 
 
 def add_arms(arms: Sequence[ArmSums]) -> ArmSums:
@@ -98,35 +113,26 @@ def add_arms(arms: Sequence[ArmSums]) -> ArmSums:
     if len(arms) <= 1:
         return arms[0] if arms else ArmSums()
     num_ranks = sum(arm.num_ranks for arm in arms)
+    own_means = np.sum([np.frombuffer(arm.own_means) for arm in arms], axis=0)
     first = arms[0]
     if all(arm.is_uniform and arm.blocks == first.blocks for arm in arms):
         num_steps = tuple([max(steps) for steps in zip(*[arm.num_steps for arm in arms], strict=True)])
         values = np.sum([np.frombuffer(arm.values) for arm in arms], axis=0)
-        return ArmSums(first.blocks, num_ranks, (num_ranks,) * len(first.blocks), num_steps, values.tobytes())
+        having = (num_ranks,) * len(first.blocks)
+        return ArmSums(first.blocks, num_ranks, having, num_steps, values.tobytes(), own_means.tobytes())
     blocks = sorted(set().union(*[arm.blocks for arm in arms]))
     place = {block: number for number, block in enumerate(blocks)}
-    width = _table(first.values, len(first.blocks)).shape[1]
-    values, cross, rank_means = np.zeros((len(blocks), width)), np.zeros((len(blocks), width)), np.zeros(width)
-    joint = np.zeros((len(blocks), len(blocks)))
+    values, of_having = np.zeros((len(blocks), len(own_means))), np.zeros((len(blocks), len(own_means)))
     num_having, num_steps_of = np.zeros(len(blocks), dtype=np.int64), np.zeros(len(blocks), dtype=np.int64)
     for arm in arms:
         rows = np.array([place[block] for block in arm.blocks])
-        own = _table(arm.values, len(arm.blocks))
-        values[rows] += own
+        values[rows] += _table(arm.values, len(arm.blocks))
+        of_having[rows] += np.frombuffer(arm.own_means) if arm.is_uniform else _table(arm.having, len(arm.blocks))
         num_having[rows] += arm.num_having
         num_steps_of[rows] = np.maximum(num_steps_of[rows], arm.num_steps)
-        if arm.is_uniform:
-            own_means = own.mean(axis=0)
-            rank_means += own_means
-            cross[rows] += own_means
-            joint[np.ix_(rows, rows)] += arm.num_ranks / len(arm.blocks)
-        else:
-            rank_means += np.frombuffer(arm.rank_means)
-            cross[rows] += _table(arm.cross, len(arm.blocks))
-            joint[np.ix_(rows, rows)] += _table(arm.joint, len(arm.blocks))
     return ArmSums(
         tuple(blocks), num_ranks, tuple(num_having.tolist()), tuple(num_steps_of.tolist()),
-        values.tobytes(), rank_means.tobytes(), cross.tobytes(), joint.tobytes(),
+        values.tobytes(), own_means.tobytes(), of_having.tobytes(),
     )  # fmt: skip
 
 
@@ -165,22 +171,43 @@ class BlockSums(msgspec.Struct, Generic[_Tables], frozen=True, array_like=True, 
         return add_arms([group.arms[place] for group in self.groups])
 
 
-def block_sums(
-    rank: int, blocks: Iterable[tuple[Mode, int, int, Sequence[float]]], tables: _Tables
-) -> BlockSums[_Tables]:
+def block_sums(rank: int, blocks: Iterable[Block], tables: _Tables) -> BlockSums[_Tables]:
     """The blocks of one rank.
 
     Args:
         rank: the rank.
-        blocks: of each, its mode, its number, its counted steps and its quantities.
+        blocks: its blocks.
         tables: what counts only if the rank does.
     """
-    by_mode: dict[Mode, dict[int, tuple[int, Sequence[float]]]] = {mode: {} for mode in Mode}
-    for mode, number, num_steps, quantities in blocks:
-        by_mode[mode][number] = (num_steps, quantities)
-    arms = tuple([ArmSums.of(of_mode) for of_mode in by_mode.values()])
+    kept = {(block.mode, block.number): block for block in blocks}.values()
+    modes, numbers, num_steps, quantities, covariates = zip(*kept, strict=True) if kept else ((),) * 5
+    arms = tuple([ArmSums() for _ in Mode])
+    if kept:
+        rows = np.column_stack([np.array(part, dtype=np.float64) for part in (quantities, covariates, num_steps)])
+        design = design_of(modes, numbers, num_steps, np.array(covariates, dtype=np.float64))
+        arms = tuple(
+            [
+                ArmSums.of({n: (num_steps[at], rows[at]) for at, n in enumerate(numbers) if own[at]}, mean)
+                for own, mean in zip(design.of_mode, design.means(rows), strict=True)
+            ]
+        )
     counts = tuple([len(arm.blocks) for arm in arms])
     return BlockSums(tuple([arm.blocks for arm in arms]), (Group(counts, RankSet.of(rank), arms, tables),), RankSet())
+
+
+def design_over_ranks(arms: Sequence[ArmSums], num_covariates: int) -> tuple[Design, Floats]:
+    """The design of the blocks over all ranks, and the blocks' rows.
+
+    Args:
+        arms: of each mode, in the order of ``Mode``; at least one has blocks.
+        num_covariates: of each block.
+    """
+    having = [(mode, arm) for mode, arm in zip(Mode, arms, strict=True) if arm.blocks]
+    rows = np.concatenate([arm.rows() for _, arm in having])
+    modes = [mode for mode, arm in having for _ in arm.blocks]
+    places = [number for _, arm in having for number in arm.blocks]
+    weights = np.concatenate([arm.weights() for _, arm in having])
+    return design_of(modes, places, weights.tolist(), rows[:, -1 - num_covariates : -1]), rows
 
 
 def merge_blocks(

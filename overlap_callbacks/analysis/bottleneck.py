@@ -113,8 +113,8 @@ def _who_is_late(of_run: Sequence[Straggler], style: Style) -> str:
 
 def _evidence(bound: Bound, parts: StepParts, late: LateRank | None, style: Style) -> str:
     total_ms, ms = parts.total_ms, times_ms(parts)[bound]
-    share = f"{style.percent(ms / total_ms)} of a step ({style.quantity(ms, 'ms')} of {style.quantity(total_ms, 'ms')})"
-
+    times = f"({style.quantity(ms, 'ms')} of {style.quantity(total_ms, 'ms')})"
+    share = f"{style.percent(ms / total_ms)} of a profiled step {times}"
     if bound is Bound.COMPUTE:
         words = f"compute takes {share}"
         if parts.contention_ms > 0:

@@ -19,6 +19,16 @@ _BUS_FACTORS: dict[str, Callable[[int], float]] = {
 }
 
 
+def size_of(kind: str, group_size: int, bytes_in: float, bytes_out: float) -> float:
+    """Bytes of a collective, from those that it reads and writes on one rank: of a gather those of its whole result.
+
+    Of a gather or scatter, ranks that are not its root see a single part.
+    """
+    if kind == "gather":
+        return max(bytes_in * group_size, bytes_out)
+    return max(bytes_in, bytes_out * group_size if kind == "scatter" else bytes_out)
+
+
 def bus_factor(kind: str, size: int | None) -> float | None:
     """Bus bandwidth over algorithm bandwidth of a collective; None if it is unknown.
 

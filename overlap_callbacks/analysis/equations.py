@@ -22,14 +22,6 @@ def slowdown(overlapped_ms: float, isolated_ms: float) -> float:
     return overlapped_ms / isolated_ms - 1
 
 
-def log_slowdown(log_overlapped: float, log_isolated: float) -> float:
-    """Equation 1 as ``log(1 + slowdown)``, from mean logarithms of times.
-
-    The interval of a ratio is symmetric on this scale; ``math.expm1`` leads back to the fraction.
-    """
-    return log_overlapped - log_isolated
-
-
 def overlap_ratio(covered_compute_ms: float, compute_ms: float) -> float:
     """Equation 2: the share of compute kernel time during which communication was in flight, from 0 to 1."""
     return covered_compute_ms / compute_ms

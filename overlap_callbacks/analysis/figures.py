@@ -8,83 +8,96 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 
-from overlap_callbacks.analysis.block_means import ArmSums, BlockSums, block_sums, merge_blocks
-from overlap_callbacks.analysis.equations import (
-    attainable_step_ms,
-    attained_fraction,
-    ideal_step_ms,
-    log_slowdown,
-    overlap_ratio,
-    sequential_step_ms,
+from overlap_callbacks.analysis import equations
+from overlap_callbacks.analysis.block_means import (
+    Block,
+    BlockSums,
+    block_sums,
+    design_over_ranks,
+    merge_blocks,
 )
-from overlap_callbacks.analysis.results.catalogue import figure_named
+from overlap_callbacks.analysis.design import NUM_COVARIATES, covariates_of
+from overlap_callbacks.analysis.results.catalogue import Figure, figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow
-from overlap_callbacks.analysis.statistics import MIN_BLOCKS, Interval, Sample, interval_of
+from overlap_callbacks.analysis.statistics import (
+    CHANGE,
+    LOG,
+    MIN_BLOCKS,
+    PLAIN,
+    Adjusted,
+    Floats,
+    Interval,
+    Moments,
+    Sample,
+    Scale,
+    gradient,
+    interval_of,
+)
 
 Tables = TypeVar("Tables")
-_Columns = TypeVar("_Columns", bound=tuple[float, ...])
 
 # The figures that ranks are compared by.
 SPREAD_OVER_RANKS = ("compute_slowdown", "e2e_overlapped_ms", "e2e_sequential_ms", "exposed_comm_ms")
+
 # Groups of ranks that a part keeps apart, by the number of their blocks.
 MAX_GROUPS = 4
+
 # More blocks than any window has.
 NO_INTERVAL = 2**31
 
 
-class _TimedMeans(NamedTuple):
-    """The measured means of a timed block."""
+class TimedMeans(NamedTuple):
+    """The measured means of timed steps."""
 
-    log_step: float
+    step_ms: float
 
 
-class _ProfiledMeans(NamedTuple):
-    """The measured means of a profiled block, per step.
+class ProfiledMeans(NamedTuple):
+    """The measured means of profiled steps; ``comm_ms`` is the sum of the communication kernels' times."""
 
-    The times whose ratio between the modes is a figure are there as logarithms too: the interval of a ratio is
-    symmetric on that scale.
-    """
-
-    log_compute: float
     compute_ms: float
+    comm_ms: float
+    step_ms: float
     compute_busy_ms: float
-    log_comm: float
     comm_busy_ms: float
     hidden_comm_ms: float
     covered_compute_ms: float
     p2p_ms: float
     idle_ms: float
     bubble_ms: float
-    log_step: float
 
     @classmethod
-    def of(cls, block: ProfiledBlock) -> _ProfiledMeans:
+    def of(cls, block: ProfiledBlock) -> ProfiledMeans:
         """The means of one block on one rank."""
         return cls(
-            log_compute=_log(block.compute_ms),
             compute_ms=block.compute_ms,
+            comm_ms=block.comm_ms,
+            step_ms=math.nan if block.step_ms is None else block.step_ms,
             compute_busy_ms=block.compute_busy_ms,
-            log_comm=_log(block.comm_ms),
             comm_busy_ms=block.comm_busy_ms,
             hidden_comm_ms=block.hidden_comm_ms,
             covered_compute_ms=block.covered_compute_ms,
             p2p_ms=block.p2p_ms,
             idle_ms=block.idle_ms,
             bubble_ms=math.nan if block.bubble_ms is None else block.bubble_ms,
-            log_step=_log(block.step_ms or 0.0),
         )
 
 
+# The times whose ratio between the modes is a figure, which come first, are there as logarithms too: the interval of a
+# ratio is symmetric on that scale.
+_TIMED_LOGS, _PROFILED_LOGS = 1, 3
+
+
 def _log(value: float) -> float:
-    # What was not measured has no logarithm. The figures that need it are undefined, and therefore absent.
+    # What was not measured has no logarithm. The intervals that need it come from the times.
     return math.log(value) if value > 0 else math.nan
 
 
@@ -110,11 +123,26 @@ def figure_sums(window: RankWindow, tables: Tables) -> FigureSums[Tables]:
     """
     # The ranks of a job step together, so they are not independent evidence: each block is averaged over the ranks.
     timed = [
-        (block.arm, block.block, len(block.step_ms), (float(np.log(block.step_ms).mean()),))
+        Block(
+            block.arm,
+            block.block,
+            len(block.step_ms),
+            (float(np.mean(block.step_ms)), float(np.log(block.step_ms).mean())),
+            covariates_of(block, window.rhythms),
+        )
         for block in window.timed
         if block.step_ms and min(block.step_ms) > 0
     ]
-    profiled = [(block.arm, block.block, block.num_steps, _ProfiledMeans.of(block)) for block in window.profiled]
+    profiled = [
+        Block(
+            block.arm,
+            block.block,
+            block.num_steps,
+            (*(means := ProfiledMeans.of(block)), *map(_log, means[:_PROFILED_LOGS])),
+            covariates_of(block, window.rhythms),
+        )
+        for block in window.profiled
+    ]
     return FigureSums(
         block_sums(window.rank, timed, None),
         block_sums(window.rank, profiled, tables),
@@ -146,7 +174,9 @@ def figures_of(windows: Sequence[RankWindow]) -> dict[str, Estimate]:
 
 def spread_figures(sums: FigureSums[Tables]) -> dict[str, float]:
     """The figures that ranks are compared by, of one rank; without intervals, which take longer."""
-    return {name: figure.estimate().value for name, figure in _figures(sums, SPREAD_OVER_RANKS, NO_INTERVAL).items()}
+    found = _figures(sums, SPREAD_OVER_RANKS, NO_INTERVAL)
+    # Without what rounding adds: of ranks that are alike, none is the slowest.
+    return {name: float(f"{figure.estimate().value:.12g}") for name, figure in found.items()}
 
 
 def intervals_from(sums: FigureSums[Tables]) -> dict[str, Interval]:
@@ -154,101 +184,253 @@ def intervals_from(sums: FigureSums[Tables]) -> dict[str, Interval]:
     return _figures(sums, None, MIN_BLOCKS)
 
 
+class Formula(NamedTuple):
+    """A figure as a function of means.
+
+    Attributes:
+        samples: which means it takes, as places in what ``samples_of`` returns.
+        of: the figure.
+    """
+
+    samples: tuple[int, ...]
+    of: Callable[..., float]
+
+    def pick(self, means: Means) -> list[TimedMeans | ProfiledMeans]:
+        """Those that it takes of all."""
+        return [means[place] for place in self.samples]
+
+    def value(self, means: Floats) -> float | None:
+        """The figure of a row of ``run_times``, or of ``run_means``; None where it is undefined."""
+        try:
+            value = self.of(*self.pick(named_means(means)))
+        except ZeroDivisionError:
+            return None
+        return value if math.isfinite(value) else None
+
+
+def _possible(step_ms: float) -> float:
+    # Sums over streams can exceed the step: what is left of it then is no time.
+    return step_ms if step_ms > 0 else math.nan
+
+
+def _compute(ov: ProfiledMeans, iso: ProfiledMeans) -> tuple[float, float]:
+    return _possible(ov.compute_ms), _possible(iso.compute_ms)
+
+
+def _ideal(step: TimedMeans, ov: ProfiledMeans, iso: ProfiledMeans) -> float:
+    return _possible(equations.ideal_step_ms(step.step_ms, *_compute(ov, iso)))
+
+
+def _model(step: TimedMeans, ov: ProfiledMeans, iso: ProfiledMeans) -> float:
+    ideal_ms = equations.ideal_step_ms(step.step_ms, *_compute(ov, iso))
+    return _possible(equations.sequential_step_ms(ideal_ms, ov.hidden_comm_ms))
+
+
+def _attainable(iso: ProfiledMeans) -> float:
+    return equations.attainable_step_ms(iso.compute_busy_ms, iso.comm_busy_ms)
+
+
+def _attained(step: TimedMeans, seq: TimedMeans, iso: ProfiledMeans) -> float:
+    return equations.attained_fraction(seq.step_ms, step.step_ms, _attainable(iso))
+
+
+def _comm_ratio(ov: ProfiledMeans) -> float:
+    return ov.comm_busy_ms / (ov.compute_busy_ms + ov.comm_busy_ms - ov.hidden_comm_ms + ov.idle_ms)
+
+
+_STEP, _SEQ, _OV, _ISO = range(4)
+# Of a window and of a run alike.
+FORMULAS: Mapping[str, Formula] = {
+    "compute_slowdown": Formula((_OV, _ISO), lambda ov, iso: equations.slowdown(ov.compute_ms, iso.compute_ms)),
+    "overlap_ratio": Formula((_OV,), lambda ov: equations.overlap_ratio(ov.covered_compute_ms, ov.compute_ms)),
+    "e2e_overlapped_ms": Formula((_STEP,), lambda step: _possible(step.step_ms)),
+    "e2e_ideal_ms": Formula((_STEP, _OV, _ISO), _ideal),
+    "e2e_sequential_model_ms": Formula((_STEP, _OV, _ISO), _model),
+    "e2e_sequential_ms": Formula((_SEQ,), lambda seq: _possible(seq.step_ms)),
+    "speedup_vs_sequential": Formula((_SEQ, _STEP), lambda seq, step: equations.slowdown(seq.step_ms, step.step_ms)),
+    "attainable_ms": Formula((_ISO,), _attainable),
+    "attained_fraction": Formula((_STEP, _SEQ, _ISO), _attained),
+    "gap_to_ideal": Formula(
+        (_STEP, _OV, _ISO), lambda step, ov, iso: equations.slowdown(step.step_ms, _ideal(step, ov, iso))
+    ),
+    "sequential_model_error": Formula(
+        (_STEP, _OV, _ISO, _SEQ), lambda step, ov, iso, seq: equations.slowdown(_model(step, ov, iso), seq.step_ms)
+    ),
+    "compute_ms": Formula((_OV,), lambda ov: _possible(ov.compute_ms)),
+    "compute_isolated_ms": Formula((_ISO,), lambda iso: _possible(iso.compute_ms)),
+    "compute_busy_ms": Formula((_OV,), lambda ov: ov.compute_busy_ms),
+    "compute_busy_isolated_ms": Formula((_ISO,), lambda iso: iso.compute_busy_ms),
+    "comm_ms": Formula((_OV,), lambda ov: ov.comm_busy_ms),
+    "comm_isolated_ms": Formula((_ISO,), lambda iso: iso.comm_busy_ms),
+    "hidden_comm_ms": Formula((_OV,), lambda ov: ov.hidden_comm_ms),
+    "exposed_comm_ms": Formula((_OV,), lambda ov: ov.comm_busy_ms - ov.hidden_comm_ms),
+    "hidden_comm_fraction": Formula((_OV,), lambda ov: ov.hidden_comm_ms / ov.comm_busy_ms),
+    "comm_slowdown": Formula((_OV, _ISO), lambda ov, iso: equations.slowdown(ov.comm_ms, iso.comm_ms)),
+    "comm_ratio": Formula((_OV,), _comm_ratio),
+    "p2p_ms": Formula((_OV,), lambda ov: ov.p2p_ms),
+    "idle_ms": Formula((_OV,), lambda ov: ov.idle_ms),
+    "idle_isolated_ms": Formula((_ISO,), lambda iso: iso.idle_ms),
+    "bubble_ms": Formula((_OV,), lambda ov: ov.bubble_ms),
+    "residual_overlap": Formula((_ISO,), lambda iso: equations.overlap_ratio(iso.covered_compute_ms, iso.compute_ms)),
+    "residual_comm_overlap": Formula((_ISO,), lambda iso: iso.hidden_comm_ms / iso.comm_busy_ms),
+    "profiler_slowdown": Formula((_OV, _STEP), lambda ov, step: equations.slowdown(ov.step_ms, step.step_ms)),
+    "profiler_slowdown_isolated": Formula((_ISO, _SEQ), lambda iso, seq: equations.slowdown(iso.step_ms, seq.step_ms)),
+}
+_OF_SENDS = ("p2p_ms", "bubble_ms")
+_IN_LOGS = ("e2e_", "compute_ms", "compute_isolated_ms")
+
+
+def scale_of(figure: Figure) -> Scale:
+    """The scale on which the intervals of a figure are symmetric."""
+    return CHANGE if figure.signed else LOG if figure.name.startswith(_IN_LOGS) else PLAIN
+
+
 def _figures(sums: FigureSums[Tables], names: Collection[str] | None, min_blocks: int) -> dict[str, Interval]:
-    step_ov, step_seq, prof_ov, prof_iso = samples_of(sums)
+    samples = samples_of(sums)
+    found = {}
+    for name, formula in FORMULAS.items():
+        if (names is None or name in names) and (sums.sends or name not in _OF_SENDS):
+            figure = figure_named(name)
+            interval = interval_by(
+                formula.of,
+                *[samples[place] for place in formula.samples],
+                scale=scale_of(figure),
+                min_blocks=min_blocks,
+            )
+            if interval is not None:
+                found[name] = dataclasses.replace(interval, bounds=figure.bounds)
+    return found
 
-    def estimate(
-        combine: Callable[..., float], *samples: Sample, scale: Callable[[float], float] = float
-    ) -> Interval | None:
-        return interval_of(combine, *samples, scale=scale, min_blocks=min_blocks)
 
-    def ideal(step: _TimedMeans, ov: _ProfiledMeans, iso: _ProfiledMeans) -> float:
-        return ideal_step_ms(math.exp(step.log_step), math.exp(ov.log_compute), math.exp(iso.log_compute))
-
-    def model(step: _TimedMeans, ov: _ProfiledMeans, iso: _ProfiledMeans) -> float:
-        return sequential_step_ms(ideal(step, ov, iso), float(ov.hidden_comm_ms))
-
-    def possible(step_ms: float) -> float:
-        # Sums over streams can exceed the step: what is left of it then is no time.
-        return step_ms if step_ms > 0 else math.nan
-
-    def comm_ratio(ov: _ProfiledMeans) -> float:
-        exposed_ms = ov.comm_busy_ms - ov.hidden_comm_ms
-        return float(ov.comm_busy_ms / (ov.compute_busy_ms + exposed_ms + ov.idle_ms))
-
-    def attainable(iso: _ProfiledMeans) -> float:
-        return attainable_step_ms(float(iso.compute_busy_ms), float(iso.comm_busy_ms))
-
-    def attained(seq: _TimedMeans, step: _TimedMeans, iso: _ProfiledMeans) -> float:
-        return attained_fraction(math.exp(seq.log_step), math.exp(step.log_step), attainable(iso))
-
-    figures: dict[str, Callable[[], Interval | None]] = {
-        "compute_slowdown": lambda: estimate(
-            lambda ov, iso: log_slowdown(ov.log_compute, iso.log_compute), prof_ov, prof_iso, scale=math.expm1
-        ),
-        "overlap_ratio": lambda: estimate(lambda ov: overlap_ratio(ov.covered_compute_ms, ov.compute_ms), prof_ov),
-        "e2e_overlapped_ms": lambda: estimate(lambda step: step.log_step, step_ov, scale=math.exp),
-        "e2e_ideal_ms": lambda: estimate(lambda *means: possible(ideal(*means)), step_ov, prof_ov, prof_iso),
-        "e2e_sequential_model_ms": lambda: estimate(lambda *means: possible(model(*means)), step_ov, prof_ov, prof_iso),
-        "e2e_sequential_ms": lambda: estimate(lambda step: step.log_step, step_seq, scale=math.exp),
-        "speedup_vs_sequential": lambda: estimate(
-            lambda seq, ov: seq.log_step - ov.log_step, step_seq, step_ov, scale=math.expm1
-        ),
-        "attainable_ms": lambda: estimate(attainable, prof_iso),
-        "attained_fraction": lambda: estimate(attained, step_seq, step_ov, prof_iso),
-        "gap_to_ideal": lambda: estimate(
-            lambda step, ov, iso: step.log_step - math.log(ideal(step, ov, iso)),
-            step_ov, prof_ov, prof_iso, scale=math.expm1,
-        ),
-        "sequential_model_error": lambda: estimate(
-            lambda step, ov, iso, seq: math.log(model(step, ov, iso)) - seq.log_step,
-            step_ov, prof_ov, prof_iso, step_seq, scale=math.expm1,
-        ),
-        "compute_ms": lambda: estimate(lambda ov: ov.log_compute, prof_ov, scale=math.exp),
-        "compute_isolated_ms": lambda: estimate(lambda iso: iso.log_compute, prof_iso, scale=math.exp),
-        "compute_busy_ms": lambda: estimate(lambda ov: ov.compute_busy_ms, prof_ov),
-        "compute_busy_isolated_ms": lambda: estimate(lambda iso: iso.compute_busy_ms, prof_iso),
-        "comm_ms": lambda: estimate(lambda ov: ov.comm_busy_ms, prof_ov),
-        "comm_isolated_ms": lambda: estimate(lambda iso: iso.comm_busy_ms, prof_iso),
-        "hidden_comm_ms": lambda: estimate(lambda ov: ov.hidden_comm_ms, prof_ov),
-        "exposed_comm_ms": lambda: estimate(lambda ov: ov.comm_busy_ms - ov.hidden_comm_ms, prof_ov),
-        "hidden_comm_fraction": lambda: estimate(lambda ov: ov.hidden_comm_ms / ov.comm_busy_ms, prof_ov),
-        "comm_slowdown": lambda: estimate(
-            lambda ov, iso: log_slowdown(ov.log_comm, iso.log_comm), prof_ov, prof_iso, scale=math.expm1
-        ),
-        "comm_ratio": lambda: estimate(comm_ratio, prof_ov),
-        "p2p_ms": lambda: estimate(lambda ov: ov.p2p_ms, prof_ov) if sums.sends else None,
-        "idle_ms": lambda: estimate(lambda ov: ov.idle_ms, prof_ov),
-        "idle_isolated_ms": lambda: estimate(lambda iso: iso.idle_ms, prof_iso),
-        "bubble_ms": lambda: estimate(lambda ov: ov.bubble_ms, prof_ov) if sums.sends else None,
-        "residual_overlap": lambda: estimate(
-            lambda iso: overlap_ratio(iso.covered_compute_ms, iso.compute_ms), prof_iso
-        ),
-        "residual_comm_overlap": lambda: estimate(lambda iso: iso.hidden_comm_ms / iso.comm_busy_ms, prof_iso),
-        "profiler_slowdown": lambda: estimate(
-            lambda ov, step: log_slowdown(ov.log_step, step.log_step), prof_ov, step_ov, scale=math.expm1
-        ),
-        "profiler_slowdown_isolated": lambda: estimate(
-            lambda iso, seq: log_slowdown(iso.log_step, seq.log_step), prof_iso, step_seq, scale=math.expm1
-        ),
-    }  # fmt: skip
-    found = {name: figure() for name, figure in figures.items() if names is None or name in names}
-    return {
-        name: dataclasses.replace(value, bounds=figure_named(name).bounds)
-        for name, value in found.items()
-        if value is not None
-    }
+def interval_by(
+    of: Callable[..., float], *samples: Sample, scale: Scale, min_blocks: int = MIN_BLOCKS
+) -> Interval | None:
+    """``interval_of`` for a function that returns the figure itself."""
+    return interval_of(lambda *means: scale.to(of(*means)), *samples, scale=scale.back, min_blocks=min_blocks)
 
 
 def samples_of(sums: FigureSums[Tables]) -> tuple[Sample, Sample, Sample, Sample]:
     """The timed blocks of overlapped and of sequential steps, then the profiled ones, each averaged over the ranks."""
-    modes = (Mode.OVERLAPPED, Mode.SEQUENTIAL)
-    timed = [_sample(_TimedMeans, sums.timed.of(mode)) for mode in modes]
-    profiled = [_sample(_ProfiledMeans, sums.profiled.of(mode)) for mode in modes]
+    timed = _samples(TimedMeans, _TIMED_LOGS, sums.timed)
+    profiled = _samples(ProfiledMeans, _PROFILED_LOGS, sums.profiled)
     return timed[0], timed[1], profiled[0], profiled[1]
 
 
-def _sample(columns: type[_Columns], sums: ArmSums) -> Sample:
-    """The blocks of one mode, each averaged over the ranks."""
-    rows = [columns(*mean) for mean in sums.means()]
-    return Sample.of_rows(columns, rows, sum(sums.num_steps))
+def _samples(columns: Callable[..., tuple[float, ...]], num_logs: int, sums: BlockSums[Tables]) -> list[Sample]:
+    """The blocks of each mode."""
+    arms = [sums.of(mode) for mode in Mode]
+    if not any(arm.blocks for arm in arms):
+        return [Sample(np.empty((0, 0)), 0, columns) for _ in arms]
+    design, rows = design_over_ranks(arms, NUM_COVARIATES)
+    width = rows.shape[1] - NUM_COVARIATES - 1 - num_logs
+    as_times = np.arange(width)
+    as_logs = np.concatenate([np.arange(width, width + num_logs), as_times[num_logs:]])
+    is_log = as_times < num_logs
+    with np.errstate(all="ignore"):
+        means, covariances = design.means(rows), design.covariances(rows)
+    samples = []
+    for place, arm in enumerate(arms):
+        if not arm.blocks:
+            samples.append(Sample(np.empty((0, width)), 0, columns))
+            continue
+        degrees = float(design.degrees[place])
+        covariance = covariances[place]
+        own = design.of_mode[place]
+        samples.append(
+            Sample(
+                rows[own][:, as_times],
+                sum(arm.num_steps),
+                columns,
+                Adjusted(
+                    # Over the ranks, the mean of what each has: so are the tables of kernels.
+                    Moments(arm.mean[as_times], covariance[np.ix_(as_times, as_times)], degrees),
+                    Moments(means[place][as_logs], covariance[np.ix_(as_logs, as_logs)], degrees),
+                    is_log,
+                ),
+            )
+        )
+    return samples
+
+
+Means = tuple[TimedMeans, TimedMeans, ProfiledMeans, ProfiledMeans]
+
+
+def run_times(windows: Sequence[Mapping[str, Estimate]]) -> Floats:
+    """The mean times of each window, from the values of its figures; NaN for what is not known. A row a window.
+
+    Args:
+        windows: the figures of each window, by name.
+    """
+
+    def column(time: str, change: str = "", *, share_of: str = "", beside: str = "") -> list[float]:
+        """Of a time, of one that is longer than it by a change, or of a share of it; where another figure is known."""
+        names = [name for name in (time, change, share_of, beside) if name]
+        return [
+            window[time].value * (1 + window[change].value if change else window[share_of].value if share_of else 1)
+            if all(name in window for name in names)
+            else math.nan
+            for window in windows
+        ]
+
+    unknown = [math.nan] * len(windows)
+    overlapped = {
+        "compute_ms": column("compute_ms"),
+        # Of the sums of these kernels' times the ratio alone is a figure: it weighs by the time in flight.
+        "comm_ms": column("comm_isolated_ms", "comm_slowdown"),
+        "step_ms": column("e2e_overlapped_ms", "profiler_slowdown"),
+        "compute_busy_ms": column("compute_busy_ms"),
+        "comm_busy_ms": column("comm_ms"),
+        "hidden_comm_ms": column("hidden_comm_ms"),
+        "covered_compute_ms": column("compute_ms", share_of="overlap_ratio"),
+        "p2p_ms": column("p2p_ms"),
+        "idle_ms": column("idle_ms"),
+        "bubble_ms": column("bubble_ms"),
+    }
+    isolated = {
+        "compute_ms": column("compute_isolated_ms"),
+        "comm_ms": column("comm_isolated_ms", beside="comm_slowdown"),
+        "step_ms": column("e2e_sequential_ms", "profiler_slowdown_isolated"),
+        "compute_busy_ms": column("compute_busy_isolated_ms"),
+        "comm_busy_ms": column("comm_isolated_ms"),
+        "hidden_comm_ms": column("comm_isolated_ms", share_of="residual_comm_overlap"),
+        "covered_compute_ms": column("compute_isolated_ms", share_of="residual_overlap"),
+        "p2p_ms": unknown,
+        "idle_ms": column("idle_isolated_ms"),
+        "bubble_ms": unknown,
+    }
+    profiled = [times[name] for times in (overlapped, isolated) for name in ProfiledMeans._fields]
+    columns = [column("e2e_overlapped_ms"), column("e2e_sequential_ms"), *profiled]
+    return np.array(columns, dtype=np.float64).T
+
+
+def run_means(times: Floats) -> Floats:
+    """The mean of each time over the windows that know it; NaN where none does."""
+    known = np.isfinite(times)
+    with np.errstate(all="ignore"):
+        return np.asarray(np.where(known, times, 0.0).sum(axis=0) / known.sum(axis=0))
+
+
+def named_means(means: Floats) -> Means:
+    """One row of ``run_times``, or ``run_means``, as ``FORMULAS`` take it."""
+    width = len(ProfiledMeans._fields)
+    ov, seq, *rest = means.tolist()
+    return TimedMeans(ov), TimedMeans(seq), ProfiledMeans(*rest[:width]), ProfiledMeans(*rest[width:])
+
+
+def run_deviations(formula: Formula, scale: Scale, times: Floats) -> Floats | None:
+    """What each window adds to a run's figure, on its scale: their spread is that of the figure of the mean times.
+
+    To first order. The figures of the windows themselves spread less where long steps are rare: their mean is another.
+
+    Args:
+        formula: of the figure.
+        scale: of its interval.
+        times: of ``run_times``, of the windows that have the figure.
+    """
+    means = run_means(times)
+    slopes = gradient(lambda moved: scale.to(formula.of(*formula.pick(named_means(moved)))), [means], 0)
+    if slopes is None:
+        return None
+    used = slopes != 0
+    deviations = (times[:, used] - means[used]) @ slopes[used]
+    return deviations if np.isfinite(deviations).all() else None

@@ -79,6 +79,15 @@ class Style(msgspec.Struct, frozen=True):
         """What measuring costs, e.g. ``0.42%``: it should be little, so it has two decimals."""
         return self.percent(fraction, decimals=2)
 
+    def measuring_cost(self, cost: Estimate) -> str:
+        """What measuring costs, e.g. ``2.10% of training (1.40 to 2.80)`` or ``not resolved (below 4.00%)``."""
+        if cost.ci_low is None or cost.ci_high is None:
+            return f"{self.share_of_training(cost.value)} of training"
+        if cost.ci_low <= 0:
+            return f"not resolved (below {self.share_of_training(max(cost.ci_high, 0.0001))})"
+        low, high = self.number(100 * cost.ci_low, 2), self.number(100 * cost.ci_high, 2)
+        return f"{self.share_of_training(cost.value)} of training ({low} to {high})"
+
     def shows(self, value: float, unit: str) -> bool:
         """Whether a value differs from zero as it is written."""
         return any(character in "123456789" for character in self.quantity(value, unit))
@@ -167,6 +176,43 @@ def range_in_words(estimate: Estimate, more: str, less: str, style: Style = PLAI
 def may_be_chance(estimate: Estimate) -> bool:
     """Whether the interval holds zero."""
     return estimate.ci_low is not None and estimate.ci_high is not None and estimate.ci_low <= 0 <= estimate.ci_high
+
+
+CLEAR, WITHIN_NOISE, INCONCLUSIVE = "clear", "within noise", "inconclusive"
+# A change that is smaller matters to nobody: a whole interval this near to zero says that there is none.
+_MATTERS = 0.01
+
+
+def certainty(change: Estimate) -> str:
+    """How sure a relative change is; empty without an interval.
+
+    ``CLEAR`` where its interval does not hold zero, ``WITHIN_NOISE`` where all of it is near zero, else
+    ``INCONCLUSIVE``.
+    """
+    if change.ci_low is None or change.ci_high is None:
+        return ""
+    if not may_be_chance(change):
+        return CLEAR
+    return WITHIN_NOISE if _furthest(change) <= _MATTERS else INCONCLUSIVE
+
+
+def certainty_in_words(change: Estimate, style: Style = PLAIN) -> str:
+    """``certainty`` with what could be seen, e.g. ``within noise: no difference above 0.4%``."""
+    state, would_show = certainty(change), what_would_show(change)
+    if not state or would_show is None:
+        return "too few blocks for an interval"
+    if state == WITHIN_NOISE:
+        return f"{state}: no difference above {style.percent(_furthest(change))}"
+    return f"{state}: a difference of {style.percent(would_show)} would show"
+
+
+def what_would_show(change: Estimate) -> float | None:
+    """The least true change whose interval would not hold zero, as a rule: half the width of the interval."""
+    return None if change.ci_low is None or change.ci_high is None else (change.ci_high - change.ci_low) / 2
+
+
+def _furthest(change: Estimate) -> float:
+    return max(abs(end) for end in (change.ci_low, change.ci_high) if end is not None)
 
 
 def listed(names: Sequence[str], most: int | None = None) -> str:

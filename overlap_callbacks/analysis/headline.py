@@ -6,19 +6,25 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from overlap_callbacks.analysis.formatting import (
+    PLAIN,
+    certainty,
+    certainty_in_words,
     change_in_words,
     count,
     may_be_chance,
     range_in_words,
     shortened,
+    what_would_show,
 )
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.settled import Settled, Verdict
 from overlap_callbacks.analysis.run_summary import CUT_SHORT, NOT_VALID, RunSummary
 from overlap_callbacks.analysis.statistics import inverted_change
 
 NOTHING_YET = "Nothing has been measured yet: no window is done."
 NO_SEQUENTIAL_ARM = "No window had sequential steps, so what overlap saves was not measured."
+WINDOWS_DIFFER = "Windows differ by more than their intervals say: each is of its own steps alone."
 CONTROL = "A/A control: both sides ran overlapped, so every difference is chance."
 
 _LET_IT_END = "Let the job run on until a window ends."
@@ -45,18 +51,21 @@ class Headline(NamedTuple):
         interval: its 95 % intervals, as a line of its own; empty without any.
         why: why the answer is missing, or doubtful; empty where it is neither.
         what_to_do: about that; empty where there is nothing to do.
+        settled: what the difference becomes once a mode has lasted; empty where that is not known.
     """
 
     sentence: str
     interval: str = ""
     why: str = ""
     what_to_do: str = ""
+    settled: str = ""
 
     @property
     def more(self) -> tuple[str, ...]:
         """The lines below the sentence."""
         found = (
             self.interval,
+            self.settled,
             f"Why: {self.why}" if self.why else "",
             f"What to do: {self.what_to_do}" if self.what_to_do else "",
         )
@@ -87,7 +96,13 @@ def run_headline(summary: RunSummary, num_arms: int = 0) -> Headline:
         return Headline(CONTROL)
     if partial is not None:
         return _unfinished(partial)
-    found = answer(figures)
+    settled = summary.settled()
+    if settled is not None and settled.verdict is Verdict.SETTLED:
+        figures["speedup_vs_sequential"] = settled.estimate
+    found = answer(figures, " (hold at all looks)" if summary.running else " (one look)")
+    found = found._replace(settled="" if settled is None else settled_in_words(settled))
+    if summary.windows_differ:
+        found = found._replace(interval=f"{found.interval} {WINDOWS_DIFFER}".strip())
     if found.interval and len(summary.valid_windows) == 1:  # as sure as others by its words, and less so
         found = found._replace(interval=f"{found.interval} All of this rests on one window.")
     return found._replace(**_unverified(summary))
@@ -99,8 +114,13 @@ def step_change(figures: Mapping[str, Estimate]) -> Estimate | None:
     return None if speedup is None else inverted_change(speedup)
 
 
-def answer(figures: Mapping[str, Estimate]) -> Headline:
-    """What overlap does to steps, by these figures."""
+def answer(figures: Mapping[str, Estimate], looks: str = "") -> Headline:
+    """What overlap does to steps, by these figures.
+
+    Args:
+        figures: by name.
+        looks: how often their intervals may be looked at, in brackets after a space; empty of a window.
+    """
     change, slowdown = step_change(figures), figures.get("compute_slowdown")
     if change is None:
         return Headline(
@@ -112,16 +132,43 @@ def answer(figures: Mapping[str, Estimate]) -> Headline:
     if change.ci_low is None:
         sentence = f"Overlap seems to make steps {words} here, from too few blocks to be sure."
     elif may_be_chance(change):
-        sentence = f"Steps are {words} with overlap here, which may be chance."
+        sentence = f"Steps are {words} with overlap here, which is {certainty_in_words(change)}."
     else:
         sentence = f"Overlap makes steps {words} here."
     if slowdown is not None:
-        chance = ", which may be chance" if may_be_chance(slowdown) else ""
-        sentence += f" Compute kernels run {change_in_words(slowdown.value, 'slower', 'faster')} with it{chance}."
-    return Headline(sentence, _interval(change, slowdown))
+        doubt = f", which is {certainty(slowdown)}" if may_be_chance(slowdown) else ""
+        sentence += f" Compute kernels run {change_in_words(slowdown.value, 'slower', 'faster')} with it{doubt}."
+    return Headline(sentence, _interval(change, slowdown, looks))
 
 
-def _interval(change: Estimate, slowdown: Estimate | None) -> str:
+def settled_in_words(settled: Settled) -> str:
+    """What the difference becomes once a mode has lasted.
+
+    E.g. ``Settled: 12.1% shorter (11.0% to 13.3% shorter); in blocks of 3 steps 9.8% shorter.``
+    """
+    change = inverted_change(settled.estimate)
+    value = f"{_in_words(change.value)} ({range_in_words(change, 'longer', 'shorter')})"
+    blocks = f"in blocks of {count(settled.short_steps, 'step')} {_in_words(_turned(settled.short))}"
+    if settled.verdict is Verdict.NOT_SETTLED:
+        least = "" if settled.at_least is None else f"at least {_in_words(_turned(settled.at_least))}; "
+        return f"Not settled after {count(settled.after_steps, 'step')}: {least}{blocks}."
+    if settled.verdict is Verdict.SETTLED:
+        return f"Settled: {value}; {blocks}."
+    if not settled.resolved:
+        return f"Whether the difference changes along a block is not resolved; {blocks}."
+    return f"No change along a block is seen: settled {value}; {blocks}."
+
+
+def _in_words(change: float) -> str:
+    return change_in_words(change, "longer", "shorter")
+
+
+def _turned(longer: float) -> float:
+    """How much longer steps without overlap are, as how much longer those with it are."""
+    return 1 / (1 + longer) - 1
+
+
+def _interval(change: Estimate, slowdown: Estimate | None, looks: str) -> str:
     found = [
         f"{what} {range_in_words(estimate, more, less)}"
         for what, estimate, more, less in (
@@ -132,7 +179,9 @@ def _interval(change: Estimate, slowdown: Estimate | None) -> str:
     ]
     if not found:
         return ""
-    return f"95% interval{'s' if len(found) > 1 else ''}: {'; '.join(found)}."
+    would_show = what_would_show(change)
+    least = "" if would_show is None else f" A difference of {PLAIN.percent(would_show)} would show."
+    return f"95% interval{'s' if len(found) > 1 else ''}{looks}: {'; '.join(found)}.{least}"
 
 
 def _unfinished(partial: OverlapReport) -> Headline:

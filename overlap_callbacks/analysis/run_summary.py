@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from operator import attrgetter
 
 import msgspec
 
 from overlap_callbacks.analysis.aggregate import drop_incomparable_figures
-from overlap_callbacks.analysis.results.catalogue import FIGURES
+from overlap_callbacks.analysis.figures import FORMULAS, run_deviations, run_means, run_times, scale_of
+from overlap_callbacks.analysis.results.catalogue import FIGURES, figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
+from overlap_callbacks.analysis.results.settled import Settled
 from overlap_callbacks.analysis.results.step_parts import StepParts, measured_parts
 from overlap_callbacks.analysis.results.window import RankWindow
-from overlap_callbacks.analysis.statistics import pool
+from overlap_callbacks.analysis.statistics import Pooling, pool, windows_differ
 
 # The order of the blocks where a record does not say.
 _DEFAULT_BLOCKS = "OSSO"
@@ -37,19 +38,26 @@ class RunSummary:
         run: the last start of the job; None where it is not known.
         windows: the reports, in the order of measurement. More may be added to the list later.
         unfinished: a window that was cut off before its report: what rank 0 had measured of it.
+        running: whether the job goes on: people look again and again, so its intervals hold at all looks.
 
     Attributes:
-        run, windows, unfinished: the same.
+        run, windows, unfinished, running: the same.
     """
 
     def __init__(
-        self, run: RunInfo | None, windows: Sequence[OverlapReport], unfinished: OverlapReport | None = None
+        self,
+        run: RunInfo | None,
+        windows: Sequence[OverlapReport],
+        unfinished: OverlapReport | None = None,
+        *,
+        running: bool = False,
     ) -> None:
         self.run = run
         self.windows = windows
         self.unfinished = unfinished
+        self.running = running
         self._valid: tuple[tuple[int, bool], list[OverlapReport]] | None = None  # and of how many windows
-        self._pooled: tuple[int, dict[str, Estimate]] | None = None  # and of how many windows
+        self._pooled: dict[Pooling, tuple[int, dict[str, Estimate]]] = {}  # and of how many windows
 
     @property
     def control(self) -> bool:
@@ -103,33 +111,58 @@ class RunSummary:
                 return comparable if comparable.speedup_vs_sequential is not None else None
         return None
 
-    def pooled(self) -> dict[str, Estimate]:
-        """Each figure over the windows that count; the unit of its interval is the window."""
-        # It is asked for again and again, and takes half a second for ten thousand windows.
-        if self._pooled is None or self._pooled[0] != len(self.windows):
-            self._pooled = len(self.windows), self._pool()
-        return dict(self._pooled[1])
+    def pooled(self, pooling: Pooling | None = None) -> dict[str, Estimate]:
+        """Each figure over the windows that count.
 
-    def _pool(self) -> dict[str, Estimate]:
-        windows = self.valid_windows
+        Args:
+            pooling: whether intervals hold at one look or at all; by whether the job runs unless told.
+        """
+        pooling = pooling or Pooling(all_looks=self.running)
+        # It is asked for again and again, and takes half a second for ten thousand windows.
+        if pooling not in self._pooled or self._pooled[pooling][0] != len(self.windows):
+            self._pooled[pooling] = len(self.windows), self._pool(pooling)
+        return dict(self._pooled[pooling][1])
+
+    def _pool(self, pooling: Pooling) -> dict[str, Estimate]:
+        windows = [window.figures() for window in self.valid_windows]
+        # All figures come from the same mean times, by the formulas of a window: so they add up.
+        times = run_times(windows)
+        means = run_means(times)
         pooled = {}
         for figure in FIGURES:
-            # Step times and ratios are means of logarithms within a window already.
+            having = [place for place, window in enumerate(windows) if figure.name in window]
+            if not having:
+                continue
+            formula, scale = FORMULAS[figure.name], scale_of(figure)
             estimate = pool(
-                [value for value in map(attrgetter(figure.name), windows) if value is not None],
-                logs=figure.name.startswith("e2e_"),
-                change=figure.signed,
+                [windows[place][figure.name] for place in having],
+                scale,
+                point=formula.value(means),
+                deviations=run_deviations(formula, scale, times[having]) if len(having) > 1 else None,
                 bounds=figure.bounds,
+                pooling=pooling,
             )
             if estimate is not None:
                 pooled[figure.name] = estimate
         return pooled
+
+    @property
+    def windows_differ(self) -> bool:
+        """Whether what overlap saves differs between windows by more than their own errors let expect."""
+        figure = figure_named("speedup_vs_sequential")
+        found = [window.speedup_vs_sequential for window in self.valid_windows]
+        return windows_differ([each for each in found if each is not None], scale_of(figure))
 
     def figures(self) -> dict[str, Estimate]:
         """Those of ``pooled``; of a run without a window that counts, those of ``partial``."""
         pooled = self.pooled()
         partial = None if pooled else self.partial
         return pooled if partial is None else partial.figures()
+
+    def settled(self) -> Settled | None:
+        """The settled difference of the start of the job that knows it from most windows; None where none does."""
+        found = [window.settled for window in self.valid_windows if window.settled is not None]
+        return max(reversed(found), key=lambda settled: settled.num_windows, default=None)
 
     def step_parts(self) -> StepParts | None:
         """Where the time of an overlapped step goes; None without a profile.

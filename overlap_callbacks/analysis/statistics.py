@@ -2,13 +2,13 @@
 
 Step times are autocorrelated: clocks, other tenants and the order of the data change them for many steps at a time. An
 interval over single steps would be too narrow, and up to one window in four would report a difference that is not
-there. So the unit is the block: each block gives one mean, of logarithms if the quantity is a ratio, and the interval
-is Welch's over the block means. If a figure combines several quantities (equations 4 and 5), their block means are
-combined by the delta method, with Satterthwaite's degrees of freedom. For a difference of two means that is exactly
-Welch's interval.
+there. So the unit is the block: each block gives one mean. ``overlap_callbacks.analysis.design`` takes out what else
+differs between blocks. If a figure combines several quantities (equations 4 and 5), their means are combined by the
+delta method, with Satterthwaite's degrees of freedom. For a difference of two plain means that is exactly Welch's
+interval.
 
-An interval can be given a least width, which the run's earlier windows tell
-(``overlap_callbacks.analysis.earlier_windows``).
+Over a run, windows are pooled. People look at a run's interval after each window, so there are two: one that holds at
+one look, and a wider one that holds at all looks together.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -25,13 +26,30 @@ from overlap_callbacks.analysis.results.estimate import Estimate
 
 CONFIDENCE = 0.95
 
-_Columns = TypeVar("_Columns", bound=tuple[float, ...])
+Floats = npt.NDArray[np.float64]
 
 # Of a figure that may be of any size and sign.
 UNBOUNDED = (-math.inf, math.inf)
 
 # Two groups of OSSO. The spread of fewer blocks of a mode is not known well enough for an interval.
 MIN_BLOCKS = 4
+
+
+class Scale(NamedTuple):
+    """The scale on which a figure's interval is symmetric.
+
+    Attributes:
+        to: increasing function from the figure to the scale.
+        back: its inverse.
+    """
+
+    to: Callable[[float], float]
+    back: Callable[[float], float]
+
+
+PLAIN = Scale(float, float)
+LOG = Scale(math.log, math.exp)  # of times: their interval does not reach below zero
+CHANGE = Scale(math.log1p, math.expm1)  # of a ratio less one, whichever is divided by which
 
 
 @dataclass(frozen=True)
@@ -42,27 +60,57 @@ class Sample:
         blocks: block means, shape (number of blocks, number of quantities).
         num_steps: counted steps in those blocks.
         columns: the named tuple whose fields are the quantities; None if they have no names.
+        adjusted: means to take in the place of plain ones; None for plain ones.
     """
 
-    blocks: npt.NDArray[np.float64]
+    blocks: Floats
     num_steps: int
     columns: Callable[..., Any] | None = None
+    adjusted: Adjusted | None = None
 
-    @classmethod
-    def of_rows(cls, columns: type[_Columns], rows: Sequence[_Columns], num_steps: int) -> Sample:
-        """A sample of named quantities.
-
-        Args:
-            columns: the named tuple.
-            rows: the block means, one named tuple per block.
-            num_steps: counted steps in those blocks.
-        """
-        width = len(columns._fields)  # type: ignore[attr-defined]
-        return cls(np.array(rows, dtype=np.float64).reshape(-1, width), num_steps, columns)
-
-    def named(self, means: npt.NDArray[np.float64]) -> Any:
+    def named(self, means: Floats) -> Any:
         """Means of the quantities, shape (number of quantities,), under their names if they have any."""
-        return means if self.columns is None else self.columns(*means)
+        return means if self.columns is None else self.columns(*means.tolist())
+
+    @property
+    def moments(self) -> Moments:
+        """Means of the quantities and what is known of their errors."""
+        if self.adjusted is not None:
+            return self.adjusted.sums
+        number = len(self.blocks)
+        covariance = np.cov(self.blocks, rowvar=False, ddof=1) / number if number > 1 else np.full((1, 1), np.nan)
+        return Moments(self.blocks.mean(axis=0), np.atleast_2d(covariance), number - 1)
+
+    @property
+    def log_moments(self) -> Moments:
+        """The same from the blocks' logarithms, where it is known."""
+        return self.moments if self.adjusted is None else self.adjusted.logs
+
+    def exponential(self, means: Floats) -> Floats:
+        """What ``log_moments`` has as logarithms, as it is."""
+        return means if self.adjusted is None else np.where(self.adjusted.is_log, np.exp(means), means)
+
+
+class Moments(NamedTuple):
+    """Means of quantities, shape (n,), the covariance of their errors, and its degrees of freedom."""
+
+    means: Floats
+    covariance: Floats
+    degrees: float
+
+
+class Adjusted(NamedTuple):
+    """Means of quantities from which a design has taken what else differs between blocks.
+
+    Attributes:
+        sums: by the blocks' times.
+        logs: by their logarithms, of the quantities that ``is_log`` names.
+        is_log: shape (n,).
+    """
+
+    sums: Moments
+    logs: Moments
+    is_log: npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -75,6 +123,7 @@ class Interval:
         scale: increasing function from that scale to the figure's own.
         num_steps, num_blocks: that it rests on.
         bounds: the least and the most that the figure can be.
+        standard_error, degrees: that the width comes from.
     """
 
     center: float
@@ -83,6 +132,8 @@ class Interval:
     num_steps: int
     num_blocks: int
     bounds: tuple[float, float] = UNBOUNDED
+    standard_error: float | None = None
+    degrees: float | None = None
 
     def estimate(self, least_half_width: float = 0.0) -> Estimate:
         """The figure on its own scale.
@@ -97,7 +148,18 @@ class Interval:
                 low, high = _finite(self.scale, [self.center - half]), _finite(self.scale, [self.center + half])
         if low is None or high is None:
             low = high = None
-        return bounded(Estimate(self.scale(self.center), low, high, self.num_steps, self.num_blocks), self.bounds)
+        known = low is not None and self.standard_error is not None
+        return bounded(
+            Estimate(
+                self.scale(self.center), low, high, self.num_steps, self.num_blocks,
+                _six_digits(self.standard_error) if known else None, _six_digits(self.degrees) if known else None,
+            ),
+            self.bounds,
+        )  # fmt: skip
+
+
+def _six_digits(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.6g}")
 
 
 def bounded(estimate: Estimate, bounds: tuple[float, float]) -> Estimate:
@@ -115,7 +177,7 @@ def bounded(estimate: Estimate, bounds: tuple[float, float]) -> Estimate:
     if inside and (estimate.ci_low is None or estimate.ci_high is None):
         return estimate
     ci_low, ci_high = (None if end is None else cut(end) for end in (estimate.ci_low, estimate.ci_high))
-    return Estimate(cut(estimate.value), ci_low, ci_high, estimate.num_steps, estimate.num_blocks)
+    return msgspec.structs.replace(estimate, value=cut(estimate.value), ci_low=ci_low, ci_high=ci_high)
 
 
 def estimate(
@@ -139,6 +201,9 @@ def interval_of(
 ) -> Interval | None:
     """Estimate a function of the means of independent samples.
 
+    The figure is that of the mean times, so that figures add up. Its interval has the width that the blocks' logarithms
+    give, unless these lead to another figure: heavy tails. Then the times themselves give the width.
+
     Args:
         combine: takes the means of each sample (its named tuple, or an array of shape (quantities,)) and returns the
             figure on the scale on which its interval is symmetric: logarithms for ratios.
@@ -153,53 +218,193 @@ def interval_of(
     """
     if any(not len(sample.blocks) for sample in samples):
         return None
-    half = None
+    num_steps = sum(sample.num_steps for sample in samples)
+    num_blocks = sum(len(sample.blocks) for sample in samples)
+    width = None
     with np.errstate(all="ignore"):  # what is beyond a float's range gives no figure, or no interval
-        means = [sample.blocks.mean(axis=0) for sample in samples]
-        center = _combined(combine, samples, means)
+        center = _finite(combine, [sample.named(sample.moments.means) for sample in samples])
         if center is None:
             return None
         if all(len(sample.blocks) >= min_blocks for sample in samples):
-            half = _half_width(combine, samples, means, confidence)
-    num_steps = sum(sample.num_steps for sample in samples)
-    num_blocks = sum(len(sample.blocks) for sample in samples)
-    return Interval(center, half, scale, num_steps, num_blocks)
+            width = _width(combine, samples, center, confidence)
+    if width is None:
+        return Interval(center, None, scale, num_steps, num_blocks)
+    error, degrees, half = width
+    return Interval(center, half, scale, num_steps, num_blocks, standard_error=error, degrees=degrees)
+
+
+# The blocks' logarithms give the width where they lead to the same figure, but for this share of the width.
+_MOST_APART = 0.1
+
+
+def _width(
+    combine: Callable[..., float], samples: Sequence[Sample], center: float, confidence: float
+) -> tuple[float, float, float] | None:
+    """The standard error, its degrees of freedom, and half the width."""
+    if any(sample.adjusted is not None for sample in samples):
+
+        def of_logs(*means: Floats) -> float:
+            return combine(*[s.named(s.exponential(mean)) for s, mean in zip(samples, means, strict=True)])
+
+        logs = [sample.log_moments for sample in samples]
+        by_logs = _finite(of_logs, [part.means for part in logs])
+        found = None if by_logs is None else _half_width(of_logs, logs, confidence)
+        if by_logs is not None and found is not None and abs(center - by_logs) <= _MOST_APART * 2 * found[2]:
+            return found
+
+    def of_sums(*means: Floats) -> float:
+        return combine(*[sample.named(mean) for sample, mean in zip(samples, means, strict=True)])
+
+    return _half_width(of_sums, [sample.moments for sample in samples], confidence)
+
+
+class Pooling(NamedTuple):
+    """How windows are pooled.
+
+    Attributes:
+        all_looks: whether the interval holds however often one looks at it while windows are added; else at one look.
+        confidence: of the interval. More than the usual one where several intervals are to hold together.
+    """
+
+    all_looks: bool = False
+    confidence: float = CONFIDENCE
+
+
+ONE_LOOK = Pooling()
 
 
 def pool(
     windows: Sequence[Estimate],
+    scale: Scale = PLAIN,
     *,
-    logs: bool = False,
-    change: bool = False,
+    point: float | None = None,
+    deviations: Floats | None = None,
     bounds: tuple[float, float] = UNBOUNDED,
+    pooling: Pooling = ONE_LOOK,
 ) -> Estimate | None:
-    """One figure for a run: the mean of its windows' estimates. The unit of the interval is the window.
+    """One figure for a run, from its windows' estimates.
 
-    A single window keeps its own interval, as far as the figure can be.
+    The blocks of all windows tell the error together, and what windows differ by beyond it is added (random effects).
+    Windows without an interval of their own are the units, from ``MIN_WINDOWS`` on.
 
     Args:
         windows: the figure's estimate in each window.
-        logs: take the mean of logarithms, as within a window. For times, whose interval must not reach below zero.
-        change: the figure is a ratio less one. Its mean is that of the ratio's logarithm, so that its interval stays
-            above -1.
+        scale: on which their intervals are symmetric.
+        point: the figure, where it is not the mean on that scale.
+        deviations: what each window adds to that point, on that scale; None for what it differs from the mean by.
         bounds: the least and the most that the figure can be.
+        pooling: how.
     """
-    if len(windows) == 1:
+    if not windows:
+        return None
+    if len(windows) == 1 and pooling == ONE_LOOK:
         return bounded(windows[0], bounds)
-    values = np.array([window.value for window in windows], dtype=np.float64).reshape(-1, 1)
-    scale: Callable[[float], float] = float
-    if change and bool((values > -1).all()):
-        values, scale = np.log1p(values), math.expm1
-    elif logs and bool((values > 0).all()):
-        values, scale = np.log(values), math.exp
-    sample = Sample(values, num_steps=sum([window.num_steps for window in windows]))
-    pooled = estimate(lambda means: float(means[0]), sample, min_blocks=2, scale=scale)
-    return None if pooled is None else bounded(pooled, bounds)
+    values = _on_scale(windows, scale)
+    if values is None:
+        scale, values = PLAIN, np.array([window.value for window in windows], dtype=np.float64)
+    center = None if point is None else _finite(scale.to, [point])
+    spread = values if deviations is None else deviations
+    error, degrees = pooled_error(spread, *_errors(windows, scale))
+    half = None
+    with np.errstate(all="ignore"):
+        width = float(error * half_width_factor(degrees, len(windows), pooling))
+    if math.isfinite(width):
+        half = width
+    interval = Interval(
+        float(values.mean()) if center is None else center, half, scale.back, sum([each.num_steps for each in windows]),
+        len(windows), bounds, float(error), float(degrees),
+    )  # fmt: skip
+    return interval.estimate()
+
+
+# Windows whose blocks tell nothing of their error must be so many for an interval.
+MIN_WINDOWS = 4
 
 
 def pool_changes(windows: Sequence[Estimate]) -> Estimate | None:
     """``pool`` of a ratio less one."""
-    return pool(windows, change=True, bounds=(-1.0, math.inf))
+    return pool(windows, CHANGE, bounds=(-1.0, math.inf))
+
+
+def _on_scale(windows: Sequence[Estimate], scale: Scale) -> Floats | None:
+    values = [_finite(scale.to, [window.value]) for window in windows]
+    return None if None in values else np.array(values, dtype=np.float64)
+
+
+def _errors(windows: Sequence[Estimate], scale: Scale) -> tuple[Floats, Floats]:
+    """The variance of each window's estimate and its degrees of freedom; NaN where it has no interval."""
+    known = [_error(window, scale) for window in windows]
+    return np.array([error**2 for error, _ in known]), np.array([degrees for _, degrees in known])
+
+
+def _error(window: Estimate, scale: Scale) -> tuple[float, float]:
+    if window.standard_error is not None and window.degrees_of_freedom is not None:
+        return window.standard_error, window.degrees_of_freedom
+    if window.ci_low is None or window.ci_high is None or window.num_blocks <= 2:
+        return math.nan, math.nan
+    # Of a record of an earlier version. One end may be cut where the figure cannot be.
+    center, low, high = (_finite(scale.to, [value]) for value in (window.value, window.ci_low, window.ci_high))
+    halves = [abs(end - center) for end in (low, high) if end is not None and center is not None]
+    degrees = window.num_blocks - 2.0
+    return (max(halves) / t_quantile(degrees), degrees) if halves else (math.nan, math.nan)
+
+
+def pooled_error(values: Floats, variances: Floats, degrees: Floats) -> tuple[Any, Any]:
+    """The standard error of the mean over windows, and its degrees of freedom (Satterthwaite).
+
+    Args:
+        values: the estimate of each window, the windows along the last axis.
+        variances: of its error within the window; NaN where not known.
+        degrees: degrees of freedom of these.
+    """
+    number = values.shape[-1]
+    between = values.var(axis=-1, ddof=1) if number > 1 else np.zeros(values.shape[:-1])
+    known = np.isfinite(variances)
+    with np.errstate(all="ignore"):
+        num_known = known.sum(axis=-1)
+        within = np.where(known, variances, 0.0).sum(axis=-1) / num_known
+        beyond = np.maximum(between - within, 0.0)
+        variance = (within + beyond) / number
+        parts = (within / number) ** 2 / np.where(known, degrees, 0.0).sum(axis=-1)
+        parts = parts + (beyond / number) ** 2 / max(number - 1, 1)
+        freedom = np.where(parts > 0, variance**2 / parts, np.where(known, degrees, 0.0).sum(axis=-1))
+        alone = np.sqrt(between / number) if number >= MIN_WINDOWS else np.full(between.shape, np.nan)
+        return np.where(num_known > 0, np.sqrt(variance), alone), np.where(num_known > 0, freedom, number - 1.0)
+
+
+def half_width_factor(degrees: Any, num_windows: int, pooling: Pooling) -> Any:
+    """Half the width of a run's interval over its standard error.
+
+    For all looks it is a mixture of t-tests over effects of any size (Lai's, of known scale ``_MIXED`` windows): a
+    sequence of intervals that holds the truth throughout with the wanted confidence.
+    """
+    if not pooling.all_looks:
+        return t_quantile(degrees, pooling.confidence)
+    share = _MIXED / (_MIXED + num_windows)
+    with np.errstate(all="ignore"):
+        root = ((1 - pooling.confidence) ** 2 * share) ** (1 / (degrees + 1))
+        return np.sqrt(np.where(root > share, degrees * (1 - root) / (root - share), np.inf))
+
+
+# Windows that the mixture's effect is worth. Over one look's interval, the sequence is narrowest at some 20 times that.
+_MIXED = 0.2
+
+
+def windows_differ(windows: Sequence[Estimate], scale: Scale) -> bool:
+    """Whether windows differ by more than their own errors let expect, at 1 %."""
+    values = _on_scale(windows, scale)
+    if values is None or len(windows) < 2:
+        return False
+    variances, degrees = _errors(windows, scale)
+    if not np.isfinite(variances).all() or not variances.mean() > 0:
+        return False
+    from scipy.special import fdtrc
+
+    ratio = values.var(ddof=1) / variances.mean()
+    return bool(fdtrc(len(windows) - 1, degrees.sum(), ratio) < _DIFFERENT)
+
+
+_DIFFERENT = 0.01
 
 
 def inverted_change(ratio: Estimate) -> Estimate:
@@ -211,13 +416,7 @@ def inverted_change(ratio: Estimate) -> Estimate:
     value, low, high = turn(ratio.value), turn(ratio.ci_high), turn(ratio.ci_low)
     if low is None or high is None:
         low = high = None
-    return Estimate(ratio.value if value is None else value, low, high, ratio.num_steps, ratio.num_blocks)
-
-
-def _combined(
-    combine: Callable[..., float], samples: Sequence[Sample], means: Sequence[npt.NDArray[np.float64]]
-) -> float | None:
-    return _finite(combine, [sample.named(mean) for sample, mean in zip(samples, means, strict=True)])
+    return msgspec.structs.replace(ratio, value=ratio.value if value is None else value, ci_low=low, ci_high=high)
 
 
 def _finite(function: Callable[..., float], arguments: Sequence[Any]) -> float | None:
@@ -229,40 +428,37 @@ def _finite(function: Callable[..., float], arguments: Sequence[Any]) -> float |
 
 
 def _half_width(
-    combine: Callable[..., float],
-    samples: Sequence[Sample],
-    means: Sequence[npt.NDArray[np.float64]],
-    confidence: float,
-) -> float | None:
-    from scipy.special import stdtrit  # takes half a second to import, so only where a window was measured
-
-    parts: list[tuple[float, int]] = []  # of the variance, with their degrees of freedom
+    combine: Callable[..., float], samples: Sequence[Moments], confidence: float
+) -> tuple[float, float, float] | None:
+    """By the delta method: the standard error, Satterthwaite's degrees of freedom, and half the width."""
+    parts: list[tuple[float, float]] = []  # of the variance, with their degrees of freedom
     for position, sample in enumerate(samples):
-        blocks = sample.blocks
-        gradient = _gradient(combine, samples, means, position)
-        if gradient is None:
+        slopes = gradient(combine, [each.means for each in samples], position)
+        if slopes is None:
             return None
-        used = gradient != 0  # quantities that the figure does not use may be undefined
-        covariance = np.atleast_2d(np.cov(blocks[:, used], rowvar=False, ddof=1)) if used.any() else np.zeros((0, 0))
-        parts.append((float(gradient[used] @ covariance @ gradient[used]) / len(blocks), len(blocks) - 1))
+        used = slopes != 0  # quantities that the figure does not use may be undefined
+        part = float(slopes[used] @ sample.covariance[np.ix_(used, used)] @ slopes[used]) if used.any() else 0.0
+        parts.append((part, sample.degrees))
     variance = sum([part for part, _ in parts])
     if variance <= 0.0:
-        return 0.0
+        return 0.0, sum([freedom for _, freedom in parts]), 0.0
     if not math.isfinite(variance):
         return None
     # Of shares: squares of the parts themselves may be out of a float's range.
     degrees = 1.0 / sum([(part / variance) ** 2 / freedom for part, freedom in parts])
-    return float(stdtrit(degrees, 0.5 + confidence / 2)) * math.sqrt(variance)
+    return math.sqrt(variance), degrees, t_quantile(degrees, confidence) * math.sqrt(variance)
 
 
-def _gradient(
-    combine: Callable[..., float],
-    samples: Sequence[Sample],
-    means: Sequence[npt.NDArray[np.float64]],
-    position: int,
-) -> npt.NDArray[np.float64] | None:
+def t_quantile(degrees: Any, confidence: float = CONFIDENCE) -> Any:
+    """Half the width of an interval over its standard error, by Student's t; of a number or an array."""
+    from scipy.special import stdtrit  # takes half a second to import, so only where a window was measured
+
+    return stdtrit(degrees, 0.5 + confidence / 2)
+
+
+def gradient(combine: Callable[..., float], means: Sequence[Floats], position: int) -> Floats | None:
     """Central differences of the figure with respect to the means of one sample; None if one of them is undefined."""
-    gradient = np.zeros(len(means[position]))
+    slopes = np.zeros(len(means[position]))
     for i, mean in enumerate(means[position]):
         if not math.isfinite(mean):
             continue  # this mean is undefined; the figure is defined, so it does not use it
@@ -272,8 +468,8 @@ def _gradient(
             moved = list(means)
             moved[position] = means[position].copy()
             moved[position][i] += sign * step
-            sides.append(_combined(combine, samples, moved))
+            sides.append(_finite(combine, moved))
         if sides[0] is None or sides[1] is None:
             return None
-        gradient[i] = (sides[0] - sides[1]) / (2 * step)
-    return gradient
+        slopes[i] = (sides[0] - sides[1]) / (2 * step)
+    return slopes

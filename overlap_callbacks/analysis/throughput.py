@@ -70,16 +70,23 @@ def throughput_of(work: Workload, step_ms: float | None, *, device: str, num_dev
 
 
 def run_throughput(windows: Sequence[OverlapReport]) -> Throughput | None:
-    """Means over the windows of a run; what the figures rest on is that of the last. None where nothing is known."""
-    known = [window.throughput for window in windows if window.throughput is not None]
+    """The work of the steps of all windows over their time: total tokens over total time; None where none is known.
+
+    So a window of slow steps weighs more. What the rates rest on is that of the last window.
+    """
+    known = [
+        (window.throughput, window.e2e_overlapped_ms.value)
+        for window in windows
+        if window.throughput is not None and window.e2e_overlapped_ms is not None
+    ]
     if not known:
         return None
-    means: dict[str, float] = {}
+    last, rates = known[-1][0], {}
     for name in ("tokens_per_s", "samples_per_s", "flop_per_s_per_device", "mfu"):
-        values = [value for each in known if (value := getattr(each, name)) is not None]
-        if values and getattr(known[-1], name) is not None:
-            means[name] = sum(values) / len(values)
-    return msgspec.structs.replace(known[-1], **means)
+        values = [(value, step_ms) for each, step_ms in known if (value := getattr(each, name)) is not None]
+        if values and getattr(last, name) is not None:
+            rates[name] = sum([rate * ms for rate, ms in values]) / sum([ms for _, ms in values])
+    return msgspec.structs.replace(last, **rates)
 
 
 def _peak(work: Workload, device: str) -> tuple[float | None, str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from overlap_callbacks.analysis.formatting import PLAIN
-from overlap_callbacks.analysis.headline import run_headline
+from overlap_callbacks.analysis.headline import run_headline, settled_in_words
+from overlap_callbacks.analysis.measuring_cost import cost_of_window
 from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.catalogue import figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -70,5 +71,11 @@ def summary(report: OverlapReport) -> str:
             bounds = PLAIN.figure_interval(figure, estimate)
             shown = PLAIN.figure(figure, estimate.value) + (f" [{bounds}]" if bounds else "")
             parts.append(f"{figure.short} {shown}")
+    cost = cost_of_window(report)
+    if cost is not None:
+        parts.append(f"measuring cost {PLAIN.measuring_cost(cost)}")
     parts.append(f"{report.num_heard} of {report.world_size} ranks")
-    return ", ".join(parts)
+    line = ", ".join(parts)
+    if report.settled is None or report.control:
+        return line
+    return f"{line}. {settled_in_words(report.settled)}"

@@ -77,10 +77,10 @@ def command(
     if len(target) == 1 and not is_run and shutil.which(target[0]) is None:
         raise click.UsageError(one_line(f"{target[0]} is neither a run nor a command"))
     if is_run:
-        _finish(newest_run(path), limits, sure, as_json)
+        _finish(newest_run(path), limits, sure, as_json, ended=False)
     with _folder_of_command(run_dir, limits) as folder:
         _check_command(target, folder, windows, timeout)
-        _finish(folder, limits, sure, as_json)
+        _finish(folder, limits, sure, as_json, ended=True)
 
 
 @contextlib.contextmanager
@@ -124,7 +124,17 @@ def _check_command(target: Sequence[str], folder: Path, windows: int | None, tim
         _fail(str(error))
 
 
-def _finish(run: Path, limits: Sequence[Limit], sure: bool, as_json: bool) -> NoReturn:
+def _finish(run: Path, limits: Sequence[Limit], sure: bool, as_json: bool, *, ended: bool) -> NoReturn:
+    """Judge a run.
+
+    Args:
+        run: its folder or record.
+        limits: one or more.
+        sure: as on the command line.
+        as_json: the same.
+        ended: whether the job is known to have ended; else its record says.
+    """
+    from overlap_callbacks.analysis.statistics import Pooling
     from overlap_callbacks.experiments.check.limits import State, judge
     from overlap_callbacks.report import record
 
@@ -136,14 +146,15 @@ def _finish(run: Path, limits: Sequence[Limit], sure: bool, as_json: bool) -> No
         _fail("the run is an A/A control: both sides ran overlapped, so its figures are errors of measurement")
     if not found.valid_windows:
         _fail("no window of the run counts: overlap show says why")
-    findings = judge(found.summary, limits, sure=sure)
+    pooling = Pooling(all_looks=found.running and not ended)
+    findings = judge(found.summary, limits, sure=sure, pooling=pooling)
     states = {finding.state for finding in findings}
     code = BROKEN if State.BROKEN in states else NOTHING if State.NOT_MEASURED in states else HOLDS
-    _say(found, findings, code, as_json)
+    _say(found, findings, code, as_json, all_looks=pooling.all_looks)
     raise SystemExit(code)
 
 
-def _say(record: Record, findings: Sequence[Finding], code: int, as_json: bool) -> None:
+def _say(record: Record, findings: Sequence[Finding], code: int, as_json: bool, *, all_looks: bool) -> None:
     from overlap_callbacks.experiments.check.exposed import exposed_as_data, exposed_lines
     from overlap_callbacks.experiments.check.limits import EXPOSED_SHARE, State
 
@@ -158,11 +169,12 @@ def _say(record: Record, findings: Sequence[Finding], code: int, as_json: bool) 
             }
             for finding in findings
         ]
-        print_json({"exit_code": code, "limits": rows, **exposed_as_data(record)})
+        print_json({"exit_code": code, "limits": rows, "all_looks": all_looks, **exposed_as_data(record)})
         return
     told = [finding for finding in findings if code == HOLDS or finding.state is not State.HOLDS]
     words = {HOLDS: "All limits hold", BROKEN: "A limit is broken", NOTHING: "A limit cannot be judged"}[code]
-    click.echo(one_line(f"{words}: {'; '.join(finding.sentence() for finding in told)}."))
+    looks = " The job may go on: intervals hold at all looks." if all_looks else ""
+    click.echo(one_line(f"{words}: {'; '.join(finding.sentence() for finding in told)}.{looks}"))
     about = {finding.limit.figure for finding in findings if finding.state is State.BROKEN}
     if about & {EXPOSED_SHARE, "hidden_comm_fraction", "exposed_comm_ms"}:
         for line in exposed_lines(record):

@@ -71,6 +71,7 @@ class Gate:
         stuck: the serialised collective that did not finish in time; None if there is none.
         last_error: an error of the gate's own; None if there was none.
         dimensions: the dimension of parallelism of groups that were named by hand, by the group's name.
+        micro_batches: of the open step so far, as an adapter counts them; 0 where none does.
         nested: whether operators of the job issue collectives themselves, as those on DTensors do. The gate finds out
             in the first window; where it is known, set it before.
 
@@ -96,11 +97,10 @@ class Gate:
 
     def _reset_step(self, expected: ExpectedSequence) -> None:
         self._tracker = SequenceTracker(expected)
-        self._unseen = False  # collectives of the step were let through unseen
+        self.micro_batches, self._unseen = 0, False  # whether collectives of the step were let through unseen
         self._let_pass, self._let_pass_bytes = Counter[LetPass](), 0
         self._unsupported_device, self._captured = "", False
-        self._compilations = dispatcher.num_compilations
-        self._blocks = CoalescingBlocks()
+        self._compilations, self._blocks = dispatcher.num_compilations, CoalescingBlocks()
         self._batches = self._posting = 0  # batches of sends and receives so far; the open one
         self._posted: list[CollectiveCall] = []  # its members so far
         self._batch_passes = False  # one of them cannot be waited for
@@ -206,7 +206,7 @@ class Gate:
         let_pass = self._let_pass, self._unsupported_device, self._let_pass_bytes, self._captured
         # Another thread may be further on one rank than on another, at the same step.
         counts = {} if self._numbers is None else self._numbers.before(self.dimensions, without=foreign)
-        rest = counts, None if self._numbers is None else self._numbers.issued
+        rest = counts, None if self._numbers is None else self._numbers.issued, self.micro_batches
         log = StepLog(collectives, dropped, self._tracker.divergence, quiet, foreign, compiled, *let_pass, *rest)
         self._works.clear()
         self._groups.clear()  # keeps no process group alive between steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -133,13 +134,27 @@ class StepRecorder:
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first collective of a sequential step that the order check had not seen at its place."""
+    """The first collective of a sequential step that the order check had not seen at its place.
+
+    Attributes:
+        index: of the collective in its step.
+        expected: operator and group name at this place of the checked kind that the step was like until then; None if
+            that has no further collective.
+        found: the collective.
+        num_kinds: how many kinds of steps were checked.
+    """
 
     index: int
     expected: tuple[str, str] | None
     found: Collective
+    num_kinds: int = 1
 
     def __str__(self) -> str:
+        if self.num_kinds > 1:
+            return (
+                f"collective {self.index} of the step was {self.found}, which none of the {self.num_kinds} checked "
+                f"kinds of steps has there"
+            )
         if self.expected is None:
             expected = "no further collective"
         else:
@@ -173,6 +188,7 @@ class StepLog:
             of groups that count, and on which nobody else communicated.
         issued: how many collectives this rank issued in the step on all its groups, on any thread, as the groups count;
             None if one of them does not.
+        micro_batches: of the step; 0 where no adapter counts them.
     """
 
     collectives: tuple[Collective, ...]
@@ -187,6 +203,12 @@ class StepLog:
     captured: bool = False
     issued_before: Mapping[str, int] = field(default_factory=dict)
     issued: int | None = None
+    micro_batches: int = 0
+
+    @functools.cached_property
+    def signature(self) -> tuple[tuple[str, str, int, int, int, int], ...]:
+        """Equal for steps of one kind: they issue the same collectives, in the same order."""
+        return tuple([(c.operator, c.group.name, c.coalesced, c.peer, c.tag, c.posted) for c in self.collectives])
 
 
 # Sends and receives that are posted together: of each its operator, its group's name, and the peer's rank in it.
@@ -202,31 +224,40 @@ class ExpectedSequence:
         single_group: name of the one group of a sequence that has no sends, no receives and no second group. The
             communicator itself enforces the order there, so departures from the sequence within the group are harmless.
         batches: the batches of sends and receives that ``Gate.post`` posted.
+        others: keys and batches of the other kinds of steps that passed. ``single_group`` is that of all of them.
     """
 
     keys: Sequence[tuple[str, str]] = ()
     single_group: str | None = None
     batches: Sequence[Batch] = ()
+    others: Sequence[tuple[Sequence[tuple[str, str]], Sequence[Batch]]] = ()
 
     @classmethod
-    def of(cls, sequence: CollectiveSequence) -> ExpectedSequence:
-        """What the steps after a recorded step may serialise, once its sequence has passed the check."""
-        return cls(sequence.keys, sequence.single_group, sequence.batches)
+    def of(cls, kinds: Sequence[CollectiveSequence]) -> ExpectedSequence:
+        """What the steps after the recorded ones may serialise, once their kinds have passed the check."""
+        first, *rest = kinds
+        groups = {of.single_group for of in kinds if of.items}
+        single_group = groups.pop() if len(groups) == 1 else None
+        return cls(first.keys, single_group, first.batches, tuple([(of.keys, of.batches) for of in rest]))
 
 
 class SequenceTracker:
-    """Follows a sequential step along the sequence that was checked.
+    """Follows a sequential step along the sequences that were checked.
+
+    It follows one kind of step at a time. Where the step departs from it, it goes on with one that is the same up to
+    there, if there is any: so one kind costs as much as several, but for these places.
 
     Args:
-        expected: the checked sequence.
+        expected: the checked sequences.
 
     Attributes:
-        divergence: where the step left the sequence; from there on nothing is admitted.
+        divergence: where the step left all sequences; from there on nothing is admitted.
     """
 
     def __init__(self, expected: ExpectedSequence) -> None:
         self.divergence: Divergence | None = None
         self._expected = expected
+        self._keys, self._batches = expected.keys, expected.batches  # of the kind that is followed
         self._index = 0  # of the next collective
 
     def admits(self, call: CollectiveCall) -> bool:
@@ -235,18 +266,24 @@ class SequenceTracker:
         self._index = index + 1
         if self.divergence is not None:
             return False
-        keys = self._expected.keys
+        keys = self._keys
         expected = keys[index] if index < len(keys) else None
         spec, group = call.spec, call.group
         if expected is not None and spec.name == expected[0] and group.name == expected[1]:
             return True
         if self._expected.single_group == group.name and not spec.point_to_point:
             return True
-        self.divergence = Divergence(index=index, expected=expected, found=call.to_collective())
+        before = keys[:index]
+        found = (*before, (spec.name, group.name))
+        for keys, batches in self._expected.others:
+            if tuple(keys[: index + 1]) == found:
+                self._keys, self._batches = keys, batches
+                return True
+        self._depart(index, expected, call)
         return False
 
     def admits_batch(self, number: int, calls: Sequence[CollectiveCall]) -> bool:
-        """Whether a batch is the one that the order check saw: waiting for another might never end.
+        """Whether a batch is one that the order check saw: waiting for another might never end.
 
         Args:
             number: of the batch in its step, from 0.
@@ -254,10 +291,18 @@ class SequenceTracker:
         """
         if self.divergence is not None:
             return False
-        batches = self._expected.batches
-        expected = batches[number] if number < len(batches) else None
-        if expected == tuple([(call.spec.name, call.group.name, call.peer) for call in calls]):
+        batch = tuple([(call.spec.name, call.group.name, call.peer) for call in calls])
+        batches = self._batches
+        if (batches[number] if number < len(batches) else None) == batch:
             return True
+        before, found = tuple(self._keys[: self._index]), (*batches[:number], batch)
+        for keys, batches in self._expected.others:
+            if tuple(keys[: self._index]) == before and tuple(batches[: number + 1]) == found:
+                self._keys, self._batches = keys, batches
+                return True
         if calls:
-            self.divergence = Divergence(self._index - 1, ("another batch", ""), calls[-1].to_collective())
+            self._depart(self._index - 1, ("another batch", ""), calls[-1])
         return False
+
+    def _depart(self, index: int, expected: tuple[str, str] | None, call: CollectiveCall) -> None:
+        self.divergence = Divergence(index, expected, call.to_collective(), 1 + len(self._expected.others))

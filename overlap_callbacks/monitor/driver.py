@@ -20,6 +20,7 @@ from overlap_callbacks.monitor.notices import Notices
 from overlap_callbacks.monitor.pinned import PinnedRunner
 from overlap_callbacks.monitor.session import SessionSlot
 from overlap_callbacks.monitor.step_numbers import breaks_before
+from overlap_callbacks.monitor.step_ring import StepRing
 from overlap_callbacks.monitor.step_runner import Stopped
 from overlap_callbacks.monitor.timing import TimingRunner
 from overlap_callbacks.monitor.window_runner import WindowRunner
@@ -45,6 +46,7 @@ class StepDriver:
     Attributes:
         last_step: number of the step that began last; -1 before the first.
         next_step: the first step that a runner must be asked about.
+        ring: when each of the last steps began.
         open: whether a step has begun and not ended.
         in_runner_step: whether the runner has something to do at the open step's end.
         on_close: called once, at the end: adapters take off their hooks.
@@ -58,6 +60,7 @@ class StepDriver:
             self.notices, gate, strict=config.strict, stop=self.stop, fail=self._fail, wake=self._wake
         )
         self.slot = SessionSlot(config, gate, self.switch, self.notices, self.faults)
+        self.ring = StepRing()
         parts = config, self.slot, gate, self.switch, self.notices, self.faults
         self.last_step = -1
         self.open = False
@@ -68,7 +71,9 @@ class StepDriver:
             self.on_close.append(self.window_runner.close)
         else:
             every = config.sample_experts_every
-            self.window_runner = WindowRunner(*parts) if every is None else SamplingRunner(every, *parts)
+            self.window_runner = (
+                WindowRunner(*parts, self.ring) if every is None else SamplingRunner(every, *parts, self.ring)
+            )
         self.runner: WindowRunner | TimingRunner | PinnedRunner | Stopped = self.window_runner
         # Copies of the runner's attributes, for steps in which it has nothing to do.
         self.next_step = self.runner.next_step
@@ -149,6 +154,7 @@ class StepDriver:
         previous, self.last_step = self.last_step, number
         if not self.active:
             return
+        self.ring.begin(number)
         self.faults.raise_reported()
         self._check_continuity(number, previous, nested)
         self.runner.begin(number)

@@ -56,6 +56,10 @@ class ForAdapters:
         """Say how many model chunks of an interleaved pipeline this rank has; messages alone do not always tell it."""
         self._driver.window_runner.model_chunks = number
 
+    def tell_micro_batch(self) -> None:
+        """Say that the open step trains on one more micro-batch. Steps with more or fewer are of other kinds."""
+        self._driver.gate.micro_batches += 1
+
     def expect_nested_collectives(self) -> None:
         """Say that operators issue collectives themselves, as those on DTensors do. Call it before the first window.
 

@@ -189,8 +189,9 @@ class OverlapMonitor(ForAdapters):
             step: its number, counted up by one from step to step, the same on every rank.
         """
         driver = self._driver
-        # Outside windows this comparison is all that a step costs. Any other call takes the long way.
+        # Outside windows this is all that a step costs. Any other call takes the long way.
         if type(step) is int and driver.last_step < step < driver.next_step and not driver.open:
+            driver.ring.begin(step)
             driver.last_step = step
             driver.open = True
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.gate.gate import Gate
-from overlap_callbacks.gate.step_log import ExpectedSequence, StepLog
+from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.gate.switch import SwitchState
 from overlap_callbacks.instruments.clocks import StepClock
 from overlap_callbacks.monitor.accelerators import refusal
@@ -75,7 +75,7 @@ class PinnedRunner(StepRunner):
         self._switch.turn(on=sequential)
         self._gate.begin_step(
             sequential=sequential and self._switch.form is None,
-            expected=ExpectedSequence.of(sequence) if sequence is not None else None,
+            expected=sequence,
             compute_stream=StepClock().compute_stream,
             watch=False,
         )
@@ -102,7 +102,7 @@ class PinnedRunner(StepRunner):
     def _request(self, log: StepLog) -> None:
         assert self._session is not None
         self._clearance = Clearance(self._session.order_checker, self._session.job.rank)
-        self._clearance.request(f"pinned{next(self._session.pinned_checks)}", log, window=None)
+        self._clearance.request(f"pinned{next(self._session.pinned_checks)}", [log], window=None)
 
     def _act_on(self, ruling: Ruling) -> None:
         """Go on as the ruling says."""

@@ -1,15 +1,22 @@
 """Which mode and which instruments a step has.
 
-Everything here is a pure function of the step number and the configuration: no clock, no randomness, no communication.
-So every rank decides alike, and a job that resumes from a checkpoint continues where it was.
+Everything here is a pure function of the step number, the configuration and where rank 0 placed the window's parts
+(``overlap_callbacks.monitor.placement``): no clock, no randomness, no communication. So every rank decides alike.
 
 A window opens every ``every_n_steps`` steps, and its steps are, in this order:
 
-1. one **recorded** step, overlapped: its collectives are written down for the order check;
-2. the **timed** blocks: ``blocks`` repeated ``repeats`` times, each of ``warmup_steps`` uncounted and
-   ``steps_per_block`` counted steps. ``O`` is overlapped, ``S`` sequential. ``OSSO`` is balanced: drift that is linear
-   in time cancels;
-3. the **profiled** blocks: the same order, one counted step each, under ``torch.profiler``.
+1. a few **recorded** steps, overlapped: their collectives are written down for the order check. Rank 0's ruling places
+   the parts that follow;
+2. the **timed** blocks, each of ``warmup_steps`` uncounted and ``steps_per_block`` counted steps. ``O`` is overlapped,
+   ``S`` sequential. The overlapped steps right before and after them are marked too, and cost nothing: they show how
+   long a change of mode takes to settle;
+3. the **profiled** blocks: one counted step each, under ``torch.profiler``.
+
+The steps between these parts are ordinary ones. Their number, and which mode the blocks begin with, differ from window
+to window, so that what a job does at every k-th step meets both modes equally often.
+
+Blocks alternate and are turned round in the middle: ``OSSO`` four times is ``OSOSOSOSSOSOSOSO``. Drift that is linear
+in time cancels, and so does every rhythm of 2, 3, 4, 6, 8 or 12 steps within one window.
 """
 
 from __future__ import annotations
@@ -19,6 +26,8 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
+
 from overlap_callbacks import _validation
 from overlap_callbacks.analysis.results.mode import Mode
 
@@ -27,6 +36,7 @@ class Part(enum.Enum):
     """The part of a window that a step belongs to."""
 
     RECORDED = "recorded"
+    BESIDE = "beside"  # overlapped, marked but not counted: right before and after the timed part
     TIMED = "timed"
     PROFILED = "profiled"
 
@@ -39,12 +49,12 @@ class Plan:
         window: number of the window, from 0.
         offset: number of the step within its window, from 0.
         part: the part of the window.
-        block: number of the block within its part, from 0; -1 in the recorded step.
+        block: number of the block within its part, from 0; -1 in recorded steps and in those beside the timed part.
         arm: the side of the comparison on which the step counts: ``SEQUENTIAL`` for what the job as configured is
             compared with, also where that is another arm.
         mode: the mode in which the step runs. It differs from ``arm`` in a control (A/A) schedule, and where the arm's
             steps are not sequential.
-        counted: False for warm-up steps and for the recorded step.
+        counted: False for all steps but those of blocks that are not their warm-up.
         last: whether it is the window's last step.
         turned: whether the arm's switch is turned, and steps are not sequential all the same.
     """
@@ -60,6 +70,22 @@ class Plan:
     turned: bool = False
 
 
+class Placement(msgspec.Struct, frozen=True, array_like=True):
+    """Where the parts of one window lie.
+
+    Attributes:
+        timed_start, profiled_start: offsets of their first steps, from the window's first step.
+        timed_swapped, profiled_swapped: whether every O of the part is an S, and every S an O.
+        steps_per_block: counted steps of a timed block.
+    """
+
+    timed_start: int
+    profiled_start: int
+    timed_swapped: bool = False
+    profiled_swapped: bool = False
+    steps_per_block: int = 2
+
+
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
     """The plan of every step, as a pure function of its number.
@@ -69,8 +95,9 @@ class Schedule:
         first_step: step at which the first window opens. Leave out the first steps of a job, in which allocators,
             autotuners and DDP's buckets settle.
         blocks: order of the blocks, of ``O`` (overlapped) and ``S`` (sequential), as many of one as of the other.
-        repeats: how often ``blocks`` is repeated in the timed part. With fewer than 4 blocks of a mode in all there is
-            no confidence interval.
+        repeats: how often ``blocks`` is repeated in the timed part. Where each half of ``blocks`` holds as many ``O``
+            as ``S``, the first half is repeated, then the second. With fewer than 4 blocks of a mode in all a window
+            has no confidence interval.
         steps_per_block: counted steps of a timed block.
         warmup_steps: uncounted steps at the start of every block.
         profiled_steps: counted steps of each mode under the profiler, 0 for none; a multiple of the number of ``O`` in
@@ -96,7 +123,7 @@ class Schedule:
     profiled_steps: int = 4
     min_block_seconds: float = 0.0
     control: bool = False
-    _offsets: tuple[Plan, ...] = field(init=False, repr=False, compare=False, default=())
+    _offsets: tuple[Plan | None, ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
         for name, minimum in _MINIMUM.items():
@@ -107,7 +134,6 @@ class Schedule:
         self._check_blocks()
         if not isinstance(self.control, bool):
             raise TypeError(f"control must be True or False, got {self.control!r}")
-        object.__setattr__(self, "_offsets", tuple(self._plans()))
         if self.every_n_steps < self.window_steps:
             raise ValueError(
                 f"every_n_steps={self.every_n_steps} is shorter than a window of {self.window_steps} steps "
@@ -115,6 +141,7 @@ class Schedule:
                 f"steps, {self.profiled_steps} profiled steps of each mode with their warm-up): give every_n_steps of "
                 f"at least {self.window_steps}, or fewer repeats, steps_per_block or profiled_steps"
             )
+        object.__setattr__(self, "_offsets", tuple(self._recorded()))
 
     def _check_blocks(self) -> None:
         blocks = self.blocks
@@ -134,43 +161,81 @@ class Schedule:
                 f"blocks={blocks!r}, so that the profiled blocks are balanced too (0 switches profiling off)"
             )
 
-    def _plans(self) -> list[Plan]:
-        """The plans of a window's steps; ``window`` is filled in by ``plan``."""
-        timed = [(Part.TIMED, i, arm, self.steps_per_block) for i, arm in enumerate(self.blocks * self.repeats)]
-        groups = self.profiled_steps // self.blocks.count("O")
-        profiled = [(Part.PROFILED, i, arm, 1) for i, arm in enumerate(self.blocks * groups)]
-        steps = [(Part.RECORDED, -1, Mode.OVERLAPPED, False)]
-        for part, block, letter, counted_steps in timed + profiled:
-            steps += [(part, block, _ARMS[letter], False)] * self.warmup_steps
-            steps += [(part, block, _ARMS[letter], True)] * counted_steps
-        return [
-            Plan(
-                window=0,
-                offset=offset,
-                part=part,
-                block=block,
-                arm=arm,
-                mode=Mode.OVERLAPPED if self.control else arm,
-                counted=counted,
-                last=offset == len(steps) - 1,
-            )
-            for offset, (part, block, arm, counted) in enumerate(steps)
-        ]
+    def _recorded(self) -> list[Plan]:
+        return [_uncounted(Part.RECORDED, offset) for offset in range(self.recorded_steps)]
+
+    def _placed(self, placement: Placement) -> tuple[Plan | None, ...]:
+        """The plans of a window's steps by their offset; ``window`` is filled in by ``plan``."""
+        timed = self.part(Part.TIMED, placement.steps_per_block, swapped=placement.timed_swapped)
+        profiled = self.part(Part.PROFILED, swapped=placement.profiled_swapped)
+        timed_end = placement.timed_start + len(timed)
+        # Of a window without a profile, the steps after the timed part are the last.
+        beside = self.beside_steps(placement.steps_per_block)
+        end = placement.profiled_start + len(profiled) if profiled else timed_end + beside
+        plans: list[Plan | None] = [None] * end
+        plans[: self.recorded_steps] = self._recorded()
+        for offset in (
+            *range(placement.timed_start - beside, placement.timed_start),
+            *range(timed_end, timed_end + beside),
+        ):
+            plans[offset] = _uncounted(Part.BESIDE, offset)
+        for start, steps in ((placement.timed_start, timed), (placement.profiled_start, profiled)):
+            for offset, step in enumerate(steps, start):
+                plans[offset] = replace(step, offset=offset)
+        last = plans[-1]
+        assert last is not None
+        plans[-1] = replace(last, last=True)
+        return tuple(plans)
+
+    def part(self, part: Part, steps_per_block: int | None = None, *, swapped: bool = False) -> list[Plan]:
+        """The steps of the timed or the profiled part, in order, with offsets from its own first step.
+
+        Args:
+            part: ``TIMED`` or ``PROFILED``.
+            steps_per_block: counted steps of a timed block; None for those of the schedule.
+            swapped: whether the modes change places.
+        """
+        if part is Part.TIMED:
+            groups, counted_steps = self.repeats, steps_per_block or self.steps_per_block
+        else:
+            groups, counted_steps = self.profiled_steps // self.blocks.count("O"), 1
+        steps: list[Plan] = []
+        for block, letter in enumerate(_in_order(self.blocks, groups)):
+            arm = _ARMS[letter] if not swapped else _OTHER[_ARMS[letter]]
+            mode = Mode.OVERLAPPED if self.control else arm
+            for place in range(self.warmup_steps + counted_steps):
+                counted = place >= self.warmup_steps
+                steps.append(Plan(0, len(steps), part, block, arm, mode, counted=counted, last=False))
+        return steps
 
     @property
     def window_steps(self) -> int:
-        """Steps of one window, recorded, warm-up and profiled steps included."""
-        return len(self._offsets)
+        """Steps that a window has at least: one recorded, and those of its blocks, warm-up included."""
+        return 1 + len(self.part(Part.TIMED)) + len(self.part(Part.PROFILED))
+
+    @property
+    def recorded_steps(self) -> int:
+        """Recorded steps of a window: enough to see the kinds of steps that a job has, where there is room."""
+        return 1 + min(_MORE_RECORDED, (self.every_n_steps - self.window_steps) // 16)
+
+    @property
+    def decided_at(self) -> int:
+        """Offset of the first step that depends on the ruling. The ranks' order is checked during the steps before."""
+        return self.recorded_steps + min(_WAITING_STEPS, (self.every_n_steps - self.window_steps) // 16)
+
+    def spare_steps(self, steps_per_block: int) -> int:
+        """Steps of ``every_n_steps`` that neither blocks of this length nor what comes before them needs."""
+        blocks = len(self.part(Part.TIMED, steps_per_block)) + len(self.part(Part.PROFILED))
+        return self.every_n_steps - self.decided_at - blocks
+
+    def beside_steps(self, steps_per_block: int) -> int:
+        """Marked steps on each side of a timed part with blocks of this length."""
+        return min(_BESIDE_STEPS, max(0, self.spare_steps(steps_per_block) - _ROOM) // 4)
 
     @property
     def timed_blocks(self) -> int:
         """Blocks of the timed part of a window, both modes together."""
         return len(self.blocks) * self.repeats
-
-    @property
-    def decided_by(self) -> int:
-        """Offset of the first step of a window that depends on how many steps its blocks have."""
-        return 1 if self.blocks[0] == "S" else 1 + self.warmup_steps + self.steps_per_block
 
     def steps_that_take(self, block_s: float, step_s: float) -> int:
         """Counted steps of a timed block that last ``block_s``.
@@ -182,7 +247,7 @@ class Schedule:
             step_s: time of a step; 0 or less if it is not known.
         """
         wanted = self.steps_wanted(block_s, step_s)
-        spare = (self.every_n_steps - self.window_steps) // self.timed_blocks
+        spare = self.spare_steps(self.steps_per_block) // self.timed_blocks
         return min(max(self.steps_per_block, wanted), self.steps_per_block + spare)
 
     @staticmethod
@@ -190,25 +255,34 @@ class Schedule:
         """Steps that last ``block_s``, whether they fit or not; 0 if the time of a step is not known."""
         return math.ceil(block_s / step_s - 1e-9) if step_s > 0 else 0
 
-    def stretched(self, steps_per_block: int) -> Schedule:
-        """The same schedule with longer timed blocks."""
-        return self if steps_per_block == self.steps_per_block else replace(self, steps_per_block=steps_per_block)
+    def placed(self, placement: Placement, *, turned: bool = False) -> Schedule:
+        """The same schedule for a window whose parts rank 0 has placed.
 
-    def overlapped(self) -> Schedule:
-        """The same schedule for an arm whose steps are not sequential: the ``S`` blocks run overlapped, and turned."""
+        Args:
+            placement: of the window.
+            turned: its arm's steps are not sequential: its ``S`` blocks run overlapped, with the arm's switch turned.
+        """
+        offsets = self._placed(placement)
+        if turned and not self.control:
+            offsets = tuple([p and replace(p, mode=Mode.OVERLAPPED, turned=p.arm is Mode.SEQUENTIAL) for p in offsets])
         schedule = replace(self)
-        if not self.control:
-            turned = [replace(p, mode=Mode.OVERLAPPED, turned=p.arm is Mode.SEQUENTIAL) for p in self._offsets]
-            object.__setattr__(schedule, "_offsets", tuple(turned))
+        object.__setattr__(schedule, "_offsets", offsets)
         return schedule
 
     def plan(self, step: int) -> Plan | None:
-        """What step ``step`` is to do; None outside a window."""
+        """What step ``step`` is to do; None where it is an ordinary step, within a window or outside.
+
+        Until a window's parts are placed, only its recorded steps have a plan.
+        """
         window, offset = divmod(step - self.first_step, self.every_n_steps)
-        if window < 0 or offset >= self.window_steps:
+        if window < 0 or offset >= len(self._offsets):
             return None
         plan = self._offsets[offset]
-        return plan if window == 0 else _in_window(plan, window)
+        return plan if window == 0 or plan is None else replace(plan, window=window)
+
+    def is_decided_at(self, step: int) -> bool:
+        """Whether this is the first step of its window that depends on the ruling."""
+        return (step - self.first_step) % self.every_n_steps == self.decided_at
 
     def next_window_step(self, step: int) -> int:
         """First step of the first window that starts at ``step`` or later."""
@@ -220,11 +294,28 @@ class Schedule:
         return {name: getattr(self, name) for name in (*_MINIMUM, "blocks", "min_block_seconds", "control")}
 
 
-def _in_window(plan: Plan, window: int) -> Plan:
-    return Plan(window, plan.offset, plan.part, plan.block, plan.arm, plan.mode, plan.counted, plan.last, plan.turned)
+def _uncounted(part: Part, offset: int) -> Plan:
+    return Plan(0, offset, part, -1, Mode.OVERLAPPED, Mode.OVERLAPPED, counted=False, last=False)
 
 
+def _in_order(blocks: str, groups: int) -> str:
+    """The order of a part's blocks; see ``Schedule.repeats``."""
+    middle = len(blocks) // 2
+    first, second = blocks[:middle], blocks[middle:]
+    alternating = len(first) == len(second) and 2 * first.count("O") == len(first)
+    return first * groups + second * groups if alternating else blocks * groups
+
+
+# Recorded steps beyond the first.
+_MORE_RECORDED = 7
+# Ordinary steps after the recorded ones, during which the ranks' order of collectives is checked.
+_WAITING_STEPS = 8
+# Marked steps on each side of the timed part, at most.
+_BESIDE_STEPS = 24
+# Steps by which parts may start later come first: marked steps take what is beyond these.
+_ROOM = 48
 _ARMS = {"O": Mode.OVERLAPPED, "S": Mode.SEQUENTIAL}
+_OTHER = {Mode.OVERLAPPED: Mode.SEQUENTIAL, Mode.SEQUENTIAL: Mode.OVERLAPPED}
 _MINIMUM = {
     "every_n_steps": 1,
     "first_step": 0,

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from overlap_callbacks.analysis.results.arm import ComparedArm
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.race import RaceCheck
+from overlap_callbacks.analysis.results.rhythm import Rhythm
 from overlap_callbacks.gate.arms import BaseArm, Sequential
 from overlap_callbacks.gate.collectives import Collective
-from overlap_callbacks.gate.deadlock import CollectiveSequence
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.step_log import ExpectedSequence, StepLog
 from overlap_callbacks.gate.switch import SwitchState
@@ -39,8 +39,11 @@ class MeasuredStep:
         profile_index: its index in the profile; -1 outside the profile. Warm-up steps of CPU jobs are outside, if all
             steps have ended with nothing in flight: their operators would only make the profile dearer.
         counted: whether it counts: it was planned to, and nothing spoilt it.
+        spoilt: whether something did.
         skipped: why it trained nothing; empty if it did.
+        kind: of a counted step, once its window has closed: 0 the commonest.
         memory: the allocator's counters when it began and when it ended; None where there are none.
+        number: of the step in the job.
     """
 
     plan: Plan
@@ -49,8 +52,11 @@ class MeasuredStep:
     log: StepLog
     profile_index: int = -1
     counted: bool = True
+    spoilt: bool = False
     skipped: str = ""
     memory: tuple[RawReading, RawReading] | None = None
+    kind: int = 0
+    number: int = -1
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,7 @@ class ClosedWindow:
         compared_with: its arm; None for sequential steps.
         chunks: model chunks of an interleaved pipeline on this rank; 1 without, or if nobody tells.
         race: what a repeated step showed after the window; None without one.
+        rhythms: of the job, as rank 0 knew them when it planned the window.
     """
 
     number: int
@@ -128,6 +135,7 @@ class ClosedWindow:
     compared_with: ComparedArm | None = None
     chunks: int = 1
     race: RaceCheck | None = None
+    rhythms: tuple[Rhythm, ...] = ()
 
 
 class Window:
@@ -146,6 +154,7 @@ class Window:
     Attributes:
         compared_with: the same, for the record; None for sequential steps.
         sampled: steps since the window before whose all-to-alls were recorded.
+        rhythms: of the job, as rank 0 knew them when it planned the window.
     """
 
     def __init__(
@@ -162,6 +171,7 @@ class Window:
         self.number = number
         self.first_step = first_step
         self.sampled: tuple[SampledStep, ...] = ()
+        self.rhythms: tuple[Rhythm, ...] = ()
         arm = arm or Sequential()
         self.compared_with = (
             None if isinstance(arm, Sequential) else ComparedArm(arm.name, arm.equal_results, arm.sequential)
@@ -206,12 +216,12 @@ class Window:
 
     # -- a step
 
-    def begin_step(self, plan: Plan, granted: CollectiveSequence | None) -> None:
+    def begin_step(self, plan: Plan, granted: ExpectedSequence | None) -> None:
         """Start the step's instruments and set its mode.
 
         Args:
             plan: of the step.
-            granted: the sequence that passed the order check; needed in sequential mode.
+            granted: what passed the order check; needed in sequential mode.
         """
         self._plan = plan
         self._ranges.begin(plan, self.first_step + plan.offset)
@@ -227,7 +237,7 @@ class Window:
         # Every step of a window is recorded: what the gate costs the host is then the same in both modes, and cancels.
         self._gate.begin_step(
             sequential=sequential and self._switch.form is None,
-            expected=ExpectedSequence.of(granted) if granted is not None else None,
+            expected=granted,
             compute_stream=self._clock.compute_stream,
             watch=watch,
         )
@@ -249,14 +259,17 @@ class Window:
         self._note_oddities(log)
         if unseen:
             self.note("a profiled step was left out: the step before it had left collectives in flight")
+        spoilt = not self._is_unspoilt(log) or unseen
         step = MeasuredStep(
             plan=self._plan,
             start=self._start,
             end=end,
             log=log,
             profile_index=profile_index,
-            counted=self._plan.counted and self._is_unspoilt(log) and not unseen,
+            counted=self._plan.counted and not spoilt,
+            spoilt=spoilt,
             skipped=self._skipped,
+            number=self.first_step + self._plan.offset,
             memory=None if before is None or after is None else (before, after),
         )
         self._steps.append(step)
@@ -333,6 +346,7 @@ class Window:
             profile=profile,
             missing_profile=self._missing_profile,
             sampled=self.sampled,
+            rhythms=self.rhythms,
             compared_with=self.compared_with,
         )
 

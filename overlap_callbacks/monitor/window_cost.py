@@ -1,18 +1,20 @@
-"""What a window costs training: the time from its opening until steps are back to normal, beyond what is usual.
+"""What a window costs training on this rank: its steps, the library's own work, and the steps after it.
 
-The steps after a window are slower too: the profiler's stop, the reading of its events and the report fall on them. So
-the training thread notes when steps begin (the host's clock; nothing waits for a device), and the reporting thread
-says when it works.
+Inside a window its own steps tell: ``overlap_callbacks.analysis.measuring_cost``. The steps after it are slower too:
+the reading of the profiler's events and the report fall on them. So the training thread notes when steps begin (the
+host's clock; nothing waits for a device), until they are back to normal, and the reporting thread says when it works.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from overlap_callbacks.analysis.measuring_cost import LostTime, StepsAfter, Stretch, lost_time
 from overlap_callbacks.instruments import clocks
 
 # Steps before a window that tell how long a step usually takes, and the fewest that can.
@@ -90,8 +92,9 @@ class WindowCost:
         self._begun_ns = opened_ns  # the window's step under way
         self._entered_ns: int | None = None
         self._own_ns = 0  # our work on the training thread in that step
-        self._took_ns: float | None = None  # from the opening to the end, of what is ours; None if that is not known
-        self._num_steps = 0
+        self._all_own_ns = 0  # in all steps of the window
+        self._is_known = False  # the window has closed, and the job goes on
+        self._after_ns = 0  # of the steps after the window
         self._window_ns = 0.0  # lost until the window closed
         self._lost_ns = 0.0  # lost until the step that began last
         self._told_ns = 0.0
@@ -108,6 +111,7 @@ class WindowCost:
     def window_step_began(self, now_ns: int) -> None:
         """A further step of the window begins."""
         self._steps_ns.append(now_ns - self._begun_ns - self._own_ns)
+        self._all_own_ns += self._own_ns
         self._begun_ns, self._own_ns = now_ns, 0
 
     def enter(self, now_ns: int) -> None:
@@ -136,10 +140,11 @@ class WindowCost:
             return
         self.leave(now_ns)
         self.window_step_began(now_ns)
-        self._took_ns, self._num_steps = now_ns - self.opened_ns - self._not_ours_ns(), num_steps
+        self._is_known = True
         if self.usual is None:
             return
-        self._window_ns = self._lost_ns = self._took_ns - num_steps * self.usual.mean_ns
+        took_ns = now_ns - self.opened_ns - self._not_ours_ns()
+        self._window_ns = self._lost_ns = took_ns - num_steps * self.usual.mean_ns
         self._last_ns = self._working_since_ns = now_ns
         self._in_first_step = True
 
@@ -154,8 +159,11 @@ class WindowCost:
         if self._in_first_step:  # the rest of the window's last step, whose usual time is taken off already
             self._in_first_step = False
             self._lost_ns += min(step_ns, usual.longest_ns + worked_ns)
+            self._after_ns += min(step_ns, worked_ns)
             return
-        self._lost_ns += min(step_ns, 2 * usual.longest_ns + worked_ns) - usual.mean_ns
+        counts_ns = min(step_ns, 2 * usual.longest_ns + worked_ns)
+        self._lost_ns += counts_ns - usual.mean_ns
+        self._after_ns += counts_ns
         self._num_after += 1
         if worked_ns or self._working_since_ns is not None:
             self._num_normal = self._num_settling = 0
@@ -200,32 +208,26 @@ class WindowCost:
             return True
         return clocks.now() - self._last_ns > max(1e9, 5 * self.usual.longest_ns)
 
-    def tell_ms(self, report_cpu_ms: float) -> float | None:
+    def tell(self, stretches: Sequence[Stretch], report_cpu_ms: float) -> LostTime | None:
         """The time that training has lost so far; None if not known. What it loses from here on is ``late_ms``.
 
+        Where the window was cut short, so that its own steps cannot tell, the steps before it do, without an interval.
+
         Args:
+            stretches: of the window.
             report_cpu_ms: CPU time of the reporting thread. Where steps were not looked at until they were back to
                 normal, at least this is taken to be lost after the window: it is not known how much of it was.
         """
-        if self.usual is None:
+        if not self._is_known:
             return None
-        self._told_ns = self._lost_ns
+        self._told_ns, least_after_ms = self._lost_ns, -math.inf
         if not self._is_normal:
-            self._told_ns = max(self._lost_ns, self._window_ns + report_cpu_ms * 1e6)
-        return self._told_ns / 1e6
-
-    def tell_by_own_steps_ms(self, step_ms: float, report_cpu_ms: float) -> float | None:
-        """The time lost, where it is not known how long steps take outside windows; None if it is not known at all.
-
-        It is the window's time beyond that of its steps, and the CPU time of the reporting thread.
-
-        Args:
-            step_ms: of an overlapped step of the window.
-            report_cpu_ms: CPU time of the reporting thread.
-        """
-        if self._took_ns is None:
-            return None
-        return max(0.0, self._took_ns / 1e6 - self._num_steps * step_ms) + report_cpu_ms
+            self._told_ns, least_after_ms = max(self._lost_ns, self._window_ns + report_cpu_ms * 1e6), report_cpu_ms
+        after = StepsAfter(self._num_after, self._after_ns / 1e6)
+        found = lost_time(stretches, self._all_own_ns / 1e6, after, least_after_ms)
+        if found is not None or self.usual is None:
+            return found
+        return LostTime(self._told_ns / 1e6, None, None, self.usual.mean_ns / 1e6)
 
     @property
     def late_ms(self) -> float:
@@ -236,8 +238,6 @@ class WindowCost:
         """What else than training lay in the window, between its steps or in them."""
         # What steps take longer because of us, several do.
         third_ns = sorted(self._steps_ns)[-3] if len(self._steps_ns) >= 3 else 0
-        if self.usual is None and not third_ns:
-            return 0.0
         most_ns = _MOST_IN_WINDOW * max(0 if self.usual is None else self.usual.longest_ns, third_ns)
         return sum(step_ns - most_ns for step_ns in self._steps_ns if step_ns > most_ns)
 

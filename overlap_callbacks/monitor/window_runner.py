@@ -6,23 +6,27 @@ import enum
 import time
 from dataclasses import replace
 
-from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.rhythm import Rhythm
+from overlap_callbacks.analysis.rhythms import find_rhythms, rhythm_sentence
 from overlap_callbacks.gate.gate import Gate
+from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.gate.switch import Switch, SwitchState
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.monitor.accelerators import refusal
 from overlap_callbacks.monitor.arm_rotation import ArmRotation, BoundArm
 from overlap_callbacks.monitor.background.agreement import WindowTerms
-from overlap_callbacks.monitor.background.order_check import Decision, Ruling
+from overlap_callbacks.monitor.background.order_check import Decision, Ruling, WindowPlanner
 from overlap_callbacks.monitor.backoff import SilenceBackoff
 from overlap_callbacks.monitor.clearance import Clearance
 from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.monitor.faults import FaultGuard
 from overlap_callbacks.monitor.notices import Notices
+from overlap_callbacks.monitor.placement import PhaseBalance
 from overlap_callbacks.monitor.race.in_windows import RaceChecks
-from overlap_callbacks.monitor.schedule import Part, Plan, Schedule
+from overlap_callbacks.monitor.schedule import Part, Placement, Plan, Schedule
 from overlap_callbacks.monitor.session import Session, SessionSlot
 from overlap_callbacks.monitor.step_ranges import StepRanges
+from overlap_callbacks.monitor.step_ring import StepRing
 from overlap_callbacks.monitor.step_runner import StepRunner, check_gate_health
 from overlap_callbacks.monitor.window import ClosedWindow, FinishedBlock, MeasuredStep, Window
 from overlap_callbacks.monitor.window_cost import StepPace, WindowCost
@@ -35,15 +39,15 @@ class Phase(enum.Enum):
     # -> RECORDING at the first step of a window, if there is a job to measure.
     IDLE = enum.auto()
 
-    # The window's first step runs: overlapped, its collectives are written down.
-    # -> WAITING_FOR_RULING at its end: what was recorded went to the order check.
-    # -> IDLE at its end, if it trained nothing: it is not like the steps to come.
+    # The window's first steps run: overlapped, their collectives are written down.
+    # -> WAITING_FOR_RULING at their end: what was recorded went to the order check.
+    # -> IDLE at their end, if they trained nothing: they are not like the steps to come.
     RECORDING = enum.auto()
 
-    # The order check runs on its thread, and overlapped steps go on meanwhile.
-    # -> MEASURING before the first step that needs the ruling, if it is granted.
+    # The order check runs on its thread, and ordinary steps go on meanwhile.
+    # -> MEASURING before the first step that depends on the ruling, if it is granted.
     # -> IDLE before that step, if it is not.
-    # An A/A control asks too: nothing is serialised, but its figures must not mix with those of other steps.
+    # An A/A control asks too: the ruling places its parts, and its figures must not mix with those of other steps.
     WAITING_FOR_RULING = enum.auto()
 
     # All steps run by their plans.
@@ -58,9 +62,9 @@ class _OpenWindow:
         marks: the window.
         session: in which it was opened.
         arm: what the job as configured is compared with.
-        schedule: of this window; its blocks may become longer than those of the monitor's schedule.
-        clearance: to serialise what its first step recorded.
-        ended_blocks: timed blocks that have ended and are not in the record yet.
+        schedule: the monitor's; from the ruling on with this window's parts in their places.
+        clearance: to serialise what its first steps recorded.
+        recorded: their logs, of those that trained.
         cost: what the window costs training.
     """
 
@@ -71,7 +75,7 @@ class _OpenWindow:
         self.session = session
         self.schedule = schedule
         self.clearance = Clearance(session.order_checker, session.job.rank)
-        self.ended_blocks: list[tuple[int, Mode]] = []
+        self.recorded: list[StepLog] = []
 
     def checked(self, closed: ClosedWindow, race: RaceChecks, step: int) -> ClosedWindow:
         """The window once it has closed, with what the race check has found.
@@ -87,26 +91,30 @@ class _OpenWindow:
         check = race.after_window(granted.name, step, granted.sequence, session.ballot, session.job.rank)
         return replace(closed, race=check)
 
-    def grant(self, ruling: Ruling, schedule: Schedule, race: RaceChecks) -> None:
+    def grant(self, ruling: Ruling, race: RaceChecks) -> None:
         """Go on as rank 0 has allowed.
 
         Args:
-            ruling: which grants sequential steps.
-            schedule: the monitor's.
+            ruling: which grants sequential steps, and places the window's parts.
             race: the monitor's.
         """
         race.granted(ruling.name, self.session.ballot)
-        if ruling.steps_per_block:
-            self.schedule = _schedule_for(schedule, self.arm, ruling.steps_per_block)
+        assert ruling.placement is not None
+        self.schedule = self.schedule.placed(ruling.placement, turned=not self.arm.arm.sequential)
+        self.marks.rhythms = ruling.rhythms
 
-    def decide_length(self) -> int:
+    def steps_per_block(self) -> int:
         """Rank 0: the counted steps that blocks of ``min_block_seconds`` have; before the ruling.
 
         By the step time of the last window. In the first window by that of the steps before it, and only if there are
-        too few of them by that of its recorded step: that one takes longer than others.
+        too few of them by that of its recorded steps: these take longer than others.
         """
+        if not self.schedule.min_block_seconds:
+            return self.schedule.steps_per_block
         usual = self.cost.usual
-        step_s = self.session.budget.step_s or (self.marks.age_s if usual is None else usual.mean_ns / 1e9)
+        step_s = self.session.budget.step_s or (
+            self.marks.age_s / self.schedule.recorded_steps if usual is None else usual.mean_ns / 1e9
+        )
         block_s = self.schedule.min_block_seconds
         steps, wanted = self.schedule.steps_that_take(block_s, step_s), self.schedule.steps_wanted(block_s, step_s)
         if steps < wanted:
@@ -127,6 +135,7 @@ class WindowRunner(StepRunner):
         switch: a framework's own switch, if an adapter has one.
         notices: says what became of windows.
         faults: switches measuring off where it cannot go on.
+        ring: when each of the last steps began.
 
     Attributes:
         arms: what the job as configured is compared with.
@@ -143,6 +152,7 @@ class WindowRunner(StepRunner):
         switch: SwitchState,
         notices: Notices,
         faults: FaultGuard,
+        ring: StepRing,
     ) -> None:
         super().__init__(gate, switch)
         self.arms = ArmRotation(config.checked_arms, switch.offers, notices, strict=config.strict)
@@ -158,6 +168,8 @@ class WindowRunner(StepRunner):
         self._step, self._rewinds = -1, 0
         self._backoff = SilenceBackoff(config.max_overhead)
         self._pace = StepPace()
+        self._ring = ring
+        self._balance = PhaseBalance()  # of rank 0; used on the order check's thread
         self._ranges = StepRanges(config.annotate_steps)
 
     @property
@@ -185,17 +197,19 @@ class WindowRunner(StepRunner):
         plan = self._schedule_in_force.plan(step)
         if plan is not None and plan.offset == 0 and plan.window >= self._backoff.next_window:
             self._open(plan, begun_ns)
-        if plan is None or self._window is None:
+        if self._window is None:
             self._rest()
             return
         self.next_step = 0  # every step of a window
-        if self._phase is not Phase.MEASURING and self._needs_ruling(plan):
-            self._await_ruling(plan, self._window)
+        if self._phase is Phase.WAITING_FOR_RULING and self._schedule.is_decided_at(step):
+            self._await_ruling(self._window)
             if self._window is None:
                 return
-            plan = self._replan(plan, self._window)
-        self.in_step = True
-        self._window.marks.begin_step(plan, self._window.clearance.sequence)
+            plan = self._window.schedule.plan(step)
+        if plan is not None:
+            self.in_step = True
+            self._ring.spoil(step)
+            self._window.marks.begin_step(plan, self._window.clearance.sequence)
         self._window.cost.leave(clocks.now())
 
     def end(self) -> None:
@@ -223,45 +237,59 @@ class WindowRunner(StepRunner):
         cost.leave(clocks.now())
 
     def _end_recorded_step(self, step: MeasuredStep, window: _OpenWindow) -> None:
-        if step.skipped:
-            self._notices.info(f"window left out: its first step was skipped, {step.skipped}")
+        if not step.skipped:
+            window.recorded.append(step.log)
+        if step.plan.offset < self._schedule.recorded_steps - 1:
+            return
+        if not window.recorded:
+            self._notices.info(f"window left out: its recorded steps were skipped, {step.skipped}")
             self._close(complete=False, report=False)
-        else:
-            usual = window.cost.usual
-            window.clearance.request(
-                self._key(window.marks),
-                step.log,
-                window=window.marks.number,
-                steps_per_block=window.decide_length() if window.session.job.rank == 0 else 0,
-                terms=_terms(self._schedule, self._switch.native, self.arms.names, window),
-                usual_step_s=usual.mean_ns / 1e9 if usual is not None else None,
+            return
+        usual = window.cost.usual
+        window.clearance.request(
+            self._key(window.marks),
+            window.recorded,
+            window=window.marks.number,
+            plan_window=self._planner(window) if window.session.job.rank == 0 else None,
+            terms=_terms(self._schedule, self._switch.native, self.arms.names, window),
+            usual_step_s=usual.mean_ns / 1e9 if usual is not None else None,
+        )
+        self._phase = Phase.WAITING_FOR_RULING
+
+    def _planner(self, window: _OpenWindow) -> WindowPlanner:
+        """Rank 0: plans the window on the order check's thread, if it is granted."""
+        steps_per_block = window.steps_per_block()
+
+        def plan_window() -> tuple[Placement, tuple[Rhythm, ...]]:
+            placement = self._balance.place(
+                self._schedule, window.marks.first_step, window.arm.arm.name, steps_per_block
             )
-            self._phase = Phase.WAITING_FOR_RULING
+            return placement, find_rhythms(*self._ring.durations())
+
+        return plan_window
 
     def _end_timed_step(self, step: MeasuredStep, window: _OpenWindow) -> None:
-        if self._ends_block(step.plan):
-            window.ended_blocks.append((step.plan.block, step.plan.arm))
-        # A window that waits for its ruling may be left out, and then nothing of it may stand in the record.
-        if self._phase is Phase.MEASURING:
-            marks = window.marks
-            for block, side in window.ended_blocks:
-                window.session.reporter.submit_block(
-                    FinishedBlock(
-                        window=marks.number,
-                        first_step=marks.first_step,
-                        compared_with=marks.compared_with,
-                        block=block,
-                        arm=side,
-                        steps=marks.steps_of(block),
-                    )
-                )
-            window.ended_blocks.clear()
+        following = window.schedule.plan(self._step + 1)
+        if following is not None and following.block == step.plan.block and following.part is step.plan.part:
+            return
+        marks = window.marks
+        window.session.reporter.submit_block(
+            FinishedBlock(
+                window=marks.number,
+                first_step=marks.first_step,
+                compared_with=marks.compared_with,
+                block=step.plan.block,
+                arm=step.plan.arm,
+                steps=marks.steps_of(step.plan.block),
+            )
+        )
 
     def skip(self, reason: str) -> None:
         if self.in_step and self._window is not None:
             self._window.marks.skip_step(reason)
 
     def pause(self) -> None:
+        self._ring.spoil(self._step)
         if self.in_step and self._window is not None:
             self._window.marks.pause()
 
@@ -271,18 +299,13 @@ class WindowRunner(StepRunner):
 
     # -- the ruling
 
-    def _needs_ruling(self, plan: Plan) -> bool:
-        """Whether the step cannot begin without the ruling; the same on every rank."""
-        return plan.arm is Mode.SEQUENTIAL or self._depends_on_length(plan)
-
-    def _await_ruling(self, plan: Plan, window: _OpenWindow) -> None:
+    def _await_ruling(self, window: _OpenWindow) -> None:
         """Wait for the ruling, for a bounded time, and go on as it says; a wait in vain is held against later windows.
 
         Args:
-            plan: of the step that needs it.
             window: the open one.
         """
-        step_s = window.marks.age_s / plan.offset
+        step_s = window.marks.age_s / self._schedule.decided_at
         asked_s = time.monotonic()
         ruling = window.clearance.ruling()
         if ruling.decision is Decision.LATE:
@@ -292,16 +315,16 @@ class WindowRunner(StepRunner):
             self._backoff.all_heard()
         self._act_on(ruling, window)
 
-    def _depends_on_length(self, plan: Plan | None) -> bool:
-        """Whether this is the first step of its window that depends on how many steps blocks have."""
-        return plan is not None and self._schedule.min_block_seconds > 0 and plan.offset == self._schedule.decided_by
-
     def _act_on(self, ruling: Ruling, window: _OpenWindow) -> None:
         """Go on as the ruling says: measure, or close the window."""
         match ruling.decision:
             case Decision.GRANTED:
                 self._phase = Phase.MEASURING
-                window.grant(ruling, self._schedule, self._slot.race)
+                window.grant(ruling, self._slot.race)
+                for rhythm in ruling.rhythms if window.session.job.rank == 0 else ():
+                    self._notices.info_once(
+                        f"rhythm {rhythm.period}", f"the job has a rhythm: {rhythm_sentence(rhythm)}"
+                    )
             case Decision.CONFLICT:
                 # Every later window would show the same conflict: there is nothing more to measure.
                 self.abandon(ruling.reason)
@@ -323,20 +346,6 @@ class WindowRunner(StepRunner):
                 self.abandon(ruling.reason)
             case Decision.FAILED:
                 self.abandon(ruling.reason)
-
-    def _replan(self, plan: Plan, window: _OpenWindow) -> Plan:
-        """The step's plan now that the length of blocks is known; block 0 may have ended with the step before."""
-        replanned = window.schedule.plan(self._step)
-        assert replanned is not None  # blocks only become longer
-        if self._depends_on_length(plan) and replanned.part is Part.TIMED and replanned.block != 0:
-            window.ended_blocks.append((0, Mode.OVERLAPPED))
-        return replanned
-
-    def _ends_block(self, plan: Plan) -> bool:
-        following = self._schedule_in_force.plan(self._step + 1)
-        if self._depends_on_length(following):
-            return False  # the block may go on
-        return following is None or following.block != plan.block or following.part is not plan.part
 
     # -- windows
 
@@ -361,7 +370,7 @@ class WindowRunner(StepRunner):
             )
         cost = self._pace.window_opens(begun_ns)
         cost.enter(begun_ns)
-        self._window = _OpenWindow(marks, session, bound, _schedule_for(self._schedule, bound), cost)
+        self._window = _OpenWindow(marks, session, bound, self._schedule, cost)
         self._slot.window = marks  # closed with the slot, should the job end without a word to us
         self._phase = Phase.RECORDING
 
@@ -427,9 +436,3 @@ def _terms(schedule: Schedule, native: Switch | None, arms: tuple[str, ...], win
         control=schedule.control,
         serialises=window.arm.arm.sequential,
     )
-
-
-def _schedule_for(schedule: Schedule, bound: BoundArm, steps_per_block: int = 0) -> Schedule:
-    """The schedule of a window with this arm, whose timed blocks have so many steps; 0 for the schedule's own."""
-    stretched = schedule.stretched(steps_per_block) if steps_per_block else schedule
-    return stretched if bound.arm.sequential else stretched.overlapped()

@@ -149,7 +149,7 @@ def reach_in_words(reach: str) -> str:
 def shares_sentence(shares: Sequence[StepShare], style: Style = PLAIN) -> str:
     """The parts of a step in one sentence."""
     parts = ", ".join(f"{share.name} {style.percent(share.fraction)}" for share in shares if share.fraction >= 0.0005)
-    return f"Of an overlapped step: {parts}. Communication counts where no compute hides it."
+    return f"Of a profiled overlapped step: {parts}. Communication counts where no compute hides it."
 
 
 def shares_window(record: Record) -> OverlapReport | None:

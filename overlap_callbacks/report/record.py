@@ -72,6 +72,7 @@ class Record:
         windows: the reports, in the order of measurement; without their details if ``read`` was told so.
         arms: the reports of windows that compare with other arms than sequential steps.
         unfinished: what rank 0 had measured of a window that was cut off before its report; None without one.
+        ended: whether the job told its end after the last of its starts.
         broken_lines: lines that could not be read.
         long_lines: those of them that are longer than any line of a record.
     """
@@ -81,6 +82,7 @@ class Record:
     windows: list[OverlapReport] = field(default_factory=list)
     arms: list[ArmReport] = field(default_factory=list)
     unfinished: OverlapReport | None = None
+    ended: bool = False
     broken_lines: int = 0
     long_lines: int = 0
     # Of the windows without their details, by ``id``: where the details are.
@@ -97,10 +99,16 @@ class Record:
             or known.run is not run
             or known.windows is not self.windows
             or known.unfinished is not self.unfinished
+            or known.running is not self.running
         ):
             # One for all who ask: to add up the figures of ten thousand windows takes a while.
-            known = self._summary = RunSummary(run, self.windows, self.unfinished)
+            known = self._summary = RunSummary(run, self.windows, self.unfinished, running=self.running)
         return known
+
+    @property
+    def running(self) -> bool:
+        """Whether the job may go on: its record tells when it ends, and does not yet."""
+        return bool(self.runs) and self.runs[-1].tells_end and not self.ended
 
     @property
     def valid_windows(self) -> list[OverlapReport]:
@@ -113,7 +121,7 @@ class Record:
         return self.summary.partial
 
     def pooled(self) -> dict[str, Estimate]:
-        """Each figure over the valid windows; the unit of its interval is the window."""
+        """Each figure over the valid windows."""
         return self.summary.pooled()
 
     def bottleneck(self) -> Bottleneck | None:
@@ -192,9 +200,12 @@ def read(
             add_block(line)
         elif kind == "arm":
             record.arms.append(_decode_arm(line))
+        elif kind == "end":
+            record.ended = True
         elif kind == "run":
             _check_schema(file, _decode_header(line))
             record.runs.append(_with_known_schedule(_decode_run(line)))
+            record.ended = False
             record.broken_lines += blocks.end_run()
 
     try:

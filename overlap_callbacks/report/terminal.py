@@ -11,6 +11,7 @@ from rich.text import Text
 
 from overlap_callbacks.analysis.formatting import PLAIN, count
 from overlap_callbacks.analysis.headline import run_headline
+from overlap_callbacks.analysis.measuring_cost import cost_of_run
 from overlap_callbacks.analysis.race import race_sentence
 from overlap_callbacks.analysis.results.catalogue import SUMMARY
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -67,6 +68,7 @@ def tables(record: Record, everything: bool = True) -> RenderableType:
     parts += arm_parts(record)
     parts += _race_parts(record)
     parts += _throughput_parts(windows)
+    parts += _cost_parts(record)
     parts += advice_parts(record)
     last = next(reversed(windows or record.windows), record.unfinished)
     if last is not None:
@@ -130,9 +132,11 @@ def as_json(record: Record) -> dict[str, Any]:
         "verdict": run_verdict(record.summary, len(record.arms)),
         "bottleneck": bottleneck_as_json(record),
         "figures": record.pooled(),
+        "all_looks": record.running,
         "arms": arms_as_json(record),
         "race": race_of(record),
         "throughput": run_throughput(record.valid_windows),
+        "measuring_cost": _cost(record),
         "unfinished": None if partial is None else {"window": partial.window, "figures": partial.figures()},
         "communication": communication_as_json(record),
         "by_window": [
@@ -159,6 +163,15 @@ def _throughput_parts(windows: Sequence[OverlapReport]) -> list[RenderableType]:
         return []
     said = [f"{label} {value} ({basis})" for label, value, basis in throughput_facts(throughput)]
     return [Text(), Text(one_line(f"Throughput: {'; '.join(said)}.", 1000))]
+
+
+def _cost_parts(record: Record) -> list[RenderableType]:
+    cost = _cost(record)
+    return [] if cost is None else [Text(), Text(f"Cost of measuring: {PLAIN.measuring_cost(cost)}.")]
+
+
+def _cost(record: Record) -> Estimate | None:
+    return cost_of_run(record.windows, record.runs[-1].schedule.get("every_n_steps", 0) if record.runs else 0)
 
 
 def _head(record: Record) -> str:

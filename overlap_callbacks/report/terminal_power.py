@@ -62,10 +62,8 @@ def power_words(window: OverlapReport) -> str:
         return ""  # both arms ran overlapped: every difference is chance
     sentences = []
     saving = energy_saving(window.power) if window.power is not None and window.valid else None
-    if saving is not None and saving > -1:
-        # As the table has it: over a sequential step.
-        change = 1 / (1 + saving) - 1
-        sentences.append(f"With overlap a step takes {change_in_words(change, 'more', 'less')} energy.")
+    if saving is not None:
+        sentences.append(f"With overlap a step takes {change_in_words(-saving, 'more', 'less')} energy.")
         overlapped = window.power.of(Mode.OVERLAPPED) if window.power is not None else None
         if window.tokens_per_step and overlapped is not None and overlapped.energy_per_step_j is not None:
             sentences.append(f"A token costs {overlapped.energy_per_step_j / window.tokens_per_step:.3g} J.")

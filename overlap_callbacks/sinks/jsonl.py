@@ -50,9 +50,9 @@ class JsonlSink(Sink):
         return self.path
 
     def open(self, run: RunInfo) -> None:
-        self._run = run
+        self._run = msgspec.structs.replace(run, tells_end=True)
         self._file = self._opened()
-        self._append("run", run)
+        self._append("run", self._run)
 
     def block(self, window: int, first_step: int, block: TimedBlock) -> None:
         self._write("block", {"window": window, "first_step": first_step, "sample": block})
@@ -69,7 +69,7 @@ class JsonlSink(Sink):
     def close(self) -> None:
         if self._file is not None:
             try:
-                self._restore_if_gone()
+                self._write("end", {})
             finally:
                 self._file.close()
                 self._file = None

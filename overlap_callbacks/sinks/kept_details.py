@@ -16,9 +16,9 @@ _STRETCH = 100
 class KeptDetails:
     """Leaves out, of most windows after the first two hundred, what only a close look at that window needs.
 
-    That is its pictures, its trace of power, its experts' loads by step, and each rank's own tables. All figures, the
-    job's tables and each rank's
-    blocks stay. Windows that do not count are thinned apart from the others: the first of those stay whole too.
+    That is its pictures, its trace of power, its experts' loads by step, each rank's own tables and rank 0's series of
+    steps. All figures, the job's tables and each rank's blocks stay. Windows that do not count are thinned apart from
+    the others: the first of those stay whole too.
     """
 
     def __init__(self) -> None:
@@ -36,4 +36,4 @@ class KeptDetails:
 
 
 def _without_tables(sample: RankWindow) -> RankWindow:
-    return msgspec.structs.replace(sample, kernels=(), pairs=(), dimension_pairs=())
+    return msgspec.structs.replace(sample, kernels=(), pairs=(), dimension_pairs=(), series=None)

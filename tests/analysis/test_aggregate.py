@@ -3,7 +3,9 @@ from __future__ import annotations
 import math
 
 import msgspec
+import numpy as np
 import pytest
+from scipy import stats
 
 from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.results.catalogue import FIGURES
@@ -48,26 +50,25 @@ def profiled(
     )
 
 
-# Means of logarithms are geometric means: of a block's steps, 64 x 100 = 80^2 and 80 x 125 = 100^2; of the blocks,
-# 80 x 125 = 100^2, 100 x 144 = 120^2, 90 x 122.5 = 105^2, 108 x 147 = 126^2, 60.5 x 72 = 66^2, 50 x 72 = 60^2,
-# 27 x 48 = 36^2, 25 x 36 = 30^2. The rest are plain means.
+# Points are ratios of sums of times, so that what adds up in each block adds up in the figures. By blocks: 80 and 120,
+# 100 and 140 ms.
 TIMED = (
-    TimedBlock(OV, 0, (64.0, 100.0)),
-    TimedBlock(SEQ, 1, (80.0, 125.0)),
-    TimedBlock(SEQ, 2, (144.0, 144.0)),
-    TimedBlock(OV, 3, (125.0, 125.0)),
+    TimedBlock(OV, 0, (64.0, 96.0)),
+    TimedBlock(SEQ, 1, (80.0, 120.0)),
+    TimedBlock(SEQ, 2, (140.0, 140.0)),
+    TimedBlock(OV, 3, (120.0, 120.0)),
 )
 PROFILED = (
-    profiled(OV, 0, compute=60.5, busy=58, comm=27, comm_busy=26, hidden=20, covered=20, p2p=4, idle=9,
+    profiled(OV, 0, compute=60, busy=58, comm=30, comm_busy=26, hidden=20, covered=20, p2p=4, idle=9,
              bubble=12, step=90),
-    profiled(SEQ, 1, compute=50, busy=49, comm=25, comm_busy=24, hidden=0.1, covered=0.4, idle=8, step=108),
-    profiled(SEQ, 2, compute=72, busy=71, comm=36, comm_busy=30, hidden=0.3, covered=0.8, idle=10, step=147),
-    profiled(OV, 3, compute=72, busy=66, comm=48, comm_busy=38, hidden=28, covered=33, p2p=6, idle=5,
-             bubble=8, step=122.5),
+    profiled(SEQ, 1, compute=48, busy=47, comm=24, comm_busy=24, hidden=0.1, covered=0.4, idle=8, step=106),
+    profiled(SEQ, 2, compute=72, busy=73, comm=36, comm_busy=30, hidden=0.3, covered=0.8, idle=10, step=146),
+    profiled(OV, 3, compute=72, busy=66, comm=42, comm_busy=38, hidden=28, covered=33, p2p=6, idle=5,
+             bubble=8, step=120),
 )  # fmt: skip
 BY_HAND = {
     "compute_slowdown": 66 / 60 - 1,  # eq. 1
-    "overlap_ratio": 26.5 / 66.25,  # eq. 2: (20 + 33) / 2 of (60.5 + 72) / 2
+    "overlap_ratio": 26.5 / 66,  # eq. 2: (20 + 33) / 2 of (60 + 72) / 2
     "e2e_overlapped_ms": 100,  # eq. 3
     "e2e_ideal_ms": 100 - (66 - 60),  # eq. 4
     "e2e_sequential_model_ms": 94 + 24,  # eq. 5
@@ -80,7 +81,7 @@ BY_HAND = {
     "compute_ms": 66,
     "compute_isolated_ms": 60,
     "compute_busy_ms": (58 + 66) / 2,
-    "compute_busy_isolated_ms": (49 + 71) / 2,
+    "compute_busy_isolated_ms": (47 + 73) / 2,
     "comm_ms": (26 + 38) / 2,
     "comm_isolated_ms": (24 + 30) / 2,
     "hidden_comm_ms": (20 + 28) / 2,
@@ -92,7 +93,7 @@ BY_HAND = {
     "idle_ms": 7,
     "idle_isolated_ms": 9,
     "bubble_ms": 10,
-    "residual_overlap": 0.6 / 61,
+    "residual_overlap": 0.6 / 60,
     "residual_comm_overlap": 0.2 / 27,
     "profiler_slowdown": 0.05,
     "profiler_slowdown_isolated": 0.05,
@@ -185,15 +186,31 @@ def test_figures_say_on_how_many_steps_and_blocks_they_rest():
 
 
 def test_the_interval_of_the_speedup_by_hand():
-    # Block means of ln t: overlapped ln 80 and ln 125, twice each, so of variance v = 4/3 (ln(125/80)/2)^2; sequential
-    # ln 100 and ln 144 alike.
-    spread_ov, spread_seq = math.log(125 / 80) / 2, math.log(144 / 100) / 2
-    parts = [4 / 3 * spread**2 / 4 for spread in (spread_ov, spread_seq)]
-    assert sum(parts) ** 2 / (sum(part**2 for part in parts) / 3) == pytest.approx(5.7707, abs=1e-4)
-    half = 2.4706 * math.sqrt(sum(parts))  # the 97.5 % quantile of t with those degrees of freedom
+    # Sums say 120 / 100; block means of ln t give the width. Places 0, 3, 4, 7 and 1, 2, 5, 6 have alike means, so a
+    # linear trend changes no mean, and takes one degree of freedom from the two modes together.
+    logs = {OV: [math.log(64 * 96) / 2, math.log(120)] * 2, SEQ: [math.log(80 * 120) / 2, math.log(140)] * 2}
+    places = {OV: [-1, -1 / 7, 1 / 7, 1], SEQ: [-5 / 7, -3 / 7, 3 / 7, 5 / 7]}
+    rows = [(OV, x, y) for x, y in zip(places[OV], logs[OV], strict=True)]
+    rows += [(SEQ, x, y) for x, y in zip(places[SEQ], logs[SEQ], strict=True)]
+    columns = np.array([[arm is OV, arm is SEQ, x] for arm, x, _ in rows], dtype=float)
+    values = np.array([y for _, _, y in rows])
+    left = values - columns @ np.linalg.lstsq(columns, values, rcond=None)[0]
+    square = sum(x * x for _, x, _ in rows)
+    parts, degrees = [], []
+    for arm in (OV, SEQ):
+        own = [place for place, row in enumerate(rows) if row[0] is arm]
+        degrees.append(4 - 1 - sum(rows[place][1] ** 2 for place in own) / square)
+        parts.append(sum(left[place] ** 2 for place in own) / degrees[-1] / 4)
+    assert sum(degrees) == pytest.approx(5)
+    satterthwaite = sum(parts) ** 2 / sum(part**2 / freedom for part, freedom in zip(parts, degrees, strict=True))
+    half = float(stats.t.ppf(0.975, satterthwaite)) * math.sqrt(sum(parts))
     speedup = report_of(full_window()).speedup_vs_sequential
+    assert speedup.value == pytest.approx(0.2)
     assert speedup.ci_low == pytest.approx(math.exp(math.log(1.2) - half) - 1, abs=1e-4)
     assert speedup.ci_high == pytest.approx(math.exp(math.log(1.2) + half) - 1, abs=1e-4)
+    assert (speedup.standard_error, speedup.degrees_of_freedom) == pytest.approx(
+        (math.sqrt(sum(parts)), satterthwaite), rel=1e-5
+    )
 
 
 # -- what was not measured is absent
@@ -254,8 +271,8 @@ def test_a_single_block_of_each_mode_gives_every_figure_without_an_interval():
     found = report_of(rank_window(timed=TIMED[:2], profiled=PROFILED[:2]))
     assert set(found.figures()) == set(BY_HAND)
     assert found.speedup_vs_sequential.value == pytest.approx(100 / 80 - 1)
-    assert found.compute_slowdown.value == pytest.approx(60.5 / 50 - 1)
-    assert found.e2e_ideal_ms.value == pytest.approx(80 - 10.5)
+    assert found.compute_slowdown.value == pytest.approx(60 / 48 - 1)
+    assert found.e2e_ideal_ms.value == pytest.approx(80 - 12)
     assert all(figure.ci_low is None for figure in found.figures().values())
 
 
@@ -323,8 +340,8 @@ def test_an_ideal_step_time_below_zero_is_no_time_and_has_no_gap():
 
 
 def test_a_block_is_averaged_over_the_ranks_before_anything_else():
-    # Rank 1 is 0.81 times as fast throughout: the geometric mean over the two ranks is 0.9 times.
-    faster = tuple(TimedBlock(b.arm, b.block, tuple(0.81 * t for t in b.step_ms)) for b in TIMED)
+    # Rank 1 takes 0.8 times as long throughout: the mean over the two ranks is 0.9 times.
+    faster = tuple(TimedBlock(b.arm, b.block, tuple(0.8 * t for t in b.step_ms)) for b in TIMED)
     found = report_of(rank_window(0), rank_window(1, timed=faster))
     assert found.e2e_overlapped_ms.value == pytest.approx(90)
     assert found.speedup_vs_sequential.value == pytest.approx(0.2)

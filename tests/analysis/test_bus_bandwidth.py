@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from overlap_callbacks.analysis.bus_bandwidth import size_of
 from overlap_callbacks.analysis.results.window import CollectiveTime
 from tests.samples import window_report
 
@@ -18,3 +19,11 @@ def test_bus_bandwidth_is_that_of_nccl_tests_in_sequential_steps():
     assert metrics["comm/allreduce_busbw_gb_s"] == pytest.approx(4e6 * 1.5 / 2e-3 / 1e9)
     assert metrics["comm/allgather_base_busbw_gb_s"] == pytest.approx(4e6 * 0.75 / 1e-3 / 1e9)
     assert not any(key.endswith("busbw_gb_s") and ("barrier" in key or "broadcast" in key) for key in metrics)
+
+
+@pytest.mark.parametrize("on_rank", [(100, 400), (100, 0)])
+def test_a_gather_has_one_size_on_all_ranks(on_rank):
+    """The root, of four ranks, reads its part and writes all; the others read theirs and write nothing."""
+    assert size_of("gather", 4, *on_rank) == 400
+    assert size_of("scatter", 4, *reversed(on_rank)) == 400
+    assert size_of("all_gather", 4, 100, 400) == 400

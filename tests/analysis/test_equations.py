@@ -15,10 +15,6 @@ def test_equation_1_is_the_slowdown_of_the_compute_kernels() -> None:
     assert equations.slowdown(60.0, 60.0) == 0
 
 
-def test_equation_1_is_the_same_on_the_scale_of_logarithms() -> None:
-    assert math.expm1(equations.log_slowdown(math.log(66.0), math.log(60.0))) == pytest.approx(0.1)
-
-
 def test_equation_2_is_the_share_of_compute_beside_communication() -> None:
     assert equations.overlap_ratio(22.0, 66.0) == pytest.approx(1 / 3)
 

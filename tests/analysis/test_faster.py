@@ -9,7 +9,7 @@ import pytest
 
 from overlap_callbacks.analysis.faster import RunSpeed, fastest
 from overlap_callbacks.analysis.results.estimate import Estimate
-from overlap_callbacks.analysis.statistics import pool
+from overlap_callbacks.analysis.statistics import LOG, pool
 
 
 def run(name: str, step_ms: float, half: float | None = 1.0, work_per_s: float | None = None) -> RunSpeed:
@@ -81,14 +81,14 @@ def test_of_runs_that_are_alike_one_in_twenty_is_called_faster_at_most(runs: int
         found = []
         for number in range(runs):
             windows = [Estimate(value, None, None, 16, 8) for value in 100 * np.exp(chance.normal(0, 0.02, 6))]
-            step_ms = pool(windows, logs=True)
+            step_ms = pool(windows, LOG)
             assert step_ms is not None
             found.append(RunSpeed(str(number), step_ms))
         named += bool(fastest(found).name)
     # 5 % of 1,000, and three standard deviations of that.
     assert named <= 50 + 3 * math.sqrt(1000 * 0.05 * 0.95)
     # A true lead of 5 % is seen in nearly all: the verdict is not silent.
-    sides = [pool([Estimate(v, None, None, 16, 8) for v in m * np.exp(chance.normal(0, 0.02, 6))], logs=True)
+    sides = [pool([Estimate(v, None, None, 16, 8) for v in m * np.exp(chance.normal(0, 0.02, 6))], LOG)
              for m in (100.0, 95.0) for _ in range(200)]  # fmt: skip
     seen = sum(fastest([RunSpeed("a", a), RunSpeed("b", b)]).name == "b"
                for a, b in zip(sides[:200], sides[200:], strict=True) if a and b)  # fmt: skip

@@ -13,6 +13,7 @@ from overlap_callbacks.analysis.communication.floating_point import step_flop as
 from overlap_callbacks.analysis.communication.floating_point import token_flop
 from overlap_callbacks.analysis.communication.job_shape import JobShape
 from overlap_callbacks.analysis.communication.model_shape import PRESETS, ModelShape, preset
+from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.workload import Throughput, Workload
 from overlap_callbacks.analysis.throughput import run_throughput, step_flop, throughput_of
 from tests.environments import gpu_rank, samples
@@ -119,13 +120,19 @@ def test_devices_that_differ_have_no_common_peak() -> None:
     assert report(*ranks, flop_per_step=1e12, peak_flop_per_s=1e15).throughput.mfu is not None
 
 
-def test_a_run_has_the_means_over_its_windows() -> None:
+def test_a_run_s_rates_are_its_work_over_its_time() -> None:
+    # 1,000 tokens in 100 ms and in 300 ms: 2,000 in 400 ms are 5,000 a second, where the mean of the rates is 6,667.
     base = report(gpu_rank(), flop_per_step=1e12, precision="bf16")
     windows = [
-        msgspec.structs.replace(base, throughput=Throughput(tokens_per_s=tokens, mfu=mfu))
-        for tokens, mfu in ((100.0, 0.3), (200.0, 0.5))
+        msgspec.structs.replace(
+            base,
+            e2e_overlapped_ms=Estimate(step_ms, None, None, 16, 8),
+            throughput=Throughput(tokens_per_s=1000 / step_ms * 1e3, mfu=60 / step_ms),
+        )
+        for step_ms in (100.0, 300.0)
     ]
     found = run_throughput([*windows, msgspec.structs.replace(base, throughput=None)])
     assert found is not None
-    assert (found.tokens_per_s, found.mfu, found.samples_per_s) == (150.0, pytest.approx(0.4), None)
+    assert (found.tokens_per_s, found.mfu) == pytest.approx((5000, 60 / 200))
+    assert found.samples_per_s is None
     assert run_throughput([]) is None

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from overlap_callbacks.analysis.formatting import PLAIN
+from overlap_callbacks.analysis.measuring_cost import cost_of_run
+from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.verdict import summary
 from tests.analysis.test_aggregate import rank_window, report_of
 
 
@@ -27,7 +31,16 @@ def test_what_a_rank_has_seen_training_lose_takes_the_place_of_what_would_be_wor
     found = report_of(rank_window(0, lost_ms=1500.0, **seen), rank_window(1, lost_ms=1750.0, **seen))
     assert found.lost_ms == 1750.0
     assert found.measurement_overhead == pytest.approx(1750 / (500 * 125))
-    assert report_of(rank_window(lost_ms=-20.0, **seen)).measurement_overhead == 0.0
+    # An estimate may be below zero by chance: it is told as it is, with its interval.
+    by_chance = report_of(rank_window(lost_ms=-20.0, lost_low_ms=-80.0, lost_high_ms=40.0, **seen))
+    between_ms = 500 * 125
+    assert by_chance.measurement_overhead == pytest.approx(-20 / between_ms)
+    assert by_chance.measurement_overhead_ci_low == pytest.approx(-80 / between_ms)
+    assert by_chance.measurement_overhead_ci_high == pytest.approx(40 / between_ms)
+    assert by_chance.lost_high_ms == 40.0
+    assert "measuring cost not resolved (below 0.06%)" in summary(by_chance)
+    flat = by_chance.metrics()
+    assert flat["overlap/measurement_overhead_ci_low"] < flat["overlap/measurement_overhead"] < 0
     # Of a rank that has seen nothing it is worked out, and the dearest of all is told.
     assert report_of(rank_window(0, lost_ms=900.0, usual_step_ms=100.0), rank_window(1)).lost_ms == pytest.approx(1000)
 
@@ -36,3 +49,20 @@ def test_without_a_step_that_counts_a_cost_that_was_seen_is_told_all_the_same():
     found = report_of(rank_window(timed=(), profiled=(), lost_ms=1500.0, usual_step_ms=100.0))
     assert found.measurement_overhead == pytest.approx(0.03)
     assert report_of(rank_window(timed=(), profiled=())).measurement_overhead is None
+
+
+def test_words_say_the_interval_or_that_the_cost_is_not_resolved():
+    assert PLAIN.measuring_cost(Estimate(0.021, 0.014, 0.028, 65, 1)) == "2.10% of training (1.40 to 2.80)"
+    assert PLAIN.measuring_cost(Estimate(0.01, -0.02, 0.04, 65, 1)) == "not resolved (below 4.00%)"
+    assert PLAIN.measuring_cost(Estimate(0.01, None, None, 65, 1)) == "1.00% of training"
+
+
+def test_the_cost_of_a_run_is_the_mean_of_its_windows_and_its_interval_that_of_independent_ones():
+    seen = {"usual_step_ms": 125.0, "lost_ms": 625.0, "lost_low_ms": 0.0, "lost_high_ms": 1250.0}
+    windows = [report_of(rank_window(window=number, first_step=20 + 500 * number, **seen)) for number in range(4)]
+    found = cost_of_run(windows, 500)
+    assert found is not None
+    assert (found.value, found.ci_low, found.ci_high) == pytest.approx((0.01, 0.005, 0.015))
+    every_second = cost_of_run(windows[::2], 500)
+    assert every_second is not None
+    assert every_second.value == pytest.approx(0.01 * 2 / 3)

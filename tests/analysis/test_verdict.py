@@ -5,9 +5,18 @@ import re
 import msgspec
 import pytest
 
-from overlap_callbacks.analysis.headline import CONTROL, NO_SEQUENTIAL_ARM, NOTHING_YET, answer, run_headline
+from overlap_callbacks.analysis.headline import (
+    CONTROL,
+    NO_SEQUENTIAL_ARM,
+    NOTHING_YET,
+    answer,
+    run_headline,
+    settled_in_words,
+)
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.power import SlowdownCause
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.settled import Settled, Verdict
 from overlap_callbacks.analysis.run_summary import RunSummary
 from overlap_callbacks.analysis.verdict import cause_in_words, run_verdict, summary
 from overlap_callbacks.monitor.schedule import Schedule
@@ -22,12 +31,25 @@ def estimate(value: float, low: float | None, high: float | None) -> Estimate:
     ("speedup", "sentence", "interval"),
     [
         # 1.25 times as long without overlap: with it, a fifth shorter.
-        ((0.25, 0.1, 0.6), "Overlap makes steps 20.0% shorter here.", "95% interval: steps 9.1% to 37.5% shorter."),
-        ((-0.02, -0.03, -0.01), "Overlap makes steps 2.0% longer here.", "95% interval: steps 1.0% to 3.1% longer."),
+        (
+            (0.25, 0.1, 0.6),
+            "Overlap makes steps 20.0% shorter here.",
+            "95% interval: steps 9.1% to 37.5% shorter. A difference of 14.2% would show.",
+        ),
+        (
+            (-0.02, -0.03, -0.01),
+            "Overlap makes steps 2.0% longer here.",
+            "95% interval: steps 1.0% to 3.1% longer. A difference of 1.0% would show.",
+        ),
         (
             (0.01, -0.01, 0.03),
-            "Steps are 1.0% shorter with overlap here, which may be chance.",
-            "95% interval: steps 2.9% shorter to 1.0% longer.",
+            "Steps are 1.0% shorter with overlap here, which is inconclusive: a difference of 2.0% would show.",
+            "95% interval: steps 2.9% shorter to 1.0% longer. A difference of 2.0% would show.",
+        ),
+        (
+            (0.001, -0.003, 0.005),
+            "Steps are 0.1% shorter with overlap here, which is within noise: no difference above 0.5%.",
+            "95% interval: steps 0.5% shorter to 0.3% longer. A difference of 0.4% would show.",
         ),
         ((0.25, None, None), "Overlap seems to make steps 20.0% shorter here, from too few blocks to be sure.", ""),
     ],
@@ -46,7 +68,7 @@ def test_the_headline_says_what_overlap_does_and_its_interval_on_a_line_of_its_o
         ((0.14, 0.1, 0.2), "Compute kernels run 14.0% slower with it.", "compute kernels 10.0% to 20.0% slower."),
         (
             (0.01, -0.1, 0.1),
-            "Compute kernels run 1.0% slower with it, which may be chance.",
+            "Compute kernels run 1.0% slower with it, which is inconclusive.",
             "compute kernels 10.0% faster to 10.0% slower.",
         ),
         ((-0.01, -0.02, -0.005), "Compute kernels run 1.0% faster with it.", "compute kernels 0.5% to 2.0% faster."),
@@ -58,7 +80,7 @@ def test_the_slowdown_stands_beside_it(
 ) -> None:
     found = answer({"speedup_vs_sequential": estimate(0.1, 0.05, 0.2), "compute_slowdown": estimate(*slowdown)})
     assert found.sentence == f"Overlap makes steps 9.1% shorter here. {words}"
-    assert found.interval.endswith(interval)
+    assert found.interval.endswith(f"{interval} A difference of 6.0% would show.")
 
 
 def test_without_a_speed_up_nothing_is_claimed() -> None:
@@ -128,6 +150,24 @@ def test_a_run_of_one_window_says_so_beside_its_intervals() -> None:
     assert said not in run_headline(RunSummary(run_info(), [window(0), window(1)])).text
 
 
+def test_the_headline_says_at_how_many_looks_its_intervals_hold() -> None:
+    windows = [window(0), window(1)]
+    assert " (one look): steps " in run_headline(RunSummary(run_info(), windows)).interval
+    found = run_headline(RunSummary(run_info(), windows, running=True))
+    assert " (hold at all looks): steps " in found.interval
+    assert "Windows differ" not in found.interval
+
+
+def test_windows_that_differ_are_said_to() -> None:
+    def with_speedup(number: int, value: float) -> OverlapReport:
+        return msgspec.structs.replace(
+            window(number), speedup_vs_sequential=Estimate(value, value - 0.01, value + 0.01, 8, 16, 0.004, 11.0)
+        )
+
+    windows = [with_speedup(number, value) for number, value in enumerate((0.05, 0.3, 0.1))]
+    assert "Windows differ by more than their intervals say" in run_headline(RunSummary(run_info(), windows)).interval
+
+
 def test_the_cause_comes_with_its_evidence() -> None:
     assert cause_in_words(None) is None
     assert cause_in_words(SlowdownCause("contention", (), 0.1)) == "contention"
@@ -171,3 +211,63 @@ def test_a_control_run_has_no_sequential_steps_to_verify() -> None:
     control = msgspec.structs.replace(window(0, profiled=()), control=True, residual_overlap=None)
     assert control.verified
     assert "NOT VERIFIED" not in summary(control)
+
+
+def settled(verdict: Verdict, at_least: float | None = None, num_windows: int = 2) -> Settled:
+    """Without overlap a step takes 25 % longer once that has lasted, and 10 % in blocks of three steps."""
+    return Settled(0.25, 0.2, 0.3, 0.1, 3, 8.0, verdict, at_least, 27, 194, num_windows)
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (
+            settled(Verdict.SETTLED),
+            "Settled: 20.0% shorter (16.7% to 23.1% shorter); in blocks of 3 steps 9.1% shorter.",
+        ),
+        (
+            settled(Verdict.NOT_SETTLED, 0.2),
+            "Not settled after 27 steps: at least 16.7% shorter; in blocks of 3 steps 9.1% shorter.",
+        ),
+        (settled(Verdict.NOT_SETTLED), "Not settled after 27 steps: in blocks of 3 steps 9.1% shorter."),
+        (
+            settled(Verdict.SHORT),
+            "No change along a block is seen: settled 20.0% shorter (16.7% to 23.1% shorter); in blocks of 3 steps "
+            "9.1% shorter.",
+        ),
+        (
+            msgspec.structs.replace(settled(Verdict.SHORT), ci_low=-0.8, ci_high=100.0),
+            "Whether the difference changes along a block is not resolved; in blocks of 3 steps 9.1% shorter.",
+        ),
+    ],
+)
+def test_what_the_difference_becomes_stands_in_a_line_of_its_own(found: Settled, words: str) -> None:
+    assert settled_in_words(found) == words
+    report = msgspec.structs.replace(window(0), settled=found)
+    assert words in run_headline(RunSummary(run_info(), [report])).more
+    assert summary(report).endswith(words)
+
+
+def test_a_settled_difference_is_the_headline_and_others_are_not() -> None:
+    def sentence(verdict: Verdict) -> str:
+        report = msgspec.structs.replace(window(0), settled=settled(verdict))
+        return run_headline(RunSummary(run_info(), [report])).sentence
+
+    plain = run_headline(RunSummary(run_info(), [window(0)])).sentence
+    assert "steps 20.0% shorter" in sentence(Verdict.SETTLED)
+    assert sentence(Verdict.SHORT) == sentence(Verdict.NOT_SETTLED) == plain
+
+
+def test_a_runs_settled_difference_is_of_the_start_that_knows_most_windows() -> None:
+    known = [settled(Verdict.SETTLED, num_windows=number) for number in (1, 2, 1, 2)]
+    windows = [msgspec.structs.replace(window(i), settled=each) for i, each in enumerate(known)]
+    # The job was started again before the third window.
+    assert RunSummary(run_info(), windows[:3]).settled() is known[1]
+    assert RunSummary(run_info(), windows).settled() is known[3]
+    assert RunSummary(run_info(), [window(0)]).settled() is None
+
+
+def test_a_control_run_says_nothing_of_it() -> None:
+    report = msgspec.structs.replace(window(0), settled=settled(Verdict.SETTLED), control=True)
+    assert "ettled" not in run_headline(RunSummary(None, [report])).text
+    assert "ettled" not in summary(report)

@@ -19,6 +19,7 @@ from overlap_callbacks.analysis.results.outside import RUN_DIR
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.experiments.leftovers import processes_with
 from tests.commands import invoke
+from tests.margins import PATIENCE_S
 from tests.report.runs import run_info, window, write
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -55,7 +56,7 @@ def test_exit_codes(run: str, limits: list[str], code: int) -> None:
 def test_a_broken_limit_says_what_was_measured_and_whose_communication_is_exposed(run: str) -> None:
     result = invoke("check", "--max-exposed", "0.01", "--max-slowdown", "0.9", run)
     first, *rest = result.stdout.splitlines()
-    assert first.startswith("A limit is broken: exposed communication, as a share of the step, is 8.")
+    assert first.startswith("A limit is broken: exposed communication, as a share of a profiled step, is 8.")
     assert "95% interval" in first
     assert first.endswith(", and at most 1.0% is allowed.")
     assert any("dimension" in line and "exposed" in line for line in rest)
@@ -145,13 +146,13 @@ def test_ctrl_c_keeps_the_windows_that_were_measured_and_says_how_to_judge_them(
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)},
         stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path,
     )  # fmt: skip
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE_S
     while not any('"record":"window"' in file.read_text() for file in tmp_path.glob("overlap-check-*/overlap.jsonl")):
         assert time.monotonic() < end
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     (folder,) = tmp_path.glob("overlap-check-*")
     assert process.returncode == 130, errors
     assert f"Judge it with: overlap check --max e2e_overlapped_ms=60000 {folder}" in errors

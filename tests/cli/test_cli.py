@@ -18,6 +18,7 @@ from overlap_callbacks.monitor.background.store import Job
 from overlap_callbacks.monitor.run_info import run_info
 from overlap_callbacks.report import record
 from tests.commands import invoke
+from tests.margins import PATIENCE_S
 from tests.samples import window_report
 
 
@@ -117,7 +118,11 @@ def test_a_terminal_without_unicode_gets_what_it_can_show(tmp_path: Path) -> Non
     def printed(*options: str) -> bytes:
         command = [sys.executable, "-m", "overlap_callbacks", "show", str(tmp_path), *options]
         found = subprocess.run(
-            command, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, timeout=120, check=False
+            command,
+            env={**os.environ, "PYTHONIOENCODING": "ascii"},
+            capture_output=True,
+            timeout=PATIENCE_S,
+            check=False,
         )
         assert found.returncode == 0, found.stderr
         return found.stdout
@@ -238,7 +243,7 @@ def test_demo_measures_all_five_equations_with_intervals(tmp_path: Path, framewo
         sys.executable, "-m", "overlap_callbacks", "demo", "--framework", framework, "--run-dir", str(tmp_path / "run"),
         "--steps", "95", "--layers", "2", "--hidden", "128", "--bucket-mb", "0.2", "--json",
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     for name in (

@@ -19,6 +19,7 @@ from overlap_callbacks.experiments.leftovers import processes_with
 from overlap_callbacks.experiments.tune.results import read_results
 from overlap_callbacks.report.record import read
 from tests.commands import invoke
+from tests.margins import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 JOB = [sys.executable, str(ROOT / "tests/experiments/job.py")]
@@ -65,7 +66,7 @@ def test_ctrl_c_ends_the_job_and_keeps_what_was_measured(tmp_path: Path) -> None
     # The job has begun, and loads torch: it cannot be done before the signal comes.
     until(lambda: (second / "stderr.log").exists() or process.poll() is not None)
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, errors
     assert f"Go on with: overlap tune --resume {folder}" in errors
     assert processes_with(RUN_DIR, str(second)) == []
@@ -83,7 +84,7 @@ def test_ctrl_c_ends_the_job_and_keeps_what_was_measured(tmp_path: Path) -> None
 
 
 def until(condition: Any) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)

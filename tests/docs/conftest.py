@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.margins import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCS = ROOT / "docs"
 
@@ -40,7 +42,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     build = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
-        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
     )  # fmt: skip
     assert build.returncode == 0, build.stdout + build.stderr
@@ -71,6 +73,7 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
 
     def open_page(url: str, base: str, **options: Any) -> Any:
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        context.set_default_timeout(1e3 * PATIENCE_S)
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: complaints.append(f"{url}: console {message.type}: {message.text}"))

@@ -15,6 +15,7 @@ from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.let_pass import LetPass
 from overlap_callbacks.gate.step_log import ExpectedSequence
 from tests.distributed import run_ranks
+from tests.margins import PATIENCE_S
 
 CPU = torch.device("cpu")
 
@@ -140,5 +141,5 @@ print(any(blocks.hold_back(spec) for spec in operator_specs() if not spec.ends_b
 
 def test_without_torchs_private_names_what_may_end_a_block_is_held_back_and_the_library_loads():
     command = [sys.executable, "-c", WITHOUT_PRIVATE_NAMES]
-    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_S)
     assert ended.stdout.split() == ["[True]", "False"], ended.stderr

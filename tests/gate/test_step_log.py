@@ -126,9 +126,55 @@ def test_an_empty_batch_that_was_not_checked_is_not_admitted_and_not_a_departure
 def test_what_is_expected_is_what_the_checked_sequence_holds() -> None:
     groups = {"a": (0, 1)}
     send = Item("send", "a", source=0, target=1, posted=1)
-    assert ExpectedSequence.of(CollectiveSequence((Item("barrier", "a"),), groups)) == ExpectedSequence(
+    assert ExpectedSequence.of([CollectiveSequence((Item("barrier", "a"),), groups)]) == ExpectedSequence(
         (("barrier", "a"),), "a", ()
     )
-    assert ExpectedSequence.of(CollectiveSequence((send,), groups)) == ExpectedSequence(
+    assert ExpectedSequence.of([CollectiveSequence((send,), groups)]) == ExpectedSequence(
         (("send", "a"),), None, ((("send", "a", 1),),)
     )
+
+
+# -- several kinds of steps
+
+DENSE = [("allreduce_", "a"), ("allreduce_", "b"), ("barrier", "a")]
+SPARSE = [("allreduce_", "a"), ("barrier", "b")]
+
+
+def admitted(tracker: SequenceTracker, *keys: tuple[str, str]) -> list[bool]:
+    return [tracker.admits(call(*key)) for key in keys]
+
+
+@pytest.mark.parametrize("keys", [DENSE, SPARSE, DENSE[:1], SPARSE[:0]], ids=str)
+def test_a_step_of_any_checked_kind_is_admitted_throughout(keys: list[tuple[str, str]]) -> None:
+    for first, other in ((DENSE, SPARSE), (SPARSE, DENSE)):
+        tracker = SequenceTracker(ExpectedSequence(first, others=[((), ()), (other, ())]))
+        assert all(admitted(tracker, *keys))
+        assert tracker.divergence is None
+
+
+def test_a_step_that_mixes_kinds_leaves_all_of_them_and_is_not_admitted_from_there_on() -> None:
+    tracker = SequenceTracker(ExpectedSequence(DENSE, others=[(SPARSE, ())]))
+    # Once its second collective is that of one kind, the third must be that kind's too.
+    assert admitted(tracker, SPARSE[0], SPARSE[1], DENSE[2], DENSE[0]) == [True, True, False, False]
+    assert str(tracker.divergence) == (
+        "collective 2 of the step was barrier on group 'a', which none of the 2 checked kinds of steps has there"
+    )
+
+
+def test_batches_of_any_checked_kind_are_admitted_but_no_mixture_of_kinds() -> None:
+    def batch(peer: int) -> list[CollectiveCall]:
+        return [call("send", peer=peer), call("recv_", peer=peer)]
+
+    exchanges = {peer: (("send", "a", peer), ("recv_", "a", peer)) for peer in (1, 2, 3)}
+    kinds = ([], [exchanges[1], exchanges[3]]), ([], [exchanges[2], exchanges[1]])
+    for peers, admits in (((1, 3), [True, True]), ((2, 1), [True, True]), ((2, 3), [True, False])):
+        tracker = SequenceTracker(ExpectedSequence(batches=kinds[0][1], others=[kinds[1]]))
+        assert [tracker.admits_batch(number, batch(peer)) for number, peer in enumerate(peers)] == admits
+
+
+def test_steps_without_collectives_do_not_keep_a_group_from_being_the_only_one() -> None:
+    nothing, one = CollectiveSequence((), {}), CollectiveSequence((Item("barrier", "a"),), {"a": (0, 1)})
+    other = CollectiveSequence((Item("barrier", "b"),), {"b": (0, 1)})
+    assert ExpectedSequence.of([nothing, one]).single_group == "a"
+    assert ExpectedSequence.of([one, nothing, other]).single_group is None
+    assert ExpectedSequence.of([nothing]).single_group is None

@@ -1,14 +1,19 @@
 """Without a GPU: figures of real training whose compute and communication take known times.
 
-Both go by the clock, and what they take is measured in the same steps, beside the library. So the bounds hold on a busy
-machine too: both see the same delays. ``test_loopback_device.py`` has the like on a GPU.
+Both go by the clock, and what they take is known in the same steps, beside the library, from both sides: see
+``Bounds``. So each figure has bounds of its own run that hold however busy the machine is, and that lie within a few
+per mille of each other where it is not. ``test_loopback_device.py`` has the like on a GPU.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -16,18 +21,29 @@ from overlap_callbacks import Mode, OverlapReport
 from overlap_callbacks.analysis.results.kernel_times import KernelTime
 from overlap_callbacks.analysis.results.window import ProfiledBlock
 from overlap_callbacks.experiments.loopback.host_link import HostLink
-from overlap_callbacks.monitor.schedule import Part, Plan
+from overlap_callbacks.instruments.profiler import Profile
+from overlap_callbacks.monitor.schedule import Part, Plan, Schedule
 from tests.distributed import run_alone
 from tests.gpu.loopback import Issued, LoopSettings, open_job
 from tests.gpu.loopback.runs import ONE_WINDOW, Keep, Step, train
-from tests.gpu.loopback.spinning import GB_S, Range, SpinningJob, spinner
+from tests.gpu.loopback.spinning import (
+    BACKWARD_MS,
+    FORWARD_MS,
+    GB_S,
+    LAYERS,
+    Bounds,
+    Range,
+    SpinningJob,
+    spinner,
+)
 from tests.gpu.machine import ON_CPU
+from tests.margins import near
 from tests.toggling import at_night
 
 HAS_CPU_FORM = True
 RANKS_LOAD = ("tests.gpu.loopback.runs",)
 LINK = LoopSettings("cpu", gb_s=GB_S)
-WINDOW = {**ONE_WINDOW, "repeats": 1, "steps_per_block": 2, "profiled_steps": 4}
+WINDOW = {**ONE_WINDOW, "repeats": 1, "steps_per_block": 2, "profiled_steps": 4, "every_n_steps": 32}
 # Of an H100 with 132 SMs, of which communication takes some.
 NUM_SMS, CTAS = 132, (8, 24, 66)
 RUNS = [(kind, ctas) for kind in ("ddp", "fsdp2") for ctas in CTAS]
@@ -49,9 +65,14 @@ class Found:
         plans: of each step; None outside the window.
         steps: which collectives each step issued.
         walls: when each step ran.
+        ends: when each step's optimizer step ran.
         issued: all collectives.
-        ended_ns: when each of them was complete.
-        spins: all operators that spin.
+        begun_ns: when the profiler saw collectives begin, in order.
+        joined_ns: when the phantom joined each of them: it was not complete before.
+        ended_ns: when each of them was seen to be complete.
+        spins: all operators that spin, as they see it.
+        calls: the same, as their callers see it.
+        slowed: by how many milliseconds communication made each of them longer.
     """
 
     kind: str
@@ -60,14 +81,19 @@ class Found:
     plans: list[Plan | None]
     steps: list[Step]
     walls: list[Range]
+    ends: list[Range]
     issued: list[Issued]
+    begun_ns: list[int]
+    joined_ns: list[int]
     ended_ns: list[int]
     spins: list[Range]
+    calls: list[Range]
+    slowed: list[float]
 
     def of(self, mode: Mode, part: Part = Part.PROFILED) -> list[int]:
         """The numbers of the steps from which the report's figures of a mode are."""
         plans = enumerate(self.plans)
-        found = [number for number, p in plans if p is not None and p.counted and p.part is part and p.mode is mode]
+        found = [number for number, p in plans if p is not None and p.counted and p.part is part and p.arm is mode]
         assert len(found) >= 4
         return found
 
@@ -82,37 +108,118 @@ class Found:
         (row,) = [kernel for kernel in self.report.kernels if kernel.name == "loopback::spin"]
         return row
 
-    def comm_ms(self, number: int) -> float:
-        """By hand: the collectives of a step, each from its issue to its end."""
+    def comm_ms(self, number: int) -> Bounds:
+        """By hand: the collectives of a step. The phantom joins each before its end, and sees it end afterwards."""
         step = self.steps[number]
-        return sum((self.ended_ns[i] - self.issued[i].issued_ns) / 1e6 for i in range(step.first, step.last))
+        least, most = self._in_flight(step)
+        return _bounds(sum(flight.ms for flight in least), sum(flight.ms for flight in most))
 
-    def compute_ms(self, number: int) -> float:
-        """By hand: the operators of a step."""
+    def _in_flight(self, step: Step) -> tuple[list[Range], list[Range]]:
+        """When the collectives of a step were in flight, at least and at most.
+
+        Gloo begins on a thread of its own, for which a busy machine may have no time at once: the profiler says when.
+        """
+        least, most = [], []
+        for place in range(step.first, step.last):
+            issued_ns, joined_ns = self.issued[place].issued_ns, self.joined_ns[place]
+            begun_ns = next((at for at in self.begun_ns if at >= issued_ns - 1e6 * _CLOCKS_MS), issued_ns)
+            least.append(Range(min(max(issued_ns, begun_ns), joined_ns), joined_ns))
+            most.append(Range(issued_ns, self.ended_ns[place]))
+        return least, most
+
+    def spins_ms(self, number: int) -> Bounds:
+        """By hand: the operators of a step, by the operator itself at least, and by its caller at most."""
+        places = self._spins_of(number)
+        spins, calls = ([ranges[place].ms for place in places] for ranges in (self.spins, self.calls))
+        return _bounds(sum(spins), sum(calls))
+
+    def slowed_ms(self, number: int) -> float:
+        """By hand: by how much communication made the operators of a step longer."""
+        return sum(self.slowed[place] for place in self._spins_of(number))
+
+    def beside_ms(self, number: int) -> Bounds:
+        """By hand: for how long the operators of a step ran beside its collectives."""
+        places, (least, most) = self._spins_of(number), self._in_flight(self.steps[number])
+        return _bounds(
+            _shared_ms([self.spins[place] for place in places], least),
+            _shared_ms([self.calls[place] for place in places], most),
+        )
+
+    def step_ms(self, number: int) -> Bounds:
+        """By hand: the library's step, which begins and ends within the optimizer's steps."""
+        before, end = self.ends[number - 1], self.ends[number]
+        return _bounds((end.start_ns - self.walls[number].start_ns) / 1e6, (end.end_ns - before.start_ns) / 1e6)
+
+    def _spins_of(self, number: int) -> list[int]:
         wall = self.walls[number]
-        return sum(spin.ms for spin in self.spins if wall.start_ns <= spin.start_ns < wall.end_ns)
+        return [i for i, spin in enumerate(self.spins) if wall.start_ns <= spin.start_ns < wall.end_ns]
 
-    def mean_compute_ms(self, mode: Mode) -> float:
+    def mean_spins_ms(self, mode: Mode) -> Bounds:
         """By hand: the operators of the profiled steps of a mode."""
-        return statistics.fmean([self.compute_ms(number) for number in self.of(mode)])
+        return _mean([self.spins_ms(number) for number in self.of(mode)])
+
+
+# The profiler's clock and ours differ by so much: a mark lies at most so far off, and a second is so much longer.
+_CLOCKS_MS, _CLOCKS = 0.1, 1e-3
+
+
+def _bounds(least_ms: float, most_ms: float) -> Bounds:
+    assert 0 <= least_ms <= most_ms
+    return Bounds(least_ms * (1 - _CLOCKS) - _CLOCKS_MS, most_ms * (1 + _CLOCKS) + _CLOCKS_MS)
+
+
+def _mean(steps: Sequence[Bounds]) -> Bounds:
+    return Bounds(*[statistics.fmean(side) for side in zip(*steps, strict=True)])
+
+
+def _shared_ms(first: Sequence[Range], second: Sequence[Range]) -> float:
+    """For how long the ranges of two kinds ran beside each other, those of the second kind one after another."""
+    pairs = itertools.product(first, second)
+    return sum(max(0, min(a.end_ns, b.end_ns) - max(a.start_ns, b.start_ns)) for a, b in pairs) / 1e6
+
+
+def _lies_within(value: float, least: float, most: float) -> bool:
+    """Whether a value lies between two bounds. How near it came is kept."""
+    return near(least, value) & near(value, most)
 
 
 def _run(kind: str, ctas: int, options: dict[str, Any]) -> Found:
     kept, factor = Keep(), NUM_SMS / (NUM_SMS - ctas)
-    with open_job(LINK) as loop, spinner(loop, factor) as spinning:
+    placed: list[Schedule] = []
+    begun_ns: list[int] = []
+    place, stop = Schedule.placed, Profile.stop
+
+    def kept_place(schedule: Schedule, *args: Any, **named: Any) -> Schedule:
+        placed.append(place(schedule, *args, **named))
+        return placed[-1]
+
+    def read_and_stop(profile: Profile) -> bool:
+        session, since_ns = profile.session, time.time_ns() - time.perf_counter_ns()
+        stopped = stop(profile)
+        events = session.profiler.kineto_results.events()  # type: ignore[union-attr]
+        begun_ns.extend(sorted(event.start_ns() - since_ns for event in events if event.name().startswith("gloo:")))
+        return stopped
+
+    with (
+        open_job(LINK) as loop,
+        spinner(loop, factor) as spinning,
+        mock.patch.object(Schedule, "placed", kept_place),
+        mock.patch.object(Profile, "stop", read_and_stop),
+    ):
         job = SpinningJob(kind)
         assert isinstance(loop.link, HostLink)
         with job.attach(sinks=[kept], **{**WINDOW, **options}) as monitor:
-            schedule = monitor.schedule
-            num_steps = schedule.first_step + schedule.window_steps + 1
+            num_steps = monitor.schedule.first_step + monitor.schedule.every_n_steps - 1
             steps = train(loop, job, num_steps, monitor)
             monitor.close()
-        (report,) = kept.reports
+        (report,), (schedule,) = kept.reports, placed
         plans = [schedule.plan(number) for number in range(num_steps)]
         assert [step.mode for step in steps] == [Mode.OVERLAPPED if p is None else p.mode for p in plans]
         return Found(
-            kind, factor, report, plans, steps, job.steps, list(loop.issued), list(loop.link.ended_ns), spinning.spins
-        )
+            kind, factor, report, plans, steps, job.steps, job.ends, list(loop.issued), begun_ns,
+            list(loop.link.joined_ns), list(loop.link.ended_ns), spinning.spins, list(spinning.calls),
+            spinning.slowed_ms,
+        )  # fmt: skip
 
 
 # For each change one number of CTAs for each kind of job: they differ in how much slower compute is beside transfers.
@@ -135,75 +242,93 @@ def _value(estimate: Any) -> float:
 def test_the_residual_overlap_of_sequential_steps_is_below_two_percent(found: Found) -> None:
     assert found.report.valid, found.report.problems
     assert _value(found.report.residual_overlap) < 0.02
-    if found.kind == "ddp":  # FSDP2's collectives are synchronous on a CPU
-        assert _value(found.report.overlap_ratio) > 0.3
+
+
+def test_the_overlap_ratio_is_the_known_one(found: Found) -> None:
+    blocks = found.blocks(Mode.OVERLAPPED)
+    known = [found.beside_ms(number) for number, _ in blocks]
+    if found.kind == "fsdp2":  # whose collectives are synchronous on a CPU
+        assert max(bounds.least_ms for bounds in known) <= 0
+        return
+    # The backward passes of all layers but the last run beside the reduction of the layer before.
+    assert min(bounds.least_ms for bounds in known) > BACKWARD_MS
+    else_ms = [block.compute_ms - found.spins_ms(number).least_ms for number, block in blocks]
+    for (_, block), bounds, other_ms in zip(blocks, known, else_ms, strict=True):
+        assert _lies_within(block.covered_compute_ms, bounds.least_ms, bounds.most_ms + other_ms)
+    covered_ms, compute_ms = (
+        statistics.fmean(times)
+        for times in zip(*[(b.covered_compute_ms, b.compute_ms) for _, b in blocks], strict=True)
+    )
+    assert _value(found.report.overlap_ratio) == pytest.approx(covered_ms / compute_ms)
 
 
 def test_the_time_of_communication_is_the_known_one(found: Found) -> None:
     blocks = found.blocks(Mode.SEQUENTIAL)
-    ratios = [block.comm_busy_ms / found.comm_ms(number) for number, block in blocks]
-    if found.kind == "ddp":
-        assert statistics.median(ratios) == pytest.approx(1, abs=0.02)
-    # Gloo copies the result of a reduce-scatter after its range, for as long as a busy machine makes it wait. So of
-    # FSDP2 the time lies between the link's and the one by hand.
-    times_ms = [block.comm_busy_ms for _, block in blocks]
-    assert min(times_ms) <= _value(found.report.comm_isolated_ms) <= max(times_ms)
     for number, block in blocks:
-        step = found.steps[number]
-        asked_ms = sum(issued.length_ns for issued in found.issued[step.first : step.last]) / 1e6
-        assert 0.98 * asked_ms <= block.comm_busy_ms <= 1.02 * found.comm_ms(number)
+        assert _lies_within(block.comm_busy_ms, *found.comm_ms(number))
+    times_ms = [block.comm_busy_ms for _, block in blocks]
+    assert _value(found.report.comm_isolated_ms) == pytest.approx(statistics.fmean(times_ms))
 
 
 def test_the_time_of_compute_is_the_known_one(found: Found) -> None:
     for mode, reported_ms in ((Mode.SEQUENTIAL, found.spin.sequential_ms), (Mode.OVERLAPPED, found.spin.overlapped_ms)):
-        assert reported_ms == pytest.approx(found.mean_compute_ms(mode), rel=0.02)
+        assert _lies_within(reported_ms, *found.mean_spins_ms(mode))
 
 
 def test_a_sequential_step_is_compute_and_then_communication(found: Found) -> None:
-    # FSDP2 spends some 3 % of such a step in Python, outside of all operators, when the machine is busy: idle time.
-    idle = [block.idle_ms / found.walls[number].ms for number, block in found.blocks(Mode.SEQUENTIAL)]
-    assert statistics.median(idle) < (0.1 if found.kind == "fsdp2" else 0.05)
-    ratios = [
-        (block.compute_busy_ms + block.comm_busy_ms + (block.idle_ms if found.kind == "fsdp2" else 0))
-        / found.walls[number].ms
-        for number, block in found.blocks(Mode.SEQUENTIAL)
-    ]
-    assert statistics.median(ratios) == pytest.approx(1, abs=0.02)
+    for number, block in found.blocks(Mode.SEQUENTIAL):
+        step, compute_ms, comm_ms = found.step_ms(number), found.spins_ms(number), found.comm_ms(number)
+        parts_ms = block.compute_busy_ms + block.comm_busy_ms - block.hidden_comm_ms + block.idle_ms
+        assert _lies_within(parts_ms, *step)
+        # One after the other: so what is idle is what neither of them took, and each has the rest at most.
+        assert near(block.idle_ms, step.most_ms - compute_ms.least_ms - comm_ms.least_ms)
+        assert _lies_within(block.compute_busy_ms, compute_ms.least_ms, step.most_ms - comm_ms.least_ms)
 
 
 def test_the_time_of_a_sequential_step_is_the_known_one(found: Found) -> None:
     timed_ms = [
         time_ms for block in found.report.samples[0].timed if block.arm is Mode.SEQUENTIAL for time_ms in block.step_ms
     ]
-    walls_ms = [found.walls[number].ms for number in found.of(Mode.SEQUENTIAL, Part.TIMED)]
-    ratios = [time_ms / wall_ms for time_ms, wall_ms in zip(timed_ms, walls_ms, strict=True)]
-    assert statistics.median(ratios) == pytest.approx(1, abs=0.02)
+    known = [found.step_ms(number) for number in found.of(Mode.SEQUENTIAL, Part.TIMED)]
+    for time_ms, bounds in zip(timed_ms, known, strict=True):
+        assert _lies_within(time_ms, *bounds)
     assert min(timed_ms) <= _value(found.report.e2e_sequential_ms) <= max(timed_ms)
 
 
 def test_the_slowdown_is_the_one_measured_by_hand(found: Found) -> None:
-    alone_ms, beside_ms = (found.mean_compute_ms(mode) for mode in (Mode.SEQUENTIAL, Mode.OVERLAPPED))
-    by_hand = beside_ms / alone_ms - 1
-    assert found.spin.slowdown == pytest.approx(by_hand, abs=0.02)
+    alone, beside = (found.mean_spins_ms(mode) for mode in (Mode.SEQUENTIAL, Mode.OVERLAPPED))
+    assert found.spin.slowdown is not None
+    assert _lies_within(1 + found.spin.slowdown, beside.least_ms / alone.most_ms, beside.most_ms / alone.least_ms)
+    # Beside communication are the backward passes of all layers but the last, for most of their time.
+    slowed = {mode: [found.slowed_ms(number) for number in found.of(mode)] for mode in Mode}
+    assert max(slowed[Mode.SEQUENTIAL]) == 0
     if found.kind == "ddp":
-        # Beside communication are the backward passes of all layers but the last, for most of their time. On a busy
-        # machine single operators take longer; the shortest of both modes are held against each other.
-        shortest = {mode: min(found.compute_ms(number) for number in found.of(mode)) for mode in Mode}
-        assert shortest[Mode.OVERLAPPED] / shortest[Mode.SEQUENTIAL] - 1 > 0.25 * (found.factor - 1)
+        alone_ms = LAYERS * (FORWARD_MS + BACKWARD_MS)
+        assert near(0.25 * (found.factor - 1) * alone_ms, min(slowed[Mode.OVERLAPPED]))
     # The step computes little else. On a busy machine that takes as long as others make it wait.
-    compute_ms = {mode: statistics.fmean([b.compute_ms for _, b in found.blocks(mode)]) for mode in Mode}
-    else_ms = max(compute_ms[Mode.SEQUENTIAL] - alone_ms, compute_ms[Mode.OVERLAPPED] - beside_ms)
-    assert _value(found.report.compute_slowdown) == pytest.approx(by_hand, abs=0.02 + max(0.0, else_ms) / alone_ms)
+    compute_ms = {mode: [block.compute_ms for _, block in found.blocks(mode)] for mode in Mode}
+    for mode in Mode:
+        for number, reported_ms in zip(found.of(mode), compute_ms[mode], strict=True):
+            assert _lies_within(reported_ms, found.spins_ms(number).least_ms, found.step_ms(number).most_ms)
+    alone_ms, beside_ms = (statistics.geometric_mean(compute_ms[mode]) for mode in (Mode.SEQUENTIAL, Mode.OVERLAPPED))
+    assert _value(found.report.compute_slowdown) == pytest.approx(beside_ms / alone_ms - 1)
 
 
 @pytest.mark.parametrize("kind", at_night(["ddp", "fsdp2"], ["fsdp2"]))
-def test_a_control_finds_no_difference(kind: str) -> None:
-    control: Found = run_alone(_run, kind, 24, {"control": True, "repeats": 2}, timeout_s=200)
-    for estimate in (control.report.speedup_vs_sequential, control.report.compute_slowdown):
-        assert estimate is not None
-        assert estimate.ci_low is not None
-        assert estimate.ci_high is not None
-        # One interval of 95% in twenty misses zero; one of twice the width hardly ever does.
-        margin = estimate.ci_high - estimate.ci_low
-        holds_zero = estimate.ci_low - margin / 2 <= 0 <= estimate.ci_high + margin / 2
-        assert holds_zero or abs(estimate.value) < 0.01  # intervals may be narrower than the clock is exact
+def test_a_control_finds_no_other_difference_than_the_clock_outside(kind: str) -> None:
+    """How often its interval holds zero is a matter of chance: ``benchmarks/results`` has that."""
+    control: Found = run_alone(_run, kind, 24, {"control": True, "repeats": 2, "every_n_steps": 42}, timeout_s=200)
+    assert {step.mode for step in control.steps} == {Mode.OVERLAPPED}
+    known: dict[Mode, list[Bounds]] = {
+        mode: [control.step_ms(number) for number in control.of(mode, Part.TIMED)] for mode in Mode
+    }
+    alone, beside = (
+        Bounds(*[statistics.geometric_mean(side) for side in zip(*known[mode], strict=True)])
+        for mode in (Mode.SEQUENTIAL, Mode.OVERLAPPED)
+    )
+    speedup = control.report.speedup_vs_sequential
+    assert speedup is not None
+    assert speedup.ci_low is not None
+    assert speedup.ci_high is not None
+    assert speedup.ci_low <= speedup.value <= speedup.ci_high
+    assert _lies_within(1 + speedup.value, alone.least_ms / beside.most_ms, alone.most_ms / beside.least_ms)

@@ -86,6 +86,7 @@ def train(rank: int, job: str, way: str) -> dict[str, Any]:
         "recorded": Counter((c.operator, c.group.dimension, c.bytes_in, c.bytes_out) for c in logs[0].collectives)
         if logs
         else None,
+        "micro-batches": {log.micro_batches for log in logs},
         "serialised": sum(c.start is not None for log in logs for c in log.collectives),
         "reports": sink.facts(),
         "valid": [report.valid for report in sink.reports],
@@ -119,6 +120,8 @@ def test_weights_are_bit_identical_absent_toggling_every_step_and_forced(trained
     for rank in trained:
         absent, attached = rank[job]["absent"], rank[job]["attached"]
         assert attached["digest"] == absent["digest"]
+        if "pipeline" not in job:
+            assert attached["micro-batches"] == {JOBS[job].get("micro_batches", 1)}
         # The promise was put to the test in every second step of the window.
         assert [step for step in range(steps) if attached["modes"][step] is Mode.SEQUENTIAL] == list(window[1::2])
         assert attached["serialised"] == 0 if "native" in job else attached["serialised"] >= pairs_of(steps)

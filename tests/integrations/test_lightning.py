@@ -15,7 +15,7 @@ from torch import nn
 from overlap_callbacks import Mode, OverlapMonitor
 from overlap_callbacks.report import record
 from tests.distributed import captured_log, run_ranks
-from tests.monitor.jobs import is_pass_through
+from tests.monitor.jobs import is_pass_through, kept_logs
 
 pl = pytest.importorskip("lightning.pytorch")
 
@@ -157,8 +157,10 @@ def _train_in_three_ways(rank: int, folder: str, accumulate: int, hook: bool) ->
         fit = trainer(
             rank, folder, *callbacks, strategy=strategy, max_steps=60, accumulate_grad_batches=accumulate, max_epochs=-1
         )
-        fit.fit(module, batches(rank, 60))
+        with kept_logs() as logs:
+            fit.fit(module, batches(rank, 60))
         found[way] = digest(module)
+        found[f"{way} micro-batches"] = {log.micro_batches for log in logs}
         if callbacks:
             found[f"{way} sequential steps"] = callbacks[1].modes.count(Mode.SEQUENTIAL)
     return found
@@ -172,6 +174,7 @@ def test_weights_are_bit_identical_absent_attached_and_forced(tmp_path: Path, ac
     ranks = run_ranks(_train_in_three_ways, 2, str(tmp_path), accumulate, hook, timeout_s=120)
     for found in ranks:
         assert found["absent"] == found["attached"] == found["forced"]
+        assert found["attached micro-batches"] == {accumulate}
         # In 60 steps two windows are complete, with 8 timed and 4 profiled sequential steps each, warm-up included.
         assert found["attached sequential steps"] == 2 * (8 + 4)
         assert found["forced sequential steps"] == 59  # all but the recorded one

@@ -15,6 +15,7 @@ from overlap_callbacks import OverlapReport
 from overlap_callbacks.integrations import _megatron_reports as reports
 from overlap_callbacks.monitor.background.store import Connection, Job, StoreChannel
 from overlap_callbacks.sinks import RunInfo, Sink
+from tests.margins import near
 from tests.report import runs
 
 
@@ -226,6 +227,6 @@ def test_a_store_that_does_not_answer_does_not_keep_training(monkeypatch: pytest
     for _ in range(5):
         ends.inbox.look()
     ends.inbox.look(wait_s=0.2)
-    assert time.monotonic() - began_s < 15.0
+    assert near(time.monotonic() - began_s, 30.0)
     assert (ends.run.logged, ends.said) == ([0], ["the job's store does not answer"])
     goes_on.set()

@@ -14,6 +14,7 @@ from overlap_callbacks import Mode
 from overlap_callbacks.integrations.pytorch import attach
 from overlap_callbacks.report import record
 from tests.distributed import captured_log, run_ranks
+from tests.margins import PATIENCE_S
 from tests.monitor.jobs import KeptReports, Training, digest_without_library, tiny_schedule
 
 TINY = {"repeats": 1, "steps_per_block": 1, "warmup_steps": 0, "profiled_steps": 0}
@@ -155,7 +156,7 @@ def test_a_script_that_ends_without_close_ends_quietly_and_its_windows_are_in_th
         for rank in range(2)
     ]
     for rank in ranks:
-        output, errors = rank.communicate(timeout=60)
+        output, errors = rank.communicate(timeout=PATIENCE_S)
         # Gloo of torch 2.8 says on stdout that it is connected.
         assert [line for line in output.splitlines() if not line.startswith("[Gloo]")] == ["done"]
         assert "Traceback" not in errors

@@ -32,7 +32,7 @@ from tests.integrations.huggingface_jobs import (
     trainer,
     watch,
 )
-from tests.monitor.jobs import dispatch_table, is_pass_through
+from tests.monitor.jobs import dispatch_table, is_pass_through, kept_logs
 
 # Loading it takes seconds, and only the ranks need it.
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is missing")
@@ -54,7 +54,9 @@ def _train_in_four_ways(rank: int, folder: str, accumulate: int) -> dict[str, An
             callbacks = [callback, watch(callback, Mode.SEQUENTIAL if way == "forced" else None)]
         steps = NUM_TOGGLING_STEPS if way == "toggling" else NUM_STEPS
         fit = trainer(rank, Path(folder, way), *callbacks, gradient_accumulation_steps=accumulate, max_steps=steps)
-        fit.train()
+        with kept_logs() as logs:
+            fit.train()
+        found[f"{way} micro-batches"] = {log.micro_batches for log in logs}
         found[way] = callbacks[1].weights if callbacks else digest(fit.model)
         found[f"{way} leaves"] = anatomy(fit.model, fit.model_wrapped, fit.optimizer, fit.optimizer.optimizer)
         if callbacks:
@@ -72,6 +74,7 @@ def test_the_trainers_weights_are_bit_identical_absent_attached_toggling_and_for
     ranks = run_ranks(_train_in_four_ways, 2, str(tmp_path), accumulate, timeout_s=120)
     for found in ranks:
         assert found["absent"] == found["attached"] == found["toggling"] == found["forced"]
+        assert found["attached micro-batches"] == {accumulate}
         assert found["attached sequential steps"] == 4 + 2
         assert found["toggling sequential steps"] == 8
         assert found["forced sequential steps"] == NUM_STEPS - 1  # all but the recorded one

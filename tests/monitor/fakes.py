@@ -7,16 +7,19 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.gate.deadlock import CollectiveSequence
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.gate.switch import SwitchState
+from overlap_callbacks.monitor.background.agreement import RecordedKinds
 from overlap_callbacks.monitor.background.budget import WindowBudget
-from overlap_callbacks.monitor.background.order_check import Ruling
+from overlap_callbacks.monitor.background.order_check import Decision, Ruling, WindowPlanner
 from overlap_callbacks.monitor.background.store import Job
 from overlap_callbacks.monitor.faults import FaultGuard
 from overlap_callbacks.monitor.notices import Notices
 from overlap_callbacks.monitor.race.in_windows import RaceChecks
+from overlap_callbacks.monitor.step_ring import StepRing
 from overlap_callbacks.monitor.window_cost import WindowCost
 
 EMPTY_LOG = StepLog((), 0, None)
@@ -46,19 +49,30 @@ class FakeGate:
 
 
 class FakeChecker:
-    """Gives the rulings that it was given, one for each check; notes the keys of the checks."""
+    """Gives the rulings that it was given, one for each check; notes the keys of the checks.
+
+    A window that is granted is placed as rank 0 does it, unless its ruling says where.
+    """
 
     def __init__(self, rulings: Sequence[Ruling]) -> None:
         self.rulings = list(rulings)
         self.keys: list[str] = []
-        self.sequences: list[CollectiveSequence] = []
+        self.recorded: list[RecordedKinds] = []
+        self.plan_window: WindowPlanner | None = None
 
-    def start(self, key: str, sequence: CollectiveSequence, *_: Any, **__: Any) -> None:
+    def start(
+        self, key: str, recorded: RecordedKinds, *_: Any, plan_window: WindowPlanner | None = None, **__: Any
+    ) -> None:
         self.keys.append(key)
-        self.sequences.append(sequence)
+        self.recorded.append(recorded)
+        self.plan_window = plan_window
 
     def await_ruling(self) -> Ruling:
-        return self.rulings.pop(0)
+        ruling = self.rulings.pop(0)
+        if ruling.decision is Decision.GRANTED and ruling.placement is None and self.plan_window is not None:
+            placement, rhythms = self.plan_window()
+            ruling = msgspec.structs.replace(ruling, placement=placement, rhythms=rhythms)
+        return ruling
 
 
 class FakeReporter:
@@ -100,6 +114,7 @@ class Bench:
             pinned_checks=itertools.count(1),
         )
         race = RaceChecks(False, self.gate, self.switch, self.notices)
+        self.ring = StepRing()
         self.slot: Any = SimpleNamespace(acquire=lambda: session, race=race)
 
     def _note_stop(self) -> None:

@@ -18,6 +18,7 @@ from overlap_callbacks.gate.dispatcher import BACKEND_SELECT, MARK, OWN_KEY, dis
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.monitor.config import MonitorConfig
+from tests.margins import PATIENCE_S
 
 # One recorded step and the blocks O S S O of one step each.
 TINY_WINDOW_STEPS = 5
@@ -171,7 +172,7 @@ def own_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("overlap-callbacks")]
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
     """Wait for another thread's or rank's work.
 
     Raises:

@@ -46,7 +46,7 @@ class Slow:
             time.sleep(self.seconds)
 
 
-def train_with(rank: int, folder: str, arms: list[str], steps: int = 40, **options: Any) -> dict[str, Any]:
+def train_with(rank: int, folder: str, arms: list[str], steps: int = 42, **options: Any) -> dict[str, Any]:
     training, slow = Training(rank), Slow(0.02)
     made: dict[str, BaseArm] = {"slow": slow.arm(), "sequential": Sequential()}
     monitor = new_monitor(

@@ -15,7 +15,7 @@ from tests.distributed import run_ranks
 from tests.monitor.jobs import KeptReports, Training, digest_without_library, kept_logs, new_monitor, tiny_schedule
 
 # A window: one recorded step, and timed steps O S S O, O S S O.
-FIRST_STEP, NUM_STEPS = 5, 20
+FIRST_STEP, NUM_STEPS = 5, 14
 # Rank 1 is late by so much that rank 0 is done with its backward pass: what its callbacks issue comes from a thread of
 # Gloo's, unless the step is sequential.
 LATE_S = 0.02
@@ -43,7 +43,7 @@ def hooked(kind: str) -> Any:
 def train_with_hook(rank: int, kind: str) -> dict[str, Any]:
     plain = digest_without_library(rank, NUM_STEPS, wrap=hooked(kind))
     training, sink = Training(rank, wrap=hooked(kind)), KeptReports()
-    schedule = tiny_schedule(every_n_steps=40, first_step=FIRST_STEP, repeats=2)
+    schedule = tiny_schedule(every_n_steps=9, first_step=FIRST_STEP, repeats=2)
     modes = []
     with kept_logs() as logs, new_monitor(sink, schedule=schedule) as monitor:
         for _ in range(NUM_STEPS):

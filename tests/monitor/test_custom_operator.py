@@ -18,7 +18,7 @@ _ALONE_S, _BESIDE_S = 0.02, 0.03
 
 def train_with_custom_operator(rank: int) -> dict[str, Any]:
     sink = KeptReports()
-    monitor = new_monitor(sink, schedule=tiny_schedule(every_n_steps=1000, profiled_steps=2))
+    monitor = new_monitor(sink, schedule=tiny_schedule(every_n_steps=9, profiled_steps=2))
 
     @torch.library.custom_op("overlap_callbacks_tests::heavy", mutates_args=())
     def heavy(x: torch.Tensor) -> torch.Tensor:
@@ -29,7 +29,7 @@ def train_with_custom_operator(rank: int) -> dict[str, Any]:
         return x + 1
 
     gradients, data = torch.ones(1000), torch.ones(1000)
-    for _ in range(25):
+    for _ in range(2 + 9):
         with monitor.step():
             work = dist.all_reduce(gradients, async_op=True)
             heavy(data)

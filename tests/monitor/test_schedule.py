@@ -10,14 +10,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.monitor.schedule import Part, Plan, Schedule
+from overlap_callbacks.monitor.placement import PERIODS, PhaseBalance
+from overlap_callbacks.monitor.schedule import Part, Placement, Plan, Schedule
 
 O, S = Mode.OVERLAPPED, Mode.SEQUENTIAL  # noqa: E741 - as the blocks are written
 
 
+def placed(schedule: Schedule, number: int = 0) -> Schedule:
+    """The schedule of a run's first window, placed as if it had this number."""
+    first_step = schedule.first_step + number * schedule.every_n_steps
+    return schedule.placed(PhaseBalance().place(schedule, first_step, "", schedule.steps_per_block))
+
+
 def window_plans(schedule: Schedule, number: int = 0) -> list[Plan]:
+    """The steps of a window that have a plan."""
     start = schedule.first_step + number * schedule.every_n_steps
-    return [schedule.plan(step) for step in range(start, start + schedule.window_steps)]
+    window = placed(schedule, number)
+    plans = [window.plan(step) for step in range(start, start + schedule.every_n_steps)]
+    return [plan for plan in plans if plan is not None]
+
+
+def of_part(schedule: Schedule, part: Part) -> list[Plan]:
+    return [plan for plan in window_plans(schedule) if plan.part is part]
 
 
 def counted_arms(plans: list[Plan], part: Part) -> list[Mode]:
@@ -52,40 +66,77 @@ def schedules(draw):
 # -- layout
 
 
-def test_the_default_window_has_65_steps_at_step_20_520_and_1020():
-    # 1 recorded + 16 timed blocks x (1 warm-up + 2 counted) + 8 profiled blocks x (1 warm-up + 1 counted)
+def test_the_parts_of_the_default_windows_and_where_the_first_ones_lie():
+    # 8 recorded, 8 while the order is checked, 24 beside, 16 blocks x (1 warm-up + 2 counted), 24 beside, 8 x (1 + 1)
     schedule = Schedule()
-    assert schedule.window_steps == 1 + 16 * 3 + 8 * 2 == 65
-    assert schedule.timed_blocks == 16
-    inside = [step for step in range(1500) if schedule.plan(step) is not None]
-    assert inside == [*range(20, 85), *range(520, 585), *range(1020, 1085)]
+    assert schedule.window_steps == 1 + 16 * 3 + 8 * 2 == 65  # what a window needs
+    assert (schedule.recorded_steps, schedule.decided_at, schedule.beside_steps(2)) == (8, 16, 24)
+    window = placed(schedule)
+    by_part = {part: [step for step in range(500) if (p := window.plan(step)) and p.part is part] for part in Part}
+    assert by_part == {
+        Part.RECORDED: [*range(20, 28)],
+        Part.BESIDE: [*range(36, 60), *range(108, 132)],
+        Part.TIMED: [*range(60, 108)],
+        Part.PROFILED: [*range(132, 148)],
+    }
 
 
-def test_the_default_window_is_recorded_then_timed_then_profiled():
-    plans = window_plans(Schedule())
-    assert [plan.part for plan in plans] == [Part.RECORDED] + [Part.TIMED] * 48 + [Part.PROFILED] * 16
-    assert [plan.offset for plan in plans] == list(range(65))
-    assert [plan.last for plan in plans] == [False] * 64 + [True]
+def test_until_its_parts_are_placed_a_window_has_recorded_steps_alone():
+    schedule = Schedule()
+    assert [step for step in range(1500) if schedule.plan(step) is not None] == [
+        *range(20, 28),
+        *range(520, 528),
+        *range(1020, 1028),
+    ]
 
 
-def test_the_recorded_step_is_overlapped_uncounted_and_in_no_block():
-    recorded = window_plans(Schedule())[0]
-    assert recorded == Plan(window=0, offset=0, part=Part.RECORDED, block=-1, arm=O, mode=O, counted=False, last=False)
+def test_steps_of_no_block_are_overlapped_and_never_count():
+    for plan in window_plans(Schedule()):
+        if plan.part in (Part.RECORDED, Part.BESIDE):
+            assert (plan.block, plan.arm, plan.mode, plan.counted) == (-1, O, O, False)
 
 
-def test_timed_blocks_alternate_o_s_s_o_with_one_warm_up_step_then_two_counted():
-    timed = [plan for plan in window_plans(Schedule()) if plan.part is Part.TIMED]
+def test_the_last_step_of_a_window_is_the_last_one_with_a_plan():
+    for schedule in (Schedule(), Schedule(profiled_steps=0)):
+        assert [plan.last for plan in window_plans(schedule)] == [False] * (len(window_plans(schedule)) - 1) + [True]
+
+
+def test_timed_blocks_alternate_and_are_turned_in_the_middle_with_one_warm_up_step_then_two_counted():
+    timed = of_part(Schedule(), Part.TIMED)
     assert [plan.block for plan in timed] == [block for block in range(16) for _ in range(3)]
     assert [plan.counted for plan in timed] == [False, True, True] * 16
-    assert [plan.mode for plan in timed[::3]] == [O, S, S, O] * 4
+    assert [plan.mode for plan in timed[::3]] == [O, S] * 4 + [S, O] * 4
     assert all(plan.mode is plan.arm for plan in timed)
 
 
-def test_profiled_blocks_alternate_o_s_s_o_with_one_warm_up_step_then_one_counted():
-    profiled = [plan for plan in window_plans(Schedule()) if plan.part is Part.PROFILED]
+def test_profiled_blocks_alternate_and_are_turned_in_the_middle_with_one_warm_up_step_then_one_counted():
+    profiled = of_part(Schedule(), Part.PROFILED)
     assert [plan.block for plan in profiled] == [block for block in range(8) for _ in range(2)]
     assert [plan.counted for plan in profiled] == [False, True] * 8
-    assert [plan.mode for plan in profiled[::2]] == [O, S, S, O] * 2
+    assert [plan.mode for plan in profiled[::2]] == [O, S, O, S, S, O, S, O]
+
+
+def test_a_part_that_is_swapped_has_every_mode_the_other_way_round():
+    schedule = Schedule()
+    for part in (Part.TIMED, Part.PROFILED):
+        plain, swapped = schedule.part(part), schedule.part(part, swapped=True)
+        assert [plan.arm for plan in swapped] == [S if plan.arm is O else O for plan in plain]
+        assert [(plan.block, plan.counted) for plan in swapped] == [(plan.block, plan.counted) for plan in plain]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "order"),
+    [
+        ("OSSO", "OSOSOSSOSOSO"),
+        ("SOOS", "SOSOSOOSOSOS"),
+        ("OS", "OSOSOS"),
+        ("OOSS", "OOSSOOSSOOSS"),
+        ("OSSOOSSOOS", None),
+    ],
+)
+def test_the_halves_of_an_order_are_repeated_one_after_the_other_if_each_is_balanced(blocks, order):
+    plans = Schedule(blocks=blocks, repeats=3, warmup_steps=0, steps_per_block=1, profiled_steps=0).part(Part.TIMED)
+    assert "".join("O" if plan.arm is O else "S" for plan in plans) == (order or blocks * 3)
 
 
 def test_other_blocks_and_counts_give_the_window_written_out_here():
@@ -93,30 +144,27 @@ def test_other_blocks_and_counts_give_the_window_written_out_here():
         every_n_steps=40, first_step=3, blocks="SO", repeats=2, steps_per_block=1, warmup_steps=2, profiled_steps=1
     )
     laid_out = "".join(
-        {Part.RECORDED: "r", Part.TIMED: "t", Part.PROFILED: "p"}[plan.part]
+        {Part.RECORDED: "r", Part.BESIDE: "b", Part.TIMED: "t", Part.PROFILED: "p"}[plan.part]
         + ("o" if plan.mode is O else "s")
         + ("1 " if plan.counted else "0 ")
         for plan in window_plans(schedule)
     )
     timed = "ts0 ts0 ts1 to0 to0 to1 "
-    assert laid_out == "ro0 " + timed + timed + "ps0 ps0 ps1 po0 po0 po1 "
+    assert laid_out == "ro0 " * 2 + timed + timed + "ps0 ps0 ps1 po0 po0 po1 "
 
 
 def test_without_warm_up_every_step_of_a_block_counts():
     schedule = Schedule(warmup_steps=0)
     assert schedule.window_steps == 1 + 16 * 2 + 8
-    assert all(plan.counted for plan in window_plans(schedule)[1:])
+    assert all(plan.counted for part in (Part.TIMED, Part.PROFILED) for plan in of_part(schedule, part))
 
 
 def test_no_profiled_steps_means_no_profiled_part():
-    plans = window_plans(Schedule(profiled_steps=0))
-    assert len(plans) == 49
-    assert {plan.part for plan in plans} == {Part.RECORDED, Part.TIMED}
-    assert plans[-1].last
+    assert {plan.part for plan in window_plans(Schedule(profiled_steps=0))} == {Part.RECORDED, Part.BESIDE, Part.TIMED}
 
 
 def test_a_window_may_fill_the_whole_interval():
-    schedule = Schedule(every_n_steps=65, first_step=0)
+    schedule = placed(Schedule(every_n_steps=65, first_step=0))
     assert [schedule.plan(step).window for step in (0, 64, 65, 129, 130)] == [0, 0, 1, 1, 2]
 
 
@@ -133,7 +181,7 @@ def test_both_arms_have_as_many_counted_steps_in_each_part(schedule):
 @pytest.mark.parametrize("blocks", ["OSSO", "SOOS"])
 def test_in_a_balanced_order_linear_drift_cancels(blocks):
     for part in (Part.TIMED, Part.PROFILED):
-        plans = [plan for plan in window_plans(Schedule(blocks=blocks)) if plan.part is part and plan.counted]
+        plans = [plan for plan in of_part(Schedule(blocks=blocks), part) if plan.counted]
         mean_offset = {arm: np.mean([plan.offset for plan in plans if plan.arm is arm]) for arm in Mode}
         assert mean_offset[O] == mean_offset[S]
 
@@ -144,7 +192,7 @@ def test_the_first_steps_after_each_change_of_block_are_warm_up_and_never_count(
     for plan in window_plans(schedule):
         since_change = since_change + 1 if (plan.part, plan.block) == previous else 0
         previous = (plan.part, plan.block)
-        if plan.part is not Part.RECORDED:
+        if plan.part in (Part.TIMED, Part.PROFILED):
             assert plan.counted == (since_change >= schedule.warmup_steps)
 
 
@@ -168,17 +216,17 @@ def test_a_fresh_schedule_of_the_same_configuration_has_the_same_plan(schedule, 
     fresh = Schedule(**schedule.as_dict())
     assert fresh == schedule
     assert fresh.plan(step) == schedule.plan(step)
+    assert placed(fresh).plan(step) == placed(schedule).plan(step)
     assert fresh.next_window_step(step) == schedule.next_window_step(step)
 
 
 def test_a_job_that_resumes_in_the_middle_of_a_window_goes_on_where_it_was():
-    whole = Schedule()
+    whole, resumed = placed(Schedule()), placed(Schedule())
     planned = {step: whole.plan(step) for step in range(1200)}
-    resumed = Schedule()  # asked for nothing before step 547, and then backwards too
+    # Asked for nothing before step 547, and then backwards too.
     assert [resumed.plan(step) for step in range(547, 1200)] == [planned[step] for step in range(547, 1200)]
     assert resumed.plan(30) == planned[30]
-    assert resumed.plan(547).window == 1
-    assert resumed.plan(547).offset == 27
+    assert (resumed.plan(560).window, resumed.plan(560).offset) == (1, 40)
 
 
 @given(schedules(), st.integers(0, 5))
@@ -317,24 +365,95 @@ def test_a_block_has_as_many_steps_as_its_least_duration_takes(block_s, step_s, 
     assert Schedule().steps_that_take(block_s, step_s) == steps
 
 
-def test_longer_blocks_still_fit_into_the_interval():
-    schedule = Schedule(every_n_steps=100, first_step=0)
-    steps = schedule.steps_that_take(1.0, 0.01)
-    assert schedule.stretched(steps).window_steps <= 100
-    with pytest.raises(ValueError, match="every_n_steps"):
-        schedule.stretched(steps + 1)
+@pytest.mark.parametrize("every_n_steps", [65, 66, 100, 200, 500, 1000])
+def test_longer_blocks_still_fit_into_the_interval(every_n_steps):
+    schedule = Schedule(every_n_steps=every_n_steps, first_step=0)
+    for steps in range(2, schedule.steps_that_take(1.0, 0.0001) + 1):
+        placement = PhaseBalance().place(schedule, 0, "", steps)
+        window = schedule.placed(placement)
+        plans = [plan for step in range(every_n_steps) if (plan := window.plan(step)) is not None]
+        assert sum(plan.counted for plan in plans if plan.part is Part.TIMED) == 16 * steps
+        assert plans[-1].last
+    assert schedule.spare_steps(steps + 1) < 0
 
 
 @pytest.mark.parametrize("blocks", ["OSSO", "OOSS", "SOOS", "SO"])
-@pytest.mark.parametrize("warmup_steps", [0, 1, 3])
-def test_a_window_is_the_same_up_to_the_step_that_decides_on_its_length(blocks, warmup_steps):
-    schedule = Schedule(every_n_steps=1000, blocks=blocks, warmup_steps=warmup_steps)
-    longer = schedule.stretched(7)
+@pytest.mark.parametrize("every_n_steps", [100, 1000])
+def test_a_window_is_the_same_up_to_the_step_that_depends_on_the_ruling(blocks, every_n_steps):
+    schedule = Schedule(every_n_steps=every_n_steps, blocks=blocks)
     first = schedule.first_step
-    for step in range(first, first + schedule.decided_by):
-        assert longer.plan(step) == schedule.plan(step)
-    # And no sequential step comes before it.
-    assert all(schedule.plan(first + i).mode is Mode.OVERLAPPED for i in range(schedule.decided_by))
+    decided = first + schedule.decided_at
+    assert [step for step in range(first, first + every_n_steps) if schedule.is_decided_at(step)] == [decided]
+    start = schedule.decided_at + schedule.beside_steps(2)
+    for swapped in (False, True):
+        window = schedule.placed(Placement(start, start + 60, swapped, swapped, 2))
+        assert [window.plan(step) for step in range(first, decided)] == [
+            schedule.plan(step) for step in range(first, decided)
+        ]
+
+
+# -- where windows lie
+
+
+def worst_points(schedule: Schedule, distances: list[int]) -> dict[int, tuple[float, float]]:
+    """By number of windows: how far a step that takes 50 % longer biases the difference of the modes, at most.
+
+    In points, of the timed part and of the profiled part, over all periods and phases; counted from the plans.
+    """
+    balance, step, found = PhaseBalance(), schedule.first_step, {}
+    hits = {part: {k: np.zeros(k) for k in PERIODS} for part in (Part.TIMED, Part.PROFILED)}
+    for number, distance in enumerate(distances, 1):
+        window = schedule.placed(balance.place(schedule, step, "", schedule.steps_per_block))
+        base = schedule.first_step  # plans are asked for by their offset: windows differ in their placement alone
+        plans = [plan for offset in range(schedule.every_n_steps) if (plan := window.plan(base + offset)) is not None]
+        for part, by_period in hits.items():
+            counted = [plan for plan in plans if plan.part is part and plan.counted]
+            steps = step + np.array([plan.offset for plan in counted])
+            signs = np.array([1.0 if plan.arm is S else -1.0 for plan in counted]) * 2 / len(counted)
+            for k in PERIODS:
+                by_period[k] += np.bincount(steps % k, weights=signs, minlength=k)
+        found[number] = tuple(
+            50 * max(float(np.abs(by_phase).max()) for by_phase in hits[part].values()) / number for part in hits
+        )
+        step += distance * schedule.every_n_steps
+    return found
+
+
+SKIPPED = {
+    "none": lambda rng: 1,
+    "every second": lambda rng: 2,
+    "at random": lambda rng: int(rng.integers(1, 6)),
+}
+
+
+@pytest.mark.parametrize("skipped", SKIPPED)
+@pytest.mark.parametrize("every_n_steps", [100, 200, 500, 1000])
+def test_no_rhythm_of_the_job_meets_one_mode_more_often_than_the_other(every_n_steps, skipped):
+    rng = np.random.default_rng(every_n_steps)
+    distances = [SKIPPED[skipped](rng) for _ in range(24)]
+    found = worst_points(Schedule(every_n_steps=every_n_steps), distances)
+    for windows, timed, profiled in ((1, 12.5, 25), (12, 2.4, 5.25), (24, 1.31 if every_n_steps > 100 else 1.45, 3.13)):
+        assert found[windows][0] <= timed
+        assert found[windows][1] <= profiled
+
+
+def test_a_window_alone_is_balanced_for_short_periods():
+    counted = [plan for plan in of_part(Schedule(), Part.TIMED) if plan.counted]
+    for period in (2, 3, 4, 6, 8, 12):
+        for phase in range(period):
+            hit = Counter(plan.arm for plan in counted if plan.offset % period == phase)
+            assert hit[O] == hit[S]
+
+
+def test_windows_of_each_arm_are_balanced_on_their_own():
+    """Arms that come in turn would else each have windows of one phase."""
+    schedule, balance = Schedule(), PhaseBalance()
+    alone = PhaseBalance()
+    for window in range(8):
+        step = schedule.first_step + window * schedule.every_n_steps
+        placement = balance.place(schedule, step, "ab"[window % 2], 2)
+        if window % 2 == 0:
+            assert placement == alone.place(schedule, step, "a", 2)
 
 
 @pytest.mark.parametrize(("value", "error"), [(-0.1, ValueError), (math.inf, ValueError), ("1", TypeError)])

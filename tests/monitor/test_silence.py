@@ -15,6 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from overlap_callbacks.gate.deadlock import CollectiveSequence, Item
+from overlap_callbacks.monitor.background.agreement import RecordedKinds
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.order_check import Decision, OrderChecker
 from overlap_callbacks.monitor.background.reporter import SETTLE_S
@@ -22,6 +23,7 @@ from overlap_callbacks.monitor.background.store import Connection, Job, StoreCha
 from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.report.record import read
 from tests.distributed import captured_log, run_ranks
+from tests.margins import PATIENCE_S
 from tests.monitor import silent_job
 from tests.monitor.jobs import Training, new_monitor, tiny_schedule
 
@@ -32,7 +34,6 @@ store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 print(store.port, flush=True)
 time.sleep(600)
 """
-_TIMEOUT_S = 100.0
 DEFAULTS = MonitorConfig()
 
 
@@ -66,7 +67,7 @@ def run_job(folder: Path, what: str, *close_timeout_s: float) -> tuple[list[dict
         ]
         found, logs = [], []
         for rank in ranks[:1] if what == "rank" else ranks:
-            output, log = rank.communicate(timeout=_TIMEOUT_S)
+            output, log = rank.communicate(timeout=PATIENCE_S)
             assert rank.returncode == 0, log
             found.append(json.loads(output.splitlines()[-1]))  # Gloo of torch 2.8 says there that it is connected
             logs.append(log)
@@ -134,7 +135,7 @@ def test_ranks_have_less_time_until_all_were_heard_once() -> None:
     channel = StoreChannel(Job(0, 1, "gloo"), "prefix", Connection(dist.HashStore))
     checker = OrderChecker(channel, timeout_s=10.0, budget=WindowBudget(None), on_error=lambda _: None)
     assert [checker.timeout_s(step_s) for step_s in (0.008, 0.2, 3.0, None)] == [2.0, 4.0, 10.0, 10.0]
-    order = CollectiveSequence(items=(Item("allreduce_", "0"),), groups={"0": (0,)}, compiled=True)
+    order = RecordedKinds((CollectiveSequence(items=(Item("allreduce_", "0"),), groups={"0": (0,)}, compiled=True),))
     checker.start("check", order, 0, usual_step_s=0.008)
     assert checker.patience_s == 3 * 2.0
     assert checker.await_ruling().decision is Decision.SKIPPED  # a ruling of rank 0 on what all ranks handed in

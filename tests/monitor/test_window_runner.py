@@ -12,6 +12,7 @@ from overlap_callbacks.gate.switch import OverlapSwitch
 from overlap_callbacks.monitor.background.order_check import Decision, Ruling
 from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.monitor.race.in_windows import RaceChecks
+from overlap_callbacks.monitor.schedule import Placement
 from overlap_callbacks.monitor.window import Window
 from overlap_callbacks.monitor.window_runner import WindowRunner
 from tests.distributed import captured_log
@@ -20,13 +21,13 @@ from tests.monitor.jobs import tiny_schedule
 
 GRANTED = Ruling(Decision.GRANTED)
 OV, SEQ = Mode.OVERLAPPED, Mode.SEQUENTIAL
-# Windows of one recorded step and the blocks O S S O: steps 2 to 6, 12 to 16, ...
+# Windows of one recorded step and the blocks O S S O: steps 2 to 6, 12 to 16, ... at the earliest.
 SCHEDULE = tiny_schedule(every_n_steps=10)
 
 
 def windows(bench: Bench, schedule: Schedule = SCHEDULE) -> WindowRunner:
     config = MonitorConfig(schedule=schedule)
-    return WindowRunner(config, bench.slot, bench.gate, bench.switch, bench.notices, bench.faults)
+    return WindowRunner(config, bench.slot, bench.gate, bench.switch, bench.notices, bench.faults, bench.ring)
 
 
 def run(runner: WindowRunner, *steps: int) -> None:
@@ -41,8 +42,8 @@ def run(runner: WindowRunner, *steps: int) -> None:
 def test_a_window_that_is_granted_runs_by_its_plans_and_is_reported_as_complete() -> None:
     bench = Bench(GRANTED, GRANTED)
     runner = windows(bench)
-    run(runner, *range(20))
-    assert bench.gate.modes == [OV, OV, SEQ, SEQ, OV] * 2
+    run(runner, *range(22))
+    assert bench.gate.modes == [OV, OV, SEQ, SEQ, OV, OV, SEQ, OV, OV, SEQ]  # the second window is turned round
     assert bench.reporter.blocks == [(window, block) for window in (0, 1) for block in range(4)]
     assert bench.reporter.windows == [(0, True), (1, True)]
     assert bench.checker.keys == ["0/window0", "0/window1"]
@@ -76,7 +77,7 @@ def test_on_a_device_a_window_without_warm_up_steps_says_so(
 def test_a_control_window_runs_overlapped_and_needs_a_ruling_all_the_same() -> None:
     bench = Bench(GRANTED, Ruling(Decision.ASTRAY, "why"))
     run(windows(bench, tiny_schedule(every_n_steps=10, control=True)), *range(20))
-    assert bench.gate.modes == [OV] * 5 + [OV] * 2
+    assert bench.gate.modes == [OV] * 5 + [OV]
     assert bench.reporter.blocks == [(0, block) for block in range(4)]
     assert bench.reporter.windows == [(0, True)]
 
@@ -87,7 +88,7 @@ def test_after_windows_in_vain_ever_more_are_left_out_until_all_ranks_come_again
     # A budget so large that only the number of windows in vain counts.
     runner = WindowRunner(
         MonitorConfig(schedule=SCHEDULE, max_overhead=None),
-        bench.slot, bench.gate, bench.switch, bench.notices, bench.faults,
+        bench.slot, bench.gate, bench.switch, bench.notices, bench.faults, bench.ring,
     )  # fmt: skip
     run(runner, *range(2 + 10 * 10))
     assert bench.reporter.windows == [(0, False), (2, False), (4, False), (8, True), (9, True)]
@@ -104,21 +105,21 @@ def test_after_windows_in_vain_ever_more_are_left_out_until_all_ranks_come_again
         (Decision.FAILED, [(0, False)], 0, "window 0 was cut short: why"),
     ],
 )
-def test_a_window_that_is_not_granted_ends_before_its_first_sequential_step(
+def test_a_window_that_is_not_granted_ends_before_its_first_timed_step(
     decision: Decision, reported: list[tuple[int, bool]], stopped: int, line: str
 ) -> None:
     bench = Bench(Ruling(decision, "why"))
     runner = windows(bench)
     with captured_log(logging.INFO) as lines:
-        run(runner, *range(5))
-    assert bench.gate.modes == [OV, OV]
+        run(runner, *range(6))
+    assert bench.gate.modes == [OV]
     assert bench.reporter.blocks == []  # nothing of it may stand in the record
     assert bench.reporter.windows == reported
     assert bench.stopped == stopped
     assert f"overlap-callbacks: {line}" in lines
     assert not runner.in_window
-    run(runner, *range(5, 12))
-    assert len(bench.gate.modes) == 2  # no other step of it is touched
+    run(runner, *range(6, 12))
+    assert len(bench.gate.modes) == 1  # no other step of it is touched
 
 
 def test_a_window_whose_recorded_step_trained_nothing_is_left_out() -> None:
@@ -133,31 +134,44 @@ def test_a_window_whose_recorded_step_trained_nothing_is_left_out() -> None:
 
 
 def test_a_window_whose_recorded_step_compiled_is_left_out() -> None:
-    bench = Bench(Ruling(Decision.SKIPPED, "torch.compile compiled in its first step"), GRANTED)
+    bench = Bench(Ruling(Decision.SKIPPED, "torch.compile compiled in a recorded step"), GRANTED)
     runner = windows(bench)
     bench.gate.log = dataclasses.replace(EMPTY_LOG, compiled=True)
-    run(runner, 2, 3)
+    run(runner, 2, 3, 4, 5)
     # The other ranks may not have compiled: all ask, so that nobody waits in vain, and all hear the same.
     assert len(bench.checker.keys) == 1
-    assert bench.checker.sequences[0].compiled
+    assert bench.checker.recorded[0].kinds[0].compiled
     bench.gate.log = EMPTY_LOG
-    run(runner, *range(4, 17))
+    run(runner, *range(6, 22))
     assert bench.reporter.windows == [(1, True)]
 
 
-def test_rank_0_decides_on_longer_blocks_and_block_0_goes_on() -> None:
-    schedule = tiny_schedule(every_n_steps=20, min_block_seconds=1.0)
-    bench = Bench(Ruling(Decision.GRANTED, steps_per_block=3))
-    run(windows(bench, schedule), *range(20))
-    assert bench.gate.modes == [OV, *[OV] * 3, *[SEQ] * 6, *[OV] * 3]
+def test_the_parts_of_a_window_lie_where_its_ruling_says() -> None:
+    schedule = tiny_schedule(every_n_steps=40, profiled_steps=2)
+    bench = Bench(Ruling(Decision.GRANTED, placement=Placement(5, 25, True, False, steps_per_block=3)))
+    runner = windows(bench, schedule)
+    modes = {}
+    for step in range(40):
+        seen = len(bench.gate.modes)
+        run(runner, step)
+        modes |= {step: bench.gate.modes[-1]} if len(bench.gate.modes) > seen else {}
+    recorded = range(2, 2 + schedule.recorded_steps)
+    beside = schedule.beside_steps(3)
+    timed = [*[SEQ] * 3, *[OV] * 6, *[SEQ] * 3]
+    assert modes == {
+        **dict.fromkeys(recorded, OV),
+        **dict(zip(range(7, 19), timed, strict=True)),
+        **dict.fromkeys([*range(7 - beside, 7), *range(19, 19 + beside)], OV),
+        **dict(zip(range(27, 31), [OV, SEQ, SEQ, OV], strict=True)),
+    }
     assert bench.reporter.blocks == [(0, block) for block in range(4)]
 
 
 def test_a_collective_that_got_stuck_ends_the_window_and_the_measuring() -> None:
     bench = Bench(GRANTED)
     runner = windows(bench)
-    run(runner, 2, 3)
-    runner.begin(4)
+    run(runner, *range(2, 6))
+    runner.begin(6)
     bench.gate.stuck = "allreduce_ on '0'"
     with captured_log() as lines:
         runner.end()
@@ -170,16 +184,16 @@ def test_a_collective_that_got_stuck_ends_the_window_and_the_measuring() -> None
 def test_the_race_check_after_a_window_has_the_name_of_its_ruling(monkeypatch: pytest.MonkeyPatch) -> None:
     named: list[str] = []
     monkeypatch.setattr(RaceChecks, "after_window", lambda self, name, *_: named.append(name))
-    run(windows(Bench(Ruling(Decision.GRANTED, name="a"), Ruling(Decision.GRANTED, name="b"))), *range(20))
+    run(windows(Bench(Ruling(Decision.GRANTED, name="a"), Ruling(Decision.GRANTED, name="b"))), *range(22))
     assert named == ["a", "b"]
 
 
 def test_windows_that_come_again_after_the_numbers_went_back_have_keys_of_their_own() -> None:
     bench = Bench(GRANTED, GRANTED)
     runner = windows(bench)
-    run(runner, *range(2, 7))
+    run(runner, *range(2, 12))
     runner.rewind()
-    run(runner, *range(2, 7))
+    run(runner, *range(2, 12))
     assert bench.checker.keys == ["0/window0", "1/window0"]
 
 

@@ -6,7 +6,6 @@ import msgspec
 
 from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.arm_figures import arm_report_of
-from overlap_callbacks.analysis.earlier_windows import EarlierWindows
 from overlap_callbacks.analysis.figures import figure_sums
 from overlap_callbacks.analysis.results.arm import ArmReport, ComparedArm
 from overlap_callbacks.analysis.results.memory import MemoryPeak
@@ -21,7 +20,7 @@ def arm_window(
     measured = rank_window(number)
     arm = ComparedArm(name, equal_results)
     report = aggregate_windows([measured], world_size=1, every_n_steps=500, control=True)
-    made = arm_report_of(report, arm, figure_sums(measured, None), EarlierWindows())
+    made = arm_report_of(report, arm, figure_sums(measured, None))
     peaks = (MemoryPeak(Mode.OVERLAPPED, 3 * 2**30, 3 * 2**30), MemoryPeak(Mode.SEQUENTIAL, 5 * 2**30, 5 * 2**30))
     return msgspec.structs.replace(
         made, control=False, memory=peaks, power=window(0, power=True).power if power else None

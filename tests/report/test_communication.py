@@ -38,7 +38,7 @@ def test_the_terminal_names_ranks_and_hosts_and_links_of_the_record(run: Path) -
         "It comes last to 62% of 96 timed collectives (data), and the others wait for 2.00 ms each time.",
         "The bubble of the pipeline (2 stages, 4 micro-batches a step): expected 20.0%; measured 17.5%.",
         "Peaks, each way: within a host nvlink4, 450 GB/s (18 links of 25 GB/s (H100, H200)).",
-        "Of an overlapped step: data",
+        "Of a profiled overlapped step: data",
     ):
         assert words in text
     hosts = text[text.index("Hosts whose ranks come last") :]

@@ -14,6 +14,7 @@ from overlap_callbacks.analysis import run_summary
 from overlap_callbacks.analysis.formatting import DASH
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import FILE_NAME
+from overlap_callbacks.analysis.results.settled import StepSeries
 from overlap_callbacks.analysis.run_summary import without_details
 from overlap_callbacks.cli._output import read_record
 from overlap_callbacks.cli.main import main
@@ -81,7 +82,7 @@ def test_what_is_shown_is_the_same_as_with_all_details(
 
 def test_details_that_cannot_be_read_cost_themselves_alone_and_are_counted(tmp_path: Path) -> None:
     folder = runs.write(tmp_path, runs.window(0), runs.window(1))
-    lines = lines_of(folder)
+    lines = lines_of(folder)[:-1]  # without the end
     broken = json.loads(lines[-1])
     broken["kernels"] = [{"name": 1}]
     (folder / FILE_NAME).write_bytes(b"".join(lines[:-1]) + json.dumps(broken).encode())
@@ -106,8 +107,15 @@ def test_a_record_that_is_gone_or_replaced_meanwhile_gives_figures_without_detai
 # -- what is left out of the file
 
 
+def with_series(window: OverlapReport) -> OverlapReport:
+    """The window with the steps of rank 0."""
+    first, *others = window.samples
+    first = msgspec.structs.replace(first, series=StepSeries(window.first_step, (100.0, 120.0), "OS"))
+    return msgspec.structs.replace(window, samples=(first, *others))
+
+
 def test_after_two_hundred_windows_fewer_and_fewer_are_whole_and_figures_stay(tmp_path: Path) -> None:
-    written = runs.many(500)
+    written = [with_series(window) for window in runs.many(500)]
     found = record.read(runs.write(tmp_path, *written)).windows
     counting = [(old, new) for old, new in zip(written, found, strict=True) if old.valid]
     assert all(old == new for old, new in counting[:200])
@@ -117,7 +125,7 @@ def test_after_two_hundred_windows_fewer_and_fewer_are_whole_and_figures_stay(tm
         assert without_details(old) == without_details(new)
         assert (old.kernels, old.pairs, old.collectives) == (new.kernels, new.pairs, new.collectives)
         assert [sample.timed for sample in old.samples] == [sample.timed for sample in new.samples]
-        assert bool(new.pictures) is bool(new.samples[0].kernels) is (old == new)
+        assert bool(new.pictures) is bool(new.samples[0].kernels) is bool(new.samples[0].series) is (old == new)
 
 
 def test_windows_that_do_not_count_are_thinned_apart(tmp_path: Path) -> None:
@@ -171,7 +179,9 @@ def test_the_figures_of_a_run_are_added_up_once_for_all_who_show_them(
     some: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pooled, add_up = [], run_summary.RunSummary._pool
-    monkeypatch.setattr(run_summary.RunSummary, "_pool", lambda self: pooled.append(self) or add_up(self))
+    monkeypatch.setattr(
+        run_summary.RunSummary, "_pool", lambda self, pooling: pooled.append(self) or add_up(self, pooling)
+    )
     result = CliRunner().invoke(main, ["show", str(some), "--all"])
     assert result.exit_code == 0
     assert len(pooled) == 1

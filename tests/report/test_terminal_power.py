@@ -72,6 +72,8 @@ def test_the_table_has_both_modes_and_what_overlap_changes() -> None:
 def test_energy_stands_beside_time_in_words() -> None:
     assert "With overlap a step takes 8.3% less energy." in power_words(powered(figures()))
     assert "A token costs 0.066 J." in power_words(powered(figures(), tokens_per_step=1000))
+    # 66 J where a sequential step takes 72 J.
+    assert powered(figures()).metrics()["power/energy_saving_vs_sequential"] == pytest.approx(1 - 66 / 72)
 
 
 def test_a_slowdown_that_goes_with_the_clock_under_a_power_cap_is_said_with_its_evidence() -> None:

@@ -27,6 +27,7 @@ from overlap_callbacks.traces.figures import (
     UnmatchedKernel,
 )
 from tests import commands, kineto
+from tests.margins import PATIENCE_S
 from tests.traces.events import short_trace
 
 
@@ -349,7 +350,7 @@ def test_traces_are_read_without_torch_or_any_framework(overlapped: str, sequent
         "loaded = {name.partition('.')[0] for name in sys.modules}\n"
         "print('loaded:', *sorted(loaded & {'torch', 'scipy', 'lightning', 'wandb', 'pandas'}))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     assert done.stdout.splitlines()[-1] == "loaded:"
     assert "Kernel" in done.stdout
 
@@ -368,7 +369,7 @@ def test_a_small_trace_is_shown_without_looking_for_garbage_among_all_objects(
         f"main({[command, *files]!r}, standalone_mode=False)\n"
         "print('full:', looks.count(2), 'few:', len(looks) < 30, 'enabled:', gc.isenabled())\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     assert done.stdout.splitlines()[-1] == "full: 0 few: True enabled: True"
 
 
@@ -376,7 +377,7 @@ def test_the_command_ends_without_a_traceback_where_a_trace_is_bad(tmp_path: Pat
     path = tmp_path / "bad.json.gz"
     path.write_bytes(b"\x1f\x8b\x08")
     command = [sys.executable, "-m", "overlap_callbacks", "analyze", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 1
     assert done.stderr.startswith("Error: ")
     assert "Traceback" not in done.stderr

@@ -32,11 +32,11 @@ _RING: dict[str, Callable[[int], float]] = {
 }
 # The data goes along the ring from the group's first rank, or to it: one link has nothing to carry.
 CHAINS = ("broadcast", "reduce")
-# Of a group's first rank to the others, or of the others to it: an n-th of the size each.
-TO_OR_FROM_FIRST = ("scatter", "gather")
+# Of one rank to the others, or of the others to it: an n-th of the size each.
+ROOTED = ("scatter", "gather")
 DIRECT = "all_to_all"
 POINT_TO_POINT = "send_recv"
-KNOWN = (*_RING, *CHAINS, *TO_OR_FROM_FIRST, DIRECT, POINT_TO_POINT)
+KNOWN = (*_RING, *CHAINS, *ROOTED, DIRECT, POINT_TO_POINT)
 
 
 def ring_share(kind: str, size: int) -> float:

@@ -101,8 +101,8 @@ class _Adder:
             self._add_messages(group, members)
         elif kind == algorithms.DIRECT:
             self._add_direct(group, members)
-        elif kind in algorithms.TO_OR_FROM_FIRST:
-            self._add_first(group, members, kind)
+        elif kind in algorithms.ROOTED:
+            self._add_rooted(group, members, kind)
         else:
             self._add_around(group, members, kind)
 
@@ -150,15 +150,29 @@ class _Adder:
                 self.sent[label, receiving] += amounts[label] * number
                 self.sent[label, label] -= amounts[label]
 
-    def _add_first(self, group: MessageGroup, members: Ranks, kind: str) -> None:
-        """What the first rank scatters, or gathers; each rank reads what it sends."""
-        first = np.broadcast_to(members[:, :1], members[:, 1:].shape)
-        others, weights = members[:, 1:], self._weights(group, members)
-        each = group.bytes_in / group.num_members
-        if kind == "scatter":
-            self._add_pairs(first, others, np.broadcast_to(weights[:, :1], others.shape) * each / members.shape[1])
+    def _add_rooted(self, group: MessageGroup, members: Ranks, kind: str) -> None:
+        """What roots scatter or gather, as they tell it: the root alone reads all parts, or writes them.
+
+        A rank that was not heard may be a root. It is taken for one where all that were heard are none.
+        """
+        n, number = members.shape[1], group.num_members
+        # The root's own part does not travel.
+        each = group.bytes_in / number / n if kind == "scatter" else (group.bytes - group.bytes_in) / number / (n - 1)
+        told = np.zeros(len(self._hosts), dtype=bool)
+        told[ranks_in(group.ranks)] = True
+        if each > 0:
+            roots = told[members].astype(np.float64)
         else:
-            self._add_pairs(others, first, weights[:, 1:] * each)
+            each = group.bytes / number
+            heard = self._is_heard[members]
+            alone = ~(heard & ~told[members]).any(axis=1) & ~heard.all(axis=1)
+            roots = np.zeros(members.shape)
+            roots[alone, np.argmin(heard[alone], axis=1)] = 1.0
+        for place in np.flatnonzero(roots.any(axis=0)):
+            others = np.delete(members, place, axis=1)
+            root = np.broadcast_to(members[:, place : place + 1], others.shape)
+            amounts = np.broadcast_to(roots[:, place : place + 1] * each, others.shape)
+            self._add_pairs(*((root, others) if kind == "scatter" else (others, root)), amounts)
 
     def _add_around(self, group: MessageGroup, members: Ranks, kind: str) -> None:
         ordered = np.take_along_axis(members, algorithms.in_ring_order(members, self._hosts), axis=1)
@@ -225,7 +239,7 @@ def _sent_by_ring(kind: str, group: MessageGroup) -> float:
         return group.bytes_in * (n - 1) / n
     if kind in algorithms.CHAINS:
         return group.bytes * (n - 1) / n
-    if kind in algorithms.TO_OR_FROM_FIRST:
+    if kind in algorithms.ROOTED:
         return group.bytes_in * (n - 1) / n
     return group.bytes * algorithms.ring_share(kind, n)
 

@@ -18,6 +18,7 @@ from overlap_callbacks.analysis.job.spread import Moments, add_moments
 from overlap_callbacks.analysis.job.stages import add_stages, stages_of
 from overlap_callbacks.analysis.job.tables import ProfileTables, add_tables, bounded_kernels, tables_of
 from overlap_callbacks.analysis.job.transfers import add_transfers, transfers_of
+from overlap_callbacks.analysis.measuring_cost import LostTime
 from overlap_callbacks.analysis.memory import add_memory, memory_of
 from overlap_callbacks.analysis.power.sums import add_power, power_of
 from overlap_callbacks.analysis.race import add_checks
@@ -39,7 +40,11 @@ def part_of(window: RankWindow) -> JobPart:
     environment = window.environment
     # Of a window that was cut short, its length and the number of its steps tell nothing.
     is_told = window.lost_ms is not None or not window.complete
-    lost_ms = None if window.lost_ms is None or window.usual_step_ms <= 0 else max(0.0, window.lost_ms)
+    lost = (
+        None
+        if window.lost_ms is None or window.usual_step_ms <= 0
+        else LostTime(window.lost_ms, window.lost_low_ms, window.lost_high_ms, window.usual_step_ms)
+    )
     host = "" if environment is None else host_of(environment)
     return JobPart(
         ranks=own,
@@ -50,8 +55,7 @@ def part_of(window: RankWindow) -> JobPart:
         wall_ms=window.wall_ms,
         extra_ms=() if is_told else ((window.num_steps, window.wall_ms + window.report_cpu_ms),),
         report_cpu_ms=0.0 if is_told else window.report_cpu_ms,
-        lost_ms=lost_ms,
-        lost_steps=None if lost_ms is None else lost_ms / window.usual_step_ms,
+        lost=lost,
         checked=any(block.arm is Mode.SEQUENTIAL for block in window.profiled),
         figures=figures,
         spread={name: Moments.of(rank, value) for name, value in spread_figures(figures).items()},
@@ -96,8 +100,7 @@ def merge(parts: Sequence[JobPart]) -> JobPart:
         wall_ms=max(part.wall_ms for part in parts),
         extra_ms=_longest([extra for part in parts for extra in part.extra_ms]),
         report_cpu_ms=max(part.report_cpu_ms for part in parts),
-        lost_ms=_most([part.lost_ms for part in parts]),
-        lost_steps=_most([part.lost_steps for part in parts]),
+        lost=max([part.lost for part in parts if part.lost is not None], key=lambda lost: lost.ms, default=None),
         checked=any(part.checked for part in parts),
         figures=_add_figures([part.figures for part in parts]),
         spread=spread,
@@ -129,7 +132,3 @@ def _longest(extra_ms: Iterable[tuple[int, float]]) -> tuple[tuple[int, float], 
         if not kept or time_ms > kept[-1][1]:
             kept.append((num_steps, time_ms))
     return tuple(kept[-_MAX_EXTRA:])
-
-
-def _most(values: Sequence[float | None]) -> float | None:
-    return max([value for value in values if value is not None], default=None)

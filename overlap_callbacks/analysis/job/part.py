@@ -19,6 +19,7 @@ from overlap_callbacks.analysis.job.spread import Moments
 from overlap_callbacks.analysis.job.stages import StageSum
 from overlap_callbacks.analysis.job.tables import ProfileTables
 from overlap_callbacks.analysis.job.transfers import Transfers
+from overlap_callbacks.analysis.measuring_cost import LostTime
 from overlap_callbacks.analysis.memory import MemorySums
 from overlap_callbacks.analysis.power.sums import PowerSums
 from overlap_callbacks.analysis.rank_set import RankSet
@@ -39,8 +40,7 @@ class JobPart(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=Tr
             that ran so many and do not know what they lost; those alone that may be the longest beyond what their steps
             would take.
         report_cpu_ms: CPU time after the window, the longest of the same ranks.
-        lost_ms: time that training lost to the window, the most of the ranks that know it; None if none does.
-        lost_steps: the same in steps of each rank's usual time.
+        lost: time that training lost to the window, of the rank that knows it and lost most; None if none does.
         checked: whether any rank has a profile of sequential steps.
         figures: sums over their blocks, and their tables.
         spread: the figures that ranks are compared by.
@@ -67,8 +67,7 @@ class JobPart(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=Tr
     wall_ms: float
     extra_ms: tuple[tuple[int, float], ...]
     report_cpu_ms: float
-    lost_ms: float | None
-    lost_steps: float | None
+    lost: LostTime | None
     checked: bool
     figures: FigureSums[ProfileTables]
     spread: dict[str, Moments]

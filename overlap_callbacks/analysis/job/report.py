@@ -14,7 +14,6 @@ import numpy as np
 from overlap_callbacks.analysis.communication.hosts import host_numbers
 from overlap_callbacks.analysis.communication.totals import traffic_of
 from overlap_callbacks.analysis.contention.shares import Explanation, explain
-from overlap_callbacks.analysis.earlier_windows import EarlierWindows
 from overlap_callbacks.analysis.environment.hidden_hosts import has_marks, host_numbers_of, numbered
 from overlap_callbacks.analysis.environment.job import pooled_environment
 from overlap_callbacks.analysis.environment.lint import lint_job
@@ -34,6 +33,7 @@ from overlap_callbacks.analysis.job.tables import (
     mean_pairs,
 )
 from overlap_callbacks.analysis.job.transfers import with_transfers
+from overlap_callbacks.analysis.measuring_cost import LostTime
 from overlap_callbacks.analysis.memory import pooled_memory
 from overlap_callbacks.analysis.power.sums import pooled_power
 from overlap_callbacks.analysis.rank_problems import bounded
@@ -55,7 +55,6 @@ def report_of(
     other_arm: bool = False,
     problems: Sequence[str] = (),
     tokens_per_step: int | None = None,
-    earlier: EarlierWindows | None = None,
     work: Workload | None = None,
 ) -> OverlapReport:
     """Make the report of one window from what its ranks measured.
@@ -68,15 +67,12 @@ def report_of(
         other_arm: whether another arm has the place of sequential steps, whose steps overlap.
         problems: problems met while the ranks' windows were gathered, in words.
         tokens_per_step: tokens that one step of the job trains on; None if unknown.
-        earlier: the run's windows before this one, which give intervals a least width. It learns this one if it is
-            valid and complete.
         work: what else is known of the job's work; None for no figures of throughput.
     """
     num_ranks = part.ranks.count
     samples = [unpacked(content) for _, content in sorted(part.samples.items())]
     first = samples[0]
-    intervals, known = intervals_from(part.figures), earlier or EarlierWindows()
-    figures = {name: interval.estimate(known.half_width(name)) for name, interval in intervals.items()}
+    figures = {name: interval.estimate() for name, interval in intervals_from(part.figures).items()}
     tables = _tables(part)
     reasons, all_problems = _problems(
         part, figures, first.device, first.backend, world_size, control, other_arm, problems
@@ -85,8 +81,6 @@ def report_of(
     if power is not None:
         all_problems += power.problems
     valid = not reasons
-    if valid and part.all_complete:
-        known.add({name: interval.half_width for name, interval in intervals.items()})
     explained = (
         explain(figures, power, *mean_loss(tables.losses)) if valid and not (control or other_arm) else Explanation()
     )
@@ -99,6 +93,7 @@ def report_of(
     hosts = np.empty(0, dtype=np.int64) if messages is None else host_numbers(messages, world_size)
     arrivals, transfers = reported_arrivals(part.arrivals, hosts)
     cost = _cost(part, figures.get("e2e_overlapped_ms"), every_n_steps)
+    overhead, overhead_low, overhead_high = _shares(cost, every_n_steps)
     num_more = sum(sentences.num_more for sentences in (part.doubts, part.let_pass, part.problems))
     report = OverlapReport(
         window=first.window,
@@ -113,8 +108,11 @@ def report_of(
         device=first.device,
         valid=valid,
         problems=bounded([*reasons, *all_problems], num_more=num_more, of_each=num_ranks <= MAX_RANKS),
-        measurement_overhead=None if cost is None else cost[1],
-        lost_ms=None if cost is None else cost[0],
+        measurement_overhead=overhead,
+        measurement_overhead_ci_low=overhead_low,
+        measurement_overhead_ci_high=overhead_high,
+        lost_ms=None if cost is None else cost.ms,
+        lost_high_ms=None if cost is None else cost.high_ms,
         wall_ms=part.wall_ms,
         **figures,
         spread={name: spread for name, moments in part.spread.items() if (spread := moments.spread()) is not None},
@@ -142,6 +140,7 @@ def report_of(
         transfers=transfers,
         pipeline=pipeline_bubble(part.stages, messages),
         race=part.race,
+        settled=None,  # needs the run's other windows: SettledFit
     )
     return numbered(report, host_numbers_of(part.environment)) if has_marks(part.environment) else report
 
@@ -216,14 +215,14 @@ def _power(part: JobPart, world_size: int) -> JobPower | None:
     return power
 
 
-def _cost(part: JobPart, step: Estimate | None, every_n_steps: int) -> tuple[float, float] | None:
-    """The time in ms that training lost to a window, and its fraction of the time between windows; None if not known.
+def _cost(part: JobPart, step: Estimate | None, every_n_steps: int) -> LostTime | None:
+    """The time that training lost to a window; None if not known.
 
-    Each rank has measured the time from the window's opening until steps were back to normal, beyond what steps usually
-    take. All ranks train at the pace of the slowest, so each has waited for the others: the most of any rank is told.
+    Each rank has estimated it. All ranks train at the pace of the slowest, so each has waited for the others: the most
+    of any rank is told.
 
-    A rank that does not know it (windows follow each other, or the first has too few steps before it) is taken to have
-    lost the window's time beyond what its steps would take overlapped, and the CPU time of the reporting thread.
+    A rank that does not know it is taken to have lost the window's time beyond what its steps would take overlapped,
+    and the CPU time of the reporting thread.
 
     Args:
         part: of the ranks.
@@ -232,13 +231,18 @@ def _cost(part: JobPart, step: Estimate | None, every_n_steps: int) -> tuple[flo
     """
     if every_n_steps <= 0:  # in a record that somebody else has written
         return None
-    costs = []
-    if part.lost_ms is not None and part.lost_steps is not None:
-        costs.append((part.lost_ms, part.lost_steps / every_n_steps))
+    costs = [] if part.lost is None else [part.lost]
     if part.extra_ms and step is not None and step.value > 0:
         # A window that took no longer than its steps makes up for none of the time after it.
         extra_ms = max(part.report_cpu_ms, *[time_ms - num_steps * step.value for num_steps, time_ms in part.extra_ms])
-        costs.append((extra_ms, extra_ms / (every_n_steps * step.value)))
-    if not costs:
-        return None
-    return max(lost_ms for lost_ms, _ in costs), max(fraction for _, fraction in costs)
+        costs.append(LostTime(extra_ms, None, None, step.value))
+    return max(costs, key=lambda cost: cost.ms, default=None)
+
+
+def _shares(cost: LostTime | None, every_n_steps: int) -> tuple[float | None, float | None, float | None]:
+    """A window's cost and the ends of its interval, as fractions of the time from one window to the next."""
+    if cost is None:
+        return None, None, None
+    between_ms = every_n_steps * cost.step_ms
+    value, low, high = (None if ms is None else ms / between_ms for ms in (cost.ms, cost.low_ms, cost.high_ms))
+    return value, low, high

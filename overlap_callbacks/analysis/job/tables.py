@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from overlap_callbacks.analysis.figures import FigureSums
-from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime
+from overlap_callbacks.analysis.results.kernel_times import OTHER_KERNELS, KernelTime, PairTime
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import DimensionTime, RankWindow, SmLoss
 
@@ -21,8 +21,6 @@ MAX_KERNEL_BYTES = 48_000
 # Families of kernels, kinds of collectives and dimensions are few.
 MAX_PAIRS = 100
 MAX_DIMENSIONS = 32
-# The row of the kernels that have no row of their own.
-OTHER_KERNELS = "(other kernels)"
 
 _ROW_BYTES = 60  # of a row, beside its name
 

@@ -33,11 +33,13 @@ class Side(msgspec.Struct, frozen=True):
         calls: all calls of a profile.
         wanted: which of them are of the mode; shape (calls,).
         num_steps: number of the mode's steps.
+        weight: of each call's step in the mean of its mode, over that of a plain mean; shape (calls,), or one number.
     """
 
     calls: Calls
     wanted: npt.NDArray[np.bool_]
     num_steps: int
+    weight: _Amount = 1.0
 
 
 def pair_times(overlapped: Side, sequential: Side, alone_ns: npt.NDArray[np.float64]) -> tuple[PairTime, ...]:
@@ -52,8 +54,8 @@ def pair_times(overlapped: Side, sequential: Side, alone_ns: npt.NDArray[np.floa
         The pairs, per step, those that lose most time first.
     """
     sums = PairSums(overlapped.calls.kernels, sequential.calls.kernels)
-    sums.add(overlapped.calls, overlapped.wanted, alone_ns)
-    sums.add_alone(sequential.calls, sequential.wanted)
+    sums.add(overlapped.calls, overlapped.wanted, alone_ns, overlapped.weight)
+    sums.add_alone(sequential.calls, sequential.wanted, sequential.weight)
     return sums.pairs(overlapped.num_steps, sequential.num_steps)
 
 
@@ -77,9 +79,9 @@ def dimension_pair_times(
     """
     of_row, names = dimensions
     sums = _VictimSums(overlapped.calls.kernels, Kind.COMPUTE, Kind.COMMUNICATION, names)
-    sums.add(overlapped.calls, overlapped.wanted, alone_ns, of_row)
+    sums.add(overlapped.calls, overlapped.wanted, alone_ns, of_row, overlapped.weight)
     alone = _LabelSums(sequential.calls.kernels, Kind.COMPUTE)
-    alone.add(sequential.calls, sequential.wanted)
+    alone.add(sequential.calls, sequential.wanted, sequential.weight)
     found = sums.pairs(overlapped.num_steps, alone.ms(sequential.num_steps))
     pairs = [pair for pair in found if pair.beside not in (ALONE, UNMATCHED)]
     return tuple(sorted(pairs, key=lambda pair: (-pair.lost_ms, -pair.time_ms)))
@@ -99,27 +101,35 @@ class PairSums:
         self._sums = [_VictimSums(overlapped, victims, partners, labels) for victims, partners in both]
         self._alone = [_LabelSums(sequential, victims) for victims, _ in both]
 
-    def add(self, calls: Calls, wanted: npt.NDArray[np.bool_], alone_ns: npt.NDArray[np.float64]) -> None:
+    def add(
+        self,
+        calls: Calls,
+        wanted: npt.NDArray[np.bool_],
+        alone_ns: npt.NDArray[np.float64],
+        weight: _Amount = 1.0,
+    ) -> None:
         """Add calls of overlapped steps.
 
         Args:
             calls: the calls of a part at whose bounds nothing runs.
             wanted: which of them count; shape (calls,).
             alone_ns: as in ``pair_times``.
+            weight: as in ``Side``.
         """
         beside, _ = labels_of(calls.kernels)
         for sums in self._sums:
-            sums.add(calls, wanted, alone_ns, beside)
+            sums.add(calls, wanted, alone_ns, beside, weight)
 
-    def add_alone(self, calls: Calls, wanted: npt.NDArray[np.bool_]) -> None:
+    def add_alone(self, calls: Calls, wanted: npt.NDArray[np.bool_], weight: _Amount = 1.0) -> None:
         """Add calls of sequential steps.
 
         Args:
             calls: the calls of a part.
             wanted: which of them count; shape (calls,).
+            weight: as in ``Side``.
         """
         for sums in self._alone:
-            sums.add(calls, wanted)
+            sums.add(calls, wanted, weight)
 
     def pairs(self, overlapped_steps: int, sequential_steps: int) -> tuple[PairTime, ...]:
         """The pairs, per step, those that lose most time first."""
@@ -138,13 +148,20 @@ class _Amounts:
         self.calls, self.beside_ns, self.time_ns, self.alone_ns = (np.zeros(num_labels) for _ in range(4))
 
     def add(
-        self, group: Indices, picked: npt.NDArray[np.bool_], beside_ns: _Amount, time_ns: _Amount, alone_ns: _Amount
+        self,
+        group: Indices,
+        picked: npt.NDArray[np.bool_],
+        weight: _Amount,
+        beside_ns: _Amount,
+        time_ns: _Amount,
+        alone_ns: _Amount,
     ) -> None:
         """Add calls.
 
         Args:
             group: the label of each; shape (n,).
             picked: which of them count; shape (n,).
+            weight: of each, see ``Side``.
             beside_ns: how long each ran beside others.
             time_ns: how long each took.
             alone_ns: how long the same call took alone.
@@ -156,7 +173,7 @@ class _Amounts:
             (self.time_ns, time_ns),
             (self.alone_ns, alone_ns),
         ):
-            weights = np.broadcast_to(amount, len(picked))[picked]
+            weights = np.broadcast_to(weight * amount, len(picked))[picked]
             np.add(total, np.bincount(group, weights=weights, minlength=len(total)), out=total)
 
 
@@ -183,11 +200,13 @@ class _VictimSums:
         wanted: npt.NDArray[np.bool_],
         alone_ns: npt.NDArray[np.float64],
         partner_label: Indices,
+        weight: _Amount = 1.0,
     ) -> None:
         """Add calls; the arguments are those of ``PairSums.add``, and the label of each row, -1 for none."""
         label, _ = labels_of(calls.kernels)
         rows = np.flatnonzero(wanted & (calls.kind == self._victims))
         group = label[calls.row[rows]]
+        weight = np.broadcast_to(weight, len(calls))[rows]
         own, alone = calls.duration_ns[rows].astype(float), alone_ns[rows]
         matched = np.isfinite(alone)
         alone = np.where(matched, alone, 0.0)
@@ -201,10 +220,11 @@ class _VictimSums:
         for column, kind in enumerate(kinds):
             amounts = self._beside.setdefault(kind, _Amounts(len(self._labels)))
             part = share[:, column]
-            amounts.add(group, matched & (beside[:, column] > 0), beside[:, column], part * own, part * alone)
-        self._alone.add(group, matched & (total == 0), 0.0, own, alone)
-        self._unmatched.add(group, ~matched, total, own, 0.0)
-        self._matched.add(group, matched, total, own, alone)
+            beside_it = matched & (beside[:, column] > 0)
+            amounts.add(group, beside_it, weight, beside[:, column], part * own, part * alone)
+        self._alone.add(group, matched & (total == 0), weight, 0.0, own, alone)
+        self._unmatched.add(group, ~matched, weight, total, own, 0.0)
+        self._matched.add(group, matched, weight, total, own, alone)
 
     def pairs(self, num_steps: int, all_alone_ms: dict[str, float]) -> Iterator[PairTime]:
         """The pairs, per step, in any order.
@@ -257,11 +277,11 @@ class _LabelSums:
         self._kind, (_, self._labels) = kind, labels_of(kernels)
         self._time_ns = np.zeros(len(self._labels))
 
-    def add(self, calls: Calls, wanted: npt.NDArray[np.bool_]) -> None:
-        """Add calls; ``wanted`` tells which of them count."""
+    def add(self, calls: Calls, wanted: npt.NDArray[np.bool_], weight: _Amount = 1.0) -> None:
+        """Add calls; ``wanted`` tells which of them count, ``weight`` is as in ``Side``."""
         label, _ = labels_of(calls.kernels)
         rows = np.flatnonzero(wanted & (calls.kind == self._kind))
-        group, weights = label[calls.row[rows]], calls.duration_ns[rows]
+        group, weights = label[calls.row[rows]], (weight * calls.duration_ns)[rows]
         self._time_ns += np.bincount(group, weights=weights, minlength=len(self._labels))
 
     def ms(self, num_steps: int) -> dict[str, float]:
@@ -301,6 +321,7 @@ def pair_times_of(
     overlapped: Indices,
     sequential: Indices,
     dimensions: tuple[Indices, tuple[str, ...]] | None = None,
+    weights: npt.NDArray[np.float64] | None = None,
 ) -> Pairs:
     """Time and loss of the kernels of one profile by what ran beside them.
 
@@ -309,11 +330,13 @@ def pair_times_of(
         overlapped: indices of the overlapped profiled steps.
         sequential: indices of the sequential profiled steps.
         dimensions: of each row, from ``by_dimension.dimensions_of_rows``; None if they are not known.
+        weights: of the profiled steps, as in ``kernel_times``.
     """
     if not len(overlapped) or not len(sequential):
         return Pairs()
     calls = Calls.of(kernels)
-    ov, seq = (Side(calls, np.isin(calls.step, steps), len(steps)) for steps in (overlapped, sequential))
+    weight = 1.0 if weights is None else weights[calls.step]
+    ov, seq = (Side(calls, np.isin(calls.step, steps), len(steps), weight) for steps in (overlapped, sequential))
     alone_ns = match(calls, ov.wanted, calls, seq.wanted).alone_ns
     by_dimension = () if dimensions is None else dimension_pair_times(ov, seq, alone_ns, dimensions)
     return Pairs(pair_times(ov, seq, alone_ns), by_dimension)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from overlap_callbacks.analysis.results.mode import Mode
 
 # Steps of one mode are like each other if their numbers of kernels differ from the usual one by at most this share.
 _MAX_DEVIATION = 0.02
+# Kinds of steps of one sequence of collectives: where there are more, the numbers vary by chance.
+_MOST_KINDS = 3
 
 
 @dataclass(frozen=True)
@@ -51,10 +54,44 @@ def tails_of_steps(kernels: KernelTable, steps: Sequence[int]) -> dict[int, tupl
     return tails
 
 
+def kinds_by_number(
+    counts: Mapping[int, int], by_arm: Mapping[Mode, Sequence[int]], kinds: Mapping[int, int]
+) -> dict[int, int]:
+    """Part the kinds of steps further: those that called another number of kernels did something else.
+
+    Micro-batches that are not equally many, for example, may communicate alike. A number makes a kind if both modes
+    have it, and if there are few of them.
+
+    Args:
+        counts: number of kernels of each counted step, by its index.
+        by_arm: the counted steps of each mode.
+        kinds: the kind of each of them by what it communicates.
+
+    Returns:
+        The kind of each step. The commonest steps of each of the given kinds keep its number.
+    """
+    found = dict(kinds)
+    arm_of = {step: arm for arm, steps in by_arm.items() for step in steps}
+    for kind in sorted(set(kinds.values())):
+        steps = sorted((step for step in arm_of if kinds[step] == kind), key=lambda step: counts[step])
+        groups: list[list[int]] = []
+        for before, step in zip([None, *steps], steps, strict=False):
+            if before is None or counts[step] > (1 + _MAX_DEVIATION) * counts[before]:
+                groups.append([])
+            groups[-1].append(step)
+        common = [of for of in groups if counts[of[0]] and {arm_of[step] for step in of} == set(Mode)]
+        common.sort(key=len, reverse=True)
+        if len(common) > _MOST_KINDS or 4 * sum(map(len, common)) < 3 * len(steps):
+            continue
+        for group in common[1:]:
+            found |= dict.fromkeys(group, max(found.values()) + 1)
+    return found
+
+
 def compare_counts(
-    counts: Mapping[int, int], by_arm: Mapping[Mode, Sequence[int]], tails: Mapping[int, Sequence[str]]
+    counts: Mapping[int, int], by_arm: Mapping[Any, Sequence[int]], tails: Mapping[int, Sequence[str]]
 ) -> StepCounts:
-    """Compare the steps of each mode with each other.
+    """Compare the steps of each mode, or of each mode and kind, with each other.
 
     A profiler whose buffers are full records nothing more. So in a truncated profile the last steps have fewer kernels
     than the others, or none, and the last one does not end with a kernel that ends the others of its mode. (A step that
@@ -62,7 +99,7 @@ def compare_counts(
 
     Args:
         counts: number of kernels of each counted step, by its index.
-        by_arm: the counted steps of each mode.
+        by_arm: the counted steps of each mode, or of each mode and kind.
         tails: names of the last kernel on each stream of each counted step; the latest last.
     """
     in_order = sorted(counts)

@@ -17,7 +17,7 @@ from overlap_callbacks.analysis.distinct import distinct_values
 from overlap_callbacks.analysis.exact_sums import sums_by
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
-from overlap_callbacks.analysis.results.kernel_times import KernelTime
+from overlap_callbacks.analysis.results.kernel_times import OTHER_KERNELS, KernelTime
 from overlap_callbacks.analysis.results.mode import Mode
 
 if TYPE_CHECKING:
@@ -220,15 +220,23 @@ def profiled_block(
 
 
 def kernel_times(
-    kernels: KernelTable, overlapped: Indices, sequential: Indices, max_kernels: int
+    kernels: KernelTable,
+    overlapped: Indices,
+    sequential: Indices,
+    max_kernels: int,
+    weights: npt.NDArray[np.float64] | None = None,
 ) -> tuple[KernelTime, ...]:
     """Time and calls per step of each kernel in both modes, those with the most time first.
+
+    The rest of compute, and that of communication, are a row of their own, so that the rows add up to all.
 
     Args:
         kernels: the whole profile.
         overlapped: indices of the overlapped profiled steps.
         sequential: indices of the sequential profiled steps.
         max_kernels: number of kernels that are kept.
+        weights: of each profiled step in the mean of its mode, by its index, over that of a plain mean; None for plain
+            means.
     """
     size = len(kernels.names)
     durations = kernels.intervals.durations_ns
@@ -237,32 +245,32 @@ def kernel_times(
 
     def totals(steps: Indices) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         rows = np.isin(kernels.step, steps)
-        calls = np.bincount(kernels.name[rows], weights=counts[rows], minlength=size)
-        time_ns = np.bincount(kernels.name[rows], weights=durations[rows], minlength=size)
+        weight = 1.0 if weights is None else weights[kernels.step[rows]]
+        calls = np.bincount(kernels.name[rows], weights=weight * counts[rows], minlength=size)
+        time_ns = np.bincount(kernels.name[rows], weights=weight * durations[rows], minlength=size)
         return calls / max(len(steps), 1), time_ns / max(len(steps), 1) / 1e6
 
-    calls_ov, ms_ov = totals(overlapped)
-    calls_seq, ms_seq = totals(sequential)
+    parts = [part for steps in (overlapped, sequential) for part in totals(steps)]
+    ms_ov, ms_seq = parts[1], parts[3]
     kind = np.full(size, Kind.OTHER)
     kind[kernels.name] = kernels.kind
-    ran = calls_ov + calls_seq > 0
+    ran = parts[0] + parts[2] > 0
     num_blocks = _most_blocks(kernels, np.concatenate((overlapped, sequential)))
     wanted = np.flatnonzero(((kind == Kind.COMPUTE) | (kind == Kind.COMMUNICATION)) & ran)
-    wanted = wanted[np.argsort(-(ms_ov + ms_seq)[wanted], kind="stable")][:max_kernels]
-    return tuple(
-        [
-            KernelTime(
-                name=kernels.names[i],
-                communication=bool(kind[i] == Kind.COMMUNICATION),
-                overlapped_calls=float(calls_ov[i]),
-                sequential_calls=float(calls_seq[i]),
-                overlapped_ms=float(ms_ov[i]),
-                sequential_ms=float(ms_seq[i]),
-                num_blocks=int(num_blocks[i]),
-            )
-            for i in wanted
-        ]
-    )
+    wanted = wanted[np.argsort(-(ms_ov + ms_seq)[wanted], kind="stable")]
+
+    def row(name: str, of: Indices, blocks: int) -> KernelTime:
+        calls_ov, time_ov, calls_seq, time_seq = [float(part[of].sum()) for part in parts]
+        return KernelTime(
+            name, bool(kind[of[0]] == Kind.COMMUNICATION), calls_ov, calls_seq, time_ov, time_seq, num_blocks=blocks
+        )
+
+    rest = wanted[max_kernels:]
+    return (
+        *[row(kernels.names[i], np.array([i]), int(num_blocks[i])) for i in wanted[:max_kernels].tolist()],
+        *[row(OTHER_KERNELS, of, 0) for each in (Kind.COMPUTE, Kind.COMMUNICATION)
+          if len(of := rest[kind[rest] == each])],
+    )  # fmt: skip
 
 
 def _most_blocks(kernels: KernelTable, steps: Indices) -> Indices:

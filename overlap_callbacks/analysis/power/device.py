@@ -19,6 +19,7 @@ from overlap_callbacks.analysis.power.agreement import Agreement, compare
 from overlap_callbacks.analysis.power.counted import counted_power
 from overlap_callbacks.analysis.power.mean_power import MAX_ERROR, MeanPower, estimate_j, estimate_w
 from overlap_callbacks.analysis.power.momentary import (
+    by_position,
     mean_now,
     parts_use,
     reason_fractions,
@@ -27,6 +28,7 @@ from overlap_callbacks.analysis.power.momentary import (
 )
 from overlap_callbacks.analysis.power.phases import StepPhases
 from overlap_callbacks.analysis.power.readings import Floats, Readings
+from overlap_callbacks.analysis.power.response import covered_s
 from overlap_callbacks.analysis.power.sampled import SampledPower, Unmeasured, sampled_power
 from overlap_callbacks.analysis.power.segments import Segment
 from overlap_callbacks.analysis.results.mode import Mode
@@ -58,6 +60,7 @@ def power_figures(
     late: int = 0,
     failed: int = 0,
     phases: Sequence[StepPhases] = (),
+    stretches: Sequence[Segment] = (),
 ) -> DevicePower:
     """The power figures of each mode.
 
@@ -69,7 +72,10 @@ def power_figures(
         late: number of ticks that the sampler skipped.
         failed: number of reads that failed.
         phases: when the device computed, in its profiled steps.
+        stretches: all of the window's time in one mode, warm-up steps too; empty for ``segments``.
     """
+    covers_s = covered_s(readings, stretches or segments, source)
+    told, source = source, _as_seen(source, covers_s)
     by_mode: dict[Mode, list[Segment]] = defaultdict(list)
     for segment in sorted(segments, key=lambda segment: segment.start_ns):
         by_mode[segment.arm].append(segment)
@@ -92,14 +98,21 @@ def power_figures(
     modes = [_figures(of, method, agreement, readings, source, interval_s) for of in found]
     modes = with_compute_clocks(modes, readings, phases)
     problems = [*agreement.problems, *_peaks_missing(modes, found), *_without_reasons(modes, readings)]
+    if source.averaging_s is not None:  # the counter was read, the sensor was not
+        failed += int(np.isnan(readings.power_w).sum())
     if failed:
         problems.append("1 reading of power failed" if failed == 1 else f"{failed} readings of power failed")
     if late:
         several = f"{late} readings of power came late and were left out"
         problems.append("1 reading of power came late and was left out" if late == 1 else several)
+    if covers_s is not None:
+        problems.append(
+            f"the sensor covers up to {covers_s:.2g} s before a reading, by how its readings follow the modes, and not "
+            f"{told.averaging_s:.2g} s as is known of this device: readings count accordingly"
+        )
     rows = _within(readings, segments)
     return DevicePower(
-        source=source,
+        source=told,
         interval_s=interval_s,
         min_block_s=min_block_s,
         modes=tuple(modes),
@@ -109,6 +122,13 @@ def power_figures(
         problems=tuple(problems),
         failed=failed,
     )
+
+
+def _as_seen(source: SourceInfo, covers_s: float | None) -> SourceInfo:
+    """The source with the sensor that the readings show."""
+    if covers_s is None:
+        return source
+    return msgspec.structs.replace(source, averaging_s=covers_s, window_s=covers_s - source.renewed_s)
 
 
 def _method(found: Sequence[_OfMode]) -> str:
@@ -134,6 +154,7 @@ def _figures(
         sampled_w=None if of.sampled.mean is None else of.sampled.mean.power_w,
         counted_w=None if of.counted is None else of.counted.power_w,
         num_readings=of.sampled.num_readings,
+        positions=by_position(readings, segments),
     )
     if agreement.disagreement:
         return msgspec.structs.replace(figures, missing=agreement.disagreement)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -10,8 +11,11 @@ import numpy as np
 
 from overlap_callbacks.analysis.power.phases import StepPhases, clocks_while_computing
 from overlap_callbacks.analysis.power.readings import Floats, Readings
-from overlap_callbacks.analysis.power.segments import Segment, hold
-from overlap_callbacks.analysis.results.power import REASONS, ModePower, UnitUtilisation
+from overlap_callbacks.analysis.power.segments import Segment, hold, rows_within
+from overlap_callbacks.analysis.results.power import REASONS, ModePower, PositionPower, UnitUtilisation
+
+# Places in a block that are told apart: a change along a block that goes on for longer is a drift.
+_MAX_POSITIONS = 32
 
 
 def mean_now(readings: Readings, segments: Sequence[Segment], values: Floats) -> float | None:
@@ -22,6 +26,34 @@ def mean_now(readings: Readings, segments: Sequence[Segment], values: Floats) ->
         total += float(values[held.rows] @ held.seconds)
         seconds += float(held.seconds.sum())
     return total / seconds if seconds else None
+
+
+def by_position(readings: Readings, segments: Sequence[Segment]) -> tuple[PositionPower, ...]:
+    """Clock and power by place in the block, of the readings that are of one step alone."""
+    clocks: dict[int, list[float]] = defaultdict(list)
+    watts: dict[int, list[float]] = defaultdict(list)
+    for segment in segments:
+        bounds = [*segment.starts_ns[: _MAX_POSITIONS + 1].tolist(), segment.end_ns]
+        for position, (start_ns, end_ns) in enumerate(itertools.pairwise(bounds), segment.position):
+            if position < _MAX_POSITIONS:
+                for found, values, since_ns in (
+                    (clocks, readings.sm_clock_mhz, readings.time_ns),
+                    (watts, readings.power_w, readings.since_ns),
+                ):
+                    found[position] += values[rows_within(readings, start_ns, end_ns, values, since_ns)].tolist()
+    return tuple(
+        [
+            PositionPower(
+                position,
+                len(clocks[position]),
+                float(np.mean(clocks[position])) if clocks[position] else None,
+                len(watts[position]),
+                float(np.mean(watts[position])) if watts[position] else None,
+            )
+            for position in sorted(clocks)
+            if clocks[position] or watts[position]
+        ]
+    )
 
 
 def with_compute_clocks(

@@ -30,6 +30,7 @@ class Segment:
         profiled: whether they ran under the profiler.
         length_s: how long the steps took by the device's own clock; None for the time between the two bounds. These
             are as close together as the bounds of host time allow.
+        position: place of its first step among the counted steps of the block, from 0.
 
     Raises:
         ValueError: the segment ends before it starts, or has no step.
@@ -43,6 +44,7 @@ class Segment:
     length_s: float | None = None
     counted: bool = True
     profiled: bool = False
+    position: int = 0
 
     def __post_init__(self) -> None:
         if self.end_ns <= self.start_ns:

@@ -306,7 +306,7 @@ FIGURES = (
         signed=True,
     ),
 )
-# A window's own cost is no estimate with an interval, but an alert may watch it like a figure.
+# A window's own cost is none of the figures of its steps, but an alert may watch it like one.
 MEASUREMENT_OVERHEAD = Figure(
     "measurement_overhead",
     "fraction",

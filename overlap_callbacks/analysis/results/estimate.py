@@ -7,7 +7,7 @@ import msgspec
 # Of a long run there are hundreds of thousands, which the garbage collector need not look at: they hold numbers alone.
 
 
-class Estimate(msgspec.Struct, frozen=True, gc=False):
+class Estimate(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A figure with its 95% confidence interval.
 
     Attributes:
@@ -15,6 +15,10 @@ class Estimate(msgspec.Struct, frozen=True, gc=False):
         ci_low, ci_high: bounds of the interval; None where there are too few blocks for one.
         num_steps: counted steps that the figure rests on.
         num_blocks: blocks (or, for a run, windows) that it rests on.
+        standard_error: of the figure on the scale on which its interval is symmetric: of times that the step takes and
+            of sums of compute, their logarithm; of changes, the logarithm of one and the change; else the figure
+            itself. None without an interval, and in records of earlier versions.
+        degrees_of_freedom: of the standard error.
     """
 
     value: float
@@ -22,6 +26,8 @@ class Estimate(msgspec.Struct, frozen=True, gc=False):
     ci_high: float | None
     num_steps: int
     num_blocks: int
+    standard_error: float | None = None
+    degrees_of_freedom: float | None = None
 
 
 class Spread(msgspec.Struct, frozen=True, gc=False):

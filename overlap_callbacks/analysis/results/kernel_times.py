@@ -15,6 +15,9 @@ UNMATCHED = "(not matched)"
 # What a kernel ran beside, if it ran alone in overlapped steps too.
 ALONE = "(nothing)"
 
+# The row of the kernels that have no row of their own.
+OTHER_KERNELS = "(other kernels)"
+
 
 class KernelTime(msgspec.Struct, frozen=True):
     """One compute or communication kernel in both modes, per step.

@@ -179,13 +179,13 @@ def memory_metrics(peaks: Iterable[MemoryPeak], *, valid: bool) -> dict[str, flo
 
 
 def energy_saving(power: JobPower) -> float | None:
-    """How much more energy a sequential step takes than an overlapped one, as a fraction; negative where it takes less.
+    """The share of a sequential step's energy that an overlapped one saves; negative where it takes more.
 
     None where the energy of a mode is not known, or was not measured by the same method in both.
     """
     overlapped, sequential = power.of(Mode.OVERLAPPED), power.of(Mode.SEQUENTIAL)
     if overlapped is None or sequential is None or overlapped.energy_method != sequential.energy_method:
         return None
-    if not overlapped.energy_per_step_j or sequential.energy_per_step_j is None:
+    if overlapped.energy_per_step_j is None or not sequential.energy_per_step_j:
         return None
-    return sequential.energy_per_step_j / overlapped.energy_per_step_j - 1
+    return 1 - overlapped.energy_per_step_j / sequential.energy_per_step_j

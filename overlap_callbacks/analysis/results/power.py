@@ -105,6 +105,24 @@ class UnitUtilisation(msgspec.Struct, frozen=True):
     measured_s: float
 
 
+class PositionPower(msgspec.Struct, frozen=True):
+    """Clock and power of the steps at one place of their blocks; None where no reading is of these steps alone.
+
+    Attributes:
+        position: place among the block's counted steps, from 0.
+        num_clocks: readings of the clock.
+        sm_clock_mhz: mean of these.
+        num_readings: readings of power.
+        avg_w: mean of these.
+    """
+
+    position: int
+    num_clocks: int
+    sm_clock_mhz: float | None
+    num_readings: int
+    avg_w: float | None
+
+
 class ModePower(msgspec.Struct, frozen=True):
     """Power of one mode on one device; None for what was not measured.
 
@@ -133,6 +151,8 @@ class ModePower(msgspec.Struct, frozen=True):
         sampled_w: mean power from readings of power.
         counted_w: mean power from the energy counter.
         power_error: how far mean power may be from that of these very steps, at 95 % confidence, as a fraction.
+        positions: clock and power by place in the block, where a sensor tells single steps apart: a memory of the mode
+            shows there first.
     """
 
     mode: Mode
@@ -163,6 +183,7 @@ class ModePower(msgspec.Struct, frozen=True):
     sampled_w: float | None = None
     counted_w: float | None = None
     power_error: float | None = None
+    positions: tuple[PositionPower, ...] = ()
 
     def cause_fraction(self, cause: Cause) -> float | None:
         """Fraction of time for which the clock was held back for ``cause``, at most: reasons of one cause may coincide.

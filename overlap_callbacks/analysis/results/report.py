@@ -17,6 +17,7 @@ from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.messages import JobMessages, Traffic
 from overlap_callbacks.analysis.results.power import JobPower, PowerTrace, SlowdownCause
 from overlap_callbacks.analysis.results.race import RaceCheck, race_metrics
+from overlap_callbacks.analysis.results.settled import Settled
 from overlap_callbacks.analysis.results.shares import SlowdownShares
 from overlap_callbacks.analysis.results.stages import PipelineBubble
 from overlap_callbacks.analysis.results.step_parts import TELLING, LateRank, StepParts, measured_parts
@@ -45,7 +46,8 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
         backend, device: of the lowest rank heard.
         valid: False where the sequential steps were not sequential; ``problems`` says why.
         problems: what is missing or doubtful, in words.
-        measurement_overhead: ``lost_ms`` as a fraction of the time from one window to the next.
+        measurement_overhead: ``lost_ms`` as a fraction of the time from one window to the next; below zero where chance
+            is larger than the cost.
         wall_ms: host time of the window, the longest over ranks.
         spread: by figure, over the ranks.
         kernels: means over ranks, those that lose most time first.
@@ -68,6 +70,9 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
         num_ranks: how many ranks the report speaks for; unset where ``ranks`` lists them all.
         lost_ms: time that training lost to the window and on the steps after it, the most of any rank; None where not
             known, and in records of earlier versions.
+        measurement_overhead_ci_low, measurement_overhead_ci_high: 95 % interval of ``measurement_overhead``; None where
+            there is none, and in records of earlier versions.
+        lost_high_ms: upper end of the same interval of ``lost_ms``.
         traffic: how much the ranks heard send in a step, by dimension of parallelism; None where no rank tells, and in
             records of earlier versions.
         messages: who sends what; None in a window where it is as in the one before.
@@ -79,6 +84,8 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
         transfers: how long these collectives took, by size.
         pipeline: its bubble by stage; None without one.
         race: whether a repeated step has the same gradients overlapped and sequential; None where none was repeated.
+        settled: the difference between the modes once it has settled, over the windows of this start of the job so far;
+            None where the window does not count, and in records of earlier versions.
     """
 
     window: int
@@ -151,6 +158,10 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
     transfers: tuple[SizeTransfer, ...] = ()
     pipeline: PipelineBubble | None = None
     race: RaceCheck | None = None
+    settled: Settled | None = None
+    measurement_overhead_ci_low: float | None = None
+    measurement_overhead_ci_high: float | None = None
+    lost_high_ms: float | None = None
 
     @property
     def num_heard(self) -> int:
@@ -199,6 +210,9 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
         }
         if self.measurement_overhead is not None:
             flat["overlap/measurement_overhead"] = self.measurement_overhead
+        if self.measurement_overhead_ci_low is not None and self.measurement_overhead_ci_high is not None:
+            flat["overlap/measurement_overhead_ci_low"] = self.measurement_overhead_ci_low
+            flat["overlap/measurement_overhead_ci_high"] = self.measurement_overhead_ci_high
         return {
             **flat,
             "overlap/ranks_heard": self.num_heard,

@@ -30,6 +30,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
         environment: what rank 0 runs on; None in a record of an older version.
         workload: what the user tells of the job's work; None in a record of an older version.
         hosts_named: False where hosts have numbers in the place of their names.
+        tells_end: whether the record has a line of kind ``end`` once the job has ended; False in a record of an older
+            version.
         configuration: what the adapter read of the job, by name: model, buckets; empty in a record of an older version.
     """
 
@@ -50,6 +52,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     workload: Workload | None = None
     hosts_named: bool = True
     configuration: dict[str, Setting] = {}
+    tells_end: bool = False
 
 
 FILE_NAME = "overlap.jsonl"

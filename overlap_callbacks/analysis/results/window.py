@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from overlap_callbacks.analysis.bus_bandwidth import size_of
+from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.arrivals import TimedCalls
 from overlap_callbacks.analysis.results.environment import RankEnvironment
 from overlap_callbacks.analysis.results.experts import RankExperts
@@ -18,6 +20,7 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import DevicePower, PowerTrace
 from overlap_callbacks.analysis.results.race import RaceCheck
 from overlap_callbacks.analysis.results.rhythm import Rhythm
+from overlap_callbacks.analysis.results.settled import StepSeries
 
 
 class TimedBlock(msgspec.Struct, frozen=True):
@@ -116,7 +119,7 @@ class CollectiveTime(msgspec.Struct, frozen=True):
     @property
     def size_bytes(self) -> int:
         """Bytes per step, by nccl-tests' count: of a gather those of its result, of a reduce-scatter of its input."""
-        return max(self.bytes_in, self.bytes_out)
+        return int(size_of(collective_of(self.operator), self.group_size, self.bytes_in, self.bytes_out))
 
     @property
     def transfer(self) -> tuple[float, float] | None:
@@ -218,9 +221,11 @@ class RankWindow(msgspec.Struct, frozen=True):
         terms: digest of what all ranks must have alike (the schedule, the form of sequential mode, the first step);
             empty in a record of an earlier version.
         lost_ms: time that training lost to the window and on the steps after it, until they were back to normal, and
-            what it lost to the window before after that one's report; None if not known.
-        usual_step_ms: host time of a step from begin to begin, mean over steps before the window. If there were too
-            few, the mean of the window's overlapped steps; 0 if ``lost_ms`` is not known.
+            what it lost to the window before after that one's report; None if not known. It may be below zero by
+            chance.
+        usual_step_ms: of an overlapped step of the window, the time to the next one included. In a window that was cut
+            short, and in records of earlier versions, of the steps before it; 0 if ``lost_ms`` is not known.
+        lost_low_ms, lost_high_ms: 95 % interval of ``lost_ms``; None where there is none.
         messages: what it sends in the recorded step; None in a record, which has ``OverlapReport.messages``.
         experts: how evenly its tokens were spread; None in a record, which has ``OverlapReport.experts``.
         arrivals: how long some of its collectives took in sequential steps; empty in a record, which has
@@ -229,6 +234,7 @@ class RankWindow(msgspec.Struct, frozen=True):
         rhythms: those that rank 0 knew when it planned the window; the same on every rank.
         left_out: counted steps that were left out because they took far longer than others of their mode: overlapped,
             sequential.
+        series: its steps outside the profile in order, for the settled difference; of rank 0 only.
     """
 
     rank: int
@@ -267,9 +273,6 @@ class RankWindow(msgspec.Struct, frozen=True):
     race: RaceCheck | None = None
     rhythms: tuple[Rhythm, ...] = ()
     left_out: tuple[int, int] = (0, 0)
-
-    @property
-    def overlapped_step_ms(self) -> float | None:
-        """Mean time of its timed overlapped steps; None without any."""
-        times_ms = [time_ms for block in self.timed if block.arm is Mode.OVERLAPPED for time_ms in block.step_ms]
-        return sum(times_ms) / len(times_ms) if times_ms else None
+    series: StepSeries | None = None
+    lost_low_ms: float | None = None
+    lost_high_ms: float | None = None

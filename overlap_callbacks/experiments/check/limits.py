@@ -12,6 +12,7 @@ from overlap_callbacks.analysis.results.catalogue import FIGURES, figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.step_parts import exposed_share
 from overlap_callbacks.analysis.run_summary import RunSummary
+from overlap_callbacks.analysis.statistics import Pooling
 
 # A quantity that is no headline figure: exposed communication over the step, both under the profiler.
 EXPOSED_SHARE = "exposed_share"
@@ -72,7 +73,7 @@ class Finding:
     measured: Estimate | None
 
     def sentence(self) -> str:
-        """E.g. ``exposed communication is 23.1% of a step (95% interval ...), and 10.0% is allowed``."""
+        """E.g. ``exposed communication is 23.1% of a profiled step (95% interval ...), and 10.0% is allowed``."""
         limit = self.limit
         name = _NAMES.get(limit.figure) or _title(limit.figure)
         bound = PLAIN.quantity(limit.bound, limit.unit)
@@ -88,7 +89,7 @@ def _title(figure: str) -> str:
 
 
 _NAMES = {
-    EXPOSED_SHARE: "exposed communication, as a share of the step,",
+    EXPOSED_SHARE: "exposed communication, as a share of a profiled step,",
     "hidden_comm_fraction": "the share of communication that compute hides",
     "compute_slowdown": "compute slowdown",
     "e2e_overlapped_ms": "the overlapped step",
@@ -124,7 +125,9 @@ def parsed_limit(option: str, text: str) -> Limit:
     return Limit(option, name, option == "--max", bound)
 
 
-def judge(summary: RunSummary, limits: Sequence[Limit], *, sure: bool = False) -> list[Finding]:
+def judge(
+    summary: RunSummary, limits: Sequence[Limit], *, sure: bool = False, pooling: Pooling | None = None
+) -> list[Finding]:
     """Hold a run against limits.
 
     A figure is its mean over the windows that count. One that was not measured is no pass.
@@ -134,8 +137,9 @@ def judge(summary: RunSummary, limits: Sequence[Limit], *, sure: bool = False) -
         limits: one or more.
         sure: count a limit as broken only if the whole interval lies beyond it. Without an interval the figure alone
             decides.
+        pooling: whether intervals hold at one look or at all; by whether the job runs unless told.
     """
-    pooled = summary.pooled()
+    pooled = summary.pooled(pooling)
     exposed = exposed_share(pooled)
     if exposed is not None:
         pooled[EXPOSED_SHARE] = exposed

@@ -9,7 +9,7 @@ from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.study import StudyFigures
-from overlap_callbacks.analysis.statistics import pool
+from overlap_callbacks.analysis.statistics import ONE_LOOK, pool
 from overlap_callbacks.report.record import Record
 
 # Of a report's metrics, the sections that a study has beside the figures of the catalogue.
@@ -21,7 +21,7 @@ def figures_of(record: Record) -> StudyFigures | None:
     windows = record.valid_windows
     if not windows:
         return None
-    pooled = record.pooled()
+    pooled = record.summary.pooled(ONE_LOOK)  # a job of a study has a fixed length
     values = {figure.key: pooled[figure.name] for figure in FIGURES if figure.name in pooled}
     return StudyFigures(
         values={**values, **_metrics(windows)},

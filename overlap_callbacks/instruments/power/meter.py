@@ -146,6 +146,7 @@ class PowerMeter:
                     late=late,
                     failed=failed,
                     phases=() if number else phases,
+                    stretches=shown,
                 )
                 for number, source in enumerate(sampler.sources)
             ]

@@ -17,6 +17,11 @@ def _nothing_late() -> float:
     return 0.0
 
 
+def _charged(cost: float, upper: float | None) -> float:
+    """What of an estimate is charged; see ``WindowBudget``."""
+    return max(0.0, cost if upper is None else (cost + upper) / 2)
+
+
 class WindowBudget:
     """Says which windows to skip because of their cost, and keeps the time of a step.
 
@@ -24,6 +29,10 @@ class WindowBudget:
     all before it are paid for. What a window costs is known only after it, so at any time the cost of all windows is at
     most ``max_overhead`` of the training time since the first one opened, plus the cost of the last one. Training time
     is that of the host's clock, not a number of steps: steps that become shorter pay for less.
+
+    What a window costs is an estimate, and by chance it may be below zero. A window is charged the estimate and half of
+    the way to the upper end of its interval, about one standard error, and never less than nothing: in sum that is more
+    than windows cost.
 
     Only rank 0 makes reports, so on other ranks the budget stays empty. Three threads use it: the reporting thread
     calls ``record``, the order check's thread ``reason_to_skip``, and the training thread the rest.
@@ -79,14 +88,15 @@ class WindowBudget:
             self._paid_at_s += self._paid_after_s(known_s)
             self._late_ms = late_ms
             # Where nothing is known but its length, a window cost no more than that.
-            cost_s = (report.wall_ms if report.lost_ms is None else report.lost_ms) / 1e3
-            self._owe(opened_ns / 1e9, max(0.0, cost_s - known_s))
+            charged_ms = report.wall_ms if report.lost_ms is None else _charged(report.lost_ms, report.lost_high_ms)
+            self._owe(opened_ns / 1e9, max(0.0, charged_ms / 1e3 - known_s))
             overhead = report.measurement_overhead
             if self._max_overhead is None or overhead is None:
                 self._reason = _NOT_KNOWN
                 return
+            overhead = _charged(overhead, report.measurement_overhead_ci_high)
             self._reason = (
-                f"a window costs {PLAIN.share_of_training(overhead)} of training time and max_overhead allows "
+                f"a window is charged {PLAIN.share_of_training(overhead)} of training time and max_overhead allows "
                 f"{PLAIN.share_of_training(self._max_overhead)}, "
                 f"so one window in {max(1, math.ceil(overhead / self._max_overhead))} is measured"
             )

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from overlap_callbacks.analysis.bus_bandwidth import size_of
 from overlap_callbacks.analysis.kernels.by_collective import CollectiveKey
+from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.window import CollectiveTime
 from overlap_callbacks.gate.collectives import Group
 from overlap_callbacks.gate.step_log import StepLog
@@ -73,7 +75,11 @@ def collective_times(
                 bytes_out=total.bytes_out,
                 isolated_ms=isolated_ms.get(key),
                 dimension=total.group.dimension,
-                timed_bytes=max(timed_bytes[key]) if key in timed_bytes else None,
+                timed_bytes=(
+                    size_of(collective_of(key[0]), total.group.num_ranks, *timed_bytes[key])
+                    if key in timed_bytes
+                    else None
+                ),
                 kernels_ms=kernels_ms.get(key),
                 first_rank=min(total.group.ranks, default=msgspec.UNSET),
             )

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
 import numpy as np
 
 from overlap_callbacks.analysis import memory
+from overlap_callbacks.analysis.measuring_cost import Kind, Stretch
+from overlap_callbacks.analysis.outliers import far_longer, stalls_in_words
 from overlap_callbacks.analysis.power.phases import StepPhases
 from overlap_callbacks.analysis.power.segments import Segment
 from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.messages import NO_STAGE
 from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.settled import StepSeries
 from overlap_callbacks.analysis.results.window import RankWindow, TimedBlock
+from overlap_callbacks.analysis.rhythms import rhythm_sentence
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.instruments.memory import reading_of
@@ -29,16 +33,20 @@ from overlap_callbacks.instruments.power.meter import MeasuredPower
 from overlap_callbacks.monitor.background.arrivals import timed_calls
 from overlap_callbacks.monitor.background.collective_times import collective_times
 from overlap_callbacks.monitor.background.experts import experts_of
+from overlap_callbacks.monitor.background.kinds import kinds_of
 from overlap_callbacks.monitor.background.let_pass import is_little, what_was_let_pass
 from overlap_callbacks.monitor.background.messages import messages_of
-from overlap_callbacks.monitor.background.profile_figures import profile_figures
+from overlap_callbacks.monitor.background.profile_check import with_kinds_by_kernels
+from overlap_callbacks.monitor.background.profile_figures import ProfileFigures, profile_figures, read_kernels
 from overlap_callbacks.monitor.schedule import Part
 from overlap_callbacks.monitor.window import ClosedWindow, FinishedBlock, MeasuredStep
 
-# A step is left out if its number of collectives differs from the usual one by more than this share.
-_MAX_DEVIATION = 0.25
 # Maximum time that we wait for the device to pass a mark.
 _READY_TIMEOUT_S = 60.0
+# Steps beside the timed part are compared in stretches about as long as its blocks.
+_STEPS_OF_STRETCH = 4
+# A step that takes so many medians of its kind held something else: an evaluation, or another rank's.
+_NO_STEP = 3.0
 
 
 def measure(window: ClosedWindow, rank: int, backend: str) -> RankWindow:
@@ -60,12 +68,20 @@ def measure_block(block: FinishedBlock) -> TimedBlock | None:
     """The step times of one timed block; None if none of its steps counted."""
     if block.steps:
         clocks.prepare_own_thread(clocks.device_of(block.steps[-1].end))
-    return _timed_block(block.block, block.arm, [step for step in block.steps if await_mark(step.end)])
+    passed = [step for step in block.steps if await_mark(step.end)]
+    return _timed_block(block.block, block.arm, passed, block.first_step) if passed else None
 
 
-def _timed_block(block: int, arm: Mode, steps: Sequence[MeasuredStep]) -> TimedBlock | None:
-    times_ms = tuple([clocks.elapsed_ms(step.start, step.end) for step in steps])
-    return TimedBlock(arm, block, times_ms) if times_ms else None
+def _timed_block(
+    block: int, arm: Mode, steps: Sequence[MeasuredStep], first_step: int, *, with_kinds: bool = False
+) -> TimedBlock:
+    return TimedBlock(
+        arm,
+        block,
+        tuple([clocks.elapsed_ms(step.start, step.end) for step in steps]),
+        tuple([first_step + step.plan.offset for step in steps]),
+        tuple([step.kind for step in steps]) if with_kinds else (),
+    )
 
 
 def await_mark(mark: clocks.Mark) -> bool:
@@ -78,65 +94,55 @@ def await_mark(mark: clocks.Mark) -> bool:
     return True
 
 
-def odd_steps(steps: Sequence[MeasuredStep]) -> set[int]:
-    """Indices of the counted steps that issued far more or fewer collectives than the median step of their side.
-
-    Such a step is not like the others: for example, it ran all micro-batches twice because a loss scaler skipped an
-    update in between. A few more collectives, as a job's logging adds them, make no difference.
-
-    What the measured threads issue decides, and not what others do beside them. But a communication hook may issue
-    collectives where an earlier one ends (PowerSGD does). That is on the training thread if it has ended already, as
-    in sequential steps, and else on a thread of the backend's, which nobody sees. So a step is odd only if the number
-    of all threads together, which does not depend on that, is odd too.
-    """
-    odd: set[int] = set()
-    for side in Mode:  # an arm may issue other collectives than the job as configured
-        counted = {index: step.log for index, step in enumerate(steps) if step.counted and step.plan.arm is side}
-        far = _far_from_median({index: len(log.collectives) for index, log in counted.items()})
-        issued = {index: log.issued for index, log in counted.items() if log.issued is not None}
-        odd |= far & _far_from_median(issued) if len(issued) == len(counted) else far
-    return odd
-
-
-def _far_from_median(numbers: Mapping[int, int]) -> set[int]:
-    usual = float(np.median(list(numbers.values()))) if numbers else 0.0
-    return {index for index, number in numbers.items() if abs(number - usual) > _MAX_DEVIATION * usual}
-
-
 class _Measurement:
     """The measuring of one window: its steps, and the problems found on the way."""
 
     def __init__(self, window: ClosedWindow) -> None:
         self._window = window
         self._problems = list(window.problems)
-        odd = odd_steps(window.steps)
-        if odd:
-            self._note("steps that issued far more or fewer collectives than most of their window were left out")
+        kinds = kinds_of(window.steps)
+        for note in kinds.notes:
+            self._note(note)
         self._steps = [
-            replace(step, counted=False) if index in odd else step for index, step in enumerate(window.steps)
+            replace(step, counted=step.counted and index not in kinds.left_out, kind=kinds.of_steps.get(index, 0))
+            for index, step in enumerate(window.steps)
         ]
+        self._several = any(step.kind for step in self._steps)
+        self._odd = kinds.left_out
+        self._left_out: Counter[Mode] = Counter()
 
     def result(self, rank: int, backend: str) -> RankWindow:
         window = self._window
-        profile = profile_figures(window, self._steps, self._recorded(), self._await_passed, with_pictures=rank == 0)
-        for problem in profile.problems:
+        for rhythm in window.rhythms:
+            self._note(f"the job has a rhythm, which is taken out of both modes: {rhythm_sentence(rhythm)}")
+        kernels, problems = read_kernels(window)
+        if kernels is not None:  # before stalls are looked for: a step that does more is none
+            self._steps, problems = with_kinds_by_kernels(kernels, self._steps)
+        self._leave_out_stalls()
+        profile = ProfileFigures()
+        if kernels is not None:
+            steps, recorded = self._steps, self._recorded()
+            profile = profile_figures(window, kernels, steps, recorded, self._await_passed, with_pictures=rank == 0)
+        for problem in (*problems, *profile.problems):
             self._note(problem)
         timed = self._timed_blocks()
         power = self._power(profile.phases)
         timed_sequential = [
             step.log for step in self._of(Part.TIMED) if step.counted and step.plan.mode is Mode.SEQUENTIAL
         ]
-        collectives = collective_times(self._recorded(), timed_sequential, profile.kernels_ms, self._await_passed)
+        recorded = self._recorded()
+        alike = [log for log in timed_sequential if recorded is not None and log.signature == recorded.signature]
+        collectives = collective_times(recorded, alike or timed_sequential, profile.kernels_ms, self._await_passed)
         arrivals = timed_calls(self._planned_sequential(), self._await_passed)
         let_pass = self._let_pass()
         counted = [step.log for step in self._of(Part.TIMED) if step.counted]
-        messages = messages_of(self._recorded(), counted, rank, window.chunks)
+        messages = messages_of(recorded, counted, rank, window.chunks)
         stage = NO_STAGE if messages is None else messages.stage
         return RankWindow(
             rank=rank,
             window=window.number,
             first_step=window.first_step,
-            num_steps=len(self._steps),
+            num_steps=window.steps[-1].plan.offset + 1 if window.steps else 0,
             complete=window.complete,
             backend=backend,
             device=window.clock.device,
@@ -163,7 +169,42 @@ class _Measurement:
             experts=experts_of(window.first_step, self._steps, window.sampled, rank, stage),
             arrivals=arrivals,
             race=window.race,
+            rhythms=window.rhythms,
+            left_out=(self._left_out[Mode.OVERLAPPED], self._left_out[Mode.SEQUENTIAL]),
+            series=self._series() if rank == 0 else None,
         )
+
+    def _leave_out_stalls(self) -> None:
+        """Leave out the counted steps that took far longer than others of their mode; see ``analysis.outliers``.
+
+        Each rank goes by its own times: of a save on one rank alone, the others alone wait within the step.
+        """
+        for part, what in ((Part.TIMED, "step"), (Part.PROFILED, "profiled step")):
+            counted = {
+                index: step
+                for index, step in enumerate(self._steps)
+                if step.counted and step.plan.part is part and self._await_passed(step.end)
+            }
+            numbers = [step.number for step in counted.values()]
+            hits = [rhythm.hits(numbers) for rhythm in self._window.rhythms]
+            like = [
+                (step.plan.arm, step.kind, tuple([bool(of[place]) for of in hits]))
+                for place, step in enumerate(counted.values())
+            ]
+            found = far_longer(
+                [clocks.elapsed_ms(step.start, step.end) for step in counted.values()],
+                like,
+                [step.plan.arm is Mode.SEQUENTIAL for step in counted.values()],
+            )
+            far: dict[Mode, list[int]] = {mode: [] for mode in Mode}
+            for (index, step), number, is_far in zip(counted.items(), numbers, found.far, strict=True):
+                if is_far:
+                    far[step.plan.arm].append(number)
+                    if not found.kept:
+                        self._steps[index] = replace(step, counted=False)
+                        self._left_out[step.plan.arm] += 1
+            if found.far.any():
+                self._note(stalls_in_words(far[Mode.OVERLAPPED], far[Mode.SEQUENTIAL], kept=found.kept, what=what))
 
     def _planned_sequential(self) -> list[tuple[int, StepLog | None]]:
         """The sequential steps that all ranks planned to time, with their places; None for one that does not count."""
@@ -201,8 +242,37 @@ class _Measurement:
         for step in self._of(Part.TIMED):
             if step.counted and self._await_passed(step.end):
                 by_block[step.plan.block, step.plan.arm].append(step)
-        blocks = [_timed_block(number, arm, steps) for (number, arm), steps in by_block.items()]
-        return tuple([block for block in blocks if block is not None])
+        first_step = self._window.first_step
+        return tuple(
+            [
+                _timed_block(number, arm, steps, first_step, with_kinds=self._several)
+                for (number, arm), steps in by_block.items()
+            ]
+        )
+
+    def _series(self) -> StepSeries | None:
+        """The timed steps and those beside them, in order; None where the device did not pass them all.
+
+        Warm-up steps count: how a step's time follows the mode shows there first. Odd steps and those of other kinds
+        than the commonest do not count, but tell what the mode was.
+        """
+        steps = [(i, step) for i, step in enumerate(self._steps) if step.plan.part in (Part.BESIDE, Part.TIMED)]
+        offsets = [step.plan.offset for _, step in steps]
+        if not steps or offsets != list(range(offsets[0], offsets[0] + len(steps))):
+            return None  # without a step, what its mode was is not known
+        if not all(self._await_passed(step.end) for _, step in steps):
+            return None
+        return StepSeries.of(
+            self._window.first_step + offsets[0],
+            [
+                (
+                    step.plan.arm,
+                    clocks.elapsed_ms(step.start, step.end),
+                    not step.spoilt and index not in self._odd and step.kind == 0,
+                )
+                for index, step in steps
+            ],
+        )
 
     # -- power
 
@@ -220,7 +290,11 @@ class _Measurement:
     # -- collectives
 
     def _recorded(self) -> StepLog | None:
-        return next((step.log for step in self._of(Part.RECORDED)), None)
+        """A recorded step of the commonest kind that communicates; None without any that trained."""
+        logs = [step.log for step in self._of(Part.RECORDED) if not step.skipped]
+        numbers = Counter([log.signature for log in logs if log.collectives])
+        usual = numbers.most_common(1)[0][0] if numbers else ()
+        return next((log for log in logs if log.signature == usual), None)
 
 
 def memory_peaks(steps: Sequence[MeasuredStep]) -> tuple[MemoryPeak, ...]:
@@ -247,13 +321,17 @@ def segments_of(steps: Sequence[MeasuredStep], clock: clocks.StepClock, counted_
         counted_only: leave out steps that do not count.
     """
     segments: list[Segment] = []
+    positions: Counter[tuple[Part, int, Mode, bool]] = Counter()  # steps so far
     max_gap_ms = _max_gap_ms(steps)
 
     def block_of(step: MeasuredStep) -> tuple[Part, int, Mode, bool]:
         return step.plan.part, step.plan.block, step.plan.arm, step.counted
 
-    for (part, _, arm, counted), run in itertools.groupby(steps, block_of):
+    for block, run in itertools.groupby(steps, block_of):
+        part, _, arm, counted = block
         for stretch in _cut_at_gaps(list(run), max_gap_ms) if counted or not counted_only else ():
+            position = positions[block]
+            positions[block] += len(stretch)
             _, start_ns = clock.host_bounds_ns(stretch[0].start)
             end_ns, _ = clock.host_bounds_ns(stretch[-1].end)
             if end_ns > start_ns:
@@ -270,6 +348,7 @@ def segments_of(steps: Sequence[MeasuredStep], clock: clocks.StepClock, counted_
                         length_s,
                         counted=counted,
                         profiled=part is Part.PROFILED,
+                        position=position,
                     )
                 )
     return segments
@@ -296,3 +375,48 @@ def _cut_at_gaps(steps: list[MeasuredStep], max_gap_ms: float) -> list[list[Meas
             stretches.append([])
         stretches[-1].append(after)
     return stretches
+
+
+def stretches_of(steps: Sequence[MeasuredStep]) -> tuple[Stretch, ...]:
+    """The stretches of a window by which its cost is told.
+
+    A step's time has that to the next one in it: of its kind the median, as ours is counted apart.
+
+    Args:
+        steps: of the window, in order.
+    """
+    trained = [step for step in steps if not step.skipped and clocks.is_ready(step.end)]
+    times_ms = {step.plan.offset: clocks.elapsed_ms(step.start, step.end) for step in trained}
+    of_kind: dict[Kind, list[float]] = defaultdict(list)
+    for step in trained:
+        of_kind[_kind(step)].append(times_ms[step.plan.offset])
+    most_ms = {kind: _NO_STEP * float(np.median(times)) for kind, times in of_kind.items()}
+    gaps_ms: dict[Kind, list[float]] = defaultdict(list)
+    for before, after in itertools.pairwise(trained):
+        if after.plan.offset == before.plan.offset + 1:
+            gaps_ms[_kind(before)].append(_gap_ms(before, after))
+    between_ms = {kind: float(np.median(gaps)) for kind, gaps in gaps_ms.items()}
+    found = []
+    for _, run in itertools.groupby(trained, _place_in_window):
+        own = list(run)
+        kind = _kind(own[0])
+        known = [times_ms[s.plan.offset] for s in own if times_ms[s.plan.offset] <= most_ms[kind]]
+        mean_ms = sum(known) / len(known) + between_ms.get(kind, 0.0) if known else 0.0
+        middle = (own[0].plan.offset + own[-1].plan.offset) / 2
+        found.append(Stretch(kind, middle, len(own), len(known), mean_ms))
+    return tuple(found)
+
+
+def _kind(step: MeasuredStep) -> Kind:
+    if step.plan.part is Part.RECORDED:
+        return Kind.RECORDED
+    other = step.plan.arm is Mode.SEQUENTIAL
+    if step.plan.part is Part.PROFILED:
+        return Kind.OTHER_PROFILED if other else Kind.PROFILED
+    return Kind.OTHER if other else Kind.OVERLAPPED
+
+
+def _place_in_window(step: MeasuredStep) -> tuple[Part, int, int]:
+    """What steps of one stretch have alike; those beside the timed part are cut into short ones."""
+    cut = step.plan.offset // _STEPS_OF_STRETCH if step.plan.part is Part.BESIDE else 0
+    return step.plan.part, step.plan.block, cut

@@ -1,9 +1,9 @@
 """The order check: may the recorded collectives be serialised? Rank 0 decides for all ranks.
 
-Every rank hands in the sequence of its recorded step, and what it is about to measure. Both go up the ranks' tree, what
-is equal once (``order_parts.py``). Rank 0 compares what the ranks are about to measure (``agreement.py``), searches the
-sequences for a cycle (``gate/deadlock.py``), and its ruling goes down the tree. This runs on a thread of its own, so
-that a sink that stalls cannot delay a check.
+Every rank hands in the sequences of its recorded steps, of each kind once, and what it is about to measure. Both go up
+the ranks' tree, what is equal once (``order_parts.py``). Rank 0 compares what the ranks are about to measure
+(``agreement.py``), searches the sequences for a cycle (``gate/deadlock.py``), and its ruling goes down the tree. This
+runs on a thread of its own, so that a sink that stalls cannot delay a check.
 """
 
 from __future__ import annotations
@@ -19,20 +19,24 @@ import msgspec
 
 from overlap_callbacks._threads import Worker
 from overlap_callbacks.analysis.formatting import name_ranks
+from overlap_callbacks.analysis.results.rhythm import Rhythm
 from overlap_callbacks.gate.deadlock import CollectiveSequence, Conflict, find_conflict
 from overlap_callbacks.monitor.background.agreement import (
     HandedIn,
     OrderMessage,
+    RecordedKinds,
     WindowTerms,
     different_step,
     different_terms,
     in_step,
+    kind_of_step,
 )
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.order_parts import OrderPart
 from overlap_callbacks.monitor.background.store import StoreChannel, StoreFailedError
 from overlap_callbacks.monitor.background.tree import Tree, in_runs
 from overlap_callbacks.monitor.background.tree_mail import Exchange
+from overlap_callbacks.monitor.schedule import Placement
 
 # Maximum time that the training thread waits for a check after one that was late: the ranks may have recovered, but
 # must not hold up training a second time.
@@ -59,20 +63,28 @@ class Decision(enum.Enum):
 
 
 class Ruling(msgspec.Struct, frozen=True):
-    """Rank 0's ruling on whether the sequences of a recorded step may be serialised.
+    """Rank 0's ruling on whether the sequences of the recorded steps may be serialised.
 
     Attributes:
         decision: what rank 0 decided.
         reason: why the sequences may not be serialised, in words; empty if they may.
-        steps_per_block: counted steps of the window's timed blocks; 0 for the schedule's own number.
+        placement: where the window's parts lie; None for a mode pinned by hand, and where nothing is granted.
+        rhythms: those of the job that rank 0 knows.
         name: of this ruling. No other has it, nor one of a job that was killed, whose store a new one may have.
+        only: the recorded step whose kind alone may be serialised; -1 where all kinds may. The order of one kind may
+            contradict that of another, and ranks must then not be in both at a time.
     """
 
     decision: Decision
     reason: str = ""
-    steps_per_block: int = 0
+    placement: Placement | None = None
+    rhythms: tuple[Rhythm, ...] = ()
     name: str = ""
+    only: int = -1
 
+
+# Rank 0 plans a window once its sequences are granted: where its parts lie, and the rhythms that it knows by then.
+WindowPlanner = Callable[[], tuple[Placement, tuple[Rhythm, ...]]]
 
 _NO_ANSWER = Ruling(Decision.LATE, "the job's store does not answer")
 
@@ -162,23 +174,23 @@ class OrderChecker:
     def start(
         self,
         key: str,
-        sequence: CollectiveSequence,
+        recorded: RecordedKinds,
         window: int | None,
-        steps_per_block: int = 0,
         *,
+        plan_window: WindowPlanner | None = None,
         terms: WindowTerms | None = None,
         counts: Mapping[str, int] = MappingProxyType({}),
         usual_step_s: float | None = None,
     ) -> None:
-        """Start the check ``key`` with this rank's sequence.
+        """Start the check ``key`` with this rank's sequences.
 
         Args:
             key: names the check; the same on every rank, and never used twice.
-            sequence: of this rank's recorded step.
+            recorded: of this rank's recorded steps.
             window: number of the window; None for a mode pinned by hand.
-            steps_per_block: on rank 0, what it decided on the window's length.
+            plan_window: on rank 0, plans the window; called on the checker's thread.
             terms: what this rank is about to measure; None for a mode pinned by hand.
-            counts: how many collectives this rank had issued on each group before the recorded step.
+            counts: how many collectives this rank had issued on each group before the recorded steps.
             usual_step_s: how long a step takes outside windows; None if not known.
         """
         timeout_s = self.timeout_s(usual_step_s)
@@ -188,7 +200,7 @@ class OrderChecker:
             check.answer(_NO_ANSWER)  # the thread still waits for the store, with an earlier check
             return
         counts = dict(counts)
-        self._worker.submit(lambda: self._run(check, key, sequence, terms, counts, window, steps_per_block, timeout_s))
+        self._worker.submit(lambda: self._run(check, key, recorded, terms, counts, window, plan_window, timeout_s))
 
     def await_ruling(self) -> Ruling:
         """The ruling of the check that was started last. Waits for it, for a bounded time.
@@ -211,11 +223,11 @@ class OrderChecker:
         self,
         check: _Check,
         key: str,
-        sequence: CollectiveSequence,
+        recorded: RecordedKinds,
         terms: WindowTerms | None,
         counts: dict[str, int],
         window: int | None,
-        steps_per_block: int,
+        plan_window: WindowPlanner | None,
         timeout_s: float,
     ) -> None:
         if check.given_up:
@@ -224,13 +236,13 @@ class OrderChecker:
             check.ruling = check_order(
                 self.exchange,
                 key,
-                sequence,
-                OrderMessage.of(sequence, terms, counts),
+                recorded,
+                OrderMessage.of(recorded, terms, counts),
                 timeout_s=timeout_s,
                 reason_to_skip=self._budget.reason_to_skip(window) if self._channel.job.rank == 0 else None,
                 # A check that the training thread has given up must not keep the next one waiting.
                 stop=lambda: check.given_up or self._stop.is_set(),
-                steps_per_block=steps_per_block,
+                plan_window=plan_window,
                 verdicts=self._verdicts,
             )
         except Exception as error:
@@ -248,25 +260,27 @@ class Verdicts:
     """Rank 0's last search for a cycle: mostly the sequences of a job stay what they are.
 
     Attributes:
-        digests: of the sequences searched last.
+        searched: digests of the sequences searched last, and the kinds of the recorded steps, by which ranks differ.
         conflict: what was found.
+        only: as in ``Ruling``.
     """
 
     def __init__(self) -> None:
-        self.digests: frozenset[str] = frozenset()
+        self.searched: frozenset[tuple[tuple[str, ...], tuple[int, ...]]] = frozenset()
         self.conflict: Conflict | None = None
+        self.only = -1
 
 
 def check_order(
     exchange: Exchange,
     key: str,
-    sequence: CollectiveSequence,
+    recorded: RecordedKinds,
     message: OrderMessage,
     *,
     timeout_s: float,
     reason_to_skip: str | None,
     stop: Callable[[], bool],
-    steps_per_block: int = 0,
+    plan_window: WindowPlanner | None = None,
     verdicts: Verdicts | None = None,
 ) -> Ruling:
     """One rank's part of the order check.
@@ -274,16 +288,16 @@ def check_order(
     Args:
         exchange: with the ranks above and below.
         key: names the check; the same on every rank.
-        sequence: of this rank.
+        recorded: of this rank.
         message: what this rank hands in beside it.
         timeout_s: maximum time for the ranks' sequences; twice this time for rank 0's ruling.
         reason_to_skip: on rank 0, why the window is left out even if its sequences may be serialised; None if it is
             not.
         stop: ends the waiting early when it returns True.
-        steps_per_block: on rank 0, what it decided on the window's length.
+        plan_window: on rank 0, plans the window.
         verdicts: on rank 0, of the checks before.
     """
-    part = hand_in(exchange, key, OrderPart.of(exchange.tree.rank, sequence, message), timeout_s, stop)
+    part = hand_in(exchange, key, OrderPart.of(exchange.tree.rank, recorded.kinds, message), timeout_s, stop)
     if part is None:
         ruling = Ruling(Decision.LATE, f"rank {exchange.tree.parent} does not take what this rank hands in")
     elif exchange.tree.parent is not None:
@@ -295,7 +309,10 @@ def check_order(
             ruling = Ruling(Decision.SKIPPED, reason_to_skip)
         if ruling.decision is Decision.GRANTED and stop():
             ruling = Ruling(Decision.LATE, "rank 0 had gone on when the last rank reported its order of collectives")
-        ruling = msgspec.structs.replace(ruling, steps_per_block=steps_per_block, name=secrets.token_hex(8))
+        if ruling.decision is Decision.GRANTED and plan_window is not None:
+            placement, rhythms = plan_window()
+            ruling = msgspec.structs.replace(ruling, placement=placement, rhythms=rhythms)
+        ruling = msgspec.structs.replace(ruling, name=secrets.token_hex(8))
     exchange.send_down(key, msgspec.json.encode(ruling))
     return ruling
 
@@ -360,7 +377,7 @@ def decide(part: OrderPart, world_size: int, timeout_s: float, verdicts: Verdict
     if astray is not None:
         return Ruling(Decision.ASTRAY, astray)
     if any(message.compiled for message in different):
-        return Ruling(Decision.SKIPPED, "torch.compile compiled in its first step")
+        return Ruling(Decision.SKIPPED, "torch.compile compiled in a recorded step")
     terms = different[0].terms
     if terms is not None and (terms.control or not terms.serialises):
         return Ruling(Decision.GRANTED)  # nothing is serialised
@@ -372,7 +389,7 @@ def decide(part: OrderPart, world_size: int, timeout_s: float, verdicts: Verdict
     if not any(message.communicates for message in different):
         return Ruling(
             Decision.FAILED,
-            "the recorded step issued no collectives that could be serialised, so that sequential steps would be "
+            "the recorded steps issued no collectives that could be serialised, so that sequential steps would be "
             "overlapped ones: replays of CUDA graphs and libraries of one's own pass the gate unseen",
         )
     if in_step(different):
@@ -381,22 +398,44 @@ def decide(part: OrderPart, world_size: int, timeout_s: float, verdicts: Verdict
 
 
 def _search(part: OrderPart, handed_in: Sequence[HandedIn], verdicts: Verdicts) -> Ruling:
-    first_rank: dict[str, int] = {}
+    ranks: dict[tuple[tuple[str, ...], tuple[int, ...]], HandedIn] = {}
     for alike in handed_in:
-        first_rank.setdefault(alike.message.sequence, alike.first_rank)
-    if verdicts.digests != first_rank.keys():
-        sequences = part.decoded(first_rank)
+        ranks.setdefault((alike.message.kinds, alike.message.of_steps), alike)
+    if verdicts.searched != ranks.keys():
+        digests = {digest for kinds, _ in ranks for digest in kinds}
+        sequences = part.decoded(digests)
         if sequences is None:
             return Ruling(
                 Decision.FAILED,
-                f"the ranks issue {len(first_rank)} different sequences of collectives, which are too many to compare",
+                f"the ranks issue {len(digests)} different sequences of collectives, which are too many to compare",
             )
-        verdicts.conflict = find_conflict({rank: sequences[digest] for digest, rank in first_rank.items()})
-        verdicts.digests = frozenset(first_rank)
+        verdicts.conflict, verdicts.only = _conflict_of(list(ranks.values()), sequences)
+        verdicts.searched = frozenset(ranks)
     if verdicts.conflict is not None:
         return Ruling(
             Decision.CONFLICT,
             f"the ranks issue the collectives of different groups in different orders, so that serialising them would "
             f"deadlock: {verdicts.conflict}",
         )
-    return Ruling(Decision.GRANTED)
+    return Ruling(Decision.GRANTED, only=verdicts.only)
+
+
+def _conflict_of(
+    handed_in: Sequence[HandedIn], sequences: Mapping[str, CollectiveSequence]
+) -> tuple[Conflict | None, int]:
+    """What keeps the sequences from being serialised, and which step's kind alone may be, see ``Ruling``.
+
+    No rank knows what kind of step another is in. So all kinds may be serialised only if the union of all their orders
+    has no cycle, as if each were of a rank of its own.
+    """
+    several = any(len(of.message.kinds) > 1 for of in handed_in)
+    if several and find_conflict(dict(enumerate(sequences.values()))) is None:
+        return None, -1
+    steps = range(max(len(of.message.of_steps) for of in handed_in))
+
+    def in_one(step: int) -> dict[int, CollectiveSequence]:
+        places = {of.first_rank: kind_of_step(of.message.of_steps, step) for of in handed_in}
+        return {of.first_rank: sequences[of.message.kinds[places[of.first_rank]]] for of in handed_in}
+
+    step = next(step for step in steps if any(of.communicates for of in in_one(step).values()))
+    return find_conflict(in_one(step)), step if several else -1

@@ -29,10 +29,11 @@ class OrderPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     sequences: dict[str, bytes]
 
     @classmethod
-    def of(cls, rank: int, sequence: CollectiveSequence, message: OrderMessage) -> OrderPart:
-        """What one rank hands in."""
+    def of(cls, rank: int, kinds: Iterable[CollectiveSequence], message: OrderMessage) -> OrderPart:
+        """What one rank hands in: the sequences of its kinds of steps, and the message that names them."""
         encoded = msgspec.msgpack.encode(message, order="deterministic")
-        return cls([(encoded, [(rank, rank)])], {message.sequence: zlib.compress(sequence.encode(), 1)})
+        sequences = [zlib.compress(kind.encode(), 1) for kind in kinds]
+        return cls([(encoded, [(rank, rank)])], dict(zip(message.kinds, sequences, strict=True)))
 
     @classmethod
     def merge(cls, parts: Iterable[OrderPart]) -> OrderPart:

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from overlap_callbacks.analysis.aggregate import MAX_KERNELS
 from overlap_callbacks.analysis.contention.sm_loss import sm_loss
+from overlap_callbacks.analysis.design import rank_weights
 from overlap_callbacks.analysis.kernels.attribution import pair_times_of
 from overlap_callbacks.analysis.kernels.by_collective import CollectiveKey, kernel_times_by_collective
 from overlap_callbacks.analysis.kernels.by_dimension import dimension_times, dimensions_of_rows
@@ -26,12 +28,13 @@ from overlap_callbacks.analysis.kernels.with_log import with_log
 from overlap_callbacks.analysis.power.phases import StepPhases
 from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime, StepTimeline
 from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.rhythm import Rhythm
 from overlap_callbacks.analysis.results.window import DimensionTime, ProfiledBlock, SmLoss
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.instruments.chip import chip_of
 from overlap_callbacks.monitor.background.phases import phases_on_host
-from overlap_callbacks.monitor.background.profile_check import CheckedProfile, check_device_profile
+from overlap_callbacks.monitor.background.profile_check import check_profile, counted_steps
 from overlap_callbacks.monitor.background.profile_log import ProfileLog, profile_log
 from overlap_callbacks.monitor.window import ClosedWindow, MeasuredStep
 
@@ -65,35 +68,28 @@ class ProfileFigures:
 
 def profile_figures(
     window: ClosedWindow,
+    kernels: KernelTable,
     steps: Sequence[MeasuredStep],
     recorded: StepLog | None,
     await_passed: Callable[[clocks.Mark], bool],
     *,
     with_pictures: bool,
 ) -> ProfileFigures:
-    """The figures of a window's profile. The profile can be read once.
+    """The figures of a window's profile.
 
     Args:
         window: closed.
+        kernels: its whole profile.
         steps: its steps, as far as they count.
         recorded: the collectives of the recorded step; None without one.
         await_passed: waits for the device to pass a mark; False if that takes too long.
         with_pictures: whether to add the timelines of two steps.
     """
-    if window.profile is None:
-        return ProfileFigures()
-    try:
-        kernels = window.profile.kernels()
-    except Exception as error:
-        return _missing(f"the profile cannot be read ({type(error).__name__}: {error})")
-    by_arm: dict[Mode, list[int]] = {Mode.OVERLAPPED: [], Mode.SEQUENTIAL: []}
-    for step in steps:
-        if step.counted and step.profile_index >= 0:
-            by_arm[step.plan.arm].append(step.profile_index)
+    by_arm, kinds = counted_steps(steps)
     if not any(by_arm.values()):
         return _missing("no profiled step counts")
     on_device = window.clock.compute_stream is not None
-    checked = check_device_profile(kernels, by_arm) if on_device else CheckedProfile(by_arm)
+    checked = check_profile(kernels, by_arm, kinds, on_device=on_device)
     if checked.missing:
         return _missing(checked.missing)
     by_arm, problems = checked.by_arm, list(checked.problems)
@@ -107,29 +103,30 @@ def profile_figures(
     kernels = seen.kernels
     if note := uncounted_note([kernels.uncounted[index] for index in by_arm[Mode.OVERLAPPED] if kernels.uncounted]):
         problems.append(note)
-    by_block: dict[tuple[int, Mode], list[int]] = defaultdict(list)
+    by_block: dict[tuple[int, Mode], list[MeasuredStep]] = defaultdict(list)
     for step in steps:
         if step.profile_index in by_arm[step.plan.arm]:
-            by_block[step.plan.block, step.plan.arm].append(step.profile_index)
+            by_block[step.plan.block, step.plan.arm].append(step)
     transfers = transfer_starts(kernels, log.issued)
     problems += transfers.notes
     sums = KernelSums(kernels, transfers.start_ns)
     blocks = tuple(
         [
-            profiled_block(arm, block, sums, indices, _mean_step_ms(steps, indices, await_passed))
-            for (block, arm), indices in sorted(by_block.items(), key=lambda item: item[0][0])
+            _profiled_block(window, arm, block, of_block, sums, kinds, await_passed)
+            for (block, arm), of_block in sorted(by_block.items(), key=lambda item: item[0][0])
         ]
     )
+    weights = _step_weights(kernels, blocks, by_block, by_arm, window.rhythms)
     dimensions = None
     if recorded is not None and log.issued:
         dimensions = dimensions_of_rows(kernels, log.issued, serialised=log.sequential)
     overlapped, sequential = (np.array(by_arm[mode], dtype=np.int64) for mode in by_arm)
-    pairs = pair_times_of(kernels, overlapped, sequential, dimensions)
+    pairs = pair_times_of(kernels, overlapped, sequential, dimensions, weights)
     drawn = [(indices[0], arm) for arm, indices in by_arm.items() if indices and with_pictures]
     has_power = window.meter is not None and not window.meter.elsewhere
     return ProfileFigures(
         blocks=blocks,
-        kernels=kernel_times(kernels, overlapped, sequential, max_kernels=MAX_KERNELS),
+        kernels=kernel_times(kernels, overlapped, sequential, MAX_KERNELS, weights),
         pairs=pairs.by_kind,
         dimension_pairs=pairs.by_dimension,
         dimensions=(
@@ -139,13 +136,31 @@ def profile_figures(
             if recorded is not None and dimensions is not None
             else ()
         ),
-        kernels_ms=_kernels_ms(kernels, log) if window.clock.compute_stream is not None else {},
+        kernels_ms=_kernels_ms(kernels, log, steps, recorded) if window.clock.compute_stream is not None else {},
         pictures=_pictures(kernels, drawn, by_arm, steps, log, window.clock, await_passed),
         phases=phases_on_host(kernels, steps, window.clock, await_passed) if has_power else (),
         sm_loss=sm_loss(kernels, kernels.launches, chip_of(window.clock.compute_stream), overlapped, sequential),
         num_sms=num_sms(kernels),
         problems=tuple(problems),
     )
+
+
+def _step_weights(
+    kernels: KernelTable,
+    blocks: Sequence[ProfiledBlock],
+    by_block: Mapping[tuple[int, Mode], Sequence[MeasuredStep]],
+    by_arm: Mapping[Mode, Sequence[int]],
+    rhythms: Sequence[Rhythm],
+) -> npt.NDArray[np.float64]:
+    """The weight of each step in the mean of its mode over that of a plain mean, by its index in the profile."""
+    weights = np.ones(
+        1 + max(int(kernels.step.max(initial=0)), *[max(indices, default=0) for indices in by_arm.values()])
+    )
+    of_blocks = rank_weights(blocks, [block.num_steps for block in blocks], rhythms)
+    for block, weight in zip(blocks, of_blocks, strict=True):
+        indices = [step.profile_index for step in by_block[block.block, block.arm]]
+        weights[indices] = weight / block.num_steps * len(by_arm[block.arm])
+    return weights
 
 
 def _pictures(
@@ -185,27 +200,50 @@ def _pictures(
     return tuple(found)
 
 
+def read_kernels(window: ClosedWindow) -> tuple[KernelTable | None, tuple[str, ...]]:
+    """A window's profile, which can be read once. If it cannot be read: None, and why, in words."""
+    try:
+        return (None if window.profile is None else window.profile.kernels()), ()
+    except Exception as error:
+        return None, _missing(f"the profile cannot be read ({type(error).__name__}: {error})").problems
+
+
 def _missing(why: str) -> ProfileFigures:
     """No figures, and why."""
     return ProfileFigures(problems=(f"kernel times are missing: {why}",))
 
 
-def _mean_step_ms(
-    steps: Sequence[MeasuredStep], indices: Sequence[int], await_passed: Callable[[clocks.Mark], bool]
-) -> float | None:
-    """Mean time of profiled steps, from mark to mark; None if the device has not passed all of them."""
-    profiled = [step for step in steps if step.profile_index in indices]
-    if not all(await_passed(step.end) for step in profiled):
-        return None
-    return float(np.mean([clocks.elapsed_ms(step.start, step.end) for step in profiled]))
+def _profiled_block(
+    window: ClosedWindow,
+    arm: Mode,
+    block: int,
+    steps: Sequence[MeasuredStep],
+    sums: KernelSums,
+    kinds: Mapping[int, int],
+    await_passed: Callable[[clocks.Mark], bool],
+) -> ProfiledBlock:
+    step_ms = None  # if the device has not passed all of them
+    if all(await_passed(step.end) for step in steps):
+        step_ms = float(np.mean([clocks.elapsed_ms(step.start, step.end) for step in steps]))
+    figures = profiled_block(arm, block, sums, [step.profile_index for step in steps], step_ms)
+    numbers = tuple([window.first_step + step.plan.offset for step in steps])
+    of_steps = tuple([kinds[step.profile_index] for step in steps]) if any(kinds.values()) else ()
+    return msgspec.structs.replace(figures, steps=numbers, kinds=of_steps)
 
 
-def _kernels_ms(kernels: KernelTable, log: ProfileLog) -> dict[CollectiveKey, float]:
-    """Time of the kernels of each collective in a sequential step; of a device alone.
+def _kernels_ms(
+    kernels: KernelTable, log: ProfileLog, steps: Sequence[MeasuredStep], recorded: StepLog | None
+) -> dict[CollectiveKey, float]:
+    """Time of the kernels of each collective in a sequential step of the recorded one's kind; of a device alone.
 
     On CPU, the profiler makes steps much longer, and the ranges of Gloo with them. There, the time from issue to end
     has no launch in it, and is as good.
     """
+    alike = [
+        step.profile_index
+        for step in steps
+        if step.profile_index in log.sequential and recorded is not None and step.log.signature == recorded.signature
+    ]
     # A group of one rank has no kernels.
-    issued = {step: [c for c in log.issued[step] if c.group_size > 1] for step in log.sequential}
+    issued = {step: [c for c in log.issued[step] if c.group_size > 1] for step in alike or log.sequential}
     return kernel_times_by_collective(kernels, issued)

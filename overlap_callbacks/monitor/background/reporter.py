@@ -10,7 +10,6 @@ import contextlib
 import math
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -19,7 +18,6 @@ from overlap_callbacks._log import logger
 from overlap_callbacks._threads import Worker
 from overlap_callbacks.analysis.aggregate import drop_incomparable_figures
 from overlap_callbacks.analysis.arm_figures import arm_report_of
-from overlap_callbacks.analysis.earlier_windows import EarlierWindows
 from overlap_callbacks.analysis.environment.hidden_hosts import hidden_window
 from overlap_callbacks.analysis.formatting import name_ranks
 from overlap_callbacks.analysis.job.merging import merge, part_of
@@ -33,14 +31,15 @@ from overlap_callbacks.analysis.results.race import RaceCheck, RaceVerdict
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import RankWindow
 from overlap_callbacks.analysis.results.workload import Workload
+from overlap_callbacks.analysis.settled import SettledFit
 from overlap_callbacks.analysis.verdict import arm_summary, summary
 from overlap_callbacks.monitor.background.budget import WindowBudget
-from overlap_callbacks.monitor.background.measurement import measure, measure_block
+from overlap_callbacks.monitor.background.measurement import measure, measure_block, stretches_of
 from overlap_callbacks.monitor.background.store import StoreChannel
 from overlap_callbacks.monitor.background.tree import Run, Tree, joined
 from overlap_callbacks.monitor.background.tree_mail import Exchange
 from overlap_callbacks.monitor.schedule import Schedule
-from overlap_callbacks.monitor.window import ClosedWindow, FinishedBlock
+from overlap_callbacks.monitor.window import ClosedWindow, FinishedBlock, MeasuredStep
 from overlap_callbacks.monitor.window_cost import WindowCost
 from overlap_callbacks.sinks import RunInfo, Sink
 from overlap_callbacks.sinks.fan_out import FanOut
@@ -143,8 +142,7 @@ class Reporter:
         self._worker = Worker("overlap-callbacks-report", on_error)
         self._stop = threading.Event()
         self._closing = threading.Event()
-        self._earlier = EarlierWindows()
-        self._earlier_of_arm: defaultdict[str, EarlierWindows] = defaultdict(EarlierWindows)
+        self._settled = SettledFit()
         self._last_cost: WindowCost | None = None  # of the window that was reported last
         self._settle_from = math.inf  # host time from which ranks that are not heard are given up soon
         self._own_s = 0.0  # time that measuring the last window took on this rank
@@ -230,7 +228,7 @@ class Reporter:
         began_s = time.monotonic()
         own = measure(window, self._job.rank, self._job.backend)
         self._own_s = time.monotonic() - began_s
-        own = self._with_cost(own, cost)
+        own = self._with_cost(own, cost, window.steps)
         if self._hide is not None:
             own = hidden_window(own, self._hide)
         # With every window: the message of a rank may come too late for one, and its size is small.
@@ -249,16 +247,15 @@ class Reporter:
             other_arm=arm is not None and not arm.sequential,
             problems=self._silence(),
             tokens_per_step=tokens_per_step,
-            earlier=self._earlier if arm is None else None,
             work=self._workload,
         )
         if self._abandoned:
             return
         self._budget.record(report, cost.opened_ns, lambda: cost.late_ms)
         if arm is not None:
-            self._log_arm(arm_report_of(report, arm, part.figures, self._earlier_of_arm[arm.name]))
+            self._log_arm(arm_report_of(report, arm, part.figures))
             return
-        report = self._without_known(report)
+        report = msgspec.structs.replace(self._without_known(report), settled=self._settled.after(report, own))
         if not report.complete:
             report = drop_incomparable_figures(report, self._schedule.blocks)
         logger.info("%s", summary(report))
@@ -266,7 +263,7 @@ class Reporter:
         self._open_sinks()
         self._sinks.log(report)
 
-    def _with_cost(self, own: RankWindow, cost: WindowCost) -> RankWindow:
+    def _with_cost(self, own: RankWindow, cost: WindowCost, steps: Sequence[MeasuredStep]) -> RankWindow:
         """Add what the window cost. Waits until the steps after it are back to normal, for a bounded time.
 
         What the window before it cost after its own report is told with this one.
@@ -276,15 +273,17 @@ class Reporter:
         while not (self._closing.is_set() or cost.stands_still or time.monotonic() >= wait_until_s):
             if cost.await_settled(_AFTERMATH_LOOK_S):
                 break
-        if cost.usual is None:
-            step_ms = own.overlapped_step_ms
-            lost_ms = None if step_ms is None else cost.tell_by_own_steps_ms(step_ms, own.report_cpu_ms)
-        else:
-            step_ms, lost_ms = cost.usual.mean_ns / 1e6, cost.tell_ms(own.report_cpu_ms)
-        if lost_ms is None or not step_ms:
+        lost = cost.tell(stretches_of(steps), own.report_cpu_ms)
+        if lost is None or lost.step_ms <= 0:
             return own
         late_ms = 0.0 if self._last_cost is None else self._last_cost.late_ms
-        return msgspec.structs.replace(own, lost_ms=lost_ms + late_ms, usual_step_ms=step_ms)
+        return msgspec.structs.replace(
+            own,
+            lost_ms=lost.ms + late_ms,
+            lost_low_ms=None if lost.low_ms is None else lost.low_ms + late_ms,
+            lost_high_ms=None if lost.high_ms is None else lost.high_ms + late_ms,
+            usual_step_ms=lost.step_ms,
+        )
 
     def _without_known(self, report: OverlapReport) -> OverlapReport:
         """The report without what the record has already, and what is as in the window before."""

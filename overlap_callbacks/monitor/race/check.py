@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 import torch
 
 from overlap_callbacks.analysis.results.race import MAX_DIFFERENCES, GradientDifference, RaceCheck, RaceVerdict
-from overlap_callbacks.gate.deadlock import CollectiveSequence
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.step_log import ExpectedSequence, StepLog
 from overlap_callbacks.gate.switch import SwitchState
@@ -93,13 +92,13 @@ class RaceChecker:
         self.running = False
         self.finished = False
 
-    def check(self, window: str, number: int, granted: CollectiveSequence) -> tuple[RaceCheck, BaseException | None]:
+    def check(self, window: str, number: int, granted: ExpectedSequence) -> tuple[RaceCheck, BaseException | None]:
         """Repeat the step, if all ranks do.
 
         Args:
             window: names the window in the store; the same on every rank, and never used twice.
             number: of the step that has ended.
-            granted: the sequence that passed the order check.
+            granted: what passed the order check.
 
         Returns:
             What came of it, and what must be raised in the job: the user's own error that other ranks do not have.
@@ -156,17 +155,16 @@ class RaceChecker:
 
     # -- the repetitions
 
-    def _repeat(self, held: HeldState, reference: Reference, granted: CollectiveSequence, seen: _Seen) -> None:
+    def _repeat(self, held: HeldState, reference: Reference, granted: ExpectedSequence, seen: _Seen) -> None:
         """Run all repetitions.
 
         Raises:
             _StepFailedError: the user's function raised.
         """
-        expected = ExpectedSequence.of(granted)
         compute_stream = StepClock().compute_stream
         for number, sequential in enumerate(_SEQUENTIAL):
             self._ours(seen, held.rewind)
-            self._ours(seen, functools.partial(self._begin, sequential, expected, compute_stream))
+            self._ours(seen, functools.partial(self._begin, sequential, granted, compute_stream))
             try:
                 self._step.run()
             except BaseException as error:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from overlap_callbacks.analysis.results.race import RaceCheck
-from overlap_callbacks.gate.deadlock import CollectiveSequence
 from overlap_callbacks.gate.dispatcher import dispatcher
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.interruptions import is_own
+from overlap_callbacks.gate.step_log import ExpectedSequence
 from overlap_callbacks.gate.switch import SwitchState
 from overlap_callbacks.monitor.notices import Notices
 from overlap_callbacks.monitor.race.ballot import Ballot, UndecidedError
@@ -56,14 +56,14 @@ class RaceChecks:
             ballot.expect(window)
 
     def after_window(
-        self, window: str, step: int, granted: CollectiveSequence | None, ballot: Ballot, rank: int
+        self, window: str, step: int, granted: ExpectedSequence | None, ballot: Ballot, rank: int
     ) -> RaceCheck | None:
         """Check a window's job, if that is wanted and possible.
 
         Args:
             window: names it in the store; the same on every rank, and never used twice.
             step: number of its last step.
-            granted: the sequence that passed its order check; None if none did.
+            granted: what passed its order check; None if nothing did.
             ballot: with the other ranks.
             rank: of this process.
 

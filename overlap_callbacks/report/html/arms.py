@@ -32,7 +32,7 @@ def _answer(rows: list[ArmSummary]) -> str:
     if best.speedup.value > 0 and best.speedup.ci_low is not None and not may_be_chance(best.speedup):
         return f"{best.arm.name} is the best of them: {best.verdict()}."
     if any(row.speedup is None or row.speedup.ci_low is None or may_be_chance(row.speedup) for row in rows):
-        return "None of them is known to make steps shorter: where one seems to, that may be chance."
+        return "None of them is known to make steps shorter: where one seems to, that is within noise or inconclusive."
     return "None of them makes steps shorter."
 
 

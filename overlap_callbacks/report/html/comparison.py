@@ -26,7 +26,7 @@ from overlap_callbacks.report.html.trends import slowdowns
 _COMPARED: tuple[tuple[str, Callable[[dict[str, Estimate]], Estimate | None]], ...] = (
     ("Step time with overlap", step_change),
     ("Compute slowdown", lambda figures: figures.get("compute_slowdown")),
-    ("Exposed communication, share of a step", exposed_share),
+    ("Exposed communication, share of a profiled step", exposed_share),
 )
 
 

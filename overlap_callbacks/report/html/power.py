@@ -11,6 +11,7 @@ from msgspec import UNSET
 
 from overlap_callbacks.analysis.formatting import (
     PAGE,
+    certainty,
     change_in_words,
     count,
     may_be_chance,
@@ -103,7 +104,7 @@ def power_answer(windows: Sequence[OverlapReport]) -> str:
     if energy is not None:
         bounds = range_in_words(energy, "more", "less", PAGE)
         shown = f" (95% interval {bounds})" if bounds else ""
-        chance = ", which may be chance" if may_be_chance(energy) else ""
+        chance = f", which is {certainty(energy)}" if may_be_chance(energy) else ""
         words = change_in_words(energy.value, "more", "less", PAGE)
         sentences.append(f"With overlap a step takes {words} energy{shown}{chance}.")
     rise = _mean_change([peak_rise(window.power) for window in windows if window.power is not None])

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from overlap_callbacks.analysis.formatting import DASH, PAGE, count, page_text, ranges
+from overlap_callbacks.analysis.measuring_cost import cost_of_run
 from overlap_callbacks.analysis.race import race_sentence
 from overlap_callbacks.analysis.results.catalogue import residual_comm_limit, residual_limit
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -70,23 +71,12 @@ def _answer(view: RunView) -> str:
     answer = f"{windows_that_count(view.summary)}."
     cost = _cost(view)
     if cost is not None:
-        answer += f" Measuring made training {PAGE.share_of_training(cost)} longer."
+        answer += f" Cost of measuring: {PAGE.measuring_cost(cost)}."
     return answer
 
 
-def _cost(view: RunView) -> float | None:
-    """By how much measuring makes training longer; where windows are dear, by more than all of it.
-
-    A window's own share is of the time from its start to the next one's.
-    """
-    windows = [window for window in view.windows if window.measurement_overhead is not None]
-    if not windows:
-        return None
-    mean = sum(window.measurement_overhead or 0.0 for window in windows) / len(windows)
-    every = view.info.schedule.get("every_n_steps", 0)
-    first = [window.first_step for window in windows]
-    # Windows that were skipped, e.g. because of max_overhead, cost nothing.
-    return mean * min(1.0, len(windows) * every / (max(first) - min(first) + every)) if every else mean
+def _cost(view: RunView) -> Estimate | None:
+    return cost_of_run(view.windows, view.info.schedule.get("every_n_steps", 0))
 
 
 def _facts(view: RunView) -> list[tuple[str, str]]:
@@ -103,9 +93,7 @@ def _facts(view: RunView) -> list[tuple[str, str]]:
         facts.append((label, PAGE.with_interval(error, "fraction", signed=True)))
     facts.append(("Ranks heard", _ranks(windows)))
     cost = _cost(view)
-    facts.append(
-        ("Cost of measuring", "not known" if cost is None else f"training takes {PAGE.share_of_training(cost)} longer")
-    )
+    facts.append(("Cost of measuring", "not known" if cost is None else PAGE.measuring_cost(cost)))
     return facts
 
 

@@ -180,7 +180,8 @@ def _table(found: Comparison, relative: dict[str, ScaledRun]) -> Table:
         "Runs in the order of the axis",
         tuple(heads[column] for column in kept),
         tuple(tuple(row[column] for column in kept) for row in rows),
-        "Means over the windows that count. Communication ratio and exposed communication are shares of a step.",
+        "Over the windows that count. Communication ratio and exposed communication are shares of a profiled step, "
+        "which is longer than others.",
     )
 
 

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from overlap_callbacks.analysis.formatting import PAGE, change_in_words, may_be_chance, page_text, rounded
+from overlap_callbacks.analysis.formatting import (
+    PAGE,
+    certainty,
+    certainty_in_words,
+    change_in_words,
+    may_be_chance,
+    page_text,
+    rounded,
+)
 from overlap_callbacks.analysis.headline import step_change
 from overlap_callbacks.analysis.results.catalogue import figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -49,7 +57,8 @@ def _step_tile(view: RunView) -> Tile | None:
     times = [view.figures.get(name) for name in ("e2e_overlapped_ms", "e2e_sequential_ms")]
     of = " against ".join([_ms(time.value) for time in times if time is not None])
     label = "Step time, one side against the other" if view.control else "Step time with overlap"
-    return _tile(label, change, f"{of} {'' if view.control else 'sequential'}".strip())
+    remark = f"{of} {'' if view.control else 'sequential'}".strip()
+    return _tile(label, change, remark if view.control else f"{remark}; {certainty_in_words(change, PAGE)}")
 
 
 def _energy_tile(view: RunView) -> Tile | None:
@@ -160,7 +169,7 @@ def _longer(figure: Estimate) -> str:
 
 
 def _chance(figure: Estimate) -> str:
-    return ", which may be chance" if may_be_chance(figure) else ""
+    return f", which is {certainty(figure)}" if may_be_chance(figure) else ""
 
 
 def _why_no_kernels(view: RunView) -> str:

@@ -1,4 +1,4 @@
-"""An alert when a figure's interval passes a limit of the user's, and no second one before it was back within it."""
+"""An alert when a run's figure passes a limit of the user's, and no second one before it was back within it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 from overlap_callbacks._log import logger
 from overlap_callbacks.analysis.formatting import PLAIN
-from overlap_callbacks.analysis.results.catalogue import FIGURES, MEASUREMENT_OVERHEAD, Figure, figure_named
+from overlap_callbacks.analysis.results.catalogue import FIGURES, MEASUREMENT_OVERHEAD, Figure, compares, figure_named
 from overlap_callbacks.analysis.results.environment import Severity
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import OverlapReport
@@ -59,39 +59,46 @@ class Limits:
         self._passed: set[str] = set()
         self._without_interval: set[str] = set()
 
-    def passed(self, report: OverlapReport) -> list[Alert]:
-        """The limits that this window passes and the one before did not.
+    def passed(self, report: OverlapReport, figures: Mapping[str, Estimate]) -> list[Alert]:
+        """The limits that the run passes with this window and did not before.
 
-        A limit is passed where the whole 95% interval lies beyond it; else it may be chance. It is passed no more once
-        the figure itself is back within. A figure that was not measured, or that means nothing in an invalid window,
-        changes nothing.
+        A limit is passed where the whole 95% interval of the run so far lies beyond it; else it may be chance. The
+        interval holds at all looks: there is one after each window. A limit is passed no more once the figure itself is
+        back within. A figure that was not measured changes nothing.
+
+        Args:
+            report: of the window.
+            figures: of the run so far, by name.
         """
         if report.control:
             return []  # both arms ran overlapped: every difference is chance
-        metrics = report.metrics()
+        # An invalid window is not in the run's figures. What it says of itself, such as residual overlap, stands alone.
+        own = {name: figure for name, figure in report.figures().items() if not compares(name)}
+        known = dict(figures) if report.valid else own
+        if report.measurement_overhead is not None:
+            known[MEASUREMENT_OVERHEAD.name] = Estimate(report.measurement_overhead, None, None, report.num_steps, 1)
         alerts = []
         for name, limit in self._limits.items():
-            figure = figure_named(name)
-            value = metrics.get(figure.key)
-            if value is None:
+            figure, estimate = figure_named(name), known.get(name)
+            if estimate is None:
                 continue
-            if not _is_beyond(figure, value, limit):
+            if not _is_beyond(figure, estimate.value, limit):
                 self._passed.discard(name)
-            elif name not in self._passed and self._is_sure(figure, limit, metrics):
+            elif name not in self._passed and self._is_sure(figure, limit, estimate):
                 self._passed.add(name)
-                alerts.append(_alert(figure, value, limit, metrics, report))
+                alerts.append(_alert(figure, estimate, limit, report))
         return alerts
 
-    def _is_sure(self, figure: Figure, limit: float, metrics: Mapping[str, float]) -> bool:
+    def _is_sure(self, figure: Figure, limit: float, estimate: Estimate) -> bool:
         """Whether the end of the interval that is nearest to the limit is beyond it too."""
         if figure is MEASUREMENT_OVERHEAD:
             return True  # it is counted, not estimated
-        bound = metrics.get(f"{figure.key}_ci_{'high' if figure.less_is_worse else 'low'}")
+        bound = estimate.ci_high if figure.less_is_worse else estimate.ci_low
         if bound is None:
             if figure.name not in self._without_interval:
                 self._without_interval.add(figure.name)
                 logger.warning(
-                    "overlap-callbacks: alerts[%r] is not watched in windows whose blocks are too few for an interval",
+                    "overlap-callbacks: alerts[%r] is not watched while blocks and windows are too few for an interval",
                     figure.name,
                 )
             return False
@@ -121,14 +128,14 @@ def _is_beyond(figure: Figure, value: float, limit: float) -> bool:
     return value < limit if figure.less_is_worse else value > limit
 
 
-def _alert(figure: Figure, value: float, limit: float, metrics: Mapping[str, float], report: OverlapReport) -> Alert:
+def _alert(figure: Figure, estimate: Estimate, limit: float, report: OverlapReport) -> Alert:
     side = "below" if figure.less_is_worse else "above"
-    shown, bound = PLAIN.figure(figure, value), PLAIN.quantity(limit, figure.unit)
-    low, high = metrics.get(f"{figure.key}_ci_low"), metrics.get(f"{figure.key}_ci_high")
-    interval = PLAIN.figure_interval(figure, Estimate(value, low, high, 0, 0))
-    in_brackets = f" (95% interval {interval})" if interval else ""
+    shown, bound = PLAIN.figure(figure, estimate.value), PLAIN.quantity(limit, figure.unit)
+    interval = PLAIN.figure_interval(figure, estimate)
+    in_brackets = f" (95% interval at all looks {interval})" if interval else ""
+    when = "in" if figure is MEASUREMENT_OVERHEAD else "up to"
     return Alert(
         figure.name,
         f"Overlap: {figure.short} is {shown}, {side} {bound}",
-        f"{figure.short} was {shown}{in_brackets} in the window at step {report.first_step}; the limit is {bound}.",
+        f"{figure.short} was {shown}{in_brackets} {when} the window at step {report.first_step}; the limit is {bound}.",
     )

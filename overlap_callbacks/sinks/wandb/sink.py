@@ -158,7 +158,7 @@ class WandbSink(Sink):
             return
         self._windows.append(without_details(report))
         self._describe(run, report)
-        summary = RunSummary(self._info, self._windows)
+        summary = RunSummary(self._info, self._windows, running=True)
         verdict, cause = run_verdict(summary), cause_in_words(report.power_verdict)
 
         row = {**fit(report.metrics()), **run_metrics(summary), STEP_KEY: report.first_step}
@@ -176,7 +176,7 @@ class WandbSink(Sink):
         bound = run_bottleneck(summary)
         sentences = {"power/verdict": cause, "overlap/bottleneck": None if bound is None else bound.sentence()}
         run.summary.update({"overlap/verdict": verdict, **{key: said for key, said in sentences.items() if said}})
-        for alert in (*finding_alerts(report, self._alerted), *self._limits.passed(report)):
+        for alert in (*finding_alerts(report, self._alerted), *self._limits.passed(report, summary.pooled())):
             run.alert(title=alert.title, text=alert.text, level="WARN", wait_duration=_ALERT_WAIT_S)
 
     def log_arm(self, report: ArmReport) -> None:
@@ -214,14 +214,14 @@ class WandbSink(Sink):
                 logger.warning("overlap-callbacks: no window ended before the job did, so no W&B run was begun")
             return
         if self._without_tables is not None:
-            summary = RunSummary(self._info, self._windows)
+            summary = RunSummary(self._info, self._windows, running=True)
             so_far = cards.SoFar.of(summary, run_verdict(summary))
             self._rows.append(_Row({STEP_KEY: self._without_tables.first_step}, self._without_tables, so_far))
         while self._rows:  # each pass takes one, whatever the run does with it
             run.log({})  # ends the row under way, if there is one: the next row is ours
             self._log_row(run)
         if self._arms:
-            table = arm_table(RunSummary(self._info, self._windows), self._arms)
+            table = arm_table(RunSummary(self._info, self._windows, running=True), self._arms)
             last = {**_tables(sys.modules["wandb"], {ARMS_TABLE: table}), STEP_KEY: self._arms[-1].first_step}
             self._try_artifact("the table of arms", lambda: self._log_part(run, last))
             run.log({})

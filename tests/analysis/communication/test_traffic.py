@@ -6,6 +6,7 @@ import time
 import tracemalloc
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -51,13 +52,27 @@ def test_each_kind_of_collective(operator: str, each: int, bytes_in: int, expect
     assert matrix.unplaced_bytes == 0
 
 
-def test_gathers_and_scatters_pass_the_first_rank() -> None:
-    gathered = job({r: [row("gather_", "data", (0, 1, 2), 1, 300 if r == 0 else 100, 100)] for r in range(3)})
-    assert matrix_of(gathered, one_host(3)).sent.tolist() == [[0, 0, 0], [100, 0, 0], [100, 0, 0]]
-    scattered = job(
-        {r: [row("scatter_", "data", (0, 1, 2), 1, 300 if r == 0 else 100, 300 if r == 0 else 0)] for r in range(3)}
-    )
-    assert matrix_of(scattered, one_host(3)).sent.tolist() == [[0, 100, 100], [0, 0, 0], [0, 0, 0]]
+def rooted(operator: str, root: int, ranks: tuple[int, ...]) -> Any:
+    """What each of three ranks tells of a call in which 100 bytes go from each other rank to the root, or back."""
+    reads = {r: 100 if operator == "gather_" else 300 if r == root else 0 for r in ranks}
+    return {r: row(operator, "data", (0, 1, 2), 1, 300 if r == root else 100, reads[r]) for r in ranks}
+
+
+@pytest.mark.parametrize("root", range(3))
+@pytest.mark.parametrize("ranks", [(0, 1, 2), (0, 1), (1, 2)])
+def test_gathers_and_scatters_pass_their_root(root: int, ranks: tuple[int, ...]) -> None:
+    expected = np.zeros((3, 3))
+    expected[[r for r in range(3) if r != root], root] = 100
+    gathered = matrix_of(job({r: [own] for r, own in rooted("gather_", root, ranks).items()}), one_host(3))
+    scattered = matrix_of(job({r: [own] for r, own in rooted("scatter_", root, ranks).items()}), one_host(3))
+    assert gathered.sent.tolist() == expected.tolist()
+    assert scattered.sent.tolist() == expected.T.tolist()
+
+
+def test_each_rank_may_be_the_root_of_one_call() -> None:
+    alike = row("gather_", "data", (0, 1, 2), 3, 100)
+    rows = {r: [msgspec.structs.replace(alike, bytes=300 + 100 + 100)] for r in range(3)}
+    assert matrix_of(job(rows), one_host(3)).sent.tolist() == [[0, 100, 100], [100, 0, 100], [100, 100, 0]]
 
 
 def test_an_operator_that_is_not_known_is_in_no_cell_and_is_counted() -> None:

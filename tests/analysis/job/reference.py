@@ -147,15 +147,15 @@ def _cost(samples: Sequence[RankWindow], step: Estimate | None, every_n_steps: i
     costs = []
     for sample in samples:
         if sample.lost_ms is not None:
-            costs.append((max(0.0, sample.lost_ms), sample.usual_step_ms))
+            costs.append((sample.lost_ms, sample.usual_step_ms))
         elif step is not None and sample.complete:
             extra_ms = max(0.0, sample.wall_ms - sample.num_steps * step.value)
             costs.append((extra_ms + sample.report_cpu_ms, step.value))
     costs = [(lost_ms, step_ms) for lost_ms, step_ms in costs if step_ms > 0]
     if not costs:
         return None
-    fraction = max(lost_ms / (every_n_steps * step_ms) for lost_ms, step_ms in costs)
-    return max(lost_ms for lost_ms, _ in costs), fraction
+    lost_ms, step_ms = max(costs, key=lambda cost: cost[0])
+    return lost_ms, lost_ms / (every_n_steps * step_ms)
 
 
 _SPREAD_OVER_RANKS = ("compute_slowdown", "e2e_overlapped_ms", "e2e_sequential_ms", "exposed_comm_ms")
@@ -167,7 +167,7 @@ def _spread(samples: Sequence[RankWindow]) -> dict[str, Spread]:
     by_rank = {sample.rank: figures_of([sample]) for sample in samples}
     spread = {}
     for name in _SPREAD_OVER_RANKS:
-        values = {rank: figures[name].value for rank, figures in by_rank.items() if name in figures}
+        values = {r: float(f"{found[name].value:.12g}") for r, found in by_rank.items() if name in found}
         if len(values) >= 2:
             low, high = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
             std = float(np.std(list(values.values()), ddof=1))

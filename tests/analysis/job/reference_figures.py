@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from overlap_callbacks.analysis.equations import (
-    attainable_step_ms,
-    attained_fraction,
-    ideal_step_ms,
-    log_slowdown,
-    overlap_ratio,
-    sequential_step_ms,
-)
+from overlap_callbacks.analysis.design import NUM_COVARIATES, covariates_of
+from overlap_callbacks.analysis.figures import FORMULAS, ProfiledMeans, TimedMeans, interval_by, scale_of
 from overlap_callbacks.analysis.formatting import name_ranks
 from overlap_callbacks.analysis.results.catalogue import figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.rhythm import Rhythm
 from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow, TimedBlock
-from overlap_callbacks.analysis.statistics import Sample, bounded, estimate
+from overlap_callbacks.analysis.statistics import Adjusted, Moments, Sample, bounded
 
+Matrix = npt.NDArray[np.float64]
 Blocks = Sequence[TimedBlock] | Sequence[ProfiledBlock]
 
 
@@ -73,182 +68,131 @@ def with_whole_tables(windows: Sequence[RankWindow]) -> tuple[RankWindow, ...]:
     return tuple([window for window in windows if not window.profiled or window.rank in counted])
 
 
-def block_means(ranks: Sequence[Mapping[int, Sequence[float]]]) -> list[npt.NDArray[np.float64]]:
-    """The mean over the ranks of each block that any of them has, in the order of blocks.
-
-    Args:
-        ranks: quantities of each rank's blocks, by the block's number. Any two ranks have a block in common.
-    """
-    blocks = sorted(set().union(*ranks))
-    if not blocks:
-        return []
-    if all(len(of_rank) == len(blocks) for of_rank in ranks):
-        return [np.mean([of_rank[block] for of_rank in ranks], axis=0) for block in blocks]
-    width = len(next(iter(next(of_rank for of_rank in ranks if of_rank).values())))
-    has = np.array([[block in of_rank for block in blocks] for of_rank in ranks], dtype=np.float64)
-    values = np.array([[of_rank.get(block, (0.0,) * width) for block in blocks] for of_rank in ranks], dtype=np.float64)
-    number = has.sum(axis=1)
-    rank_mean = values.sum(axis=1) / number[:, None]  # over the blocks that the rank has
-    # The normal equations of value = rank + block, without the ranks: they have one row for each block, however many
-    # ranks there are. Only differences between blocks are determined, and the pseudo-inverse makes their sum zero.
-    matrix = np.diag(has.sum(axis=0)) - has.T @ (has / number[:, None])
-    right = values.sum(axis=0) - has.T @ rank_mean
-    of_block = np.linalg.pinv(matrix, hermitian=True) @ right
-    of_rank_alone = rank_mean - (has @ of_block) / number[:, None]
-    return list(of_rank_alone.mean(axis=0) + of_block)
+def least_squares(blocks: Blocks, rhythms: Sequence[Rhythm], num_steps: Sequence[float]) -> Matrix:
+    """The columns of a design, the first two of which are the modes; shape (blocks, columns)."""
+    covariates = np.array([covariates_of(block, rhythms) for block in blocks])
+    return _columns([block.arm for block in blocks], [block.block for block in blocks], covariates, num_steps)
 
 
-class _TimedMeans(NamedTuple):
-    """The measured means of a timed block."""
-
-    log_step: float
-
-
-class _ProfiledMeans(NamedTuple):
-    """The measured means of a profiled block, per step.
-
-    The times whose ratio between the modes is a figure are there as logarithms too: the interval of a ratio is
-    symmetric on that scale.
-    """
-
-    log_compute: float
-    compute_ms: float
-    compute_busy_ms: float
-    log_comm: float
-    comm_busy_ms: float
-    hidden_comm_ms: float
-    covered_compute_ms: float
-    p2p_ms: float
-    idle_ms: float
-    bubble_ms: float
-    log_step: float
-
-    @classmethod
-    def of(cls, block: ProfiledBlock) -> _ProfiledMeans:
-        """The means of one block on one rank."""
-        return cls(
-            log_compute=_log(block.compute_ms),
-            compute_ms=block.compute_ms,
-            compute_busy_ms=block.compute_busy_ms,
-            log_comm=_log(block.comm_ms),
-            comm_busy_ms=block.comm_busy_ms,
-            hidden_comm_ms=block.hidden_comm_ms,
-            covered_compute_ms=block.covered_compute_ms,
-            p2p_ms=block.p2p_ms,
-            idle_ms=block.idle_ms,
-            bubble_ms=math.nan if block.bubble_ms is None else block.bubble_ms,
-            log_step=_log(block.step_ms or 0.0),
-        )
+def _columns(modes: Sequence[Mode], places: Sequence[int], covariates: Matrix, num_steps: Sequence[float]) -> Matrix:
+    number, roots = len(modes), np.sqrt(num_steps)[:, None]
+    columns = np.array([[mode is each for each in Mode] for mode in modes], dtype=float)
+    columns = columns[:, columns.any(axis=0)]
+    if columns.shape[1] < 2:
+        return columns
+    degree = 3 if number >= 12 else 1 if number >= 6 else 0
+    place = np.array(places, dtype=float)
+    place = 2 * (place - place.min()) / max(1.0, float(np.ptp(place))) - 1
+    for column in (*(place**power for power in range(1, degree + 1)), *covariates.T):
+        wider = np.column_stack([columns, column])
+        rank = np.linalg.matrix_rank(wider * roots, tol=1e-3)
+        if rank == wider.shape[1] and number - wider.shape[1] >= 2:
+            columns = wider
+    return columns
 
 
-def _log(value: float) -> float:
-    # What was not measured has no logarithm. The figures that need it are undefined, and therefore absent.
-    return math.log(value) if value > 0 else math.nan
+def mode_weights(columns: Matrix, num_steps: Sequence[float], modes: Sequence[Mode]) -> npt.NDArray[np.float64]:
+    """The weight of each block in the mean of its mode: those of the least squares' difference between the modes."""
+    steps = np.array(num_steps, dtype=float)
+    if len(set(modes)) < 2:
+        return steps / steps.sum()
+    inverse = np.linalg.inv(columns.T @ (columns * steps[:, None]))
+    solution = inverse @ (columns * steps[:, None]).T
+    signs = np.array([1.0 if mode is next(iter(Mode)) else -1.0 for mode in modes])
+    return np.asarray(signs * (solution[0] - solution[1]))
 
 
 def figures_of(windows: Sequence[RankWindow]) -> dict[str, Estimate]:
     """All figures over the given ranks; figures that were not measured are left out."""
-    step_ov = _timed_sample(windows, Mode.OVERLAPPED)
-    step_seq = _timed_sample(windows, Mode.SEQUENTIAL)
-    prof_ov = _profiled_sample(windows, Mode.OVERLAPPED)
-    prof_iso = _profiled_sample(windows, Mode.SEQUENTIAL)
-
-    def ideal(step: _TimedMeans, ov: _ProfiledMeans, iso: _ProfiledMeans) -> float:
-        return ideal_step_ms(math.exp(step.log_step), math.exp(ov.log_compute), math.exp(iso.log_compute))
-
-    def model(step: _TimedMeans, ov: _ProfiledMeans, iso: _ProfiledMeans) -> float:
-        return sequential_step_ms(ideal(step, ov, iso), float(ov.hidden_comm_ms))
-
-    def possible(step_ms: float) -> float:
-        return step_ms if step_ms > 0 else math.nan
-
-    def attainable(iso: _ProfiledMeans) -> float:
-        return attainable_step_ms(float(iso.compute_busy_ms), float(iso.comm_busy_ms))
-
-    def attained(seq: _TimedMeans, step: _TimedMeans, iso: _ProfiledMeans) -> float:
-        return attained_fraction(math.exp(seq.log_step), math.exp(step.log_step), attainable(iso))
-
-    estimates = {
-        "compute_slowdown": estimate(
-            lambda ov, iso: log_slowdown(ov.log_compute, iso.log_compute), prof_ov, prof_iso, scale=math.expm1
-        ),
-        "overlap_ratio": estimate(lambda ov: overlap_ratio(ov.covered_compute_ms, ov.compute_ms), prof_ov),
-        "e2e_overlapped_ms": estimate(lambda step: step.log_step, step_ov, scale=math.exp),
-        "e2e_ideal_ms": estimate(lambda *means: possible(ideal(*means)), step_ov, prof_ov, prof_iso),
-        "e2e_sequential_model_ms": estimate(lambda *means: possible(model(*means)), step_ov, prof_ov, prof_iso),
-        "e2e_sequential_ms": estimate(lambda step: step.log_step, step_seq, scale=math.exp),
-        "speedup_vs_sequential": estimate(
-            lambda seq, ov: seq.log_step - ov.log_step, step_seq, step_ov, scale=math.expm1
-        ),
-        "attainable_ms": estimate(attainable, prof_iso),
-        "attained_fraction": estimate(attained, step_seq, step_ov, prof_iso),
-        "gap_to_ideal": estimate(
-            lambda step, ov, iso: step.log_step - math.log(ideal(step, ov, iso)),
-            step_ov, prof_ov, prof_iso, scale=math.expm1,
-        ),
-        "sequential_model_error": estimate(
-            lambda step, ov, iso, seq: math.log(model(step, ov, iso)) - seq.log_step,
-            step_ov, prof_ov, prof_iso, step_seq, scale=math.expm1,
-        ),
-        "compute_ms": estimate(lambda ov: ov.log_compute, prof_ov, scale=math.exp),
-        "compute_isolated_ms": estimate(lambda iso: iso.log_compute, prof_iso, scale=math.exp),
-        "compute_busy_ms": estimate(lambda ov: ov.compute_busy_ms, prof_ov),
-        "compute_busy_isolated_ms": estimate(lambda iso: iso.compute_busy_ms, prof_iso),
-        "comm_ms": estimate(lambda ov: ov.comm_busy_ms, prof_ov),
-        "comm_isolated_ms": estimate(lambda iso: iso.comm_busy_ms, prof_iso),
-        "hidden_comm_ms": estimate(lambda ov: ov.hidden_comm_ms, prof_ov),
-        "exposed_comm_ms": estimate(lambda ov: ov.comm_busy_ms - ov.hidden_comm_ms, prof_ov),
-        "hidden_comm_fraction": estimate(lambda ov: ov.hidden_comm_ms / ov.comm_busy_ms, prof_ov),
-        "comm_slowdown": estimate(
-            lambda ov, iso: log_slowdown(ov.log_comm, iso.log_comm), prof_ov, prof_iso, scale=math.expm1
-        ),
-        "comm_ratio": estimate(
-            lambda ov: ov.comm_busy_ms / (ov.compute_busy_ms + ov.comm_busy_ms - ov.hidden_comm_ms + ov.idle_ms),
-            prof_ov,
-        ),
-        "p2p_ms": estimate(lambda ov: ov.p2p_ms, prof_ov) if _sends(windows) else None,
-        "idle_ms": estimate(lambda ov: ov.idle_ms, prof_ov),
-        "idle_isolated_ms": estimate(lambda iso: iso.idle_ms, prof_iso),
-        "bubble_ms": estimate(lambda ov: ov.bubble_ms, prof_ov) if _sends(windows) else None,
-        "residual_overlap": estimate(lambda iso: overlap_ratio(iso.covered_compute_ms, iso.compute_ms), prof_iso),
-        "residual_comm_overlap": estimate(lambda iso: iso.hidden_comm_ms / iso.comm_busy_ms, prof_iso),
-        "profiler_slowdown": estimate(
-            lambda ov, step: log_slowdown(ov.log_step, step.log_step), prof_ov, step_ov, scale=math.expm1
-        ),
-        "profiler_slowdown_isolated": estimate(
-            lambda iso, seq: log_slowdown(iso.log_step, seq.log_step), prof_iso, step_seq, scale=math.expm1
-        ),
-    }  # fmt: skip
-    return {name: bounded(value, figure_named(name).bounds) for name, value in estimates.items() if value is not None}
+    samples = (*_samples(windows, timed_blocks, _timed_row, TimedMeans, 1),
+               *_samples(windows, profiled_blocks, _profiled_row, ProfiledMeans, 3))  # fmt: skip
+    found = {}
+    for name, formula in FORMULAS.items():
+        figure = figure_named(name)
+        if name in ("p2p_ms", "bubble_ms") and not _sends(windows):
+            continue
+        interval = interval_by(formula.of, *[samples[place] for place in formula.samples], scale=scale_of(figure))
+        if interval is not None:
+            found[name] = bounded(interval.estimate(), figure.bounds)
+    return found
 
 
-def _timed_sample(windows: Sequence[RankWindow], arm: Mode) -> Sample:
-    """Mean log step time of each timed block of one arm.
+def _timed_row(block: TimedBlock) -> tuple[int, list[float]]:
+    return len(block.step_ms), [float(np.mean(block.step_ms)), float(np.log(block.step_ms).mean())]
 
-    The ranks of a job step together, so they are not independent evidence: each block is first averaged over the ranks.
+
+def _profiled_row(block: ProfiledBlock) -> tuple[int, list[float]]:
+    means = ProfiledMeans.of(block)
+    return block.num_steps, [*means, *[math.log(value) if value > 0 else math.nan for value in means[:3]]]
+
+
+def _samples(
+    windows: Sequence[RankWindow],
+    blocks_of: Callable[[RankWindow], Blocks],
+    row_of: Callable[..., tuple[int, list[float]]],
+    names: Callable[..., tuple[float, ...]],
+    num_logs: int,
+) -> list[Sample]:
+    """The blocks of each mode. Each is first averaged over the ranks, which step together: they are no evidence of
+    their own. What a rank lacks is taken to be its own mean of the mode.
     """
-    num_steps: dict[int, int] = {}
-    ranks: list[dict[int, _TimedMeans]] = []
-    for window in ranks_with_most_blocks(windows, timed_blocks):
-        blocks = [block for block in timed_blocks(window) if block.arm is arm]
-        ranks.append({block.block: _TimedMeans(float(np.log(block.step_ms).mean())) for block in blocks})
-        for block in blocks:
-            num_steps[block.block] = max(num_steps.get(block.block, 0), len(block.step_ms))
-    means = [_TimedMeans(*mean) for mean in block_means(ranks)]
-    return Sample.of_rows(_TimedMeans, means, sum(num_steps.values()))
-
-
-def _profiled_sample(windows: Sequence[RankWindow], arm: Mode) -> Sample:
-    """The profiled blocks of one arm, each averaged over the ranks."""
-    num_steps: dict[int, int] = {}
-    ranks: list[dict[int, _ProfiledMeans]] = []
-    for window in ranks_with_most_blocks(windows, profiled_blocks):
-        blocks = [block for block in window.profiled if block.arm is arm]
-        ranks.append({block.block: _ProfiledMeans.of(block) for block in blocks})
-        for block in blocks:
-            num_steps[block.block] = max(num_steps.get(block.block, 0), block.num_steps)
-    means = [_ProfiledMeans(*mean) for mean in block_means(ranks)]
-    return Sample.of_rows(_ProfiledMeans, means, sum(num_steps.values()))
+    ranks = ranks_with_most_blocks(windows, blocks_of)
+    numbers = {mode: sorted({b.block for w in ranks for b in blocks_of(w) if b.arm is mode}) for mode in Mode}
+    keys = [(mode, number) for mode in Mode for number in numbers[mode]]
+    if not keys:
+        return [Sample(np.empty((0, 0)), 0, names) for _ in Mode]
+    own_means: dict[Mode, list[Matrix]] = {mode: [] for mode in Mode}
+    filled, has, steps = [], [], []
+    for window in ranks:
+        blocks = blocks_of(window)
+        num_steps, rows = zip(*[row_of(block) for block in blocks], strict=True)
+        covariates = np.array([covariates_of(block, window.rhythms) for block in blocks])
+        table = np.column_stack([np.array(rows), covariates])
+        modes = [block.arm for block in blocks]
+        weights = mode_weights(least_squares(blocks, window.rhythms, num_steps), num_steps, modes)
+        means = {mode: sum((weights[i] * table[i] for i, m in enumerate(modes) if m is mode)) for mode in set(modes)}
+        for mode, mean in means.items():
+            own_means[mode].append(mean)
+        by_key = {(block.arm, block.block): i for i, block in enumerate(blocks)}
+        filled.append([table[by_key[key]] if key in by_key else means[key[0]] for key in keys])
+        has.append([key in by_key for key in keys])
+        steps.append([num_steps[by_key[key]] if key in by_key else 0 for key in keys])
+    table, weight = np.mean(filled, axis=0), np.mean(steps, axis=0)
+    width = table.shape[1] - NUM_COVARIATES
+    modes, places = [mode for mode, _ in keys], [number for _, number in keys]
+    columns = _columns(modes, places, table[:, width:], weight)
+    root = np.sqrt(weight)[:, None]
+    hat = (columns * root) @ np.linalg.pinv(columns * root)
+    with np.errstate(all="ignore"):
+        left = root * table - hat @ (root * table)
+        left[np.abs(left) <= 1e-12 * np.abs(root * table).max(axis=0)] = 0.0
+    weights = mode_weights(columns, weight, modes)
+    samples = []
+    for mode in Mode:
+        rows_of = [i for i, key in enumerate(keys) if key[0] is mode]
+        if not rows_of:
+            samples.append(Sample(np.empty((0, 0)), 0, names))
+            continue
+        degrees = float(sum(1 - hat[i, i] for i in rows_of))
+        spread = float(sum(weights[i] ** 2 / weight[i] for i in rows_of))
+        covariance = (
+            left[rows_of].T @ left[rows_of] / degrees * spread if degrees > 1e-12 else np.full((width,) * 2, np.nan)
+        )
+        mean = sum(weights[i] * table[i] for i in rows_of)
+        sums = list(range(width - num_logs))
+        logs = [*range(width - num_logs, width), *sums[num_logs:]]
+        counted = int(np.max([[s[i] for i in rows_of] for s in steps], axis=0).sum())
+        samples.append(
+            Sample(
+                table[rows_of][:, sums], counted, names,
+                Adjusted(
+                    Moments(np.mean(own_means[mode], axis=0)[sums], covariance[np.ix_(sums, sums)], degrees),
+                    Moments(mean[logs], covariance[np.ix_(logs, logs)], degrees),
+                    np.arange(len(sums)) < num_logs,
+                ),
+            )
+        )  # fmt: skip
+    return samples
 
 
 def _sends(samples: Sequence[RankWindow]) -> bool:

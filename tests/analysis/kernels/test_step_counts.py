@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from overlap_callbacks.analysis.kernels.step_counts import StepCounts, compare_counts
+from overlap_callbacks.analysis.kernels.step_counts import StepCounts, compare_counts, kinds_by_number
 from overlap_callbacks.analysis.results.mode import Mode
 
 WHOLE, CUT = ("clip", "adamw", "adamw"), ("gemm", "gemm", "norm")
@@ -88,3 +88,38 @@ def test_numbers_that_vary_by_chance_are_no_truncation() -> None:
     chance = np.random.default_rng(0)
     for _ in range(300):
         assert not compared(*(round(count) for count in chance.normal(1000, 15, size=8))).truncated
+
+
+# -- kinds of steps
+
+
+def kinds(*counts: int, order: str = "OSSO", given: tuple[int, ...] = ()) -> list[int]:
+    """The kinds of steps with these counts; ``given`` by what they communicate."""
+    by_arm = {
+        mode: [step for step in range(len(counts)) if order[step % len(order)] == letter]
+        for mode, letter in ((Mode.OVERLAPPED, "O"), (Mode.SEQUENTIAL, "S"))
+    }
+    found = kinds_by_number(dict(enumerate(counts)), by_arm, dict(enumerate(given or (0,) * len(counts))))
+    return [found[step] for step in range(len(counts))]
+
+
+def test_steps_with_other_numbers_of_kernels_that_both_modes_have_are_of_another_kind() -> None:
+    assert kinds(100, 100, 300, 300, 100, 101, 100, 101) == [0, 0, 1, 1, 0, 0, 0, 0]
+    assert kinds(*[100] * 8) == [0] * 8
+
+
+def test_a_number_that_one_mode_has_makes_no_kind() -> None:
+    assert kinds(100, 100, 100, 100, 100, 100, 100, 300) == [0] * 8
+    # The modes may differ from each other.
+    assert kinds(100, 150, 150, 100, 100, 150, 150, 100) == [0] * 8
+
+
+def test_numbers_that_vary_by_chance_make_no_kinds() -> None:
+    assert kinds(100, 120, 140, 160, 110, 130, 150, 170) == [0] * 8
+    assert kinds(100, 100, 120, 120, 140, 140, 160, 160, order="OS") == [0] * 8
+
+
+def test_kinds_that_communicate_differently_are_parted_each_on_its_own() -> None:
+    assert kinds(100, 100, 50, 50, 300, 300, 50, 50, order="OS", given=(0, 0, 1, 1, 0, 0, 1, 1)) == [
+        0, 0, 1, 1, 2, 2, 1, 1,
+    ]  # fmt: skip

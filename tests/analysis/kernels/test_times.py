@@ -107,9 +107,12 @@ def test_time_and_calls_of_each_kernel_by_hand():
     assert linear.slowdown is None  # ran in one mode only
 
 
-def test_the_kernels_with_the_most_time_are_kept():
+def test_the_kernels_with_the_most_time_are_kept_and_the_rest_is_a_row():
+    whole = kernel_times(FOUR_STEPS, OVERLAPPED_STEPS, SEQUENTIAL_STEPS, max_kernels=10)
     found = kernel_times(FOUR_STEPS, OVERLAPPED_STEPS, SEQUENTIAL_STEPS, max_kernels=2)
-    assert [kernel.name for kernel in found] == ["gemm", "nccl"]
+    assert [kernel.name for kernel in found] == ["gemm", "nccl", "(other kernels)"]
+    for field in ("overlapped_ms", "sequential_ms", "overlapped_calls", "sequential_calls"):
+        assert sum(getattr(row, field) for row in found) == pytest.approx(sum(getattr(row, field) for row in whole))
 
 
 def test_without_steps_of_one_mode_its_time_is_zero_and_there_is_no_slowdown():

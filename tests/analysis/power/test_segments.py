@@ -441,3 +441,38 @@ def test_figures_can_be_written_down_and_read_back() -> None:
     data = msgspec.json.encode(figures)
     assert b"NaN" not in data
     assert msgspec.json.decode(data, type=DevicePower) == figures
+
+
+# -- by place in the block
+
+
+def test_clock_and_power_by_place_in_the_block_are_of_single_steps() -> None:
+    # Blocks of two steps of a second: the clock falls in the second step, and power with it.
+    blocks = [segment(start, start + 2.0, steps=2) for start in (0.0, 4.0)]
+    readings = read(
+        [t + 0.05 for t in ticks(0, 7.9)],
+        lambda t: 300.0 if t % 2 < 1 else 280.0,
+        sm_clock_mhz=lambda t: 1900.0 if t % 2 < 1 else 1800.0,
+    )
+    first, second = mode_of(figures_of(readings, *blocks)).positions
+    assert (first.position, first.num_clocks, first.sm_clock_mhz, first.avg_w) == (0, 20, 1900.0, 300.0)
+    assert (second.position, second.num_readings, second.sm_clock_mhz, second.avg_w) == (1, 20, 1800.0, 280.0)
+
+
+def test_a_sensor_that_averages_over_more_than_a_step_tells_no_power_of_places() -> None:
+    readings = read(ticks(0.05, 3.95), lambda t: 300.0, averaging_s=lambda t: 1.2, sm_clock_mhz=lambda t: 1900.0)
+    positions = mode_of(figures_of(readings, segment(0, 4, steps=4), source=info(1.2))).positions
+    assert [each.position for each in positions] == [0, 1, 2, 3]
+    assert {each.avg_w for each in positions} == {None}
+    assert {each.sm_clock_mhz for each in positions} == {1900.0}
+
+
+def test_a_stretch_after_a_gap_goes_on_where_its_block_was() -> None:
+    later = Segment(0, S, OVERLAPPED, 1, position=3)
+    (found,) = mode_of(figures_of(read(ticks(0.05, 0.95), lambda t: 300.0), later)).positions
+    assert found.position == 3
+
+
+def test_no_more_places_are_told_apart_than_the_record_has_room_for() -> None:
+    readings = read(ticks(0.05, 99.95), lambda t: 300.0)
+    assert len(mode_of(figures_of(readings, segment(0, 100, steps=100))).positions) == 32

@@ -24,6 +24,7 @@ from overlap_callbacks.report.bench_results import BenchFileError, read
 from tests.analysis.bench.results import gemm_plan, gemm_results
 from tests.commands import invoke
 from tests.distributed import run_script
+from tests.margins import PATIENCE_S
 
 RANKS_LOAD = ("overlap_callbacks.cli.bench", "overlap_callbacks.experiments.bench.session")
 SCRIPT = "import sys\nfrom overlap_callbacks.cli.main import main\nmain(sys.argv[1:], standalone_mode=False)\n"
@@ -99,7 +100,7 @@ def test_ctrl_c_keeps_what_was_measured_and_resume_measures_the_rest(tmp_path: P
     )
     _wait_for_lines(file, 3, process)
     os.killpg(process.pid, signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, stderr
     assert f"Go on with: overlap bench gemm-allreduce --resume {folder}" in stderr
     assert "Not finished: " in " ".join(stdout.split())
@@ -119,7 +120,7 @@ def test_ctrl_c_keeps_what_was_measured_and_resume_measures_the_rest(tmp_path: P
 
 
 def _wait_for_lines(file: Path, lines: int, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE_S
     while not file.exists() or file.read_bytes().count(b"\n") < lines:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import bisect
+import math
 import statistics
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,62 +21,155 @@ from overlap_callbacks.experiments.bench.gemm_bench import Work, measure_gemm
 from overlap_callbacks.experiments.bench.host_trials import HostTrials
 from overlap_callbacks.experiments.bench.ranks import OneProcess
 from overlap_callbacks.experiments.bench.sensors import Sensors
-from overlap_callbacks.experiments.bench.trials import Range, Trial
+from overlap_callbacks.experiments.bench.trials import Call, Range, Trial
 from overlap_callbacks.experiments.loopback.job import open_job
 from overlap_callbacks.experiments.loopback.settings import LoopSettings
 from tests.distributed import run_alone
+from tests.margins import near
 
 RANKS_LOAD = ("tests.experiments.bench.test_gemm_bench",)
 ELEMENTS, ALL_REDUCE_MS, PRODUCT_MS = 4096, 25.0, 4.0
 POINT = GemmPoint("fp32", 0, 4 * ELEMENTS, 64)
 
 
-def _measure_known(factor: float) -> tuple[bytes, float]:
-    """A point whose products take ``factor`` times as long while an all-reduce of known length is in flight."""
-    busy = False
-    factors: list[float] = []
+class _Product:
+    """Spins for a time by the clock, ``factor`` times as long while an all-reduce is in flight.
 
-    def product() -> None:
+    Attributes:
+        ranges: of all products so far, as they see it.
+        slowed_ms: by how much the all-reduce made each longer.
+    """
+
+    def __init__(self, factor: float) -> None:
+        self._factor = factor
+        self.busy = False
+        self.ranges: list[Range] = []
+        self.slowed_ms: list[float] = []
+
+    def __call__(self) -> None:
         start = now = time.perf_counter_ns()
-        left_ns = 1e6 * PRODUCT_MS
+        left_ns, lost_ns = 1e6 * PRODUCT_MS, 0.0
         while left_ns > 0:
-            rate = factor if busy else 1.0
+            rate = self._factor if self.busy else 1.0
             time.sleep(0)  # lets the threads of the link have the interpreter
             before, now = now, time.perf_counter_ns()
             left_ns -= (now - before) / rate
-        if busy:
-            factors.append((now - start) / 1e6 / PRODUCT_MS)
+            lost_ns += (now - before) * (1 - 1 / rate)
+        self.ranges.append(Range(start, now))
+        self.slowed_ms.append(lost_ns / 1e6)
 
+
+class _KeptTrials(HostTrials):
+    """Keeps the calls that count, since the block before."""
+
+    def __init__(self) -> None:
+        self.calls: list[Range] = []
+
+    def compute(self, call: Call, count: int) -> Sequence[Range]:
+        found = super().compute(call, count)
+        self.calls += found
+        return found
+
+    def both(self, call: Call, transfer: Call, calls: int, transfers: int) -> Trial:
+        found = super().both(call, transfer, calls, transfers)
+        self.calls += found.covered()
+        return found
+
+
+class _KeptBlocks(OneProcess):
+    """Keeps the calls of each block."""
+
+    def __init__(self, trials: _KeptTrials) -> None:
+        self._trials = trials
+        self.blocks: list[list[Range]] = []
+
+    def agree(self, value: Any) -> Any:
+        self._trials.calls = []  # these were a look at how long a product takes, before the blocks
+        return super().agree(value)
+
+    def gather(self, own: Any) -> Any:
+        self.blocks.append(self._trials.calls)
+        self._trials.calls = []
+        return super().gather(own)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known of a block's products beside what was measured.
+
+    Attributes:
+        log_least, log_most: mean logarithms of their times in ms, by the product itself and by its caller.
+        slowed_ms: by how much the all-reduce made them longer, on average.
+    """
+
+    log_least: float
+    log_most: float
+    slowed_ms: float
+
+
+def _measure_known(factor: float) -> tuple[bytes, list[_Known | None]]:
+    """A point whose products take ``factor`` times as long while an all-reduce of known length is in flight."""
+    product, trials = _Product(factor), _KeptTrials()
+    ranks = _KeptBlocks(trials)
     message = torch.zeros(ELEMENTS)
 
     def transfer() -> None:
-        nonlocal busy
-        busy = True
+        product.busy = True
         dist.all_reduce(message)
-        busy = False
+        product.busy = False
 
     with open_job(LoopSettings("cpu", gb_s=4 * ELEMENTS / (1e6 * ALL_REDUCE_MS))):
         work = Work(product, transfer, 2 * 64**3)
-        rounds = [measure_gemm(POINT, i, work, HostTrials(), OneProcess(), Sensors(), 0.05) for i in range(2)]
-    return msgspec.json.encode(rounds), statistics.median(factors)
+        rounds = []
+        for number in range(2):
+            rounds.append(measure_gemm(POINT, number, work, trials, ranks, Sensors(), 0.05))
+    return msgspec.json.encode(rounds), [_known(product, calls) for calls in ranks.blocks]
+
+
+def _known(product: _Product, calls: list[Range]) -> _Known | None:
+    if not calls:
+        return None
+    # Each call has one product, which lies within it.
+    places = [bisect.bisect_left(product.ranges, Range(call.start_ns, 0)) for call in calls]
+    within = [product.ranges[place] for place in places]
+    assert all(
+        call.start_ns <= own.start_ns <= own.end_ns <= call.end_ns for call, own in zip(calls, within, strict=True)
+    )
+    return _Known(
+        statistics.fmean(math.log(own.ms) for own in within),
+        statistics.fmean(math.log(call.ms) for call in calls),
+        statistics.fmean(product.slowed_ms[place] for place in places),
+    )
 
 
 @pytest.mark.alone
 def test_a_known_slowdown_is_reported_on_the_loopback_link() -> None:
+    """By hand products are known from both sides: what they see themselves, and what their caller sees."""
     factor = 1.5
-    content, seen = run_alone(_measure_known, factor)
+    content, blocks = run_alone(_measure_known, factor)
     rounds = msgspec.json.decode(content, type=list[GemmRound])
-    assert [block.condition for block in rounds[0].blocks] == [
-        COMPUTE, COMMUNICATION, BOTH, BOTH, COMMUNICATION, COMPUTE,
-    ]  # fmt: skip
+    conditions = [COMPUTE, COMMUNICATION, BOTH, BOTH, COMMUNICATION, COMPUTE]
+    assert [block.condition for block in rounds[0].blocks] == conditions
+    assert [measured.gemms_per_call for measured in rounds] == [1, 1]
+    known = {
+        condition: [own for own, of in zip(blocks, 2 * conditions, strict=True) if of == condition and own is not None]
+        for condition in (COMPUTE, BOTH)
+    }
     (point,) = gemm_figures(rounds, 2)
     assert point.slowdown is not None
-    assert point.slowdown.value == pytest.approx(factor - 1, abs=0.1)
-    assert point.slowdown.value == pytest.approx(seen - 1, abs=0.1)
+    least, most = (
+        {condition: statistics.fmean(getattr(own, side) for own in known[condition]) for condition in known}
+        for side in ("log_least", "log_most")
+    )
+    assert near(math.expm1(least[BOTH] - most[COMPUTE]), point.slowdown.value)
+    assert near(point.slowdown.value, math.expm1(most[BOTH] - least[COMPUTE]))
+    # All-reduces are in flight for nearly all of the time.
+    assert max(own.slowed_ms for own in known[COMPUTE]) == 0
+    assert near(0.5 * (factor - 1) * PRODUCT_MS, min(own.slowed_ms for own in known[BOTH]))
     assert point.all_reduce_alone_ms is not None
     assert point.all_reduce_alone_ms.value >= ALL_REDUCE_MS
     assert point.covered is not None
-    assert point.covered > 0.9
+    assert 0 < point.covered <= 1
     assert point.flop == 2 * 64**3
     # Without a sensor there is no power; with one there is some.
     assert point.both_w is None or point.both_w.value > 0

@@ -15,6 +15,7 @@ import pytest
 from overlap_callbacks.experiments.caps.capped import capped
 from overlap_callbacks.experiments.caps.settings import CapError, Caps
 from tests.instruments.power.fakes import build
+from tests.margins import PATIENCE_S
 
 pytestmark = [
     pytest.mark.skipif(build.compiler() is None, reason="no C compiler to build the fake driver with"),
@@ -112,7 +113,7 @@ def _start(way: str, folder: Path, library: Path, plan: str = "") -> subprocess.
     )
 
 
-def _await_before(folder: Path, timeout_s: float = 15.0) -> bool:
+def _await_before(folder: Path, timeout_s: float = PATIENCE_S) -> bool:
     deadline = time.monotonic() + timeout_s
     while _state(folder / "state") != (BEFORE_W, BEFORE_W, 0.0, 0.0):
         if time.monotonic() > deadline:
@@ -133,7 +134,7 @@ def test_on_every_way_out_the_devices_end_as_before(vendor: str, tmp_path: Path)
             assert process.stdout.readline() == "capped\n", f"{way}: {process.stderr and process.stderr.read()}"
             assert _state(tmp_path / way.replace(" ", "-") / "state") == (300.0, 300.0, 1200.0, 1200.0), way
         for way, process in started.items():
-            said, _ = process.communicate("go\n", timeout=60)
+            said, _ = process.communicate("go\n", timeout=PATIENCE_S)
             holders += [int(line) for line in said.split()]
             folder = tmp_path / way.replace(" ", "-")
             if way != "both killed":
@@ -149,7 +150,7 @@ def test_on_every_way_out_the_devices_end_as_before(vendor: str, tmp_path: Path)
     folder = tmp_path / "both-killed"
     assert _state(folder / "state") == (300.0, 300.0, 1200.0, 1200.0)
     again = _start("end", folder, library)
-    _, said = again.communicate("go\n", timeout=60)
+    _, said = again.communicate("go\n", timeout=PATIENCE_S)
     assert "an earlier experiment did not put its caps back" in said
     assert _await_before(folder)
 
@@ -163,7 +164,7 @@ def test_ways_out_with_a_driver_that_fails_to_put_back_at_first(vendor: str, tmp
             assert process.stdout is not None
             assert process.stdout.readline() == "capped\n"
         for way, process in started.items():
-            process.communicate("go\n", timeout=60)
+            process.communicate("go\n", timeout=PATIENCE_S)
             assert _await_before(tmp_path / way), way
             assert not (tmp_path / way / "journal" / "before.json").exists(), way
     finally:

@@ -14,6 +14,7 @@ from overlap_callbacks.experiments.study.job.training import rank_place
 from overlap_callbacks.experiments.study.job.worker import strategy_of, train
 from overlap_callbacks.experiments.study.job_spec import JobSpec
 from overlap_callbacks.experiments.study.models import scaled
+from tests.margins import PATIENCE_S
 
 SCALE = 0.01
 
@@ -27,7 +28,7 @@ def losses(rank: int, strategy: str, model: str, precision: str, folder: str) ->
         os.environ[SWITCH] = switch
         spec = JobSpec(
             configuration=Configuration(model=model, strategy=strategy, batch=1, precision=precision),
-            model=scaled(model, SCALE), ranks=2, link="gloo", threads=1, windows=1, scale=SCALE, timeout_s=60.0,
+            model=scaled(model, SCALE), ranks=2, link="gloo", threads=1, windows=1, scale=SCALE, timeout_s=PATIENCE_S,
             folder=str(Path(folder, switch)),
         )  # fmt: skip
         torch.manual_seed(0)

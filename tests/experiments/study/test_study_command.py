@@ -23,6 +23,7 @@ from overlap_callbacks.experiments.study.results import read_results
 from overlap_callbacks.report.record import read
 from tests.commands import invoke
 from tests.experiments.study.machines import CPU
+from tests.margins import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 SMALL = ["--scale", "0.01", "--batch", "1", "--steps", "5"]
@@ -44,7 +45,7 @@ def test_ctrl_c_keeps_what_was_measured_and_the_study_goes_on(tmp_path: Path) ->
     # The last job has begun, and loads torch: it cannot be done before the signal comes.
     until(lambda: (last / "stderr.log").exists() or process.poll() is not None)
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, errors
     assert f"Interrupted: what was measured is kept. Go on with: overlap study --resume {folder}" in errors
     assert processes_with(RUN_DIR, str(last)) == []
@@ -73,7 +74,7 @@ def test_ctrl_c_keeps_what_was_measured_and_the_study_goes_on(tmp_path: Path) ->
 
 
 def until(condition: Any) -> None:
-    end = time.monotonic() + 90
+    end = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
@@ -102,7 +103,7 @@ def test_results_are_not_overwritten(tmp_path: Path) -> None:
 def test_a_job_that_fails_is_a_row_with_its_reason(tmp_path: Path) -> None:
     start = make_start(Asked(strategies=["ddp"], batches=[1], scale=0.01, steps=5), CPU)
     wrong = msgspec.structs.replace(start, options={**start.options, "threads": 0})
-    row = run_job(wrong, tmp_path, 0, Limits(timeout_s=60, left_s=1000))
+    row = run_job(wrong, tmp_path, 0, Limits(timeout_s=PATIENCE_S, left_s=1000))
     assert row is not None
     assert row.figures is None
     assert row.failure is not None
@@ -110,4 +111,4 @@ def test_a_job_that_fails_is_a_row_with_its_reason(tmp_path: Path) -> None:
     slow = run_job(start, tmp_path, 0, Limits(timeout_s=1, left_s=1000))
     assert slow is not None
     assert (slow.failure or "").startswith("it was not measured within 1 s (--timeout)")
-    assert run_job(start, tmp_path, 0, Limits(timeout_s=60, left_s=1)) is None
+    assert run_job(start, tmp_path, 0, Limits(timeout_s=PATIENCE_S, left_s=1)) is None

@@ -134,7 +134,7 @@ def device_profile(fault: Fault) -> Iterator[None]:
         fault: turns the events of the profiled steps into what the profiler returns.
     """
 
-    def read(window: ClosedWindow, steps: Sequence[MeasuredStep], *args: Any, **options: Any) -> Any:
+    def read(window: ClosedWindow, _: object, steps: Sequence[MeasuredStep], *args: Any, **options: Any) -> Any:
         assert window.profile is not None
         on_device = [replace(step, log=_on_device(step.log)) for step in steps]
         made = [_events(step, window.profile.bounds) for step in on_device if step.profile_index >= 0]
@@ -145,7 +145,10 @@ def device_profile(fault: Fault) -> Iterator[None]:
         clock = clocks.StepClock()
         clock.compute_stream = SimpleNamespace(device=0)  # type: ignore[assignment]
         seen = replace(window, profile=profile, clock=clock)
-        return profile_figures.profile_figures(seen, on_device, *args, **options)
+        kernels, problems = profile_figures.read_kernels(seen)
+        if kernels is None:
+            return profile_figures.ProfileFigures(problems=problems)
+        return profile_figures.profile_figures(seen, kernels, on_device, *args, **options)
 
     with (
         mock.patch.object(measurement, "profile_figures", read),

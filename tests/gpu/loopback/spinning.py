@@ -1,8 +1,10 @@
 """A job on a CPU whose compute takes a known time, and a known factor longer while communication is in flight.
 
-Its operator spins by the clock, and its communication is the loopback link's, which takes a chosen time. So other
-programs on the machine hardly change either. What each takes is measured beside the library with one clock,
-``perf_counter_ns``: each spin by the operator itself, each collective from its issue until the phantom sees its end.
+Its operator spins by the clock, and its communication is the loopback link's, which takes a chosen time. What each
+takes is known beside the library as ``Bounds``, from one clock, ``perf_counter_ns``: a spin takes at least what the
+operator itself sees, and at most what its caller sees; a collective takes at least the link's time, and at most the
+time from its issue until the phantom sees its end. On a quiet machine the two bounds nearly meet. A busy machine takes
+the CPU away between the marks and moves the bounds apart; what is true lies between them all the same.
 """
 
 from __future__ import annotations
@@ -41,6 +43,17 @@ class Range(NamedTuple):
         return (self.end_ns - self.start_ns) / 1e6
 
 
+class Bounds(NamedTuple):
+    """A time that is known from both sides."""
+
+    least_ms: float
+    most_ms: float
+
+
+# Each call of the operator, as its caller sees it; the spin lies within.
+_calls: list[Range] = []
+
+
 class Spinner:
     """Spins for a time by the clock, in which communication slows it down.
 
@@ -50,21 +63,27 @@ class Spinner:
 
     Attributes:
         spins: all so far.
+        calls: those of the operator that did them.
+        slowed_ms: by how much communication made each spin longer.
     """
 
     def __init__(self, link: HostLink, factor: float) -> None:
         self._link, self._factor = link, factor
         self.spins: list[Range] = []
+        self.calls = _calls
+        self.slowed_ms: list[float] = []
 
     def spin(self, tensor: torch.Tensor, alone_ms: float) -> torch.Tensor:
         start = now = time.perf_counter_ns()
-        left_ns = alone_ms * 1e6
+        left_ns, lost_ns = alone_ms * 1e6, 0.0
         while left_ns > 0:
             rate = self._factor if self._link.is_busy else 1.0
             time.sleep(0)  # lets the phantom's thread have the interpreter
             before, now = now, time.perf_counter_ns()
             left_ns -= (now - before) / rate
+            lost_ns += (now - before) * (1 - 1 / rate)
         self.spins.append(Range(start, now))
+        self.slowed_ms.append(lost_ns / 1e6)
         return tensor.clone()
 
 
@@ -73,6 +92,7 @@ def spinner(loop: LoopJob, factor: float) -> Iterator[Spinner]:
     """The operator ``loopback::spin``, as long as the context lasts."""
     assert isinstance(loop.link, HostLink)
     made = Spinner(loop.link, factor)
+    _calls.clear()
     library = torch.library.Library("loopback", "DEF")
     library.define("spin(Tensor tensor, float alone_ms) -> Tensor")
     library.impl("spin", made.spin, "CPU")
@@ -85,11 +105,18 @@ def spinner(loop: LoopJob, factor: float) -> Iterator[Spinner]:
 class _Spin(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> Any:
-        return torch.ops.loopback.spin(tensor, FORWARD_MS)
+        return _spin(tensor, FORWARD_MS)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return torch.ops.loopback.spin(gradient, BACKWARD_MS)
+        return _spin(gradient, BACKWARD_MS)
+
+
+def _spin(tensor: torch.Tensor, alone_ms: float) -> torch.Tensor:
+    start_ns = time.perf_counter_ns()
+    spun: torch.Tensor = torch.ops.loopback.spin(tensor, alone_ms)
+    _calls.append(Range(start_ns, time.perf_counter_ns()))
+    return spun
 
 
 class _Layer(nn.Linear):
@@ -103,6 +130,7 @@ class SpinningJob(Job):
 
     Attributes:
         steps: when each step so far ran.
+        ends: when each optimizer step ran. The library's step ends within it.
     """
 
     def __init__(self, kind: str) -> None:
@@ -120,13 +148,16 @@ class SpinningJob(Job):
         self._data = torch.randn(4, WIDTH)
         self._began_ns = 0
         self.steps: list[Range] = []
+        self.ends: list[Range] = []
 
     def forward_backward(self) -> None:
         self._began_ns = time.perf_counter_ns()
         self.model(self._data).square().mean().backward()
 
     def update(self) -> None:
+        end_ns = time.perf_counter_ns()
         self.optimizer.step()
+        self.ends.append(Range(end_ns, time.perf_counter_ns()))
         self.optimizer.zero_grad()
         self.steps.append(Range(self._began_ns, time.perf_counter_ns()))
 

@@ -13,6 +13,7 @@ from overlap_callbacks.monitor.background.agreement import (
     GroupNote,
     HandedIn,
     OrderMessage,
+    RecordedKinds,
     WindowTerms,
     different_step,
     different_terms,
@@ -21,12 +22,12 @@ from tests.distributed import captured_log, run_ranks
 from tests.gate.sequences import collective, order, receive, send
 from tests.monitor.jobs import KeptReports, Training, digest_without_library, new_monitor, tiny_schedule
 
-NUM_STEPS = 37
+NUM_STEPS = 122
 
 
 def train(rank: int, options: list[dict[str, Any]], late_by: list[int], native: list[bool]) -> dict[str, Any]:
     """Each rank has a schedule of its own, and begins to count its steps at a step of its own."""
-    schedule = tiny_schedule(**{"every_n_steps": 12, **options[rank]})
+    schedule = tiny_schedule(**{"every_n_steps": 40, **options[rank]})
     sink, training = KeptReports(), Training(rank)
     monitor = new_monitor(sink, schedule=schedule, order_timeout_s=1.0, report_timeout_s=2.0)
     if native[rank]:
@@ -70,7 +71,7 @@ UNLIKE = [
     ({}, {"steps_per_block": 2}, "rank 1 with steps_per_block=2 (rank 0: 1)"),
     ({}, {"warmup_steps": 1}, "rank 1 with warmup_steps=1 (rank 0: 0)"),
     ({}, {"profiled_steps": 2}, "rank 1 with profiled_steps=2 (rank 0: 0)"),
-    ({}, {"every_n_steps": 13}, "rank 1 with every_n_steps=13 (rank 0: 12)"),
+    ({}, {"every_n_steps": 41}, "rank 1 with every_n_steps=41 (rank 0: 40)"),
     ({}, {"first_step": 3}, "rank 1 with first step of the window=3 (rank 0: 2), first_step=3 (rank 0: 2)"),
     ({}, {"control": True}, "rank 1 with control=True (rank 0: False)"),
     ({"control": True}, {}, "rank 1 with control=False (rank 0: True)"),
@@ -128,7 +129,7 @@ THREE = {"a": (0, 1, 2), "p2p": (0, 1, 2)}
 
 def messages(orders: list[CollectiveSequence], *counts: dict[str, int]) -> list[HandedIn]:
     return [
-        HandedIn(OrderMessage("", None, of_rank, GroupNote.of(order)), [(rank, rank)])
+        HandedIn(OrderMessage((), counts=of_rank, groups=GroupNote.of(RecordedKinds((order,)))), [(rank, rank)])
         for rank, (order, of_rank) in enumerate(zip(orders, counts, strict=True))
     ]
 
@@ -156,12 +157,40 @@ def test_counts_of_a_group_with_sends_and_receives_prove_nothing() -> None:
     assert different_step(messages(sequences(*exchange), {"p2p": 3}, {"p2p": 3}, {"p2p": 2})) is None
 
 
+def recorded(*numbers: int) -> dict[str, GroupNote]:
+    """What a rank notes of steps that issued so many collectives on a group."""
+    kinds = sorted(set(numbers))
+    of_kinds = tuple([order(*[collective("a")] * number, groups=THREE) for number in kinds])
+    return GroupNote.of(RecordedKinds(of_kinds, tuple([kinds.index(number) for number in numbers])))
+
+
+def test_ranks_whose_steps_of_a_kind_come_at_other_places_are_named() -> None:
+    def of_ranks(*notes: dict[str, GroupNote], counts: int = 3) -> str | None:
+        given = [OrderMessage(("kinds",), counts={"a": 7} if rank < counts else {}, groups=of) for rank, of in
+                 enumerate(notes)]  # fmt: skip
+        return different_step([HandedIn(message, [(rank, rank)]) for rank, message in enumerate(given)])
+
+    often, late = recorded(1, 1, 4, 1), recorded(1, 1, 1, 4)
+    assert of_ranks(often, often, often) is None
+    found = of_ranks(often, often, late)
+    assert found == (
+        "rank 2 and rank 0 recorded steps of different kinds: their collectives on group 'a' (ranks 0 to 2), step by "
+        "step, are 1, 1, 1, 4 on rank 2, and 1, 1, 4, 1 on rank 0"
+    )
+    # Where somebody else communicates on the group, what the gate sees of it varies.
+    assert of_ranks(often, often, late, counts=2) is None
+    # Other groups are none of a rank's business.
+    assert of_ranks(often, often, {}) is None
+
+
 def test_ranks_that_differ_in_the_same_way_are_named_together() -> None:
     def terms(**options: Any) -> WindowTerms:
         return WindowTerms(step=20, options=Schedule(**options).as_dict())
 
-    alike = HandedIn(OrderMessage("", terms()), [(0, 0), (2, 2)])
-    others = [HandedIn(OrderMessage(name, terms(repeats=2)), [(rank, rank)]) for rank, name in ((3, ""), (1, "b"))]
+    alike = HandedIn(OrderMessage((), terms=terms()), [(0, 0), (2, 2)])
+    others = [
+        HandedIn(OrderMessage((name,), terms=terms(repeats=2)), [(rank, rank)]) for rank, name in ((3, ""), (1, "b"))
+    ]
     given = [alike, *others]
     assert different_terms(given) == "ranks 1, 3 with repeats=2 (rank 0: 4)"
     assert different_terms([alike]) is None

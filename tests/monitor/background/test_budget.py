@@ -66,6 +66,20 @@ def test_a_window_within_the_budget_skips_none_and_without_one_nothing_is_too_ex
         assert budget.reason_to_skip(1) is None
 
 
+def test_a_cost_that_is_not_resolved_is_charged_half_of_the_way_to_its_upper_end() -> None:
+    for cost, upper, charged in ((-0.01, 0.03, 0.01), (-0.03, 0.01, 0.0)):
+        clock = Clock()
+        budget = WindowBudget(0.01, clock)
+        made = msgspec.structs.replace(
+            report(0, cost), measurement_overhead_ci_high=upper, lost_high_ms=upper * INTERVAL_S * 1e3
+        )
+        budget.record(made, clock())
+        clock.s += charged * INTERVAL_S + 0.99 * (charged / 0.01) * INTERVAL_S
+        assert (budget.reason_to_skip(1) is not None) == (charged > 0)
+        clock.s += 0.02 * INTERVAL_S
+        assert budget.reason_to_skip(1) is None
+
+
 def test_the_step_time_is_that_of_the_last_window_that_has_one() -> None:
     budget = WindowBudget(None)
     assert budget.step_s == 0

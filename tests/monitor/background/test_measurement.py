@@ -10,12 +10,13 @@ import pytest
 
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
 from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.settled import StepSeries
 from overlap_callbacks.gate.collectives import Collective, Group
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments.clocks import StepClock
 from overlap_callbacks.instruments.profiler import Profile
 from overlap_callbacks.monitor.background.collective_times import collective_times
-from overlap_callbacks.monitor.background.measurement import measure, memory_peaks, odd_steps, segments_of
+from overlap_callbacks.monitor.background.measurement import measure, memory_peaks, segments_of
 from overlap_callbacks.monitor.schedule import Part, Plan
 from overlap_callbacks.monitor.window import ClosedWindow, MeasuredStep
 from tests.columns import columns
@@ -53,42 +54,14 @@ def test_a_step_that_does_not_count_cuts_it_too() -> None:
     assert segments_in_ms(steps_of([0, 0, 0, 0], uncounted=(1,))) == [(0, 100, 1), (200, 400, 2)]
 
 
+def test_each_stretch_says_at_which_place_of_its_block_it_begins() -> None:
+    segments = segments_of(steps_of([0, 0, 3000, 0, 0]), StepClock(), counted_only=True)
+    assert [(segment.num_steps, segment.position) for segment in segments] == [(2, 0), (3, 2)]
+
+
 def test_a_single_step_is_a_stretch() -> None:
     assert segments_in_ms(steps_of([0])) == [(0, 100, 1)]
     assert segments_in_ms([]) == []
-
-
-# -- steps that are not like the others
-
-
-def issuing(seen: int, issued: int | None, counted: bool = True) -> MeasuredStep:
-    collective = Collective("allreduce_", Group("0", "", (0, 1), "gloo"), 4, 4, None, 0, -1, 0, 0)
-    plan = Plan(0, 0, Part.TIMED, 0, Mode.OVERLAPPED, Mode.OVERLAPPED, True, False)
-    return MeasuredStep(
-        plan=plan, start=0, end=MS, log=StepLog((collective,) * seen, 0, None, issued=issued), counted=counted
-    )
-
-
-@pytest.mark.parametrize(
-    ("numbers", "odd"),
-    [
-        ([(4, 4), (4, 4), (8, 8), (4, 4)], {2}),
-        ([(4, 4), (5, 5), (4, 4), (4, 4)], set()),  # a job's logging adds one
-        ([(1, 3), (3, 3), (3, 3), (1, 3)], set()),  # a hook's callbacks run on this thread, or on another
-        ([(1, 3), (3, 3), (6, 6), (1, 3)], {2}),
-        ([(4, 4), (4, 40), (4, 4), (4, 4)], set()),  # another thread's collectives are no part of the step
-        ([(4, None), (4, None), (8, None), (4, None)], {2}),  # a backend that does not count
-        ([(0, 0), (0, 0)], set()),
-        ([], set()),
-    ],
-)
-def test_odd_steps_are_told_by_what_the_measured_threads_issue(numbers, odd) -> None:
-    assert odd_steps([issuing(*number) for number in numbers]) == odd
-
-
-def test_steps_that_do_not_count_say_nothing_of_what_is_usual() -> None:
-    steps = [issuing(4, 4), issuing(9, 9, counted=False), issuing(9, 9, counted=False), issuing(9, 9, counted=False)]
-    assert odd_steps(steps) == set()
 
 
 # -- collectives
@@ -157,6 +130,45 @@ def test_a_collectives_time_alone_is_that_of_the_sequential_steps_per_step() -> 
     (row,) = measure(window, rank=0, backend="gloo").collectives
     assert (row.messages, row.bytes_in) == (2, 8)
     assert row.isolated_ms == 40.0  # two collectives a step, of 10 ms each in one step and of 30 ms in the other
+
+
+# -- the series of steps
+
+
+def timed_window(*steps: tuple[Part, Mode, float, bool], first_offset: int = 0) -> ClosedWindow:
+    """A window of steps, each with its part, its arm, its time and whether something spoilt it."""
+    measured, now = [], 0
+    for offset, (part, arm, step_ms, spoilt) in enumerate(steps, first_offset):
+        plan = Plan(0, offset, part, 0, arm, arm, False, last=False)
+        end = now + round(step_ms * MS)
+        measured.append(MeasuredStep(plan=plan, start=now, end=end, log=StepLog((), 0, None), spoilt=spoilt))
+        now = end
+    return ClosedWindow(
+        number=0, first_step=500, steps=tuple(measured), complete=True, problems=(), opened_ns=0, wall_ms=5.0,
+        clock=StepClock(), meter=None, profile=None, missing_profile="",
+    )  # fmt: skip
+
+
+def test_rank_0_keeps_its_steps_outside_the_profile_in_order_with_those_that_do_not_count() -> None:
+    overlapped, sequential = Mode.OVERLAPPED, Mode.SEQUENTIAL
+    window = timed_window(
+        (Part.RECORDED, overlapped, 7.0, False),
+        (Part.BESIDE, overlapped, 10.0, False),
+        (Part.TIMED, sequential, 12.0, False),
+        (Part.TIMED, sequential, 13.123456, True),
+        (Part.BESIDE, overlapped, 11.0, False),
+        (Part.PROFILED, overlapped, 30.0, False),
+    )
+    series = measure(window, rank=0, backend="gloo").series
+    assert series == StepSeries(501, (10.0, 12.0, 13.1235, 11.0), "OSsO")
+    assert measure(window, rank=1, backend="gloo").series is None
+
+
+def test_where_a_step_is_missing_nothing_is_known_of_what_went_before() -> None:
+    window = timed_window((Part.TIMED, Mode.OVERLAPPED, 1.0, False), (Part.TIMED, Mode.SEQUENTIAL, 1.0, False))
+    steps = (window.steps[0], replace(window.steps[1], plan=replace(window.steps[1].plan, offset=2)))
+    assert measure(replace(window, steps=steps), rank=0, backend="gloo").series is None
+    assert measure(replace(window, steps=()), rank=0, backend="gloo").series is None
 
 
 # -- the profile

@@ -168,6 +168,32 @@ def test_steps_that_all_differ_are_kept_with_a_note() -> None:
     assert [problem.startswith("the number of kernels differs") for problem in found.problems] == [True]
 
 
+def kinds_of_blocks(found: RankWindow) -> dict[Mode, list[int]]:
+    return {mode: [block.kinds[0] for block in found.profiled if block.arm is mode] for mode in Mode}
+
+
+def test_steps_that_called_other_kernels_in_both_modes_are_of_another_kind() -> None:
+    steps = whole()
+    for number in (1, 3):  # blocks O S S O, O S S O
+        steps[number] = step_events(number, kernels=KERNELS + 50)
+    found = measured(steps)
+    assert blocks_of(found) == list(range(8))
+    assert kinds_of_blocks(found) == {Mode.OVERLAPPED: [0, 1, 0, 0], Mode.SEQUENTIAL: [1, 0, 0, 0]}
+    assert [problem.split(":")[0] for problem in found.problems] == [
+        f"profiled steps that communicate alike called other kernels ({KERNELS + 1} and {KERNELS + 51})"
+    ]
+
+
+def test_both_modes_have_as_many_profiled_steps_of_each_kind() -> None:
+    steps = whole()
+    for number in (0, 1, 3):
+        steps[number] = step_events(number, kernels=KERNELS + 50)
+    found = measured(steps)
+    # Of three longer steps in two modes, one is too many; then one of the others is.
+    assert kinds_of_blocks(found) == {Mode.OVERLAPPED: [1, 0, 0], Mode.SEQUENTIAL: [1, 0, 0]}
+    assert "profiled steps were left out so that both modes have as many of each kind" in found.problems
+
+
 def test_collectives_without_a_launch_count_in_their_steps_and_are_named() -> None:
     def without_launch(number: int) -> list[Event]:
         *others, collective = step_events(number)
@@ -198,7 +224,7 @@ def test_ranks_with_somewhat_different_numbers_of_graph_kernels_say_the_same() -
         rows += [(ALL_REDUCE, Kind.COMMUNICATION, 0, 2, 3)] * 50
         kernels = columns(rows)
         kernels.from_graph[len(rows) - replayed :] = True
-        return check_device_profile(kernels, {Mode.OVERLAPPED: [0], Mode.SEQUENTIAL: [1]}).problems
+        return check_device_profile(kernels, {Mode.OVERLAPPED: [0], Mode.SEQUENTIAL: [1]}, {0: 0, 1: 0}).problems
 
     assert problems_of(21) == problems_of(22)
     assert problems_of(21)[-1].startswith("20 of 50 communication kernels come from CUDA graphs")

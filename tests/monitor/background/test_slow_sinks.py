@@ -44,7 +44,7 @@ def test_a_sink_that_hangs_costs_no_window_of_the_record_and_is_named(tmp_path: 
 
 def close_amid_a_window(rank: int, steps: int) -> list[tuple[bool, dict[str, float]]]:
     sink = KeptReports()
-    schedule = tiny_schedule(every_n_steps=100, repeats=4)
+    schedule = tiny_schedule(every_n_steps=17, repeats=4)
     monitor = new_monitor(sink, schedule=schedule)
     run_steps(Training(rank), monitor, steps)
     monitor.close()

@@ -20,6 +20,7 @@ from overlap_callbacks.report.html.document import script_json, with_whole_optio
 from overlap_callbacks.report.html.page import distinct_names
 from overlap_callbacks.report.html.step_charts import both
 from overlap_callbacks.report.record import read
+from tests.margins import near
 from tests.report.runs import OSSO, OV, SEQ, many, run_info, window, write
 
 
@@ -55,7 +56,7 @@ QUESTIONS = (
 
 def test_the_verdict_comes_first_then_the_questions_in_their_order(tmp_path: Path) -> None:
     text = text_of(made(tmp_path, *[window(i, power=True) for i in range(8)]))
-    head = ("Overlap makes steps 12.", "95% intervals: steps 1", "To try first: ")
+    head = ("Overlap makes steps 12.", "95% intervals (one look): steps 1", "To try first: ")
     places = [text.index(part) for part in (*head, *QUESTIONS)]
     assert places == sorted(places)
 
@@ -248,9 +249,9 @@ def test_control_windows_beside_real_ones_are_marked_and_left_out(tmp_path: Path
 
 def test_turns_without_a_window_cost_nothing(tmp_path: Path) -> None:
     windows = [msgspec.structs.replace(window(i), measurement_overhead=0.01) for i in (0, 1, 2, 3)]
-    assert "Measuring made training 1.00% longer." in text_of(made(tmp_path / "a", *windows))
+    assert "Cost of measuring: 1.00% of training." in text_of(made(tmp_path / "a", *windows))
     fewer = [windows[0], windows[3]]
-    assert "Measuring made training 0.50% longer." in text_of(made(tmp_path / "b", *fewer))
+    assert "Cost of measuring: 0.50% of training." in text_of(made(tmp_path / "b", *fewer))
 
 
 def test_an_unfinished_window_alone_is_shown_as_one(tmp_path: Path) -> None:
@@ -299,7 +300,7 @@ def test_several_runs_stand_side_by_side(tmp_path: Path) -> None:
     (along,) = [chart for chart in charts_of(content) if chart["title"] == "Compute slowdown along the runs"]
     assert [(line["name"], len(line["points"])) for line in along["series"]] == [("one", 2), ("two", 1)]
     assert "mean power of a device, overlapped" not in text
-    figures = {"Step time with overlap", "Compute slowdown", "Exposed communication, share of a step"}
+    figures = {"Step time with overlap", "Compute slowdown", "Exposed communication, share of a profiled step"}
     assert {row["figure"] for row in shares["rows"]} == figures
     for anchor in ("run-1", "run-2", "run-3"):
         assert content.count(f'id="{anchor}"') == content.count(f'href="#{anchor}"') == 1
@@ -333,9 +334,9 @@ def test_no_record_is_refused() -> None:
 def test_a_thousand_windows_are_made_in_seconds_and_stay_below_5_mb(tmp_path: Path) -> None:
     write(tmp_path, *(msgspec.structs.replace(w, power_trace=None) for w in many(1000)))
     record = read(tmp_path)
-    start = time.monotonic()
+    start_s = time.process_time()
     size = write_page([record], tmp_path / "report.html")
-    assert time.monotonic() - start < 10
+    assert near(time.process_time() - start_s, 10.0)
     assert size < 2_000_000
     charts = charts_of((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert all(len(line["points"]) > 900 for chart in charts if chart["draw"] == "lines" for line in chart["series"])

@@ -18,6 +18,7 @@ from overlap_callbacks import JsonlSink, OverlapMonitor, Schedule, Sink, WandbSi
 from overlap_callbacks.report.record import read
 from overlap_callbacks.sinks.fan_out import FanOut
 from tests.distributed import run_ranks
+from tests.margins import PATIENCE_S, near
 from tests.report.runs import run_info, window
 from tests.sinks.wandb.server import ERROR, HANG, WandbServer, environment, refusing
 from tests.wandb_reader import SETTINGS, read_run
@@ -112,7 +113,7 @@ def test_a_wandb_that_has_stopped_holds_up_neither_the_record_nor_the_end(tmp_pa
         sinks.log(window(number))
     assert len(read(tmp_path).windows) == 20
     sinks.close(30.0)
-    assert time.monotonic() - start < 10.0
+    assert near(time.monotonic() - start, 30.0)
     assert not run.release.is_set()
     ((failed, error),) = errors
     assert failed is sink
@@ -125,7 +126,7 @@ def run_apart(script: str, url: str, folder: Path) -> str:
     """What a script prints, run to the end of its process in an interpreter of its own."""
     variables = {**os.environ, **environment(url), "HOME": str(folder)}
     command = [sys.executable, "-c", script, str(folder)]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -195,7 +196,7 @@ def test_a_users_run_whose_server_goes_down_later(tmp_path: Path) -> None:
             assert process.stdout is not None
             assert process.stdout.readline() == "begun\n"
             server.trouble = HANG
-            output, _ = process.communicate("go on\n", timeout=100)
+            output, _ = process.communicate("go on\n", timeout=PATIENCE_S)
         assert server.troubled
         assert server.hanging
     assert process.returncode == 0

@@ -1,0 +1,162 @@
+"""The design of a window: which weight each block has in the mean of its mode, by least squares.
+
+A block's mean depends on its mode, and on what differs between blocks besides: its place in the window (steps get
+slower or faster: clocks, heat, caches), how many of its steps are hits of the job's rhythms, and how many are of
+another kind. The design takes these out. It is the same for every quantity, so that what adds up in each block
+adds up in the means too.
+
+The mean of a mode uses the blocks of that mode alone. Both means are taken at the same trend, and at the same share of
+hits and of each kind: that at which the two modes are known best. So their difference is that of the least squares with
+a column for the mode. Without columns besides, they are plain means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.rhythm import Rhythm
+from overlap_callbacks.analysis.results.window import ProfiledBlock, TimedBlock
+
+Floats = npt.NDArray[np.float64]
+
+MAX_RHYTHMS = 3
+MAX_KINDS = 3
+NUM_COVARIATES = MAX_RHYTHMS + MAX_KINDS
+# The degree of the trend by the number of blocks. Fewer blocks would tell nothing of what is left.
+_DEGREES = ((12, 3), (6, 1))
+# Degrees of freedom that a column must leave.
+_MIN_LEFT = 2
+# What is left of equal values, as a share of them.
+_ROUNDING = 1e-12
+# Of a column's square, what the columns before must leave of it.
+_MIN_NEW = 1e-6
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class Design:
+    """The least squares of n blocks.
+
+    Attributes:
+        of_mode: which blocks are of each mode, in the order of ``Mode``; shape (modes, n).
+        weights: of each block in the mean of its mode; they add up to 1 over each mode that has blocks; shape (n,).
+        degrees: degrees of freedom of what is left in each mode's blocks; shape (modes,).
+        roots: of the blocks' weights in the least squares; shape (n,).
+        basis: orthonormal columns that span the design, in units of ``roots``; shape (n, columns).
+    """
+
+    of_mode: npt.NDArray[np.bool_]
+    weights: Floats
+    degrees: Floats
+    roots: Floats
+    basis: Floats
+
+    def means(self, values: Floats) -> Floats:
+        """The mean of each quantity in each mode; of a mode without blocks 0. Shapes (n, quantities), (modes, ...)."""
+        return np.stack([self.weights[own] @ values[own] for own in self.of_mode])  # apart: a NaN stays in its mode
+
+    def residuals(self, values: Floats) -> Floats:
+        """What the design leaves of each quantity, in units of ``roots``; shape (n, quantities)."""
+        scaled = self.roots[:, None] * values
+        left = scaled - self.basis @ (self.basis.T @ scaled)
+        for quantity in np.flatnonzero(np.isnan(left).any(axis=0)).tolist():  # not known in all blocks of some mode
+            for own in self.of_mode:
+                basis, of_own = self.basis[own], scaled[own, quantity]
+                left[own, quantity] = of_own - basis @ (np.linalg.pinv(basis) @ of_own)
+        left[np.abs(left) <= _ROUNDING * np.abs(scaled).max(axis=0, initial=0.0)] = 0.0
+        return np.asarray(left)
+
+    def spread(self) -> Floats:
+        """The variance of each mode's mean over that of a step's weight; 0 without blocks. Shape (modes,)."""
+        return np.asarray((self.of_mode * (self.weights / self.roots) ** 2).sum(axis=1))
+
+    def covariances(self, values: Floats) -> list[Floats]:
+        """Of the means of each mode, by what the design leaves of its own blocks; NaN without degrees of freedom."""
+        left = self.residuals(values)
+        parts = zip(self.of_mode, self.degrees, self.spread(), strict=True)
+        return [
+            left[own].T @ left[own] * (spread / degrees if degrees > 0 else np.nan) for own, degrees, spread in parts
+        ]
+
+
+def design_of(modes: Sequence[Mode], places: Sequence[int], num_steps: Sequence[float], covariates: Floats) -> Design:
+    """The design of some blocks.
+
+    Args:
+        modes: of each block; n of them.
+        places: its number.
+        num_steps: its counted steps, by which it weighs.
+        covariates: what else it depends on, the most important first; shape (n, covariates).
+    """
+    of_mode = np.array([[mode is each for mode in modes] for each in Mode], dtype=bool).reshape(len(Mode), -1)
+    roots = np.sqrt(np.maximum(np.array(num_steps, dtype=np.float64), 1e-9))
+    weights = (of_mode * roots**2).sum(axis=0)
+    weights = weights / np.maximum(of_mode @ weights, 1e-300)[of_mode.argmax(axis=0)]
+    present = [own for own in of_mode if own.any()]
+    basis = _orthonormal((roots * own for own in present), len(roots))
+    if len(present) == len(Mode):
+        others = [roots]
+        for column in _columns(places, covariates):
+            extended = _extended(basis, roots * column)
+            if extended is not basis:
+                basis = extended
+                others.append(roots * column)
+        # The modes as far as the other columns do not tell them: that is the contrast between the two.
+        others_basis = _orthonormal(others, len(roots))
+        indicator = roots * of_mode[0]
+        contrast = indicator - others_basis @ (others_basis.T @ indicator)
+        weights = np.where(of_mode[0], 1.0, -1.0) * roots * contrast / (contrast @ contrast)
+    degrees = (of_mode * (1 - (basis**2).sum(axis=1))).sum(axis=1)
+    return Design(of_mode, weights, degrees, roots, basis)
+
+
+def _columns(places: Sequence[int], covariates: Floats) -> list[Floats]:
+    """The trend, then the covariates."""
+    degree = next((degree for least, degree in _DEGREES if len(places) >= least), 0)
+    place = np.array(places, dtype=np.float64)
+    place = 2 * (place - place.min()) / max(1.0, float(np.ptp(place))) - 1
+    return [*(place**power for power in range(1, degree + 1)), *covariates.T]
+
+
+def _orthonormal(columns: Iterable[Floats], rows: int) -> Floats:
+    basis = np.empty((rows, 0))
+    for column in columns:
+        basis = _extended(basis, column, least=0)
+    return basis
+
+
+def _extended(basis: Floats, column: Floats, least: int = _MIN_LEFT) -> Floats:
+    """With one column more, if it is new and leaves degrees of freedom enough."""
+    new = column - basis @ (basis.T @ column)
+    new = new - basis @ (basis.T @ new)  # twice is enough
+    square = float(new @ new)
+    if len(column) - basis.shape[1] - 1 < least or not square > _MIN_NEW * float(column @ column):
+        return basis
+    return np.column_stack([basis, new / np.sqrt(square)])
+
+
+def covariates_of(block: TimedBlock | ProfiledBlock, rhythms: Sequence[Rhythm]) -> tuple[float, ...]:
+    """The share of a block's counted steps that are hits of each rhythm, then that of each kind but the commonest."""
+    hits = [
+        sum([step % rhythm.period == rhythm.phase for step in block.steps]) / len(block.steps)
+        for rhythm in rhythms[:MAX_RHYTHMS]
+        if block.steps and rhythm.period > 1
+    ]
+    kinds = [block.kinds.count(kind) / len(block.kinds) if block.kinds else 0.0 for kind in range(1, MAX_KINDS + 1)]
+    return (*hits, *[0.0] * (MAX_RHYTHMS - len(hits)), *kinds)
+
+
+def rank_weights(
+    blocks: Sequence[TimedBlock | ProfiledBlock], num_steps: Sequence[int], rhythms: Sequence[Rhythm]
+) -> list[float]:
+    """The weight of each of a rank's blocks in the mean of its mode."""
+    if not blocks:
+        return []
+    covariates = np.array([covariates_of(block, rhythms) for block in blocks])
+    design = design_of([block.arm for block in blocks], [block.block for block in blocks], num_steps, covariates)
+    return design.weights.tolist()  # type: ignore[no-any-return]

@@ -1,0 +1,222 @@
+"""What a window costs training, by the contrasts inside it. Pure.
+
+The modes take turns within a window, so what its sequential steps cost more than overlapped ones is known there, and so
+is what the profiler adds. Steps before the window would tell it worse: the pace of a job changes by more than measuring
+costs. All stretches of steps in one mode are fitted by least squares: an overlapped step, a straight trend, and what
+each other kind of step takes more. The cost is what each kind takes more times the number of such steps, the slower
+steps after the window, and the library's own work on the training thread, which is counted and not estimated.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.statistics import CONFIDENCE
+
+if TYPE_CHECKING:
+    from overlap_callbacks.analysis.results.report import OverlapReport
+
+_MIN_FREEDOM = 3
+# Noise that is tried: for how many steps a part of it lasts, and the share of that part.
+_NOISE = ((1.0, 0.0), *[(lasts, share) for lasts in (2.0, 5.0, 12.0, 30.0) for share in (0.3, 0.6, 1.0)])
+
+Floats = npt.NDArray[np.float64]
+
+
+class Kind(enum.Enum):
+    """What steps of a window are, beside overlapped ones that are only timed."""
+
+    OVERLAPPED = "overlapped"
+    RECORDED = "recorded"
+    OTHER = "sequential, or of another arm"
+    PROFILED = "overlapped, under the profiler"
+    OTHER_PROFILED = "sequential or of another arm, under the profiler"
+
+
+class Stretch(NamedTuple):
+    """Steps in a row of one kind.
+
+    Attributes:
+        kind: theirs.
+        at: the middle of them, in steps from the window's first.
+        num_steps: all of them.
+        num_known: those that ``mean_ms`` is of; others held something that is not the window's.
+        mean_ms: time of a step, the time between two steps included; 0 where none is known.
+    """
+
+    kind: Kind
+    at: float
+    num_steps: int
+    num_known: int
+    mean_ms: float
+
+
+class StepsAfter(NamedTuple):
+    """The steps after a window, until they were back to normal.
+
+    Attributes:
+        num_steps: how many they are.
+        total_ms: what they took together.
+    """
+
+    num_steps: int
+    total_ms: float
+
+
+class LostTime(NamedTuple):
+    """Time that training lost to a window.
+
+    Attributes:
+        ms: the estimate; below zero where chance is larger than the cost.
+        low_ms, high_ms: its 95 % interval; None where there is none.
+        step_ms: of an overlapped step.
+    """
+
+    ms: float
+    low_ms: float | None
+    high_ms: float | None
+    step_ms: float
+
+
+def lost_time(
+    stretches: Sequence[Stretch], own_ms: float, after: StepsAfter, least_after_ms: float = -math.inf
+) -> LostTime | None:
+    """What a window cost; None where it has too few stretches for an interval.
+
+    Args:
+        stretches: of the window. Steps between them that were not measured cost nothing.
+        own_ms: the library's own work on the training thread, none of which is in the stretches.
+        after: the window.
+        least_after_ms: that is known to have been lost after it.
+    """
+    known = [stretch for stretch in stretches if stretch.num_known]
+    others = [kind for kind in Kind if kind is not Kind.OVERLAPPED and any(s.kind is kind for s in known)]
+    if len(known) < 2 + len(others) + _MIN_FREEDOM or not any(s.kind is Kind.OVERLAPPED for s in known):
+        return None
+    at = np.array([stretch.at for stretch in known])
+    middle, end = float(at.mean()), max(stretch.at + stretch.num_steps / 2 for stretch in stretches)
+    columns = [np.ones(len(known)), at - middle]
+    columns += [np.array([float(stretch.kind is kind) for stretch in known]) for kind in others]
+    design = np.stack(columns, axis=1)
+    wanted = np.zeros(design.shape[1])
+    for place, kind in enumerate(others, start=2):
+        wanted[place] = sum(stretch.num_steps for stretch in stretches if stretch.kind is kind)
+    at_after = end + 0.5 + np.arange(after.num_steps, dtype=np.float64)
+    usual_after = np.zeros_like(wanted)
+    usual_after[:2] = after.num_steps, float((at_after - middle).sum())
+    fit = _fitted(design, known, at_after)
+    if fit is None:
+        return None
+    after_ms = after.total_ms - float(usual_after @ fit.means)
+    total_ms = own_ms + float(wanted @ fit.means) + max(after_ms, least_after_ms)
+    is_seen = after_ms >= least_after_ms
+    from scipy.special import stdtrit  # takes half a second to import
+
+    half_ms = float(stdtrit(fit.freedom, (1 + CONFIDENCE) / 2)) * fit.error(wanted - is_seen * usual_after, is_seen)
+    return LostTime(total_ms, total_ms - half_ms, total_ms + half_ms, float(fit.means[0]))
+
+
+class _Fit(NamedTuple):
+    """Least squares over the stretches.
+
+    Attributes:
+        means: a value for each column.
+        covariance: of these.
+        with_after: their covariance with the chance in the sum of the steps after the window.
+        of_after: variance of that sum.
+        freedom: degrees of freedom.
+    """
+
+    means: Floats
+    covariance: Floats
+    with_after: Floats
+    of_after: float
+    freedom: int
+
+    def error(self, wanted: Floats, with_after: bool) -> float:
+        """Standard error of a sum of the columns' values, with that of the steps after the window or without."""
+        variance = float(wanted @ self.covariance @ wanted)
+        if with_after:
+            variance += self.of_after + 2 * float(wanted @ self.with_after)
+        return math.sqrt(max(0.0, variance))
+
+
+def _fitted(design: Floats, stretches: Sequence[Stretch], at_after: Floats) -> _Fit | None:
+    """The fit under the noise that explains the stretches best, by restricted likelihood.
+
+    Step times wander: noise is a part that each step has anew, and one that lasts for some steps. Intervals without the
+    second are too narrow by a third and more.
+    """
+    freedom = len(stretches) - int(np.linalg.matrix_rank(design))
+    if freedom < _MIN_FREEDOM or freedom != len(stretches) - design.shape[1]:
+        return None
+    sizes = [stretch.num_steps for stretch in stretches]
+    places = [stretch.at - (stretch.num_steps - 1) / 2 + np.arange(stretch.num_steps) for stretch in stretches]
+    at = np.concatenate([*places, at_after])
+    firsts = np.cumsum([0, *sizes])[: len(sizes) + bool(len(at_after))]
+    divisors = np.array([*sizes, *([1] if len(at_after) else [])], dtype=float)
+    distance = abs(at[:, None] - at)
+    fresh, times_ms = np.diag(1 / divisors), np.array([stretch.mean_ms for stretch in stretches])
+    if len(at_after):
+        fresh[-1, -1] = len(at_after)
+    best, best_fit = -math.inf, None
+    for lasts, share in _NOISE:
+        noise = fresh
+        if share:
+            kept = np.add.reduceat(np.add.reduceat(np.exp(-distance / lasts), firsts, axis=0), firsts, axis=1)
+            noise = (1 - share) * fresh + share * kept / divisors / divisors[:, None]
+        n = len(stretches)
+        solved = np.linalg.solve(noise[:n, :n], np.column_stack((design, times_ms)))
+        normal = np.asarray(np.linalg.inv(design.T @ solved[:, :-1]), dtype=np.float64)
+        means: Floats = normal @ (design.T @ solved[:, -1])
+        rest = times_ms - design @ means
+        squares = float(rest @ (solved[:, -1] - solved[:, :-1] @ means))
+        variance = max(squares, np.finfo(float).tiny) / freedom
+        size, size_of_normal = np.linalg.slogdet(noise[:n, :n])[1], np.linalg.slogdet(normal)[1]
+        likelihood = -freedom * math.log(variance) - float(size) + float(size_of_normal)
+        if likelihood > best:
+            beside = noise[:n, n] if len(at_after) else np.zeros(n)
+            with_after = variance * normal @ (solved[:, :-1].T @ beside)
+            of_after = variance * float(noise[n, n]) if len(at_after) else 0.0
+            best, best_fit = likelihood, _Fit(means, variance * normal, with_after, of_after, freedom)
+    return best_fit
+
+
+def cost_of_window(report: OverlapReport) -> Estimate | None:
+    """What a window costs as a share of the time from one window to the next; None if not known."""
+    if report.measurement_overhead is None:
+        return None
+    low, high = report.measurement_overhead_ci_low, report.measurement_overhead_ci_high
+    return Estimate(report.measurement_overhead, low, high, report.num_steps, 1)
+
+
+def cost_of_run(windows: Sequence[OverlapReport], every_n_steps: int) -> Estimate | None:
+    """By how much measuring made training longer; None if no window tells.
+
+    What windows cost by chance more or less evens out, so their intervals are those of independent estimates.
+
+    Args:
+        windows: of the run. Those that were skipped, because of ``max_overhead`` say, cost nothing.
+        every_n_steps: steps from one window to the next; 0 where the run does not tell.
+    """
+    told = [(window.first_step, cost) for window in windows if (cost := cost_of_window(window)) is not None]
+    if not told:
+        return None
+    steps, costs = [step for step, _ in told], [cost for _, cost in told]
+    share = 1 / len(costs)
+    if every_n_steps:
+        share *= min(1.0, len(costs) * every_n_steps / (max(steps) - min(steps) + every_n_steps))
+    value = share * sum(cost.value for cost in costs)
+    halves = [(c.ci_high - c.ci_low) / 2 for c in costs if c.ci_low is not None and c.ci_high is not None]
+    num_steps = sum(cost.num_steps for cost in costs)
+    if len(halves) < len(costs):
+        return Estimate(value, None, None, num_steps, len(costs))
+    half = share * math.hypot(*halves)
+    return Estimate(value, value - half, value + half, num_steps, len(costs))

@@ -1,0 +1,117 @@
+"""Steps that took far longer than others of their mode: somebody's save, an evaluation, a core that was taken away.
+
+They are left out of both modes alike. The rule looks at each mode alone, so that it does not favour either. If it
+leaves out many more steps of one mode than of the other, the stalls may belong to that mode, and all steps count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from overlap_callbacks.analysis.formatting import count
+
+# A step is left out that exceeds the median of its like by more than both.
+_MIN_SHARE = 0.1
+_MIN_DEVIATIONS = 5.0
+_MAD_TO_SD = 1.4826
+# Fewer steps that are alike cannot tell which of them is too long.
+_MIN_ALIKE = 4
+# Chance that numbers of steps as unlike as those left out of the modes come from stalls that hit both alike.
+_CHANCE = 0.01
+_MAX_NAMED = 3
+
+
+class LeftOut(NamedTuple):
+    """The steps of one part of a window that are left out.
+
+    Attributes:
+        far: which steps took far longer than their like; shape (number of steps,).
+        kept: whether they count all the same, since nearly all are of one mode.
+    """
+
+    far: npt.NDArray[np.bool_]
+    kept: bool
+
+
+def far_longer(step_ms: Sequence[float], like: Sequence[Hashable], sequential: Sequence[bool]) -> LeftOut:
+    """The steps that took far longer than others of their mode.
+
+    Args:
+        step_ms: how long each step took, less what a rhythm of the job adds to it.
+        like: steps are compared with those that have the same value: their mode, kind and so on.
+        sequential: whether the step is of the sequential side.
+    """
+    times = np.asarray(step_ms, dtype=np.float64)
+    labels = {label: number for number, label in enumerate(dict.fromkeys(like))}
+    group = np.array([labels[label] for label in like], dtype=np.intp)
+    far = np.zeros(len(times), dtype=bool)
+    for number in labels.values():
+        rows = group == number
+        if np.count_nonzero(rows) < _MIN_ALIKE:
+            continue
+        median = float(np.median(times[rows]))
+        deviation = _MAD_TO_SD * float(np.median(np.abs(times[rows] - median)))
+        far |= rows & (times > median + max(_MIN_SHARE * median, _MIN_DEVIATIONS * deviation))
+    of_sequential = int(np.count_nonzero(far & np.asarray(sequential, dtype=bool)))
+    return LeftOut(far, are_of_one_mode(int(np.count_nonzero(far)) - of_sequential, of_sequential))
+
+
+def are_of_one_mode(overlapped: int, sequential: int) -> bool:
+    """Whether stalls that hit both modes alike would hardly be spread like this: an exact binomial test, two-sided."""
+    total, most = overlapped + sequential, max(overlapped, sequential)
+    # By logarithms: over a long run there are thousands.
+    of_all = math.lgamma(total + 1) - total * math.log(2)
+    chances = [
+        math.exp(of_all - math.lgamma(number + 1) - math.lgamma(total - number + 1))
+        for number in range(most, total + 1)
+    ]
+    return bool(total) and 2 * math.fsum(chances) < _CHANCE
+
+
+def stalls_of_a_run(left_out: Iterable[tuple[int, int]]) -> str:
+    """A sentence if stalls belong to one mode over the windows of a run, which one window rarely tells; else empty.
+
+    Args:
+        left_out: of each window, the overlapped and the sequential steps that were left out.
+    """
+    windows = list(left_out)
+    overlapped, sequential = sum([window[0] for window in windows]), sum([window[1] for window in windows])
+    if not are_of_one_mode(overlapped, sequential):
+        return ""
+    mode = "overlapped" if overlapped > sequential else "sequential"
+    return (
+        f"stalls belong to {mode} steps: of those that took far longer than others of their mode, {overlapped:,} were "
+        f"overlapped and {sequential:,} sequential in {count(len(windows), 'window')}, and the difference of the modes "
+        f"is without them"
+    )
+
+
+def stalls_in_words(
+    overlapped: Sequence[int], sequential: Sequence[int], *, kept: bool = False, what: str = "step"
+) -> str:
+    """What was left out of a window, in words.
+
+    Args:
+        overlapped: numbers of the overlapped steps.
+        sequential: numbers of the sequential ones.
+        kept: whether they count all the same.
+        what: they are, e.g. ``profiled step``.
+    """
+    steps = sorted([*overlapped, *sequential])
+    named = ", ".join(map(str, steps[:_MAX_NAMED])) + (", ..." if len(steps) > _MAX_NAMED else "")
+    numbers = f"overlapped {len(overlapped)}, sequential {len(sequential)}"
+    if kept:
+        return (
+            f"{count(len(steps), what)} took far longer than others of their mode, nearly all in one mode ({numbers}): "
+            f"all of them count"
+        )
+    return (
+        f"{count(len(steps), what)} took far longer than others of {'its' if len(steps) == 1 else 'their'} mode and "
+        f"{'is' if len(steps) == 1 else 'are'} left out ({numbers}; step{'s' * (len(steps) > 1)} {named}): wrap a save "
+        f"or an evaluation inside the loop in `with monitor.pause():`"
+    )

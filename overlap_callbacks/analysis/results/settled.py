@@ -1,0 +1,92 @@
+"""The difference between the modes once it has settled, and the series of steps that it is fitted to: plain data."""
+
+from __future__ import annotations
+
+import enum
+import math
+
+import msgspec
+
+from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.mode import Mode
+
+# Half of a settled interval may be so many times as wide as what it or the short blocks say, and as one point.
+_WIDEST, _LEAST = 2.5, 0.01
+_LETTERS = {"O": Mode.OVERLAPPED, "S": Mode.SEQUENTIAL}
+
+
+class StepSeries(msgspec.Struct, frozen=True):
+    """Consecutive steps of a window on one rank, in the order in which they ran.
+
+    Attributes:
+        first_step: number of the first.
+        step_ms: the time of each.
+        modes: a letter for each: ``O`` overlapped, ``S`` sequential; in lower case where its time does not count.
+    """
+
+    first_step: int
+    step_ms: tuple[float, ...]
+    modes: str
+
+    @classmethod
+    def of(cls, first_step: int, steps: list[tuple[Mode, float, bool]]) -> StepSeries:
+        """A series.
+
+        Args:
+            first_step: number of the first step.
+            steps: mode of each, its time in milliseconds, and whether that counts.
+        """
+        letters = {mode: letter for letter, mode in _LETTERS.items()}
+        modes = [letters[mode] if counts else letters[mode].lower() for mode, _, counts in steps]
+        return cls(first_step, tuple([round(time_ms, 4) for _, time_ms, _ in steps]), "".join(modes))
+
+
+class Verdict(enum.Enum):
+    """Which value of the difference holds for training that keeps one mode."""
+
+    SHORT = "short blocks"
+    SETTLED = "settled"
+    NOT_SETTLED = "not settled"
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """How much longer a step is without overlap once the mode has lasted, over the windows of a run so far.
+
+    Attributes:
+        value, ci_low, ci_high: the settled difference with its 95 % interval, as a fraction of an overlapped step.
+        short: the same in the short blocks of the windows.
+        short_steps: steps of such a block.
+        constant_steps: time constant of what follows the mode, in steps; 0 where nothing does.
+        verdict: which of the values holds.
+        at_least: where it is not settled, the least that the difference is in size, with its sign; None elsewhere, and
+            where the difference shrinks.
+        after_steps: the most steps in one mode after a change.
+        num_steps: counted steps that it rests on.
+        num_windows: that it rests on.
+    """
+
+    value: float
+    ci_low: float
+    ci_high: float
+    short: float
+    short_steps: int
+    constant_steps: float
+    verdict: Verdict
+    at_least: float | None
+    after_steps: int
+    num_steps: int
+    num_windows: int
+
+    @property
+    def resolved(self) -> bool:
+        """Whether the interval tells more than that there is a difference, if any: half of it is not too wide.
+
+        Windows without enough steps in one mode, or with noise, leave open what comes after a long time.
+        """
+        half = (math.log1p(self.ci_high) - math.log1p(self.ci_low)) / 2
+        return half <= _WIDEST * max(abs(math.log1p(self.value)), abs(math.log1p(self.short)), _LEAST)
+
+    @property
+    def estimate(self) -> Estimate:
+        """The settled difference."""
+        return Estimate(self.value, self.ci_low, self.ci_high, self.num_steps, self.num_windows)

@@ -1,0 +1,230 @@
+"""Kinds of steps: those that issue the same collectives in the same order, in as many micro-batches.
+
+A window compares like with like.
+
+A generator that trains in every fourth step, a policy that is updated after four steps, local SGD that synchronises now
+and then: in such jobs the steps differ by what they do, and their share must not differ between the modes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from overlap_callbacks.analysis.communication.heat_map import bytes_in_words
+from overlap_callbacks.analysis.formatting import count, listed
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.gate.step_log import StepLog
+from overlap_callbacks.monitor.schedule import Part
+from overlap_callbacks.monitor.window import MeasuredStep
+
+# A step counts as one of a kind that both modes have if it issued more or fewer collectives by at most this share: a
+# job's logging adds some.
+_MAX_DEVIATION = 0.25
+# Sizes tell kinds apart where there are so few, and each comes so often in both modes: data make many others.
+_MOST_SIZES, _LEAST_STEPS = 4, 2
+
+
+@dataclass(frozen=True)
+class StepKinds:
+    """The kinds of a window's counted steps.
+
+    Attributes:
+        of_steps: the kind of each counted step that stays, by its index; 0 is the commonest.
+        left_out: indices of the counted steps whose kind came in one mode only.
+        notes: which kinds there are and which were measured, in words; empty if all steps are of one kind.
+    """
+
+    of_steps: Mapping[int, int]
+    left_out: frozenset[int] = frozenset()
+    notes: tuple[str, ...] = ()
+
+
+def kinds_of(steps: Sequence[MeasuredStep]) -> StepKinds:
+    """Tell the kinds of a window's counted steps apart.
+
+    What the measured threads issue decides, and not what others do beside them. But a communication hook may issue
+    collectives where an earlier one ends (PowerSGD does). That is on the training thread if it has ended already, as
+    in sequential steps, and else on a thread of the backend's, which nobody sees. So steps are of one kind too if all
+    threads together issued as many collectives, and in some of them not all were seen.
+    """
+    counted = {index: step for index, step in enumerate(steps) if step.counted}
+    labels = _by_size(counted, _by_sequence({index: step.log for index, step in counted.items()}))
+    kinds = _Labels(counted, labels)
+    if _both(counted, labels, Part.TIMED) == set():
+        kinds.match_sides()
+    left_out: set[int] = set()
+    for part in (Part.TIMED, Part.PROFILED):
+        left_out |= kinds.without_partner(part)
+    order = Counter(label for index, label in kinds.labels.items() if index not in left_out)
+    numbers = {label: number for number, (label, _) in enumerate(order.most_common())}
+    of_steps = {index: numbers[label] for index, label in kinds.labels.items() if index not in left_out}
+    # Steps of a kind that was not checked are not serialised, however many there are.
+    unchecked = any(step.log.divergence is not None for step in steps)
+    advice = "" if unchecked else "; with more repeats or steps_per_block a window has every kind in both modes"
+    return StepKinds(of_steps, frozenset(left_out), kinds.notes(left_out, advice))
+
+
+def _by_sequence(logs: Mapping[int, StepLog]) -> dict[int, int]:
+    """A label for each step, equal for steps of one sequence."""
+    hidden = {log.issued for log in logs.values() if log.issued is not None and log.issued > len(log.collectives)}
+    labels: dict[int, int] = {}
+    of_signature: dict[object, int] = {}
+    of_number: dict[object, int] = {}
+    for index, log in logs.items():
+        label = of_signature.setdefault((log.signature, log.micro_batches), len(of_signature))
+        labels[index] = label
+        if log.issued in hidden:
+            other = of_number.setdefault((log.issued, log.micro_batches), label)
+            if other != label:  # from here on, both are the same
+                of_signature = {of: other if known == label else known for of, known in of_signature.items()}
+                of_number = {of: other if known == label else known for of, known in of_number.items()}
+                labels = {step: other if known == label else known for step, known in labels.items()}
+    return labels
+
+
+def _by_size(steps: Mapping[int, MeasuredStep], labels: dict[int, int]) -> dict[int, int]:
+    """The labels, with those parted whose steps are of few sizes that both modes have."""
+    found = dict(labels)
+    for label in set(labels.values()):
+        sizes: dict[int, tuple[Any, ...]] = {}
+        for index, of_step in labels.items():
+            if of_step == label:
+                log = steps[index].log
+                sizes[index] = (log.signature, *[(c.bytes_in, c.bytes_out) for c in log.collectives])
+        variants = list(dict.fromkeys(sizes.values()))
+        if len(variants) > _MOST_SIZES or len({signature for signature, *_ in variants}) > 1:
+            continue
+        timed = Counter(
+            (size, steps[index].plan.arm) for index, size in sizes.items() if steps[index].plan.part is Part.TIMED
+        )
+        if all(timed[size, mode] >= _LEAST_STEPS for size in variants for mode in Mode):
+            first = max(found.values()) + 1
+            found |= {index: first + variants.index(size) for index, size in sizes.items()}
+    return found
+
+
+def _both(steps: Mapping[int, MeasuredStep], labels: Mapping[int, int], part: Part) -> set[int] | None:
+    """The labels that both modes have; None where a mode has no step at all."""
+    of_mode: dict[Mode, set[int]] = defaultdict(set)
+    for index, step in steps.items():
+        if step.plan.part is part:
+            of_mode[step.plan.arm].add(labels[index])
+    return set.intersection(*of_mode.values()) if len(of_mode) == len(Mode) else None
+
+
+class _Labels:
+    """Labels of the counted steps while they are matched between the modes."""
+
+    def __init__(self, steps: Mapping[int, MeasuredStep], labels: Mapping[int, int]) -> None:
+        self.labels = dict(labels)
+        self._steps = steps
+        self._seen = dict(labels)  # as the job has them
+        self._example = {label: steps[index].log for index, label in reversed(list(labels.items()))}
+
+    def match_sides(self) -> None:
+        """Match the kinds of the modes where they have none in common: an arm may issue other collectives.
+
+        The kinds with the most collectives belong together, and so on; if one mode has more kinds than the other, the
+        commonest of each.
+        """
+        sides: dict[Mode, Counter[int]] = {mode: Counter() for mode in Mode}
+        for index, step in self._steps.items():
+            sides[step.plan.arm][self.labels[index]] += 1
+        ours, theirs = (
+            sorted(side, key=lambda label: (len(self._example[label].collectives), _bytes_of(self._example[label])))
+            for side in sides.values()
+        )
+        if len(ours) != len(theirs):
+            ours, theirs = ([side.most_common(1)[0][0]] for side in sides.values())
+        same = dict(zip(theirs, ours, strict=True))
+        self.labels = {index: same.get(label, label) for index, label in self.labels.items()}
+        self._seen = dict(self.labels)
+
+    def without_partner(self, part: Part) -> set[int]:
+        """Steps of a part whose kind its other mode does not have. Those that are nearly of another kind join it."""
+        both = _both(self._steps, self.labels, part)
+        if both is None:
+            return set()
+        alone = set()
+        for index, step in self._steps.items():
+            if step.plan.part is not part or self.labels[index] in both:
+                continue
+            near = [label for label in both if _is_near(step.log, self._example[label])]
+            if near:
+                number = len(step.log.collectives)
+                self.labels[index] = min(near, key=lambda of: abs(len(self._example[of].collectives) - number))
+            else:
+                alone.add(index)
+        return alone
+
+    def notes(self, left_out: Iterable[int], advice: str) -> tuple[str, ...]:
+        """Which kinds the steps are of, and which were measured.
+
+        Args:
+            left_out: the steps without a partner.
+            advice: what to do about these.
+        """
+        part = Part.TIMED if any(step.plan.part is Part.TIMED for step in self._steps.values()) else Part.PROFILED
+        shown = Counter(
+            label
+            for index, label in (self.labels | {index: self._seen[index] for index in left_out}).items()
+            if self._steps[index].plan.part is part
+        )
+        alone = Counter((self._steps[index].plan.part, self._steps[index].plan.arm) for index in left_out)
+        if len(shown) <= 1 and not alone:
+            return ()
+        each = ", ".join(_described([(number, self._example[label]) for label, number in shown.most_common()]))
+        kinds = count(len(shown), "kind")
+        if not alone:
+            which = "both" if len(shown) == 2 else "all"
+            return (
+                f"the job has {kinds} of steps: {each}; {which} were measured in both modes and compared like with "
+                f"like",
+            )
+        what = [f"{count(number, f'{arm.value} step')} of the {of.value} part" for (of, arm), number in alone.items()]
+        return (
+            f"the job has {kinds} of steps: {each}; left out, because the other mode had none of their kind: "
+            f"{listed(what)}{advice}",
+        )
+
+
+def _described(kinds: Sequence[tuple[int, StepLog]]) -> list[str]:
+    """How many steps there are of each kind, and what tells it from the others."""
+    numbers = Counter(len(log.collectives) for _, log in kinds)
+    counted = len({log.micro_batches for _, log in kinds}) > 1
+    seen: set[tuple[int, int, int]] = set()
+    found = []
+    for steps, log in kinds:
+        number, size = len(log.collectives), _bytes_of(log)
+        text = f"{steps} with {count(number, 'collective')}"
+        if numbers[number] > 1:
+            text += f" of {bytes_in_words(size)}"
+        if counted:
+            text += f" in {count(log.micro_batches, 'micro-batch').replace('batchs', 'batches')}"
+        found.append(f"{text} in another order" if (number, size, log.micro_batches) in seen else text)
+        seen.add((number, size, log.micro_batches))
+    return found
+
+
+def _bytes_of(log: StepLog) -> int:
+    return sum(max(c.bytes_in, c.bytes_out) for c in log.collectives)
+
+
+def _is_near(log: StepLog, other: StepLog) -> bool:
+    """Whether one of two steps issued what the other did, and only a few collectives more."""
+    if log.micro_batches != other.micro_batches:
+        return False
+    if (
+        log.issued is not None
+        and log.issued == other.issued
+        and log.issued > min(len(log.collectives), len(other.collectives))
+    ):
+        return True
+    shorter, longer = sorted((log.signature, other.signature), key=len)
+    if len(longer) - len(shorter) > _MAX_DEVIATION * len(shorter):
+        return False
+    rest = iter(longer)
+    return all(call in rest for call in shorter)

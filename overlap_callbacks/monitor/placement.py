@@ -1,0 +1,124 @@
+"""Where the parts of a window lie, so that no rhythm of the job meets one mode more often than the other.
+
+A job does something at every k-th step: it waits for one of k loader workers, logs, saves. Windows that always open at
+the same phase give these steps to one mode, and more windows only make the interval narrower around a wrong number. So
+each part of a window starts some steps later, and begins with the mode, that best even out what the windows before
+left uneven, for all k at once. No table by the window's number can do that: the budget skips windows.
+
+Rank 0 alone decides, and publishes it with its ruling.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import numpy.typing as npt
+
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.monitor.schedule import Part, Placement, Schedule
+
+# Rhythms that are evened out, in steps.
+PERIODS = range(2, 65)
+# The most ordinary steps before either part, beyond those that are always there.
+_MAX_SHIFT = 120
+# Of the cost of the profiled part. It has a quarter of the counted steps, so that its imbalance is larger anyway.
+_WEIGHT_OF_PROFILED = 0.002
+
+Floats = npt.NDArray[np.float64]
+
+
+class PhaseBalance:
+    """Places the windows of a run.
+
+    For each arm, part, period and phase it keeps the share of the sequential steps that were hit, less that of the
+    overlapped ones, summed over the windows. What is minimised is the sum of their eighth powers: the worst rhythm
+    counts. A job that starts again begins anew.
+    """
+
+    def __init__(self) -> None:
+        self._totals: dict[tuple[str, Part], list[Floats]] = defaultdict(
+            lambda: [np.zeros(period) for period in PERIODS]
+        )
+
+    def place(self, schedule: Schedule, first_step: int, arm: str, steps_per_block: int) -> Placement:
+        """Place the parts of a window that will be measured. It counts from here on.
+
+        Args:
+            schedule: of the job.
+            first_step: the window's.
+            arm: name of what the job as configured is compared with.
+            steps_per_block: counted steps of a timed block.
+        """
+        beside = schedule.beside_steps(steps_per_block)
+        room = schedule.spare_steps(steps_per_block) - 2 * beside
+        timed = _Candidates(schedule, Part.TIMED, steps_per_block, self._totals[arm, Part.TIMED])
+        profiled = _Candidates(schedule, Part.PROFILED, steps_per_block, self._totals[arm, Part.PROFILED])
+        timed_start = schedule.decided_at + beside
+        profiled_start = timed_start + timed.num_steps + beside
+        timed.look(first_step + timed_start, min(room, _MAX_SHIFT))
+        profiled.look(first_step + profiled_start, min(room, 2 * _MAX_SHIFT) if profiled.num_steps else 0)
+        cost = timed.cost.min(axis=0)[:, None] + _WEIGHT_OF_PROFILED * profiled.cost.min(axis=0)
+        if profiled.num_steps:
+            gap = np.arange(cost.shape[1]) - np.arange(cost.shape[0])[:, None]
+            cost[(gap < 0) | (gap > _MAX_SHIFT)] = np.inf
+        # What is equal but for rounding is equal: the first of them is taken.
+        best = int(np.flatnonzero(cost.ravel() <= cost.min() * (1 + 1e-9) + 1e-12)[0])
+        shift, later = divmod(best, cost.shape[1])
+        return Placement(
+            timed_start + shift, profiled_start + later, timed.take(shift), profiled.take(later), steps_per_block
+        )
+
+
+class _Candidates:
+    """Where one part could start.
+
+    Args:
+        schedule, steps_per_block: as in ``PhaseBalance.place``.
+        part: the part.
+        totals: of the windows before, by period.
+
+    Attributes:
+        num_steps: of the part.
+        cost: of each start; shape (2, starts), the second row for modes that change places.
+    """
+
+    def __init__(self, schedule: Schedule, part: Part, steps_per_block: int, totals: list[Floats]) -> None:
+        marks = _marks(schedule, part, steps_per_block)
+        self.num_steps = len(marks)
+        self._hits = [_by_phase(marks, period) for period in PERIODS]
+        self._totals = totals
+        self._earliest = 0
+        self.cost = np.zeros((2, 1))
+
+    def look(self, earliest: int, room: int) -> None:
+        """Find the cost of the starts from the step ``earliest`` to ``room`` steps later."""
+        self._earliest = earliest
+        starts = earliest + np.arange(room + 1)
+        self.cost = np.zeros((2, len(starts)))
+        for total, hits, period in zip(self._totals, self._hits, PERIODS, strict=True):
+            for row, sign in enumerate((1, -1)):
+                self.cost[row] += ((total + sign * hits) ** 8).sum(axis=1)[starts % period]
+
+    def take(self, shift: int) -> bool:
+        """Count the start that is ``shift`` steps later. Returns whether its modes change places."""
+        swapped = bool(self.cost[1, shift] < self.cost[0, shift] * (1 - 1e-9) - 1e-12)
+        sign = -1 if swapped else 1
+        for number, period in enumerate(PERIODS):
+            self._totals[number] += sign * self._hits[number][(self._earliest + shift) % period]
+        return swapped
+
+
+def _marks(schedule: Schedule, part: Part, steps_per_block: int) -> Floats:
+    """For each step of a part its share of the counted steps of its mode, below zero in overlapped ones."""
+    steps = schedule.part(part, steps_per_block)
+    marks = np.array([(1.0 if step.arm is Mode.SEQUENTIAL else -1.0) if step.counted else 0.0 for step in steps])
+    return marks / max(1.0, float((marks > 0).sum()))
+
+
+def _by_phase(marks: Floats, period: int) -> Floats:
+    """The marks summed by phase; shape (period, period): row r: the part starts at a step that is r modulo k."""
+    folded = np.bincount(np.arange(len(marks)) % period, weights=marks, minlength=period)
+    phase = np.arange(period)
+    by_start: Floats = folded[(phase[None, :] - phase[:, None]) % period]
+    return by_start

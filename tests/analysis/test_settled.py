@@ -1,0 +1,162 @@
+"""The settled difference: steps whose times follow the mode with a memory, and what the fit says of them."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+
+from benchmarks import settled as bench
+from overlap_callbacks.analysis.results.rhythm import Rhythm
+from overlap_callbacks.analysis.results.settled import Settled, StepSeries, Verdict
+from overlap_callbacks.analysis.settled import SettledFit
+from tests import samples
+
+SHORT = 0.05
+
+
+def fitted(memory: str, num_windows: int, *, seed: int = 1, rhythm: Rhythm | None = None, **changed: float) -> Settled:
+    """The settled difference of windows as the benchmark makes them.
+
+    Args:
+        memory: key of ``bench.MEMORIES``.
+        num_windows: how many.
+        seed: of their noise.
+        rhythm: steps that take longer.
+        changed: by the number of a step after ``step``, its time times so much.
+    """
+    rng, fit = np.random.default_rng(seed), SettledFit()
+    for number in range(num_windows):
+        series = bench.window(rng, number, memory, 0.0).series
+        assert series is not None
+        times_ms = np.array(series.step_ms)
+        first = 500 * number
+        if rhythm is not None:
+            times_ms[rhythm.hits(np.arange(first, first + len(times_ms)))] *= 1 + rhythm.extra_ms / rhythm.step_ms
+        for step, factor in changed.items():
+            times_ms[int(step.removeprefix("step"))] *= factor
+        fit.add(StepSeries(first, tuple(times_ms.tolist()), series.modes), SHORT, () if rhythm is None else (rhythm,))
+    found = fit.result()
+    assert found is not None
+    return found
+
+
+def test_a_difference_that_comes_with_one_constant_is_told_as_it_will_be() -> None:
+    found = fitted("3", 12)
+    assert found.verdict is Verdict.SETTLED
+    assert found.ci_low < bench.TRUTH < found.ci_high
+    assert found.value == pytest.approx(bench.TRUTH, abs=0.01)
+    assert 2 <= found.constant_steps <= 5
+    assert (found.short, found.short_steps, found.num_windows) == (pytest.approx(SHORT), 3, 12)
+
+
+def test_without_memory_the_short_blocks_say_it() -> None:
+    assert fitted("none", 12).verdict is Verdict.SHORT
+
+
+@pytest.mark.parametrize("memory", ["40", "1 and 20", f"ramp of {bench.RAMP_STEPS}"])
+def test_a_difference_that_one_constant_does_not_tell_is_not_settled(memory: str) -> None:
+    found = fitted(memory, 40)
+    assert found.verdict is Verdict.NOT_SETTLED
+    assert found.at_least is not None
+    assert 0 < found.at_least <= bench.TRUTH
+    assert found.after_steps >= bench.BESIDE
+
+
+def test_a_difference_that_shrinks_has_no_least() -> None:
+    rng, fit = np.random.default_rng(1), SettledFit()
+    for number in range(40):
+        series = bench.window(rng, number, "40", 0.0).series
+        assert series is not None
+        at_once = np.array([1.2 if mode == "S" else 1.0 for mode in series.modes])
+        # From +20 % at once to +9 % in the long run.
+        times_ms = 100.0 * at_once * (100.0 / np.array(series.step_ms))
+        fit.add(StepSeries(0, tuple(times_ms.tolist()), series.modes), SHORT)
+    found = fit.result()
+    assert found is not None
+    assert found.verdict is Verdict.NOT_SETTLED
+    assert found.at_least is None
+
+
+def test_a_rhythm_that_is_known_is_taken_out() -> None:
+    rhythm = Rhythm(6, 2, 9.0, 100.0)  # less than what is left out by its size
+    plain, beating = fitted("3", 8), fitted("3", 8, rhythm=rhythm)
+    assert beating.value == pytest.approx(plain.value, abs=0.01)
+    assert beating.ci_high - beating.ci_low < 1.3 * (plain.ci_high - plain.ci_low)
+
+
+def test_a_step_that_holds_somebodys_save_does_not_count() -> None:
+    plain, stalled = fitted("3", 4), fitted("3", 4, step40=30.0)
+    assert stalled.num_steps == plain.num_steps - 4
+    assert stalled.value == pytest.approx(plain.value, abs=0.01)
+
+
+def test_steps_that_do_not_count_say_what_the_mode_was_and_no_more() -> None:
+    rng = np.random.default_rng(1)
+    series = bench.window(rng, 0, "3", 0.0).series
+    assert series is not None
+    modes = series.modes[:40] + series.modes[40:43].lower() + series.modes[43:]
+    times_ms = (*series.step_ms[:40], 1e9, 0.0, 1.0, *series.step_ms[43:])
+    fit = SettledFit()
+    fit.add(msgspec.structs.replace(series, step_ms=times_ms, modes=modes), SHORT)
+    found = fit.result()
+    assert found is not None
+    assert found.num_steps == len(modes) - 4
+    assert found.ci_low < bench.TRUTH < found.ci_high
+
+
+@pytest.mark.parametrize("modes", ["", "OOOO", "SSSS", "OS", "oOsS", "OOSS"])
+def test_too_little_says_nothing(modes: str) -> None:
+    fit = SettledFit()
+    fit.add(StepSeries(0, tuple(100.0 + step for step in range(len(modes))), modes), SHORT)
+    assert fit.result() is None
+
+
+def test_times_without_noise_say_nothing() -> None:
+    fit = SettledFit()
+    modes = "OOO" * 8 + "SSSOOO" * 8
+    fit.add(StepSeries(0, tuple([100.0] * len(modes)), modes), SHORT)
+    assert fit.result() is None
+
+
+def test_a_long_run_takes_the_memory_of_a_short_one() -> None:
+    def size(num_windows: int) -> int:
+        fit, rng = SettledFit(), np.random.default_rng(1)
+        for number in range(num_windows):
+            series = bench.window(rng, number, "3", 0.0).series
+            assert series is not None
+            fit.add(series, SHORT)
+        return sum(len(str(part)) if not isinstance(part, np.ndarray) else part.nbytes for part in vars(fit).values())
+
+    assert abs(size(40) - size(4)) < 100
+
+
+def test_windows_that_do_not_count_are_not_fitted() -> None:
+    fit, own = SettledFit(), bench.window(np.random.default_rng(1), 0, "3", 0.0)
+    report = samples.window_report()
+    assert fit.after(msgspec.structs.replace(report, valid=False), own) is None
+    assert fit.after(msgspec.structs.replace(report, complete=False), own) is None
+    assert fit.after(report, msgspec.structs.replace(own, series=None)) is None
+    found = fit.after(report, own)
+    assert found is not None
+    assert report.speedup_vs_sequential is not None
+    assert found.num_windows == 1
+    assert found.short == pytest.approx(report.speedup_vs_sequential.value)
+    assert math.isfinite(found.ci_low)
+
+
+@pytest.mark.parametrize(("seed", "noise", "verdict"), [(4, 0.05, Verdict.SHORT), (5, 0.03, Verdict.NOT_SETTLED)])
+def test_windows_that_stay_in_no_mode_for_long_resolve_nothing(seed: int, noise: float, verdict: Verdict) -> None:
+    rng, fit = np.random.default_rng(seed), SettledFit()
+    for number in range(3):
+        series = bench.window(rng, number, "3", 0.0).series
+        assert series is not None
+        # No overlapped steps beside the blocks; in the second case memory is sure all the same.
+        times_ms = np.array(series.step_ms)[25:73] * np.exp(rng.normal(0, noise, 48))
+        fit.add(StepSeries(0, tuple(times_ms.tolist()), series.modes[25:73]), SHORT)
+    found = fit.result()
+    assert found is not None
+    assert not found.resolved
+    assert found.verdict is verdict
