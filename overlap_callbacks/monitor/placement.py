@@ -50,6 +50,9 @@ class PhaseBalance:
             arm: name of what the job as configured is compared with.
             steps_per_block: counted steps of a timed block.
         """
+        if not schedule.spread:
+            timed_steps = len(schedule.part(Part.TIMED, steps_per_block))
+            return Placement(schedule.decided_at, schedule.decided_at + timed_steps, steps_per_block=steps_per_block)
         beside = schedule.beside_steps(steps_per_block)
         room = schedule.spare_steps(steps_per_block) - 2 * beside
         timed = _Candidates(schedule, Part.TIMED, steps_per_block, self._totals[arm, Part.TIMED])

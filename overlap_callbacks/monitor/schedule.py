@@ -107,9 +107,13 @@ class Schedule:
             still fits into ``every_n_steps``. 0 for blocks of ``steps_per_block``.
         control: an A/A run: the ``S`` blocks run overlapped too, so that every difference reported is an error of
             measurement.
+        spread: whether ordinary steps separate a window's parts, so many that no rhythm of the job meets one mode
+            more often. False packs a window into ``window_steps`` steps, at the same place in every window: for a job
+            of a few steps, in which nothing recurs.
 
     Raises:
-        TypeError: a count is not a whole number, or ``min_block_seconds`` is no number.
+        TypeError: a count is not a whole number, ``control`` or ``spread`` is no ``bool``, or ``min_block_seconds`` is
+            no number.
         ValueError: a count is too small, ``blocks`` has other letters or is not balanced, or the window is longer than
             ``every_n_steps``.
     """
@@ -123,6 +127,7 @@ class Schedule:
     profiled_steps: int = 4
     min_block_seconds: float = 0.0
     control: bool = False
+    spread: bool = True
     _offsets: tuple[Plan | None, ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
@@ -132,8 +137,9 @@ class Schedule:
             self, "min_block_seconds", _validation.seconds("min_block_seconds", self.min_block_seconds, zero=True)
         )
         self._check_blocks()
-        if not isinstance(self.control, bool):
-            raise TypeError(f"control must be True or False, got {self.control!r}")
+        for name in _SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.every_n_steps < self.window_steps:
             raise ValueError(
                 f"every_n_steps={self.every_n_steps} is shorter than a window of {self.window_steps} steps "
@@ -216,12 +222,17 @@ class Schedule:
     @property
     def recorded_steps(self) -> int:
         """Recorded steps of a window: enough to see the kinds of steps that a job has, where there is room."""
-        return 1 + min(_MORE_RECORDED, (self.every_n_steps - self.window_steps) // 16)
+        return 1 + min(_MORE_RECORDED, self._free_steps // 16)
 
     @property
     def decided_at(self) -> int:
         """Offset of the first step that depends on the ruling. The ranks' order is checked during the steps before."""
-        return self.recorded_steps + min(_WAITING_STEPS, (self.every_n_steps - self.window_steps) // 16)
+        return self.recorded_steps + min(_WAITING_STEPS, self._free_steps // 16)
+
+    @property
+    def _free_steps(self) -> int:
+        """Steps of ``every_n_steps`` by which a window may be longer than it must be."""
+        return self.every_n_steps - self.window_steps if self.spread else 0
 
     def spare_steps(self, steps_per_block: int) -> int:
         """Steps of ``every_n_steps`` that neither blocks of this length nor what comes before them needs."""
@@ -230,7 +241,7 @@ class Schedule:
 
     def beside_steps(self, steps_per_block: int) -> int:
         """Marked steps on each side of a timed part with blocks of this length."""
-        return min(_BESIDE_STEPS, max(0, self.spare_steps(steps_per_block) - _ROOM) // 4)
+        return min(_BESIDE_STEPS, max(0, self.spare_steps(steps_per_block) - _ROOM) // 4) if self.spread else 0
 
     @property
     def timed_blocks(self) -> int:
@@ -291,7 +302,7 @@ class Schedule:
 
     def as_dict(self) -> dict[str, Any]:
         """The configuration, for the record."""
-        return {name: getattr(self, name) for name in (*_MINIMUM, "blocks", "min_block_seconds", "control")}
+        return {name: getattr(self, name) for name in (*_MINIMUM, "blocks", "min_block_seconds", *_SWITCHES)}
 
 
 def _uncounted(part: Part, offset: int) -> Plan:
@@ -316,6 +327,7 @@ _BESIDE_STEPS = 24
 _ROOM = 48
 _ARMS = {"O": Mode.OVERLAPPED, "S": Mode.SEQUENTIAL}
 _OTHER = {Mode.OVERLAPPED: Mode.SEQUENTIAL, Mode.SEQUENTIAL: Mode.OVERLAPPED}
+_SWITCHES = ("control", "spread")
 _MINIMUM = {
     "every_n_steps": 1,
     "first_step": 0,

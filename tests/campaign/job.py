@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 # Windows of nine steps: one recorded step, the blocks O S S O, and two profiled steps of each mode.
 MEASURED = {
+    "spread": False,
     "every_n_steps": 16, "first_step": 2, "repeats": 1, "steps_per_block": 1, "warmup_steps": 0, "profiled_steps": 2,
     "max_overhead": None, "order_timeout_s": 2.0, "report_timeout_s": 6.0,
 }  # fmt: skip

@@ -30,7 +30,7 @@ def main() -> None:
     model = DistributedDataParallel(torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)]))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     nap_s = float(arguments.nap_ms) / 1e3 + float(os.environ.get("NAP_S", "0"))
-    options = {"every_n_steps": arguments.every, "first_step": 2, "repeats": 1, "max_overhead": None}
+    options = {"spread": False, "every_n_steps": arguments.every, "first_step": 2, "repeats": 1, "max_overhead": None}
     with attach(optimizer, run_dir="not-here", **options):
         for _ in range(arguments.steps):
             model(torch.ones(4, 64)).sum().backward()

@@ -17,7 +17,7 @@ from tests.monitor.jobs import KeptReports, Training, ddp, dispatch_table, kept_
 
 NUM_STEPS = 60
 # 1 recorded step, 4 blocks of 1 + 1 timed steps, 4 of 1 + 1 profiled ones: 17 steps, at 3, 23 and 43.
-SCHEDULE = {"every_n_steps": 20, "first_step": 3, "warmup_steps": 1, "profiled_steps": 2}
+SCHEDULE = {"spread": False, "every_n_steps": 20, "first_step": 3, "warmup_steps": 1, "profiled_steps": 2}
 
 
 def ddp_with_fp16_hook(model: torch.nn.Module) -> torch.nn.Module:

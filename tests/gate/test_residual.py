@@ -13,9 +13,11 @@ from overlap_callbacks import OverlapMonitor, OverlapReport, Schedule
 from overlap_callbacks.report import record
 from tests.distributed import run_ranks
 
-SCHEDULE = Schedule(every_n_steps=100, first_step=4, repeats=2, steps_per_block=1, profiled_steps=4)
+SCHEDULE = Schedule(spread=False, every_n_steps=100, first_step=4, repeats=2, steps_per_block=1, profiled_steps=4)
 # Without warm-up a sequential step follows upon an overlapped one.
-ABRUPT = Schedule(every_n_steps=100, first_step=4, repeats=1, steps_per_block=1, warmup_steps=0, profiled_steps=4)
+ABRUPT = Schedule(
+    spread=False, every_n_steps=100, first_step=4, repeats=1, steps_per_block=1, warmup_steps=0, profiled_steps=4
+)
 
 
 def _train(rank: int, folder: str, with_thread: bool) -> None:

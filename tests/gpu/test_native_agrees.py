@@ -15,6 +15,7 @@ from tests.gpu.machine import backend, need_nccl
 
 TRIED_ON_CPU = True
 WINDOW: dict[str, Any] = {
+    "spread": False,
     "every_n_steps": 100,
     "first_step": 2,
     "repeats": 2,

@@ -22,6 +22,7 @@ TIMEOUT_S = 240
 NUM_STEPS = 20
 # One recorded step, 2 x OSSO timed ones and OSSO profiled ones: steps 4 to 16. DDP's buckets have settled by then.
 ONE_WINDOW: dict[str, Any] = {
+    "spread": False,
     "every_n_steps": 100,
     "first_step": 4,
     "repeats": 2,

@@ -21,6 +21,7 @@ NUM_TOGGLING_STEPS = TOGGLING_STEPS
 # From step 3 on DDP has rebuilt its buckets, which takes broadcasts, once.
 # One recorded step, 2 x OSSO timed and OSSO profiled ones: steps 3 to 15.
 ONE_WINDOW: dict[str, Any] = {
+    "spread": False,
     "every_n_steps": 100,
     "first_step": 3,
     "repeats": 2,

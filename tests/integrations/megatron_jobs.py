@@ -279,7 +279,14 @@ def _one(functions: list[Any]) -> Any:
 
 NUM_STEPS = 20
 # One recorded step, then the mode changes at every step: 17 steps from step 2 on.
-TOGGLING: dict[str, Any] = {"every_n_steps": 100, "first_step": 2, "blocks": "OS", "repeats": 8, "steps_per_block": 1}
+TOGGLING: dict[str, Any] = {
+    "spread": False,
+    "every_n_steps": 100,
+    "first_step": 2,
+    "blocks": "OS",
+    "repeats": 8,
+    "steps_per_block": 1,
+}
 TOGGLING |= {"warmup_steps": 0, "profiled_steps": 0, "max_overhead": None, "strict": True}
 
 TWO_RANKS = {

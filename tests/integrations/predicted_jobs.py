@@ -20,7 +20,7 @@ from tests.monitor.jobs import kept_logs
 LAYERS, HIDDEN, HEADS, SEQUENCE, BATCH, VOCABULARY = 3, 32, 4, 16, 2, 131
 MICRO_BATCHES = 2
 # One recorded step and four more.
-RECORDING: dict[str, Any] = {"every_n_steps": 100, "first_step": 2, "repeats": 1, "steps_per_block": 1}
+RECORDING: dict[str, Any] = {"spread": False, "every_n_steps": 100, "first_step": 2, "repeats": 1, "steps_per_block": 1}
 RECORDING |= {"warmup_steps": 0, "profiled_steps": 0, "max_overhead": None, "strict": True, "sinks": []}
 NUM_STEPS = 4
 

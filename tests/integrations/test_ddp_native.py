@@ -55,7 +55,9 @@ def _train(rank: int, make: Callable[..., Job], force: bool | None) -> str:
     training = Training(rank, make)
     with contextlib.ExitStack() as stack:
         if force is not None:
-            monitor = stack.enter_context(training.attach(sequential="native", every_n_steps=1000, **TOGGLING))
+            monitor = stack.enter_context(
+                training.attach(sequential="native", spread=False, every_n_steps=1000, **TOGGLING)
+            )
             if force:
                 monitor.force(Mode.SEQUENTIAL)
         sequential = 0
@@ -92,7 +94,7 @@ def _count_waits(rank: int, make: Callable[..., Job]) -> list[tuple[bool, int]]:
         return work
 
     _pytorch_ddp.WaitingGroup.allreduce = counted  # type: ignore[method-assign]
-    with training.attach(sequential="native", every_n_steps=1000, **TOGGLING) as monitor:
+    with training.attach(sequential="native", spread=False, every_n_steps=1000, **TOGGLING) as monitor:
         for _ in range(NUM_STEPS):
             sequential, waits = monitor.mode is Mode.SEQUENTIAL, 0
             training.step()
@@ -126,7 +128,7 @@ def _wait_in_hook(rank: int) -> list[tuple[bool, bool]]:
     watch.overlap_switch = hook.overlap_switch  # type: ignore[attr-defined]
     training = Training(rank, jobs.ddp, hook=watch)
     found = []
-    with training.attach(sequential="native", every_n_steps=1000, **TOGGLING) as monitor:
+    with training.attach(sequential="native", spread=False, every_n_steps=1000, **TOGGLING) as monitor:
         for _ in range(NUM_STEPS):
             sequential = monitor.mode is Mode.SEQUENTIAL
             complete.clear()
@@ -143,7 +145,7 @@ def test_a_switchable_hook_returns_when_its_bucket_is_complete_in_sequential_ste
 
 def _record(rank: int, folder: str) -> None:
     training = Training(rank, jobs.ddp)
-    options = {**TOGGLING, "every_n_steps": 1000, "repeats": 1, "profiled_steps": 4}
+    options = {**TOGGLING, "spread": False, "every_n_steps": 1000, "repeats": 1, "profiled_steps": 4}
     monitor = training.attach(sequential="native", sinks=None, run_dir=folder, **options)
     for _ in range(3 + monitor.schedule.window_steps):
         training.step()

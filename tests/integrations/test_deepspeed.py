@@ -62,7 +62,9 @@ def train(rank: int, job: str, way: str) -> dict[str, Any]:
     sink, modes, switches, applied = KeptReports(), {}, {}, []
     monitor = None
     if way != "absent":
-        schedule = tiny_schedule(every_n_steps=steps - FIRST, first_step=FIRST, blocks="OS", repeats=pairs_of(steps))
+        schedule = tiny_schedule(
+            spread=False, every_n_steps=steps - FIRST, first_step=FIRST, blocks="OS", repeats=pairs_of(steps)
+        )
         monitor = attach(engine, sequential=sequential, schedule=schedule, sinks=[sink], max_overhead=None, strict=True)
         if way == "forced":
             monitor.force(Mode.SEQUENTIAL)

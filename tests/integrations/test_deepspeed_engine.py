@@ -108,7 +108,7 @@ def _close_while_accumulating(rank: int) -> None:
         engine = training.engine
         if attached:
             before = dict(vars(engine))
-            schedule = tiny_schedule(every_n_steps=50, first_step=1, blocks="OS", repeats=5)
+            schedule = tiny_schedule(spread=False, every_n_steps=50, first_step=1, blocks="OS", repeats=5)
             options = {"schedule": schedule, "max_overhead": None, "strict": True}
             monitor = attach(engine, sequential="native", sinks=[], **options)
         for _ in range(2):

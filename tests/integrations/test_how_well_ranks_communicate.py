@@ -25,6 +25,7 @@ from tests.integrations.megatron_jobs import FOUR_RANKS, LOADS, TWO_RANKS, job
 RANKS_LOAD = LOADS
 
 OPTIONS: dict[str, Any] = {
+    "spread": False,
     "every_n_steps": 20, "first_step": 2, "repeats": 2, "steps_per_block": 2, "warmup_steps": 0, "strict": True,
     "max_overhead": None,
 }  # fmt: skip

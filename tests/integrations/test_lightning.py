@@ -23,6 +23,7 @@ RANKS_LOAD = ("lightning.pytorch",)
 
 # A window of 1 + 8 x 2 + 4 x 2 = 25 steps.
 WINDOWS: dict[str, Any] = {
+    "spread": False,
     "every_n_steps": 28,
     "first_step": 2,
     "repeats": 2,

@@ -141,7 +141,12 @@ def train_with_local_sgd(rank: int, given: str) -> dict[str, Any]:
         found = switched_off_by(pytorch.attach, optimizer)
     elif given == "inner":
         monitor = pytorch.attach(
-            inner, sinks=[sink], schedule=tiny_schedule(every_n_steps=50), max_overhead=None, power=False, strict=True
+            inner,
+            sinks=[sink],
+            schedule=tiny_schedule(spread=False, every_n_steps=50),
+            max_overhead=None,
+            power=False,
+            strict=True,
         )
     data = torch.Generator().manual_seed(rank)
     for _ in range(NUM_STEPS):

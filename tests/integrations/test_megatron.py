@@ -171,7 +171,7 @@ def _toggle_long(rank: int, names: list[str]) -> dict[str, tuple[int, int]]:
         layers = setup.layers if setup.pp > 1 else 2  # every kind of collective is in each layer
         setup = dataclasses.replace(setup, micro_batches=min(2, setup.micro_batches), layers=layers)
         repeats = toggles_of(name)
-        seen = train_attached(setup, steps=2 * repeats + 5, repeats=repeats, every_n_steps=1000)
+        seen = train_attached(setup, steps=2 * repeats + 5, repeats=repeats, spread=False, every_n_steps=1000)
         found[name] = (seen["modes"].count(Mode.SEQUENTIAL), len(seen["left_out"]))
     return found
 
@@ -192,7 +192,14 @@ def test_nothing_hangs_in_many_toggling_steps(size: int, names: list[str]) -> No
 def _measure(rank: int, folder: str) -> None:
     megatron_shims.install()
     setup = Setup(hidden=128, bucket=200_000)
-    options = {"every_n_steps": 100, "first_step": 4, "repeats": 2, "steps_per_block": 1, "profiled_steps": 4}
+    options = {
+        "spread": False,
+        "every_n_steps": 100,
+        "first_step": 4,
+        "repeats": 2,
+        "steps_per_block": 1,
+        "profiled_steps": 4,
+    }
     with (
         job(setup) as training,
         attach(training.model, training.optimizer, **options, run_dir=folder, strict=True, max_overhead=None),

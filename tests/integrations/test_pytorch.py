@@ -56,7 +56,13 @@ def test_a_forced_mode_begins_after_the_step_under_way_and_the_recorded_one_and_
 
 def _evaluate_between_steps(rank: int, folder: str) -> None:
     model, optimizer = model_and_optimizer()
-    options: dict[str, Any] = {"every_n_steps": 30, "first_step": 3, "repeats": 2, "steps_per_block": 1}
+    options: dict[str, Any] = {
+        "spread": False,
+        "every_n_steps": 30,
+        "first_step": 3,
+        "repeats": 2,
+        "steps_per_block": 1,
+    }
     with attach(optimizer, **options, profiled_steps=2, run_dir=folder, strict=True) as monitor:
         for step in range(30):
             model(torch.ones(2, 16)).sum().backward()
@@ -138,7 +144,8 @@ rank, folder = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", store=dist.FileStore(folder + "/store", 2), rank=rank, world_size=2)
 model = nn.parallel.DistributedDataParallel(nn.Linear(16, 16))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-monitor = attach(optimizer, every_n_steps=30, first_step=2, repeats=2, steps_per_block=1, profiled_steps=0,
+monitor = attach(optimizer, spread=False, every_n_steps=30, first_step=2, repeats=2, steps_per_block=1,
+                 profiled_steps=0,
                  run_dir=folder + "/run")
 for _ in range(25):
     model(torch.ones(2, 16)).sum().backward()
@@ -173,7 +180,7 @@ def _train_with_a_scaler(rank: int) -> tuple[list[int], list[int], list[str], st
     model = nn.parallel.DistributedDataParallel(nn.Sequential(*(nn.Linear(8, 8) for _ in range(3))))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    schedule = tiny_schedule(every_n_steps=100, first_step=2, blocks="OS", repeats=8)
+    schedule = tiny_schedule(spread=False, every_n_steps=100, first_step=2, blocks="OS", repeats=8)
     monitor = attach(optimizer, schedule=schedule, sinks=[sink], max_overhead=None, strict=True)
     stepped = []
     for number in range(24):

@@ -138,12 +138,12 @@ def train_all_ways(rank: int, name: str, folder: str) -> dict[str, Any]:
     found = {
         "absent": absent.digest(),
         "attached": train(rank, make, first_step=1000),
-        "toggled": train(rank, make, **TOGGLING, every_n_steps=1000),
+        "toggled": train(rank, make, **TOGGLING, spread=False, every_n_steps=1000),
         "forced": train(rank, make),
     }
     profiled = Training(rank, make)
     monitor = profiled.attach(
-        **{**TOGGLING, "profiled_steps": 4}, repeats=1, every_n_steps=1000, sinks=None, run_dir=folder
+        **{**TOGGLING, "profiled_steps": 4}, repeats=1, spread=False, every_n_steps=1000, sinks=None, run_dir=folder
     )
     for _ in range(3 + monitor.schedule.window_steps):
         profiled.step()
@@ -191,7 +191,7 @@ def test_weights_stay_bit_identical_and_every_collective_is_seen(name: str, tmp_
 
 def _toggle(rank: int, make: Callable[..., Job]) -> tuple[bool, int, int]:
     training = Training(rank, make)
-    options = {**TOGGLING, "every_n_steps": 1000, "repeats": TOGGLING_STEPS // 4}  # O S S O
+    options = {**TOGGLING, "spread": False, "every_n_steps": 1000, "repeats": TOGGLING_STEPS // 4}  # O S S O
     monitor = training.attach(**options)
     sequential = changes = 0
     before = Mode.OVERLAPPED
@@ -267,7 +267,7 @@ def _attach_train_close(rank: int, make: Callable[..., Job], sequential: str) ->
     for _ in range(3):
         training.step()
     before = belongings(training.job)
-    monitor = training.attach(sequential=sequential, every_n_steps=100, **TOGGLING)
+    monitor = training.attach(sequential=sequential, spread=False, every_n_steps=100, **TOGGLING)
     for _ in range(10):  # ends in the middle of the window, and after a sequential step
         training.step()
     monitor.close()

@@ -25,6 +25,7 @@ from tests.integrations.megatron_recorded import shape_of
 RANKS_LOAD = LOADS
 
 OPTIONS: dict[str, Any] = {
+    "spread": False,
     "every_n_steps": 100, "first_step": 2, "repeats": 1, "steps_per_block": 1, "warmup_steps": 0, "profiled_steps": 0,
     "strict": True, "max_overhead": None,
 }  # fmt: skip

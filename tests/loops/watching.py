@@ -14,6 +14,7 @@ WINDOW_STEPS = 13
 FIRST_STEP = 3
 NUM_STEPS = FIRST_STEP + WINDOW_STEPS + 4
 OPTIONS: dict[str, Any] = {
+    "spread": False,
     "every_n_steps": 1000,
     "first_step": FIRST_STEP,
     "repeats": 2,

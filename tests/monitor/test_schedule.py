@@ -313,10 +313,23 @@ def test_blocks_that_are_no_string_are_refused(blocks, kind):
         Schedule(blocks=blocks)
 
 
-@pytest.mark.parametrize("control", [1, 0, "yes", None])
-def test_a_control_that_is_no_bool_is_refused(control):
-    with pytest.raises(TypeError, match=re.escape(f"control must be True or False, got {control!r}")):
-        Schedule(control=control)
+@pytest.mark.parametrize("name", ["control", "spread"])
+@pytest.mark.parametrize("given", [1, 0, "yes", None])
+def test_a_switch_that_is_no_bool_is_refused(name, given):
+    with pytest.raises(TypeError, match=re.escape(f"{name} must be True or False, got {given!r}")):
+        Schedule(**{name: given})
+
+
+def test_a_window_that_is_not_spread_takes_no_more_steps_than_it_must_however_much_room_there_is():
+    schedule = Schedule(every_n_steps=1000, spread=False)
+    window = placed(schedule)
+    plans = [window.plan(step) for step in range(20, 20 + schedule.window_steps + 1)]
+    assert [plan.part for plan in plans[:-1]] == [Part.RECORDED] + [Part.TIMED] * 48 + [Part.PROFILED] * 16
+    assert plans[-2].last
+    assert plans[-1] is None
+    assert schedule.is_decided_at(21)
+    balance = PhaseBalance()
+    assert balance.place(schedule, 20, "", 2) == balance.place(schedule, 1020, "", 2)
 
 
 def test_a_window_longer_than_the_interval_is_refused_with_both_lengths():
@@ -351,6 +364,7 @@ def test_the_record_holds_the_whole_configuration():
         "blocks": "OSSO",
         "min_block_seconds": 0.0,
         "control": True,
+        "spread": True,
     }
 
 

@@ -175,7 +175,7 @@ def _train(rank: int, folder: str) -> int:
     from overlap_callbacks import OverlapMonitor, Schedule
 
     model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))
-    schedule = Schedule(every_n_steps=30, first_step=2, repeats=1, steps_per_block=1, profiled_steps=0)
+    schedule = Schedule(spread=False, every_n_steps=30, first_step=2, repeats=1, steps_per_block=1, profiled_steps=0)
     sinks = [BrokenSink(), JsonlSink(folder)]
     monitor = OverlapMonitor(schedule, sinks, run_dir=folder, max_overhead=None, power=False)
     for step in range(25):

@@ -17,6 +17,7 @@ from tests.gpu.jobs import Job
 
 # One recorded step, 2 x OSSO timed ones and OSSO profiled ones, each with a step before it that does not count.
 ONE_WINDOW: dict[str, Any] = {
+    "spread": False,
     "every_n_steps": 200,
     "first_step": 4,
     "repeats": 2,

@@ -26,7 +26,7 @@ from tests.wandb_reader import SETTINGS, read_run
 wandb = pytest.importorskip("wandb")
 
 ONLINE = {**SETTINGS, "mode": "online", "x_file_stream_transmit_interval": 0.1}
-SCHEDULE = Schedule(every_n_steps=30, first_step=2, repeats=2, steps_per_block=1, profiled_steps=0)
+SCHEDULE = Schedule(spread=False, every_n_steps=30, first_step=2, repeats=2, steps_per_block=1, profiled_steps=0)
 STEPS = 60
 
 

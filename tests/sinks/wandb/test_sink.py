@@ -191,7 +191,7 @@ def _train_with_wandb(rank: int, folder: str) -> list[int]:
     if rank == 0:
         wandb.init(project="test", dir=folder, settings=wandb.Settings(**SETTINGS))
     model = nn.parallel.DistributedDataParallel(nn.Linear(32, 32))
-    schedule = Schedule(every_n_steps=25, first_step=2, repeats=2, steps_per_block=1, profiled_steps=2)
+    schedule = Schedule(spread=False, every_n_steps=25, first_step=2, repeats=2, steps_per_block=1, profiled_steps=2)
     monitor = OverlapMonitor(schedule, run_dir=Path(folder, "run"), strict=True, max_overhead=None)
     for step in range(52):
         with monitor.step(step):

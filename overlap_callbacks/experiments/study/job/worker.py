@@ -121,6 +121,7 @@ def _window_options(training: Training, step_s: float) -> dict[str, Any]:
         "steps_per_block": per_block,
         "warmup_steps": 1,
         "profiled_steps": WINDOW_STEPS,
+        "spread": False,
     }
 
 
