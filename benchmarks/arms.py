@@ -34,7 +34,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from truth import Network, Operator, TruthJob, run_ranks
+from truth import Network, Operator, TruthJob, placed, run_ranks
 
 from overlap_callbacks import JsonlSink, Mode, OverlapMonitor, Schedule
 from overlap_callbacks.analysis.arm_summary import arm_summaries
@@ -52,7 +52,9 @@ _GAP_STEPS = 5
 def schedule_of() -> Schedule:
     """Windows without a profile: speed-ups rest on timed steps alone."""
     window = Schedule(every_n_steps=10_000, profiled_steps=0)
-    return Schedule(every_n_steps=window.window_steps + _GAP_STEPS, first_step=_STEPS_BEFORE, profiled_steps=0)
+    return Schedule(
+        every_n_steps=window.window_steps + _GAP_STEPS, first_step=_STEPS_BEFORE, profiled_steps=0, spread=False
+    )
 
 
 def _train(rank: int, job: TruthJob, port: int, folder: str) -> None:
@@ -71,8 +73,9 @@ def _train(rank: int, job: TruthJob, port: int, folder: str) -> None:
         schedule, [JsonlSink(folder)], run_dir=folder, arms=[arm], max_overhead=None, strict=True, power=False
     )
     seen = []  # (window, whether the arm was turned, seconds) of counted steps
+    plans = placed(schedule)
     for step in range(_STEPS_BEFORE + job.windows * schedule.every_n_steps):
-        plan = schedule.plan(step)
+        plan = plans.plan(step)
         with monitor.step():
             begin = time.perf_counter()
             network.step(factors[0])

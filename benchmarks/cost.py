@@ -152,7 +152,7 @@ def run(
     schedule = Schedule(profiled_steps=profiled_steps)
     half = schedule.window_steps + STEPS_AFTER + 80
     first = WARM_UP + 80  # the steps before a window tell what is usual
-    schedule = Schedule(every_n_steps=half, first_step=first, profiled_steps=profiled_steps)
+    schedule = Schedule(every_n_steps=half, first_step=first, profiled_steps=profiled_steps, spread=False)
     told = Told()
     sinks: list[Sink] = [told, JsonlSink(folder)] if folder else [told]
     monitor = OverlapMonitor(schedule, sinks, max_overhead=None, power=False)

@@ -73,7 +73,7 @@ def compare(rank: int, rounds: int, width: int = 256) -> dict[str, dict[str, Int
     for form in ("gate", "native", "native", "gate") * rounds:
         sinks = [kept[form]]
         with attach(
-            optimizer, model=model, sequential=form, every_n_steps=100, **options,
+            optimizer, model=model, sequential=form, spread=False, every_n_steps=100, **options,
             max_overhead=None, strict=True, sinks=sinks,
         ) as monitor:  # fmt: skip
             train(2 + monitor.schedule.window_steps)

@@ -46,6 +46,7 @@ import torch
 import torch.distributed as dist
 
 from overlap_callbacks import JsonlSink, Mode, OverlapMonitor, Schedule
+from overlap_callbacks.monitor.placement import PhaseBalance
 from overlap_callbacks.report import record
 
 FIGURES = ("compute_slowdown", "speedup_vs_sequential", "gap_to_ideal")
@@ -95,7 +96,13 @@ class TruthJob:
             repeats=self.repeats,
             profiled_steps=self.profiled_steps,
             control=self.control,
+            spread=False,  # so that the clock outside knows which steps count
         )
+
+
+def placed(schedule: Schedule) -> Schedule:
+    """The plan of every step of a schedule that is not spread."""
+    return schedule.placed(PhaseBalance().place(schedule, schedule.first_step, "", schedule.steps_per_block))
 
 
 # -- in the ranks
@@ -198,8 +205,9 @@ def _train(rank: int, job: TruthJob, port: int, folder: str) -> None:
         schedule, [JsonlSink(folder)], run_dir=folder, max_overhead=None, strict=True, power=False
     )  # fmt: skip
     seen = []  # (window, part, arm, seconds of the step, seconds of its compute) of counted steps
+    plans = placed(schedule)
     for step in range(_STEPS_BEFORE + job.windows * schedule.every_n_steps):
-        plan = schedule.plan(step)
+        plan = plans.plan(step)
         with monitor.step():
             factor = 1 + job.slowdown if monitor.mode is Mode.OVERLAPPED else 1.0
             begin = time.perf_counter()

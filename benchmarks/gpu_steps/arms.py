@@ -17,7 +17,13 @@ from overlap_callbacks.gate.arms import BaseArm
 
 # Steps after DDP's buckets have settled, and those of one window with what follows it.
 _WARM_UP, _AFTER = 5, 2
-_WINDOW: dict[str, Any] = {"every_n_steps": 1_000, "first_step": _WARM_UP, "repeats": 4, "profiled_steps": 4}
+_WINDOW: dict[str, Any] = {
+    "spread": False,
+    "every_n_steps": 1_000,
+    "first_step": _WARM_UP,
+    "repeats": 4,
+    "profiled_steps": 4,
+}
 
 # Of each job: its arms, and whether a CPU has what they turn.
 ARMS: tuple[tuple[str, str, Callable[[], BaseArm], bool], ...] = (

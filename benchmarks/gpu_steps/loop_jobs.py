@@ -22,7 +22,7 @@ from tests.gpu.loopback import LoopJob, LoopSettings, open_job
 # One window, of 2 x OSSO timed and OSSO profiled blocks; DDP's buckets have settled before it.
 WINDOW: dict[str, Any] = {
     "every_n_steps": 1_000, "first_step": 5, "repeats": 4, "steps_per_block": 2, "warmup_steps": 1, "profiled_steps": 4,
-    "max_overhead": None, "strict": True, "power": False,
+    "max_overhead": None, "strict": True, "power": False, "spread": False,
 }  # fmt: skip
 _NEVER = {**WINDOW, "every_n_steps": 10**9, "first_step": 10**8, "sinks": []}
 _REPORT_S = 60.0  # to read a profile of very many kernels takes long

@@ -45,8 +45,8 @@ _MEMORY_SURE, _BENT_BETTER, _TWO_BETTER = 13.8, 6.63, 9.21
 # A variance below this, of logarithms, is rounding: times that are all alike are not measured ones.
 _LEAST_NOISE = 1e-14
 _LEAST_FREEDOM = 3
-# No logarithm of a difference is larger.
-_MOST = 20.0
+# No mode makes steps a thousand times longer: a fit that says so tells nothing.
+_MOST = math.log(1000)
 # A settled interval within so much of the short blocks' value says the same.
 _ONE_POINT = 0.01
 # A step counts unless it takes this much longer than the others of its window say, and as many robust standard
@@ -170,7 +170,10 @@ class SettledFit:
         self._after_steps = max([self._after_steps, *map(len, stretches[1:])])
 
     def result(self) -> Settled | None:
-        """The settled difference over the windows so far; None without any, or without noise to judge by."""
+        """The settled difference over the windows so far.
+
+        None without any windows, without noise to judge by, and where the steps do not hold the difference at all.
+        """
         freedom = self._freedom - 3
         if not self._num_windows or freedom < 1:
             return None
@@ -198,6 +201,8 @@ class SettledFit:
         low = max(-_MOST, min(float(lows.min()) for lows, _ in ends))
         high = min(_MOST, max(float(highs.max()) for _, highs in ends))
         theta, short = float(fit.beta[constant].sum()), self._short_sum / self._num_windows
+        if abs(theta) > _MOST:
+            return None
         found = Settled(
             value=math.expm1(theta),
             ci_low=math.expm1(low),

@@ -7,8 +7,11 @@ import math
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from benchmarks import settled as bench
+from overlap_callbacks.analysis.headline import settled_in_words
 from overlap_callbacks.analysis.results.rhythm import Rhythm
 from overlap_callbacks.analysis.results.settled import Settled, StepSeries, Verdict
 from overlap_callbacks.analysis.settled import SettledFit
@@ -112,6 +115,33 @@ def test_too_little_says_nothing(modes: str) -> None:
     fit = SettledFit()
     fit.add(StepSeries(0, tuple(100.0 + step for step in range(len(modes))), modes), SHORT)
     assert fit.result() is None
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.sampled_from("OSos"), st.floats(0.01, 1e4)), min_size=1, max_size=40),
+        min_size=1,
+        max_size=3,
+    )
+)
+@example([[(mode, time_ms) for mode, time_ms in zip("OSOSOSOSSOSOSOSO" * 2, [20.0, 20.1] * 16, strict=True)]])
+@example([[("O", 5.0), ("S", 6.0), ("S", 6.2), ("O", 5.1), ("O", 5.3), ("S", 6.1), ("O", 5.2), ("O", 1e4)]])
+def test_whatever_the_steps_it_says_a_possible_value_or_nothing(windows: list[list[tuple[str, float]]]) -> None:
+    fit = SettledFit()
+    for number, steps in enumerate(windows):
+        times_ms, modes = tuple(time_ms for _, time_ms in steps), "".join(mode for mode, _ in steps)
+        fit.add(StepSeries(500 * number, times_ms, modes), SHORT)
+    if found := fit.result():
+        assert found.ci_low <= found.ci_high
+        assert settled_in_words(found)
+
+
+@pytest.mark.parametrize("name", ["value", "ci_low", "ci_high", "short", "at_least"])
+@pytest.mark.parametrize("impossible", [-1.0, -3.0, math.inf, math.nan])
+def test_a_step_cannot_take_less_than_no_time(name: str, impossible: float) -> None:
+    found = fitted("3", 2)
+    with pytest.raises(ValueError, match="a step cannot take"):
+        msgspec.structs.replace(found, **{name: impossible})
 
 
 def test_times_without_noise_say_nothing() -> None:

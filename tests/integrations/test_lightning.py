@@ -15,6 +15,7 @@ from torch import nn
 from overlap_callbacks import Mode, OverlapMonitor
 from overlap_callbacks.report import record
 from tests.distributed import captured_log, run_ranks
+from tests.margins import but_stalls
 from tests.monitor.jobs import is_pass_through, kept_logs
 
 pl = pytest.importorskip("lightning.pytorch")
@@ -257,7 +258,7 @@ def test_validation_within_a_step_costs_that_step_and_nothing_else(tmp_path: Pat
     assert 0 < len(window.samples[0].timed) < 8
     # Between batches, of which a step has 4, Lightning broadcasts whether a SIGTERM came.
     assert [(row.operator, row.messages) for row in window.collectives] == [("broadcast_", 3), ("allreduce_", 1)]
-    assert not any("left out" in problem for problem in window.problems)
+    assert not any("left out" in problem for problem in but_stalls(window.problems))
 
 
 # -- fits

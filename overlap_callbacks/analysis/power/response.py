@@ -9,6 +9,7 @@ ones, by least squares.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -22,6 +23,8 @@ _WINDOWS_S = (0.001, 0.025, 0.05, 0.1, 0.15, 0.22, 0.3, 0.4, 0.5, 0.63, 0.8, 1.0
 _LATE_S = (0.0, 0.05, 0.1, 0.2)
 # Readings in a row are alike, so parts of the window are compared: a longer time must fit better in nearly all of them.
 _PARTS = 8
+# After fewer changes of mode a slow sensor looks like a drift of power.
+_MIN_CHANGES = 3
 _MIN_READINGS_OF_PART = 3
 # In standard errors over the parts. A longer time is told only if it fits better by so much than all that the table
 # allows; of those that fit about as well as the best, the longest is taken.
@@ -37,7 +40,8 @@ def covered_s(readings: Readings, stretches: Sequence[Segment], source: SourceIn
         source: of the readings, as its table has it.
     """
     told_s = source.averaging_s
-    if told_s is None or len({stretch.arm for stretch in stretches}) < 2:
+    in_order = [stretch.arm for stretch in sorted(stretches, key=lambda stretch: stretch.start_ns)]
+    if told_s is None or sum(one is not other for one, other in pairwise(in_order)) < _MIN_CHANGES:
         return None
     begin_ns, end_ns = min(s.start_ns for s in stretches), max(s.end_ns for s in stretches)
     is_within = (begin_ns <= readings.time_ns) & (readings.time_ns <= end_ns)
@@ -45,6 +49,8 @@ def covered_s(readings: Readings, stretches: Sequence[Segment], source: SourceIn
     if len(known) < _PARTS * _MIN_READINGS_OF_PART:
         return None
     times_s, power_w = readings.time_ns[known] / 1e9, readings.power_w[known]
+    if np.ptp(power_w) == 0:  # what would fit better or worse is rounding alone
+        return None
     edges_s, sequential_s = _sequential(stretches)
     tried = [(late + window, late, window) for window in _WINDOWS_S for late in _LATE_S]
     squares: dict[float, Floats] = {}

@@ -63,6 +63,9 @@ class Settled(msgspec.Struct, frozen=True):
         after_steps: the most steps in one mode after a change.
         num_steps: counted steps that it rests on.
         num_windows: that it rests on.
+
+    Raises:
+        ValueError: a step would take no time or less, or none that is known.
     """
 
     value: float
@@ -76,6 +79,12 @@ class Settled(msgspec.Struct, frozen=True):
     after_steps: int
     num_steps: int
     num_windows: int
+
+    def __post_init__(self) -> None:
+        at_least = 0.0 if self.at_least is None else self.at_least
+        for longer in (self.value, self.ci_low, self.ci_high, self.short, at_least):
+            if not -1 < longer < math.inf:
+                raise ValueError(f"a step cannot take {longer} of an overlapped step longer")
 
     @property
     def resolved(self) -> bool:
