@@ -103,6 +103,8 @@ def run_headline(summary: RunSummary, num_arms: int = 0) -> Headline:
     found = found._replace(settled="" if settled is None else settled_in_words(settled))
     if summary.windows_differ:
         found = found._replace(interval=f"{found.interval} {WINDOWS_DIFFER}".strip())
+    if stalls := summary.stalls:
+        found = found._replace(interval=f"{found.interval} {stalls}".strip())
     if found.interval and len(summary.valid_windows) == 1:  # as sure as others by its words, and less so
         found = found._replace(interval=f"{found.interval} All of this rests on one window.")
     return found._replace(**_unverified(summary))

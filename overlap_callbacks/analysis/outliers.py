@@ -85,9 +85,9 @@ def stalls_of_a_run(left_out: Iterable[tuple[int, int]]) -> str:
         return ""
     mode = "overlapped" if overlapped > sequential else "sequential"
     return (
-        f"stalls belong to {mode} steps: of those that took far longer than others of their mode, {overlapped:,} were "
+        f"Stalls belong to {mode} steps: of those that took far longer than others of their mode, {overlapped:,} were "
         f"overlapped and {sequential:,} sequential in {count(len(windows), 'window')}, and the difference of the modes "
-        f"is without them"
+        f"is without them."
     )
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from overlap_callbacks.analysis.aggregate import drop_incomparable_figures
 from overlap_callbacks.analysis.figures import FORMULAS, run_deviations, run_means, run_times, scale_of
+from overlap_callbacks.analysis.outliers import stalls_of_a_run
 from overlap_callbacks.analysis.results.catalogue import FIGURES, figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import OverlapReport
@@ -152,6 +153,11 @@ class RunSummary:
         figure = figure_named("speedup_vs_sequential")
         found = [window.speedup_vs_sequential for window in self.valid_windows]
         return windows_differ([each for each in found if each is not None], scale_of(figure))
+
+    @property
+    def stalls(self) -> str:
+        """A sentence if the steps that were left out are nearly all of one mode; else empty."""
+        return stalls_of_a_run([window.left_out for window in self.valid_windows])
 
     def figures(self) -> dict[str, Estimate]:
         """Those of ``pooled``; of a run without a window that counts, those of ``partial``."""

@@ -93,10 +93,10 @@ def test_over_a_run_stalls_of_one_mode_are_told_apart_from_those_that_hit_both()
     assert stalls_of_a_run([(0, 1)] * 7) == ""
     assert stalls_of_a_run([(1, 2), (2, 1), (0, 0)] * 20) == ""
     assert stalls_of_a_run([(0, 1)] * 8 + [(0, 0)] * 4) == (
-        "stalls belong to sequential steps: of those that took far longer than others of their mode, 0 were "
-        "overlapped and 8 sequential in 12 windows, and the difference of the modes is without them"
+        "Stalls belong to sequential steps: of those that took far longer than others of their mode, 0 were "
+        "overlapped and 8 sequential in 12 windows, and the difference of the modes is without them."
     )
-    assert stalls_of_a_run([(2, 1)] * 100_000).startswith("stalls belong to overlapped steps")
+    assert stalls_of_a_run([(2, 1)] * 100_000).startswith("Stalls belong to overlapped steps")
 
 
 def test_over_many_runs_stalls_that_hit_both_modes_are_rarely_told() -> None:

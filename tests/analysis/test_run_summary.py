@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from overlap_callbacks.analysis import run_summary
+from overlap_callbacks.analysis.headline import run_headline
 from overlap_callbacks.analysis.results.catalogue import figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import OverlapReport
@@ -146,3 +147,11 @@ def test_the_parts_of_a_step_add_up_to_it() -> None:
     assert invalid is not None
     assert invalid.contention_ms == 0.0
     assert RunSummary(run_info(), [window(0, profiled=())]).step_parts() is None
+
+
+def test_stalls_that_belong_to_one_mode_are_told_of_the_run() -> None:
+    windows = [changed(number, left_out=(1, 0)) for number in range(8)]
+    assert RunSummary(run_info(), windows).stalls.startswith("Stalls belong to overlapped steps")
+    assert "Stalls belong to overlapped steps" in run_headline(RunSummary(run_info(), windows)).interval
+    # Those of windows that do not count are not told.
+    assert RunSummary(run_info(), [*windows[1:], changed(8, left_out=(9, 0), valid=False)]).stalls == ""

@@ -325,7 +325,9 @@ def _bound_steps(rank: int, folder: str) -> dict[str, Any]:
     # Of the window 3 (recorded), 4, 5, 6, 7 (O S S O), step 5 has an evaluation between its micro-batches.
     sink = KeptReports()
     training = jobs.Training(rank, jobs.config(3, micro_batches=2))
-    with attach(training.engine, sinks=[sink], strict=True, schedule=tiny_schedule(100, 3), max_overhead=None):
+    with attach(
+        training.engine, sinks=[sink], strict=True, schedule=tiny_schedule(100, 3, spread=False), max_overhead=None
+    ):
         for step in range(9):
             training.micro_step()
             if step == 5:

@@ -114,6 +114,7 @@ def report_of(
         lost_ms=None if cost is None else cost.ms,
         lost_high_ms=None if cost is None else cost.high_ms,
         wall_ms=part.wall_ms,
+        left_out=first.left_out,
         **figures,
         spread={name: spread for name, moments in part.spread.items() if (spread := moments.spread()) is not None},
         kernels=mean_kernels(tables.kernels),

@@ -86,6 +86,8 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
         race: whether a repeated step has the same gradients overlapped and sequential; None where none was repeated.
         settled: the difference between the modes once it has settled, over the windows of this start of the job so far;
             None where the window does not count, and in records of earlier versions.
+        left_out: counted steps of the first rank that were left out because they took far longer than others of their
+            mode: overlapped, sequential.
     """
 
     window: int
@@ -162,6 +164,7 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
     measurement_overhead_ci_low: float | None = None
     measurement_overhead_ci_high: float | None = None
     lost_high_ms: float | None = None
+    left_out: tuple[int, int] = (0, 0)
 
     @property
     def num_heard(self) -> int:
