@@ -186,7 +186,7 @@ def order_of(kind: int, different: int, ranks: int, collectives: int) -> Collect
     own = [Item("allgather_", f"kind {kind}")] * (1 + kind)
     every = [Item("allreduce_" if number % 2 else "_reduce_scatter_base_", "0") for number in range(collectives)]
     groups = {"0": tuple(range(ranks)), f"kind {kind}": tuple(range(kind, ranks, different))}
-    return CollectiveSequence(items=tuple((own + every)[:collectives]), groups=groups)
+    return CollectiveSequence(items=tuple(own + every), groups=groups)
 
 
 TERMS = WindowTerms(20, SCHEDULE.as_dict())
@@ -283,7 +283,9 @@ class RankZero:
         before = self.record.path.stat().st_size if self.record.path.exists() else 0
         self.record.written.clear()
         with mock.patch.object(reporting, "measure", return_value=window):
-            closed: Any = SimpleNamespace(number=window.window, opened_ns=0, wall_ms=0.0, cost=None, compared_with=None)
+            closed: Any = SimpleNamespace(
+                number=window.window, opened_ns=0, wall_ms=0.0, cost=None, compared_with=None, steps=()
+            )
             self.reporter.submit_window(closed, key, None)
             if not self.record.written.wait(TIMEOUT_S):
                 raise RuntimeError(f"no report of window {window.window} within {TIMEOUT_S:g} s")

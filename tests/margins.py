@@ -6,14 +6,11 @@ work: ``python -m tests.margins LINES [TABLE]`` prints each test and bound once,
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from unittest import mock
 
 # Longest wait for what must come. Only where a test fails is it reached; pytest gives up later than that.
 PATIENCE_S = 400.0
@@ -35,20 +32,6 @@ def near(value: float, bound: float, name: str = "") -> bool:
         with Path(path).open("a", newline="", encoding="utf-8") as file:  # one short line: whole beside those of others
             csv.writer(file).writerow((f"{used:.4f}", f"{value:.6g}", f"{bound:.6g}", name, test))
     return value <= bound
-
-
-def but_stalls(problems: Iterable[str]) -> list[str]:
-    """The problems of a window that are not steps which a busy machine held up, left out as they should be."""
-    return [problem for problem in problems if "took far longer than others" not in problem]
-
-
-@contextlib.contextmanager
-def every_step_counts() -> Iterator[None]:
-    """Also a step that a busy machine held up counts: for tests that ask which blocks were measured."""
-    from overlap_callbacks.analysis import outliers
-
-    with mock.patch.object(outliers, "_MIN_SHARE", float("inf")):
-        yield
 
 
 def table(lines: Path) -> list[dict[str, str | float]]:

@@ -23,7 +23,10 @@ PERIODS = range(2, 65)
 # The most ordinary steps before either part, beyond those that are always there.
 _MAX_SHIFT = 120
 # Of the cost of the profiled part. It has a quarter of the counted steps, so that its imbalance is larger anyway.
-_WEIGHT_OF_PROFILED = 0.002
+_WEIGHT_OF_PROFILED = 4e-6
+
+# The higher, the more the worst rhythm counts, and not the sum of all.
+_POWER = 16
 
 Floats = npt.NDArray[np.float64]
 
@@ -32,7 +35,7 @@ class PhaseBalance:
     """Places the windows of a run.
 
     For each arm, part, period and phase it keeps the share of the sequential steps that were hit, less that of the
-    overlapped ones, summed over the windows. What is minimised is the sum of their eighth powers: the worst rhythm
+    overlapped ones, summed over the windows. What is minimised is the sum of their sixteenth powers: the worst rhythm
     counts. A job that starts again begins anew.
     """
 
@@ -66,7 +69,7 @@ class PhaseBalance:
             gap = np.arange(cost.shape[1]) - np.arange(cost.shape[0])[:, None]
             cost[(gap < 0) | (gap > _MAX_SHIFT)] = np.inf
         # What is equal but for rounding is equal: the first of them is taken.
-        best = int(np.flatnonzero(cost.ravel() <= cost.min() * (1 + 1e-9) + 1e-12)[0])
+        best = int(np.flatnonzero(cost.ravel() <= cost.min() * (1 + 1e-9) + 1e-24)[0])
         shift, later = divmod(best, cost.shape[1])
         return Placement(
             timed_start + shift, profiled_start + later, timed.take(shift), profiled.take(later), steps_per_block
@@ -101,11 +104,11 @@ class _Candidates:
         self.cost = np.zeros((2, len(starts)))
         for total, hits, period in zip(self._totals, self._hits, PERIODS, strict=True):
             for row, sign in enumerate((1, -1)):
-                self.cost[row] += ((total + sign * hits) ** 8).sum(axis=1)[starts % period]
+                self.cost[row] += ((total + sign * hits) ** _POWER).sum(axis=1)[starts % period]
 
     def take(self, shift: int) -> bool:
         """Count the start that is ``shift`` steps later. Returns whether its modes change places."""
-        swapped = bool(self.cost[1, shift] < self.cost[0, shift] * (1 - 1e-9) - 1e-12)
+        swapped = bool(self.cost[1, shift] < self.cost[0, shift] * (1 - 1e-9) - 1e-24)
         sign = -1 if swapped else 1
         for number, period in enumerate(PERIODS):
             self._totals[number] += sign * self._hits[number][(self._earliest + shift) % period]

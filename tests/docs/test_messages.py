@@ -36,6 +36,7 @@ _NOT_SHOWN = (
     "no mark of this stream was seen to be passed yet",
     "a node of a strong component has a way back to itself",
     "end_ns must be after start_ns",
+    f"a step cannot take {HOLE} of an overlapped step longer",
     "records must hold at least one record",
     "traces must hold at least one trace",
     f"module {HOLE} has no attribute",

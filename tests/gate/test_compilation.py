@@ -16,6 +16,7 @@ import torch.distributed._functional_collectives as functional
 from overlap_callbacks.gate.compilation import CompileWatch
 from overlap_callbacks.gate.dispatcher import dispatcher
 from overlap_callbacks.gate.gate import Gate
+from overlap_callbacks.monitor.placement import PhaseBalance
 from overlap_callbacks.monitor.schedule import Part
 from tests.distributed import captured_log, run_ranks
 from tests.gate.test_threads import step_of
@@ -210,7 +211,14 @@ def test_what_is_wrapped_and_never_called_costs_a_job_nothing():
 # -- in windows
 
 
-SCHEDULE = {"every_n_steps": 12, "first_step": 3, "repeats": 1, "steps_per_block": 2, "warmup_steps": 0}
+SCHEDULE = {
+    "spread": False,
+    "every_n_steps": 12,
+    "first_step": 3,
+    "repeats": 1,
+    "steps_per_block": 2,
+    "warmup_steps": 0,
+}
 WINDOW_STEPS = 1 + 4 * 2
 
 
@@ -235,7 +243,8 @@ def train_with_another_shape(rank: int, odd_step: int) -> dict[str, Any]:
 
 def test_a_step_of_a_window_in_which_a_shape_is_compiled_does_not_count_and_the_report_says_so():
     odd_step = 3 + 1 + 2  # the first step of the second block
-    plan = tiny_schedule(**SCHEDULE).plan(odd_step)
+    schedule = tiny_schedule(**SCHEDULE)
+    plan = schedule.placed(PhaseBalance().place(schedule, 3, "", 2)).plan(odd_step)
     assert (plan.part, plan.block, plan.counted) == (Part.TIMED, 1, True)
     first, second = run_ranks(train_with_another_shape, 2, odd_step)
     for found in (first, second):

@@ -90,7 +90,7 @@ def test_outside_measured_steps_the_kernels_are_not_entered_at_all():
 
 def train_and_count_entries(rank: int) -> dict[str, Any]:
     entries, training = Entries(), Training(rank)
-    monitor = new_monitor(KeptReports(), schedule=tiny_schedule(every_n_steps=20))
+    monitor = new_monitor(KeptReports(), schedule=tiny_schedule(every_n_steps=20, spread=False))
     outside = []
     with kept_logs() as logs:
         for step in range(42):

@@ -59,7 +59,7 @@ def _leave_as_it_was(rank: int) -> None:
         # Closed between steps of a window, in sequential mode.
         names = [owner.keys() for owner in state(training.engine)]
         switch = jobs.switch_of(training.engine)
-        schedule = tiny_schedule(100, 1, blocks="SO")
+        schedule = tiny_schedule(100, 1, blocks="SO", spread=False)
         monitor = attach(
             training.engine, sequential="native" if stage else "gate", schedule=schedule, sinks=[], max_overhead=None
         )
@@ -325,7 +325,7 @@ def _log_to_wandb(rank: int, folder: str) -> None:
     os.environ.update(WANDB_DISABLE_GIT="true", WANDB_DISABLE_CODE="true")
     events = {"wandb": {"enabled": True, "project": "test"}}
     training = jobs.Training(rank, jobs.config(2, **events))
-    schedule = tiny_schedule(40, repeats=2, profiled_steps=4)
+    schedule = tiny_schedule(40, repeats=2, profiled_steps=4, spread=False)
     with attach(training.engine, schedule=schedule, run_dir=folder, max_overhead=None, strict=True):
         for _ in range(40):
             training.step()
@@ -350,7 +350,7 @@ def _measure(rank: int, folder: str) -> None:
     jobs.set_up(rank)
     for stage in (2, 3):
         training = jobs.Training(rank, jobs.config(stage, micro_batches=2))
-        schedule = tiny_schedule(100, repeats=2, warmup_steps=1, profiled_steps=4)
+        schedule = tiny_schedule(100, repeats=2, warmup_steps=1, profiled_steps=4, spread=False)
         run_dir = Path(folder, f"zero{stage}")
         with attach(training.engine, schedule=schedule, run_dir=run_dir, max_overhead=None, strict=True):
             for _ in range(45):

@@ -12,7 +12,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_loca
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.distributed import run_ranks
-from tests.margins import every_step_counts
 from tests.monitor.jobs import KeptReports, Training, digest_without_library, kept_logs, new_monitor, tiny_schedule
 
 # A window: one recorded step, and timed steps O S S O, O S S O.
@@ -46,7 +45,7 @@ def train_with_hook(rank: int, kind: str) -> dict[str, Any]:
     training, sink = Training(rank, wrap=hooked(kind)), KeptReports()
     schedule = tiny_schedule(every_n_steps=9, first_step=FIRST_STEP, repeats=2)
     modes = []
-    with kept_logs() as logs, every_step_counts(), new_monitor(sink, schedule=schedule) as monitor:
+    with kept_logs() as logs, new_monitor(sink, schedule=schedule) as monitor:
         for _ in range(NUM_STEPS):
             with monitor.step():
                 if monitor.in_window:

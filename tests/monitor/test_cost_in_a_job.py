@@ -123,7 +123,7 @@ def _slowed_after_its_first_window(rank: int) -> dict[str, Any]:
     return {
         "slowed": slow.done,
         "told": [(report.window, report.lost_ms, report.measurement_overhead) for report in sink.reports],
-        "left_out": [line for line in lines if "a window costs" in line],
+        "left_out": [line for line in lines if "a window is charged" in line],
     }
 
 

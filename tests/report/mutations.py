@@ -117,7 +117,7 @@ _OF_LINES = (_truncate, _swap, _drop, _repeat, _bytes, _encode, _nest, _double_k
 def _in_tree(lines: list[bytes], chance: random.Random) -> None:
     i = _position(lines, chance)
     tree = _decoded(lines[i])
-    if not isinstance(tree, dict):
+    if not isinstance(tree, dict) or not tree:
         return
     holder, key = _somewhere(tree, chance)
     if isinstance(holder, dict) and chance.random() < 0.15:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from overlap_callbacks import JsonlSink, Sink, WandbSink
@@ -63,9 +63,8 @@ def test_all_of_a_run_arrives(server: WandbServer, tmp_path: Path) -> None:
         "mean": pytest.approx(sum(slowdowns) / 3),
         "last": pytest.approx(slowdowns[-1]),
     }
-    assert run.summary["overlap_run/compute_slowdown"] == pytest.approx(
-        math.prod(1 + each for each in slowdowns) ** (1 / 3) - 1
-    )
+    sums = [sum(getattr(report, name).value for report in expected) for name in ("compute_ms", "compute_isolated_ms")]
+    assert run.summary["overlap_run/compute_slowdown"] == pytest.approx(sums[0] / sums[1] - 1)
     assert run.summary["overlap/verdict"].startswith("Overlap makes steps")
     assert run.summary["power/verdict"].startswith("clock throttled by power cap: ")
 
@@ -94,14 +93,14 @@ def test_the_record_arrives_as_it_is_on_disk(server: WandbServer, tmp_path: Path
 
 
 def test_an_alert_arrives_once_for_each_crossing(server: WandbServer, tmp_path: Path) -> None:
-    sink = WandbSink(settings=wandb.Settings(**ONLINE), dir=tmp_path, alerts={"compute_slowdown": 0.2})
-    for number, slowdown in enumerate((0.1, 0.3, 0.3, 0.1, 0.3)):
-        sink.log(window(number, slowdown=slowdown))
+    sink = WandbSink(settings=wandb.Settings(**ONLINE), dir=tmp_path, alerts={"measurement_overhead": 0.02})
+    for number, overhead in enumerate((0.01, 0.03, 0.03, 0.01, 0.03)):
+        sink.log(msgspec.structs.replace(window(number), measurement_overhead=overhead))
     sink.close()
     assert len(server.alerts) == 2
     assert server.alerts[0]["severity"] == "WARN"
-    assert server.alerts[0]["title"].startswith("Overlap: compute slowdown is +3")
-    assert "step 520; the limit is 20.0%" in server.alerts[0]["text"]
+    assert server.alerts[0]["title"].startswith("Overlap: cost of measuring is 3")
+    assert "step 520; the limit is 2.0%" in server.alerts[0]["text"]
     assert "step 2020" in server.alerts[1]["text"]
 
 
