@@ -310,7 +310,7 @@ def test_the_slowdown_is_the_one_measured_by_hand(found: Found) -> None:
     for mode in Mode:
         for number, reported_ms in zip(found.of(mode), compute_ms[mode], strict=True):
             assert _lies_within(reported_ms, found.spins_ms(number).least_ms, found.step_ms(number).most_ms)
-    alone_ms, beside_ms = (statistics.geometric_mean(compute_ms[mode]) for mode in (Mode.SEQUENTIAL, Mode.OVERLAPPED))
+    alone_ms, beside_ms = (statistics.fmean(compute_ms[mode]) for mode in (Mode.SEQUENTIAL, Mode.OVERLAPPED))
     assert _value(found.report.compute_slowdown) == pytest.approx(beside_ms / alone_ms - 1)
 
 
