@@ -8,6 +8,7 @@ import random
 import signal
 import sys
 import time
+from typing import Any
 
 from tests.campaign.case import CASES, Case, Job, case
 from tests.campaign.job import Rank, Training, kept
@@ -47,6 +48,10 @@ def _enter(name: str, what: str, number: int, victim: int, **attributes: object)
 
 # Whichever rank ends first, the others' collectives fail.
 _PEER_GONE = "1 RuntimeError"
+# A signal to all reaches one after the other. Whoever is last may see the first one gone.
+_ONE_BY_ONE: dict[str, dict[str, Any]] = {
+    name: {"also": (_PEER_GONE, f"-{name} RuntimeError"), "ends": True} for name in ("SIGKILL", "SIGTERM")
+}
 _SILENT = {"says": CUT_SHORT, "may_be_silent": True, "also": (_PEER_GONE,), "ends": True}
 _enter(
     "kill-rank-0",
@@ -57,9 +62,9 @@ _enter(
     **_SILENT,
 )
 _enter("kill-another", "SIGKILL of rank 1 at a random moment", signal.SIGKILL, 1, runs=30, **_SILENT)
-_enter("kill-all", "SIGKILL of all ranks at a random moment", signal.SIGKILL, -1, runs=30, ends=True)
+_enter("kill-all", "SIGKILL of all ranks at a random moment", signal.SIGKILL, -1, runs=30, **_ONE_BY_ONE["SIGKILL"])
 _enter("sigterm-one", "SIGTERM to rank 1 at a random moment", signal.SIGTERM, 1, runs=5, **_SILENT)
-_enter("sigterm-all", "SIGTERM to all ranks at a random moment", signal.SIGTERM, -1, runs=5, ends=True)
+_enter("sigterm-all", "SIGTERM to all ranks at a random moment", signal.SIGTERM, -1, runs=5, **_ONE_BY_ONE["SIGTERM"])
 _enter("sigint-random", "SIGINT to all ranks (Ctrl-C) at a random moment", signal.SIGINT, -1, runs=5, **_SILENT)
 
 
