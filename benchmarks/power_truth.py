@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import math
 import platform
 import sys
 from collections.abc import Iterator
@@ -109,6 +110,7 @@ class Row:
         fails_s: the sensor fails from the beginning of a random block, for so long.
         fails_share: of the reads fail, at random.
         unread_share: of the reads have a counter but no power, at random.
+        long_s: after the blocks comes a long one of each mode, of so many seconds of overlapped steps.
     """
 
     device: str
@@ -122,12 +124,15 @@ class Row:
     fails_s: float = 0.0
     fails_share: float = 0.0
     unread_share: float = 0.0
+    long_s: float = 0.0
 
     @property
     def name(self) -> str:
         sensor = self.sensor
         words = [f"{self.shape}, steps of {self.step_s * 1e3:.0f} ms +-{self.noise:.0%}"]
         words.append(f"blocks of {self.block_s:g} s" if self.block_s else "2 steps a block")
+        if self.long_s:
+            words.append(f"long blocks of {self.long_s:g} s")
         if self.warmup != 1:
             words.append(f"{self.warmup} warm-up steps")
         if self.device != "RAPL":
@@ -243,6 +248,11 @@ def script_of(row: Row, chance: np.random.Generator) -> Script:
     for block, letter in enumerate("OSSO" * 4):
         mode = Mode.OVERLAPPED if letter == "O" else Mode.SEQUENTIAL
         modes += [(mode, False, block)] * row.warmup + [(mode, True, block)] * counted
+    num_blocks = 16
+    if row.long_s:
+        for block, mode in ((16, Mode.OVERLAPPED), (17, Mode.SEQUENTIAL)):
+            modes += [(mode, False, block)] * row.warmup + [(mode, True, block)] * math.ceil(row.long_s / row.step_s)
+        num_blocks = 18
     spread = np.sqrt(np.log1p(row.noise**2))
     lengths = row.step_s * np.exp(chance.normal(-spread * spread / 2, spread, len(modes)))
     lengths *= [SLOWER if mode is Mode.SEQUENTIAL else 1.0 for mode, _, _ in modes]
@@ -262,7 +272,7 @@ def script_of(row: Row, chance: np.random.Generator) -> Script:
         power = of_mode * np.where((times + chance.uniform(0, 10)) % period_s < period_s / 2, 1.2, 0.8)
     energy = np.concatenate(([0.0], np.cumsum(power) * DT_S))
     stretches = []
-    for block in range(16):
+    for block in range(num_blocks):
         for counted in (False, True):
             own = [index for index, (_, counts, number) in enumerate(modes) if (counts, number) == (counted, block)]
             if own:

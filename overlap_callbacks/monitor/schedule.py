@@ -36,7 +36,7 @@ class Part(enum.Enum):
     """The part of a window that a step belongs to."""
 
     RECORDED = "recorded"
-    BESIDE = "beside"  # overlapped, marked but not counted: right before and after the timed part
+    BESIDE = "beside the timed ones"  # overlapped, marked but not counted: right before and after the timed part
     TIMED = "timed"
     PROFILED = "profiled"
 

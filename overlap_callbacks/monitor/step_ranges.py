@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.monitor.schedule import Part, Plan
+from overlap_callbacks.monitor.schedule import Plan
 
 PREFIX = "overlap_callbacks: "
 
@@ -61,6 +61,5 @@ class StepRanges:
 def range_name(plan: Plan, step: int) -> str:
     """What a step is called, e.g. ``overlap_callbacks: sequential step 41 of window 0, timed``."""
     side = "other arm's" if plan.turned and plan.mode is not Mode.SEQUENTIAL else plan.mode.value
-    part = {Part.RECORDED: "recorded", Part.TIMED: "timed", Part.PROFILED: "profiled"}[plan.part]
-    warm_up = ", warm-up" if not plan.counted and plan.part is not Part.RECORDED else ""
-    return f"{PREFIX}{side} step {step} of window {plan.window}, {part}{warm_up}"
+    warm_up = ", warm-up" if not plan.counted and plan.block >= 0 else ""
+    return f"{PREFIX}{side} step {step} of window {plan.window}, {plan.part.value}{warm_up}"

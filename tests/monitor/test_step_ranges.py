@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from overlap_callbacks.monitor.config import MonitorConfig
-from overlap_callbacks.monitor.schedule import Placement
-from overlap_callbacks.monitor.step_ranges import PREFIX, StepRanges
+from overlap_callbacks.monitor.schedule import Placement, Schedule
+from overlap_callbacks.monitor.step_ranges import PREFIX, StepRanges, range_name
 from overlap_callbacks.monitor.window_runner import WindowRunner
 from tests.distributed import run_ranks
 from tests.monitor.fakes import Bench
@@ -117,6 +117,17 @@ def test_on_a_gpu_each_range_is_nvtx_s_too_and_a_build_without_it_does_without(
         ("start", f"{PREFIX}sequential step 4 of window 0, timed"), ("end", 3),
     ]  # fmt: skip
     assert nvtx.calls == ([] if missing else wanted)
+
+
+def test_every_step_of_a_window_has_a_name() -> None:
+    window = Schedule().placed(Placement(40, 120))
+    names = {range_name(plan, step) for step in range(200) if (plan := window.plan(step)) is not None}
+    for kind in (
+        "overlapped step 20 of window 0, recorded", "overlapped step 59 of window 0, beside the timed ones",
+        "overlapped step 60 of window 0, timed, warm-up", "sequential step 64 of window 0, timed",
+        "sequential step 143 of window 0, profiled",
+    ):  # fmt: skip
+        assert f"{PREFIX}{kind}" in names
 
 
 def test_without_the_option_nothing_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
