@@ -210,6 +210,17 @@ def rows() -> Iterator[Row]:  # noqa: PLR0912
         yield Row(a100, "modes", AVERAGE_25, counter, block_s=2.0, unread_share=0.3)
         yield Row(amd, "modes", Sensor(0.02, 0.001, 0.05), counter, fails_share=0.3)
         yield Row(amd, "modes", Sensor(0.02, 0.001, 0.05), counter, unread_share=0.3)
+    for step_s in (0.02, 0.05, 0.2, 1.0):  # the default schedule in the windows that have long blocks
+        # Of 20 ms, 161 steps have room in a long block.
+        long_s = min(6.0, 161 * step_s)
+        for device, sensor, counters in (
+            (a100, AVERAGE_25, ("good", "none")), (other, AVERAGE_100, ("good", "none")),
+            (average, AVERAGE_1, ("good", "none")), (amd, Sensor(0.02, 0.001, 0.05), ("good", "none")),
+            (amd_average, AVERAGE_1, ("good",)), (rapl, FRESH, ("good",)),
+        ):  # fmt: skip
+            for counter in counters:
+                for shape in ("modes", "sawtooth"):
+                    yield Row(device, shape, sensor, counter, step_s, 0.05, long_s=long_s)
 
 
 @dataclass

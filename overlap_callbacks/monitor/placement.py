@@ -44,7 +44,9 @@ class PhaseBalance:
             lambda: [np.zeros(period) for period in PERIODS]
         )
 
-    def place(self, schedule: Schedule, first_step: int, arm: str, steps_per_block: int) -> Placement:
+    def place(
+        self, schedule: Schedule, first_step: int, arm: str, steps_per_block: int, long_steps: int = 0
+    ) -> Placement:
         """Place the parts of a window that will be measured. It counts from here on.
 
         Args:
@@ -52,16 +54,18 @@ class PhaseBalance:
             first_step: the window's.
             arm: name of what the job as configured is compared with.
             steps_per_block: counted steps of a timed block.
+            long_steps: counted steps of a long block of each mode, at most ``schedule.most_long_steps``; 0 for none.
         """
         if not schedule.spread:
             timed_steps = len(schedule.part(Part.TIMED, steps_per_block))
             return Placement(schedule.decided_at, schedule.decided_at + timed_steps, steps_per_block=steps_per_block)
         beside = schedule.beside_steps(steps_per_block)
-        room = schedule.spare_steps(steps_per_block) - 2 * beside
+        long_part = len(schedule.long_part(long_steps))
+        room = schedule.spare_steps(steps_per_block) - 2 * beside - long_part
         timed = _Candidates(schedule, Part.TIMED, steps_per_block, self._totals[arm, Part.TIMED])
         profiled = _Candidates(schedule, Part.PROFILED, steps_per_block, self._totals[arm, Part.PROFILED])
         timed_start = schedule.decided_at + beside
-        profiled_start = timed_start + timed.num_steps + beside
+        profiled_start = timed_start + timed.num_steps + long_part + beside
         timed.look(first_step + timed_start, min(room, _MAX_SHIFT))
         profiled.look(first_step + profiled_start, min(room, 2 * _MAX_SHIFT) if profiled.num_steps else 0)
         cost = timed.cost.min(axis=0)[:, None] + _WEIGHT_OF_PROFILED * profiled.cost.min(axis=0)
@@ -72,8 +76,9 @@ class PhaseBalance:
         best = int(np.flatnonzero(cost.ravel() <= cost.min() * (1 + 1e-9) + 1e-24)[0])
         shift, later = divmod(best, cost.shape[1])
         return Placement(
-            timed_start + shift, profiled_start + later, timed.take(shift), profiled.take(later), steps_per_block
-        )
+            timed_start + shift, profiled_start + later, timed.take(shift), profiled.take(later), steps_per_block,
+            long_steps,
+        )  # fmt: skip
 
 
 class _Candidates:

@@ -10,7 +10,8 @@ A window opens every ``every_n_steps`` steps, and its steps are, in this order:
 2. the **timed** blocks, each of ``warmup_steps`` uncounted and ``steps_per_block`` counted steps. ``O`` is overlapped,
    ``S`` sequential. The overlapped steps right before and after them are marked too, and cost nothing: they show how
    long a change of mode takes to settle;
-3. the **profiled** blocks: one counted step each, under ``torch.profiler``.
+3. in some windows a **long** block of each mode, for sensors of power that need seconds;
+4. the **profiled** blocks: one counted step each, under ``torch.profiler``.
 
 The steps between these parts are ordinary ones. Their number, and which mode the blocks begin with, differ from window
 to window, so that what a job does at every k-th step meets both modes equally often.
@@ -38,6 +39,7 @@ class Part(enum.Enum):
     RECORDED = "recorded"
     BESIDE = "beside the timed ones"  # overlapped, marked but not counted: right before and after the timed part
     TIMED = "timed"
+    LONG = "of a long block"  # one block of each mode after the timed ones, in some windows: for power
     PROFILED = "profiled"
 
 
@@ -77,6 +79,7 @@ class Placement(msgspec.Struct, frozen=True, array_like=True):
         timed_start, profiled_start: offsets of their first steps, from the window's first step.
         timed_swapped, profiled_swapped: whether every O of the part is an S, and every S an O.
         steps_per_block: counted steps of a timed block.
+        long_steps: counted steps of the long block of each mode; 0 for none.
     """
 
     timed_start: int
@@ -84,6 +87,7 @@ class Placement(msgspec.Struct, frozen=True, array_like=True):
     timed_swapped: bool = False
     profiled_swapped: bool = False
     steps_per_block: int = 2
+    long_steps: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +177,7 @@ class Schedule:
     def _placed(self, placement: Placement) -> tuple[Plan | None, ...]:
         """The plans of a window's steps by their offset; ``window`` is filled in by ``plan``."""
         timed = self.part(Part.TIMED, placement.steps_per_block, swapped=placement.timed_swapped)
+        timed += self.long_part(placement.long_steps)
         profiled = self.part(Part.PROFILED, swapped=placement.profiled_swapped)
         timed_end = placement.timed_start + len(timed)
         # Of a window without a profile, the steps after the timed part are the last.
@@ -205,14 +210,21 @@ class Schedule:
             groups, counted_steps = self.repeats, steps_per_block or self.steps_per_block
         else:
             groups, counted_steps = self.profiled_steps // self.blocks.count("O"), 1
+        return self._blocks(part, _in_order(self.blocks, groups), counted_steps, swapped=swapped)
+
+    def _blocks(self, part: Part, order: str, counted_steps: int, *, swapped: bool = False) -> list[Plan]:
         steps: list[Plan] = []
-        for block, letter in enumerate(_in_order(self.blocks, groups)):
+        for block, letter in enumerate(order):
             arm = _ARMS[letter] if not swapped else _OTHER[_ARMS[letter]]
             mode = Mode.OVERLAPPED if self.control else arm
             for place in range(self.warmup_steps + counted_steps):
                 counted = place >= self.warmup_steps
                 steps.append(Plan(0, len(steps), part, block, arm, mode, counted=counted, last=False))
         return steps
+
+    def long_part(self, counted_steps: int) -> list[Plan]:
+        """The steps of a long block of each mode, with offsets from its own first step; none for 0 counted steps."""
+        return [] if not counted_steps else self._blocks(Part.LONG, "OS", counted_steps)
 
     @property
     def window_steps(self) -> int:
@@ -238,6 +250,11 @@ class Schedule:
         """Steps of ``every_n_steps`` that neither blocks of this length nor what comes before them needs."""
         blocks = len(self.part(Part.TIMED, steps_per_block)) + len(self.part(Part.PROFILED))
         return self.every_n_steps - self.decided_at - blocks
+
+    def most_long_steps(self, steps_per_block: int) -> int:
+        """Counted steps that a long block has at most, beside timed blocks of this length; below 1 for none."""
+        room = self.spare_steps(steps_per_block) - 2 * self.beside_steps(steps_per_block) - _ROOM
+        return room // 2 - self.warmup_steps if self.spread else 0
 
     def beside_steps(self, steps_per_block: int) -> int:
         """Marked steps on each side of a timed part with blocks of this length."""

@@ -7,7 +7,7 @@ from which ``background/measurement.py`` computes figures on another thread.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from overlap_callbacks.analysis.results.arm import ComparedArm
 from overlap_callbacks.analysis.results.mode import Mode
@@ -260,6 +260,8 @@ class Window:
         if unseen:
             self.note("a profiled step was left out: the step before it had left collectives in flight")
         spoilt = not self._is_unspoilt(log) or unseen
+        if self._plan.part is Part.LONG:  # hundreds of steps, of which the times are wanted and no more
+            log = replace(log, collectives=())
         step = MeasuredStep(
             plan=self._plan,
             start=self._start,

@@ -261,9 +261,9 @@ class WindowRunner(StepRunner):
         steps_per_block = window.steps_per_block()
 
         def plan_window() -> tuple[Placement, tuple[Rhythm, ...]]:
-            placement = self._balance.place(
-                self._schedule, window.marks.first_step, window.arm.arm.name, steps_per_block
-            )
+            arm, schedule = window.arm.arm.name, self._schedule
+            long_steps = window.session.budget.long_blocks.steps(window.marks.number, arm, schedule, steps_per_block)
+            placement = self._balance.place(schedule, window.marks.first_step, arm, steps_per_block, long_steps)
             return placement, find_rhythms(*self._ring.durations())
 
         return plan_window

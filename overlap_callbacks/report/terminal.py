@@ -76,7 +76,7 @@ def tables(record: Record, everything: bool = True) -> RenderableType:
     # Kernels and pairs are compared with sequential steps. In a window that does not count, those were not sequential.
     counts = bool(windows) or partial is not None
     if last is not None:
-        details, missing = _details(last, counts)
+        details, missing = _details(last, counts, summary.latest_with_watts() or last)
         details |= communication_details(record)
         ran_on = environment_parts(record)
         if ran_on:
@@ -93,9 +93,11 @@ def tables(record: Record, everything: bool = True) -> RenderableType:
     return Group(*parts)
 
 
-def _details(window: OverlapReport, counts: bool) -> tuple[dict[str, list[RenderableType]], list[str]]:
-    """The tables of a window by their subject, and the subjects that were not measured."""
-    power = power_parts(window)
+def _details(
+    window: OverlapReport, counts: bool, powered: OverlapReport
+) -> tuple[dict[str, list[RenderableType]], list[str]]:
+    """The tables of a window by their subject, that of power of its own window, and the subjects not measured."""
+    power = power_parts(powered)
     measured = {
         "kernels": window.kernels, "pairs of kernels": window.pairs, "power": power, "collectives": window.collectives
     }  # fmt: skip

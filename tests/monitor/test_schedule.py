@@ -77,6 +77,7 @@ def test_the_parts_of_the_default_windows_and_where_the_first_ones_lie():
         Part.RECORDED: [*range(20, 28)],
         Part.BESIDE: [*range(36, 60), *range(108, 132)],
         Part.TIMED: [*range(60, 108)],
+        Part.LONG: [],
         Part.PROFILED: [*range(132, 148)],
     }
 
@@ -449,6 +450,26 @@ def test_no_rhythm_of_the_job_meets_one_mode_more_often_than_the_other(every_n_s
     for windows, timed, profiled in ((1, 12.5, 25), (12, 2.4, 5.25), (24, 1.31, 3.13)):
         assert found[windows][0] <= timed
         assert found[windows][1] <= profiled
+
+
+def test_a_long_block_of_each_mode_lies_between_the_timed_steps_and_those_beside_them() -> None:
+    schedule = Schedule()
+    most = schedule.most_long_steps(2)
+    placement = PhaseBalance().place(schedule, 20, "", 2, most)
+    window = schedule.placed(placement)
+    plans = [plan for step in range(20, 520) if (plan := window.plan(step)) is not None]
+    long = [plan for plan in plans if plan.part is Part.LONG]
+    assert [(plan.mode, plan.counted) for plan in long] == [
+        (mode, place > 0) for mode in (O, S) for place in range(1 + most)
+    ]
+    offsets = [plan.offset for plan in long]
+    assert offsets == list(range(placement.timed_start + 48, placement.timed_start + 48 + 2 * (1 + most)))
+    beside = [plan.offset for plan in plans if plan.part is Part.BESIDE]
+    assert beside[:24] == list(range(placement.timed_start - 24, placement.timed_start))
+    assert beside[24:] == list(range(offsets[-1] + 1, offsets[-1] + 25))
+    assert plans[-1].last
+    assert max(plan.offset for plan in plans) < 500
+    assert window.plan(20 + 500).part is Part.RECORDED
 
 
 def test_a_window_alone_is_balanced_for_short_periods():

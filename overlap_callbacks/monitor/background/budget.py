@@ -9,6 +9,7 @@ from collections.abc import Callable
 from overlap_callbacks.analysis.formatting import PLAIN
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.instruments import clocks
+from overlap_callbacks.monitor.background.long_blocks import LongBlocks
 
 _NOT_KNOWN = "what a window costs is not known, and max_overhead is kept"
 
@@ -40,9 +41,13 @@ class WindowBudget:
     Args:
         max_overhead: maximum fraction of training time that measuring may cost; None for no limit.
         now_ns: the host's clock.
+
+    Attributes:
+        long_blocks: which windows have them; hears of the same reports.
     """
 
     def __init__(self, max_overhead: float | None, now_ns: Callable[[], int] = clocks.now) -> None:
+        self.long_blocks = LongBlocks()
         self._max_overhead = max_overhead
         self._now_ns = now_ns
         self._lock = threading.Lock()
@@ -80,6 +85,7 @@ class WindowBudget:
             opened_ns: host time at which it opened.
             late_ms: what it has cost since the report was made. The report of the next window has that too.
         """
+        self.long_blocks.record(report)
         with self._lock:
             self._unknown.pop(report.window, None)
             if report.e2e_overlapped_ms is not None:

@@ -100,13 +100,15 @@ class _Measurement:
     def __init__(self, window: ClosedWindow) -> None:
         self._window = window
         self._problems = list(window.problems)
-        kinds = kinds_of(window.steps)
+        steps = [step for step in window.steps if step.plan.part is not Part.LONG]
+        kinds = kinds_of(steps)
         for note in kinds.notes:
             self._note(note)
         self._steps = [
             replace(step, counted=step.counted and index not in kinds.left_out, kind=kinds.of_steps.get(index, 0))
-            for index, step in enumerate(window.steps)
+            for index, step in enumerate(steps)
         ]
+        self._long = [step for step in window.steps if step.plan.part is Part.LONG]
         self._several = any(step.kind for step in self._steps)
         self._odd = kinds.left_out
         self._left_out: Counter[Mode] = Counter()
@@ -179,6 +181,7 @@ class _Measurement:
 
         Each rank goes by its own times: of a save on one rank alone, the others alone wait within the step.
         """
+        self._long = _without_stalls(self._long)
         for part, what in ((Part.TIMED, "step"), (Part.PROFILED, "profiled step")):
             counted = {
                 index: step
@@ -251,12 +254,13 @@ class _Measurement:
         )
 
     def _series(self) -> StepSeries | None:
-        """The timed steps and those beside them, in order; None where the device did not pass them all.
+        """The steps of timed and long blocks and those beside them, in order; None where the device has not passed all.
 
         Warm-up steps count: how a step's time follows the mode shows there first. Odd steps and those of other kinds
         than the commonest do not count, but tell what the mode was.
         """
         steps = [(i, step) for i, step in enumerate(self._steps) if step.plan.part in (Part.BESIDE, Part.TIMED)]
+        steps = sorted([*steps, *[(-1, step) for step in self._long]], key=lambda of: of[1].plan.offset)
         offsets = [step.plan.offset for _, step in steps]
         if not steps or offsets != list(range(offsets[0], offsets[0] + len(steps))):
             return None  # without a step, what its mode was is not known
@@ -278,13 +282,14 @@ class _Measurement:
 
     def _power(self, phases: Sequence[StepPhases]) -> MeasuredPower:
         meter = self._window.meter
-        if meter is None or not all(self._await_passed(step.end) for step in self._steps):
+        if meter is None or not all(self._await_passed(step.end) for step in [*self._steps, *self._long]):
             return MeasuredPower()
-        timed = self._of(Part.TIMED)
+        timed = [*self._of(Part.TIMED), *self._long]
         segments = segments_of(timed, self._window.clock, counted_only=True)
         if not segments and any(step.counted for step in timed):
             self._note("power is missing: when the device began and ended its steps is not known well enough")
-        shown = segments_of([s for s in self._steps if s.plan.part is not Part.RECORDED], self._window.clock)
+        others = [step for step in self._steps if step.plan.part is not Part.RECORDED]
+        shown = segments_of(sorted([*others, *self._long], key=lambda step: step.plan.offset), self._window.clock)
         return meter.measure(segments, since_ns=self._window.opened_ns, shown=shown, phases=phases)
 
     # -- collectives
@@ -295,6 +300,16 @@ class _Measurement:
         numbers = Counter([log.signature for log in logs if log.collectives])
         usual = numbers.most_common(1)[0][0] if numbers else ()
         return next((log for log in logs if log.signature == usual), None)
+
+
+def _without_stalls(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
+    """The steps of long blocks: those that took far longer than others of their mode do not count."""
+    counted = [step for step in steps if step.counted and await_mark(step.end)]
+    times_ms = [clocks.elapsed_ms(step.start, step.end) for step in counted]
+    modes = [step.plan.arm for step in counted]
+    found = far_longer(times_ms, modes, [mode is Mode.SEQUENTIAL for mode in modes])
+    far = {step.plan.offset for step, is_far in zip(counted, found.far, strict=True) if is_far and not found.kept}
+    return [replace(step, counted=step.counted and step.plan.offset not in far) for step in steps]
 
 
 def memory_peaks(steps: Sequence[MeasuredStep]) -> tuple[MemoryPeak, ...]:

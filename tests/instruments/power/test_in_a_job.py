@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from overlap_callbacks import Mode, OverlapMonitor, OverlapReport, Schedule
 from overlap_callbacks.instruments import clocks
@@ -99,6 +100,7 @@ class _Device:
 
     def __init__(self, read: list[int], *, simulated: bool = True) -> None:
         self.driver = Driver(build.nvml())
+        self._mode: Mode | None = None
         self.driver.set(manual=simulated, base_w=WATTS[Mode.OVERLAPPED])
         # torch knows no GPU here
         session.devices_to_read = lambda per_node: [DeviceIdentity(NVIDIA, uuid=UUIDS[n], name="fake") for n in read]
@@ -119,8 +121,9 @@ class _Device:
         NvmlSource.__init__.__kwdefaults__["clock_ns"] = time.now
 
     def follow(self, mode: Mode) -> None:
-        for device in range(2):
+        for device in range(2) if mode is not self._mode else ():  # the driver keeps so many changes and no more
             self.driver.power((self.time.now() / 1e9, WATTS[mode]), device=device)
+        self._mode = mode
         self.driver.set(sm_mhz=CLOCK_MHZ[mode], reasons=SW_POWER_CAP if mode is Mode.OVERLAPPED else 0)
 
 
@@ -135,14 +138,19 @@ def _length_s(step: int) -> float:
     return STEP_S * (0.7 + 0.6 * (step * 0.618 % 1))
 
 
-def _train(rank: int, devices: list[list[int]], schedule: Schedule, lose: bool = False) -> dict[str, Any]:
+def _train(
+    rank: int, devices: list[list[int]], schedule: Schedule, lose: bool = False, windows: int = 1
+) -> dict[str, Any]:
     device, opened = _Device(devices[rank]), False
     training, sink = Training(rank), KeptReports()
     with captured_log() as lines:
         monitor = OverlapMonitor(
             schedule, [sink], max_overhead=None, power_interval_s=0.01, tokens_per_step=1000, strict=True
         )
-        for step in range(2 + schedule.every_n_steps):
+        for step in range(2 + windows * schedule.every_n_steps):
+            if step == 1 + schedule.every_n_steps:  # what comes next goes by the report of the window before
+                wait_until(lambda: rank != 0 or bool(sink.reports))
+                dist.barrier()
             with monitor.step(step):
                 device.follow(monitor.mode)
                 training.step()
@@ -217,6 +225,23 @@ def test_blocks_that_are_too_short_give_no_power_and_say_how_many_steps_would_do
     assert not any(key.startswith("power/") for key in report.metrics())
     assert any("steps per block" in problem for problem in report.problems)
     assert report.metrics()["device/sequential_sm_clock_mhz"] == pytest.approx(CLOCK_MHZ[Mode.SEQUENTIAL], rel=0.01)
+
+
+def test_blocks_that_are_too_short_are_followed_by_long_ones_in_the_next_window() -> None:
+    schedule = _schedule(steps_per_block=1, every_n_steps=600)
+    found = run_ranks(_train, 2, [[0], [1]], schedule, False, 2, timeout_s=120)
+    before, after = found[0]["reports"]
+    assert not any(key.startswith("power/") for key in before.metrics())
+    assert before.complete
+    assert after.complete
+    assert after.num_steps > 2 * 6.0 / STEP_S > before.num_steps
+    # The step times of both windows are of as many blocks.
+    assert [len(sample.timed) for sample in (*before.samples, *after.samples)] == [4] * 4
+    for mode in Mode:
+        assert after.power.of(mode).mean_avg_w == pytest.approx(WATTS[mode], rel=1e-6)
+        assert after.power.of(mode).energy_per_step_j == pytest.approx(2 * WATTS[mode] * STEP_S, rel=0.05)
+    # The long blocks are part of the steps by which the settled difference is told.
+    assert after.samples[0].series.modes.lower().endswith("s" * 201 + "o" * schedule.beside_steps(1))
 
 
 def test_a_device_that_is_lost_costs_its_figures_and_one_line() -> None:

@@ -1,0 +1,65 @@
+"""Which windows have a long block of each mode, so that slow sensors tell the power of a mode. Rank 0 decides."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.monitor.schedule import Schedule
+
+# ``benchmarks/power_truth.py``: NVML's counter, renewed every 100 ms, tells the watts of so long a block to 2 %.
+_WANTED_S = 6.0
+# In a shorter one no sensor tells more than in the timed blocks.
+_LEAST_S = 2.0
+# Every so-manieth window of an arm, from the second one on: the first tells whether its blocks are too short.
+_EVERY = 4
+# Where sequential steps take longer than this, of overlapped ones, a long block would be too dear.
+_MOST_LONGER = 1.2
+# After so many in a row that told no watts, no more are tried.
+_MOST_IN_VAIN = 3
+
+
+class LongBlocks:
+    """Decides by the reports so far. Two threads use it: one calls ``record``, the other ``steps``."""
+
+    def __init__(self) -> None:
+        self._step_s = 0.0
+        self._wanted = False
+        self._too_dear = True
+        self._in_vain = 0
+        self._long: set[int] = set()
+        self._windows: Counter[str] = Counter()
+
+    def record(self, report: OverlapReport) -> None:
+        """Take note of a report: whether its blocks told the watts of both modes, and what its steps took."""
+        overlapped, sequential, power = report.e2e_overlapped_ms, report.e2e_sequential_ms, report.power
+        if overlapped is None or sequential is None or power is None:
+            return
+        self._step_s = overlapped.value / 1e3
+        self._too_dear = sequential.value > _MOST_LONGER * overlapped.value
+        lacks = len(power.modes) < 2 or any(mode.mean_avg_w is None for mode in power.modes)
+        if report.window in self._long:
+            self._long.discard(report.window)
+            self._in_vain = self._in_vain + 1 if lacks else 0
+        else:
+            self._wanted = lacks
+
+    def steps(self, window: int, arm: str, schedule: Schedule, steps_per_block: int) -> int:
+        """Counted steps of the long block of each mode in a window that will be measured; 0 for none.
+
+        Args:
+            window: its number.
+            arm: name of what the job as configured is compared with.
+            schedule: of the job.
+            steps_per_block: counted steps of the window's timed blocks.
+        """
+        self._windows[arm] += 1
+        is_due = self._windows[arm] % _EVERY == 2 and self._in_vain < _MOST_IN_VAIN
+        if not (is_due and self._wanted) or self._too_dear or self._step_s <= 0:
+            return 0
+        steps = min(math.ceil(_WANTED_S / self._step_s), schedule.most_long_steps(steps_per_block))
+        if steps <= steps_per_block or steps * self._step_s < _LEAST_S:
+            return 0
+        self._long.add(window)
+        return steps

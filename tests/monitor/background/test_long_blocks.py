@@ -1,0 +1,77 @@
+"""When a window has a long block of each mode: where power needs it, and where it is not too dear."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.monitor.background.long_blocks import LongBlocks
+from overlap_callbacks.monitor.schedule import Schedule
+from tests.report.runs import window
+
+
+def report(number: int, *, step_ms: float = 50.0, longer: float = 1.1, watts: bool = False) -> OverlapReport:
+    """A window that told watts of both modes, or not."""
+    found = window(number, power=True)
+    power = found.power
+    assert power is not None
+    assert {mode.mode for mode in power.modes} == set(Mode)
+    if not watts:
+        modes = [msgspec.structs.replace(mode, mean_avg_w=None) for mode in power.modes]
+        power = msgspec.structs.replace(power, modes=tuple(modes))
+    times = {
+        name: msgspec.structs.replace(getattr(found, name), value=value)
+        for name, value in (("e2e_overlapped_ms", step_ms), ("e2e_sequential_ms", longer * step_ms))
+    }
+    return msgspec.structs.replace(found, power=power, **times)
+
+
+def lengths(blocks: LongBlocks, windows: int, schedule: Schedule | None = None, **reports: float) -> list[int]:
+    """The counted steps of the long blocks of some windows, after each of which its report comes."""
+    found = []
+    for number in range(windows):
+        found.append(blocks.steps(number, "sequential", schedule or Schedule(), 2))
+        blocks.record(report(number, **reports))
+    return found
+
+
+def test_every_fourth_window_has_them_from_the_second_on_until_three_in_a_row_were_in_vain() -> None:
+    assert lengths(LongBlocks(), 16) == [0, 120, 0, 0, 0, 120, 0, 0, 0, 120, 0, 0, 0, 0, 0, 0]
+
+
+def test_watts_that_long_blocks_told_do_not_end_them_and_watts_of_others_do() -> None:
+    blocks = LongBlocks()
+    found = []
+    for number in range(30):
+        steps = blocks.steps(number, "sequential", Schedule(), 2)
+        found.append(steps)
+        blocks.record(report(number, watts=bool(steps) or number > 14))
+    assert [number for number, steps in enumerate(found) if steps] == [1, 5, 9, 13]
+
+
+@pytest.mark.parametrize(("step_ms", "steps"), [(20.0, 161), (50.0, 120), (200.0, 30), (1000.0, 6), (3500.0, 0)])
+def test_they_last_six_seconds_if_there_is_room_and_are_longer_than_the_others(step_ms: float, steps: int) -> None:
+    assert lengths(LongBlocks(), 2, step_ms=step_ms) == [0, steps]
+
+
+@pytest.mark.parametrize("changes", [{"longer": 1.21}, {"step_ms": 5.0}, {"watts": True}])
+def test_there_are_none_where_they_are_dear_or_too_short_or_not_needed(changes: dict[str, float]) -> None:
+    assert lengths(LongBlocks(), 6, **changes) == [0] * 6
+
+
+def test_there_are_none_without_room_without_power_and_before_a_report() -> None:
+    assert lengths(LongBlocks(), 6, Schedule(spread=False)) == [0] * 6
+    assert lengths(LongBlocks(), 6, Schedule(every_n_steps=100)) == [0] * 6
+    blocks = LongBlocks()
+    blocks.record(msgspec.structs.replace(report(0), power=None))
+    assert [blocks.steps(number, "sequential", Schedule(), 2) for number in range(6)] == [0] * 6
+
+
+def test_each_arm_has_its_own() -> None:
+    blocks = LongBlocks()
+    blocks.record(report(0))
+    assert [bool(blocks.steps(number, "ab"[number % 2], Schedule(), 2)) for number in range(4)] == [
+        False, False, True, True,
+    ]  # fmt: skip
