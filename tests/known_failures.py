@@ -209,9 +209,9 @@ KNOWN_FAILURES = (
         "wandb",
         "<0.24",
         (
-            "tests/sinks/wandb/test_down.py::test_no_step_is_slower_and_no_window_is_missing_from_the_record[hang]",
-            "tests/sinks/wandb/test_down.py::test_no_step_is_slower_and_no_window_is_missing_from_the_record[error]",
-            "tests/sinks/wandb/test_down.py::test_no_step_is_slower_and_no_window_is_missing_from_the_record[refuse]",
+            "tests/sinks/wandb/test_down.py::test_training_never_waits_and_no_window_is_missing_from_the_record[hang]",
+            "tests/sinks/wandb/test_down.py::test_training_never_waits_and_no_window_is_missing_from_the_record[error]",
+            "tests/sinks/wandb/test_down.py::test_training_never_waits_and_no_window_is_missing_from_the_record[refuse]",
             "tests/sinks/wandb/test_down.py::test_a_run_that_the_server_does_not_begin_is_offline_and_the_process_ends[hang]",
             "tests/sinks/wandb/test_down.py::test_a_run_that_the_server_does_not_begin_is_offline_and_the_process_ends[error]",
         ),
