@@ -229,7 +229,7 @@ class Script:
 
     Attributes:
         energy_j: from the start, at each millisecond.
-        segments: the counted steps of each block.
+        segments: the counted steps of each block; where there are long ones, of those alone.
         stretches: these, and the warm-up steps of each block.
         end_s: of the window.
     """
@@ -290,7 +290,8 @@ def script_of(row: Row, chance: np.random.Generator) -> Script:
                 begins = tuple(round(starts[index] * 1e9) for index in own)
                 end_ns = round(starts[own[-1] + 1] * 1e9)
                 stretches.append(Segment(begins[0], end_ns, modes[own[0]][0], len(own), begins, counted=counted))
-    return Script(energy.tolist(), [s for s in stretches if s.counted], stretches, float(starts[-1]))
+    counting = [s for s in stretches if s.counted]
+    return Script(energy.tolist(), counting[-2:] if row.long_s else counting, stretches, float(starts[-1]))
 
 
 class Clock:
@@ -322,7 +323,7 @@ class Scripted(PowerSource):
         device = DEVICES[self.row.device]
         self.info = replace_counter(device, self.row.counter).info()
         self._phase_s = self.chance.uniform(0, 1, 2).tolist()
-        begin = self.script.segments[int(self.chance.integers(16))].start_ns / 1e9
+        begin = self.script.segments[int(self.chance.integers(len(self.script.segments)))].start_ns / 1e9
         self._fails = (begin, begin + self.row.fails_s)
         self._failing = int(self.chance.integers(2**31)) if self.row.fails_share or self.row.unread_share else 0
         self._period_s = min(device.counter_s or 0.001, 0.1)

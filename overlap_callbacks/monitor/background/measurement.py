@@ -284,7 +284,9 @@ class _Measurement:
         meter = self._window.meter
         if meter is None or not all(self._await_passed(step.end) for step in [*self._steps, *self._long]):
             return MeasuredPower()
-        timed = [*self._of(Part.TIMED), *self._long]
+        # Short blocks tell power worse: what they add is chance.
+        both = {step.plan.arm for step in self._long if step.counted} == set(Mode)
+        timed = self._long if both else self._of(Part.TIMED)
         segments = segments_of(timed, self._window.clock, counted_only=True)
         if not segments and any(step.counted for step in timed):
             self._note("power is missing: when the device began and ended its steps is not known well enough")
