@@ -17,7 +17,7 @@ _EVERY = 4
 # Where sequential steps take longer than this, of overlapped ones, a long block would be too dear.
 _MOST_LONGER = 1.2
 # After so many in a row that told no watts, no more are tried.
-_MOST_IN_VAIN = 3
+_MOST_IN_VAIN = 6
 
 
 class LongBlocks:

@@ -37,8 +37,8 @@ def lengths(blocks: LongBlocks, windows: int, schedule: Schedule | None = None, 
     return found
 
 
-def test_every_fourth_window_has_them_from_the_second_on_until_three_in_a_row_were_in_vain() -> None:
-    assert lengths(LongBlocks(), 16) == [0, 120, 0, 0, 0, 120, 0, 0, 0, 120, 0, 0, 0, 0, 0, 0]
+def test_every_fourth_window_has_them_from_the_second_on_until_six_in_a_row_were_in_vain() -> None:
+    assert lengths(LongBlocks(), 32) == [0, 120, 0, 0] * 6 + [0] * 8
 
 
 def test_watts_that_long_blocks_told_do_not_end_them_and_watts_of_others_do() -> None:
