@@ -211,14 +211,10 @@ def rows() -> Iterator[Row]:  # noqa: PLR0912
         yield Row(amd, "modes", Sensor(0.02, 0.001, 0.05), counter, fails_share=0.3)
         yield Row(amd, "modes", Sensor(0.02, 0.001, 0.05), counter, unread_share=0.3)
     for step_s in (0.02, 0.05, 0.2, 1.0):  # the default schedule in the windows that have long blocks
-        # Of 20 ms, 161 steps have room in a long block.
-        long_s = min(6.0, 161 * step_s)
-        for device, sensor, counters in (
-            (a100, AVERAGE_25, ("good", "none")), (other, AVERAGE_100, ("good", "none")),
-            (average, AVERAGE_1, ("good", "none")), (amd, Sensor(0.02, 0.001, 0.05), ("good", "none")),
-            (amd_average, AVERAGE_1, ("good",)), (rapl, FRESH, ("good",)),
-        ):  # fmt: skip
-            for counter in counters:
+        long_s = min(6.0, 161 * step_s)  # of 20 ms, 161 steps have room
+        sensors = ((a100, AVERAGE_25), (other, AVERAGE_100), (average, AVERAGE_1), (amd, Sensor(0.02, 0.001, 0.05)))
+        for device, sensor in (*sensors, (amd_average, AVERAGE_1), (rapl, FRESH)):
+            for counter in ("good",) if device in (amd_average, rapl) else ("good", "none"):
                 for shape in ("modes", "sawtooth"):
                     yield Row(device, shape, sensor, counter, step_s, 0.05, long_s=long_s)
 
@@ -259,11 +255,8 @@ def script_of(row: Row, chance: np.random.Generator) -> Script:
     for block, letter in enumerate("OSSO" * 4):
         mode = Mode.OVERLAPPED if letter == "O" else Mode.SEQUENTIAL
         modes += [(mode, False, block)] * row.warmup + [(mode, True, block)] * counted
-    num_blocks = 16
-    if row.long_s:
-        for block, mode in ((16, Mode.OVERLAPPED), (17, Mode.SEQUENTIAL)):
-            modes += [(mode, False, block)] * row.warmup + [(mode, True, block)] * math.ceil(row.long_s / row.step_s)
-        num_blocks = 18
+    for block, mode in ((16, Mode.OVERLAPPED), (17, Mode.SEQUENTIAL)) if row.long_s else ():
+        modes += [(mode, False, block)] * row.warmup + [(mode, True, block)] * math.ceil(row.long_s / row.step_s)
     spread = np.sqrt(np.log1p(row.noise**2))
     lengths = row.step_s * np.exp(chance.normal(-spread * spread / 2, spread, len(modes)))
     lengths *= [SLOWER if mode is Mode.SEQUENTIAL else 1.0 for mode, _, _ in modes]
@@ -283,7 +276,7 @@ def script_of(row: Row, chance: np.random.Generator) -> Script:
         power = of_mode * np.where((times + chance.uniform(0, 10)) % period_s < period_s / 2, 1.2, 0.8)
     energy = np.concatenate(([0.0], np.cumsum(power) * DT_S))
     stretches = []
-    for block in range(num_blocks):
+    for block in range(18 if row.long_s else 16):
         for counted in (False, True):
             own = [index for index, (_, counts, number) in enumerate(modes) if (counts, number) == (counted, block)]
             if own:

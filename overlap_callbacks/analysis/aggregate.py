@@ -5,14 +5,16 @@ Live, what ranks measured is added level by level: ``overlap_callbacks.analysis.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
+from statistics import fmean
 
 import msgspec
 
+from overlap_callbacks.analysis.design import MIN_BLOCKS_OF_TREND
 from overlap_callbacks.analysis.job.merging import merge, part_of
 from overlap_callbacks.analysis.job.report import report_of
 from overlap_callbacks.analysis.results.catalogue import FIGURES
+from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow, TimedBlock
 from overlap_callbacks.analysis.results.workload import Workload
@@ -53,21 +55,20 @@ def aggregate_windows(
     )
 
 
-def drop_incomparable_figures(window: OverlapReport, order: str) -> OverlapReport:
+def drop_incomparable_figures(window: OverlapReport) -> OverlapReport:
     """The report of a window that was cut short, without the figures that too few of its blocks support.
 
-    Drift is cancelled only within a whole balanced group of blocks. Without one, the figures that compare the modes are
-    dropped; without a profiled one, all figures of the profile are.
+    Where drift may make a difference between the modes, the figures that compare them are dropped; where it may between
+    profiled blocks, all figures of the profile are.
 
     Args:
         window: the report of a window that was cut short.
-        order: order of its blocks, e.g. ``OSSO``.
     """
     sample = window.samples[0]
     dropped = []
-    if not has_whole_group(sample.timed, order):
+    if not are_comparable(sample.timed):
         dropped += [figure.name for figure in FIGURES if figure.unit != "ms"]
-    if not has_whole_group(sample.profiled, order):
+    if not are_comparable(sample.profiled):
         dropped += [figure.name for figure in FIGURES if figure.name not in _TIMED]
     return msgspec.structs.replace(window, **dict.fromkeys(dropped))
 
@@ -76,8 +77,16 @@ def drop_incomparable_figures(window: OverlapReport, order: str) -> OverlapRepor
 _TIMED = frozenset({"e2e_overlapped_ms", "e2e_sequential_ms", "speedup_vs_sequential"})
 
 
-def has_whole_group(blocks: Iterable[TimedBlock | ProfiledBlock], order: str) -> bool:
-    """Whether the blocks hold at least one whole repetition of the schedule's order, e.g. ``OSSO``."""
-    length = len(order)
-    groups = Counter(block.block // length for block in blocks)
-    return any(count == length for count in groups.values())
+def are_comparable(blocks: Iterable[TimedBlock | ProfiledBlock]) -> bool:
+    """Whether drift does not make a difference between the modes of these blocks.
+
+    It does not where the blocks of both lie around the same place, as in ``OSSO``, or where they are enough to tell it.
+    """
+    places: dict[Mode, list[int]] = {mode: [] for mode in Mode}
+    for block in blocks:
+        places[block.arm].append(block.block)
+    overlapped, sequential = places.values()
+    if min(len(overlapped), len(sequential)) < 2:
+        return False
+    balanced = fmean(overlapped) == fmean(sequential)
+    return balanced or len(overlapped) + len(sequential) >= MIN_BLOCKS_OF_TREND

@@ -76,6 +76,8 @@ def arm_report_of(report: OverlapReport, arm: ComparedArm, sums: FigureSums[Any]
         valid=report.valid,
         problems=report.problems,
         measurement_overhead=report.measurement_overhead,
+        measurement_overhead_ci_low=report.measurement_overhead_ci_low,
+        measurement_overhead_ci_high=report.measurement_overhead_ci_high,
         lost_ms=report.lost_ms,
         power=report.power,
         memory=report.memory,

@@ -29,6 +29,7 @@ MAX_KINDS = 3
 NUM_COVARIATES = MAX_RHYTHMS + MAX_KINDS
 # The degree of the trend by the number of blocks. Fewer blocks would tell nothing of what is left.
 _DEGREES = ((12, 3), (6, 1))
+MIN_BLOCKS_OF_TREND = _DEGREES[-1][0]
 # Degrees of freedom that a column must leave.
 _MIN_LEFT = 2
 # What is left of equal values, as a share of them.

@@ -97,9 +97,11 @@ def run_headline(summary: RunSummary, num_arms: int = 0) -> Headline:
     if partial is not None:
         return _unfinished(partial)
     settled = summary.settled()
+    looks = " (hold at all looks)" if summary.running else " (one look)"
     if settled is not None and settled.verdict is Verdict.SETTLED:
         figures["speedup_vs_sequential"] = settled.estimate
-    found = answer(figures, " (hold at all looks)" if summary.running else " (one look)")
+        looks = " (that of the steps at one look)" if summary.running else looks
+    found = answer(figures, looks)
     found = found._replace(settled="" if settled is None else settled_in_words(settled))
     if summary.windows_differ:
         found = found._replace(interval=f"{found.interval} {WINDOWS_DIFFER}".strip())

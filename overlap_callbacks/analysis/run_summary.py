@@ -19,9 +19,6 @@ from overlap_callbacks.analysis.results.step_parts import StepParts, measured_pa
 from overlap_callbacks.analysis.results.window import RankWindow
 from overlap_callbacks.analysis.statistics import Pooling, pool, windows_differ
 
-# The order of the blocks where a record does not say.
-_DEFAULT_BLOCKS = "OSSO"
-
 COUNTS = "counts"
 NOT_VALID = "not valid"
 CUT_SHORT = "cut short"
@@ -108,7 +105,7 @@ class RunSummary:
             return self.unfinished
         for window in reversed(self.windows):
             if self.state_of(window) == CUT_SHORT and window.control is self.control and window.samples:
-                comparable = drop_incomparable_figures(window, blocks_of(self.run))
+                comparable = drop_incomparable_figures(window)
                 return comparable if comparable.speedup_vs_sequential is not None else None
         return None
 
@@ -193,11 +190,6 @@ class RunSummary:
         """The last window that has a part; one that counts if there is any."""
         valid = self.latest_valid(part)
         return valid or next((window for window in reversed(self.windows) if getattr(window, part)), None)
-
-
-def blocks_of(run: RunInfo) -> str:
-    """The order of the blocks in a run's windows, e.g. ``OSSO``."""
-    return str(run.schedule.get("blocks") or _DEFAULT_BLOCKS)
 
 
 def without_details(report: OverlapReport) -> OverlapReport:

@@ -358,9 +358,9 @@ def pooled_error(values: Floats, variances: Floats, degrees: Floats) -> tuple[An
         degrees: degrees of freedom of these.
     """
     number = values.shape[-1]
-    between = values.var(axis=-1, ddof=1) if number > 1 else np.zeros(values.shape[:-1])
     known = np.isfinite(variances)
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):  # of a damaged record; what is not finite gives no interval
+        between = values.var(axis=-1, ddof=1) if number > 1 else np.zeros(values.shape[:-1])
         num_known = known.sum(axis=-1)
         within = np.where(known, variances, 0.0).sum(axis=-1) / num_known
         beyond = np.maximum(between - within, 0.0)

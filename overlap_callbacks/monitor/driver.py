@@ -158,8 +158,15 @@ class StepDriver:
         self.faults.raise_reported()
         self._check_continuity(number, previous, nested)
         self.runner.begin(number)
+        if self.runner.in_step:
+            self.ring.spoil(number)
         if self.runner.finished:
             self._give_to_windows()
+
+    def pause(self) -> None:
+        """Something that is no part of training begins, within the step that began last or after it."""
+        self.ring.spoil(self.last_step)
+        self.runner.pause()
 
     def _check_continuity(self, number: int, previous: int, nested: bool) -> None:
         for gap in breaks_before(number, previous, nested=nested, in_window=self.runner.in_window):

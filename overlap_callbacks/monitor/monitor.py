@@ -241,7 +241,7 @@ class OverlapMonitor(ForAdapters):
         Its collectives are let through unseen, and the step does not count.
         """
         runner = self._driver.runner
-        self._driver.guarded(runner.pause)
+        self._driver.guarded(self._driver.pause)
         try:
             yield
         finally:

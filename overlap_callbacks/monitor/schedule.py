@@ -177,7 +177,7 @@ class Schedule:
     def _placed(self, placement: Placement) -> tuple[Plan | None, ...]:
         """The plans of a window's steps by their offset; ``window`` is filled in by ``plan``."""
         timed = self.part(Part.TIMED, placement.steps_per_block, swapped=placement.timed_swapped)
-        timed += self.long_part(placement.long_steps)
+        timed += self.long_part(placement.long_steps, swapped=placement.timed_swapped)
         profiled = self.part(Part.PROFILED, swapped=placement.profiled_swapped)
         timed_end = placement.timed_start + len(timed)
         # Of a window without a profile, the steps after the timed part are the last.
@@ -222,9 +222,9 @@ class Schedule:
                 steps.append(Plan(0, len(steps), part, block, arm, mode, counted=counted, last=False))
         return steps
 
-    def long_part(self, counted_steps: int) -> list[Plan]:
+    def long_part(self, counted_steps: int, *, swapped: bool = False) -> list[Plan]:
         """The steps of a long block of each mode, with offsets from its own first step; none for 0 counted steps."""
-        return [] if not counted_steps else self._blocks(Part.LONG, "OS", counted_steps)
+        return [] if not counted_steps else self._blocks(Part.LONG, "OS", counted_steps, swapped=swapped)
 
     @property
     def window_steps(self) -> int:

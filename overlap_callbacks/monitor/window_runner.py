@@ -208,7 +208,6 @@ class WindowRunner(StepRunner):
             plan = self._window.schedule.plan(step)
         if plan is not None:
             self.in_step = True
-            self._ring.spoil(step)
             self._window.marks.begin_step(plan, self._window.clearance.sequence)
         self._window.cost.leave(clocks.now())
 
@@ -289,7 +288,6 @@ class WindowRunner(StepRunner):
             self._window.marks.skip_step(reason)
 
     def pause(self) -> None:
-        self._ring.spoil(self._step)
         if self.in_step and self._window is not None:
             self._window.marks.pause()
 

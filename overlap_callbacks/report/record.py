@@ -11,14 +11,14 @@ from typing import Any
 
 import msgspec
 
-from overlap_callbacks.analysis.aggregate import aggregate_windows, drop_incomparable_figures, has_whole_group
+from overlap_callbacks.analysis.aggregate import aggregate_windows, are_comparable, drop_incomparable_figures
 from overlap_callbacks.analysis.bottleneck import Bottleneck, run_bottleneck
 from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import FILE_NAME, SCHEMA_VERSION, RunInfo
 from overlap_callbacks.analysis.results.window import RankWindow, TimedBlock
-from overlap_callbacks.analysis.run_summary import RunSummary, blocks_of, without_details
+from overlap_callbacks.analysis.run_summary import RunSummary, without_details
 from overlap_callbacks.report.record_lines import line_at, lines_of
 from overlap_callbacks.report.record_windows import UNREADABLE, Details, Outlines, decode_window
 
@@ -321,7 +321,7 @@ def _with_known_schedule(run: RunInfo) -> RunInfo:
 
 def _unfinished(run: RunInfo, key: tuple[int, int], blocks: list[TimedBlock]) -> OverlapReport:
     number, first_step = key
-    few = "" if has_whole_group(blocks, blocks_of(run)) else ", too few blocks to compare the modes"
+    few = "" if are_comparable(blocks) else ", too few blocks to compare the modes"
     sample = RankWindow(
         rank=0,
         window=number,
@@ -342,4 +342,4 @@ def _unfinished(run: RunInfo, key: tuple[int, int], blocks: list[TimedBlock]) ->
         control=run.schedule.get("control", False),
     )
     report = msgspec.structs.replace(report, world_size=run.world_size)
-    return drop_incomparable_figures(report, blocks_of(run))
+    return drop_incomparable_figures(report)

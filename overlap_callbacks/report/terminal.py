@@ -173,7 +173,9 @@ def _cost_parts(record: Record) -> list[RenderableType]:
 
 
 def _cost(record: Record) -> Estimate | None:
-    return cost_of_run(record.windows, record.runs[-1].schedule.get("every_n_steps", 0) if record.runs else 0)
+    return cost_of_run(
+        [*record.windows, *record.arms], record.runs[-1].schedule.get("every_n_steps", 0) if record.runs else 0
+    )
 
 
 def _head(record: Record) -> str:

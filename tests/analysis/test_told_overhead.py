@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from overlap_callbacks.analysis.arm_figures import arm_report_of
+from overlap_callbacks.analysis.figures import figure_sums
 from overlap_callbacks.analysis.formatting import PLAIN
 from overlap_callbacks.analysis.measuring_cost import cost_of_run
+from overlap_callbacks.analysis.results.arm import ComparedArm
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.verdict import summary
 from tests.analysis.test_aggregate import rank_window, report_of
@@ -63,6 +66,12 @@ def test_the_cost_of_a_run_is_the_mean_of_its_windows_and_its_interval_that_of_i
     found = cost_of_run(windows, 500)
     assert found is not None
     assert (found.value, found.ci_low, found.ci_high) == pytest.approx((0.01, 0.005, 0.015))
+    # Windows with other arms cost as much.
+    sums = figure_sums(rank_window(), None)
+    arms = [arm_report_of(window, ComparedArm("other", True), sums) for window in windows[1::2]]
+    with_arms = cost_of_run([*windows[::2], *arms], 500)
+    assert with_arms is not None
+    assert (with_arms.value, with_arms.ci_low, with_arms.ci_high) == pytest.approx((0.01, 0.005, 0.015))
     every_second = cost_of_run(windows[::2], 500)
     assert every_second is not None
     assert every_second.value == pytest.approx(0.01 * 2 / 3)

@@ -465,3 +465,29 @@ def test_beside_the_users_own_profiler_only_the_timed_part_is_measured_and_the_r
     assert "compute_ms" in alone["figures"]
     # A step this small is mostly Python, and a note says so.
     assert [problem for problem in alone["problems"] if "in no torch operator" not in problem] == []
+
+
+def pause_outside_of_windows(rank: int) -> tuple[set[int], bool]:
+    monitor = new_monitor(KeptReports(), schedule=tiny_schedule(every_n_steps=100, spread=False))
+    training = Training(rank)
+    for step in range(40):
+        with monitor.step():
+            training.step()
+            if step == 20:
+                with monitor.pause():
+                    pass
+        if step == 30:
+            with monitor.pause():  # between two steps: it is the time of the one before
+                pass
+    numbers, _ = monitor._driver.ring.durations()
+    monitor.close()
+    return set(range(39)) - set(numbers.tolist()), training.digest() == digest_without_library(rank, 40)
+
+
+def test_steps_with_a_pause_or_in_a_window_are_not_among_the_ordinary_ones_by_which_rhythms_are_told():
+    for missing, same in run_ranks(pause_outside_of_windows, 2):
+        # A step ends where the next one begins: that before one that is missing is missing too.
+        assert {20, 30} <= missing
+        assert {step for step in missing if step > 10} == {19, 20, 29, 30}
+        assert 2 in missing  # recorded
+        assert same

@@ -265,7 +265,7 @@ def test_a_window_that_an_earlier_run_left_unfinished_is_not_the_last_run_s(tmp_
 
 def test_blocks_of_an_unfinished_window_give_a_partial_report(tmp_path):
     times = {OV: 100.0, SEQ: 125.0}
-    blocks = [(1, 520, timed(number, arm, times[arm])) for number, arm in enumerate((OV, SEQ, SEQ, OV, OV))]
+    blocks = [(1, 520, timed(number, arm, times[arm])) for number, arm in enumerate((OV, SEQ, SEQ, OV))]
     path = write(tmp_path, reports=[window_report(0)], blocks=blocks)
     record = read(path)
     assert len(record.windows) == 1
@@ -277,7 +277,7 @@ def test_blocks_of_an_unfinished_window_give_a_partial_report(tmp_path):
     assert partial.speedup_vs_sequential.value == pytest.approx(0.25)
     assert partial.speedup_vs_sequential.ci_low is None
     assert partial.e2e_sequential_ms.num_steps == 4
-    assert partial.problems == ("5 timed blocks so far",)
+    assert partial.problems == ("4 timed blocks so far",)
     assert partial.measurement_overhead is None
 
 
@@ -289,14 +289,27 @@ def test_blocks_of_an_unfinished_window_give_a_partial_report(tmp_path):
         {0: OV, 1: SEQ, 2: SEQ},
         {1: SEQ, 2: SEQ},
         {0: OV, 3: OV, 4: OV, 7: OV},  # one arm only
-        {0: OV, 1: SEQ, 3: OV, 4: OV, 6: SEQ},  # no whole group
+        {0: OV, 1: SEQ, 3: OV, 4: OV, 6: SEQ},
+        {0: OV, 1: SEQ, 2: OV, 3: SEQ},  # drift falls on the later mode
+        {0: OV, 1: SEQ, 2: SEQ, 3: OV, 4: OV},
     ],
 )
-def test_less_than_a_balanced_group_compares_nothing(tmp_path, arms):
+def test_blocks_around_different_places_and_too_few_for_a_trend_compare_nothing(tmp_path, arms):
     path = write(tmp_path, blocks=[(0, 20, timed(number, arm, 100.0)) for number, arm in arms.items()])
     partial = read(path).unfinished
     assert set(partial.figures()) <= {"e2e_overlapped_ms", "e2e_sequential_ms"}
     assert partial.problems[0] == f"{len(arms)} timed blocks so far, too few blocks to compare the modes"
+
+
+def test_six_blocks_tell_a_drift(tmp_path):
+    arms = (OV, SEQ, OV, SEQ, OV, SEQ)
+    times = [(100.0 if arm is OV else 125.0) + 2 * place for place, arm in enumerate(arms)]
+    write(tmp_path, blocks=[(0, 20, timed(i, arm, times[i])) for i, arm in enumerate(arms)])
+    partial = read(tmp_path).unfinished
+    assert partial.problems[0] == "6 timed blocks so far"
+    # Drift makes the plain difference of the means 27, and it is taken out.
+    difference = partial.e2e_sequential_ms.value - partial.e2e_overlapped_ms.value
+    assert difference == pytest.approx(25.0)
 
 
 def test_of_a_block_that_was_logged_twice_the_last_entry_counts(tmp_path):

@@ -81,8 +81,12 @@ def _over_blocks(weighted: Floats, weights: Floats, num_steps: int) -> Interval 
 def estimate_w(found: MeanPower) -> Estimate:
     """Mean power with its interval over blocks."""
     interval = _over_blocks(found.weighted, found.weights, found.num_steps)
+    num_blocks = int((found.weights > 0).sum())
     if interval is None:  # a power of zero
-        return Estimate(found.power_w, None, None, found.num_steps, int((found.weights > 0).sum()))
+        return Estimate(found.power_w, None, None, found.num_steps, num_blocks)
+    if interval.half_width is None:  # too few blocks to show their spread: what is known of the measuring itself
+        half_w = found.error * found.power_w
+        return Estimate(found.power_w, found.power_w - half_w, found.power_w + half_w, found.num_steps, num_blocks)
     return interval.estimate(found.error)
 
 
@@ -104,6 +108,10 @@ def estimate_j(found: MeanPower, segments: Sequence[Segment]) -> Estimate:
     interval = interval_of(
         lambda means: math.log(means[0] / means[1] * means[2] / means[3]), Sample(rows, total_steps), scale=math.exp
     )
-    if interval is None or int((found.weights > 0).sum()) < 2:
+    num_measured = int((found.weights > 0).sum())
+    if interval is not None and interval.half_width is None and num_measured == len(rows):
+        half_j = found.error * value  # the steps are those whose power is known, and their time is exact
+        return Estimate(value, value - half_j, value + half_j, total_steps, len(rows))
+    if interval is None or num_measured < 2:
         return Estimate(value, None, None, total_steps, len(rows))
     return interval.estimate(found.error)

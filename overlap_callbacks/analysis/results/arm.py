@@ -109,7 +109,8 @@ class ArmReport(msgspec.Struct, frozen=True, kw_only=True):
         backend, device: of the lowest rank heard.
         valid: False where the figures do not hold; ``problems`` says why.
         problems: what is missing or doubtful, in words.
-        measurement_overhead, lost_ms: what the window cost, as in ``OverlapReport``.
+        measurement_overhead, measurement_overhead_ci_low, measurement_overhead_ci_high, lost_ms: what the window cost,
+            as in ``OverlapReport``.
         power: in the modes ``overlapped`` (as configured) and ``sequential`` (with the arm); None without a sensor.
         memory: peaks of the same modes; empty on CPU.
     """
@@ -127,6 +128,8 @@ class ArmReport(msgspec.Struct, frozen=True, kw_only=True):
     valid: bool
     problems: tuple[str, ...]
     measurement_overhead: float | None = None
+    measurement_overhead_ci_low: float | None = None
+    measurement_overhead_ci_high: float | None = None
     lost_ms: float | None = None
     speedup: Estimate | None = None
     step_ms: Estimate | None = None

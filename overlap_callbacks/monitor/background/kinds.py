@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from overlap_callbacks.analysis.communication.heat_map import bytes_in_words
+from overlap_callbacks.analysis.design import MAX_KINDS
 from overlap_callbacks.analysis.formatting import count, listed
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.gate.step_log import StepLog
@@ -60,11 +61,17 @@ def kinds_of(steps: Sequence[MeasuredStep]) -> StepKinds:
         left_out |= kinds.without_partner(part)
     order = Counter(label for index, label in kinds.labels.items() if index not in left_out)
     numbers = {label: number for number, (label, _) in enumerate(order.most_common())}
-    of_steps = {index: numbers[label] for index, label in kinds.labels.items() if index not in left_out}
+    # A window's least squares has a column for so many kinds beside the commonest. What is rarer would count as that.
+    rare = {index for index, label in kinds.labels.items() if index not in left_out and numbers[label] > MAX_KINDS}
+    of_steps = {index: numbers[label] for index, label in kinds.labels.items() if index not in left_out | rare}
     # Steps of a kind that was not checked are not serialised, however many there are.
     unchecked = any(step.log.divergence is not None for step in steps)
     advice = "" if unchecked else "; with more repeats or steps_per_block a window has every kind in both modes"
-    return StepKinds(of_steps, frozenset(left_out), kinds.notes(left_out, advice))
+    notes = kinds.notes(left_out, advice)
+    if rare:
+        left = f"{count(len(rare), 'step')} of the rarer kinds {'is' if len(rare) == 1 else 'are'} left out"
+        notes += (f"{left}: a window tells {1 + MAX_KINDS} kinds of steps apart",)
+    return StepKinds(of_steps, frozenset(left_out | rare), notes)
 
 
 def _by_sequence(logs: Mapping[int, StepLog]) -> dict[int, int]:

@@ -260,7 +260,10 @@ class _Measurement:
         than the commonest do not count, but tell what the mode was.
         """
         steps = [(i, step) for i, step in enumerate(self._steps) if step.plan.part in (Part.BESIDE, Part.TIMED)]
-        steps = sorted([*steps, *[(-1, step) for step in self._long]], key=lambda of: of[1].plan.offset)
+        # What steps of long blocks communicated is not kept, so where there are kinds, theirs are not known.
+        several = self._several or bool(self._odd)
+        long = [(-1, replace(step, spoilt=step.spoilt or several)) for step in self._long]
+        steps = sorted([*steps, *long], key=lambda of: of[1].plan.offset)
         offsets = [step.plan.offset for _, step in steps]
         if not steps or offsets != list(range(offsets[0], offsets[0] + len(steps))):
             return None  # without a step, what its mode was is not known

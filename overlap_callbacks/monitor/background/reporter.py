@@ -257,7 +257,7 @@ class Reporter:
             return
         report = msgspec.structs.replace(self._without_known(report), settled=self._settled.after(report, own))
         if not report.complete:
-            report = drop_incomparable_figures(report, self._schedule.blocks)
+            report = drop_incomparable_figures(report)
         logger.info("%s", summary(report))
         _tell(report.race)
         self._open_sinks()

@@ -76,7 +76,7 @@ def _answer(view: RunView) -> str:
 
 
 def _cost(view: RunView) -> Estimate | None:
-    return cost_of_run(view.windows, view.info.schedule.get("every_n_steps", 0))
+    return cost_of_run([*view.windows, *view.record.arms], view.info.schedule.get("every_n_steps", 0))
 
 
 def _facts(view: RunView) -> list[tuple[str, str]]:

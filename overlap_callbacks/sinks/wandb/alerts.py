@@ -76,7 +76,8 @@ class Limits:
         own = {name: figure for name, figure in report.figures().items() if not compares(name)}
         known = dict(figures) if report.valid else own
         if report.measurement_overhead is not None:
-            known[MEASUREMENT_OVERHEAD.name] = Estimate(report.measurement_overhead, None, None, report.num_steps, 1)
+            low, high = report.measurement_overhead_ci_low, report.measurement_overhead_ci_high
+            known[MEASUREMENT_OVERHEAD.name] = Estimate(report.measurement_overhead, low, high, report.num_steps, 1)
         alerts = []
         for name, limit in self._limits.items():
             figure, estimate = figure_named(name), known.get(name)
@@ -91,8 +92,8 @@ class Limits:
 
     def _is_sure(self, figure: Figure, limit: float, estimate: Estimate) -> bool:
         """Whether the end of the interval that is nearest to the limit is beyond it too."""
-        if figure is MEASUREMENT_OVERHEAD:
-            return True  # it is counted, not estimated
+        if figure is MEASUREMENT_OVERHEAD and estimate.ci_low is None:
+            return True  # of an earlier version's record: counted, not estimated
         bound = estimate.ci_high if figure.less_is_worse else estimate.ci_low
         if bound is None:
             if figure.name not in self._without_interval:

