@@ -17,6 +17,7 @@ The arms of a collective:
 The JSON file has an ``environment`` and ``figures``, each with the line that was ``shown`` and its numbers:
 
 - ``monitor, per step outside a window``: ``us``, and ``empty_us`` of two calls that do nothing.
+- ``monitor, of these the ring of step begins``: ``us``.
 - ``gate, one collective``: medians in us of each arm (``absent_us``, ``between_windows_us``, ``recording_us``,
   ``backend_select_between_windows_us``, ``backend_select_recording_us``, ``boxing_us``: a kernel that only
   redispatches); ``ratio``, ``low`` and ``high`` of between windows to absent, with the 95 % interval; and
@@ -56,9 +57,11 @@ from torch import nn
 from overlap_callbacks import OverlapMonitor, Schedule, __version__
 from overlap_callbacks.gate.dispatcher import OWN_KEY, dispatcher
 from overlap_callbacks.gate.gate import Gate
+from overlap_callbacks.monitor.step_ring import StepRing
 
 GOALS = {
     "monitor, per step outside a window": "under 1 us",
+    "monitor, of these the ring of step begins": "at most 0.3 us",
     "gate, one collective": "between windows 1.00 to 1.02 times absent",
     "gate, recording, added to a collective": "at most 10 us",
     "1 MiB Gloo all-reduce, with / without": "within absent / absent",
@@ -361,6 +364,13 @@ def main() -> None:
     with_monitor, empty = monitor_step_us(rounds(300))
     shown = f"{with_monitor:.2f} us (two empty calls: {empty:.2f})"
     show("monitor, per step outside a window", shown, us=with_monitor, empty_us=empty)
+    ring = StepRing()
+    numbers = itertools.count()
+    begin_us, count_us = (
+        statistics.median([timed_ns(action, 2000) for _ in range(rounds(300))]) / 1e3
+        for action in (lambda: ring.begin(next(numbers)), lambda: next(numbers))
+    )
+    show("monitor, of these the ring of step begins", f"{begin_us - count_us:.2f} us", us=begin_us - count_us)
     null = gate_on_null_backend(rounds(150))
     registering_us, step_us = null.pop("registering_us"), null.pop("step_us")
     shown = f"{null['ratio']:.4f} ({null['low']:.4f} to {null['high']:.4f}) times absent between windows"

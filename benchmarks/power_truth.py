@@ -210,8 +210,8 @@ def rows() -> Iterator[Row]:  # noqa: PLR0912
         yield Row(a100, "modes", AVERAGE_25, counter, block_s=2.0, unread_share=0.3)
         yield Row(amd, "modes", Sensor(0.02, 0.001, 0.05), counter, fails_share=0.3)
         yield Row(amd, "modes", Sensor(0.02, 0.001, 0.05), counter, unread_share=0.3)
-    for step_s in (0.02, 0.05, 0.2, 1.0):  # the default schedule in the windows that have long blocks
-        long_s = min(6.0, 161 * step_s)  # of 20 ms, 161 steps have room
+    # The default schedule in the windows that have long blocks; of 20 ms, 161 steps have room.
+    for step_s, long_s in ((0.02, 161 * 0.02), (0.05, 6.0), (0.2, 6.0), (1.0, 6.0)):
         sensors = ((a100, AVERAGE_25), (other, AVERAGE_100), (average, AVERAGE_1), (amd, Sensor(0.02, 0.001, 0.05)))
         for device, sensor in (*sensors, (amd_average, AVERAGE_1), (rapl, FRESH)):
             for counter in ("good",) if device in (amd_average, rapl) else ("good", "none"):
@@ -283,8 +283,8 @@ def script_of(row: Row, chance: np.random.Generator) -> Script:
                 begins = tuple(round(starts[index] * 1e9) for index in own)
                 end_ns = round(starts[own[-1] + 1] * 1e9)
                 stretches.append(Segment(begins[0], end_ns, modes[own[0]][0], len(own), begins, counted=counted))
-    counting = [s for s in stretches if s.counted]
-    return Script(energy.tolist(), counting[-2:] if row.long_s else counting, stretches, float(starts[-1]))
+    counting = [s for s in stretches if s.counted][-2 if row.long_s else 0 :]
+    return Script(energy.tolist(), counting, stretches, float(starts[-1]))
 
 
 class Clock:

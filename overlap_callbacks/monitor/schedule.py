@@ -8,7 +8,7 @@ A window opens every ``every_n_steps`` steps, and its steps are, in this order:
 1. a few **recorded** steps, overlapped: their collectives are written down for the order check. Rank 0's ruling places
    the parts that follow;
 2. the **timed** blocks, each of ``warmup_steps`` uncounted and ``steps_per_block`` counted steps. ``O`` is overlapped,
-   ``S`` sequential. The overlapped steps right before and after them are marked too, and cost nothing: they show how
+   ``S`` sequential. The overlapped steps right before and after them are marked too: they show how
    long a change of mode takes to settle;
 3. in some windows a **long** block of each mode, for sensors of power that need seconds;
 4. the **profiled** blocks: one counted step each, under ``torch.profiler``.

@@ -12,9 +12,8 @@ from overlap_callbacks.analysis.results.kernel_times import ALONE, KernelTime, P
 _Row = TypeVar("_Row", KernelTime, PairTime)
 
 PAIRS_TITLE = "Slowdown by concurrent kernel"
-# Lost times must add up, so tables compare arithmetic means; the figures must not hang on one slow step.
 OF_MEAN_TIMES = (
-    "These are arithmetic means; the slowdowns of the run compare geometric means, which single slow steps raise less."
+    "These are means over the profiled steps of one window; the slowdowns of the run are of all its windows."
 )
 OF_SHARES = "A kernel that ran beside several counts towards each by the share of time that it had of each."
 WITH_WAITING = "A collective's time includes waiting for other ranks."
