@@ -45,6 +45,16 @@ def test_no_row_is_of_a_file_that_is_not_there() -> None:
     assert set(rows()) == {OF_GPUS, *FILES}
 
 
+def test_live_jobs_with_rhythms_and_kinds_of_steps_hold_zero_in_nine_of_ten_and_none_twice_in_a_job() -> None:
+    rows = result("aa-jobs-cpu.json")["rows"]
+    assert len(rows) == 8 * 3
+    held = [(row["job"], low <= 0 <= high) for row in rows for _, low, high in row["figures"].values()]
+    assert len(held) == 2 * len(rows)
+    assert sum(holds for _, holds in held) >= 0.9 * len(held)
+    missed = [job for job, holds in held if not holds]
+    assert len(missed) == len(set(missed))
+
+
 def test_thousands_of_ranks_cost_rank_0_what_the_goals_allow() -> None:
     fewer, more = result("scale-4096-cpu.json"), result("scale-8192-cpu.json")
     assert (fewer["ranks"], more["ranks"]) == (4096, 8192)
