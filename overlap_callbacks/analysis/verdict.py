@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from overlap_callbacks.analysis.formatting import PLAIN
+from overlap_callbacks.analysis.formatting import PLAIN, what_would_show
 from overlap_callbacks.analysis.headline import run_headline, settled_in_words
 from overlap_callbacks.analysis.measuring_cost import cost_of_window
 from overlap_callbacks.analysis.results.arm import ArmReport
@@ -11,6 +11,7 @@ from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.power import SlowdownCause
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.run_summary import RunSummary
+from overlap_callbacks.analysis.statistics import inverted_change
 
 # What the log says of a window.
 _LOGGED = (
@@ -71,6 +72,10 @@ def summary(report: OverlapReport) -> str:
             bounds = PLAIN.figure_interval(figure, estimate)
             shown = PLAIN.figure(figure, estimate.value) + (f" [{bounds}]" if bounds else "")
             parts.append(f"{figure.short} {shown}")
+    change = None if report.speedup_vs_sequential is None else inverted_change(report.speedup_vs_sequential)
+    would_show = None if change is None else what_would_show(change)
+    if would_show is not None:
+        parts.append(f"a difference of {PLAIN.percent(would_show)} would show")
     cost = cost_of_window(report)
     if cost is not None:
         parts.append(f"measuring cost {PLAIN.measuring_cost(cost)}")

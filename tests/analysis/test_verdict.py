@@ -188,6 +188,8 @@ def test_the_log_has_a_line_for_each_window() -> None:
         "overlap window 0 (step 20), overlapped 412.0 ms [411.3 to 412.8 ms], "
         "compute slowdown +14.3% [+13.8% to +14.8%], speed-up of overlap +10.0%, 2 of 2 ranks"
     )
+    report = msgspec.structs.replace(report, speedup_vs_sequential=estimate(0.1, 0.095, 0.105))
+    assert "speed-up of overlap +10.0% [+9.5% to +10.5%], a difference of 0.4% would show, 2 of" in summary(report)
     report = msgspec.structs.replace(report, valid=False, complete=False, control=True)
     assert summary(report).startswith("overlap window 0 (step 20) INVALID INCOMPLETE A/A control, ")
 
