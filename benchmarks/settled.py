@@ -4,8 +4,9 @@
 
 Steps take 10 % longer without overlap once that mode has lasted. They get there at once, with one time constant, by
 halves with two, or in a straight line. A window has 24 overlapped steps, the recorded step, 16 blocks of three steps
-(`OSOSOSOSSOSOSOSO`, turned round at random) and 24 overlapped steps. The library's own functions make the report of
-each window and the settled difference of the run.
+(`OSOSOSOSSOSOSOSO`, turned round at random) and 24 overlapped steps. The second, sixth and tenth window have a block of
+41 steps of each mode before the last ones. The library's own functions make the report of each window and the settled
+difference of the run.
 
 A run is right if a value is headlined as settled, and its interval holds the truth: the settled one, or the run's own
 where no memory shows. Goals: right in 94 % without memory and with one constant up to 3 steps. With constants of 10
@@ -40,6 +41,7 @@ Array = npt.NDArray[np.float64]
 
 TRUTH, STEP_MS, NOISE = 0.10, 100.0, 0.02
 BLOCKS, BESIDE, WINDOWS = "OSOSOSOSSOSOSOSO", 24, (1, 2, 4, 12)
+LONG_STEPS, LONG_EVERY = 41, 4
 GOAL_RIGHT, GOAL_TOLD, MAY_MISS = 0.94, 0.85, 0.05
 RAMP_STEPS = 12
 # Time constants in steps: none, one, or two of equal shares.
@@ -85,7 +87,8 @@ def window(rng: np.random.Generator, number: int, memory: str, correlation: floa
     """A window of rank 0 whose steps follow the mode."""
     turned = rng.random() < 0.5
     letters = ["OS"[("OS".index(letter) + turned) % 2] for letter in BLOCKS]
-    modes = "O" * BESIDE + "o" + "".join(letter * 3 for letter in letters) + "O" * BESIDE
+    long = "".join(letter * LONG_STEPS for letter in letters[:2]) if number % LONG_EVERY == 1 else ""
+    modes = "O" * BESIDE + "o" + "".join(letter * 3 for letter in letters) + long + "O" * BESIDE
     sequential = np.array([letter == "S" for letter in modes], dtype=float)
     noise = rng.normal(0.0, NOISE, len(modes))
     for step in range(1, len(modes)):

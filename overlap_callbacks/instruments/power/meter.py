@@ -15,6 +15,7 @@ from overlap_callbacks.analysis.power.device import power_figures
 from overlap_callbacks.analysis.power.phases import StepPhases
 from overlap_callbacks.analysis.power.segments import Segment
 from overlap_callbacks.analysis.power.trace import power_trace
+from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import DevicePower, PowerTrace
 from overlap_callbacks.instruments.power.discovery import CPU, DeviceIdentity, NoPower, find_source
 from overlap_callbacks.instruments.power.sampler import MIN_INTERVAL_S, Sampler
@@ -119,6 +120,7 @@ class PowerMeter:
     def measure(
         self,
         segments: Sequence[Segment],
+        long: Sequence[Segment] = (),
         *,
         since_ns: int,
         shown: Sequence[Segment] = (),
@@ -128,6 +130,8 @@ class PowerMeter:
 
         Args:
             segments: the blocks that count.
+            long: long blocks. Power is theirs alone where the others do not tell the watts of both modes: what these
+                would add is chance.
             since_ns: when the window opened, as of ``time.perf_counter_ns``.
             shown: all stretches of time in one mode, for the trace; empty for ``segments``.
             phases: when the first device computed and communicated, in its profiled steps.
@@ -136,21 +140,26 @@ class PowerMeter:
         if sampler is None or not segments:
             return MeasuredPower()
         late, failed = self._since_last_window(sampler)
-        figures = tuple(
-            [
-                power_figures(
-                    source.info,
-                    sampler.readings(since_ns, number),
-                    segments,
-                    interval_s=sampler.interval_s,
-                    late=late,
-                    failed=failed,
-                    phases=() if number else phases,
-                    stretches=shown,
-                )
-                for number, source in enumerate(sampler.sources)
-            ]
-        )
+
+        def figures_of(number: int, blocks: Sequence[Segment]) -> DevicePower:
+            return power_figures(
+                sampler.sources[number].info,
+                sampler.readings(since_ns, number),
+                blocks,
+                interval_s=sampler.interval_s,
+                late=late,
+                failed=failed,
+                phases=() if number else phases,
+                stretches=shown,
+            )
+
+        figures = []
+        for number in range(len(sampler.sources)):
+            found = figures_of(number, segments)
+            if {block.arm for block in long} == set(Mode) and not _tells_both(found):
+                of_long = figures_of(number, long)
+                found = of_long if _tells_both(of_long) else found
+            figures.append(found)
         first = sampler.sources[0].info
         trace = power_trace(
             sampler.readings(since_ns),
@@ -159,7 +168,7 @@ class PowerMeter:
             tdp_w=first.tdp_w,
             phases=phases,
         )
-        return MeasuredPower(figures, trace)
+        return MeasuredPower(tuple(figures), trace)
 
     def _since_last_window(self, sampler: Sampler) -> tuple[int, int]:
         """Numbers of ticks that were skipped and of reads that failed since the last call."""
@@ -210,3 +219,8 @@ class PowerMeter:
     def _fail(self, error: Exception) -> None:
         self._given_up = True
         self._tell(f"power is not measured: {type(error).__name__}: {error}", True)
+
+
+def _tells_both(power: DevicePower) -> bool:
+    """Whether the mean power of both modes is known."""
+    return len(power.modes) == len(Mode) and all(mode.avg_w is not None for mode in power.modes)

@@ -287,15 +287,14 @@ class _Measurement:
         meter = self._window.meter
         if meter is None or not all(self._await_passed(step.end) for step in [*self._steps, *self._long]):
             return MeasuredPower()
-        # Short blocks tell power worse: what they add is chance.
-        both = {step.plan.arm for step in self._long if step.counted} == set(Mode)
-        timed = self._long if both else self._of(Part.TIMED)
+        timed = self._of(Part.TIMED)
+        long = segments_of(self._long, self._window.clock, counted_only=True)
         segments = segments_of(timed, self._window.clock, counted_only=True)
         if not segments and any(step.counted for step in timed):
             self._note("power is missing: when the device began and ended its steps is not known well enough")
         others = [step for step in self._steps if step.plan.part is not Part.RECORDED]
         shown = segments_of(sorted([*others, *self._long], key=lambda step: step.plan.offset), self._window.clock)
-        return meter.measure(segments, since_ns=self._window.opened_ns, shown=shown, phases=phases)
+        return meter.measure(segments, long, since_ns=self._window.opened_ns, shown=shown, phases=phases)
 
     # -- collectives
 

@@ -1,4 +1,4 @@
-"""When a window has a long block of each mode: where power needs it, and where it is not too dear."""
+"""When a window has a long block of each mode, and how long it is."""
 
 from __future__ import annotations
 
@@ -37,36 +37,50 @@ def lengths(blocks: LongBlocks, windows: int, schedule: Schedule | None = None, 
     return found
 
 
-def test_every_fourth_window_has_them_from_the_second_on_until_six_in_a_row_were_in_vain() -> None:
-    assert lengths(LongBlocks(), 32) == [0, 120, 0, 0] * 6 + [0] * 8
+def test_every_fourth_window_has_them_from_the_second_on() -> None:
+    assert lengths(LongBlocks(), 12, watts=True) == [0, 40, 0, 0] * 3
+
+
+def test_they_are_as_long_as_power_needs_until_six_in_a_row_were_in_vain() -> None:
+    assert lengths(LongBlocks(), 36) == [0, 120, 0, 0] * 6 + [0, 40, 0, 0] * 3
 
 
 def test_watts_that_long_blocks_told_do_not_end_them_and_watts_of_others_do() -> None:
     blocks = LongBlocks()
     found = []
-    for number in range(30):
+    for number in range(32):
         steps = blocks.steps(number, "sequential", Schedule(), 2)
         found.append(steps)
         blocks.record(report(number, watts=bool(steps) or number > 14))
-    assert [number for number, steps in enumerate(found) if steps] == [1, 5, 9, 13]
+    assert found == [0, 120, 0, 0] * 4 + [0, 40, 0, 0] * 4
 
 
-@pytest.mark.parametrize(("step_ms", "steps"), [(20.0, 161), (50.0, 120), (200.0, 30), (1000.0, 6), (3500.0, 0)])
-def test_they_last_six_seconds_if_there_is_room_and_are_longer_than_the_others(step_ms: float, steps: int) -> None:
+@pytest.mark.parametrize(("step_ms", "steps"), [(20.0, 161), (50.0, 120), (200.0, 40), (1000.0, 40), (3500.0, 40)])
+def test_they_last_six_seconds_for_power_and_forty_steps_at_least(step_ms: float, steps: int) -> None:
     assert lengths(LongBlocks(), 2, step_ms=step_ms) == [0, steps]
 
 
-@pytest.mark.parametrize("changes", [{"longer": 1.21}, {"step_ms": 5.0}, {"watts": True}])
-def test_there_are_none_where_they_are_dear_or_too_short_or_not_needed(changes: dict[str, float]) -> None:
-    assert lengths(LongBlocks(), 6, **changes) == [0] * 6
+def test_where_there_is_little_room_they_are_shorter_or_for_power_alone_or_none() -> None:
+    def length(every_n_steps: int, **reports: float) -> int:
+        return lengths(LongBlocks(), 2, Schedule(every_n_steps=every_n_steps), **reports)[1]
 
-
-def test_there_are_none_without_room_without_power_and_before_a_report() -> None:
+    assert [length(every, watts=True) for every in (1000, 260, 240, 200, 100)] == [40, 40, 31, 0, 0]
+    assert length(200, step_ms=500.0) == 16  # 8 s: what a sensor needs
+    assert length(200, step_ms=100.0) == 0
     assert lengths(LongBlocks(), 6, Schedule(spread=False)) == [0] * 6
-    assert lengths(LongBlocks(), 6, Schedule(every_n_steps=100)) == [0] * 6
+
+
+@pytest.mark.parametrize("watts", [False, True])
+def test_there_are_none_where_they_are_dear_and_before_a_report(watts: bool) -> None:
+    assert lengths(LongBlocks(), 6, longer=1.21, watts=watts) == [0] * 6
+    blocks = LongBlocks()
+    assert [blocks.steps(number, "sequential", Schedule(), 2) for number in range(6)] == [0] * 6
+
+
+def test_without_power_they_are_as_long_as_the_settled_difference_needs() -> None:
     blocks = LongBlocks()
     blocks.record(msgspec.structs.replace(report(0), power=None))
-    assert [blocks.steps(number, "sequential", Schedule(), 2) for number in range(6)] == [0] * 6
+    assert [blocks.steps(number, "sequential", Schedule(), 2) for number in range(4)] == [0, 40, 0, 0]
 
 
 def test_each_arm_has_its_own() -> None:
