@@ -65,7 +65,7 @@ def test_where_there_is_little_room_they_are_shorter_or_for_power_alone_or_none(
         return lengths(LongBlocks(), 2, Schedule(every_n_steps=every_n_steps), **reports)[1]
 
     assert [length(every, watts=True) for every in (1000, 260, 240, 200, 100)] == [40, 40, 31, 0, 0]
-    assert length(200, step_ms=500.0) == 16  # 8 s: what a sensor needs
+    assert length(200, step_ms=500.0) == 17  # 8 s: what a sensor needs
     assert length(200, step_ms=100.0) == 0
     assert lengths(LongBlocks(), 6, Schedule(spread=False)) == [0] * 6
 
