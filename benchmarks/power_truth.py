@@ -48,8 +48,6 @@ WITHIN, GOAL_WITHIN, GOAL_HELD = 0.02, 0.95, 0.94
 DT_S = 0.001
 START_S = 3.0
 SLOWER = 1.2  # a sequential step, of an overlapped one
-
-
 # What sensors really do.
 FRESH, AVERAGE_25, AVERAGE_100 = Sensor(0.0, 0.0, 0.0), Sensor(0.025, 0.1, 0.0), Sensor(0.1, 0.1, 0.0)
 AVERAGE_1, LATE = Sensor(1.0, 0.1, 0.0), Sensor(0.025, 0.1, 0.1)
@@ -108,8 +106,7 @@ class Row:
         block_s: blocks are made so long; 0 for two counted steps.
         warmup: uncounted steps of a block.
         fails_s: the sensor fails from the beginning of a random block, for so long.
-        fails_share: of the reads fail, at random.
-        unread_share: of the reads have a counter but no power, at random.
+        fails_share, unread_share: of the reads, at random: those that fail, and those that have a counter but no power.
         long_s: after the blocks comes a long one of each mode, of so many seconds of overlapped steps.
     """
 
@@ -211,8 +208,8 @@ def rows() -> Iterator[Row]:  # noqa: PLR0912
         yield Row(amd, "modes", Sensor(0.02, 0.001, 0.05), counter, fails_share=0.3)
         yield Row(amd, "modes", Sensor(0.02, 0.001, 0.05), counter, unread_share=0.3)
     # The default schedule in the windows that have long blocks; of 20 ms, 161 steps have room.
+    sensors = ((a100, AVERAGE_25), (other, AVERAGE_100), (average, AVERAGE_1), (amd, Sensor(0.02, 0.001, 0.05)))
     for step_s, long_s in ((0.02, 161 * 0.02), (0.05, 6.0), (0.2, 6.0), (1.0, 6.0)):
-        sensors = ((a100, AVERAGE_25), (other, AVERAGE_100), (average, AVERAGE_1), (amd, Sensor(0.02, 0.001, 0.05)))
         for device, sensor in (*sensors, (amd_average, AVERAGE_1), (rapl, FRESH)):
             for counter in ("good",) if device in (amd_average, rapl) else ("good", "none"):
                 for shape in ("modes", "sawtooth"):

@@ -92,7 +92,8 @@ def test_after_all_ranks_were_killed_in_mid_window_the_record_holds_the_blocks_m
     arms = [block.arm for block in cut.samples[0].timed][:4]
     assert arms in ([Mode.OVERLAPPED, Mode.SEQUENTIAL] * 2, [Mode.SEQUENTIAL, Mode.OVERLAPPED] * 2)
     assert {"e2e_overlapped_ms", "e2e_sequential_ms"} <= set(cut.figures())
-    assert cut.problems[0].endswith(" timed blocks so far")
+    # OSOS: drift would fall on the later mode, so they are not compared.
+    assert cut.problems[0] == "4 timed blocks so far, too few blocks to compare the modes"
 
 
 def resume(rank: int, folder: str) -> None:
