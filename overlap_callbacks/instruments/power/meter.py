@@ -120,9 +120,9 @@ class PowerMeter:
     def measure(
         self,
         segments: Sequence[Segment],
-        long: Sequence[Segment] = (),
         *,
         since_ns: int,
+        long: Sequence[Segment] = (),
         shown: Sequence[Segment] = (),
         phases: Sequence[StepPhases] = (),
     ) -> MeasuredPower:
@@ -130,9 +130,9 @@ class PowerMeter:
 
         Args:
             segments: the blocks that count.
+            since_ns: when the window opened, as of ``time.perf_counter_ns``.
             long: long blocks. Power is theirs alone where the others do not tell the watts of both modes: what these
                 would add is chance.
-            since_ns: when the window opened, as of ``time.perf_counter_ns``.
             shown: all stretches of time in one mode, for the trace; empty for ``segments``.
             phases: when the first device computed and communicated, in its profiled steps.
         """

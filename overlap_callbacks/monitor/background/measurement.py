@@ -294,7 +294,7 @@ class _Measurement:
             self._note("power is missing: when the device began and ended its steps is not known well enough")
         others = [step for step in self._steps if step.plan.part is not Part.RECORDED]
         shown = segments_of(sorted([*others, *self._long], key=lambda step: step.plan.offset), self._window.clock)
-        return meter.measure(segments, long, since_ns=self._window.opened_ns, shown=shown, phases=phases)
+        return meter.measure(segments, since_ns=self._window.opened_ns, long=long, shown=shown, phases=phases)
 
     # -- collectives
 
