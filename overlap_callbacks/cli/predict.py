@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _GB, _TERA, _GIB, _US_PER_S = 1e9, 1e12, 2**30, 1e6
 _DIMENSIONS = ("tensor", "pipeline", "data")
+_MEGATRON_LM = "megatron-lm"
 # Of a record, rates are those of the newest windows: a machine may have changed.
 _WINDOWS_OF_RATES = 16
 # Names of the options are those of JobShape's fields but for these.
@@ -46,7 +47,7 @@ _MODEL_OPTIONS = (
 )
 _JOB_OPTIONS = (
     click.option("--layout", default="megatron", show_default=True,
-                 help="megatron, ddp, fsdp2, hsdp, zero1, zero2 or zero3."),
+                 help="megatron (Megatron-core), megatron-lm, ddp, fsdp2, hsdp, zero1, zero2 or zero3."),
     click.option("--pp", type=int, default=1, help="Pipeline stages."),
     click.option("--tp", type=int, default=1, help="Tensor-parallel ranks."),
     click.option("--dp", type=int, default=1, help="Data-parallel ranks."),
@@ -58,14 +59,15 @@ _JOB_OPTIONS = (
     click.option("--sequence-parallel", is_flag=True, help="Megatron's sequence parallelism."),
     click.option("--distributed-optimizer", is_flag=True, help="Megatron's distributed optimizer."),
     click.option("--recompute", default="none", show_default=True, help="none, selective or full."),
-    click.option("--dtype", default="bf16", show_default=True, help="Of messages: bf16, fp16 or fp32."),
-    click.option("--gradient-dtype", help="Of gradients; by default fp32 for megatron and ddp, else as --dtype."),
+    click.option("--dtype", help="Of parameters and activations: bf16, fp16 or fp32; by default fp32 for ddp, whose "
+                                 "parameters autocast leaves as they are, else bf16."),
+    click.option("--gradient-dtype", help="Of gradients; by default as --dtype, but fp32 for megatron-lm in bf16."),
     click.option("--bucket", type=int, default=0,
                  help="Of gradients: parameters (megatron, zero) or bytes (ddp); by default the framework's."),
     click.option("--vocabulary-multiple", type=int, default=128, show_default=True,
                  help="What Megatron pads the words of each tensor-parallel rank to."),
-    click.option("--overlap-grad-reduce/--no-overlap-grad-reduce", default=True,
-                 help="Whether Megatron reduces gradients bucket by bucket."),
+    click.option("--overlap-grad-reduce/--no-overlap-grad-reduce", default=False, show_default=True,
+                 help="Whether Megatron reduces gradients bucket by bucket, or all at once."),
     click.option("--replicas", type=int, default=1, help="Of the sharded model, in hsdp."),
     click.option("--persistence", type=int, default=100_000, show_default=True,
                  help="zero3 keeps parameters of at most so many elements whole."),
@@ -257,13 +259,11 @@ def _job(given: dict[str, Any]) -> tuple[JobShape, list[str]]:
     from overlap_callbacks.analysis.communication.job_shape import JobShape
 
     names = (
-        "layout", "micro_batch", "chunks", "sequence_parallel", "distributed_optimizer", "recompute", "dtype", "bucket",
+        "micro_batch", "chunks", "sequence_parallel", "distributed_optimizer", "recompute", "bucket",
         "vocabulary_multiple", "overlap_grad_reduce", "replicas", "persistence", "ep",
     )  # fmt: skip
     options = {name: given[name] for name in names} | {field: given[name] for name, field in _SIZES.items()}
-    options["gradient_dtype"] = given["gradient_dtype"] or (
-        "fp32" if given["layout"] in ("megatron", "ddp") else given["dtype"]
-    )
+    options |= _layout_and_widths(given["layout"], given["dtype"], given["gradient_dtype"])
     batch = given["global_batch"]
     options["global_batch"] = given["micro_batch"] * given["dp"] if batch is None else batch
     if given["stages"]:
@@ -274,14 +274,22 @@ def _job(given: dict[str, Any]) -> tuple[JobShape, list[str]]:
     job = JobShape(model=_model(given), **options)
     job.check()
     notes = []
-    layers = job.model.layers
-    if layers % job.p and not job.stages:
+    if job.model.layers % job.p and not job.stages:
         split = ",".join(map(str, job.layers_of_stages))
-        if given["model_name"] is not None:
-            raise ValueError(f"pp must divide the {layers} layers of {given['model_name']}, got {job.p}; "
-                             f"for an uneven split give --stages {split}")  # fmt: skip
-        notes.append(f"{layers} layers do not divide over {job.p} stages: taken is {split}, --stages chooses another")
+        notes.append(
+            f"{job.model.layers} layers do not divide over {job.p} stages: taken is {split}, --stages chooses another"
+        )
     return job, notes
+
+
+def _layout_and_widths(layout: str, dtype: str | None, gradient_dtype: str | None) -> dict[str, str]:
+    """What the layout means for the width of messages. Megatron-LM sets Megatron-core's options by its own rule."""
+    dtype = dtype or ("fp32" if layout == "ddp" else "bf16")
+    if layout == _MEGATRON_LM:
+        # Its --bf16 accumulates and reduces gradients in 32 bit; --fp16 does not.
+        gradient_dtype = gradient_dtype or ("fp32" if dtype == "bf16" else dtype)
+        layout = "megatron"
+    return {"layout": layout, "dtype": dtype, "gradient_dtype": gradient_dtype or dtype}
 
 
 def _check_hardware(given: dict[str, Any]) -> None:

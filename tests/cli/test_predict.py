@@ -52,8 +52,8 @@ def test_every_kind_of_rank_with_all_that_it_sends() -> None:
     # The last stage has the output layer's, and three of the loss, of 4 bytes a token.
     assert messages(found, 24, "tensor") == {("allreduce_", ACTIVATION): 128 * 33, ("allreduce_", 4 * 2048): 384}
     assert messages(found, 0, "pipeline") == {("send", ACTIVATION): 128, ("recv_", ACTIVATION): 128}
-    # Words are padded to 50432, a multiple of 256; half of them on each tensor rank, in 32 bit.
-    assert messages(found, 0, "embedding") == {("allreduce_", 4 * 25216 * 4096): 1}
+    # Words are padded to 50432, a multiple of 256; half of them on each tensor rank, in the width of the parameters.
+    assert messages(found, 0, "embedding") == {("allreduce_", 2 * 25216 * 4096): 1}
     for row in found["messages"]:
         assert row["bytes"] == row["messages"] * row["bytes_each"]
     (send, *_) = [row for row in found["messages"] if row["operator"] == "send"]
@@ -96,6 +96,46 @@ def test_sizes_by_hand_and_layers_that_do_not_divide() -> None:
     assert messages(chosen, 0, "tensor") == {("allreduce_", 2 * 1024 * 2000): 12 * 6 + 1}
 
 
+def test_a_known_model_is_split_as_its_study_did() -> None:
+    found = predict("--model", "gpt-3b", "--pp", "4", "--tp", "2")
+    assert "54 layers do not divide over 4 stages: taken is 14,14,13,13" in found["notes"][0]
+    assert messages(found, 0, "tensor") == {("allreduce_", 2 * 1024 * 2000): 14 * 4 + 1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "dtype", "gradient_dtype"),
+    [
+        ([], "bf16", "bf16"),
+        (["--dtype", "fp16"], "fp16", "fp16"),
+        (["--gradient-dtype", "fp32"], "bf16", "fp32"),
+        (["--layout", "megatron-lm"], "bf16", "fp32"),
+        (["--layout", "megatron-lm", "--dtype", "bf16"], "bf16", "fp32"),
+        (["--layout", "megatron-lm", "--dtype", "fp16"], "fp16", "fp16"),
+        (["--layout", "megatron-lm", "--gradient-dtype", "bf16"], "bf16", "bf16"),
+        (["--layout", "ddp"], "fp32", "fp32"),
+        (["--layout", "ddp", "--dtype", "bf16"], "bf16", "bf16"),
+        (["--layout", "fsdp2"], "bf16", "bf16"),
+    ],
+)
+def test_gradients_have_the_width_of_the_parameters_but_in_megatron_lm_with_bf16(
+    arguments: list[str], dtype: str, gradient_dtype: str
+) -> None:
+    found = predict("--model", "gpt2", "--dp", "2", "--global-batch", "2", *arguments)
+    assert (found["dtype"], found["gradient_dtype"]) == (dtype, gradient_dtype)
+    reduced = sum(row["bytes"] for row in found["messages"] if "reduce" in row["operator"])
+    width = {"bf16": 2, "fp16": 2, "fp32": 4}[gradient_dtype]
+    assert reduced == pytest.approx(width * 124_439_808, rel=1e-3)
+
+
+def test_megatron_reduces_all_gradients_at_once_unless_told_otherwise() -> None:
+    def data(*arguments: str) -> int:
+        found = predict("--model", "gpt2-xl", "--dp", "2", "--global-batch", "2", *arguments)
+        return sum(messages(found, 0, "data").values())
+
+    assert data() == data("--no-overlap-grad-reduce") == data("--layout", "megatron-lm") == 1
+    assert data("--overlap-grad-reduce") > 10
+
+
 @pytest.mark.parametrize(("hidden", "tp"), [(2000, 8), (1600, 4), (768, 1)])
 def test_heads_that_are_not_given_suit_tp(hidden: int, tp: int) -> None:
     found = predict("--layers", "2", "--hidden", str(hidden), "--sequence", "8", "--vocabulary", "10", "--tp", str(tp))
@@ -124,7 +164,7 @@ def test_tables_for_people() -> None:
     ("arguments", "message"),
     [
         (["--model", "gpt9"], "model must be one of gpt3-125m,"),
-        (["--model", "gpt3-6.7b", "--pp", "3"], "pp must divide the 32 layers of gpt3-6.7b, got 3"),
+        (["--model", "gpt3-6.7b", "--gradient-dtype", "fp8"], "gradient-dtype must be one of bf16, fp16, fp32, got"),
         (
             ["--model", "gpt3-6.7b", "--dp", "4", "--global-batch", "6"],
             "--global-batch must be a multiple of --micro-batch x --dp = 4, got 6",
@@ -177,7 +217,7 @@ def test_bad_input_gives_one_clear_sentence(arguments: list[str], message: str) 
 
 def test_tables_name_operators_and_peers_in_narrow_terminals() -> None:
     result = CliRunner().invoke(main, ["predict", *GPT3], env={"COLUMNS": "80"})
-    assert "messages in bf16, gradients in fp32" in " ".join(result.output.split())
+    assert "messages in bf16, gradients in bf16" in " ".join(result.output.split())
     assert "…" not in result.output
     # The second stage sends to the third and to the first.
     for peer in ("to 16", "to 0", "from 16", "from 0"):

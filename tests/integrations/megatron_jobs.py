@@ -107,8 +107,7 @@ class Job:
             overlap_param_gather=setup.overlap_param_gather,
             use_distributed_optimizer=setup.distributed_optimizer,
             bucket_size=setup.bucket,
-            grad_reduce_in_fp32=True,
-            **dict(setup.ddp),
+            **{"grad_reduce_in_fp32": True, **dict(setup.ddp)},
         )
         self.model = [
             DistributedDataParallel(self.config, ddp, self._chunk(index), disable_bucketing=index > 0)

@@ -26,6 +26,7 @@ TWO_RANKS = {
     "data": Setup(micro_batches=2),
     "data, untied, all at once": Setup(tied=False, overlap_grad_reduce=False),
     "data, distributed optimizer": Setup(distributed_optimizer=True, overlap_param_gather=True),
+    "data, gradients in 16 bit": Setup(fp16=16.0, ddp=(("grad_reduce_in_fp32", False),)),
     "data, distributed optimizer in 16 bit": Setup(distributed_optimizer=True, fp16=16.0),
     "tensor": Setup(tp=2, micro_batches=2),
     "tensor, untied, gated, grouped queries": Setup(tp=2, tied=False, config=_LLAMA),
@@ -70,6 +71,7 @@ def shape_of(setup: Setup, world_size: int, stages: tuple[int, ...] = ()) -> Job
         stages=(first, setup.layers - first) if first else stages, chunks=setup.chunks,
         sequence_parallel=setup.sequence_parallel, distributed_optimizer=setup.distributed_optimizer,
         recompute=config.get("recompute_granularity", "none"), dtype="fp16" if setup.fp16 else "fp32",
+        gradient_dtype="fp32" if dict(setup.ddp).get("grad_reduce_in_fp32", True) else "",
         vocabulary_multiple=1, bucket=setup.bucket, overlap_grad_reduce=setup.overlap_grad_reduce,
     )  # fmt: skip
     shape.check()

@@ -30,7 +30,7 @@ class JobShape(msgspec.Struct, frozen=True, kw_only=True):
         sequence_parallel, distributed_optimizer: as Megatron-core names them.
         recompute: activations computed again in the backward pass: ``none``, ``selective`` (attention) or ``full``.
         dtype: of activations and parameters in communication.
-        gradient_dtype: of gradients in communication.
+        gradient_dtype: of gradients in communication; empty for ``dtype``.
         vocabulary_multiple: Megatron-LM pads the vocabulary to a multiple of this on each tensor-parallel rank.
         bucket: size of a bucket of gradients: parameters in Megatron and ZeRO, bytes in DDP; 0 for the framework's own.
         overlap_grad_reduce: whether Megatron reduces bucket by bucket; all at once otherwise.
@@ -51,10 +51,10 @@ class JobShape(msgspec.Struct, frozen=True, kw_only=True):
     distributed_optimizer: bool = False
     recompute: str = "none"
     dtype: str = "bf16"
-    gradient_dtype: str = "fp32"
+    gradient_dtype: str = ""
     vocabulary_multiple: int = 128
     bucket: int = 0
-    overlap_grad_reduce: bool = True
+    overlap_grad_reduce: bool = False
     replicas: int = 1
     persistence: int = 100_000
     ep: int = 1
@@ -77,7 +77,7 @@ class JobShape(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def bytes_per_gradient(self) -> int:
         """Of gradients."""
-        return BYTES_OF_DTYPE[self.gradient_dtype]
+        return BYTES_OF_DTYPE[self.gradient_dtype or self.dtype]
 
     @property
     def layers_of_stages(self) -> tuple[int, ...]:
@@ -115,10 +115,11 @@ class JobShape(msgspec.Struct, frozen=True, kw_only=True):
             ("layout", LAYOUTS),
             ("recompute", RECOMPUTE),
             ("dtype", tuple(BYTES_OF_DTYPE)),
-            ("gradient_dtype", tuple(BYTES_OF_DTYPE)),
+            ("gradient_dtype", ("", *BYTES_OF_DTYPE)),
         ):
             if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+                known = ", ".join(filter(None, allowed))
+                raise ValueError(f"{name} must be one of {known}, got {getattr(self, name)!r}")
         if self.world_size > MAX_RANKS:
             raise ValueError(f"pp x tp x dp must be at most {MAX_RANKS} ranks, got {self.world_size}")
         if self.global_batch % (self.micro_batch * self.d):
