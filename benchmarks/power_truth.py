@@ -106,7 +106,8 @@ class Row:
         noise: standard deviation of a step's time, as a fraction.
         block_s: blocks are made so long; 0 for two counted steps.
         warmup: uncounted steps of a block.
-        fails_s: the sensor fails from one second into a random block, for so long.
+        fails_s: the sensor fails from the beginning of a random block, for so long.
+        fails_share: of the reads fail, at random.
     """
 
     device: str
@@ -118,6 +119,7 @@ class Row:
     block_s: float = 0.0
     warmup: int = 1
     fails_s: float = 0.0
+    fails_share: float = 0.0
 
     @property
     def name(self) -> str:
@@ -134,6 +136,8 @@ class Row:
         words.append(f"counter {self.counter}")
         if self.fails_s:
             words.append(f"fails for {self.fails_s:g} s")
+        if self.fails_share:
+            words.append(f"{self.fails_share:.0%} of reads fail")
         return f"{self.device}: {', '.join(words)}"
 
 
@@ -279,6 +283,7 @@ class Scripted(PowerSource):
         self._phase_s = self.chance.uniform(0, 1, 2).tolist()
         begin = self.script.segments[int(self.chance.integers(16))].start_ns / 1e9
         self._fails = (begin, begin + self.row.fails_s)
+        self._failing = int(self.chance.integers(2**31)) if self.row.fails_share else 0
         self._period_s = min(device.counter_s or 0.001, 0.1)
         # RAPL's counters tell how far they count, which is less than 2**32 mJ.
         told_mj = _RAPL_RANGE_MJ if self.row.device == "RAPL" else None
@@ -296,7 +301,7 @@ class Scripted(PowerSource):
         now_s = time_ns / 1e9
         if now_s > self.script.end_s:
             self._stop.requested = True
-        if self._fails[0] <= now_s < self._fails[1]:
+        if self._fails[0] <= now_s < self._fails[1] or self._fails_now(time_ns):
             raise PowerError("scripted")
         energy_j = self._counted_j(now_s)
         sensor, device = self.row.sensor, DEVICES[self.row.device]
@@ -311,6 +316,10 @@ class Scripted(PowerSource):
             taken_s -= (taken_s + self._phase_s[0]) % sensor.renewed_s
         power_w = self.script.mean_w(taken_s - sensor.window_s, taken_s)
         return Reading(time_ns, device.sensor.clear_s, round(power_w, 3), energy_j)
+
+    def _fails_now(self, time_ns: int) -> bool:
+        share = self.row.fails_share
+        return bool(share) and np.random.default_rng([self._failing, time_ns]).uniform() < share
 
     def _counted_j(self, now_s: float) -> float | None:
         kind = self.row.counter

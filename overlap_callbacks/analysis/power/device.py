@@ -92,6 +92,8 @@ def power_figures(
     modes = [_figures(of, method, agreement, readings, source, interval_s) for of in found]
     modes = with_compute_clocks(modes, readings, phases)
     problems = [*agreement.problems, *_peaks_missing(modes, found), *_without_reasons(modes, readings)]
+    if source.averaging_s is not None:  # the counter was read, the sensor was not
+        failed += int(np.isnan(readings.power_w).sum())
     if failed:
         problems.append("1 reading of power failed" if failed == 1 else f"{failed} readings of power failed")
     if late:

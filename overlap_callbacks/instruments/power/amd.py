@@ -205,7 +205,7 @@ class AmdSource(PowerSource):
             power_w = self._read_power_w()
             energy_j = self._read_energy()
             end_ns = self._clock_ns()
-            if power_w is None:
+            if power_w is None and energy_j is None:
                 raise PowerError(f"AMD SMI gave no power for {self._name}")
             sm_clock_mhz = self._clock("GFX")
             if len(self._unsupported) > num_unsupported:  # the fast way, which reads everything, would fail again

@@ -196,7 +196,7 @@ class NvmlSource(PowerSource):
         reasons: frozenset[str] | None
         if values is not None and 0 <= values.power_mw <= MAX_SANE_W * 1e3:
             begin_ns, end_ns, power_mw, energy_mj, sm_clock_mhz, bits = values
-            power_w = power_mw / 1e3
+            power_w: float | None = power_mw / 1e3
             energy_j = self._counter.read(energy_mj)
             reasons = self._reasons_by_bits[bits] if bits in self._reasons_by_bits else self._reasons_of(bits)
         else:  # read again, through the functions that tell what is wrong
@@ -249,8 +249,8 @@ class NvmlSource(PowerSource):
         is_ga100 = architecture == AMPERE and pci is not None and pci.pciDeviceId >> 24 == 0x20
         return architecture, is_ga100
 
-    def _read_power_and_energy(self) -> tuple[float, float | None]:
-        """Watts and joules, in one call if the driver has fields for them."""
+    def _read_power_and_energy(self) -> tuple[float | None, float | None]:
+        """Watts and joules, in one call if the driver has fields for them; None for what it does not give now."""
         if self._power_field is not None:
             values = self._fields(self._tick_fields)
             power_mw = values.get(self._power_field)
@@ -262,7 +262,7 @@ class NvmlSource(PowerSource):
         else:
             energy_mj = self._optional(self._nvml.nvmlDeviceGetTotalEnergyConsumption)
         power_w = sane_w(power_mw / 1e3) if power_mw is not None else None
-        if power_w is None:
+        if power_w is None and energy_mj is None:
             raise PowerError(f"NVML gave no power for {self.info.device_name}")
         return power_w, self._counter.read(energy_mj) if energy_mj is not None else None
 

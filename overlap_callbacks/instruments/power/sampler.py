@@ -19,8 +19,9 @@ _CAPACITY = 20_000
 
 MIN_INTERVAL_S = 0.001
 
-# Waits after consecutive failed reads, in seconds. If the read after the last wait fails too, the source is given up.
-BACK_OFF_S = (0.1, 0.5, 2.0)
+# Waits after consecutive failed reads, in seconds; the first two retries come at the next ticks. If the read after the
+# last wait fails too, the source is given up. A device of which a third of the reads fails is read on.
+BACK_OFF_S = (0.0, 0.0, 0.1, 0.5, *[2.0] * 10)
 
 
 class Sampler:
@@ -29,8 +30,8 @@ class Sampler:
     There is one tick in each interval of a fixed grid, so that ticks do not drift. It comes at a random time of its
     interval: power that swings with the steps would else be sampled in step with them. If a read is slow or the thread
     gets no CPU, the ticks that pass meanwhile are skipped and counted; they do not pile up. A failed read is retried
-    three times, after longer and longer waits. Then the source is given up for good; if the device is lost, it is given
-    up at once.
+    after longer and longer waits, for twenty seconds. Then the source is given up for good; if the device is lost, it is
+    given up at once.
 
     Args:
         source: what to read, or several sources to read at the same ticks. They belong to the sampler's thread from

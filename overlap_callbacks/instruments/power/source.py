@@ -100,7 +100,7 @@ def gpu_reading(
     slow: SlowValues,
     *,
     averaging_s: float,
-    power_w: float,
+    power_w: float | None,
     energy_j: float | None,
     sm_clock_mhz: float | None,
     reasons: Reasons | None,

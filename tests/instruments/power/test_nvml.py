@@ -193,12 +193,13 @@ def test_a_lost_gpu_raises_and_says_so(nvml: Driver, numbers) -> None:
 def test_a_passing_fault_raises_an_error_that_is_not_the_end(nvml: Driver) -> None:
     source = source_of(nvml)
     nvml.set(instant_rc=TIMEOUT)
-    with pytest.raises(PowerError, match="no power for NVIDIA Fake 0") as caught:
+    reading = source.sample()  # the counter is still read
+    assert reading.power_w is None
+    assert reading.energy_j is not None
+    nvml.set(instant_rc=0, fields_rc=TIMEOUT)
+    with pytest.raises(PowerError, match="nvmlDeviceGetFieldValues") as caught:
         source.sample()
     assert not isinstance(caught.value, DeviceLostError)
-    nvml.set(instant_rc=0, fields_rc=TIMEOUT)
-    with pytest.raises(PowerError, match="nvmlDeviceGetFieldValues"):
-        source.sample()
     nvml.set(fields_rc=0)
     assert source.sample().power_w == 100
 
@@ -206,8 +207,7 @@ def test_a_passing_fault_raises_an_error_that_is_not_the_end(nvml: Driver) -> No
 def test_a_figure_that_no_device_draws_is_none(nvml: Driver) -> None:
     source = source_of(nvml)
     nvml.set(base_w=20_000)
-    with pytest.raises(PowerError, match="no power"):
-        source.sample()
+    assert source.sample().power_w is None
 
 
 def test_the_counters_wrap_is_taken_out(nvml: Driver) -> None:

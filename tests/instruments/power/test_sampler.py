@@ -306,7 +306,7 @@ def test_stop_does_not_wait_for_a_retry() -> None:
     source = ScriptedSource(script)
     sampler = Sampler(source)
     sampler.start()
-    wait_for(lambda: source.reads >= 3)  # two seconds to the next
+    wait_for(lambda: source.reads >= 5)  # two seconds to the next
     start = time.monotonic()
     assert sampler.stop(PATIENCE_S)
     assert time.monotonic() - start < 1.0
