@@ -17,7 +17,6 @@ from overlap_callbacks.analysis.results.messages import RankMessages
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import DevicePower, PowerTrace
 from overlap_callbacks.analysis.results.race import RaceCheck
-from overlap_callbacks.analysis.results.rhythm import Rhythm
 
 
 class TimedBlock(msgspec.Struct, frozen=True):
@@ -27,16 +26,11 @@ class TimedBlock(msgspec.Struct, frozen=True):
         arm: the side of the comparison on which the block counts.
         block: number of the block in its window.
         step_ms: the time of each counted step.
-        steps: the number of each of them; empty in records of earlier versions.
-        kinds: the kind of each of them, 0 the commonest in the window; empty if all are of one kind. Steps are of one
-            kind if they issue the same sequence of collectives.
     """
 
     arm: Mode
     block: int
     step_ms: tuple[float, ...]
-    steps: tuple[int, ...] = ()
-    kinds: tuple[int, ...] = ()
 
 
 class ProfiledBlock(msgspec.Struct, frozen=True):
@@ -57,7 +51,6 @@ class ProfiledBlock(msgspec.Struct, frozen=True):
         step_ms: the time of a step under the profiler; None where it is not known.
         bubble_ms: ``idle_ms``, and the time for which nothing but receives was in flight that waited for their sender;
             None where that cannot be told.
-        steps, kinds: as in ``TimedBlock``.
     """
 
     arm: Mode
@@ -74,8 +67,6 @@ class ProfiledBlock(msgspec.Struct, frozen=True):
     idle_ms: float = 0.0
     step_ms: float | None = None
     bubble_ms: float | None = None
-    steps: tuple[int, ...] = ()
-    kinds: tuple[int, ...] = ()
 
 
 class CollectiveTime(msgspec.Struct, frozen=True):
@@ -226,9 +217,6 @@ class RankWindow(msgspec.Struct, frozen=True):
         arrivals: how long some of its collectives took in sequential steps; empty in a record, which has
             ``OverlapReport.arrivals``.
         race: what a repeated step showed; None without one, and in a record, which has ``OverlapReport.race``.
-        rhythms: those that rank 0 knew when it planned the window; the same on every rank.
-        left_out: counted steps that were left out because they took far longer than others of their mode: overlapped,
-            sequential.
     """
 
     rank: int
@@ -265,8 +253,6 @@ class RankWindow(msgspec.Struct, frozen=True):
     experts: RankExperts | None = None
     arrivals: tuple[TimedCalls, ...] = ()
     race: RaceCheck | None = None
-    rhythms: tuple[Rhythm, ...] = ()
-    left_out: tuple[int, int] = (0, 0)
 
     @property
     def overlapped_step_ms(self) -> float | None:
