@@ -277,9 +277,7 @@ def test_both_ways_of_a_tick_read_the_same(amdsmi: Driver, by_the_long_way, numb
         assert short.sample() == long.sample()
 
 
-@pytest.mark.parametrize(
-    "numbers", [{"power_rc": BUSY}, {"energy_rc": BUSY}, {"clock_rc": BUSY}]
-)
+@pytest.mark.parametrize("numbers", [{"power_rc": BUSY}, {"energy_rc": BUSY}, {"clock_rc": BUSY}])
 def test_both_ways_of_a_tick_fail_alike_and_go_on(amdsmi: Driver, by_the_long_way, numbers) -> None:
     sources = source_of(amdsmi), by_the_long_way(amdsmi)
     said = []
