@@ -30,8 +30,8 @@ class Sampler:
     There is one tick in each interval of a fixed grid, so that ticks do not drift. It comes at a random time of its
     interval: power that swings with the steps would else be sampled in step with them. If a read is slow or the thread
     gets no CPU, the ticks that pass meanwhile are skipped and counted; they do not pile up. A failed read is retried
-    after longer and longer waits, for twenty seconds. Then the source is given up for good; if the device is lost, it is
-    given up at once.
+    after longer and longer waits, for twenty seconds. Then the source is given up for good. If the device is lost, it
+    is given up at once.
 
     Args:
         source: what to read, or several sources to read at the same ticks. They belong to the sampler's thread from
