@@ -97,9 +97,14 @@ def test_an_example_trains_on_two_processes_without_a_gpu(
     monkeypatch.chdir(tmp_path)
     if name in LAUNCHERS:
         command = [sys.executable, *LAUNCHERS[name], str(script), *arguments]
-        ran = subprocess.run(
-            command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-        )
+        everything = {**os.environ, **environment}
+        try:
+            ran = subprocess.run(
+                command, env=everything, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+            )
+        except subprocess.TimeoutExpired as late:  # which hides what it has said so far
+            said = [str(stream or "")[-4000:] for stream in (late.stdout, late.stderr)]
+            pytest.fail(f"{name} did not end within {PATIENCE_S:g} s, and said: " + "\n".join(said))
         assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
         output = ran.stdout + ran.stderr
     else:
