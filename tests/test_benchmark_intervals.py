@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 
+from benchmarks import intervals as bench
 from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.run_summary import RunSummary
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
 
-@pytest.fixture(scope="module")
-def bench() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("intervals", BENCHMARKS / "intervals.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["intervals"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_a_quick_run_holds_the_truth_in_most_windows(bench: ModuleType) -> None:
+def test_a_quick_run_holds_the_truth_in_most_windows() -> None:
     found = bench.measure(quick=True)
     for row in (found["noises"]["white, repeats 4"]["one_window"], found["rhythms"]["over_all"]["1"]):
         assert row["share"] > 0.8
     assert "one_window" not in found["noises"]["white, repeats 1"]
 
 
-def test_runs_are_pooled_as_the_library_pools_them(bench: ModuleType) -> None:
+def test_runs_are_pooled_as_the_library_pools_them() -> None:
     part = bench.Schedule().part(bench.Part.TIMED)
     logs = np.random.default_rng(3).standard_t(3, (4, len(part))) * 0.03  # heavy tails
     windows = [bench._window(part, log, bench.EFFECT, 0) for log in logs]
@@ -48,7 +35,7 @@ def test_runs_are_pooled_as_the_library_pools_them(bench: ModuleType) -> None:
         assert [figure.ci_low, figure.value, figure.ci_high] == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_share_below_its_goal_is_told(bench: ModuleType) -> None:
+def test_a_share_below_its_goal_is_told() -> None:
     assert not bench.judged(900, 1000, bench.STRICT)["met"]
     assert bench.judged(950, 1000, bench.STRICT)["met"]
     assert bench.not_met({"a": {"b": bench.judged(900, 1000, bench.STRICT)}}) == ["a / b"]

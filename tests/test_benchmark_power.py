@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-FILE = Path(__file__).resolve().parents[1] / "benchmarks/power_truth.py"
+from benchmarks import power_truth as bench
+
 WINDOWS = 12
 
 
-@pytest.fixture(scope="module")
-def bench() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("power_truth", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["power_truth"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def run(bench: ModuleType, device: str, shape: str, sensor: str, counter: str, **options: Any) -> dict[str, Any]:
+def run(device: str, shape: str, sensor: str, counter: str, **options: Any) -> dict[str, Any]:
     found: dict[str, Any] = bench.run(bench.Row(device, shape, getattr(bench, sensor), counter, **options), WINDOWS)
     return found
 
@@ -41,35 +27,35 @@ def run(bench: ModuleType, device: str, shape: str, sensor: str, counter: str, *
         ({"sensor": "AVERAGE_25", "counter": "none", "fails_s": 1.0}, "samples", 0.01),
     ],
 )
-def test_a_square_wave_of_the_modes_has_its_watts_and_joules(bench, options, method, largest_error) -> None:
-    found = run(bench, "NVML, A100 and H100", "modes", **options)
+def test_a_square_wave_of_the_modes_has_its_watts_and_joules(options, method, largest_error) -> None:
+    found = run("NVML, A100 and H100", "modes", **options)
     assert found["figures"] > 0.5
     assert method in found["methods"]
     assert found["largest_error"] < largest_error
     assert found["within"] > 0.9
 
 
-def test_an_average_over_1_s_tells_nothing_of_shorter_blocks_whatever_stands_before_them(bench) -> None:
+def test_an_average_over_1_s_tells_nothing_of_shorter_blocks_whatever_stands_before_them() -> None:
     for warmup in (0, 1):
-        found = run(bench, "NVML, 1 s average", "modes", "AVERAGE_1", "none", warmup=warmup)
+        found = run("NVML, 1 s average", "modes", "AVERAGE_1", "none", warmup=warmup)
         assert found["figures"] == 0
         assert "too short" in found["reason"]
 
 
 @pytest.mark.parametrize(("counter", "figures"), [("none", 0.0), ("good", 1.0)])
-def test_power_that_swings_with_the_step_is_told_by_the_counter_alone(bench, counter, figures) -> None:
-    found = run(bench, "NVML, A100 and H100", "sawtooth", "AVERAGE_25", counter, step_s=0.2, noise=0.0, block_s=3.0)
+def test_power_that_swings_with_the_step_is_told_by_the_counter_alone(counter, figures) -> None:
+    found = run("NVML, A100 and H100", "sawtooth", "AVERAGE_25", counter, step_s=0.2, noise=0.0, block_s=3.0)
     assert found["figures"] == pytest.approx(figures, abs=0.2)
     assert found["within"] > 0.9
     assert ("swings" in found["reason"]) == (counter == "none")
 
 
-def test_a_sensor_in_step_with_training_is_not_believed(bench) -> None:
-    found = run(bench, "NVML, A100 and H100", "sawtooth", "AVERAGE_25", "none", step_s=0.1, noise=0.0, block_s=2.0)
+def test_a_sensor_in_step_with_training_is_not_believed() -> None:
+    found = run("NVML, A100 and H100", "sawtooth", "AVERAGE_25", "none", step_s=0.1, noise=0.0, block_s=2.0)
     assert found["within"] == 1
 
 
-def test_a_counter_that_disagrees_is_not_believed_nor_are_the_readings(bench) -> None:
-    found = run(bench, "NVML, A100 and H100", "modes", "AVERAGE_25", "30 % high", block_s=2.0)
+def test_a_counter_that_disagrees_is_not_believed_nor_are_the_readings() -> None:
+    found = run("NVML, A100 and H100", "modes", "AVERAGE_25", "30 % high", block_s=2.0)
     assert found["figures"] == 0
     assert "which of the two is wrong is not known" in found["reason"]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import msgspec
@@ -22,7 +20,6 @@ from overlap_callbacks.analysis.results.window import CollectiveTime
 from overlap_callbacks.analysis.results.workload import Throughput
 from tests.report.runs import window
 
-FILE = Path(__file__).resolve().parents[1] / "benchmarks/predict.py"
 HARDWARE = Hardware(
     tensor_bytes_per_s=4e8, tensor_latency_s=3e-4, data_bytes_per_s=5e8, data_latency_s=2e-4, pipeline_bytes_per_s=5e8,
     peak_flop_per_s=2e10, utilisation=1.0,
@@ -33,13 +30,7 @@ HARDWARE = Hardware(
 def predict() -> ModuleType:
     if importlib.util.find_spec("megatron") is None:
         pytest.skip("Megatron-core is not installed")
-    spec = importlib.util.spec_from_file_location("benchmark_predict", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["benchmark_predict"] = module
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("benchmarks.predict")
 
 
 def as_predicted(job: JobShape, late: float = 1.0) -> OverlapReport:

@@ -100,7 +100,7 @@ def run_headline(summary: RunSummary, num_arms: int = 0) -> Headline:
     looks = " (hold at all looks)" if summary.running else " (one look)"
     if settled is not None and settled.verdict is Verdict.SETTLED:
         figures["speedup_vs_sequential"] = settled.estimate
-        looks = " (that of the steps at one look)" if summary.running else looks
+        looks = " (steps: one look; kernels: all looks)" if summary.running else looks
     found = answer(figures, looks)
     found = found._replace(settled="" if settled is None else settled_in_words(settled))
     if summary.windows_differ:

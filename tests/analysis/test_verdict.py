@@ -263,7 +263,7 @@ def test_a_settled_difference_is_the_headline_and_others_are_not() -> None:
 def test_a_settled_headline_of_a_job_that_runs_says_that_its_interval_is_for_one_look() -> None:
     report = msgspec.structs.replace(window(0), settled=settled(Verdict.SETTLED))
     found = run_headline(RunSummary(run_info(), [report], running=True))
-    assert "95% intervals (that of the steps at one look)" in found.interval
+    assert "95% intervals (steps: one look; kernels: all looks)" in found.interval
     assert "hold at all looks" in run_headline(RunSummary(run_info(), [window(0)], running=True)).interval
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from overlap_callbacks.analysis import memory
 from overlap_callbacks.analysis.measuring_cost import Kind, Stretch
-from overlap_callbacks.analysis.outliers import far_longer, stalls_in_words
+from overlap_callbacks.analysis.outliers import LeftOut, far_longer, stalls_in_words
 from overlap_callbacks.analysis.power.phases import StepPhases
 from overlap_callbacks.analysis.power.segments import Segment
 from overlap_callbacks.analysis.results.memory import MemoryPeak
@@ -181,33 +181,37 @@ class _Measurement:
 
         Each rank goes by its own times: of a save on one rank alone, the others alone wait within the step.
         """
-        self._long = _without_stalls(self._long)
+        counted, found = self._far_longer(self._long, Part.LONG)
+        for index, is_far in zip(counted, found.far, strict=True):
+            if is_far and not found.kept:
+                self._long[index] = replace(self._long[index], counted=False)
         for part, what in ((Part.TIMED, "step"), (Part.PROFILED, "profiled step")):
-            counted = {
-                index: step
-                for index, step in enumerate(self._steps)
-                if step.counted and step.plan.part is part and self._await_passed(step.end)
-            }
-            numbers = [step.number for step in counted.values()]
-            hits = [rhythm.hits(numbers) for rhythm in self._window.rhythms]
-            like = [
-                (step.plan.arm, step.kind, tuple([bool(of[place]) for of in hits]))
-                for place, step in enumerate(counted.values())
-            ]
-            found = far_longer(
-                [clocks.elapsed_ms(step.start, step.end) for step in counted.values()],
-                like,
-                [step.plan.arm is Mode.SEQUENTIAL for step in counted.values()],
-            )
+            counted, found = self._far_longer(self._steps, part)
             far: dict[Mode, list[int]] = {mode: [] for mode in Mode}
-            for (index, step), number, is_far in zip(counted.items(), numbers, found.far, strict=True):
+            for (index, step), is_far in zip(counted.items(), found.far, strict=True):
                 if is_far:
-                    far[step.plan.arm].append(number)
+                    far[step.plan.arm].append(step.number)
                     if not found.kept:
                         self._steps[index] = replace(step, counted=False)
                         self._left_out[step.plan.arm] += 1
             if found.far.any():
                 self._note(stalls_in_words(far[Mode.OVERLAPPED], far[Mode.SEQUENTIAL], kept=found.kept, what=what))
+
+    def _far_longer(self, steps: Sequence[MeasuredStep], part: Part) -> tuple[dict[int, MeasuredStep], LeftOut]:
+        """The counted steps of a part, by their place, and which of them took far longer than their like."""
+        counted = {
+            index: step
+            for index, step in enumerate(steps)
+            if step.counted and step.plan.part is part and self._await_passed(step.end)
+        }
+        numbers = [step.number for step in counted.values()]
+        hits = [rhythm.hits(numbers) for rhythm in self._window.rhythms]
+        like = [
+            (step.plan.arm, step.kind, tuple([bool(of[place]) for of in hits]))
+            for place, step in enumerate(counted.values())
+        ]
+        times_ms = [clocks.elapsed_ms(step.start, step.end) for step in counted.values()]
+        return counted, far_longer(times_ms, like, [step.plan.arm is Mode.SEQUENTIAL for step in counted.values()])
 
     def _planned_sequential(self) -> list[tuple[int, StepLog | None]]:
         """The sequential steps that all ranks planned to time, with their places; None for one that does not count."""
@@ -304,16 +308,6 @@ class _Measurement:
         numbers = Counter([log.signature for log in logs if log.collectives])
         usual = numbers.most_common(1)[0][0] if numbers else ()
         return next((log for log in logs if log.signature == usual), None)
-
-
-def _without_stalls(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
-    """The steps of long blocks: those that took far longer than others of their mode do not count."""
-    counted = [step for step in steps if step.counted and await_mark(step.end)]
-    times_ms = [clocks.elapsed_ms(step.start, step.end) for step in counted]
-    modes = [step.plan.arm for step in counted]
-    found = far_longer(times_ms, modes, [mode is Mode.SEQUENTIAL for mode in modes])
-    far = {step.plan.offset for step, is_far in zip(counted, found.far, strict=True) if is_far and not found.kept}
-    return [replace(step, counted=step.counted and step.plan.offset not in far) for step in steps]
 
 
 def memory_peaks(steps: Sequence[MeasuredStep]) -> tuple[MemoryPeak, ...]:
