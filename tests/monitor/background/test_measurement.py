@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
+from overlap_callbacks.analysis.power.segments import Segment
 from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.rhythm import Rhythm
 from overlap_callbacks.analysis.results.settled import StepSeries
 from overlap_callbacks.gate.collectives import Collective, Group
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments.clocks import StepClock
+from overlap_callbacks.instruments.power.meter import MeasuredPower
 from overlap_callbacks.instruments.profiler import Profile
 from overlap_callbacks.monitor.background.collective_times import collective_times
 from overlap_callbacks.monitor.background.measurement import measure, memory_peaks, segments_of
@@ -169,6 +173,37 @@ def test_where_a_step_is_missing_nothing_is_known_of_what_went_before() -> None:
     steps = (window.steps[0], replace(window.steps[1], plan=replace(window.steps[1].plan, offset=2)))
     assert measure(replace(window, steps=steps), rank=0, backend="gloo").series is None
     assert measure(replace(window, steps=()), rank=0, backend="gloo").series is None
+
+
+# -- long blocks
+
+
+class Meter:
+    """Keeps the long blocks that it is given."""
+
+    elsewhere = False
+    long: Sequence[Segment] = ()
+
+    def measure(self, _: Sequence[Segment], *, long: Sequence[Segment], **__: Any) -> MeasuredPower:
+        self.long = long
+        return MeasuredPower()
+
+
+@pytest.mark.parametrize("rhythms", [(), (Rhythm(4, 3, 50.0, 10.0),)])
+def test_a_step_of_a_long_block_that_was_held_up_does_not_count_and_a_hit_of_a_rhythm_does(rhythms) -> None:
+    # In both modes every fourth step takes 60 ms; one overlapped step, of no rhythm, takes 500 ms.
+    times_ms = [60.0 if step % 4 == 3 else 10.0 for step in range(32)]
+    times_ms[10] = 500.0
+    modes = [Mode.OVERLAPPED] * 16 + [Mode.SEQUENTIAL] * 16
+    window = timed_window(*[(Part.LONG, mode, time_ms, False) for mode, time_ms in zip(modes, times_ms, strict=True)])
+    steps = tuple([replace(step, counted=True, number=step.plan.offset) for step in window.steps])
+    meter = Meter()
+    found = measure(replace(window, steps=steps, meter=cast("Any", meter), rhythms=rhythms), rank=0, backend="gloo")
+    assert found.left_out == (0, 0)
+    counted = {mode: sum(segment.num_steps for segment in meter.long if segment.arm is mode) for mode in Mode}
+    # A rhythm that is known is part of training; one that is not is left out of both modes alike.
+    overlapped, sequential = (15, 16) if rhythms else (11, 12)
+    assert counted == {Mode.OVERLAPPED: overlapped, Mode.SEQUENTIAL: sequential}
 
 
 # -- the profile
