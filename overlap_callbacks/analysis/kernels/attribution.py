@@ -337,6 +337,6 @@ def pair_times_of(
     calls = Calls.of(kernels)
     weight = 1.0 if weights is None else weights[calls.step]
     ov, seq = (Side(calls, np.isin(calls.step, steps), len(steps), weight) for steps in (overlapped, sequential))
-    alone_ns = match(calls, ov.wanted, calls, seq.wanted).alone_ns
+    alone_ns = match(calls, ov.wanted, calls, seq.wanted, weights=weight).alone_ns
     by_dimension = () if dimensions is None else dimension_pair_times(ov, seq, alone_ns, dimensions)
     return Pairs(pair_times(ov, seq, alone_ns), by_dimension)

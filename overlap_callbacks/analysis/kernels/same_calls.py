@@ -54,6 +54,7 @@ def match(
     partners: Calls,
     others: npt.NDArray[np.bool_],
     levels: tuple[Level, ...] = IN_ORDER,
+    weights: npt.NDArray[np.float64] | float = 1.0,
 ) -> Match:
     """Find the same call elsewhere for each call; if several steps have it, their mean counts.
 
@@ -63,7 +64,9 @@ def match(
         partners: the calls to match with: ``calls`` itself, or those of another profile.
         others: which of the partners may match; shape (partners,).
         levels: what counts as the same call, in order of preference.
+        weights: of the partners in that mean; shape (partners,), or one number.
     """
+    weights = np.broadcast_to(weights, len(partners))
     alone_ns = np.full(len(calls), np.nan)
     used = np.zeros(len(partners), dtype=bool)
     unmatched, candidates = np.flatnonzero(wanted), np.flatnonzero(others)
@@ -78,9 +81,13 @@ def match(
         mine, theirs = keys[: len(unmatched)], keys[len(unmatched) :]
         size = int(max(mine.max(), theirs.max())) + 1
         count = np.bincount(theirs, minlength=size)
-        total_ns = np.bincount(theirs, weights=partners.duration_ns[candidates], minlength=size)
+        # A design may take a step into account with less than nothing: a mean needs a sum above that.
+        own = weights[candidates]
+        own = np.where(np.bincount(theirs, weights=own, minlength=size)[theirs] > 0, own, 1.0)
+        total = np.bincount(theirs, weights=own, minlength=size)
+        total_ns = np.bincount(theirs, weights=own * partners.duration_ns[candidates], minlength=size)
         matched = count[mine] > 0
-        alone_ns[unmatched[matched]] = (total_ns / np.maximum(count, 1))[mine[matched]]
+        alone_ns[unmatched[matched]] = total_ns[mine[matched]] / total[mine[matched]]
         is_key_matched = np.zeros(size, dtype=bool)
         is_key_matched[mine[matched]] = True
         used[candidates[is_key_matched[theirs]]] = True

@@ -16,6 +16,7 @@ from overlap_callbacks.analysis.kernels.attribution import (
     dimension_pair_times,
     labels_of,
     pair_times,
+    pair_times_of,
 )
 from overlap_callbacks.analysis.kernels.call_table import Calls
 from overlap_callbacks.analysis.kernels.same_calls import match
@@ -202,6 +203,24 @@ def test_labels_are_the_family_or_the_kind_of_collective() -> None:
     kernels: KernelTable = columns([(GEMM, C, 0, 0, 1), (REDUCE, M, 0, 0, 1), (MINE, C, 0, 0, 1), (GEMM, C, 0, 2, 3)])
     numbers, labels = labels_of(kernels)
     assert [labels[number] for number in numbers.tolist()] == ["gemm", "all_reduce", "other", "gemm"]
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0, 1.0), (0.6, 1.4, 1.7, 0.3), (2.2, -0.2, -0.4, 2.4)])
+def test_kernels_that_all_steps_have_leave_nothing_without_a_partner_however_steps_are_weighted(
+    weights: tuple[float, ...],
+) -> None:
+    # Steps 0 and 1 are overlapped, 2 and 3 sequential; none takes as long as another.
+    rows = []
+    for step, (gemm_ms, norm_ms) in enumerate([(12, 3), (15, 4), (10, 2), (11, 5)]):
+        rows += [(GEMM, Kind.COMPUTE, step, 100 * step, 100 * step + gemm_ms)]
+        rows += [(NORM, Kind.COMPUTE, step, 100 * step + 50, 100 * step + 50 + norm_ms)]
+        rows += [(REDUCE, Kind.COMMUNICATION, step, 100 * step + 70 * (step // 2), 100 * step + 70 * (step // 2) + 20)]
+    found = pair_times_of(columns(rows), np.array([0, 1]), np.array([2, 3]), weights=np.array(weights)).by_kind
+    assert UNMATCHED not in {pair.beside for pair in found}
+    # Each side is the mean with these weights.
+    gemm = next(pair for pair in found if pair.victim == "gemm")
+    assert gemm.time_ms == pytest.approx((12 * weights[0] + 15 * weights[1]) / 2)
+    assert gemm.alone_ms == pytest.approx((10 * weights[2] + 11 * weights[3]) / 2)
 
 
 def test_pairs_of_no_kernels_are_none() -> None:
