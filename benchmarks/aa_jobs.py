@@ -37,8 +37,9 @@ from overlap_callbacks.report import record
 FIGURES = ("speedup_vs_sequential", "compute_slowdown")
 EVERY_N_STEPS, FIRST_STEP = 200, 20
 OPERATOR_MS = 12.0
-# A job of a rhythm: every so-manieth step takes so much longer.
+# A job of a rhythm: every so-manieth step takes half as long again, in Python or in an operator that the profile has.
 RHYTHMS = {"every-4th": 4, "every-8th": 8, "every-10th": 10, "every-50th": 50}
+IN_COMPUTE = {"heavy-every-4th": 4, "heavy-every-8th": 8}
 
 
 class Job:
@@ -64,14 +65,17 @@ class Job:
 
 
 class Rhythmic(Job):
-    def __init__(self, period: int) -> None:
+    def __init__(self, period: int, *, in_compute: bool = False) -> None:
         super().__init__()
-        self._period = period
+        self._period, self._in_compute = period, in_compute
 
     def step(self, number: int) -> None:
         super().step(number)
         if number % self._period == 0:
-            time.sleep(0.5 * OPERATOR_MS / 1e3)
+            if self._in_compute:
+                torch.ops.aa_jobs.work(self._data, 0.5 * OPERATOR_MS)
+            else:
+                time.sleep(0.5 * OPERATOR_MS / 1e3)
 
 
 class UnevenMicroBatches(Job):
@@ -128,6 +132,10 @@ class LocalSgd(Job):
 
 JOBS: dict[str, Callable[[], Job]] = {
     **{name: (lambda period=period: Rhythmic(period)) for name, period in RHYTHMS.items()},  # type: ignore[misc]
+    **{
+        name: (lambda period=period: Rhythmic(period, in_compute=True))  # type: ignore[misc]
+        for name, period in IN_COMPUTE.items()
+    },
     "uneven-micro-batches": UnevenMicroBatches,
     "gan": Gan,
     "policy-and-reward": PolicyAndReward,

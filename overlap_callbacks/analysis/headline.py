@@ -41,6 +41,8 @@ _WHAT_TO_DO = (
     (("compiled",), "Look for what recompiles in the steps of a window."),
 )
 _MAX_PROBLEM = 400
+# Blocks under the profiler are of few steps: a settled slowdown of kernels would need long ones.
+_KERNELS_UNSETTLED = " Kernels were profiled in short blocks: their slowdown is not the settled one."
 
 
 class Headline(NamedTuple):
@@ -102,7 +104,9 @@ def run_headline(summary: RunSummary, num_arms: int = 0) -> Headline:
         figures["speedup_vs_sequential"] = settled.estimate
         looks = " (steps: one look; kernels: all looks)" if summary.running else looks
     found = answer(figures, looks)
-    found = found._replace(settled="" if settled is None else settled_in_words(settled))
+    if settled is not None:
+        unsettled = "compute_slowdown" in figures and settled.verdict in (Verdict.SETTLED, Verdict.NOT_SETTLED)
+        found = found._replace(settled=settled_in_words(settled) + (_KERNELS_UNSETTLED if unsettled else ""))
     if summary.windows_differ:
         found = found._replace(interval=f"{found.interval} {WINDOWS_DIFFER}".strip())
     if stalls := summary.stalls:

@@ -238,10 +238,12 @@ def rhythm_sentence(rhythm: Rhythm, style: Style = PLAIN) -> str:
     first = rhythm.phase or rhythm.period
     steps = ", ".join(str(first + turn * rhythm.period) for turn in range(3))
     cost = f"{style.quantity(abs(rhythm.extra_ms), 'ms')} {'longer' if rhythm.extra_ms >= 0 else 'shorter'}"
-    which = "every other step" if rhythm.period == 2 else f"every {_ordinal(rhythm.period)} step"
-    return f"{which} takes {cost}, in both modes (steps {steps}, ...)"
+    return f"{every_nth_step(rhythm.period)} takes {cost}, in both modes (steps {steps}, ...)"
 
 
-def _ordinal(number: int) -> str:
-    last = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{'th' if number % 100 in (11, 12, 13) else last}"
+def every_nth_step(period: int) -> str:
+    """E.g. ``every 8th step``."""
+    if period == 2:
+        return "every other step"
+    last = {1: "st", 2: "nd", 3: "rd"}.get(period % 10, "th")
+    return f"every {period}{'th' if period % 100 in (11, 12, 13) else last} step"

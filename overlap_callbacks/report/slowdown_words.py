@@ -6,17 +6,32 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from overlap_callbacks.analysis.beside_words import RAN_ALONE
-from overlap_callbacks.analysis.formatting import count
+from overlap_callbacks.analysis.formatting import PLAIN, count
 from overlap_callbacks.analysis.results.kernel_times import ALONE, KernelTime, PairTime
 
 _Row = TypeVar("_Row", KernelTime, PairTime)
 
 PAIRS_TITLE = "Slowdown by concurrent kernel"
-OF_MEAN_TIMES = (
-    "These are means over the profiled steps of one window; the slowdowns of the run are of all its windows."
-)
 OF_SHARES = "A kernel that ran beside several counts towards each by the share of time that it had of each."
 WITH_WAITING = "A collective's time includes waiting for other ranks."
+
+
+def together(kernels: Sequence[KernelTime], window: int, decimals: int) -> str:
+    """What the compute kernels of a window add up to, and why that is not the run's figure.
+
+    Args:
+        kernels: all that compute.
+        window: their window's number.
+        decimals: with which times are shown.
+    """
+    lost, overlapped, sequential = (
+        PLAIN.quantity(sum([getattr(kernel, name) for kernel in kernels]), "ms", decimals=decimals)
+        for name in ("lost_ms", "overlapped_ms", "sequential_ms")
+    )
+    return (
+        f"All of them lose {lost}: T_comp of window {window} is {overlapped} overlapped and {sequential} alone. The "
+        "run's T_comp is the mean of all its windows."
+    )
 
 
 def ran_alone(pairs: Sequence[PairTime]) -> str:

@@ -13,11 +13,11 @@ from overlap_callbacks.analysis.formatting import PLAIN, column_decimals
 from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.report.slowdown_words import (
-    OF_MEAN_TIMES,
     PAIRS_TITLE,
     WITH_WAITING,
     left_out_in_words,
     ran_alone,
+    together,
     with_losses,
 )
 from overlap_callbacks.report.terminal_cells import name_cell
@@ -31,13 +31,14 @@ def kernel_parts(window: OverlapReport) -> list[RenderableType]:
     """A table of compute kernels, and one of those that communicate."""
     decimals = column_decimals([kernel.overlapped_ms for kernel in window.kernels])
     parts: list[RenderableType] = []
-    for communication, title, note in (
-        (False, "Compute kernels that lose most time under overlap", OF_MEAN_TIMES),
-        (True, "Communication kernels, overlapped and sequential", WITH_WAITING),
+    for communication, title in (
+        (False, "Compute kernels that lose most time under overlap"),
+        (True, "Communication kernels, overlapped and sequential"),
     ):
         kernels = [kernel for kernel in window.kernels if kernel.communication is communication]
         shown, number = with_losses(kernels, decimals)
         if shown:
+            note = WITH_WAITING if communication else together(kernels, window.window, decimals)
             caption = f"Per step, means over the ranks. {note}{left_out_in_words(number, 'kernel', decimals)}"
             parts += [
                 Text(),

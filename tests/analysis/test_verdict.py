@@ -246,8 +246,15 @@ def settled(verdict: Verdict, at_least: float | None = None, num_windows: int = 
 def test_what_the_difference_becomes_stands_in_a_line_of_its_own(found: Settled, words: str) -> None:
     assert settled_in_words(found) == words
     report = msgspec.structs.replace(window(0), settled=found)
-    assert words in run_headline(RunSummary(run_info(), [report])).more
+    (line,) = [part for part in run_headline(RunSummary(run_info(), [report])).more if part.startswith(words)]
     assert summary(report).endswith(words)
+    # Where something follows a mode slowly, that of kernels was not waited for.
+    slow = found.verdict in (Verdict.SETTLED, Verdict.NOT_SETTLED)
+    assert line.removeprefix(words) == (
+        " Kernels were profiled in short blocks: their slowdown is not the settled one." if slow else ""
+    )
+    alone = msgspec.structs.replace(report, compute_slowdown=None)
+    assert words in run_headline(RunSummary(run_info(), [alone])).more
 
 
 def test_a_settled_difference_is_the_headline_and_others_are_not() -> None:

@@ -18,7 +18,6 @@ from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.run_summary import RunSummary
 from overlap_callbacks.report import page, terminal
 from overlap_callbacks.report.record import read
-from overlap_callbacks.report.slowdown_words import OF_MEAN_TIMES
 from overlap_callbacks.report.window_words import left_out, windows_that_count
 from tests.environments import gpu_rank
 from tests.report.runs import DIMENSION_PAIRS, KERNELS, PAIRS, rank_window, run_info, window, write
@@ -59,10 +58,18 @@ def test_the_time_under_the_profiler_is_said_once_beside_that_without_it(tmp_pat
         assert float(step) == pytest.approx(found.e2e_overlapped_ms.value, abs=0.06)
 
 
-def test_the_table_of_kernels_says_why_its_slowdowns_are_not_the_headline_s(tmp_path: Path) -> None:
+def test_the_table_of_kernels_says_what_its_rows_add_up_to_and_that_this_is_not_the_run_s(tmp_path: Path) -> None:
     window_ = window()
+    computing = [kernel for kernel in window_.kernels if not kernel.communication]
+    sums = [sum(getattr(kernel, name) for kernel in computing) for name in ("lost_ms", "overlapped_ms", "sequential_ms")]
     for text in (text_of(made(tmp_path / "page", window_)), printed(tmp_path / "terminal", window_)):
-        assert OF_MEAN_TIMES in " ".join(text.split())
+        found = re.search(
+            r"All of them lose (\S+) ms: T_comp of window 0 is (\S+) ms overlapped and (\S+) ms alone\. The run's "
+            r"T_comp is the mean of all its windows\.",
+            " ".join(text.split()).replace("\u202f", " "),
+        )
+        assert found is not None
+        assert [float(value) for value in found.groups()] == pytest.approx(sums, abs=0.06)
 
 
 def test_kernels_that_are_slower_beside_nothing_are_explained(tmp_path: Path) -> None:

@@ -8,15 +8,18 @@ and then: in such jobs the steps differ by what they do, and their share must no
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from overlap_callbacks.analysis.communication.heat_map import bytes_in_words
 from overlap_callbacks.analysis.design import MAX_KINDS
-from overlap_callbacks.analysis.formatting import count, listed
+from overlap_callbacks.analysis.formatting import PLAIN, count, listed
 from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.rhythms import every_nth_step
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.monitor.schedule import Part
 from overlap_callbacks.monitor.window import MeasuredStep
@@ -26,6 +29,8 @@ from overlap_callbacks.monitor.window import MeasuredStep
 _MAX_DEVIATION = 0.25
 # Sizes tell kinds apart where there are so few, and each comes so often in both modes: data make many others.
 _MOST_SIZES, _LEAST_STEPS = 4, 2
+# A kind is told to recur if so many steps of it were seen at one distance, or at multiples of it.
+_LEAST_RECURRENCES = 4
 
 
 @dataclass(frozen=True)
@@ -36,11 +41,33 @@ class StepKinds:
         of_steps: the kind of each counted step that stays, by its index; 0 is the commonest.
         left_out: indices of the counted steps whose kind came in one mode only.
         notes: which kinds there are and which were measured, in words; empty if all steps are of one kind.
+        names: what a step of each kind does, by the kind's number.
     """
 
     of_steps: Mapping[int, int]
     left_out: frozenset[int] = frozenset()
     notes: tuple[str, ...] = ()
+    names: Mapping[int, str] = field(default_factory=dict)
+
+    def costs(self, timed: Sequence[tuple[int, Mode, float]]) -> tuple[str, ...]:
+        """How much longer than the commonest kind each other one takes, in words.
+
+        Args:
+            timed: kind, mode and time in ms of each timed step. The mean of the modes counts, where both have both.
+        """
+        times: dict[tuple[int, Mode], list[float]] = defaultdict(list)
+        for kind, mode, time_ms in timed:
+            times[kind, mode].append(time_ms)
+        sentences = []
+        for kind in sorted({kind for kind, _ in times} - {0}):
+            if all((of, mode) in times for of in (0, kind) for mode in Mode):
+                longer_ms = fmean([fmean(times[kind, mode]) - fmean(times[0, mode]) for mode in Mode])
+                more = "longer" if longer_ms >= 0 else "less"
+                sentences.append(
+                    f"a step with {self.names[kind]} takes {PLAIN.quantity(abs(longer_ms), 'ms')} {more} than one with "
+                    f"{self.names[0]}"
+                )
+        return tuple(sentences)
 
 
 def kinds_of(steps: Sequence[MeasuredStep]) -> StepKinds:
@@ -67,11 +94,13 @@ def kinds_of(steps: Sequence[MeasuredStep]) -> StepKinds:
     # Steps of a kind that was not checked are not serialised, however many there are.
     unchecked = any(step.log.divergence is not None for step in steps)
     advice = "" if unchecked else "; with more repeats or steps_per_block a window has every kind in both modes"
-    notes = kinds.notes(left_out, advice)
+    described = kinds.described()
+    notes = kinds.notes(left_out, described, advice)
     if rare:
         left = f"{count(len(rare), 'step')} of the rarer kinds {'is' if len(rare) == 1 else 'are'} left out"
         notes += (f"{left}: a window tells {1 + MAX_KINDS} kinds of steps apart",)
-    return StepKinds(of_steps, frozenset(left_out | rare), notes)
+    names = {number: described[label] for label, number in numbers.items()}
+    return StepKinds(of_steps, frozenset(left_out | rare), notes, names)
 
 
 def _by_sequence(logs: Mapping[int, StepLog]) -> dict[int, int]:
@@ -167,11 +196,44 @@ class _Labels:
                 alone.add(index)
         return alone
 
-    def notes(self, left_out: Iterable[int], advice: str) -> tuple[str, ...]:
+    def described(self) -> dict[int, str]:
+        """What tells each kind from the others, and how often it comes if that is every so-manieth step."""
+        used = set(self.labels.values()) | set(self._seen.values())
+        logs = {label: log for label, log in self._example.items() if label in used}
+        numbers = Counter(len(log.collectives) for log in logs.values())
+        counted = len({log.micro_batches for log in logs.values()}) > 1
+        seen: set[tuple[int, int, int]] = set()
+        found = {}
+        for label, log in logs.items():
+            number, size = len(log.collectives), _bytes_of(log)
+            text = count(number, "collective")
+            if numbers[number] > 1:
+                text += f" of {bytes_in_words(size)}"
+            if counted:
+                text += f" in {count(log.micro_batches, 'micro-batch').replace('batchs', 'batches')}"
+            if (number, size, log.micro_batches) in seen:
+                text += " in another order"
+            seen.add((number, size, log.micro_batches))
+            period = self._period(label)
+            found[label] = text if period is None else f"{text} ({every_nth_step(period)})"
+        return found
+
+    def _period(self, label: int) -> int | None:
+        """The period at which the steps of a kind recur, if all that were seen do and no others are among them."""
+        mine = {step.number for index, step in self._steps.items() if self._seen[index] == label}
+        others = {step.number for index, step in self._steps.items() if self._seen[index] != label}
+        if len(mine) < _LEAST_RECURRENCES or not others or min(mine) < 0:
+            return None
+        period = math.gcd(*[number - min(mine) for number in mine])
+        recurs = period > 1 and all((number - min(mine)) % period for number in others)
+        return period if recurs else None
+
+    def notes(self, left_out: Iterable[int], described: Mapping[int, str], advice: str) -> tuple[str, ...]:
         """Which kinds the steps are of, and which were measured.
 
         Args:
             left_out: the steps without a partner.
+            described: the kinds, in words.
             advice: what to do about these.
         """
         part = Part.TIMED if any(step.plan.part is Part.TIMED for step in self._steps.values()) else Part.PROFILED
@@ -183,7 +245,7 @@ class _Labels:
         alone = Counter((self._steps[index].plan.part, self._steps[index].plan.arm) for index in left_out)
         if len(shown) <= 1 and not alone:
             return ()
-        each = ", ".join(_described([(number, self._example[label]) for label, number in shown.most_common()]))
+        each = ", ".join(f"{number} with {described[label]}" for label, number in shown.most_common())
         kinds = count(len(shown), "kind")
         if not alone:
             which = "both" if len(shown) == 2 else "all"
@@ -196,24 +258,6 @@ class _Labels:
             f"the job has {kinds} of steps: {each}; left out, because the other mode had none of their kind: "
             f"{listed(what)}{advice}",
         )
-
-
-def _described(kinds: Sequence[tuple[int, StepLog]]) -> list[str]:
-    """How many steps there are of each kind, and what tells it from the others."""
-    numbers = Counter(len(log.collectives) for _, log in kinds)
-    counted = len({log.micro_batches for _, log in kinds}) > 1
-    seen: set[tuple[int, int, int]] = set()
-    found = []
-    for steps, log in kinds:
-        number, size = len(log.collectives), _bytes_of(log)
-        text = f"{steps} with {count(number, 'collective')}"
-        if numbers[number] > 1:
-            text += f" of {bytes_in_words(size)}"
-        if counted:
-            text += f" in {count(log.micro_batches, 'micro-batch').replace('batchs', 'batches')}"
-        found.append(f"{text} in another order" if (number, size, log.micro_batches) in seen else text)
-        seen.add((number, size, log.micro_batches))
-    return found
 
 
 def _bytes_of(log: StepLog) -> int:

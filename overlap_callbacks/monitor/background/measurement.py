@@ -111,6 +111,7 @@ class _Measurement:
         self._long = [step for step in window.steps if step.plan.part is Part.LONG]
         self._several = any(step.kind for step in self._steps)
         self._odd = kinds.left_out
+        self._cost_of_kinds = kinds.costs
         self._left_out: Counter[Mode] = Counter()
 
     def result(self, rank: int, backend: str) -> RankWindow:
@@ -128,6 +129,10 @@ class _Measurement:
         for problem in (*problems, *profile.problems):
             self._note(problem)
         timed = self._timed_blocks()
+        for note in self._cost_of_kinds(
+            [(kind, block.arm, ms) for block in timed for kind, ms in zip(block.kinds, block.step_ms, strict=False)]
+        ):
+            self._note(note)
         power = self._power(profile.phases)
         timed_sequential = [
             step.log for step in self._of(Part.TIMED) if step.counted and step.plan.mode is Mode.SEQUENTIAL

@@ -14,12 +14,12 @@ from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import CollectiveTime
 from overlap_callbacks.report.html.elements import Cell, Head, Table, heads
 from overlap_callbacks.report.slowdown_words import (
-    OF_MEAN_TIMES,
     OF_SHARES,
     PAIRS_TITLE,
     WITH_WAITING,
     left_out_in_words,
     ran_alone,
+    together,
     with_losses,
 )
 
@@ -60,9 +60,9 @@ def kernel_tables(window: OverlapReport) -> list[Table]:
     """Compute kernels, and folded those that communicate; what loses the most time comes first."""
     decimals = column_decimals([kernel.overlapped_ms for kernel in window.kernels])
     made = []
-    for communication, title, note in (
-        (False, "Compute kernels that lose most time under overlap", OF_MEAN_TIMES),
-        (True, "Communication kernels, overlapped and sequential", WITH_WAITING),
+    for communication, title in (
+        (False, "Compute kernels that lose most time under overlap"),
+        (True, "Communication kernels, overlapped and sequential"),
     ):
         rows = []
         of_kind = [kernel for kernel in window.kernels if kernel.communication is communication]
@@ -79,6 +79,7 @@ def kernel_tables(window: OverlapReport) -> list[Table]:
                 )
             )
         if rows:
+            note = WITH_WAITING if communication else together(of_kind, window.window, decimals)
             caption = (
                 f"Per step, means over the ranks, window {window.window}. Slowdown is of the time per call. {note}"
                 f"{left_out_in_words(num_left_out, 'kernel', decimals)}"

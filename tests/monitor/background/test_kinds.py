@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -60,6 +60,31 @@ def test_kinds_that_both_modes_have_are_compared_with_each_other_and_named() -> 
     assert found.notes == (
         "the job has 2 kinds of steps: 6 with 12 collectives, 2 with 3 collectives; both were measured in both modes "
         "and compared like with like",
+    )
+
+
+def test_how_often_a_kind_comes_is_told_only_if_it_recurs() -> None:
+    def numbered(eights: Sequence[int]) -> list[MeasuredStep]:
+        steps = [(number, "OS"[number // 3 % 2], 8 if number in eights else 4) for number in range(100, 148)]
+        return [replace(issuing(seen, mode), number=number) for number, mode, seen in steps]
+
+    found = kinds_of(numbered(range(103, 148, 4)))
+    assert "36 with 4 collectives, 12 with 8 collectives (every 4th step); both" in found.notes[0]
+    assert found.names == {0: "4 collectives", 1: "8 collectives (every 4th step)"}
+    # The same number of steps, but not always at the same distance; and too few to tell.
+    for eights in ((101, 105, 107, 112, 120, 131), (101, 131)):
+        assert "(every" not in kinds_of(numbered(eights)).notes[0]
+
+
+def test_what_a_kind_costs_is_the_mean_of_both_modes() -> None:
+    found = kinds_of(window([4, 4, 4, 8], [4, 4, 4, 8]))
+    of_modes = [(0, Mode.OVERLAPPED, 100.0), (0, Mode.SEQUENTIAL, 120.0), (1, Mode.OVERLAPPED, 130.0)]
+    assert found.costs(of_modes) == ()  # the sequential steps have none of it
+    assert found.costs([*of_modes, (1, Mode.SEQUENTIAL, 160.0)]) == (
+        "a step with 8 collectives takes 35.00 ms longer than one with 4 collectives",
+    )
+    assert found.costs([(kind, mode, 200 - ms) for kind, mode, ms in [*of_modes, (1, Mode.SEQUENTIAL, 160.0)]]) == (
+        "a step with 8 collectives takes 35.00 ms less than one with 4 collectives",
     )
 
 
@@ -150,7 +175,7 @@ def test_a_window_that_has_one_mode_only_leaves_nothing_out() -> None:
 def test_steps_with_other_numbers_of_micro_batches_are_of_other_kinds_if_an_adapter_counts_them() -> None:
     def accumulating(micro_batches: int, mode: str) -> MeasuredStep:
         step = issuing(4, mode)
-        return dataclasses.replace(step, log=dataclasses.replace(step.log, micro_batches=micro_batches))
+        return replace(step, log=replace(step.log, micro_batches=micro_batches))
 
     steps = [accumulating(*of) for of in ((2, "O"), (2, "O"), (1, "O"), (2, "S"), (2, "S"), (1, "S"))]
     found = kinds_of(steps)
