@@ -61,7 +61,8 @@ def test_the_time_under_the_profiler_is_said_once_beside_that_without_it(tmp_pat
 def test_the_table_of_kernels_says_what_its_rows_add_up_to_and_that_this_is_not_the_run_s(tmp_path: Path) -> None:
     window_ = window()
     computing = [kernel for kernel in window_.kernels if not kernel.communication]
-    sums = [sum(getattr(kernel, name) for kernel in computing) for name in ("lost_ms", "overlapped_ms", "sequential_ms")]
+    names = ("lost_ms", "overlapped_ms", "sequential_ms")
+    sums = [sum(getattr(kernel, name) for kernel in computing) for name in names]
     for text in (text_of(made(tmp_path / "page", window_)), printed(tmp_path / "terminal", window_)):
         found = re.search(
             r"All of them lose (\S+) ms: T_comp of window 0 is (\S+) ms overlapped and (\S+) ms alone\. The run's "
