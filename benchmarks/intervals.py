@@ -7,7 +7,7 @@ the window's figures of them. Runs are drawn from these windows. A share counts 
 explains it in less than 5 % of repetitions (one-sided).
 
 What the job does at every k-th step is one more noise: there, windows lie where the library places them, and know the
-rhythm.
+rhythms that the library finds in the steps before them.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.rhythm import Rhythm
 from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow, TimedBlock
+from overlap_callbacks.analysis.rhythms import find_rhythms
 from overlap_callbacks.analysis.statistics import ONE_LOOK, Pooling, half_width_factor, pooled_error
 from overlap_callbacks.monitor.placement import PERIODS, PhaseBalance
 from overlap_callbacks.monitor.schedule import Part, Schedule
@@ -41,6 +42,7 @@ EFFECT = math.log(1.10)  # sequential steps take 10 % longer
 VARIES = 0.02  # standard deviation over windows of the effect, where it varies
 ALL_LOOKS = Pooling(all_looks=True)
 LOOKS, MANY_LOOKS = (2, 3, 4, 6, 12, 50), 200
+STEPS_BEFORE = 1000  # of which rhythms are found
 # Least share of intervals that hold, and the most that is not too wide.
 STRICT, LOOSE, AT_LEAST = (0.94, 0.985), (0.94, 1.0), (0.83, 1.0)
 MOST_WRONG, WIDER = 0.05, 1.8
@@ -125,19 +127,21 @@ def simulated(rng: np.random.Generator, noise: str, repeats: int, number: int) -
     )
 
 
-def _window(part: list[Any], logs: Floats, effect: float, first_step: int, rhythm: Rhythm | None = None) -> RankWindow:
+def _window(
+    part: list[Any], logs: Floats, effect: float, first_step: int, known: tuple[Rhythm, ...] = ()
+) -> RankWindow:
     blocks: dict[int, TimedBlock] = {}
     times_ms = (100 * np.exp(logs)).tolist()
     for plan, time_ms in zip(part, times_ms, strict=True):
         if plan.counted:
-            known = blocks.get(plan.block, TimedBlock(plan.arm, plan.block, ()))
+            so_far = blocks.get(plan.block, TimedBlock(plan.arm, plan.block, ()))
             slower = math.exp(effect) if plan.arm is Mode.SEQUENTIAL else 1.0
             blocks[plan.block] = TimedBlock(
-                plan.arm, plan.block, (*known.step_ms, slower * time_ms), (*known.steps, first_step + plan.offset)
+                plan.arm, plan.block, (*so_far.step_ms, slower * time_ms), (*so_far.steps, first_step + plan.offset)
             )
     return RankWindow(
         0, 0, first_step, len(part), True, "gloo", "cpu", 1.0, timed=tuple(blocks.values()),
-        rhythms=() if rhythm is None else (rhythm,),
+        rhythms=known,
     )  # fmt: skip
 
 
@@ -227,22 +231,27 @@ def runs(rng: np.random.Generator, windows: Windows, noise: str, repeats: int, n
 
 
 def rhythms(rng: np.random.Generator, number: int, num_windows: int, periods: list[int]) -> dict[str, Any]:
-    """Steps that are 50 % longer at every k-th step, whose rhythm the windows know; by period."""
+    """Steps that are 50 % longer at every k-th step, which the windows know as it was found; by period."""
     schedule, balance = Schedule(), PhaseBalance()
     firsts = [schedule.first_step + place * schedule.every_n_steps for place in range(num_windows)]
     placed = [balance.place(schedule, first, "sequential", schedule.steps_per_block) for first in firsts]
     parts = [schedule.part(Part.TIMED, swapped=where.timed_swapped) for where in placed]
     starts = [first + where.timed_start for first, where in zip(firsts, placed, strict=True)]
     rows: dict[str, Any] = {}
+    found_right = 0
     for period in periods:
         windows = []
         for _ in range(number):
             phase = int(rng.integers(period))
             rhythm = Rhythm(period, phase, 50.0, 100.0)
+            before = np.arange(STEPS_BEFORE)
+            logs = rng.normal(0, 0.01, STEPS_BEFORE) + math.log(1.5) * rhythm.hits(before)
+            known = find_rhythms(before, 100 * np.exp(logs))
+            found_right += [(of.period, of.phase) for of in known] == [(period, phase)]
             for part, start in zip(parts, starts, strict=True):
                 hits = rhythm.hits(start + np.arange(len(part)))
                 logs = rng.normal(0, 0.01, len(part)) + math.log(1.5) * hits
-                windows.append(_window(part, logs, EFFECT, start, rhythm))
+                windows.append(_window(part, logs, EFFECT, start, known))
         found = _measured(iter(windows), np.full(len(windows), EFFECT))
         table = found.draw(np.arange(len(windows)).reshape(number, num_windows))
         row: dict[str, Any] = {"1": one_window(found, (0.90, 1.0))}
@@ -257,7 +266,31 @@ def rhythms(rng: np.random.Generator, number: int, num_windows: int, periods: li
     for looks in next(iter(rows.values())):
         held, of = (sum(row[looks][name] for row in rows.values()) for name in ("held", "of"))
         over_all[looks] = judged(held, of, LOOSE)
-    return {"over_all": over_all, "by_period": rows}
+    share = round(found_right / (number * len(periods)), 4)
+    return {"found_right": share, "over_all": over_all, "by_period": rows}
+
+
+def ever_wrong(rng: np.random.Generator, per_window: int, number: int, most: int) -> dict[str, Any]:
+    """The share of runs with normal noise whose interval for all looks was wrong at some look so far.
+
+    Args:
+        rng: of the noise.
+        per_window: degrees of freedom of a window's own error.
+        number: of runs.
+        most: windows of a run.
+    """
+    sums, squares, wrong = np.zeros(number), np.zeros(number), np.zeros(number, dtype=bool)
+    shares = {}
+    for windows in range(1, most + 1):
+        sums += rng.normal(size=number)
+        squares += rng.chisquare(per_window, number)
+        degrees = per_window * windows
+        error = np.sqrt(squares / degrees / windows)
+        wrong |= np.abs(sums / windows) > error * half_width_factor(degrees, windows, ALL_LOOKS)
+        if windows in (1, 12, MANY_LOOKS, most):
+            shares[str(windows)] = round(float(wrong.mean()), 4)
+    met = binom.sf(int(wrong.sum()) - 1, number, MOST_WRONG) >= 0.05
+    return {"runs": number, "by_windows": shares, "goal": MOST_WRONG, "met": bool(met)}
 
 
 def profiled(rng: np.random.Generator, noise: str, number: int) -> dict[str, Any]:
@@ -300,7 +333,13 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
     }
     for noise in ("white", "drift", "heavy tails"):
         found["profiled"][noise] = profiled(rng, noise, 20 if quick else 1000)
-    found["rhythms"] = rhythms(rng, 2 if quick else 20, 4 if quick else 12, [7, 8] if quick else list(PERIODS))
+    found["ever_wrong"] = {
+        f"{per_window} degrees of freedom a window": ever_wrong(
+            rng, per_window, *((100, 20) if quick else (10_000, 2000))
+        )
+        for per_window in (5, 11)
+    }
+    found["rhythms"] = rhythms(rng, 2 if quick else 40, 4 if quick else 12, [7, 8] if quick else list(PERIODS))
     return found
 
 
@@ -333,6 +372,9 @@ def main() -> None:
         print(f"{name:32} " + ", ".join(cells))
     for name, cell in found["profiled"].items():
         print(f"profiled, {name:22} W=1 {cell['share']:.1%}/{cell['width_points']:.2f}")
+    for name, row in found["ever_wrong"].items():
+        print(f"wrong at some look, {name}: {row['by_windows']}")
+    print(f"rhythms found right: {found['rhythms']['found_right']:.1%}")
     print("rhythms: " + ", ".join(f"W={w} {cell['share']:.1%}" for w, cell in found["rhythms"]["over_all"].items()))
     print(f"goals not met: {'; '.join(not_met(found)) or 'none'}")
     if arguments.json:

@@ -263,15 +263,15 @@ def test_a_record_of_an_earlier_version_has_its_errors_from_its_intervals():
 def test_the_interval_for_all_looks_is_that_of_the_mixture_of_t(num_windows):
     degrees, mixed = 11.0 * num_windows, 0.2
     share = mixed / (mixed + num_windows)
-    root = (0.05**2 * share) ** (1 / (degrees + 1))
+    root = (0.07**2 * share) ** (1 / (degrees + 1))  # of whole windows
     factor = float(half_width_factor(degrees, num_windows, Pooling(all_looks=True)))
     assert factor == pytest.approx(math.sqrt(degrees * (1 - root) / (root - share)))
-    # At its edge, the likelihood ratio of the mixture to no effect is 20.
+    # At its edge, the likelihood ratio of the mixture to no effect is one over its level.
     ratio = factor**2 / degrees
     shrunk = share * ratio
     log_ratio = 0.5 * math.log(share) + (degrees + 1) / 2 * (math.log1p(ratio) - math.log1p(shrunk))
-    assert log_ratio == pytest.approx(math.log(20))
-    assert 1.5 < factor / stats.t.ppf(0.975, degrees) < 1.9
+    assert log_ratio == pytest.approx(-math.log(0.07))
+    assert 1.5 < factor / stats.t.ppf(0.975, degrees) < 1.8
 
 
 @pytest.mark.parametrize(("number", "wider"), [(4, 1.8), (12, 1.5)])
