@@ -281,6 +281,7 @@ def run_job(job: TruthJob) -> dict[str, Any]:
         "reported": len(reports),
         "counted": len(counted),
         "not_counted": sorted({problem for r in reports if r not in counted for problem in r.problems}),
+        "notes": sorted({problem for r in reports for problem in r.problems}),
         "truth": truth,
         "figures": {name: _judged([w[name] for w in windows if name in w], truth[name]) for name in FIGURES},
         "truths": truths,

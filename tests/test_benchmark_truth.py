@@ -55,9 +55,12 @@ def test_the_library_finds_what_the_clock_outside_finds(truth: ModuleType) -> No
     found = truth.run_job(truth.TruthJob(slowdown=1.0, windows=3, gap_steps=10))
     assert found["reported"] == 3
     assert found["counted"] >= 1, found["not_counted"]
-    for inside in found["windows"]:
-        value, low, _ = inside["compute_slowdown"]
+    told = [window["compute_slowdown"] for window in found["windows"] if "compute_slowdown" in window]
+    if not told:  # of a busy machine, too few profiled steps may be left for an interval
+        assert any("profiled step" in note and "far longer" in note for note in found["notes"]), found["notes"]
+        return
+    for value, low, _ in told:
         assert value > 0.3
         assert low < value
-    inside = [math.log1p(window["compute_slowdown"][0]) for window in found["windows"]]
+    inside = [math.log1p(value) for value, *_ in told]
     assert math.expm1(sum(inside) / len(inside)) == pytest.approx(found["truth"]["compute_slowdown"], rel=0.5)
