@@ -193,7 +193,11 @@ std::vector<Simulation::Running> Simulation::running(int64_t& next) {
     }
     for (Stream* stream : device->active) {
       Task* task = stream->running.get();
-      if (!task || (task->meeting && task->met < 0)) continue;  // not begun yet, as far as is known here
+      if (!task || (task->meeting && task->met < 0)) continue;  // the other ranks are not there, as far as is known here
+      if (task->met > now_) {  // the last rank is ahead of this one's simulated time
+        next = std::min(next, task->met);
+        continue;
+      }
       if (task->kind == Kind::host_function) {
         if (task->returned < 0) continue;
         task->left_ns = static_cast<double>(std::max<int64_t>(0, task->returned - now_));

@@ -190,7 +190,7 @@ void Records::flush() {
     if (!buffer && externals.empty() && calls.empty() && done.empty()) return;
     last = read_clocks();
   }
-  // The registered clock may run at another pace.
+  // The registered clock may count anything: torch's counts ticks of the processor.
   double pace = last.own > first_.own
                     ? static_cast<double>(last.registered - first_.registered) / static_cast<double>(last.own - first_.own)
                     : 1;
@@ -219,8 +219,7 @@ void Records::flush() {
   }
   for (const Done& one : done) {
     const simulation::Task& task = one.task;
-    // The end from the start, so that a duration is that of the device to the nanosecond.
-    uint64_t start = stamp(task.start), end = start + static_cast<uint64_t>(task.end - task.start);
+    uint64_t start = stamp(task.start), end = stamp(task.end);
     if (task.kind == Kind::memcpy) {
       CUpti_ActivityMemcpy6 record{};
       place(record, CUPTI_ACTIVITY_KIND_MEMCPY, task, one.device, one.stream);

@@ -14,6 +14,11 @@ namespace {
 
 bool holds(const std::string& name, const char* part) { return name.find(part) != std::string::npos; }
 
+bool is_on_device(const void* address) {
+  Block block = block_at(address);
+  return block.size && !block.on_host;
+}
+
 // Element-wise kernels over contiguous tensors: arguments are the count, the functor, and an array of pointers.
 bool is_contiguous_elementwise(const std::string& name) {
   return holds(name, "vectorized_elementwise_kernel") || holds(name, "unrolled_elementwise_kernel");
@@ -63,24 +68,23 @@ Effect add(const std::string& name, void** arguments) {
 }
 
 // The sum of all int64 of a contiguous tensor. The kernel's one argument begins with its operation, its neutral element,
-// and the numbers (bytes of an element, inputs, outputs); the first two addresses on the device in it are source and
-// result.
+// and the numbers (bytes of an element, inputs, outputs). Source and result are the first two addresses on the device that
+// stand side by side in it; single ones are left over from what was on the host's stack before.
 Effect sum(const std::string& name, void** arguments) {
   if (!holds(name, "reduce_kernel") || !holds(name, "sum_functorIlll")) return {};
   auto* argument = static_cast<char*>(arguments[0]);
   int numbers[3];
   memcpy(numbers, argument + 16, sizeof numbers);
   if (numbers[0] != sizeof(int64_t) || numbers[1] < 1 || numbers[2] != 1) return {};
-  std::vector<int64_t*> found;
-  for (size_t offset = 32; offset < 3000 && found.size() < 2; offset += 8) {
-    int64_t* address;
-    memcpy(&address, argument + offset, sizeof address);
-    Block block = block_at(address);
-    if (block.size && !block.on_host) found.push_back(address);
+  int64_t* addresses[2];
+  bool found = false;
+  for (size_t offset = 32; offset < 2000 && !found; offset += 8) {
+    memcpy(addresses, argument + offset, sizeof addresses);
+    found = is_on_device(addresses[0]) && is_on_device(addresses[1]);
   }
-  if (found.size() < 2) return {};
+  if (!found) return {};
   int count = numbers[1];
-  return {[count, from = found[0], to = found[1]] {
+  return {[count, from = addresses[0], to = addresses[1]] {
             int64_t total = 0;
             for (int i = 0; i < count; i++) total += from[i];
             *to = total;

@@ -1,0 +1,110 @@
+"""Small training jobs on simulated devices, and what the tests need to know of them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from overlap_callbacks import Mode
+from tests.distributed import run_ranks
+from tests.simulated_gpu.parameters import Parameters
+from tests.simulated_gpu.truth import DeviceLog, StepTruth
+
+WIDTH, LAYERS, BATCH = 1024, 6, 256
+# DDP reads events of the device in its first ten steps, which makes the host wait. Here the window begins later.
+FIRST_STEP = 14
+NUM_STEPS = FIRST_STEP + 70
+# Products are by far most of a step, and a bucket of 4 MiB, a layer, takes about as long as one of them.
+TIMES: dict[str, Any] = {"rules": "gemm=4000", "link_gbs": 1.0}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a rank knows of its training.
+
+    Attributes:
+        process: its number, by which its log is found.
+        begun: when the host began each step, and the end of the last one; as ``time.monotonic_ns``.
+        modes: of each step.
+    """
+
+    process: int
+    begun: tuple[int, ...]
+    modes: tuple[Mode, ...]
+
+    def steps(self, log: Path) -> list[StepTruth]:
+        return DeviceLog.read(log, self.process).steps(self.begun)
+
+
+@contextmanager
+def on_device(rank: int, parameters: Parameters) -> Iterator[torch.device]:
+    """A rank with a process group over NCCL on its simulated device. Nothing may have used CUDA before."""
+    parameters.apply()
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl")
+    try:
+        yield device
+    finally:
+        dist.destroy_process_group()
+
+
+def model(device: torch.device) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))).to(device)
+
+
+def ddp(device: torch.device) -> nn.Module:
+    return nn.parallel.DistributedDataParallel(model(device), device_ids=[device.index], bucket_cap_mb=4)
+
+
+def fsdp2(device: torch.device) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    whole = model(device)
+    for layer in whole:
+        fully_shard(layer)
+    return fully_shard(whole)
+
+
+def _train(rank: int, parameters: Parameters, make: Callable[[torch.device], nn.Module], run_dir: str) -> Trained:
+    from overlap_callbacks.integrations.pytorch import attach
+
+    with on_device(rank, parameters) as device:
+        made = make(device)
+        optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
+        data = torch.randn(BATCH, WIDTH, device=device)
+        begun, modes = [], []
+        options = {"first_step": FIRST_STEP, "every_n_steps": NUM_STEPS - FIRST_STEP, "max_overhead": None}
+        with attach(optimizer, run_dir=run_dir, strict=True, **options) as monitor:
+            for _ in range(NUM_STEPS):
+                begun.append(time.monotonic_ns())
+                modes.append(monitor.mode)
+                made(data).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            torch.cuda.synchronize()
+            begun.append(time.monotonic_ns())
+        return Trained(os.getpid(), tuple(begun), tuple(modes))
+
+
+def train(
+    make: Callable[[torch.device], nn.Module], folder: Path, ranks: int = 2, **parameters: Any
+) -> tuple[Path, list[list[StepTruth]], list[Trained]]:
+    """Train with a window on simulated devices.
+
+    Returns:
+        The record's folder, the truth of each step of each rank, and what the ranks know.
+    """
+    told = Parameters(log=folder / "log", stall_s=30, **{**TIMES, **parameters})
+    trained = run_ranks(_train, ranks, told, make, str(folder / "run"), backend="", timeout_s=120)
+    return folder / "run", [one.steps(folder / "log") for one in trained], trained
