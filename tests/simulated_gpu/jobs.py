@@ -84,7 +84,7 @@ def _train(rank: int, parameters: Parameters, make: Callable[[torch.device], nn.
         optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
         data = torch.randn(BATCH, WIDTH, device=device)
         begun, modes = [], []
-        options = {"first_step": FIRST_STEP, "every_n_steps": NUM_STEPS - FIRST_STEP, "max_overhead": None}
+        options = {"first_step": FIRST_STEP, "every_n_steps": 1000, "spread": False, "max_overhead": None}
         with attach(optimizer, run_dir=run_dir, strict=True, **options) as monitor:
             for _ in range(NUM_STEPS):
                 begun.append(time.monotonic_ns())

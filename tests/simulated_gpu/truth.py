@@ -58,6 +58,11 @@ class StepTruth:
 
     tasks: tuple[Task, ...]
 
+    @property
+    def end(self) -> int:
+        """When the last kernel that updates weights ended: where the next step begins on the device."""
+        return max(task.end for task in self.of_class("compute"))
+
     def of_class(self, task_class: str) -> list[Task]:
         return [task for task in self.tasks if task.task_class == task_class]
 
