@@ -49,7 +49,8 @@ def compare(window: OverlapReport, overlapped: Steps, sequential: Steps) -> None
     assert window.valid, window.problems
     assert "Simulated GPU" in window.device
     assert len(sequential.steps) > 20
-    assert max(step.hidden_ms for step in sequential.steps) == pytest.approx(0, abs=1e-3)
+    # Of some 25 ms or more. FSDP2 copies into its second all-gather while the first is in flight, on a stream of its own.
+    assert max(step.hidden_ms for step in sequential.steps) < 0.03
     assert measured(window.residual_overlap) == pytest.approx(0, abs=1e-3)
     assert 1 + measured(window.compute_slowdown) == pytest.approx(1 + overlapped.median("compute_slowdown"), rel=WITHIN)
     for figure, true_ms in (
