@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from overlap_callbacks import Mode
+from overlap_callbacks import Mode, OverlapMonitor
 from tests.distributed import run_ranks
 from tests.simulated_gpu.parameters import Parameters
 from tests.simulated_gpu.truth import DeviceLog, StepTruth
@@ -58,47 +59,112 @@ def on_device(rank: int, parameters: Parameters) -> Iterator[torch.device]:
         dist.destroy_process_group()
 
 
+@dataclass(frozen=True)
+class Job:
+    """What a rank trains.
+
+    Attributes:
+        step: a whole training step.
+        attach: gives the monitor, for options of the schedule.
+    """
+
+    step: Callable[[], Any]
+    attach: Callable[..., OverlapMonitor]
+
+
 def model(device: torch.device) -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))).to(device)
 
 
-def ddp(device: torch.device) -> nn.Module:
-    return nn.parallel.DistributedDataParallel(model(device), device_ids=[device.index], bucket_cap_mb=4)
+def _torch_job(module: nn.Module, device: torch.device) -> Job:
+    from overlap_callbacks.integrations.pytorch import attach
+
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    data = torch.randn(BATCH, WIDTH, device=device)
+
+    def step() -> None:
+        module(data).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Job(step, functools.partial(attach, optimizer))
 
 
-def fsdp2(device: torch.device) -> nn.Module:
+def ddp(device: torch.device) -> Job:
+    return _torch_job(
+        nn.parallel.DistributedDataParallel(model(device), device_ids=[device.index], bucket_cap_mb=4), device
+    )
+
+
+def fsdp2(device: torch.device) -> Job:
     from torch.distributed.fsdp import fully_shard
 
     whole = model(device)
     for layer in whole:
         fully_shard(layer)
-    return fully_shard(whole)
+    return _torch_job(fully_shard(whole), device)
 
 
-def _train(rank: int, parameters: Parameters, make: Callable[[torch.device], nn.Module], run_dir: str) -> Trained:
+def zero2(device: torch.device) -> Job:
+    import deepspeed
+
+    from overlap_callbacks.integrations.deepspeed import attach
+
+    deepspeed.init_distributed("nccl", verbose=False)
+    whole = model(device)
+    config = {
+        "train_micro_batch_size_per_gpu": BATCH,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
+        "zero_optimization": {"stage": 2, "overlap_comm": True, "reduce_bucket_size": WIDTH * WIDTH},
+        "steps_per_print": 1_000_000,
+    }
+    engine, *_ = deepspeed.initialize(model=whole, model_parameters=list(whole.parameters()), config=config)
+    data = torch.randn(BATCH, WIDTH, device=device)
+
+    def step() -> None:
+        engine.backward(engine(data).sum())
+        engine.step()
+
+    return Job(step, functools.partial(attach, engine))
+
+
+def pipeline(device: torch.device) -> Job:
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
     from overlap_callbacks.integrations.pytorch import attach
 
+    rank, stages = dist.get_rank(), dist.get_world_size()
+    stage = model(device)
+    schedule = Schedule1F1B(PipelineStage(stage, rank, stages, device), 4, loss_fn=nn.functional.mse_loss)
+    optimizer = torch.optim.SGD(stage.parameters(), lr=0.1)
+    data = torch.randn(4 * BATCH, WIDTH, device=device)
+
+    def step() -> None:
+        schedule.step(*([data] if rank == 0 else []), **({"target": data} if rank == stages - 1 else {}))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Job(step, functools.partial(attach, optimizer, pipeline=schedule))
+
+
+def _train(rank: int, parameters: Parameters, make: Callable[[torch.device], Job], run_dir: str) -> Trained:
     with on_device(rank, parameters) as device:
-        made = make(device)
-        optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
-        data = torch.randn(BATCH, WIDTH, device=device)
+        job = make(device)
         begun, modes = [], []
         options = {"first_step": FIRST_STEP, "every_n_steps": 1000, "spread": False, "max_overhead": None}
-        with attach(optimizer, run_dir=run_dir, strict=True, **options) as monitor:
+        with job.attach(run_dir=run_dir, strict=True, **options) as monitor:
             for _ in range(NUM_STEPS):
                 begun.append(time.monotonic_ns())
                 modes.append(monitor.mode)
-                made(data).sum().backward()
-                optimizer.step()
-                optimizer.zero_grad()
+                job.step()
             torch.cuda.synchronize()
             begun.append(time.monotonic_ns())
         return Trained(os.getpid(), tuple(begun), tuple(modes))
 
 
 def train(
-    make: Callable[[torch.device], nn.Module], folder: Path, ranks: int = 2, **parameters: Any
+    make: Callable[[torch.device], Job], folder: Path, ranks: int = 2, **parameters: Any
 ) -> tuple[Path, list[list[StepTruth]], list[Trained]]:
     """Train with a window on simulated devices.
 

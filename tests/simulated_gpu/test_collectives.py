@@ -118,3 +118,37 @@ def test_a_collective_lasts_from_the_last_ranks_arrival(tmp_path: Path, slow_lin
     assert second.start == last_sleep.end == second.met
     assert first.start < second.start
     assert first.end - first.met == pytest.approx(100_000 + factor * 4 * 2**20, abs=2)
+
+
+def _overlap(rank: int, parameters: Parameters) -> int:
+    with on_device(rank, parameters) as device:
+        numbers, gradient = torch.zeros(2048, 2048, device=device), torch.zeros(1 << 20, device=device)
+        dist.all_reduce(gradient)
+        torch.cuda.synchronize()
+        dist.barrier()
+        torch.cuda._sleep(50 * CYCLES_PER_MS)
+        torch.mm(numbers, numbers)
+        work = dist.all_reduce(gradient, async_op=True)
+        torch.mm(numbers, numbers)
+        work.wait()
+        torch.cuda.synchronize()
+    return os.getpid()
+
+
+def test_channels_take_multiprocessors_from_compute(tmp_path: Path) -> None:
+    # 2048 by 2048 is 256 tiles: two waves on 128 multiprocessors, three on the 112 that 16 channels leave.
+    told = Parameters(
+        log=tmp_path / "log", multiprocessors=128, channels=16, channels_take_sms=True, rules="gemm=1000", link_gbs=1
+    )
+    process, _ = run_ranks(_overlap, 2, told, backend="", timeout_s=90)
+    alone, beside = [task for task in DeviceLog.read(tmp_path / "log", process).tasks if "gemm" in task.name]
+    assert alone.duration_ns == pytest.approx(1_000_000, abs=2)
+    assert beside.duration_ns == pytest.approx(1_500_000, abs=2)
+
+
+def test_one_rank_can_be_slow(tmp_path: Path) -> None:
+    told = Parameters(log=tmp_path / "log", rules="gemm=1000", slow_rank="1:1.5", link_gbs=1)
+    processes = run_ranks(_overlap, 2, told, backend="", timeout_s=90)
+    for process, factor in zip(processes, (1, 1.5), strict=True):
+        products = [task for task in DeviceLog.read(tmp_path / "log", process).tasks if "gemm" in task.name]
+        assert [task.duration_ns for task in products] == pytest.approx([factor * 1e6] * 2, abs=2)

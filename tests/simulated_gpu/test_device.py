@@ -123,11 +123,11 @@ def test_memory_has_a_limit_on_each_device() -> None:
 
 def _numbers() -> list[Any]:
     a, b = torch.arange(5).cuda(), torch.full((3,), 7, device="cuda")
-    return [(a + a).tolist(), (a + 4).tolist(), torch.cat([a, b]).tolist(), a.sum().item(), torch.zeros(2).cuda().tolist()]
+    return [(a + a).tolist(), (a + 4).tolist(), torch.cat([a, b]).tolist(), a.sum().item(), b.tolist()]
 
 
 def test_integers_are_computed() -> None:
-    assert on_device(_numbers) == [[0, 2, 4, 6, 8], [4, 5, 6, 7, 8], [0, 1, 2, 3, 4, 7, 7, 7], 10, [0.0, 0.0]]
+    assert on_device(_numbers) == [[0, 2, 4, 6, 8], [4, 5, 6, 7, 8], [0, 1, 2, 3, 4, 7, 7, 7], 10, [7, 7, 7]]
 
 
 def _profile() -> tuple[int, list[tuple[str, int, int]]]:
@@ -154,3 +154,27 @@ def test_the_profiler_sees_what_the_log_tells(tmp_path: Path) -> None:
     for _, correlation, duration_ns in kernels:
         # It reads the processor's ticks, and works out nanoseconds from a few readings of both clocks.
         assert duration_ns == pytest.approx(logged[correlation].duration_ns, rel=1e-4, abs=2)
+
+
+def _load(milliseconds: int) -> int:
+    numbers = torch.zeros(1024, 1024, device="cuda")
+    torch.cuda._sleep(20 * CYCLES_PER_MS)
+    for _ in range(milliseconds):
+        torch.mm(numbers, numbers)
+    torch.cuda.synchronize()
+    return os.getpid()
+
+
+def test_the_clock_falls_until_the_power_keeps_to_its_cap(tmp_path: Path) -> None:
+    cap_w, idle_w, compute_w = 300, 70, 500
+    process = on_device(
+        _load, 200, log=tmp_path / "log", rules="gemm=1000", power_cap_w=cap_w, idle_w=idle_w, compute_w=compute_w
+    )
+    products = [task for task in DeviceLog.read(tmp_path / "log", process).tasks if "gemm" in task.name]
+    settled = products[100:]
+    # Power follows the cube of the clock.
+    true_clock = ((cap_w - idle_w) / compute_w) ** (1 / 3)
+    mean_ns = sum(task.duration_ns for task in settled) / len(settled)
+    assert 1e6 / mean_ns == pytest.approx(true_clock, rel=0.01)
+    assert sum(task.watts for task in settled) / len(settled) == pytest.approx(cap_w, rel=0.01)
+    assert products[0].watts > idle_w

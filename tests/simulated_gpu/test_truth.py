@@ -49,7 +49,7 @@ def compare(window: OverlapReport, overlapped: Steps, sequential: Steps) -> None
     assert window.valid, window.problems
     assert "Simulated GPU" in window.device
     assert len(sequential.steps) > 20
-    # Of some 25 ms or more. FSDP2 copies into its second all-gather while the first is in flight, on a stream of its own.
+    # Of some 25 ms or more. FSDP2 copies into its second all-gather, on a stream of its own, beside the first.
     assert max(step.hidden_ms for step in sequential.steps) < 0.03
     assert measured(window.residual_overlap) == pytest.approx(0, abs=1e-3)
     assert 1 + measured(window.compute_slowdown) == pytest.approx(1 + overlapped.median("compute_slowdown"), rel=WITHIN)
@@ -92,3 +92,16 @@ def test_slow_communication_is_measured_as_it_ran(tmp_path: Path) -> None:
 
 def test_fsdp2_is_measured_as_it_ran(tmp_path: Path) -> None:
     train_and_compare(jobs.fsdp2, tmp_path, compute_slowdown=1.3)
+
+
+def test_zero2_is_measured_as_it_ran(tmp_path: Path) -> None:
+    train_and_compare(jobs.zero2, tmp_path, compute_slowdown=1.3)
+
+
+def test_a_pipeline_is_measured_as_it_ran(tmp_path: Path) -> None:
+    run_dir, truths, trained = jobs.train(jobs.pipeline, tmp_path, rules="gemm=1000", most_data_bytes=100_000)
+    (window,) = record.read(run_dir).windows
+    assert window.valid, window.problems
+    overlapped = Steps(Mode.OVERLAPPED, truths, trained)
+    assert measured(window.e2e_overlapped_ms) == pytest.approx(statistics.median(overlapped.times_ms), rel=WITHIN)
+    assert measured(window.compute_ms) == pytest.approx(overlapped.median("compute_ms"), rel=WITHIN)

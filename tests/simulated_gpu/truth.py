@@ -130,11 +130,18 @@ class DeviceLog:
             rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
         return cls(
             Task(
-                row["class"],
-                *(int(row[name]) for name in ("device", "stream", "enqueued", "start", "met", "end")),
-                *(float(row[name]) for name in ("alone_ns", "clock", "watts")),
-                int(row["correlation"]),
-                row["name"],
+                task_class=row["class"],
+                device=int(row["device"]),
+                stream=int(row["stream"]),
+                enqueued=int(row["enqueued"]),
+                start=int(row["start"]),
+                met=int(row["met"]),
+                end=int(row["end"]),
+                alone_ns=float(row["alone_ns"]),
+                clock=float(row["clock"]),
+                watts=float(row["watts"]),
+                correlation=int(row["correlation"]),
+                name=row["name"],
             )
             for row in rows
         )
