@@ -64,11 +64,12 @@ class Job:
     """What a rank trains.
 
     Attributes:
-        step: a whole training step.
+        forward_backward, update: the two parts of a step.
         attach: gives the monitor, for options of the schedule.
     """
 
-    step: Callable[[], Any]
+    forward_backward: Callable[[], Any]
+    update: Callable[[], Any]
     attach: Callable[..., OverlapMonitor]
 
 
@@ -83,12 +84,12 @@ def _torch_job(module: nn.Module, device: torch.device) -> Job:
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     data = torch.randn(BATCH, WIDTH, device=device)
 
-    def step() -> None:
-        module(data).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    return Job(lambda: module(data).sum().backward(), lambda: _update(optimizer), functools.partial(attach, optimizer))
 
-    return Job(step, functools.partial(attach, optimizer))
+
+def _update(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def ddp(device: torch.device) -> Job:
@@ -122,11 +123,7 @@ def zero2(device: torch.device) -> Job:
     engine, *_ = deepspeed.initialize(model=whole, model_parameters=list(whole.parameters()), config=config)
     data = torch.randn(BATCH, WIDTH, device=device)
 
-    def step() -> None:
-        engine.backward(engine(data).sum())
-        engine.step()
-
-    return Job(step, functools.partial(attach, engine))
+    return Job(lambda: engine.backward(engine(data).sum()), engine.step, functools.partial(attach, engine))
 
 
 def pipeline(device: torch.device) -> Job:
@@ -140,12 +137,10 @@ def pipeline(device: torch.device) -> Job:
     optimizer = torch.optim.SGD(stage.parameters(), lr=0.1)
     data = torch.randn(4 * BATCH, WIDTH, device=device)
 
-    def step() -> None:
+    def forward_backward() -> None:
         schedule.step(*([data] if rank == 0 else []), **({"target": data} if rank == stages - 1 else {}))
-        optimizer.step()
-        optimizer.zero_grad()
 
-    return Job(step, functools.partial(attach, optimizer, pipeline=schedule))
+    return Job(forward_backward, lambda: _update(optimizer), functools.partial(attach, optimizer, pipeline=schedule))
 
 
 def _train(rank: int, parameters: Parameters, make: Callable[[torch.device], Job], run_dir: str) -> Trained:
@@ -156,8 +151,9 @@ def _train(rank: int, parameters: Parameters, make: Callable[[torch.device], Job
         with job.attach(run_dir=run_dir, strict=True, **options) as monitor:
             for _ in range(NUM_STEPS):
                 begun.append(time.monotonic_ns())
-                modes.append(monitor.mode)
-                job.step()
+                job.forward_backward()
+                modes.append(monitor.mode)  # some frameworks begin a step with its forward
+                job.update()
             torch.cuda.synchronize()
             begun.append(time.monotonic_ns())
         return Trained(os.getpid(), tuple(begun), tuple(modes))

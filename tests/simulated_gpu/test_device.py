@@ -178,3 +178,16 @@ def test_the_clock_falls_until_the_power_keeps_to_its_cap(tmp_path: Path) -> Non
     assert 1e6 / mean_ns == pytest.approx(true_clock, rel=0.01)
     assert sum(task.watts for task in settled) / len(settled) == pytest.approx(cap_w, rel=0.01)
     assert products[0].watts > idle_w
+
+
+def _comparisons() -> tuple[list[Any], list[Any]]:
+    a, b = torch.tensor([1, 2, 3]), torch.tensor([2, 2, 2])
+    signs = (torch.ge, torch.gt, torch.le, torch.lt, torch.eq, torch.ne)
+    wrong = [sign for sign in signs if not torch.equal(sign(a.cuda(), b.cuda()).cpu(), sign(a, b))]
+    # Memory that held other numbers before.
+    numbers = torch.full((1000,), float("nan")).cuda()
+    return wrong, [numbers.amax().item(), numbers.norm().item(), torch.isnan(numbers).any().item()]
+
+
+def test_integers_are_compared_and_results_that_are_not_computed_are_zero() -> None:
+    assert on_device(_comparisons) == ([], [0.0, 0.0, False])

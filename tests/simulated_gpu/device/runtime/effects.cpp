@@ -1,7 +1,8 @@
 // The few kernels that compute. All others take their time and leave memory as it is.
 //
-// What is here is what control flow on the host depends on: fills, and the arithmetic on int64 with which torch's object
-// collectives lay out their messages. The layouts of arguments are those of torch 2.13.
+// What is here is what control flow on the host depends on: fills, the arithmetic on int64 with which torch's object
+// collectives lay out their messages, and zeros for single numbers that are not computed, so that a check for overflow
+// finds none in what happens to lie in memory. The layouts of arguments are those of torch 2.13.
 #include <algorithm>
 #include <cstring>
 #include <regex>
@@ -67,15 +68,44 @@ Effect add(const std::string& name, void** arguments) {
           count * sizeof(int64_t)};
 }
 
-// The sum of all int64 of a contiguous tensor. The kernel's one argument begins with its operation, its neutral element,
+// int64: one tensor compared with another. The functor is the number of the comparison.
+Effect compare(const std::string& name, void** arguments) {
+  bool order = holds(name, "CompareFunctorIlE");  // >=, >, <=, <
+  bool equality = holds(name, "BinaryFunctorIllbN") && holds(name, "CompareEqFunctorIlE");  // ==, !=
+  if (!order && !equality) return {};
+  int count = *static_cast<int*>(arguments[0]), which = *static_cast<int*>(arguments[1]) + (equality ? 4 : 0);
+  auto** tensors = static_cast<char**>(arguments[2]);
+  auto* to = reinterpret_cast<bool*>(tensors[0]);
+  auto *first = reinterpret_cast<int64_t*>(tensors[1]), *second = reinterpret_cast<int64_t*>(tensors[2]);
+  auto holds_for = [which](int64_t a, int64_t b) {
+    const bool found[] = {a >= b, a > b, a <= b, a < b, a == b, a != b};
+    return found[which];
+  };
+  return {[=] {
+            for (int i = 0; i < count; i++) to[i] = holds_for(first[i], second[i]);
+          },
+          count * sizeof(int64_t)};
+}
+
+// Few numbers at the begin of an allocation are results that the host may ask for, of whatever type.
+Effect small_result(void** arguments) {
+  constexpr int most = 16, alignment = 512;
+  int count = *static_cast<int*>(arguments[0]);
+  char* to = *static_cast<char**>(arguments[2]);
+  if (count > most || reinterpret_cast<uintptr_t>(to) % alignment || !is_on_device(to)) return {};
+  size_t bytes = count * sizeof(int64_t);
+  return {[=] { memset(to, 0, bytes); }, bytes};
+}
+
+// A reduction to few numbers: a sum of int64 is computed, all else is zero. The kernel's one argument begins with its operation, its neutral element,
 // and the numbers (bytes of an element, inputs, outputs). Source and result are the first two addresses on the device that
 // stand side by side in it; single ones are left over from what was on the host's stack before.
-Effect sum(const std::string& name, void** arguments) {
-  if (!holds(name, "reduce_kernel") || !holds(name, "sum_functorIlll")) return {};
+Effect reduction(const std::string& name, void** arguments) {
+  if (!holds(name, "reduce_kernel")) return {};
   auto* argument = static_cast<char*>(arguments[0]);
+  bool is_sum = holds(name, "sum_functorIlll");
   int numbers[3];
   memcpy(numbers, argument + 16, sizeof numbers);
-  if (numbers[0] != sizeof(int64_t) || numbers[1] < 1 || numbers[2] != 1) return {};
   int64_t* addresses[2];
   bool found = false;
   for (size_t offset = 32; offset < 2000 && !found; offset += 8) {
@@ -83,6 +113,11 @@ Effect sum(const std::string& name, void** arguments) {
     found = is_on_device(addresses[0]) && is_on_device(addresses[1]);
   }
   if (!found) return {};
+  if (!is_sum) {
+    if (reinterpret_cast<uintptr_t>(addresses[1]) % 512) return {};
+    return {[to = addresses[1]] { *to = 0; }, sizeof(int64_t)};
+  }
+  if (numbers[0] != sizeof(int64_t) || numbers[1] < 1 || numbers[2] != 1) return {};
   int count = numbers[1];
   return {[count, from = addresses[0], to = addresses[1]] {
             int64_t total = 0;
@@ -131,8 +166,10 @@ Effect effect_of(const std::string& name, void** arguments, dim3 grid) {
   if (is_contiguous_elementwise(name)) {
     effect = fill(name, arguments);
     if (!effect.work) effect = add(name, arguments);
+    if (!effect.work) effect = compare(name, arguments);
+    if (!effect.work) effect = small_result(arguments);
   } else {
-    effect = sum(name, arguments);
+    effect = reduction(name, arguments);
     if (!effect.work) effect = cat(name, arguments, grid);
   }
   if (effect.bytes > simulation::settings().most_data_bytes) return {};
