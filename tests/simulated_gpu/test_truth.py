@@ -53,11 +53,15 @@ def compare(window: OverlapReport, overlapped: Steps, sequential: Steps) -> None
     assert max(step.hidden_ms for step in sequential.steps) < 0.03
     assert measured(window.residual_overlap) == pytest.approx(0, abs=1e-3)
     assert 1 + measured(window.compute_slowdown) == pytest.approx(1 + overlapped.median("compute_slowdown"), rel=WITHIN)
+    assert measured(window.compute_ms) == pytest.approx(overlapped.median("compute_ms"), rel=WITHIN)
+    assert measured(window.compute_isolated_ms) == pytest.approx(sequential.median("compute_ms"), rel=WITHIN)
+
+
+def compare_times(window: OverlapReport, overlapped: Steps, sequential: Steps) -> None:
+    """What is the device's alone where the host is ahead of it."""
     for figure, true_ms in (
         (window.e2e_overlapped_ms, statistics.median(overlapped.times_ms)),
         (window.e2e_sequential_ms, statistics.median(sequential.times_ms)),
-        (window.compute_ms, overlapped.median("compute_ms")),
-        (window.compute_isolated_ms, sequential.median("compute_ms")),
         (window.comm_ms, overlapped.median("communication_ms")),
         (window.hidden_comm_ms, overlapped.median("hidden_ms")),
         (window.exposed_comm_ms, overlapped.median("exposed_ms")),
@@ -66,12 +70,14 @@ def compare(window: OverlapReport, overlapped: Steps, sequential: Steps) -> None
 
 
 def train_and_compare(
-    make: Callable[..., Any], folder: Path, **parameters: Any
+    make: Callable[..., Any], folder: Path, host_ahead: bool = True, **parameters: Any
 ) -> tuple[OverlapReport, Steps, list[list[StepTruth]]]:
     run_dir, truths, trained = jobs.train(make, folder, **parameters)
     (window,) = record.read(run_dir).windows
     overlapped, sequential = (Steps(mode, truths, trained) for mode in (Mode.OVERLAPPED, Mode.SEQUENTIAL))
     compare(window, overlapped, sequential)
+    if host_ahead:
+        compare_times(window, overlapped, sequential)
     return window, overlapped, truths
 
 
@@ -95,7 +101,8 @@ def test_fsdp2_is_measured_as_it_ran(tmp_path: Path) -> None:
 
 
 def test_zero2_is_measured_as_it_ran(tmp_path: Path) -> None:
-    train_and_compare(jobs.zero2, tmp_path, compute_slowdown=1.3)
+    # It asks the device for overflow in every step, so the host is never ahead.
+    train_and_compare(jobs.zero2, tmp_path, host_ahead=False, compute_slowdown=1.3)
 
 
 def test_a_pipeline_is_measured_as_it_ran(tmp_path: Path) -> None:
