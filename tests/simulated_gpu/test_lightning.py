@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -70,5 +69,4 @@ def test_a_lightning_record_equals_the_devices_log(tmp_path: Path) -> None:
     slowdowns = [sum(task.duration_ns for task in step) / (17 * 4e6) for step in steps]
     # Sequential steps have none. In overlapped ones it depends on how late the ranks' hosts are.
     beside = [slowdown for slowdown in slowdowns if slowdown > 1.001]
-    assert statistics.median(beside) < 1.12
     assert 0.995 * min(beside) < 1 + window.compute_slowdown.value < 1.005 * max(beside)
