@@ -5,8 +5,8 @@
 #include <mutex>
 #include <regex>
 #include <sstream>
-#include <vector>
 #include <unordered_map>
+#include <vector>
 
 #include "settings.h"
 #include "simulation.h"

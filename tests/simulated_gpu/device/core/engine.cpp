@@ -132,7 +132,8 @@ int64_t Simulation::meet() {
         continue;
       }
       polls_ = true;
-      if (horizon != never) limit = std::min(limit, std::max(task->start, horizon) + static_cast<int64_t>(task->alone_ns));
+      if (horizon != never)
+        limit = std::min(limit, std::max(task->start, horizon) + static_cast<int64_t>(task->alone_ns));
     }
   }
   return limit;
@@ -193,7 +194,8 @@ std::vector<Simulation::Running> Simulation::running(int64_t& next) {
     }
     for (Stream* stream : device->active) {
       Task* task = stream->running.get();
-      if (!task || (task->meeting && task->met < 0)) continue;  // the other ranks are not there, as far as is known here
+      if (!task || (task->meeting && task->met < 0))
+        continue;              // the other ranks are not there, as far as is known here
       if (task->met > now_) {  // the last rank is ahead of this one's simulated time
         next = std::min(next, task->met);
         continue;

@@ -1,12 +1,12 @@
 // The simulated device: what the libraries that stand in for CUDA's share.
 //
-// A discrete-event simulation, paced by the real clock: its time never runs ahead of CLOCK_MONOTONIC, but what happens on
-// the device happens at exact times, however late the threads of this process wake up. Only the host's own lateness is
-// real: a task cannot begin before the host has enqueued it.
+// A discrete-event simulation, paced by the real clock: its time never runs ahead of CLOCK_MONOTONIC, but what happens
+// on the device happens at exact times, however late the threads of this process wake up. Only the host's own lateness
+// is real: a task cannot begin before the host has enqueued it.
 //
-// Time and data are apart. The simulation decides when a task begins and ends; a worker then moves the data, in the order
-// of simulated time, and only then the host sees the task done. So the time that a large reduction takes on the host's
-// processor blurs nothing.
+// Time and data are apart. The simulation decides when a task begins and ends; a worker then moves the data, in the
+// order of simulated time, and only then the host sees the task done. So the time that a large reduction takes on the
+// host's processor blurs nothing.
 //
 // All times are nanoseconds of CLOCK_MONOTONIC.
 #pragma once
@@ -47,9 +47,9 @@ struct Task {
   double alone_ns = 0;  // duration with nothing else on the device, at full clock
   int grid[3] = {1, 1, 1}, block[3] = {1, 1, 1};
   uint32_t shared_bytes = 0;
-  int channels = 0;         // of a collective
-  uint64_t bytes = 0;       // of a copy
-  int copy_kind = 0;        // cudaMemcpyKind; of a memset, its value
+  int channels = 0;    // of a collective
+  uint64_t bytes = 0;  // of a copy
+  int copy_kind = 0;   // cudaMemcpyKind; of a memset, its value
   uint32_t correlation = 0;
   bool profiled = false;
   std::shared_ptr<Moment> moment;    // event_wait: what it waits for; else what is reached with its end

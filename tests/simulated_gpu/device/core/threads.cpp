@@ -78,13 +78,15 @@ void Simulation::tell_queues() const {
     for (const Stream* stream : device->active) {
       fprintf(stderr, "  device %d, stream %u:", device->index, stream->id);
       if (const Task* task = stream->running.get()) {
-        fprintf(stderr, " runs %s %.60s for %.1f ms%s;", kinds[static_cast<int>(task->kind)], demangled(task->name).c_str(),
-                static_cast<double>(present - task->start) / 1e6, task->meeting && task->met < 0 ? ", not met" : "");
+        fprintf(stderr, " runs %s %.60s for %.1f ms%s;", kinds[static_cast<int>(task->kind)],
+                demangled(task->name).c_str(), static_cast<double>(present - task->start) / 1e6,
+                task->meeting && task->met < 0 ? ", not met" : "");
       }
       for (size_t i = 0; i < std::min<size_t>(6, stream->queue.size()); i++) {
         const Task& task = *stream->queue[i];
         bool blocked = task.kind == Kind::event_wait && !task.moment->reached;
-        fprintf(stderr, " %s %.40s%s,", kinds[static_cast<int>(task.kind)], demangled(task.name).c_str(), blocked ? "(open)" : "");
+        fprintf(stderr, " %s %.40s%s,", kinds[static_cast<int>(task.kind)], demangled(task.name).c_str(),
+                blocked ? "(open)" : "");
       }
       fprintf(stderr, " %zu in the queue\n", stream->queue.size());
     }

@@ -63,27 +63,31 @@ EXPORTED Status cublasSgemm_v2(Handle* handle, int, int, Int m, Int n, Int k, ..
 EXPORTED Status cublasDgemm_v2(Handle* handle, int, int, Int m, Int n, Int k, ...) {
   return product(handle, "f64", "gemm", m, n, k, 1);
 }
-EXPORTED Status cublasSgemmEx(Handle* handle, int, int, Int m, Int n, Int k, const float*, const void*, Type type, ...) {
+EXPORTED Status cublasSgemmEx(Handle* handle, int, int, Int m, Int n, Int k, const float*, const void*, Type type,
+                              ...) {
   return product(handle, cublas::type_name(type), "gemm", m, n, k, 1);
 }
 EXPORTED Status cublasGemmEx(Handle* handle, int, int, Int m, Int n, Int k, const void*, const void*, Type type, ...) {
   return product(handle, cublas::type_name(type), "gemm", m, n, k, 1);
 }
-EXPORTED Status cublasSgemmStridedBatched(Handle* handle, int, int, Int m, Int n, Int k, const float*, const float*, Int,
-                                          Offset, const float*, Int, Offset, const float*, float*, Int, Offset, Int batch) {
+EXPORTED Status cublasSgemmStridedBatched(Handle* handle, int, int, Int m, Int n, Int k, const float*, const float*,
+                                          Int, Offset, const float*, Int, Offset, const float*, float*, Int, Offset,
+                                          Int batch) {
   return product(handle, "f32", "gemm_batched", m, n, k, batch);
 }
-EXPORTED Status cublasDgemmStridedBatched(Handle* handle, int, int, Int m, Int n, Int k, const double*, const double*, Int,
-                                          Offset, const double*, Int, Offset, const double*, double*, Int, Offset,
+EXPORTED Status cublasDgemmStridedBatched(Handle* handle, int, int, Int m, Int n, Int k, const double*, const double*,
+                                          Int, Offset, const double*, Int, Offset, const double*, double*, Int, Offset,
                                           Int batch) {
   return product(handle, "f64", "gemm_batched", m, n, k, batch);
 }
 EXPORTED Status cublasGemmStridedBatchedEx(Handle* handle, int, int, Int m, Int n, Int k, const void*, const void*,
-                                           Type type, Int, Offset, const void*, Type, Int, Offset, const void*, void*, Type,
-                                           Int, Offset, Int batch, int, int) {
+                                           Type type, Int, Offset, const void*, Type, Int, Offset, const void*, void*,
+                                           Type, Int, Offset, Int batch, int, int) {
   return product(handle, cublas::type_name(type), "gemm_batched", m, n, k, batch);
 }
-EXPORTED Status cublasSgemv_v2(Handle* handle, int, Int m, Int n, ...) { return product(handle, "f32", "gemv", m, n, 1, 1); }
+EXPORTED Status cublasSgemv_v2(Handle* handle, int, Int m, Int n, ...) {
+  return product(handle, "f32", "gemv", m, n, 1, 1);
+}
 EXPORTED Status cublasSdot_v2(Handle* handle, Int n, ...) { return product(handle, "f32", "dot", 1, 1, n, 1); }
 
 }  // extern "C"

@@ -36,7 +36,8 @@ extern "C" {
 
 EXPORTED size_t cublasLtGetVersion() { return 130100; }
 
-EXPORTED Status cublasLtMatrixLayoutCreate(Layout** layout, cudaDataType_t type, uint64_t rows, uint64_t columns, int64_t) {
+EXPORTED Status cublasLtMatrixLayoutCreate(Layout** layout, cudaDataType_t type, uint64_t rows, uint64_t columns,
+                                           int64_t) {
   *layout = new Layout{type, rows, columns};
   return success;
 }

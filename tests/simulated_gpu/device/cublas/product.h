@@ -1,4 +1,5 @@
-// Matrix products are kernels of a known duration: their FLOP at the device's rate for their type. They compute nothing.
+// Matrix products are kernels of a known duration: their FLOP at the device's rate for their type. They compute
+// nothing.
 #pragma once
 
 #include <cupti_runtime_cbid.h>
@@ -18,14 +19,15 @@ inline std::string type_name(cudaDataType_t type) {
     case CUDA_R_16F: return "f16";
     case CUDA_R_16BF: return "bf16";
     case CUDA_R_8I: return "i8";
-    case CUDA_R_8F_E4M3: case CUDA_R_8F_E5M2: return "f8";
+    case CUDA_R_8F_E4M3:
+    case CUDA_R_8F_E5M2: return "f8";
     default: return "f32";
   }
 }
 
 // `what` ends the kernel's name: "gemm", "gemm_bias", "gemv".
-inline void enqueue_product(void* stream, const std::string& type, const std::string& what, double m, double n, double k,
-                            double batch) {
+inline void enqueue_product(void* stream, const std::string& type, const std::string& what, double m, double n,
+                            double k, double batch) {
   simulation::ApiCall call(CUPTI_RUNTIME_TRACE_CBID_cudaLaunchKernelExC_v11060);
   constexpr double tile = 128;
   auto task = std::make_shared<simulation::Task>();

@@ -21,7 +21,8 @@ uint64_t system_clock() {
 // Writes records one after the other, into as many buffers as they need.
 class Writer {
  public:
-  Writer(CUpti_BuffersCallbackRequestFunc request, CUpti_BuffersCallbackCompleteFunc complete, uint8_t* buffer, size_t size)
+  Writer(CUpti_BuffersCallbackRequestFunc request, CUpti_BuffersCallbackCompleteFunc complete, uint8_t* buffer,
+         size_t size)
       : request_(request), complete_(complete), buffer_(buffer), size_(size) {}
   ~Writer() { close(); }
   Writer(const Writer&) = delete;
@@ -78,7 +79,8 @@ Records& Records::get() {
 
 bool* Records::switch_of(CUpti_ActivityKind kind) {
   switch (kind) {
-    case CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL: case CUPTI_ACTIVITY_KIND_KERNEL: return &kernels_;
+    case CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL:
+    case CUPTI_ACTIVITY_KIND_KERNEL: return &kernels_;
     case CUPTI_ACTIVITY_KIND_MEMCPY: return &copies_;
     case CUPTI_ACTIVITY_KIND_MEMSET: return &sets_;
     case CUPTI_ACTIVITY_KIND_RUNTIME: return &runtime_;
@@ -138,7 +140,8 @@ void Records::hold_buffer() {
 
 bool Records::wants(const simulation::Task& task) const {
   switch (task.kind) {
-    case Kind::kernel: case Kind::collective: return kernels_;
+    case Kind::kernel:
+    case Kind::collective: return kernels_;
     case Kind::memcpy: return copies_;
     case Kind::memset: return sets_;
     default: return false;
@@ -191,9 +194,9 @@ void Records::flush() {
     last = read_clocks();
   }
   // The registered clock may count anything: torch's counts ticks of the processor.
-  double pace = last.own > first_.own
-                    ? static_cast<double>(last.registered - first_.registered) / static_cast<double>(last.own - first_.own)
-                    : 1;
+  double pace = last.own > first_.own ? static_cast<double>(last.registered - first_.registered) /
+                                            static_cast<double>(last.own - first_.own)
+                                      : 1;
   auto stamp = [&](int64_t time) {
     return last.registered - static_cast<int64_t>(static_cast<double>(last.own - time) * pace);
   };

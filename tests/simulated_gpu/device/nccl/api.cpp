@@ -77,7 +77,9 @@ EXPORTED Result ncclGetUniqueId(UniqueId* id) {
 EXPORTED Result ncclCommInitRankConfig(Communicator** made, int size, UniqueId id, int rank, void*) {
   return make(made, size, id, rank);
 }
-EXPORTED Result ncclCommInitRank(Communicator** made, int size, UniqueId id, int rank) { return make(made, size, id, rank); }
+EXPORTED Result ncclCommInitRank(Communicator** made, int size, UniqueId id, int rank) {
+  return make(made, size, id, rank);
+}
 EXPORTED Result ncclCommInitRankScalable(Communicator** made, int size, int rank, int, UniqueId* ids, void*) {
   return make(made, size, ids[0], rank);
 }
@@ -136,13 +138,15 @@ EXPORTED Result ncclGroupEnd() {
   return --depth ? success : end_group();
 }
 
-EXPORTED Result ncclAllReduce(const void* from, void* to, size_t count, Type type, int operation, Communicator* communicator,
-                              Stream stream) {
-  return run(Collective{What::all_reduce, from, to, count, type, operation, 0, factor_of(operation, communicator)}, communicator, stream);
+EXPORTED Result ncclAllReduce(const void* from, void* to, size_t count, Type type, int operation,
+                              Communicator* communicator, Stream stream) {
+  return run(Collective{What::all_reduce, from, to, count, type, operation, 0, factor_of(operation, communicator)},
+             communicator, stream);
 }
 EXPORTED Result ncclReduceScatter(const void* from, void* to, size_t count, Type type, int operation,
                                   Communicator* communicator, Stream stream) {
-  return run(Collective{What::reduce_scatter, from, to, count, type, operation, 0, factor_of(operation, communicator)}, communicator, stream);
+  return run(Collective{What::reduce_scatter, from, to, count, type, operation, 0, factor_of(operation, communicator)},
+             communicator, stream);
 }
 EXPORTED Result ncclAllGather(const void* from, void* to, size_t count, Type type, Communicator* communicator,
                               Stream stream) {
@@ -157,13 +161,15 @@ EXPORTED Result ncclBcast(void* both, size_t count, Type type, int root, Communi
 }
 EXPORTED Result ncclReduce(const void* from, void* to, size_t count, Type type, int operation, int root,
                            Communicator* communicator, Stream stream) {
-  return run(Collective{What::reduce, from, to, count, type, operation, root, factor_of(operation, communicator)}, communicator, stream);
+  return run(Collective{What::reduce, from, to, count, type, operation, root, factor_of(operation, communicator)},
+             communicator, stream);
 }
 EXPORTED Result ncclAlltoAll(const void* from, void* to, size_t count, Type type, Communicator* communicator,
                              Stream stream) {
   return run(Collective{What::all_to_all, from, to, count, type, sum, 0}, communicator, stream);
 }
-EXPORTED Result ncclSend(const void* from, size_t count, Type type, int peer, Communicator* communicator, Stream stream) {
+EXPORTED Result ncclSend(const void* from, size_t count, Type type, int peer, Communicator* communicator,
+                         Stream stream) {
   return run(Message{true, const_cast<void*>(from), count * width_of(type), peer}, communicator, stream);
 }
 EXPORTED Result ncclRecv(void* to, size_t count, Type type, int peer, Communicator* communicator, Stream stream) {

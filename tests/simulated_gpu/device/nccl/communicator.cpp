@@ -77,7 +77,8 @@ const char* SharedData::readable(size_t size) {
 }
 
 Peer::Peer(int process, int global_rank) : global_rank_(global_rank) {
-  shared_ = reinterpret_cast<std::atomic<int64_t>*>(map_file(simulation::horizon_file(process), sizeof *shared_, false));
+  shared_ =
+      reinterpret_cast<std::atomic<int64_t>*>(map_file(simulation::horizon_file(process), sizeof *shared_, false));
 }
 
 int64_t Peer::horizon() {

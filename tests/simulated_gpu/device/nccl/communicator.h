@@ -94,7 +94,7 @@ class Communicator {
   const int rank, size;
   Board board;
   std::vector<Peer> peers;
-  uint64_t collectives = 0;              // so many were enqueued
+  uint64_t collectives = 0;                // so many were enqueued
   std::map<int, uint64_t> sent, received;  // messages, by peer
   std::map<int, double> factors;           // of custom reductions
   // NCCL runs the operations of a communicator in their order, on whatever streams they are.

@@ -102,7 +102,9 @@ double Plan::duration_ns() const {
     auto bytes = static_cast<double>(one.count * width_of(one.type));
     switch (one.what) {
       case What::all_reduce: ring_bytes += 2 * (ranks - 1) / ranks * bytes; break;
-      case What::reduce_scatter: case What::all_gather: case What::all_to_all: ring_bytes += (ranks - 1) * bytes; break;
+      case What::reduce_scatter:
+      case What::all_gather:
+      case What::all_to_all: ring_bytes += (ranks - 1) * bytes; break;
       default: ring_bytes += ranks > 1 ? bytes : 0;
     }
   }
@@ -124,7 +126,8 @@ bool Plan::moves_data() const {
 size_t Plan::published(const Collective& one, int rank) const {
   size_t bytes = one.count * width_of(one.type);
   switch (one.what) {
-    case What::reduce_scatter: case What::all_to_all: return bytes * communicator_->size;
+    case What::reduce_scatter:
+    case What::all_to_all: return bytes * communicator_->size;
     case What::broadcast: return rank == one.root ? bytes : 0;
     default: return bytes;
   }
@@ -134,13 +137,15 @@ size_t Plan::published(const Collective& one, int rank) const {
 
 Arrival& Plan::side(const Numbered& one, bool own) const {
   const Message& message = one.message;
-  int from = message.sends ? communicator_->rank : message.peer, to = message.sends ? message.peer : communicator_->rank;
+  int from = message.sends ? communicator_->rank : message.peer,
+      to = message.sends ? message.peer : communicator_->rank;
   return communicator_->board.message(from, to, message.sends == own, one.number);
 }
 
 std::string Plan::message_file(const Numbered& one) const {
   const Message& message = one.message;
-  int from = message.sends ? communicator_->rank : message.peer, to = message.sends ? message.peer : communicator_->rank;
+  int from = message.sends ? communicator_->rank : message.peer,
+      to = message.sends ? message.peer : communicator_->rank;
   return communicator_->folder + "/message-" + std::to_string(from) + "-" + std::to_string(to) + "-" +
          std::to_string(one.number);
 }
@@ -220,7 +225,8 @@ void Plan::wait_for_data(Arrival& arrival, uint64_t number) const {
 
 void Plan::finish() {
   if (!collectives_.empty()) {
-    for (int rank = 0; rank < communicator_->size; rank++) wait_for_data(communicator_->board.arrival(rank, number_), number_);
+    for (int rank = 0; rank < communicator_->size; rank++)
+      wait_for_data(communicator_->board.arrival(rank, number_), number_);
     if (communicator_->aborted) return;
     if (moves_data()) {
       std::vector<const char*> parts(communicator_->size, nullptr);
@@ -262,7 +268,8 @@ void Plan::compute(const Collective& one, const std::vector<const char*>& parts)
       for (size_t other = 0; other < parts.size(); other++) memcpy(to + other * bytes, parts[other], bytes);
       return;
     case What::all_to_all:
-      for (size_t other = 0; other < parts.size(); other++) memcpy(to + other * bytes, parts[other] + rank * bytes, bytes);
+      for (size_t other = 0; other < parts.size(); other++)
+        memcpy(to + other * bytes, parts[other] + rank * bytes, bytes);
       return;
     case What::broadcast: memcpy(to, parts[one.root], bytes); return;
   }

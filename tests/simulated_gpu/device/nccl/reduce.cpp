@@ -60,8 +60,8 @@ Number combine(Number a, Number b, int operation) {
 
 // Reads each number as Wide by `widen` and gives back the result by `narrow`.
 template <class Stored, class Wide, class Widen, class Narrow>
-void reduce_as(void* to, const std::vector<const char*>& sources, size_t count, int operation, double scale, Widen widen,
-               Narrow narrow) {
+void reduce_as(void* to, const std::vector<const char*>& sources, size_t count, int operation, double scale,
+               Widen widen, Narrow narrow) {
   auto* result = static_cast<Stored*>(to);
   auto read = [&](size_t source, size_t i) {
     Wide value = widen(reinterpret_cast<const Stored*>(sources[source])[i]);

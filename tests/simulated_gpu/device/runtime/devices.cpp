@@ -115,8 +115,10 @@ EXPORTED cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute
     case cudaDevAttrL2CacheSize: *value = l2_bytes; break;
     case cudaDevAttrPciBusId: *value = first_bus + device; break;
     case cudaDevAttrMaxGridDimX: *value = 2147483647; break;
-    case cudaDevAttrMaxGridDimY: case cudaDevAttrMaxGridDimZ: *value = 65535; break;
-    case cudaDevAttrMaxRegistersPerMultiprocessor: case cudaDevAttrMaxRegistersPerBlock: *value = registers; break;
+    case cudaDevAttrMaxGridDimY:
+    case cudaDevAttrMaxGridDimZ: *value = 65535; break;
+    case cudaDevAttrMaxRegistersPerMultiprocessor:
+    case cudaDevAttrMaxRegistersPerBlock: *value = registers; break;
     case cudaDevAttrMemoryPoolsSupported: *value = 1; break;
     default: *value = 0;
   }

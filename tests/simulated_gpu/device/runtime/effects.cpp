@@ -29,10 +29,19 @@ bool is_contiguous_elementwise(const std::string& name) {
 size_t width_of(const char* mangled) {
   if (!strncmp(mangled, "N3c108BFloat16E", 15) || !strncmp(mangled, "N3c104HalfE", 11)) return 2;
   switch (*mangled) {
-    case 'b': case 'a': case 'h': return 1;
-    case 's': case 't': return 2;
-    case 'i': case 'j': case 'f': return 4;
-    case 'l': case 'm': case 'x': case 'y': case 'd': return 8;
+    case 'b':
+    case 'a':
+    case 'h': return 1;
+    case 's':
+    case 't': return 2;
+    case 'i':
+    case 'j':
+    case 'f': return 4;
+    case 'l':
+    case 'm':
+    case 'x':
+    case 'y':
+    case 'd': return 8;
     default: return 0;
   }
 }
@@ -48,7 +57,8 @@ Effect fill(const std::string& name, void** arguments) {
   bool is_zero = std::all_of(one.begin(), one.end(), [](char byte) { return byte == 0; });
   return {[=] {
             if (is_zero) memset(to, 0, count * width);
-            else for (size_t i = 0; i < count; i++) memcpy(to + i * width, one.data(), width);
+            else
+              for (size_t i = 0; i < count; i++) memcpy(to + i * width, one.data(), width);
           },
           count * width};
 }
@@ -70,7 +80,7 @@ Effect add(const std::string& name, void** arguments) {
 
 // int64: one tensor compared with another. The functor is the number of the comparison.
 Effect compare(const std::string& name, void** arguments) {
-  bool order = holds(name, "CompareFunctorIlE");  // >=, >, <=, <
+  bool order = holds(name, "CompareFunctorIlE");                                            // >=, >, <=, <
   bool equality = holds(name, "BinaryFunctorIllbN") && holds(name, "CompareEqFunctorIlE");  // ==, !=
   if (!order && !equality) return {};
   int count = *static_cast<int*>(arguments[0]), which = *static_cast<int*>(arguments[1]) + (equality ? 4 : 0);
@@ -97,9 +107,10 @@ Effect small_result(void** arguments) {
   return {[=] { memset(to, 0, bytes); }, bytes};
 }
 
-// A reduction to few numbers: a sum of int64 is computed, all else is zero. The kernel's one argument begins with its operation, its neutral element,
-// and the numbers (bytes of an element, inputs, outputs). Source and result are the first two addresses on the device that
-// stand side by side in it; single ones are left over from what was on the host's stack before.
+// A reduction to few numbers: a sum of int64 is computed, all else is zero. The kernel's one argument begins with its
+// operation, its neutral element, and the numbers (bytes of an element, inputs, outputs). Source and result are the
+// first two addresses on the device that stand side by side in it; single ones are left over from what was on the
+// host's stack before.
 Effect reduction(const std::string& name, void** arguments) {
   if (!holds(name, "reduce_kernel")) return {};
   auto* argument = static_cast<char*>(arguments[0]);

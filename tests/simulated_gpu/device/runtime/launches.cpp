@@ -85,8 +85,8 @@ EXPORTED void __cudaRegisterFatBinaryEnd(void**) {}
 EXPORTED void __cudaUnregisterFatBinary(void**) {}
 EXPORTED char __cudaInitModule(void**) { return 1; }
 
-EXPORTED void __cudaRegisterFunction(void**, const char* host, char*, const char* name, int, uint3*, uint3*, dim3*, dim3*,
-                                     int*) {
+EXPORTED void __cudaRegisterFunction(void**, const char* host, char*, const char* name, int, uint3*, uint3*, dim3*,
+                                     dim3*, int*) {
   std::lock_guard<std::mutex> held(code().lock);
   code().kernels.emplace(host, name);
 }
@@ -151,8 +151,8 @@ EXPORTED cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const
 
 EXPORTED cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
 
-EXPORTED cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void*, int threads, size_t,
-                                                                            unsigned) {
+EXPORTED cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void*, int threads,
+                                                                            size_t, unsigned) {
   *blocks = std::clamp(2048 / std::max(threads, 1), 1, 32);
   return cudaSuccess;
 }

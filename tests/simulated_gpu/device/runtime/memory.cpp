@@ -81,7 +81,8 @@ constexpr double copy_base_ns = 1500;
 
 double duration_ns(cudaMemcpyKind kind, size_t size, bool between_devices) {
   const simulation::Settings& settings = simulation::settings();
-  if (kind != cudaMemcpyDeviceToDevice) return copy_base_ns + static_cast<double>(size) / settings.host_link_bytes_per_ns;
+  if (kind != cudaMemcpyDeviceToDevice)
+    return copy_base_ns + static_cast<double>(size) / settings.host_link_bytes_per_ns;
   if (between_devices) return copy_base_ns + static_cast<double>(size) / settings.link_bytes_per_ns;
   return copy_base_ns + 2.0 * static_cast<double>(size) / settings.memory_bytes_per_ns;  // read and written
 }
@@ -96,7 +97,9 @@ std::shared_ptr<Task> copy_task(cudaMemcpyKind kind, size_t size, const Block& t
   auto task = std::make_shared<Task>();
   task->kind = Kind::memcpy;
   task->task_class = Class::copy;
-  task->name = kind == cudaMemcpyHostToDevice ? "Memcpy HtoD" : kind == cudaMemcpyDeviceToHost ? "Memcpy DtoH" : "Memcpy DtoD";
+  task->name = kind == cudaMemcpyHostToDevice   ? "Memcpy HtoD"
+               : kind == cudaMemcpyDeviceToHost ? "Memcpy DtoH"
+                                                : "Memcpy DtoD";
   task->bytes = size;
   task->copy_kind = kind;
   task->alone_ns = duration_ns(kind, size, target.size && source.size && target.device != source.device);
@@ -109,7 +112,8 @@ cudaError_t copy(void* to, const void* from, size_t size, cudaMemcpyKind kind, c
   std::shared_ptr<Task> task = copy_task(kind, size, target, source);
   if (kind == cudaMemcpyHostToDevice && !source.size) {
     // Pageable memory may change as soon as the call is over.
-    auto staged = std::make_shared<std::vector<char>>(static_cast<const char*>(from), static_cast<const char*>(from) + size);
+    auto staged =
+        std::make_shared<std::vector<char>>(static_cast<const char*>(from), static_cast<const char*>(from) + size);
     task->effect = [=] { memcpy(to, staged->data(), size); };
   } else {
     task->effect = [=] { memmove(to, from, size); };
@@ -213,7 +217,8 @@ EXPORTED cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* found, cons
   return cudaSuccess;
 }
 
-EXPORTED cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, cudaMemcpyKind kind, cudaStream_t stream) {
+EXPORTED cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, cudaMemcpyKind kind,
+                                     cudaStream_t stream) {
   ApiCall call(CALL_ID(cudaMemcpyAsync_v3020));
   return copy(to, from, size, kind, stream, false);
 }

@@ -72,7 +72,8 @@ EXPORTED cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus
 }
 
 EXPORTED cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status, unsigned long long* id,
-                                              cudaGraph_t*, const cudaGraphNode_t**, const cudaGraphEdgeData**, size_t*) {
+                                              cudaGraph_t*, const cudaGraphNode_t**, const cudaGraphEdgeData**,
+                                              size_t*) {
   *status = cudaStreamCaptureStatusNone;
   if (id) *id = 0;
   return cudaSuccess;
@@ -84,7 +85,8 @@ EXPORTED cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t functi
   return call_host(stream, [=] { function(argument); });
 }
 
-EXPORTED cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t function, void* argument, unsigned) {
+EXPORTED cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t function, void* argument,
+                                           unsigned) {
   return call_host(stream, [=] { function(stream, cudaSuccess, argument); });
 }
 
