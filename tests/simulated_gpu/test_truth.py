@@ -112,3 +112,20 @@ def test_a_pipeline_is_measured_as_it_ran(tmp_path: Path) -> None:
     overlapped = Steps(Mode.OVERLAPPED, truths, trained)
     assert measured(window.e2e_overlapped_ms) == pytest.approx(statistics.median(overlapped.times_ms), rel=WITHIN)
     assert measured(window.compute_ms) == pytest.approx(overlapped.median("compute_ms"), rel=WITHIN)
+
+
+def test_a_slow_rank_is_no_contention(tmp_path: Path) -> None:
+    run_dir, truths, trained = jobs.train(jobs.ddp, tmp_path, slow_rank="1:1.1")
+    (window,) = record.read(run_dir).windows
+    overlapped = Steps(Mode.OVERLAPPED, truths, trained)
+    assert window.valid, window.problems
+    assert measured(window.compute_slowdown) == pytest.approx(0, abs=1e-3)
+    assert measured(window.e2e_overlapped_ms) == pytest.approx(statistics.median(overlapped.times_ms), rel=WITHIN)
+    # The fast rank waits for the slow one within its collectives: they last longer than they transfer.
+    assert overlapped.median("communication_ms") > 1.02 * overlapped.median("transfer_ms")
+    assert overlapped.median("transfer_ms") == pytest.approx(overlapped.median("transfer_alone_ms"), rel=1e-5)
+
+
+@pytest.mark.nightly
+def test_ddp_on_four_ranks_is_measured_as_it_ran(tmp_path: Path) -> None:
+    train_and_compare(jobs.ddp, tmp_path, ranks=4, devices=4, compute_slowdown=1.3, rules="gemm=8000")
