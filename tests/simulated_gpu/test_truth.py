@@ -35,8 +35,21 @@ class Steps:
                 if mode_before is mode:
                     self.times_ms.append((step.end - before.end) / 1e6)
 
+    def values(self, name: str) -> list[float]:
+        return [getattr(step, name) for step in self.steps]
+
     def median(self, name: str) -> float:
-        return statistics.median(getattr(step, name) for step in self.steps)
+        return statistics.median(self.values(name))
+
+
+def check(figure: Any, true_values: list[float], base: float = 0.0) -> None:
+    """A figure is a mean over some of the steps, so it lies among the steps' own values, within 1 %.
+
+    These are equal where the host is ahead of the device. On a busy machine it is late for single steps.
+    """
+    low, high = base + min(true_values), base + max(true_values)
+    slack = 0.0 if base else 0.02
+    assert low - WITHIN * low - slack < base + measured(figure) < high + WITHIN * high + slack
 
 
 def measured(figure: Any) -> float:
@@ -52,21 +65,24 @@ def compare(window: OverlapReport, overlapped: Steps, sequential: Steps) -> None
     # Of some 25 ms or more. FSDP2 copies into its second all-gather, on a stream of its own, beside the first.
     assert max(step.hidden_ms for step in sequential.steps) < 0.03
     assert measured(window.residual_overlap) == pytest.approx(0, abs=1e-3)
-    assert 1 + measured(window.compute_slowdown) == pytest.approx(1 + overlapped.median("compute_slowdown"), rel=WITHIN)
-    assert measured(window.compute_ms) == pytest.approx(overlapped.median("compute_ms"), rel=WITHIN)
-    assert measured(window.compute_isolated_ms) == pytest.approx(sequential.median("compute_ms"), rel=WITHIN)
+    check(window.compute_slowdown, overlapped.values("compute_slowdown"), base=1)
+    check(window.compute_ms, overlapped.values("compute_ms"))
+    check(window.compute_isolated_ms, sequential.values("compute_ms"))
 
 
 def compare_times(window: OverlapReport, overlapped: Steps, sequential: Steps) -> None:
     """What is the device's alone where the host is ahead of it."""
-    for figure, true_ms in (
-        (window.e2e_overlapped_ms, statistics.median(overlapped.times_ms)),
-        (window.e2e_sequential_ms, statistics.median(sequential.times_ms)),
-        (window.comm_ms, overlapped.median("communication_ms")),
-        (window.hidden_comm_ms, overlapped.median("hidden_ms")),
-        (window.exposed_comm_ms, overlapped.median("exposed_ms")),
+    check(window.e2e_overlapped_ms, overlapped.times_ms)
+    check(window.e2e_sequential_ms, sequential.times_ms)
+    for mode, truth in ((Mode.OVERLAPPED, overlapped), (Mode.SEQUENTIAL, sequential)):
+        timed = [ms for rank in window.samples for block in rank.timed if block.arm is mode for ms in block.step_ms]
+        assert statistics.median(timed) == pytest.approx(statistics.median(truth.times_ms), rel=WITHIN)
+    for name, figure in (
+        ("communication_ms", window.comm_ms),
+        ("hidden_ms", window.hidden_comm_ms),
+        ("exposed_ms", window.exposed_comm_ms),
     ):
-        assert measured(figure) == pytest.approx(true_ms, rel=WITHIN, abs=0.02)
+        check(figure, overlapped.values(name))
 
 
 def train_and_compare(
@@ -97,7 +113,7 @@ def test_slow_communication_is_measured_as_it_ran(tmp_path: Path) -> None:
 
 
 def test_fsdp2_is_measured_as_it_ran(tmp_path: Path) -> None:
-    train_and_compare(jobs.fsdp2, tmp_path, compute_slowdown=1.3)
+    train_and_compare(jobs.fsdp2, tmp_path, compute_slowdown=1.3, rules="gemm=6000")
 
 
 def test_zero2_is_measured_as_it_ran(tmp_path: Path) -> None:
@@ -110,8 +126,8 @@ def test_a_pipeline_is_measured_as_it_ran(tmp_path: Path) -> None:
     (window,) = record.read(run_dir).windows
     assert window.valid, window.problems
     overlapped = Steps(Mode.OVERLAPPED, truths, trained)
-    assert measured(window.e2e_overlapped_ms) == pytest.approx(statistics.median(overlapped.times_ms), rel=WITHIN)
-    assert measured(window.compute_ms) == pytest.approx(overlapped.median("compute_ms"), rel=WITHIN)
+    check(window.e2e_overlapped_ms, overlapped.times_ms)
+    check(window.compute_ms, overlapped.values("compute_ms"))
 
 
 def test_a_slow_rank_is_no_contention(tmp_path: Path) -> None:
@@ -120,7 +136,7 @@ def test_a_slow_rank_is_no_contention(tmp_path: Path) -> None:
     overlapped = Steps(Mode.OVERLAPPED, truths, trained)
     assert window.valid, window.problems
     assert measured(window.compute_slowdown) == pytest.approx(0, abs=1e-3)
-    assert measured(window.e2e_overlapped_ms) == pytest.approx(statistics.median(overlapped.times_ms), rel=WITHIN)
+    check(window.e2e_overlapped_ms, overlapped.times_ms)
     # The fast rank waits for the slow one within its collectives: they last longer than they transfer.
     assert overlapped.median("communication_ms") > 1.02 * overlapped.median("transfer_ms")
     assert overlapped.median("transfer_ms") == pytest.approx(overlapped.median("transfer_alone_ms"), rel=1e-5)
