@@ -4,7 +4,8 @@
 Each makes (or reuses) the virtual environment ``.venv`` beside this file and installs the tested versions of
 ``constraints.txt`` into it, so that it works beside any other installation. ``python3 dev.py test --versions oldest``
 (or ``newest``) has an environment of its own, ``.venv-oldest``, with the versions of ``constraints-oldest.txt`` (or the
-newest that pip finds, looked up once a day), and runs the tests that depend on them.
+newest that pip finds, looked up once a day), and runs the tests that depend on them. ``python3 dev.py test
+--simulated-gpu`` has one too, with the CUDA build of torch, and runs ``tests/simulated_gpu`` on a simulated device.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import datetime
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -23,7 +25,8 @@ VENV = HERE / ".venv"
 EXTRAS = {"demo": "lightning,wandb", "test": "test", "check": "dev", "docs": "docs", "campaign": "test"}
 USAGE = """usage: python3 dev.py demo|test|check|docs|campaign [arguments passed on]
  to `overlap demo`, pytest, nothing, `mkdocs build`, or the faults put into running jobs (`campaign --help`)
-       python3 dev.py test --versions oldest|newest [arguments passed on to pytest]"""
+       python3 dev.py test --versions oldest|newest [arguments passed on to pytest]
+       python3 dev.py test --simulated-gpu [arguments passed on to pytest]"""
 # What holds for one set of versions only: the style of the docs and of the code, pages in a browser.
 VERSION_TESTS = ("tests", "--ignore=tests/docs", "--ignore=tests/gpu", "--ignore=tests/report/html")
 
@@ -37,6 +40,8 @@ def main() -> int:
         print(f"Python 3.11 to 3.13 is needed, this is {sys.version.split()[0]}", file=sys.stderr)
         return 2
     command, arguments, versions = sys.argv[1], sys.argv[2:], "tested"
+    if command == "test" and arguments[:1] == ["--simulated-gpu"]:
+        return test_on_simulated_gpu(arguments[1:])
     if command == "test" and arguments[:1] == ["--versions"]:
         versions = "".join(arguments[1:2])
         if versions not in ("oldest", "newest"):
@@ -62,6 +67,47 @@ def main() -> int:
     )
 
 
+def test_on_simulated_gpu(arguments: list[str]) -> int:
+    """Build the simulated GPU and run tests on it, by default those of ``tests/simulated_gpu`` that are not nightly."""
+    if shutil.which("g++") is None:
+        print("skipped: no g++ on this machine, and the simulated GPU is built with it")
+        return 0
+    python = set_up_simulated_gpu() / "python"
+    if code := run(python, "-m", "tests.simulated_gpu.build"):
+        return code
+    if all(argument.startswith("-") for argument in arguments):
+        arguments = ["tests/simulated_gpu", "-m", "not nightly", *arguments]
+    # Without these libraries this torch cannot even be imported. Only what runs below this process gets them.
+    os.environ["LD_LIBRARY_PATH"] = str(HERE / "build" / "simulated_gpu" / "lib")
+    return run(python, "-m", "pytest", *arguments)
+
+
+def set_up_simulated_gpu() -> Path:
+    """The folder of programs of ``.venv-simulated-gpu``: the CUDA build of torch without any of NVIDIA's packages."""
+    folder, requirements = VENV.with_name(".venv-simulated-gpu"), HERE / "constraints-simulated-gpu.txt"
+    bin_folder = make_environment(folder)
+    stamp = folder / "installed"
+    inputs = ("pyproject.toml", "constraints.txt", requirements.name)
+    wanted = hashlib.sha256(b"".join((HERE / name).read_bytes() for name in inputs) + str(HERE).encode()).hexdigest()
+    if not stamp.exists() or stamp.read_text() != wanted:
+        print("installing the CUDA build of torch (527 MB) and the versions of constraints.txt", flush=True)
+        # constraints.txt names all that the project needs. With dependencies pip would fetch CUDA itself, for torch.
+        pip = (bin_folder / "python", "-m", "pip", "install", "--quiet", "--no-deps")
+        for what in (("--require-hashes", "-r", requirements), ("-r", HERE / "constraints.txt"), ("-e", HERE)):
+            if code := run(*pip, *what):
+                sys.exit(code)
+        stamp.write_text(wanted)
+    return bin_folder
+
+
+def make_environment(folder: Path) -> Path:
+    """Make a virtual environment unless it is there; its folder of programs."""
+    if not (folder / "bin" / "python").exists():
+        print(f"making {folder}", flush=True)
+        venv.create(folder, with_pip=True)
+    return folder / "bin"
+
+
 def set_up(extras: str, versions: str = "tested") -> Path:
     """The virtual environment's folder of programs, with the project and ``extras`` installed.
 
@@ -71,10 +117,7 @@ def set_up(extras: str, versions: str = "tested") -> Path:
     """
     folder = VENV if versions == "tested" else HERE / f".venv-{versions}"
     constraints = {"tested": "constraints.txt", "oldest": "constraints-oldest.txt", "newest": None}[versions]
-    bin_folder = folder / "bin"
-    if not (bin_folder / "python").exists():
-        print(f"making {folder}", flush=True)
-        venv.create(folder, with_pip=True)
+    bin_folder = make_environment(folder)
     # Installed before with the same requirements? Then there is nothing to do.
     inputs = b"".join((HERE / name).read_bytes() for name in ("pyproject.toml", constraints) if name)
     if versions == "newest":

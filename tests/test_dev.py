@@ -83,6 +83,31 @@ def test_what_is_installed_already_is_not_installed_again_until_a_requirement_ch
     assert len(commands(dev, monkeypatch, "test", "tests/gate")) == 3  # the tested versions are elsewhere
 
 
+def test_the_simulated_gpu_has_an_environment_without_nvidias_packages(
+    dev: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(dev.shutil, "which", lambda _: "g++")
+    monkeypatch.setattr(dev.os, "environ", {})
+    (tmp_path / "constraints-simulated-gpu.txt").write_text("torch===2.13.0\n")
+    torch, others, project, building, testing = commands(dev, monkeypatch, "test", "--simulated-gpu", "-x")
+    assert {command[0] for command in (torch, testing)} == {str(tmp_path / ".venv-simulated-gpu" / "bin" / "python")}
+    # With dependencies pip would fetch CUDA's own libraries, and torch prefers those to the simulated ones.
+    assert all("--no-deps" in command for command in (torch, others, project))
+    assert "--require-hashes" in torch
+    assert building[-2:] == ["-m", "tests.simulated_gpu.build"]
+    assert testing[1:] == ["-m", "pytest", "tests/simulated_gpu", "-m", "not nightly", "-x"]
+    assert dev.os.environ["LD_LIBRARY_PATH"] == str(tmp_path / "build" / "simulated_gpu" / "lib")
+    assert len(commands(dev, monkeypatch, "test", "--simulated-gpu", "tests/gate")) == 2
+
+
+def test_without_a_compiler_the_simulated_gpu_is_skipped_with_the_reason(
+    dev: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dev.shutil, "which", lambda _: None)
+    assert commands(dev, monkeypatch, "test", "--simulated-gpu") == []
+    assert "no g++" in capsys.readouterr().out
+
+
 def test_versions_that_there_are_not_are_refused_with_the_two_that_there_are() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "dev.py"), "test", "--versions", "older"],

@@ -1,0 +1,278 @@
+#include "plan.h"
+
+#include <cupti_driver_cbid.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "../core/settings.h"
+#include "reduce.h"
+
+namespace nccl {
+namespace {
+
+const char* operation_name(int operation) {
+  static const char* const names[] = {"Sum", "Prod", "Max", "Min", "Avg"};
+  return operation < first_custom ? names[operation] : "PreMulSum";
+}
+
+void write_file(const std::string& path, const void* data, size_t size) {
+  int file = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  for (size_t done = 0; file >= 0 && done < size;) {
+    ssize_t wrote = write(file, static_cast<const char*>(data) + done, size - done);
+    if (wrote <= 0) break;
+    done += static_cast<size_t>(wrote);
+  }
+  if (file >= 0) close(file);
+}
+
+void read_file(const std::string& path, void* data, size_t size) {
+  int file = open(path.c_str(), O_RDONLY);
+  for (size_t done = 0; file >= 0 && done < size;) {
+    ssize_t got = read(file, static_cast<char*>(data) + done, size - done);
+    if (got <= 0) break;
+    done += static_cast<size_t>(got);
+  }
+  if (file >= 0) close(file);
+}
+
+}  // namespace
+
+void Plan::enqueue(std::shared_ptr<Plan> plan, void* stream) {
+  simulation::ApiCall call(CUPTI_DRIVER_TRACE_CBID_cuLaunchKernelEx, true);
+  Communicator* communicator = plan->communicator_;
+  if (!plan->collectives_.empty()) plan->number_ = communicator->collectives++;
+  for (Numbered& one : plan->messages_) {
+    auto& counts = one.message.sends ? communicator->sent : communicator->received;
+    one.number = counts[one.message.peer]++;
+  }
+  if (communicator->last && communicator->last_stream != stream) {
+    auto wait = std::make_shared<simulation::Task>();
+    wait->kind = simulation::Kind::event_wait;
+    wait->task_class = simulation::Class::none;
+    wait->moment = communicator->last;
+    simulation::enqueue(stream, std::move(wait));
+  }
+  auto task = std::make_shared<simulation::Task>();
+  task->kind = simulation::Kind::collective;
+  task->task_class = simulation::Class::communication;
+  task->name = plan->name();
+  task->alone_ns = simulation::duration_by_rule(task->name, plan->duration_ns());
+  task->channels = task->grid[0] = simulation::settings().channels;
+  task->block[0] = 544;
+  task->shared_bytes = 82240;
+  task->moment = communicator->last = std::make_shared<simulation::Moment>();
+  communicator->last_stream = stream;
+  task->effect = [plan] { plan->finish(); };
+  task->meeting = std::move(plan);
+  simulation::enqueue(stream, std::move(task));
+}
+
+// -- what it is, and how long it takes
+
+std::string Plan::name() const {
+  const char* end = "(ncclDevKernelArgsStorage<4096ul>)";
+  if (collectives_.empty()) return std::string("ncclDevKernel_SendRecv") + end;
+  const Collective& first = collectives_.front();
+  auto same = [&](const Collective& one) { return one.what == first.what && one.type == first.type; };
+  if (!messages_.empty() || !std::all_of(collectives_.begin(), collectives_.end(), same)) {
+    return std::string("ncclDevKernel_Generic_4") + end;
+  }
+  std::string reduction = std::string("_") + operation_name(first.operation) + "_" + name_of(first.type);
+  switch (first.what) {
+    case What::all_reduce: return "ncclDevKernel_AllReduce" + reduction + "_RING_LL" + end;
+    case What::reduce_scatter: return "ncclDevKernel_ReduceScatter" + reduction + "_RING_LL" + end;
+    case What::reduce: return "ncclDevKernel_Reduce" + reduction + "_RING_LL" + end;
+    case What::all_gather: return std::string("ncclDevKernel_AllGather_RING_LL") + end;
+    case What::broadcast: return std::string("ncclDevKernel_Broadcast_RING_LL") + end;
+    default: return std::string("ncclDevKernel_SendRecv") + end;
+  }
+}
+
+double Plan::duration_ns() const {
+  const simulation::Settings& settings = simulation::settings();
+  auto ranks = static_cast<double>(communicator_->size);
+  double ring_bytes = 0, out_ns = 0, in_ns = 0;
+  for (const Collective& one : collectives_) {
+    auto bytes = static_cast<double>(one.count * width_of(one.type));
+    switch (one.what) {
+      case What::all_reduce: ring_bytes += 2 * (ranks - 1) / ranks * bytes; break;
+      case What::reduce_scatter:
+      case What::all_gather:
+      case What::all_to_all: ring_bytes += (ranks - 1) * bytes; break;
+      default: ring_bytes += ranks > 1 ? bytes : 0;
+    }
+  }
+  for (const Numbered& one : messages_) {
+    double own_ns = static_cast<double>(one.message.size) / communicator_->link_bandwidth(one.message.peer);
+    (one.message.sends ? out_ns : in_ns) += own_ns;
+  }
+  return settings.collective_ns + ring_bytes / communicator_->ring_bandwidth() + std::max(out_ns, in_ns);
+}
+
+// The same on all ranks: by the sizes alone.
+bool Plan::moves_data() const {
+  size_t bytes = 0;
+  for (const Collective& one : collectives_) bytes += one.count * width_of(one.type);
+  return bytes <= simulation::settings().most_data_bytes;
+}
+
+// Bytes that a rank hands over for a collective.
+size_t Plan::published(const Collective& one, int rank) const {
+  size_t bytes = one.count * width_of(one.type);
+  switch (one.what) {
+    case What::reduce_scatter:
+    case What::all_to_all: return bytes * communicator_->size;
+    case What::broadcast: return rank == one.root ? bytes : 0;
+    default: return bytes;
+  }
+}
+
+// -- the meeting
+
+Arrival& Plan::side(const Numbered& one, bool own) const {
+  const Message& message = one.message;
+  int from = message.sends ? communicator_->rank : message.peer,
+      to = message.sends ? message.peer : communicator_->rank;
+  return communicator_->board.message(from, to, message.sends == own, one.number);
+}
+
+std::string Plan::message_file(const Numbered& one) const {
+  const Message& message = one.message;
+  int from = message.sends ? communicator_->rank : message.peer,
+      to = message.sends ? message.peer : communicator_->rank;
+  return communicator_->folder + "/message-" + std::to_string(from) + "-" + std::to_string(to) + "-" +
+         std::to_string(one.number);
+}
+
+void Plan::arrive(int64_t time) {
+  start_ = time;
+  if (!collectives_.empty()) {
+    Arrival& own = communicator_->board.arrival(communicator_->rank, number_);
+    own.time = time;
+    own.number = number_ + 1;
+  }
+  for (const Numbered& one : messages_) {
+    Arrival& own = side(one, true);
+    own.time = time;
+    own.number = one.number + 1;
+  }
+}
+
+int64_t Plan::met() {
+  if (communicator_->aborted) return start_;
+  int64_t last = start_;
+  for (int rank = 0; !collectives_.empty() && rank < communicator_->size; rank++) {
+    Arrival& arrival = communicator_->board.arrival(rank, number_);
+    if (arrival.number != number_ + 1) return -1;
+    last = std::max(last, arrival.time.load());
+  }
+  for (const Numbered& one : messages_) {
+    Arrival& other = side(one, false);
+    if (other.number != one.number + 1) return -1;
+    last = std::max(last, other.time.load());
+  }
+  return last;
+}
+
+int64_t Plan::horizon() {
+  int64_t earliest = INT64_MAX;
+  for (int rank = 0; !collectives_.empty() && rank < communicator_->size; rank++) {
+    if (rank == communicator_->rank || communicator_->board.arrival(rank, number_).number == number_ + 1) continue;
+    earliest = std::min(earliest, communicator_->peers[rank].horizon());
+  }
+  for (const Numbered& one : messages_) {
+    if (side(one, false).number == one.number + 1) continue;
+    earliest = std::min(earliest, communicator_->peers[one.message.peer].horizon());
+  }
+  return earliest;
+}
+
+// -- the data, moved by the worker
+
+void Plan::publish() {
+  if (!collectives_.empty()) {
+    if (moves_data()) {
+      size_t size = 0;
+      for (const Collective& one : collectives_) size += published(one, communicator_->rank);
+      // The other ranks have read what lay there two collectives ago: they have published the last one since.
+      char* to = size ? communicator_->data(communicator_->rank, number_).writable(size) : nullptr;
+      for (const Collective& one : collectives_) {
+        size_t bytes = published(one, communicator_->rank);
+        if (bytes) memcpy(to, one.from, bytes);
+        to += bytes;
+      }
+    }
+    communicator_->board.arrival(communicator_->rank, number_).data = number_ + 1;
+  }
+  for (const Numbered& one : messages_) {
+    if (!one.message.sends) continue;
+    if (one.message.size <= simulation::settings().most_data_bytes) {
+      write_file(message_file(one), one.message.address, one.message.size);
+    }
+    side(one, true).data = one.number + 1;
+  }
+}
+
+void Plan::wait_for_data(Arrival& arrival, uint64_t number) const {
+  while (arrival.data != number + 1 && !communicator_->aborted) usleep(50);
+}
+
+void Plan::finish() {
+  if (!collectives_.empty()) {
+    for (int rank = 0; rank < communicator_->size; rank++)
+      wait_for_data(communicator_->board.arrival(rank, number_), number_);
+    if (communicator_->aborted) return;
+    if (moves_data()) {
+      std::vector<const char*> parts(communicator_->size, nullptr);
+      for (int rank = 0; rank < communicator_->size; rank++) {
+        size_t size = 0;
+        for (const Collective& one : collectives_) size += published(one, rank);
+        if (size) parts[rank] = communicator_->data(rank, number_).readable(size);
+      }
+      for (const Collective& one : collectives_) {
+        compute(one, parts);
+        for (int rank = 0; rank < communicator_->size; rank++) parts[rank] += published(one, rank);
+      }
+    }
+  }
+  for (const Numbered& one : messages_) {
+    if (one.message.sends) continue;
+    wait_for_data(side(one, false), one.number);
+    if (communicator_->aborted || one.message.size > simulation::settings().most_data_bytes) continue;
+    read_file(message_file(one), one.message.address, one.message.size);
+    unlink(message_file(one).c_str());
+  }
+}
+
+void Plan::compute(const Collective& one, const std::vector<const char*>& parts) const {
+  size_t bytes = one.count * width_of(one.type);
+  int rank = communicator_->rank;
+  auto* to = static_cast<char*>(one.to);
+  switch (one.what) {
+    case What::reduce:
+      if (rank != one.root) return;
+      [[fallthrough]];
+    case What::all_reduce: return reduce(to, parts, one.count, one.type, one.operation, one.factor);
+    case What::reduce_scatter: {
+      std::vector<const char*> own;
+      for (const char* part : parts) own.push_back(part + rank * bytes);
+      return reduce(to, own, one.count, one.type, one.operation, one.factor);
+    }
+    case What::all_gather:
+      for (size_t other = 0; other < parts.size(); other++) memcpy(to + other * bytes, parts[other], bytes);
+      return;
+    case What::all_to_all:
+      for (size_t other = 0; other < parts.size(); other++)
+        memcpy(to + other * bytes, parts[other] + rank * bytes, bytes);
+      return;
+    case What::broadcast: memcpy(to, parts[one.root], bytes); return;
+  }
+}
+
+}  // namespace nccl

@@ -1,0 +1,67 @@
+// What one kernel of NCCL does: the operations of a group on one communicator, or a single operation.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "communicator.h"
+
+namespace nccl {
+
+enum class What { all_reduce, reduce_scatter, all_gather, broadcast, reduce, all_to_all };
+
+struct Collective {
+  What what;
+  const void* from;
+  void* to;
+  size_t count;  // as NCCL counts for this operation: of one rank's part, where ranks have parts
+  Type type;
+  int operation, root;
+  double factor = 1;  // that each number is multiplied by first
+};
+
+struct Message {
+  bool sends;
+  void* address;
+  size_t size;
+  int peer;
+};
+
+class Plan : public simulation::Meeting {
+ public:
+  explicit Plan(Communicator* communicator) : communicator_(communicator) {}
+  void add(const Collective& collective) { collectives_.push_back(collective); }
+  void add(const Message& message) { messages_.push_back({message, 0}); }
+  // Puts the kernel onto the stream.
+  static void enqueue(std::shared_ptr<Plan> plan, void* stream);
+  Communicator* communicator() const { return communicator_; }
+
+  void arrive(int64_t time) override;
+  void publish() override;
+  int64_t met() override;
+  int64_t horizon() override;
+
+ private:
+  struct Numbered {
+    Message message;
+    uint64_t number;  // among those of this pair and direction
+  };
+
+  std::string name() const;
+  double duration_ns() const;
+  bool moves_data() const;
+  size_t published(const Collective& collective, int rank) const;
+  Arrival& side(const Numbered& one, bool own) const;
+  std::string message_file(const Numbered& one) const;
+  void wait_for_data(Arrival& arrival, uint64_t number) const;
+  void finish();
+  void compute(const Collective& collective, const std::vector<const char*>& parts) const;
+
+  Communicator* communicator_;
+  std::vector<Collective> collectives_;
+  std::vector<Numbered> messages_;
+  uint64_t number_ = 0;  // of the collective part
+  int64_t start_ = -1;
+};
+
+}  // namespace nccl

@@ -1,0 +1,83 @@
+"""What the simulated device is told, as environment variables of the process that it runs in."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters:
+    """Parameters of the simulated device. The device's own defaults hold for what is None.
+
+    Attributes:
+        devices: how many this process sees; 2.
+        memory_gib: of each device; 16.
+        multiprocessors: of each device; 132.
+        folder: where the processes of a job meet. It holds copies of what they send: /dev/shm where there is one.
+        log: begins the names of the log files, one for each process; none: no log.
+        stall_s: print what stands in the queues when nothing moves for so long; 0: never.
+        trace: print the names of missing functions when they are called.
+        launch_us: from the host's call to the earliest start on an idle stream; 5.
+        kernel_us: what every kernel takes at least; 10.
+        block_us: what each thread block adds, in kernels that are neither products nor element-wise; 0.01.
+        memory_gbs: bandwidth of the device's memory: element-wise kernels and copies on the device; 1000.
+        host_link_gbs: bandwidth of copies to and from the host; 20.
+        tflops: of products, for all types or by type, as ``bf16=0.2,f32=0.1``; 0.1.
+        rules: durations by name, ``PATTERN=MICROSECONDS;...``; the first pattern found in a kernel's name holds.
+        compute_slowdown: factor of a compute kernel's duration while a collective is in flight; 1.
+        communication_slowdown: factor of a collective's duration while a compute kernel is in flight; 1.
+        channels: of a collective; 16.
+        channels_take_sms: whether each channel takes a multiprocessor from compute; then waves of blocks get more.
+        collective_us: what every collective takes at least; 100.
+        link_gbs: bandwidth between two devices; 1.
+        slow_rank: ``RANK:FACTOR``, factor of the duration of this rank's compute kernels.
+        slow_link: ``RANK-RANK:FACTOR``, factor of this link's bandwidth.
+        most_data_bytes: larger messages take their time and move nothing; unlimited.
+        power_cap_w: above it the clock falls; 0: always the full clock.
+        idle_w, compute_w, communication_w: power of an idle device, and what each class adds; 70, 500, 60.
+        power_constant_ms: time constant of the power drawn; 20.
+    """
+
+    devices: int | None = None
+    memory_gib: float | None = None
+    multiprocessors: int | None = None
+    folder: Path | None = None
+    log: Path | None = None
+    stall_s: float | None = None
+    trace: bool | None = None
+    launch_us: float | None = None
+    kernel_us: float | None = None
+    block_us: float | None = None
+    memory_gbs: float | None = None
+    host_link_gbs: float | None = None
+    tflops: str | float | None = None
+    rules: str | None = None
+    compute_slowdown: float | None = None
+    communication_slowdown: float | None = None
+    channels: int | None = None
+    channels_take_sms: bool | None = None
+    collective_us: float | None = None
+    link_gbs: float | None = None
+    slow_rank: str | None = None
+    slow_link: str | None = None
+    most_data_bytes: int | None = None
+    power_cap_w: float | None = None
+    idle_w: float | None = None
+    compute_w: float | None = None
+    communication_w: float | None = None
+    power_constant_ms: float | None = None
+
+    def environment(self) -> dict[str, str]:
+        """The variables that tell it to the device."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {
+            f"SIMGPU_{name.upper()}": str(int(value) if isinstance(value, bool) else value)
+            for name, value in given.items()
+            if value is not None
+        }
+
+    def apply(self) -> None:
+        """Set them in this process. The device reads them when it is first used."""
+        os.environ.update(self.environment())

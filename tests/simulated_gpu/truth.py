@@ -1,0 +1,168 @@
+"""What the simulated device did, read from its log: the truth that a record of the library is held against."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+Interval = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A kernel, collective or copy. Times are nanoseconds of ``time.monotonic_ns``.
+
+    Attributes:
+        task_class: ``compute``, ``communication`` or ``copy``.
+        device: its number in its process.
+        stream: number of the stream.
+        enqueued: when the host enqueued it.
+        start: when it began.
+        met: of a collective: when the last rank began it.
+        end: when it ended.
+        alone_ns: what it takes with nothing beside it, at full clock, and for a collective from ``met`` on.
+        clock: share of the full clock, at its end.
+        watts: drawn by the device, at its end.
+        correlation: number of its launch; the profiler has the same.
+        name: of the kernel.
+    """
+
+    task_class: str
+    device: int
+    stream: int
+    enqueued: int
+    start: int
+    met: int
+    end: int
+    alone_ns: float
+    clock: float
+    watts: float
+    correlation: int
+    name: str
+
+    @property
+    def duration_ns(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class StepTruth:
+    """What a device did for the tasks that the host enqueued in one step.
+
+    Attributes:
+        tasks: all of them.
+    """
+
+    tasks: tuple[Task, ...]
+
+    @property
+    def end(self) -> int:
+        """When the last kernel that updates weights ended: where the next step begins on the device."""
+        return max(task.end for task in self.of_class("compute"))
+
+    def of_class(self, task_class: str) -> list[Task]:
+        return [task for task in self.tasks if task.task_class == task_class]
+
+    @property
+    def compute_ms(self) -> float:
+        """Summed durations of compute kernels."""
+        return sum(task.duration_ns for task in self.of_class("compute")) / 1e6
+
+    @property
+    def compute_alone_ms(self) -> float:
+        """What these kernels take with nothing beside them."""
+        return sum(task.alone_ns for task in self.of_class("compute")) / 1e6
+
+    @property
+    def compute_slowdown(self) -> float:
+        """Share by which compute took longer than alone."""
+        return self.compute_ms / self.compute_alone_ms - 1
+
+    @property
+    def communication_ms(self) -> float:
+        """Time with communication in flight, the waiting for other ranks included."""
+        return _length(_spans(self.of_class("communication"))) / 1e6
+
+    @property
+    def transfer_ms(self) -> float:
+        """Summed durations of collectives from the moment at which all ranks were there."""
+        return sum(task.end - task.met for task in self.of_class("communication")) / 1e6
+
+    @property
+    def transfer_alone_ms(self) -> float:
+        """What these transfers take with nothing beside them."""
+        return sum(task.alone_ns for task in self.of_class("communication")) / 1e6
+
+    @property
+    def hidden_ms(self) -> float:
+        """Time with communication in flight beside compute."""
+        communication, compute = _spans(self.of_class("communication")), _spans(self.of_class("compute"))
+        return (_length(communication) + _length(compute) - _length([*communication, *compute])) / 1e6
+
+    @property
+    def exposed_ms(self) -> float:
+        """Time with communication in flight and no compute."""
+        return self.communication_ms - self.hidden_ms
+
+    @property
+    def span_ms(self) -> float:
+        """From the first start to the last end."""
+        return (max(task.end for task in self.tasks) - min(task.start for task in self.tasks)) / 1e6
+
+
+class DeviceLog:
+    """The log of one process.
+
+    Args:
+        tasks: in the order in which they ended.
+    """
+
+    def __init__(self, tasks: Iterable[Task]) -> None:
+        self.tasks = sorted(tasks, key=lambda task: task.enqueued)
+
+    @classmethod
+    def read(cls, prefix: Path, process: int) -> DeviceLog:
+        """Read the log of a process that was told to begin its log's name with ``prefix``."""
+        with Path(f"{prefix}.{process}.tsv").open(newline="") as file:
+            rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+        return cls(
+            Task(
+                task_class=row["class"],
+                device=int(row["device"]),
+                stream=int(row["stream"]),
+                enqueued=int(row["enqueued"]),
+                start=int(row["start"]),
+                met=int(row["met"]),
+                end=int(row["end"]),
+                alone_ns=float(row["alone_ns"]),
+                clock=float(row["clock"]),
+                watts=float(row["watts"]),
+                correlation=int(row["correlation"]),
+                name=row["name"],
+            )
+            for row in rows
+        )
+
+    def steps(self, begun: Sequence[int]) -> list[StepTruth]:
+        """The steps between these moments of the host; each has the tasks that were enqueued in it."""
+        return [
+            StepTruth(tuple(task for task in self.tasks if start <= task.enqueued < end))
+            for start, end in itertools.pairwise(begun)
+        ]
+
+
+def _spans(tasks: Iterable[Task]) -> list[Interval]:
+    return [(task.start, task.end) for task in tasks]
+
+
+def _length(spans: Iterable[Interval]) -> int:
+    """Length of the union."""
+    total, until = 0, 0
+    for start, end in sorted(spans):
+        if end > until:
+            total += end - max(start, until)
+            until = end
+    return total
