@@ -127,7 +127,7 @@ FIGURES = (
     Figure(
         "e2e_sequential_model_ms",
         "ms",
-        "eq. 5: e2e_ideal + hidden communication time",
+        "eq. 5: e2e_ideal + hidden_transfer",
         "step, sequential by the model (eq. 5)",
         "sequential by the model",
         compares=True,
@@ -148,7 +148,7 @@ FIGURES = (
     Figure(
         "attainable_ms",
         "ms",
-        "the longer of compute_busy_isolated and comm_isolated: a step if overlap were perfect and free",
+        "the longer of slowest_compute and comm_isolated without waiting: a step if overlap were perfect and free",
         "step, attainable by overlap",
         "attainable",
         compares=True,
@@ -201,6 +201,14 @@ FIGURES = (
         compares=True,
     ),
     Figure(
+        "slowest_compute_ms",
+        "ms",
+        "compute_busy_isolated of the rank that has the most",
+        "compute busy, sequential, slowest rank",
+        compares=True,
+        optional=True,
+    ),
+    Figure(
         "comm_ms",
         "ms",
         "time in which communication is in flight in an overlapped step: hidden + exposed",
@@ -228,6 +236,29 @@ FIGURES = (
         part_label="exposed",
     ),
     Figure(
+        "waiting_ms",
+        "ms",
+        "the part of comm in which collectives wait for the rank that comes last, overlapped step",
+        "waiting for the last rank",
+        part_label="waiting for the last rank",
+        optional=True,
+    ),
+    Figure(
+        "waiting_isolated_ms",
+        "ms",
+        "the same in a sequential step",
+        "waiting for the last rank, sequential",
+        compares=True,
+        optional=True,
+    ),
+    Figure(
+        "hidden_transfer_ms",
+        "ms",
+        "hidden_comm of the ranks that come last, which do not wait; all of hidden_comm where they are not known",
+        "transfer hidden behind compute",
+        optional=True,
+    ),
+    Figure(
         "hidden_comm_fraction",
         "fraction",
         "hidden_comm / comm: the overlap efficiency",
@@ -237,7 +268,7 @@ FIGURES = (
     Figure(
         "comm_slowdown",
         "fraction",
-        "sum of communication kernel times, overlapped over sequential, less one",
+        "sum of communication kernel times without waiting, overlapped over sequential, less one",
         "communication slowdown",
         compares=True,
         signed=True,
@@ -326,7 +357,16 @@ SUMMARY: tuple[tuple[Figure, ...], ...] = tuple(
             ("e2e_ideal_ms", "e2e_overlapped_ms", "e2e_sequential_ms", "e2e_sequential_model_ms"),
             ("speedup_vs_sequential", "attained_fraction", "gap_to_ideal"),
             ("compute_slowdown", "overlap_ratio"),
-            ("comm_ms", "hidden_comm_ms", "exposed_comm_ms", "comm_slowdown", "p2p_ms", "idle_ms", "bubble_ms"),
+            (
+                "comm_ms",
+                "hidden_comm_ms",
+                "exposed_comm_ms",
+                "waiting_ms",
+                "comm_slowdown",
+                "p2p_ms",
+                "idle_ms",
+                "bubble_ms",
+            ),
             ("residual_overlap", "residual_comm_overlap"),
         )
     ]

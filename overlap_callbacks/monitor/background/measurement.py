@@ -169,6 +169,7 @@ class _Measurement:
             doubts=profile.doubts,
             num_sms=profile.num_sms,
             sm_loss=profile.sm_loss,
+            calls=profile.calls,
             memory=memory_peaks(self._steps),
             let_pass=let_pass,
             terms=window.terms,

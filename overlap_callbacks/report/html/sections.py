@@ -147,10 +147,8 @@ def _cost_answer(figures: Figures) -> str:
         sentences.append(f"In overlapped steps the same compute kernels take {_longer(compute)}{_chance(compute)}.")
     communication = figures.get("comm_slowdown")
     if communication is not None:
-        sentences.append(
-            f"Communication kernels take {_longer(communication)}{_chance(communication)}; their time includes waiting "
-            "for other ranks."
-        )
+        waiting = "not counting their waiting for the last rank" if "waiting_ms" in figures else "waiting included"
+        sentences.append(f"Communication kernels take {_longer(communication)}{_chance(communication)}, {waiting}.")
     return " ".join(sentences)
 
 
