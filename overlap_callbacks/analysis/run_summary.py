@@ -37,9 +37,10 @@ class RunSummary:
         windows: the reports, in the order of measurement. More may be added to the list later.
         unfinished: a window that was cut off before its report: what rank 0 had measured of it.
         running: whether the job goes on: people look again and again, so its intervals hold at all looks.
+        left_out: why windows have no report, in words. More may be added to the list later.
 
     Attributes:
-        run, windows, unfinished, running: the same.
+        run, windows, unfinished, running, left_out: the same.
     """
 
     def __init__(
@@ -49,8 +50,10 @@ class RunSummary:
         unfinished: OverlapReport | None = None,
         *,
         running: bool = False,
+        left_out: Sequence[str] = (),
     ) -> None:
         self.run = run
+        self.left_out = left_out
         self.windows = windows
         self.unfinished = unfinished
         self.running = running

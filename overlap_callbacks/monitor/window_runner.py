@@ -241,8 +241,7 @@ class WindowRunner(StepRunner):
         if step.plan.offset < self._schedule.recorded_steps - 1:
             return
         if not window.recorded:
-            self._notices.info(f"window left out: its recorded steps were skipped, {step.skipped}")
-            self._close(complete=False, report=False)
+            self._leave_out(f"its recorded steps were skipped, {step.skipped}")
             return
         usual = window.cost.usual
         window.clearance.request(
@@ -336,8 +335,7 @@ class WindowRunner(StepRunner):
                 self._notices.warn_once("astray", f"a window is left out: {ruling.reason}")
                 self._close(complete=False, report=False)
             case Decision.SKIPPED:
-                self._notices.info(f"window left out: {ruling.reason}")
-                self._close(complete=False, report=False)
+                self._leave_out(ruling.reason)
             case Decision.LATE:
                 self._notices.warn_once("late", f"a window has no sequential steps: {ruling.reason}")
                 self._notices.info(f"windows before number {self._backoff.next_window} are left out")
@@ -392,6 +390,14 @@ class WindowRunner(StepRunner):
         self._rest()
         if report:
             window.session.reporter.submit_window(closed, self._key(window.marks), self.tokens_per_step)
+
+    def _leave_out(self, reason: str) -> None:
+        """Close the window without a report."""
+        self._notices.info(f"window left out: {reason}")
+        window = self._window
+        if window is not None:
+            window.session.reporter.submit_left_out(window.marks.number, window.marks.first_step, reason)
+        self._close(complete=False, report=False)
 
     def abandon(self, reason: str, *, within_step: bool = False, job_ends: bool = False) -> None:
         """End the window early; what was measured so far is reported as incomplete.

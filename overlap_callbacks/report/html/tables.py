@@ -218,7 +218,8 @@ def figure_table(figures: dict[str, Estimate], meanings: dict[str, str]) -> Tabl
         estimate = figures.get(figure.name)
         label, meaning = Cell(figure.label), Cell(page_text(meanings.get(figure.name, figure.meaning)))
         if estimate is None:
-            rows.append((label, Cell("not measured"), EMPTY, EMPTY, meaning))
+            if not figure.optional:
+                rows.append((label, Cell("not measured"), EMPTY, EMPTY, meaning))
             continue
         value, bounds = PAGE.figure(figure, estimate.value), PAGE.figure_interval(figure, estimate)
         rows.append((label, Cell(value), Cell(bounds), number_cell(estimate.num_steps, 0), meaning))
