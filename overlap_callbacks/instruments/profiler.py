@@ -57,8 +57,8 @@ class Profile:
 
     Attributes:
         taken_over: whether the session ended because another profiler was prepared or started.
-        truncated: whether Kineto stopped recording before the session ended, because its buffers were full (128 MiB
-            by default). Then kernels are missing.
+        truncated: whether Kineto stopped recording before the session ended, because too many buffers were in flight
+            at a time (128 MiB by default). Then kernels are missing. torch before 2.13 has no such limit.
         session: torch's profiler; None once its events were read.
         bounds: host start and end of each recorded step, as of ``time.time_ns``.
     """
@@ -397,7 +397,7 @@ def _activity(event: Any) -> str:
 
 def _kineto_stopped() -> bool:
     """Whether Kineto stopped recording before its session was ended: the record of the device was full."""
-    stopped = getattr(torch.autograd, "_is_kineto_stopped", None)  # about torch 2.9 and later
+    stopped = getattr(torch.autograd, "_is_kineto_stopped", None)  # torch 2.13 and later
     return stopped is not None and bool(stopped())
 
 

@@ -122,7 +122,7 @@ def dimension_pair_table(window: OverlapReport) -> Table:
     )
 
 
-_PAIR_HEADS = heads("*Kernels", "*Beside", "Slowdown", "Lost, ms", "Time, ms", "Alone, ms")
+_PAIR_HEADS = heads("*Kernels", "*Beside", "Slowdown", "During", "Lost, ms", "Time, ms", "Alone, ms")
 
 
 def _pair_rows(pairs: Sequence[PairTime], decimals: int) -> tuple[tuple[Cell, ...], ...]:
@@ -133,6 +133,7 @@ def _pair_rows(pairs: Sequence[PairTime], decimals: int) -> tuple[tuple[Cell, ..
                 name_cell(pair.victim),
                 name_cell(beside_in_words(pair.beside)),
                 change_cell(pair.slowdown),
+                change_cell(pair.slowdown_during),
                 number_cell(pair.lost_ms, decimals),
                 number_cell(pair.time_ms, decimals),
                 number_cell(pair.alone_ms, decimals),
