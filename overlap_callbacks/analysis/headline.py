@@ -260,6 +260,12 @@ def _unverified(summary: RunSummary) -> dict[str, str]:
     if not number:
         return {}
     of = "" if number == len(comparing) else f" of {number} of {len(comparing)} windows"
+    if all(window.lower_bound for window in comparing if not window.verified):
+        return {
+            "why": f"symmetric memory or user buffers communicate{of} past what profiles show: communication and "
+            "residual overlap are lower bounds, and the sequential steps are not verified.",
+            "what_to_do": "Switch them off for a measurement, or compare two traces: overlap compare.",
+        }
     return {
         "why": f"no profile has verified that the sequential steps{of} were sequential.",
         "what_to_do": "Set profiled_steps to 4.",

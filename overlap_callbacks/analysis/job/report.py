@@ -142,6 +142,7 @@ def report_of(
         transfers=transfers,
         pipeline=pipeline_bubble(part.stages, messages),
         race=part.race,
+        lower_bound=part.lower_bound,
         settled=None,  # needs the run's other windows: SettledFit
     )
     return numbered(report, host_numbers_of(part.environment)) if has_marks(part.environment) else report

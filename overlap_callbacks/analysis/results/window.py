@@ -231,6 +231,7 @@ class RankWindow(msgspec.Struct, frozen=True):
         experts: how evenly its tokens were spread; None in a record, which has ``OverlapReport.experts``.
         arrivals: how long some of its collectives took in sequential steps; empty in a record, which has
             ``OverlapReport.arrivals``.
+        lower_bound: whether there may be more communication than its profile shows.
         calls: the kernels of its collectives in profiled steps; empty in a record.
         race: what a repeated step showed; None without one, and in a record, which has ``OverlapReport.race``.
         rhythms: those that rank 0 knew when it planned the window; the same on every rank.
@@ -279,3 +280,4 @@ class RankWindow(msgspec.Struct, frozen=True):
     lost_low_ms: float | None = None
     lost_high_ms: float | None = None
     calls: tuple[CollectiveCalls, ...] = ()
+    lower_bound: bool = False

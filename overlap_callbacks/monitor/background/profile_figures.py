@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,7 +47,8 @@ class ProfileFigures:
     """What the profiled part of a window gives; empty if there was no profile.
 
     Attributes:
-        blocks, kernels, pairs, dimension_pairs, dimensions, pictures, sm_loss, num_sms, calls: as in ``RankWindow``.
+        blocks, kernels, pairs, dimension_pairs, dimensions, pictures, sm_loss, num_sms, calls, lower_bound: as in
+            ``RankWindow``.
         kernels_ms: time of each collective's kernels in a sequential step.
         phases: when the profiled steps computed and communicated, on the host's clock; empty where this rank reads no
             power.
@@ -65,6 +67,7 @@ class ProfileFigures:
     sm_loss: SmLoss | None = None
     num_sms: int = 0
     calls: tuple[CollectiveCalls, ...] = ()
+    lower_bound: bool = False
     problems: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
 
@@ -99,7 +102,7 @@ def profile_figures(
     log = profile_log(steps).of_steps({index for indices in by_arm.values() for index in indices})
     if on_device:  # profiles of CPU jobs are not compared with the log
         problems += log.problems
-    seen = with_log(kernels, log.issued, log.whole, log.sequential)
+    seen = with_log(kernels, log.issued, log.whole, log.sequential, _symmetric_groups())
     problems += seen.problems
     if seen.doubts:
         return ProfileFigures(problems=tuple(problems), doubts=seen.doubts)
@@ -145,9 +148,16 @@ def profile_figures(
         phases=phases_on_host(kernels, steps, window.clock, await_passed) if has_power else (),
         sm_loss=sm_loss(kernels, kernels.launches, chip_of(window.clock.compute_stream), overlapped, sequential),
         num_sms=num_sms(kernels),
+        lower_bound=seen.lower_bound,
         calls=collective_calls(kernels, matches, log.issued, _numbered(window, steps, by_arm)),
         problems=tuple(problems),
     )
+
+
+def _symmetric_groups() -> tuple[str, ...]:
+    """The groups for which the job has enabled torch's symmetric memory."""
+    module = sys.modules.get("torch.distributed._symmetric_memory")
+    return tuple(getattr(module, "_group_name_to_store", {}))
 
 
 def _numbered(
