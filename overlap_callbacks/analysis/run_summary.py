@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from overlap_callbacks.analysis.aggregate import drop_incomparable_figures
-from overlap_callbacks.analysis.figures import FORMULAS, run_deviations, run_means, run_times, scale_of
+from overlap_callbacks.analysis.figures import FORMULAS, scale_of
 from overlap_callbacks.analysis.outliers import stalls_of_a_run
 from overlap_callbacks.analysis.results.catalogue import FIGURES, figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -17,6 +17,7 @@ from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.analysis.results.settled import Settled
 from overlap_callbacks.analysis.results.step_parts import StepParts, measured_parts
 from overlap_callbacks.analysis.results.window import RankWindow
+from overlap_callbacks.analysis.run_times import run_deviations, run_means, run_times
 from overlap_callbacks.analysis.statistics import Pooling, pool, windows_differ
 
 COUNTS = "counts"

@@ -48,7 +48,7 @@ class ForAdapters:
 
     def name_computing_streams(self, streams: Iterable[torch.cuda.Stream]) -> None:
         """Name streams that compute and issue no collective, which sequential steps order with the others."""
-        self._driver.gate.computing_streams.extend(streams)
+        self._driver.gate.side_streams.extend(streams)
 
     def tell_configuration(self, facts: Mapping[str, object]) -> None:
         """Say what is known of the job's configuration, for the record: model, buckets. Before the first window.

@@ -12,34 +12,6 @@ from typing import NamedTuple
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import Cause, JobModePower
 
-# Overlap that is left in sequential steps. Above the limit, steps that are called sequential were not. Gloo's host
-# threads hand over within scheduler latency, so a little always remains there.
-RESIDUAL_LIMIT = 0.02
-RESIDUAL_LIMIT_GLOO = 0.05
-# The same overlap as a share of communication: where communication is short, all of it may run beside compute and still
-# be little of the compute. Jobs of this library's tests on Gloo had 0.00, and 0.55 where another thread communicated.
-RESIDUAL_COMM_LIMIT = 0.2
-RESIDUAL_COMM_LIMIT_GLOO = 0.3
-
-
-def residual_limit(device: str, backend: str = "") -> float:
-    """Residual overlap, as a fraction, above which a window is not valid.
-
-    Args:
-        device: name of the device; ``cpu`` for a job on the host.
-        backend: of the default process group; empty without one.
-    """
-    return RESIDUAL_LIMIT_GLOO if _hands_over_late(device, backend) else RESIDUAL_LIMIT
-
-
-def residual_comm_limit(device: str, backend: str = "") -> float:
-    """Residual overlap as a share of communication above which a window is not valid; see ``residual_limit``."""
-    return RESIDUAL_COMM_LIMIT_GLOO if _hands_over_late(device, backend) else RESIDUAL_COMM_LIMIT
-
-
-def _hands_over_late(device: str, backend: str) -> bool:
-    return device == "cpu" or backend == "gloo"
-
 
 class Figure(NamedTuple):
     """A headline figure.
@@ -481,35 +453,6 @@ SLOWDOWN_KEYS = (
 def energy_per_token_key(mode: Mode) -> str:
     """The key of the energy per token in one mode."""
     return f"power/{mode.value}_{ENERGY_PER_TOKEN}"
-
-
-# Of torch's allocator, the highest over the ranks.
-_MEMORY_PEAK = "peak_bytes"
-_MEMORY_PEAK_LIMIT = "peak_at_most_bytes"
-
-
-def memory_peak_key(mode: Mode) -> str:
-    """The key of a mode's memory peak."""
-    return f"memory/{mode.value}_{_MEMORY_PEAK}"
-
-
-def memory_peak_limit_key(mode: Mode) -> str:
-    """The key of the upper bound of a mode's memory peak."""
-    return f"memory/{mode.value}_{_MEMORY_PEAK_LIMIT}"
-
-
-def memory_units() -> dict[str, str]:
-    """Unit of each metric of memory, by key."""
-    return dict.fromkeys([key(mode) for mode in Mode for key in (memory_peak_key, memory_peak_limit_key)], "bytes")
-
-
-def memory_meanings() -> dict[str, str]:
-    """Meaning of each metric of memory, by key."""
-    peak, limit = "highest memory that tensors hold on any rank", "what the memory peak is at most"
-    return {
-        **{memory_peak_key(mode): f"{peak}, {mode.value} steps" for mode in Mode},
-        **{memory_peak_limit_key(mode): f"{limit}, {mode.value} steps" for mode in Mode},
-    }
 
 
 def power_units() -> dict[str, str]:
