@@ -212,7 +212,6 @@ FIGURES = (
         "ms",
         "the part of comm in which collectives wait for the rank that comes last, overlapped step",
         "waiting for the last rank",
-        part_label="waiting for the last rank",
         optional=True,
     ),
     Figure(
