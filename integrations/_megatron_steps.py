@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -62,6 +62,7 @@ def open_steps(
 
     if monitor.active:
         monitor.name_groups(core.dimensions(config))
+        monitor.name_computing_streams(shared_expert_streams(chunks))
         monitor.tell_model_chunks(len(chunks))
         _configuration.tell(monitor, lambda: _configuration.of_megatron(chunks))
         if switches is not None:
@@ -70,6 +71,13 @@ def open_steps(
         monitor.offer_switches({"native": make_switches})
         monitor.call_on_close(wrap(core.communicator, "_communicate", _waiting(monitor)))
     return steps
+
+
+def shared_expert_streams(chunks: Iterable[Any]) -> list[Any]:
+    """The streams of shared experts (``--moe-shared-expert-overlap``): without tensor parallelism they only compute."""
+    modules = [module for chunk in chunks if hasattr(chunk, "modules") for module in chunk.modules()]
+    streams = [getattr(module, "stream", None) for module in modules if type(module).__name__ == "SharedExpertMLP"]
+    return list({id(stream): stream for stream in streams if stream is not None}.values())
 
 
 def _precision(config: Any) -> str | None:

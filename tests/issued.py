@@ -12,6 +12,7 @@ from overlap_callbacks.gate.collectives import POINT_TO_POINT
 class FakeGroup:
     name: str
     backend: str = "nccl"
+    ranks: tuple[int, ...] = (0, 1)
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class FakeCollective:
 
     @property
     def group(self) -> FakeGroup:
-        return FakeGroup(self.dimension, self.backend)
+        return FakeGroup(self.dimension, self.backend, tuple(range(self.group_size)))
 
     @property
     def point_to_point(self) -> bool:

@@ -14,8 +14,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from packaging.requirements import Requirement
+
+from overlap_callbacks.analysis.results.kernel_times import KernelTime
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = (sys.executable, str(ROOT / "benchmarks/gpu.py"))
@@ -301,3 +304,24 @@ def test_a_folder_without_wheels_is_said(bench: Bench, tmp_path: Path, capsys: p
     empty.mkdir()
     assert bench.run([], "--unpack", str(empty)) == 1
     assert "no wheels" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("bench")
+def test_one_rank_needs_no_launch_so_a_wait_in_an_open_block_orders_it() -> None:
+    semantics = importlib.import_module("gpu_steps.nccl_semantics")
+    assert semantics.orders_in_open_block(1)
+    assert not semantics.orders_in_open_block(2)
+
+
+@pytest.mark.usefixtures("bench")
+def test_a_profile_is_whole_if_it_has_each_kernel_that_the_job_launched() -> None:
+    negative = importlib.import_module("gpu_steps.negative")
+    kernel = KernelTime("neg", False, 150_000, 150_000, 300.0, 300.0)
+    assert negative.is_whole([kernel], 150_000)
+    assert not negative.is_whole([msgspec.structs.replace(kernel, sequential_calls=149_999)], 150_000)
+
+
+def test_ranks_are_forked_from_a_process_that_asked_nvml_for_its_gpus() -> None:
+    code = "import tests.gpu.machine, torch; print(torch.cuda._nvml_based_avail())"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert found.stdout.split() == ["True"]

@@ -58,6 +58,7 @@ class ArmSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
         num_steps: counted steps of each block, the most of any rank; B.
         values: sum over the ranks of each block's row; shape (B, columns).
         own_means: sum over the ranks of their own means of the mode; shape (columns,).
+        most: the largest of these means; shape (columns,).
         having: for each block, the sum of the own means of the ranks that have it; shape (B, columns). Empty where
             every rank has every block.
     """
@@ -68,6 +69,7 @@ class ArmSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_steps: tuple[int, ...] = ()
     values: bytes = b""
     own_means: bytes = b""
+    most: bytes = b""
     having: bytes = b""
 
     @classmethod
@@ -78,7 +80,8 @@ class ArmSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
         numbers = sorted(blocks)
         values = np.array([blocks[number][1] for number in numbers], dtype=np.float64)
         steps = tuple([blocks[number][0] for number in numbers])
-        return cls(tuple(numbers), 1, (1,) * len(numbers), steps, values.tobytes(), own_means.tobytes())
+        own = own_means.tobytes()
+        return cls(tuple(numbers), 1, (1,) * len(numbers), steps, values.tobytes(), own, own)
 
     @property
     def is_uniform(self) -> bool:
@@ -114,12 +117,15 @@ def add_arms(arms: Sequence[ArmSums]) -> ArmSums:
         return arms[0] if arms else ArmSums()
     num_ranks = sum(arm.num_ranks for arm in arms)
     own_means = np.sum([np.frombuffer(arm.own_means) for arm in arms], axis=0)
+    most = np.max([np.frombuffer(arm.most) for arm in arms], axis=0)
     first = arms[0]
     if all(arm.is_uniform and arm.blocks == first.blocks for arm in arms):
         num_steps = tuple([max(steps) for steps in zip(*[arm.num_steps for arm in arms], strict=True)])
         values = np.sum([np.frombuffer(arm.values) for arm in arms], axis=0)
         having = (num_ranks,) * len(first.blocks)
-        return ArmSums(first.blocks, num_ranks, having, num_steps, values.tobytes(), own_means.tobytes())
+        return ArmSums(
+            first.blocks, num_ranks, having, num_steps, values.tobytes(), own_means.tobytes(), most.tobytes()
+        )
     blocks = sorted(set().union(*[arm.blocks for arm in arms]))
     place = {block: number for number, block in enumerate(blocks)}
     values, of_having = np.zeros((len(blocks), len(own_means))), np.zeros((len(blocks), len(own_means)))
@@ -132,7 +138,7 @@ def add_arms(arms: Sequence[ArmSums]) -> ArmSums:
         num_steps_of[rows] = np.maximum(num_steps_of[rows], arm.num_steps)
     return ArmSums(
         tuple(blocks), num_ranks, tuple(num_having.tolist()), tuple(num_steps_of.tolist()),
-        values.tobytes(), own_means.tobytes(), of_having.tobytes(),
+        values.tobytes(), own_means.tobytes(), most.tobytes(), of_having.tobytes(),
     )  # fmt: skip
 
 

@@ -38,23 +38,25 @@ def ideal_step_ms(step_ms: float, compute_ms: float, compute_isolated_ms: float)
     return step_ms - (compute_ms - compute_isolated_ms)
 
 
-def sequential_step_ms(ideal_ms: float, hidden_comm_ms: float) -> float:
+def sequential_step_ms(ideal_ms: float, hidden_transfer_ms: float) -> float:
     """Equation 5: the time of a sequential step, as a model: nothing is slowed down, and nothing is hidden.
 
     Args:
         ideal_ms: equation 4.
-        hidden_comm_ms: time per overlapped step during which communication ran beside compute.
+        hidden_transfer_ms: time per overlapped step during which communication ran beside compute, on ranks that did
+            not wait within it for others: waiting is part of a sequential step too.
     """
-    return ideal_ms + hidden_comm_ms
+    return ideal_ms + hidden_transfer_ms
 
 
 def attainable_step_ms(compute_busy_isolated_ms: float, comm_busy_isolated_ms: float) -> float:
     """The time of a step if overlap were perfect and free: compute or communication, whichever takes longer alone.
 
     Args:
-        compute_busy_isolated_ms: time in which compute kernels run in a sequential step. It is the union of their
-            intervals: a sum would count kernels twice that run at once on two streams.
-        comm_busy_isolated_ms: time in which communication is in flight in a sequential step.
+        compute_busy_isolated_ms: time in which compute kernels run in a sequential step on the rank that has the most:
+            no step is shorter. It is the union of their intervals: a sum would count kernels twice that run at once on
+            two streams.
+        comm_busy_isolated_ms: time in which communication is in flight in a sequential step, without waiting.
     """
     return max(compute_busy_isolated_ms, comm_busy_isolated_ms)
 

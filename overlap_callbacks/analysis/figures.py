@@ -13,9 +13,11 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from overlap_callbacks.analysis import equations
 from overlap_callbacks.analysis.block_means import (
+    ArmSums,
     Block,
     BlockSums,
     block_sums,
@@ -23,6 +25,7 @@ from overlap_callbacks.analysis.block_means import (
     merge_blocks,
 )
 from overlap_callbacks.analysis.design import NUM_COVARIATES, covariates_of
+from overlap_callbacks.analysis.job.waiting import WaitingSums, add_waiting, reported_waiting, waiting_of
 from overlap_callbacks.analysis.results.catalogue import Figure, figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
@@ -38,7 +41,6 @@ from overlap_callbacks.analysis.statistics import (
     Moments,
     Sample,
     Scale,
-    gradient,
     interval_of,
 )
 
@@ -46,6 +48,9 @@ Tables = TypeVar("Tables")
 
 # The figures that ranks are compared by.
 SPREAD_OVER_RANKS = ("compute_slowdown", "e2e_overlapped_ms", "e2e_sequential_ms", "exposed_comm_ms")
+
+# A collective never waits for all of its time; sums of ranks that differ may say so.
+_MOST_WAITING = 0.999
 
 # Groups of ranks that a part keeps apart, by the number of their blocks.
 MAX_GROUPS = 4
@@ -61,7 +66,14 @@ class TimedMeans(NamedTuple):
 
 
 class ProfiledMeans(NamedTuple):
-    """The measured means of profiled steps; ``comm_ms`` is the sum of the communication kernels' times."""
+    """The measured means of profiled steps.
+
+    Attributes:
+        comm_ms: sum of the communication kernels' times, without waiting where that is known.
+        waiting_ms: the part of ``comm_busy_ms`` in which collectives wait for the last rank; NaN if unknown.
+        hidden_transfer_ms: ``hidden_comm_ms`` of the ranks that came last, where they are known.
+        slowest_compute_ms: ``compute_busy_ms`` of the rank that has the most in sequential steps.
+    """
 
     compute_ms: float
     comm_ms: float
@@ -73,6 +85,9 @@ class ProfiledMeans(NamedTuple):
     p2p_ms: float
     idle_ms: float
     bubble_ms: float
+    waiting_ms: float
+    hidden_transfer_ms: float
+    slowest_compute_ms: float
 
     @classmethod
     def of(cls, block: ProfiledBlock) -> ProfiledMeans:
@@ -88,12 +103,24 @@ class ProfiledMeans(NamedTuple):
             p2p_ms=block.p2p_ms,
             idle_ms=block.idle_ms,
             bubble_ms=math.nan if block.bubble_ms is None else block.bubble_ms,
+            waiting_ms=math.nan,
+            hidden_transfer_ms=block.hidden_comm_ms,
+            slowest_compute_ms=block.compute_busy_ms,
         )
 
 
 # The times whose ratio between the modes is a figure, which come first, are there as logarithms too: the interval of a
 # ratio is symmetric on that scale.
 _TIMED_LOGS, _PROFILED_LOGS = 1, 3
+_COMM, _BUSY, _COMM_BUSY, _HIDDEN, _WAITING, _TRANSFER, _SLOWEST = (
+    ProfiledMeans._fields.index(name)
+    for name in (
+        "comm_ms", "compute_busy_ms", "comm_busy_ms", "hidden_comm_ms", "waiting_ms", "hidden_transfer_ms",
+        "slowest_compute_ms",
+    )
+)  # fmt: skip
+# What only all ranks together tell, and of what it is a part.
+_ACROSS_RANKS, _PART_OF = [_COMM, _WAITING, _TRANSFER, _SLOWEST], [_COMM, _COMM_BUSY, _HIDDEN, _BUSY]
 
 
 def _log(value: float) -> float:
@@ -107,11 +134,13 @@ class FigureSums(msgspec.Struct, Generic[Tables], frozen=True, array_like=True, 
     Attributes:
         timed, profiled: sums over the ranks' blocks.
         sends: whether any rank sends to single others.
+        waiting: for the last rank, within collectives.
     """
 
     timed: BlockSums[None]
     profiled: BlockSums[Tables]
     sends: bool
+    waiting: WaitingSums
 
 
 def figure_sums(window: RankWindow, tables: Tables) -> FigureSums[Tables]:
@@ -147,6 +176,7 @@ def figure_sums(window: RankWindow, tables: Tables) -> FigureSums[Tables]:
         block_sums(window.rank, timed, None),
         block_sums(window.rank, profiled, tables),
         any(block.p2p_ms for block in window.profiled),
+        waiting_of(window.calls),
     )
 
 
@@ -163,6 +193,7 @@ def add_figure_sums(
         merge_blocks([part.timed for part in parts], lambda tables: None, MAX_GROUPS),
         merge_blocks([part.profiled for part in parts], add_tables, MAX_GROUPS),
         any(part.sends for part in parts),
+        add_waiting([part.waiting for part in parts]),
     )
 
 
@@ -223,11 +254,12 @@ def _ideal(step: TimedMeans, ov: ProfiledMeans, iso: ProfiledMeans) -> float:
 
 def _model(step: TimedMeans, ov: ProfiledMeans, iso: ProfiledMeans) -> float:
     ideal_ms = equations.ideal_step_ms(step.step_ms, *_compute(ov, iso))
-    return _possible(equations.sequential_step_ms(ideal_ms, ov.hidden_comm_ms))
+    return _possible(equations.sequential_step_ms(ideal_ms, ov.hidden_transfer_ms))
 
 
 def _attainable(iso: ProfiledMeans) -> float:
-    return equations.attainable_step_ms(iso.compute_busy_ms, iso.comm_busy_ms)
+    waiting_ms = 0.0 if math.isnan(iso.waiting_ms) else iso.waiting_ms
+    return equations.attainable_step_ms(iso.slowest_compute_ms, iso.comm_busy_ms - waiting_ms)
 
 
 def _attained(step: TimedMeans, seq: TimedMeans, iso: ProfiledMeans) -> float:
@@ -260,10 +292,14 @@ FORMULAS: Mapping[str, Formula] = {
     "compute_isolated_ms": Formula((_ISO,), lambda iso: _possible(iso.compute_ms)),
     "compute_busy_ms": Formula((_OV,), lambda ov: ov.compute_busy_ms),
     "compute_busy_isolated_ms": Formula((_ISO,), lambda iso: iso.compute_busy_ms),
+    "slowest_compute_ms": Formula((_ISO,), lambda iso: iso.slowest_compute_ms),
     "comm_ms": Formula((_OV,), lambda ov: ov.comm_busy_ms),
     "comm_isolated_ms": Formula((_ISO,), lambda iso: iso.comm_busy_ms),
     "hidden_comm_ms": Formula((_OV,), lambda ov: ov.hidden_comm_ms),
     "exposed_comm_ms": Formula((_OV,), lambda ov: ov.comm_busy_ms - ov.hidden_comm_ms),
+    "waiting_ms": Formula((_OV,), lambda ov: ov.waiting_ms),
+    "waiting_isolated_ms": Formula((_ISO,), lambda iso: iso.waiting_ms),
+    "hidden_transfer_ms": Formula((_OV,), lambda ov: ov.hidden_transfer_ms),
     "hidden_comm_fraction": Formula((_OV,), lambda ov: ov.hidden_comm_ms / ov.comm_busy_ms),
     "comm_slowdown": Formula((_OV, _ISO), lambda ov, iso: equations.slowdown(ov.comm_ms, iso.comm_ms)),
     "comm_ratio": Formula((_OV,), _comm_ratio),
@@ -312,12 +348,47 @@ def interval_by(
 def samples_of(sums: FigureSums[Tables]) -> tuple[Sample, Sample, Sample, Sample]:
     """The timed blocks of overlapped and of sequential steps, then the profiled ones, each averaged over the ranks."""
     timed = _samples(TimedMeans, _TIMED_LOGS, sums.timed)
-    profiled = _samples(ProfiledMeans, _PROFILED_LOGS, sums.profiled)
+    profiled = _samples(ProfiledMeans, _PROFILED_LOGS, sums.profiled, sums.waiting)
     return timed[0], timed[1], profiled[0], profiled[1]
 
 
-def _samples(columns: Callable[..., tuple[float, ...]], num_logs: int, sums: BlockSums[Tables]) -> list[Sample]:
-    """The blocks of each mode."""
+def _across_ranks(rows: Floats, arms: Sequence[ArmSums], own: npt.NDArray[np.bool_], waiting: WaitingSums) -> None:
+    """Put into the blocks' rows what only all ranks together tell: the slowest rank's compute, and waiting.
+
+    Args:
+        rows: of the blocks, which are changed.
+        arms: of each mode.
+        own: which rows are of each mode; shape (modes, rows).
+        waiting: of all ranks.
+    """
+    if arms[1].blocks and arms[1].mean[_BUSY] > 0:
+        slowest_ms = np.frombuffer(arms[1].most)[_BUSY]
+        rows[own[1], _SLOWEST] = rows[own[1], _BUSY] * slowest_ms / arms[1].mean[_BUSY]
+    waited = {block.block: block for block in reported_waiting(waiting).blocks}
+    having = [(arm, rows_of) for arm, rows_of in zip(arms, own, strict=True) if arm.blocks]
+    if not all(any(block in waited for block in arm.blocks) for arm, _ in having):
+        return
+    for arm, rows_of in having:
+        found = [(waited[n].waited_us, waited[n].hidden_us) if n in waited else None for n in arm.blocks]
+        usual = tuple(np.mean([times for times in found if times is not None], axis=0))
+        of_block = np.array([times or usual for times in found]) / (1e3 * arm.num_ranks)
+        part = rows[rows_of]
+        with np.errstate(all="ignore"):
+            share = np.where(part[:, _COMM] > 0, 1 - np.minimum(of_block[:, 0] / part[:, _COMM], _MOST_WAITING), 1.0)
+        part[:, _COMM] *= share
+        part[:, len(ProfiledMeans._fields) + _COMM] += np.log(share)
+        part[:, _WAITING] = part[:, _COMM_BUSY] * (1 - share)
+        part[:, _TRANSFER] = np.clip(part[:, _HIDDEN] - of_block[:, 1], 0, part[:, _COMM_BUSY] * share)
+        rows[rows_of] = part
+
+
+def _samples(
+    columns: Callable[..., tuple[float, ...]],
+    num_logs: int,
+    sums: BlockSums[Tables],
+    waiting: WaitingSums | None = None,
+) -> list[Sample]:
+    """The blocks of each mode; those of the profile come with the ranks' waiting."""
     arms = [sums.of(mode) for mode in Mode]
     if not any(arm.blocks for arm in arms):
         return [Sample(np.empty((0, 0)), 0, columns) for _ in arms]
@@ -326,8 +397,11 @@ def _samples(columns: Callable[..., tuple[float, ...]], num_logs: int, sums: Blo
     as_times = np.arange(width)
     as_logs = np.concatenate([np.arange(width, width + num_logs), as_times[num_logs:]])
     is_log = as_times < num_logs
+    of_each = rows.copy()
+    if waiting is not None:
+        _across_ranks(rows, arms, design.of_mode, waiting)
     with np.errstate(all="ignore"):
-        means, covariances = design.means(rows), design.covariances(rows)
+        before, means, covariances = design.means(of_each), design.means(rows), design.covariances(rows)
     samples = []
     for place, arm in enumerate(arms):
         if not arm.blocks:
@@ -335,6 +409,12 @@ def _samples(columns: Callable[..., tuple[float, ...]], num_logs: int, sums: Blo
             continue
         degrees = float(design.degrees[place])
         covariance = covariances[place]
+        # Over the ranks, the mean of what each has: so are the tables of kernels.
+        mean = arm.mean[as_times].copy()
+        if waiting is not None:
+            whole, changed = before[place][_PART_OF], means[place][_ACROSS_RANKS]
+            with np.errstate(all="ignore"):
+                mean[_ACROSS_RANKS] = np.where(whole > 0, mean[_PART_OF] * changed / whole, changed)
         own = design.of_mode[place]
         samples.append(
             Sample(
@@ -342,8 +422,7 @@ def _samples(columns: Callable[..., tuple[float, ...]], num_logs: int, sums: Blo
                 sum(arm.num_steps),
                 columns,
                 Adjusted(
-                    # Over the ranks, the mean of what each has: so are the tables of kernels.
-                    Moments(arm.mean[as_times], covariance[np.ix_(as_times, as_times)], degrees),
+                    Moments(mean, covariance[np.ix_(as_times, as_times)], degrees),
                     Moments(means[place][as_logs], covariance[np.ix_(as_logs, as_logs)], degrees),
                     is_log,
                 ),
@@ -355,82 +434,8 @@ def _samples(columns: Callable[..., tuple[float, ...]], num_logs: int, sums: Blo
 Means = tuple[TimedMeans, TimedMeans, ProfiledMeans, ProfiledMeans]
 
 
-def run_times(windows: Sequence[Mapping[str, Estimate]]) -> Floats:
-    """The mean times of each window, from the values of its figures; NaN for what is not known. A row a window.
-
-    Args:
-        windows: the figures of each window, by name.
-    """
-
-    def column(time: str, change: str = "", *, share_of: str = "", beside: str = "") -> list[float]:
-        """Of a time, of one that is longer than it by a change, or of a share of it; where another figure is known."""
-        names = [name for name in (time, change, share_of, beside) if name]
-        return [
-            window[time].value * (1 + window[change].value if change else window[share_of].value if share_of else 1)
-            if all(name in window for name in names)
-            else math.nan
-            for window in windows
-        ]
-
-    unknown = [math.nan] * len(windows)
-    overlapped = {
-        "compute_ms": column("compute_ms"),
-        # Of the sums of these kernels' times the ratio alone is a figure: it weighs by the time in flight.
-        "comm_ms": column("comm_isolated_ms", "comm_slowdown"),
-        "step_ms": column("e2e_overlapped_ms", "profiler_slowdown"),
-        "compute_busy_ms": column("compute_busy_ms"),
-        "comm_busy_ms": column("comm_ms"),
-        "hidden_comm_ms": column("hidden_comm_ms"),
-        "covered_compute_ms": column("compute_ms", share_of="overlap_ratio"),
-        "p2p_ms": column("p2p_ms"),
-        "idle_ms": column("idle_ms"),
-        "bubble_ms": column("bubble_ms"),
-    }
-    isolated = {
-        "compute_ms": column("compute_isolated_ms"),
-        "comm_ms": column("comm_isolated_ms", beside="comm_slowdown"),
-        "step_ms": column("e2e_sequential_ms", "profiler_slowdown_isolated"),
-        "compute_busy_ms": column("compute_busy_isolated_ms"),
-        "comm_busy_ms": column("comm_isolated_ms"),
-        "hidden_comm_ms": column("comm_isolated_ms", share_of="residual_comm_overlap"),
-        "covered_compute_ms": column("compute_isolated_ms", share_of="residual_overlap"),
-        "p2p_ms": unknown,
-        "idle_ms": column("idle_isolated_ms"),
-        "bubble_ms": unknown,
-    }
-    profiled = [times[name] for times in (overlapped, isolated) for name in ProfiledMeans._fields]
-    columns = [column("e2e_overlapped_ms"), column("e2e_sequential_ms"), *profiled]
-    return np.array(columns, dtype=np.float64).T
-
-
-def run_means(times: Floats) -> Floats:
-    """The mean of each time over the windows that know it; NaN where none does."""
-    known = np.isfinite(times)
-    with np.errstate(all="ignore"):
-        return np.asarray(np.where(known, times, 0.0).sum(axis=0) / known.sum(axis=0))
-
-
 def named_means(means: Floats) -> Means:
     """One row of ``run_times``, or ``run_means``, as ``FORMULAS`` take it."""
     width = len(ProfiledMeans._fields)
     ov, seq, *rest = means.tolist()
     return TimedMeans(ov), TimedMeans(seq), ProfiledMeans(*rest[:width]), ProfiledMeans(*rest[width:])
-
-
-def run_deviations(formula: Formula, scale: Scale, times: Floats) -> Floats | None:
-    """What each window adds to a run's figure, on its scale: their spread is that of the figure of the mean times.
-
-    To first order. The figures of the windows themselves spread less where long steps are rare: their mean is another.
-
-    Args:
-        formula: of the figure.
-        scale: of its interval.
-        times: of ``run_times``, of the windows that have the figure.
-    """
-    means = run_means(times)
-    slopes = gradient(lambda moved: scale.to(formula.of(*formula.pick(named_means(moved)))), [means], 0)
-    if slopes is None:
-        return None
-    used = slopes != 0
-    deviations = (times[:, used] - means[used]) @ slopes[used]
-    return deviations if np.isfinite(deviations).all() else None

@@ -181,6 +181,8 @@ def may_be_chance(estimate: Estimate) -> bool:
 CLEAR, WITHIN_NOISE, INCONCLUSIVE = "clear", "within noise", "inconclusive"
 # A change that is smaller matters to nobody: a whole interval this near to zero says that there is none.
 _MATTERS = 0.01
+# A fraction below it is 0.0 %.
+_SHOWN_AS_ZERO = 0.0005
 
 
 def certainty(change: Estimate) -> str:
@@ -194,6 +196,11 @@ def certainty(change: Estimate) -> str:
     if not may_be_chance(change):
         return CLEAR
     return WITHIN_NOISE if _furthest(change) <= _MATTERS else INCONCLUSIVE
+
+
+def is_no_difference(change: Estimate) -> bool:
+    """Whether all of the interval of a relative change is zero as it is shown."""
+    return None not in (change.ci_low, change.ci_high) and _furthest(change) < _SHOWN_AS_ZERO
 
 
 def certainty_in_words(change: Estimate, style: Style = PLAIN) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from overlap_callbacks.analysis.formatting import (
@@ -11,6 +11,7 @@ from overlap_callbacks.analysis.formatting import (
     certainty_in_words,
     change_in_words,
     count,
+    is_no_difference,
     may_be_chance,
     range_in_words,
     shortened,
@@ -38,6 +39,10 @@ _WHAT_TO_DO = (
     ),
     (("measured something else than rank",), "Give all ranks the same Schedule and the same step numbers."),
     (("no profile shows whether",), "Set profiled_steps to 4."),
+    (
+        ("recorded steps were skipped",),
+        "Start windows where steps are no longer skipped: a higher first_step, or a lower initial loss scale.",
+    ),
     (("compiled",), "Look for what recompiles in the steps of a window."),
 )
 _MAX_PROBLEM = 400
@@ -89,6 +94,8 @@ def run_headline(summary: RunSummary, num_arms: int = 0) -> Headline:
     if not summary.measured:
         if num_arms:
             return Headline(NO_SEQUENTIAL_ARM, what_to_do="Add Sequential() to the arms.")
+        if summary.left_out:
+            return _all_left_out(summary.left_out)
         return Headline(NOTHING_YET, what_to_do=_LET_IT_END)
     figures = summary.pooled()
     partial = None if figures else summary.partial
@@ -116,6 +123,14 @@ def run_headline(summary: RunSummary, num_arms: int = 0) -> Headline:
     return found._replace(**_unverified(summary))
 
 
+def _all_left_out(reasons: Sequence[str]) -> Headline:
+    """Why a run without any window has none."""
+    which = "The only window was" if len(reasons) == 1 else f"All {len(reasons):,} windows were"
+    reason = shortened(reasons[-1], _MAX_PROBLEM).rstrip(".")
+    todo = next((todo for marks, todo in _WHAT_TO_DO if any(mark in reason for mark in marks)), _READ_NOTES)
+    return Headline(f"Nothing has been measured: {_small(which)} left out.", why=f"{reason}.", what_to_do=todo)
+
+
 def step_change(figures: Mapping[str, Estimate]) -> Estimate | None:
     """How much longer a step is with overlap, as a fraction of a sequential step; below zero it is shorter."""
     speedup = figures.get("speedup_vs_sequential")
@@ -139,11 +154,19 @@ def answer(figures: Mapping[str, Estimate], looks: str = "") -> Headline:
     words = change_in_words(change.value, "longer", "shorter")
     if change.ci_low is None:
         sentence = f"Overlap seems to make steps {words} here, from too few blocks to be sure."
+    elif is_no_difference(change):
+        sentence = "Overlap makes no difference to steps here."
     elif may_be_chance(change):
         sentence = f"Steps are {words} with overlap here, which is {certainty_in_words(change)}."
     else:
         sentence = f"Overlap makes steps {words} here."
-    if slowdown is not None:
+    if slowdown is not None and is_no_difference(slowdown):
+        sentence += (
+            " It makes none to compute kernels."
+            if is_no_difference(change)
+            else " It makes no difference to compute kernels."
+        )
+    elif slowdown is not None:
         doubt = f", which is {certainty(slowdown)}" if may_be_chance(slowdown) else ""
         sentence += f" Compute kernels run {change_in_words(slowdown.value, 'slower', 'faster')} with it{doubt}."
     return Headline(sentence, _interval(change, slowdown, looks))
@@ -237,6 +260,12 @@ def _unverified(summary: RunSummary) -> dict[str, str]:
     if not number:
         return {}
     of = "" if number == len(comparing) else f" of {number} of {len(comparing)} windows"
+    if all(window.lower_bound for window in comparing if not window.verified):
+        return {
+            "why": f"symmetric memory or user buffers communicate{of} past what profiles show: communication and "
+            "residual overlap are lower bounds, and the sequential steps are not verified.",
+            "what_to_do": "Switch them off for a measurement, or compare two traces: overlap compare.",
+        }
     return {
         "why": f"no profile has verified that the sequential steps{of} were sequential.",
         "what_to_do": "Set profiled_steps to 4.",

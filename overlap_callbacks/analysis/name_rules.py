@@ -36,8 +36,17 @@ communication_patterns: list[str] = [
     r"userbuffers_|cross_device_reduce_|allreduce_fusion_kernel",
     # All-reduces of AMD's quickreduce and aiter. Their names may be mangled.
     r"quickreduce(::|\d)|allreduce_prototype_|reduce_scatter_cross_device|aiter(::|\d+)\w*(?i:all_?(reduce|gather))",
+    # Operators of torch and NCCL on NCCL's device API.
+    r"nccl_extension::|^(void )?ubx_kernel_|_lsa_kernel|lsa_simple_alltoall|reshardKernelUserWindow",
+    r"(?i:(one|two)_?shot_mc_allreduce)",
     r"^Memcpy PtoP",
     r"^(gloo|ucc|mpi):",
+]
+
+# Of these, kernels that work on memory of other ranks directly: what goes with them may be copies within the device.
+direct_communication: list[str] = [
+    r"symmetric_memory::|(?i:symm_?mem)|userbuffers|barrier_on_stream|nvshmem|rocshmem|multimem_",
+    r"nccl_extension::|ubx_kernel_|_lsa_kernel|lsa_simple_alltoall|reshardKernelUserWindow|shot_mc_allreduce",
 ]
 
 # Kernels that only prepare or finish communication, on the memory of their own device. They are compute, although a

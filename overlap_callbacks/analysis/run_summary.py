@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from overlap_callbacks.analysis.aggregate import drop_incomparable_figures
-from overlap_callbacks.analysis.figures import FORMULAS, run_deviations, run_means, run_times, scale_of
+from overlap_callbacks.analysis.figures import FORMULAS, scale_of
 from overlap_callbacks.analysis.outliers import stalls_of_a_run
 from overlap_callbacks.analysis.results.catalogue import FIGURES, figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -17,6 +17,7 @@ from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.analysis.results.settled import Settled
 from overlap_callbacks.analysis.results.step_parts import StepParts, measured_parts
 from overlap_callbacks.analysis.results.window import RankWindow
+from overlap_callbacks.analysis.run_times import run_deviations, run_means, run_times
 from overlap_callbacks.analysis.statistics import Pooling, pool, windows_differ
 
 COUNTS = "counts"
@@ -37,9 +38,10 @@ class RunSummary:
         windows: the reports, in the order of measurement. More may be added to the list later.
         unfinished: a window that was cut off before its report: what rank 0 had measured of it.
         running: whether the job goes on: people look again and again, so its intervals hold at all looks.
+        left_out: why windows have no report, in words. More may be added to the list later.
 
     Attributes:
-        run, windows, unfinished, running: the same.
+        run, windows, unfinished, running, left_out: the same.
     """
 
     def __init__(
@@ -49,8 +51,10 @@ class RunSummary:
         unfinished: OverlapReport | None = None,
         *,
         running: bool = False,
+        left_out: Sequence[str] = (),
     ) -> None:
         self.run = run
+        self.left_out = left_out
         self.windows = windows
         self.unfinished = unfinished
         self.running = running

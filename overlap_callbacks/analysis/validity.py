@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from overlap_callbacks.analysis.rank_set import RankSet, union
-from overlap_callbacks.analysis.results.catalogue import residual_comm_limit, residual_limit
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.residual import residual_comm_limit, residual_limit
 
 # Idle time that sequential steps have beyond overlapped ones, as a share of a sequential step.
 MAX_HOST_WAIT = 0.02

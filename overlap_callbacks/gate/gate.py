@@ -71,9 +71,9 @@ class Gate:
         stuck: the serialised collective that did not finish in time; None if there is none.
         last_error: an error of the gate's own; None if there was none.
         dimensions: the dimension of parallelism of groups that were named by hand, by the group's name.
+        side_streams: streams that compute and never issue a collective, as far as an adapter knows them.
         micro_batches: of the open step so far, as an adapter counts them; 0 where none does.
-        nested: whether operators of the job issue collectives themselves, as those on DTensors do. The gate finds out
-            in the first window; where it is known, set it before.
+        nested: whether operators of the job issue collectives (on DTensors, say); the first window finds out.
 
     Raises:
         RuntimeError: (from ``register``) another gate of this process is in use.
@@ -84,6 +84,7 @@ class Gate:
         self.last_error: Exception | None = None
         self.patience_s = patience_s
         self.dimensions: dict[str, str] = {}
+        self.side_streams: list[torch.cuda.Stream] = []
         self.nested = False
         self._recorder = StepRecorder(capacity)
         self._groups: dict[dist.ProcessGroup, Group] = {}
@@ -182,9 +183,8 @@ class Gate:
             raise RuntimeError(f"a step began {where}, where it cannot be measured: begin steps outside")
         dispatcher.install()  # torch.compile may have come into use since the step before
         self._reset_step(expected or ExpectedSequence())
-        self._on_stream = None if compute_stream is None else StreamSerialiser(compute_stream)
-        self._watching = watch
-        self._suspended = False
+        self._on_stream = None if compute_stream is None else StreamSerialiser(compute_stream, self.side_streams)
+        self._watching, self._suspended = watch, False
         self._step_thread = get_ident()
         self._numbers = SequenceNumbers()
         self._serialise = sequential

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from time import perf_counter_ns
 from typing import Any
 
@@ -16,6 +17,11 @@ from overlap_callbacks.gate.let_pass import LetPass
 from overlap_callbacks.gate.step_log import CollectiveCall
 from overlap_callbacks.instruments import clocks
 
+# Collectives of a step that are timed on the device: each takes two events, which live until the report.
+MAX_TIMED = 4_000
+# Time between two looks at a work that must not be given a timeout.
+_POLL_S = 50e-6
+
 
 class StreamSerialiser:
     """Waits of streams for each other, in one step: the host never blocks.
@@ -25,17 +31,19 @@ class StreamSerialiser:
     collective comes after all that was enqueued on any known stream before it, and before all that is enqueued
     there after it. Streams only wait for events that are recorded already, so that no two can wait for each other.
 
-    Streams that never issue a collective are not known, and not ordered: a second compute stream, say.
+    Streams that never issue a collective are not ordered unless they are told: a second compute stream, say.
 
     Args:
         compute: the stream on which the step computes.
+        others: further streams that compute.
     """
 
     completes = False
 
-    def __init__(self, compute: torch.cuda.Stream) -> None:
+    def __init__(self, compute: torch.cuda.Stream, others: Iterable[torch.cuda.Stream] = ()) -> None:
         self._compute = compute
-        self._known = [compute]
+        self._num_timed = 0
+        self._known = [compute, *[stream for stream in others if stream.device == compute.device]]
 
     def obstacle(self, tensor: torch.Tensor | None) -> LetPass | None:
         if tensor is not None and self._compute.device != tensor.device:
@@ -44,14 +52,16 @@ class StreamSerialiser:
 
     def before(self, call: CollectiveCall) -> None:
         call.stream = issuing = self._gather()
-        call.start = clocks.stream_mark(issuing)
+        if self._num_timed < MAX_TIMED:
+            self._num_timed += 1
+            call.start = clocks.stream_mark(issuing)
 
     def after(self, call: CollectiveCall, work: dist.Work | None) -> bool:
         issuing = call.stream
         assert issuing is not None
         if work is not None and not call.spec.host_blocking:
             work.wait()  # the issuing stream waits for the communicator's; the host goes on
-        call.end = mark = clocks.stream_mark(issuing)
+        call.end = mark = None if call.start is None else clocks.stream_mark(issuing)
         self._release(issuing, mark)
         return True
 
@@ -125,6 +135,8 @@ class HostSerialiser:
     def _wait(self, work: dist.Work) -> bool:
         start_ns = perf_counter_ns()
         try:
+            if refuses_timeouts():
+                return self._poll(work)
             work.wait(self._patience)
         except RuntimeError as error:
             if is_from_handler(error):
@@ -134,6 +146,24 @@ class HostSerialiser:
             logger.debug("the gate's wait for a collective ended with an error", exc_info=True)
             return perf_counter_ns() - start_ns < 1e9 * self._patience_s
         return True
+
+    def _poll(self, work: dist.Work) -> bool:
+        """Wait for a work that must not be given a timeout."""
+        deadline_ns = perf_counter_ns() + 1e9 * self._patience_s
+        while not work.is_completed():
+            if perf_counter_ns() > deadline_ns:
+                return False
+            time.sleep(_POLL_S)
+        work.wait()
+        return True
+
+
+def refuses_timeouts() -> bool:
+    """Whether torchcomms does the collectives: a wait with a timeout fails there, and its work with it.
+
+    From its source of mid 2026; it was not run here.
+    """
+    return bool(getattr(dist.distributed_c10d, "_use_torchcomms_enabled", bool)())
 
 
 class CompletedWork:

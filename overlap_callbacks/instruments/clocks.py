@@ -65,6 +65,11 @@ def prepare_own_thread(device: torch.device | None) -> None:
         _leave_captures_alone()
 
 
+def is_capturing() -> bool:
+    """Whether this thread captures a CUDA graph on its current stream. Then it must not query events."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 def _leave_captures_alone() -> None:
     """Allow this thread to query events while another thread captures a CUDA graph.
 

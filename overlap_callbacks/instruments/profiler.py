@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import operator
 import re
 import sys
@@ -46,6 +47,54 @@ def _record_on_this_thread(record: bool) -> None:
     _torch_autograd._enable_record_function(record)
 
 
+# Below half of Kineto's limit. A launch has two records, of some 270 bytes together.
+_MOST_BYTES, _BYTES_A_RECORD = 64 * 2**20, 200
+# One step and its warm-up of each mode.
+FIRST_STEPS = 4
+
+
+def may_end_the_process(torch_version: str, cuda_version: str | None) -> bool:
+    """Whether a profile that reaches Kineto's limit may end the process with SIGSEGV.
+
+    Kineto of torch 2.13 denies CUPTI a buffer at its limit, and CUPTI before CUDA 12.9 crashes on that. Not seen here:
+    from Kineto's source and its issue 1275. Later versions may have the mend, and are treated alike.
+    """
+    if cuda_version is None:
+        return False
+    release, cuda = (tuple(map(int, re.findall(r"\d+", text)[:2])) for text in (torch_version, cuda_version))
+    return release >= (2, 13) and cuda < (12, 9)
+
+
+class RecordBound:
+    """How many steps one session may record so that it stays below Kineto's limit.
+
+    Args:
+        applies: whether that limit must not be reached.
+    """
+
+    def __init__(self, *, applies: bool) -> None:
+        self.applies = applies
+        self._records_a_step = 0.0
+
+    def learn(self, num_records: int, num_steps: int) -> None:
+        """Note what the steps of a session had."""
+        if num_steps:
+            self._records_a_step = max(self._records_a_step, num_records / num_steps)
+
+    @property
+    def steps(self) -> float:
+        """Steps of a session, at most."""
+        if not self.applies:
+            return math.inf
+        if not self._records_a_step:
+            return FIRST_STEPS
+        return _MOST_BYTES / _BYTES_A_RECORD // self._records_a_step
+
+
+# Of this process: each window has a session of its own.
+record_bound = RecordBound(applies=may_end_the_process(torch.__version__, torch.version.cuda))
+
+
 class Profile:
     """One session of ``torch.profiler``, with minimal settings.
 
@@ -57,8 +106,8 @@ class Profile:
 
     Attributes:
         taken_over: whether the session ended because another profiler was prepared or started.
-        truncated: whether Kineto stopped recording before the session ended, because its buffers were full (128 MiB
-            by default). Then kernels are missing.
+        truncated: whether Kineto stopped recording before the session ended, because too many buffers were in flight
+            at a time (128 MiB by default). Then kernels are missing. torch before 2.13 has no such limit.
         session: torch's profiler; None once its events were read.
         bounds: host start and end of each recorded step, as of ``time.time_ns``.
     """
@@ -127,6 +176,11 @@ class Profile:
         self.bounds.append((self._step_start, end_ns))
         return len(self.bounds) - 1
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no more steps may be recorded."""
+        return self._on_cuda and len(self.bounds) >= record_bound.steps
+
     def stop(self) -> bool:
         """End the session. Returns False if it had to end before, for another profiler.
 
@@ -176,6 +230,7 @@ class Profile:
         events = results.events()
         self.session = None
         del results
+        record_bound.learn(len(events), len(self.bounds))
         return read_events(events, self.bounds, self._thread, self._quiet_ns, on_device=self._on_cuda)
 
 
@@ -397,7 +452,7 @@ def _activity(event: Any) -> str:
 
 def _kineto_stopped() -> bool:
     """Whether Kineto stopped recording before its session was ended: the record of the device was full."""
-    stopped = getattr(torch.autograd, "_is_kineto_stopped", None)  # about torch 2.9 and later
+    stopped = getattr(torch.autograd, "_is_kineto_stopped", None)  # torch 2.13 and later
     return stopped is not None and bool(stopped())
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
+
+import torch
 
 from overlap_callbacks.gate.arms import Offers
 from overlap_callbacks.gate.switch import OverlapSwitch, Switch
@@ -43,6 +45,10 @@ class ForAdapters:
         DeviceMesh and Megatron-core describe their groups, so only others need it.
         """
         self._driver.gate.dimensions.update(dimensions)
+
+    def name_computing_streams(self, streams: Iterable[torch.cuda.Stream]) -> None:
+        """Name streams that compute and issue no collective, which sequential steps order with the others."""
+        self._driver.gate.side_streams.extend(streams)
 
     def tell_configuration(self, facts: Mapping[str, object]) -> None:
         """Say what is known of the job's configuration, for the record: model, buckets. Before the first window.

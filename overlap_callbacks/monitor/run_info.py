@@ -16,13 +16,12 @@ from overlap_callbacks._version import __version__
 from overlap_callbacks.analysis.environment.hidden_hosts import numbered
 from overlap_callbacks.analysis.results.catalogue import (
     FIGURES,
-    memory_meanings,
-    memory_units,
     power_meanings,
     power_units,
 )
 from overlap_callbacks.analysis.results.environment import RankEnvironment
 from overlap_callbacks.analysis.results.experts import expert_meanings, expert_units
+from overlap_callbacks.analysis.results.memory_metrics import memory_meanings, memory_units
 from overlap_callbacks.analysis.results.throughput_metrics import throughput_meanings, throughput_units
 from overlap_callbacks.analysis.results.workload import Setting, Workload
 from overlap_callbacks.monitor.background.store import Job

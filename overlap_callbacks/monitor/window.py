@@ -22,7 +22,7 @@ from overlap_callbacks.instruments import clocks
 from overlap_callbacks.instruments.memory import MemoryReader, RawReading
 from overlap_callbacks.instruments.other_profilers import serves_a_daemon
 from overlap_callbacks.instruments.power.meter import PowerMeter
-from overlap_callbacks.instruments.profiler import Profile
+from overlap_callbacks.instruments.profiler import FIRST_STEPS, Profile, record_bound
 from overlap_callbacks.monitor.schedule import Part, Plan
 from overlap_callbacks.monitor.step_ranges import StepRanges
 from overlap_callbacks.monitor.window_cost import WindowCost
@@ -184,6 +184,7 @@ class Window:
         self._steps: list[MeasuredStep] = []
         self._problems: list[str] = []
         self._profile: Profile | None = None
+        self._full_profile: Profile | None = None  # ended before the window, to stay below Kineto's limit
         self._missing_profile = ""
         self._all_quiet: bool | None = None  # profiled steps so far; None before the first
         self._unseen = False  # the step that ended last left collectives in flight which the profile has not
@@ -227,7 +228,8 @@ class Window:
         self._ranges.begin(plan, self.first_step + plan.offset)
         self._paused = self._was_paused = False
         self._skipped = ""
-        if plan.part is Part.PROFILED and self._profile is None and not self._missing_profile:
+        may_profile = self._profile is None and self._full_profile is None and not self._missing_profile
+        if plan.part is Part.PROFILED and may_profile:
             self._start_profile()
         self._memory_before = self._memory.read()  # outside the step's marks
         sequential = plan.mode is Mode.SEQUENTIAL
@@ -256,6 +258,12 @@ class Window:
             profile_index = self._profile.end_step(quiet=log.quiet)
             self._unseen = profile_index < 0 and not log.quiet
             self._all_quiet = log.quiet and self._all_quiet is not False
+            if self._profile.is_full and not self._plan.last:
+                self.note(
+                    "the profile was ended early: with this build of torch, a profile that reaches Kineto's limit can "
+                    "end the process"
+                )
+                self._full_profile, self._profile = self._stop_profile(), None
         self._note_oddities(log)
         if unseen:
             self.note("a profiled step was left out: the step before it had left collectives in flight")
@@ -334,7 +342,7 @@ class Window:
         self._ranges.end()
         self._gate.stop()
         self._end_meter()
-        profile = self._stop_profile()
+        profile = self._full_profile or self._stop_profile()
         return ClosedWindow(
             number=self.number,
             first_step=self.first_step,
@@ -369,6 +377,12 @@ class Window:
     def _start_profile(self) -> None:
         if serves_a_daemon():
             self._miss_profile("Kineto takes requests from a daemon (KINETO_USE_DAEMON), whose traces ours would empty")
+            return
+        if self.on_device and record_bound.steps < FIRST_STEPS:
+            self._miss_profile(
+                "its steps launch so many kernels that a profile could reach Kineto's limit, which can end the process "
+                "with this build of torch"
+            )
             return
         if not Profile.available():
             self._miss_profile("another profiler was running in this process")

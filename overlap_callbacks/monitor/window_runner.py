@@ -241,8 +241,7 @@ class WindowRunner(StepRunner):
         if step.plan.offset < self._schedule.recorded_steps - 1:
             return
         if not window.recorded:
-            self._notices.info(f"window left out: its recorded steps were skipped, {step.skipped}")
-            self._close(complete=False, report=False)
+            self._leave_out(window, f"its recorded steps were skipped, {step.skipped}")
             return
         usual = window.cost.usual
         window.clearance.request(
@@ -320,15 +319,13 @@ class WindowRunner(StepRunner):
                 self._phase = Phase.MEASURING
                 window.grant(ruling, self._slot.race)
                 for rhythm in ruling.rhythms if window.session.job.rank == 0 else ():
-                    self._notices.info_once(
-                        f"rhythm {rhythm.period}", f"the job has a rhythm: {rhythm_sentence(rhythm)}"
-                    )
+                    said = f"the job has a rhythm: {rhythm_sentence(rhythm)}"
+                    self._notices.info_once(f"rhythm {rhythm.period}", said)
             case Decision.CONFLICT:
                 # Every later window would show the same conflict: there is nothing more to measure.
                 self.abandon(ruling.reason)
-                self._faults.switch_off(
-                    "conflict", f"sequential mode is refused, and measuring is switched off: {ruling.reason}"
-                )
+                why = f"sequential mode is refused, and measuring is switched off: {ruling.reason}"
+                self._faults.switch_off("conflict", why)
             case Decision.UNLIKE:
                 self._close(complete=False, report=False)
                 self._faults.switch_off("unlike", f"measuring is switched off: {ruling.reason}")
@@ -336,8 +333,7 @@ class WindowRunner(StepRunner):
                 self._notices.warn_once("astray", f"a window is left out: {ruling.reason}")
                 self._close(complete=False, report=False)
             case Decision.SKIPPED:
-                self._notices.info(f"window left out: {ruling.reason}")
-                self._close(complete=False, report=False)
+                self._leave_out(window, ruling.reason)
             case Decision.LATE:
                 self._notices.warn_once("late", f"a window has no sequential steps: {ruling.reason}")
                 self._notices.info(f"windows before number {self._backoff.next_window} are left out")
@@ -392,6 +388,12 @@ class WindowRunner(StepRunner):
         self._rest()
         if report:
             window.session.reporter.submit_window(closed, self._key(window.marks), self.tokens_per_step)
+
+    def _leave_out(self, window: _OpenWindow, reason: str) -> None:
+        """Close the window without a report."""
+        self._notices.info(f"window left out: {reason}")
+        window.session.reporter.submit_left_out(window.marks.number, window.marks.first_step, reason)
+        self._close(complete=False, report=False)
 
     def abandon(self, reason: str, *, within_step: bool = False, job_ends: bool = False) -> None:
         """End the window early; what was measured so far is reported as incomplete.

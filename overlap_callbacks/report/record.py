@@ -51,6 +51,12 @@ class _BlockLine(msgspec.Struct):
     sample: TimedBlock
 
 
+class _LeftOutLine(msgspec.Struct):
+    """Why a window has no report."""
+
+    reason: str
+
+
 # How the sink begins the lines of which there are many. Other lines are looked at twice.
 _BLOCK, _WINDOW = b'{"record":"block",', b'{"record":"window",'
 
@@ -59,6 +65,7 @@ _decode_kind = msgspec.json.Decoder(_Line).decode
 _decode_header = msgspec.json.Decoder(_Header).decode
 _decode_run = msgspec.json.Decoder(RunInfo).decode
 _decode_arm = msgspec.json.Decoder(ArmReport).decode
+_decode_left_out = msgspec.json.Decoder(_LeftOutLine).decode
 _decode_block = msgspec.json.Decoder(_BlockLine).decode
 
 
@@ -71,6 +78,7 @@ class Record:
         runs: one entry for each start of the job.
         windows: the reports, in the order of measurement; without their details if ``read`` was told so.
         arms: the reports of windows that compare with other arms than sequential steps.
+        left_out: why windows have no report, in words.
         unfinished: what rank 0 had measured of a window that was cut off before its report; None without one.
         ended: whether the job told its end after the last of its starts.
         broken_lines: lines that could not be read.
@@ -81,6 +89,7 @@ class Record:
     runs: list[RunInfo] = field(default_factory=list)
     windows: list[OverlapReport] = field(default_factory=list)
     arms: list[ArmReport] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
     unfinished: OverlapReport | None = None
     ended: bool = False
     broken_lines: int = 0
@@ -102,7 +111,9 @@ class Record:
             or known.running is not self.running
         ):
             # One for all who ask: to add up the figures of ten thousand windows takes a while.
-            known = self._summary = RunSummary(run, self.windows, self.unfinished, running=self.running)
+            known = self._summary = RunSummary(
+                run, self.windows, self.unfinished, running=self.running, left_out=self.left_out
+            )
         return known
 
     @property
@@ -200,6 +211,8 @@ def read(
             add_block(line)
         elif kind == "arm":
             record.arms.append(_decode_arm(line))
+        elif kind == "left_out":
+            record.left_out.append(_decode_left_out(line).reason)
         elif kind == "end":
             record.ended = True
         elif kind == "run":

@@ -100,12 +100,12 @@ def pair_table(pairs: Sequence[PairTime], title: str, decimals: int | None = Non
     table = Table(title=Text(title), title_justify="left")
     table.add_column("kernels")
     table.add_column("beside")
-    for column in ("slowdown", "lost", "time", "alone"):
+    for column in ("slowdown", "during", "lost", "time", "alone"):
         table.add_column(column, justify="right", no_wrap=True)
     for pair in pairs[:_MAX_ROWS]:
-        slowdown = change(pair.slowdown)
+        slowdown, during = change(pair.slowdown), change(pair.slowdown_during)
         times = (PLAIN.quantity(ms, "ms", decimals=decimals) for ms in (pair.lost_ms, pair.time_ms, pair.alone_ms))
-        table.add_row(name_cell(pair.victim), name_cell(beside_in_words(pair.beside)), slowdown, *times)
+        table.add_row(name_cell(pair.victim), name_cell(beside_in_words(pair.beside)), slowdown, during, *times)
     if len(pairs) > _MAX_ROWS:
         table.add_row(f"... {len(pairs) - _MAX_ROWS} more", style="dim")
     return table

@@ -33,6 +33,9 @@ class Sink:
     def log_arm(self, report: ArmReport) -> None:
         """Called once for each window of such an arm."""
 
+    def left_out(self, window: int, first_step: int, reason: str) -> None:
+        """Called for each window of which nothing is reported, with the reason in words."""
+
     def log(self, report: OverlapReport) -> None:
         """Called once for each window."""
         raise NotImplementedError

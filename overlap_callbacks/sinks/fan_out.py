@@ -74,6 +74,13 @@ class FanOut:
         """Hand over the report of an arm's window."""
         self._each(lambda sink: sink.log_arm(report), wanted=lambda sink: type(sink).log_arm is not Sink.log_arm)
 
+    def left_out(self, window: int, first_step: int, reason: str) -> None:
+        """Say why nothing is reported of a window."""
+        self._each(
+            lambda sink: sink.left_out(window, first_step, reason),
+            wanted=lambda sink: type(sink).left_out is not Sink.left_out,
+        )
+
     def log(self, report: OverlapReport) -> None:
         """Hand over the report of a window."""
         self._each(lambda sink: sink.log(report))

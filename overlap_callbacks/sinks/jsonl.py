@@ -3,7 +3,8 @@
 There are these kinds of line. ``{"record": "run", ...}`` opens a run; a resumed job adds one.
 ``{"record": "block", ...}`` is one timed block of rank 0, written as soon as it is measured.
 ``{"record": "window", ...}`` is the report of a whole window. ``"arm_block"`` and ``"arm"`` are the same of windows
-that compare with another arm than sequential steps. Everything else (tables, pages, W&B) can be made from it.
+that compare with another arm than sequential steps. ``{"record": "left_out", ...}`` says why a window has no report.
+Everything else (tables, pages, W&B) can be made from it.
 """
 
 from __future__ import annotations
@@ -62,6 +63,9 @@ class JsonlSink(Sink):
 
     def log_arm(self, report: ArmReport) -> None:
         self._write("arm", report)
+
+    def left_out(self, window: int, first_step: int, reason: str) -> None:
+        self._write("left_out", {"window": window, "first_step": first_step, "reason": reason})
 
     def log(self, report: OverlapReport) -> None:
         self._write("window", self._details.of(report))

@@ -82,10 +82,12 @@ BY_HAND = {
     "compute_isolated_ms": 60,
     "compute_busy_ms": (58 + 66) / 2,
     "compute_busy_isolated_ms": (47 + 73) / 2,
+    "slowest_compute_ms": (47 + 73) / 2,
     "comm_ms": (26 + 38) / 2,
     "comm_isolated_ms": (24 + 30) / 2,
     "hidden_comm_ms": (20 + 28) / 2,
     "exposed_comm_ms": 32 - 24,
+    "hidden_transfer_ms": 24,  # nobody knows who comes last
     "hidden_comm_fraction": 24 / 32,
     "comm_slowdown": 36 / 30 - 1,
     "comm_ratio": 32 / (62 + 8 + 7),  # of the step under the profiler: compute, exposed communication, idle
@@ -154,7 +156,9 @@ def test_every_figure_by_hand():
 
 
 def test_the_figures_stand_in_their_order_and_none_is_missing():
-    assert list(report_of(rank_window()).figures()) == [figure.name for figure in FIGURES] == list(BY_HAND)
+    of_several_ranks = ("waiting_ms", "waiting_isolated_ms")
+    names = [figure.name for figure in FIGURES if figure.name not in of_several_ranks]
+    assert list(report_of(rank_window()).figures()) == names == list(BY_HAND)
 
 
 @pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
@@ -424,6 +428,7 @@ COMPARING = {
     "compute_isolated_ms",
     "compute_busy_isolated_ms",
     "comm_isolated_ms",
+    "slowest_compute_ms",
     "comm_slowdown",
 }
 

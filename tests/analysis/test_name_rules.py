@@ -298,6 +298,14 @@ def test_compute_is_not_taken_for_communication(name):
         "void sglang::cross_device_reduce_2stage<__half, 8>(sglang::RankData*, sglang::RankSignals)",
         "void tensorrt_llm::kernels::oneShotAllReduceKernel<__half, 8, true, false>(AllReduceParams)",
         "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<__nv_bfloat16, 2>(void)",
+        "void c10d::nccl_extension::reduce_scatter_offset_kernel<float>(ncclWindow_vidmem*, unsigned long)",
+        "c10d::nccl_extension::all_gather_offset_push_kernel(ncclWindow_vidmem*, unsigned long)",
+        "c10d::nccl_extension::lsa_put_signal_kernel(ncclWindow_vidmem*, unsigned long)",
+        "void ubx_kernel_allreduce<__nv_bfloat16>(ubx_args)",
+        "all_to_all_lsa_kernel(ncclWindow_vidmem*, unsigned long)",
+        "lsa_simple_alltoall_kernel(ncclDevComm)",
+        "oneshot_mc_allreduce_kernel(float*, unsigned long)",
+        "reshardKernelUserWindow(ncclWindow_vidmem*)",
     ],
 )
 def test_less_known_communication_is_known_too(name):

@@ -51,6 +51,11 @@ def estimate(value: float, low: float | None, high: float | None) -> Estimate:
             "Steps are 0.1% shorter with overlap here, which is within noise: no difference above 0.5%.",
             "95% interval: steps 0.5% shorter to 0.3% longer. A difference of 0.4% would show.",
         ),
+        (
+            (0.0, -1e-9, 1e-9),
+            "Overlap makes no difference to steps here.",
+            "95% interval: steps 0.0% shorter to 0.0% longer. A difference of 0.0% would show.",
+        ),
         ((0.25, None, None), "Overlap seems to make steps 20.0% shorter here, from too few blocks to be sure.", ""),
     ],
 )
@@ -71,6 +76,7 @@ def test_the_headline_says_what_overlap_does_and_its_interval_on_a_line_of_its_o
             "Compute kernels run 1.0% slower with it, which is inconclusive.",
             "compute kernels 10.0% faster to 10.0% slower.",
         ),
+        ((0.0, -1e-9, 1e-9), "It makes no difference to compute kernels.", ""),
         ((-0.01, -0.02, -0.005), "Compute kernels run 1.0% faster with it.", "compute kernels 0.5% to 2.0% faster."),
         ((0.14, None, None), "Compute kernels run 14.0% slower with it.", "95% interval: steps 4.8% to 16.7% shorter."),
     ],
@@ -112,6 +118,16 @@ def test_a_run_whose_windows_are_invalid_says_so_and_why_and_what_to_do(problem:
     alone = run_headline(RunSummary(run_info(), invalid[:1]))
     assert alone.sentence.startswith("The only window does not count")
     assert run_verdict(RunSummary(run_info(), invalid)) == found.text
+
+
+def test_where_all_windows_were_left_out_the_reason_stands_in_place_of_an_answer() -> None:
+    reason = "its recorded steps were skipped, its gradients overflowed"
+    found = run_headline(RunSummary(run_info(), [], left_out=[reason] * 3))
+    assert found.sentence == "Nothing has been measured: all 3 windows were left out."
+    assert found.why == f"{reason}."
+    assert found.what_to_do.startswith("Start windows where steps are no longer skipped")
+    one = run_headline(RunSummary(run_info(), [], left_out=["why"]))
+    assert one.sentence == "Nothing has been measured: the only window was left out."
 
 
 def test_a_run_that_has_just_begun_says_so() -> None:

@@ -244,6 +244,53 @@ def test_a_batch_on_the_compute_stream_needs_no_waits_between_streams(cuda: Devi
     assert cuda.log == []
 
 
+def test_a_stream_that_is_told_to_compute_is_ordered_though_it_never_communicates(cuda: Device) -> None:
+    """Shared experts of Megatron without tensor parallelism."""
+    second = cuda.streams[SECOND_COMPUTE]
+    serialiser = StreamSerialiser(cuda.streams["compute"], [second])  # type: ignore[arg-type,list-item]
+    before = second.enqueue()
+    collective = issue(cuda, serialiser, "compute")
+    after = second.enqueue()
+    assert cuda.is_before(before, collective)
+    assert cuda.is_before(collective, after)
+
+
+def test_of_thousands_of_collectives_in_a_step_a_bounded_number_is_timed_and_all_are_ordered(
+    cuda: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("overlap_callbacks.gate.serialiser.MAX_TIMED", 2)
+    serialiser, calls = new_serialiser(cuda), [new_call() for _ in range(3)]
+    for call in calls:
+        serialiser.before(call)
+        serialiser.after(call, None)
+    assert [(call.start is not None, call.end is not None) for call in calls] == [(True, True)] * 2 + [(False, False)]
+
+
+class _Unhurried:
+    """A work of torchcomms: a wait with a timeout fails, and the work with it."""
+
+    def __init__(self, looks: int) -> None:
+        self._looks = looks
+        self.waited = False
+
+    def is_completed(self) -> bool:
+        self._looks -= 1
+        return self._looks < 0
+
+    def wait(self) -> None:
+        self.waited = True
+
+
+@pytest.mark.parametrize(("looks", "done"), [(3, True), (10**9, False)])
+def test_a_work_of_torchcomms_is_waited_for_without_a_timeout_and_not_for_ever(
+    looks: int, done: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.distributed.distributed_c10d._use_torchcomms_enabled", lambda: True, raising=False)
+    work = _Unhurried(looks)
+    assert HostSerialiser(0.05).after(new_call(), work) == done  # type: ignore[arg-type]
+    assert work.waited == done
+
+
 class _Works:
     """A work whose wait ends as it is told to."""
 

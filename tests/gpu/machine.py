@@ -48,9 +48,16 @@ def backend() -> str:
         return "gloo"
     try:
         run_ranks(_talk, 2, backend="nccl", timeout_s=120)
-    except RanksFailedError:
+    except RanksFailedError as error:
+        if _FORKED in str(error):
+            raise  # of the tests, and not of NCCL
+        _why_not.append(str(error).strip().splitlines()[-1])
         return "gloo"
     return "nccl"
+
+
+_why_not: list[str] = []
+_FORKED = "Cannot re-initialize CUDA in forked subprocess"
 
 
 def _talk(rank: int) -> None:
@@ -62,4 +69,4 @@ def _talk(rank: int) -> None:
 def need_nccl() -> None:
     """Skip a test that has nothing to say without NCCL."""
     if not ON_CPU and backend() != "nccl":
-        pytest.skip("NCCL does not work for two ranks on this machine")
+        pytest.skip(f"NCCL does not work for two ranks on this machine: {_why_not[-1]}")

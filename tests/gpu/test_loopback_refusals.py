@@ -274,13 +274,16 @@ def test_a_whole_profile_of_a_device_has_nothing_to_be_said() -> None:
     assert not _no_kernel_figures(report)
 
 
+_MANY = 150_000
+
+
 def _overflow() -> OverlapReport:
     def before(loop: LoopJob, job: jobs.Job) -> Callable[[], None]:
         tiny = torch.zeros(1, device=loop.device)
 
         def work() -> None:
-            # Of some 270 bytes each, in the 8 steps of the profile: more than twice of the 128 MiB that Kineto keeps.
-            for _ in range(150_000):
+            # Of some 270 bytes each, in the 8 steps of the profile: twice of the 128 MiB that may be in flight.
+            for _ in range(_MANY):
                 tiny.neg_()
 
         return work
@@ -292,10 +295,13 @@ def _too_many_kernels() -> OverlapReport:
     return _on_device(_overflow, device_profile.cut_off)
 
 
-def test_more_kernels_than_the_profiler_keeps_give_no_figures_and_it_is_said() -> None:
+def test_a_profile_of_very_many_kernels_is_whole_or_gives_no_figures_and_it_is_said() -> None:
+    """Kineto's limit is on what is in flight, since torch 2.13; before, there is none."""
     report: OverlapReport = run_alone(_too_many_kernels, timeout_s=300)
+    if any(kernel.overlapped_calls == kernel.sequential_calls == _MANY for kernel in report.kernels):
+        return
     assert _no_kernel_figures(report)
-    # Kineto says so since torch 2.9. Else the kernels of the last steps, which are missing, tell.
+    # Kineto says so since torch 2.13. Else the kernels of the last steps, which are missing, tell.
     full, ends = "the profiler's buffers were full", "the profile ends before its last step does"
     assert _says(report, f"kernel times are missing: {full}") or _says(report, f"kernel times are missing: {ends}")
 

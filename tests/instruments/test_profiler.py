@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
 
 import numpy as np
+import pytest
 import torch
 
 from overlap_callbacks.analysis.kernels.table import Kind
@@ -228,3 +230,22 @@ def test_whether_kineto_stopped_early_can_be_asked_where_torch_knows_it(monkeypa
     assert profiler._kineto_stopped()
     monkeypatch.delattr(torch.autograd, "_is_kineto_stopped")
     assert not profiler._kineto_stopped()
+
+
+@pytest.mark.parametrize(
+    ("torch_version", "cuda_version", "may"),
+    [("2.13.0+cu126", "12.6", True), ("2.13.0+cu130", "13.0", False), ("2.13.1+cu129", "12.9", False),
+     ("2.12.1+cu126", "12.6", False), ("2.13.0+rocm6.4", None, False), ("2.14.0a0", "12.8", True)],
+)  # fmt: skip
+def test_where_a_profile_at_kinetos_limit_may_end_the_process(torch_version, cuda_version, may):
+    assert profiler.may_end_the_process(torch_version, cuda_version) is may
+
+
+def test_a_session_there_records_one_step_of_each_mode_first_and_then_what_stays_below_half_of_the_limit():
+    bound = profiler.RecordBound(applies=True)
+    assert bound.steps == profiler.FIRST_STEPS
+    bound.learn(num_records=40_000, num_steps=4)
+    assert bound.steps == 33  # of 10,000 records of 200 bytes, in 64 MiB
+    bound.learn(num_records=4, num_steps=4)  # of a window that was cut short
+    assert bound.steps == 33
+    assert profiler.RecordBound(applies=False).steps == math.inf

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from overlap_callbacks import Mode
+from overlap_callbacks.integrations._megatron_steps import shared_expert_streams
 from overlap_callbacks.integrations.megatron import attach
 from overlap_callbacks.report import record
 from tests.distributed import run_ranks
@@ -330,3 +332,15 @@ def test_pretrain_ends_as_it_would_when_it_fails_exits_or_cannot_be_measured(par
         (line,) = lines
         assert "measuring is switched off, training goes on" in line
         assert "tensor_model_parallel_size=2" in line
+
+
+def test_the_streams_of_shared_experts_are_found_once_each() -> None:
+    class SharedExpertMLP(nn.Module):
+        stream: object = None
+
+    shared, lone = object(), object()
+    experts = [SharedExpertMLP() for _ in range(4)]
+    for expert, stream in zip(experts, (shared, shared, lone, None), strict=True):
+        expert.stream = stream
+    chunks = [nn.Sequential(*experts[:2]), nn.Sequential(nn.Linear(1, 1), *experts[2:])]
+    assert shared_expert_streams(chunks) == [shared, lone]

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from overlap_callbacks import Mode
+from overlap_callbacks.instruments import clocks
 from overlap_callbacks.integrations.pytorch import attach
 from overlap_callbacks.report import record
 from tests.distributed import captured_log, run_ranks
@@ -89,6 +91,51 @@ def test_an_evaluation_within_a_pause_costs_its_step_and_leaves_the_window_whole
     # The pause lay in step 9, the seventh of the window: its third block's counted step.
     assert [block.block for block in window.samples[0].timed] == [0, 1, 3, 4, 5, 6, 7]
     assert not any("left out" in problem for problem in window.problems)
+
+
+def _capture_the_step(rank: int, folder: str, captured_at: int) -> tuple[list[str], int]:
+    """What touches the device while ``optimizer.step()`` is captured at one place in the loop, and the last step."""
+    capturing = False
+    touched: list[str] = []
+    usual_mark, usual_poll = clocks.StepClock.mark, clocks.HostTimes.poll
+
+    def noted(name: str, usual: Any) -> Any:
+        def call(*args: Any) -> Any:
+            if capturing:
+                touched.append(name)
+            return usual(*args)
+
+        return call
+
+    def is_capturing() -> bool:
+        return capturing
+
+    with (
+        mock.patch.object(clocks.StepClock, "mark", noted("mark", usual_mark)),
+        mock.patch.object(clocks.HostTimes, "poll", noted("poll", usual_poll)),
+        mock.patch.object(torch.cuda, "is_initialized", return_value=True),
+        mock.patch.object(torch.cuda, "is_current_stream_capturing", is_capturing),
+    ):
+        model, optimizer = model_and_optimizer()
+        with attach(
+            optimizer, **TINY, spread=False, every_n_steps=20, first_step=2, run_dir=folder, strict=True
+        ) as monitor:
+            for place in range(20):
+                capturing = place == captured_at
+                model(torch.ones(2, 16)).sum().backward()
+                optimizer.step()
+                capturing = False
+        return touched, monitor.last_step
+
+
+@pytest.mark.parametrize("captured_at", [3, 6])
+def test_a_graph_that_captures_the_optimizer_s_step_within_a_window_is_left_alone(
+    tmp_path: Path, captured_at: int
+) -> None:
+    for touched, last_step in run_ranks(_capture_the_step, 2, str(tmp_path), captured_at):
+        assert touched == []
+        assert last_step == 19  # a capture trains nothing, and is no step
+    assert record.read(tmp_path).windows
 
 
 def _compile_the_step(rank: int, attached: bool) -> tuple[list[str], list[float], int]:

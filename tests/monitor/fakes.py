@@ -81,10 +81,14 @@ class FakeReporter:
     def __init__(self) -> None:
         self.blocks: list[tuple[int, int]] = []  # window and block
         self.windows: list[tuple[int, bool]] = []  # number, and whether it is complete
+        self.left_out: list[tuple[int, str]] = []  # number, and why
         self.costs: list[WindowCost] = []
 
     def submit_block(self, block: Any) -> None:
         self.blocks.append((block.window, block.block))
+
+    def submit_left_out(self, window: int, first_step: int, reason: str) -> None:
+        self.left_out.append((window, reason))
 
     def submit_window(self, window: Any, key: str, tokens_per_step: int | None) -> None:
         self.windows.append((window.number, window.complete))

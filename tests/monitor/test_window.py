@@ -122,6 +122,17 @@ def test_a_profile_whose_buffers_were_full_is_dropped(monkeypatch: pytest.Monkey
     )
 
 
+def test_where_kinetos_limit_may_end_the_process_a_profile_ends_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiler, "record_bound", profiler.RecordBound(applies=True))
+    monkeypatch.setattr(profiler, "FIRST_STEPS", 1)
+    monkeypatch.setattr(Profile, "start", _start_as_of_a_device)
+    closed = profiled()
+    assert [step.profile_index for step in closed.steps] == [0, -1]
+    assert closed.profile is not None
+    assert len(closed.profile.bounds) == 1
+    assert any("the profile was ended early" in problem for problem in closed.problems)
+
+
 def _start_as_of_a_device(profile: Profile, start: object = Profile.start) -> None:
     start(profile)  # type: ignore[operator]
     profile._on_cuda = True

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from overlap_callbacks.analysis.aggregate import aggregate_windows
+from overlap_callbacks.analysis.headline import run_headline
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
@@ -483,3 +484,13 @@ def test_reading_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert {total for _, total in told} == {(tmp_path / FILE_NAME).stat().st_size}
     assert [done for done, _ in told] == sorted({done for done, _ in told})
     assert len(told) > 3
+
+
+def test_why_windows_have_no_report_is_kept_and_shown(tmp_path: Path) -> None:
+    sink = JsonlSink(tmp_path)
+    sink.open(run_info())
+    sink.left_out(3, 1500, "its recorded steps were skipped, its gradients overflowed")
+    sink.close()
+    record = read(tmp_path)
+    assert record.left_out == ["its recorded steps were skipped, its gradients overflowed"]
+    assert run_headline(record.summary).why == "its recorded steps were skipped, its gradients overflowed."

@@ -75,6 +75,7 @@ def part_of(window: RankWindow) -> JobPart:
         ),
         stages=stages_of(window),
         race=window.race,
+        lower_bound=window.lower_bound,
     )
 
 
@@ -118,6 +119,7 @@ def merge(parts: Sequence[JobPart]) -> JobPart:
         arrivals=add_arrivals([part.arrivals for part in parts]),
         stages=add_stages([part.stages for part in parts]),
         race=add_checks([part.race for part in parts]),
+        lower_bound=any(part.lower_bound for part in parts),
     )
 
 

@@ -57,6 +57,7 @@ class JobPart(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=Tr
         arrivals: who of them came last to collectives.
         stages: what bubbles the stages of a pipeline had.
         race: what their repeated steps showed; None without any.
+        lower_bound: whether any rank may have more communication than its profile shows.
     """
 
     ranks: RankSet
@@ -85,6 +86,7 @@ class JobPart(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=Tr
     stages: tuple[StageSum, ...]
     experts: ExpertSums = ExpertSums()
     race: RaceCheck | None = None
+    lower_bound: bool = False
 
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -33,6 +33,7 @@ from overlap_callbacks.analysis.job.tables import (
     mean_pairs,
 )
 from overlap_callbacks.analysis.job.transfers import with_transfers
+from overlap_callbacks.analysis.job.waiting import reported_waiting, without_waiting
 from overlap_callbacks.analysis.measuring_cost import LostTime
 from overlap_callbacks.analysis.memory import pooled_memory
 from overlap_callbacks.analysis.power.sums import pooled_power
@@ -118,7 +119,7 @@ def report_of(
         **figures,
         spread={name: spread for name, moments in part.spread.items() if (spread := moments.spread()) is not None},
         kernels=mean_kernels(tables.kernels),
-        pairs=mean_pairs(tables.pairs),
+        pairs=without_waiting(mean_pairs(tables.pairs), reported_waiting(part.figures.waiting), tables.pairs.num_ranks),
         dimension_pairs=mean_pairs(tables.dimension_pairs),
         dimensions=mean_dimensions(tables.dimensions),
         pictures=first.pictures,
@@ -141,6 +142,7 @@ def report_of(
         transfers=transfers,
         pipeline=pipeline_bubble(part.stages, messages),
         race=part.race,
+        lower_bound=part.lower_bound,
         settled=None,  # needs the run's other windows: SettledFit
     )
     return numbered(report, host_numbers_of(part.environment)) if has_marks(part.environment) else report

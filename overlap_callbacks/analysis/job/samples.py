@@ -27,7 +27,9 @@ def packed(window: RankWindow) -> bytes:
     """What one rank measured, compressed; without what stands elsewhere."""
     return zlib.compress(
         _ENCODER.encode(
-            msgspec.structs.replace(window, environment=None, messages=None, experts=None, arrivals=(), race=None)
+            msgspec.structs.replace(
+                window, environment=None, messages=None, experts=None, arrivals=(), calls=(), race=None
+            )
         ),
         1,
     )

@@ -38,6 +38,11 @@ class IssuedGroup(Protocol):
         """Its backend, or one for each kind of device: ``nccl``, or ``cpu:gloo,cuda:nccl``."""
         ...
 
+    @property
+    def ranks(self) -> Sequence[int]:
+        """Its global ranks; empty if unknown."""
+        ...
+
 
 class IssuedCollective(Protocol):
     """What is needed of a collective as the gate saw it."""

@@ -48,11 +48,13 @@ class Match:
         kind: of its collective; None where the log leaves several.
         dimension: of parallelism; None where the log leaves several.
         size_bytes: the larger of what its collective reads and writes; None where the log leaves several.
+        group: name of its process group; None where order does not tell which collective it is.
     """
 
     kind: str | None = None
     dimension: str | None = None
     size_bytes: int | None = None
+    group: str | None = None
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,7 @@ class _Lanes:
         kinds = [kernel.kind for kernel in kernels]
         found = _in_order(kinds, expected) or _in_order_of_kind(kinds, expected)
         if found is not None:
-            return [Match(part.kind, part.dimension, part.size_bytes or None) for part in found]
+            return [Match(part.kind, part.dimension, part.size_bytes or None, part.group) for part in found]
         return [self._without_order(kernel, set(kinds), expected) for kernel in kernels]
 
     def _without_order(self, kernel: _Kernel, kinds: Collection[str], expected: Sequence[Expected]) -> Match:

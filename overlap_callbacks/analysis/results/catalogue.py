@@ -12,34 +12,6 @@ from typing import NamedTuple
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import Cause, JobModePower
 
-# Overlap that is left in sequential steps. Above the limit, steps that are called sequential were not. Gloo's host
-# threads hand over within scheduler latency, so a little always remains there.
-RESIDUAL_LIMIT = 0.02
-RESIDUAL_LIMIT_GLOO = 0.05
-# The same overlap as a share of communication: where communication is short, all of it may run beside compute and still
-# be little of the compute. Jobs of this library's tests on Gloo had 0.00, and 0.55 where another thread communicated.
-RESIDUAL_COMM_LIMIT = 0.2
-RESIDUAL_COMM_LIMIT_GLOO = 0.3
-
-
-def residual_limit(device: str, backend: str = "") -> float:
-    """Residual overlap, as a fraction, above which a window is not valid.
-
-    Args:
-        device: name of the device; ``cpu`` for a job on the host.
-        backend: of the default process group; empty without one.
-    """
-    return RESIDUAL_LIMIT_GLOO if _hands_over_late(device, backend) else RESIDUAL_LIMIT
-
-
-def residual_comm_limit(device: str, backend: str = "") -> float:
-    """Residual overlap as a share of communication above which a window is not valid; see ``residual_limit``."""
-    return RESIDUAL_COMM_LIMIT_GLOO if _hands_over_late(device, backend) else RESIDUAL_COMM_LIMIT
-
-
-def _hands_over_late(device: str, backend: str) -> bool:
-    return device == "cpu" or backend == "gloo"
-
 
 class Figure(NamedTuple):
     """A headline figure.
@@ -127,7 +99,7 @@ FIGURES = (
     Figure(
         "e2e_sequential_model_ms",
         "ms",
-        "eq. 5: e2e_ideal + hidden communication time",
+        "eq. 5: e2e_ideal + hidden_transfer",
         "step, sequential by the model (eq. 5)",
         "sequential by the model",
         compares=True,
@@ -148,7 +120,7 @@ FIGURES = (
     Figure(
         "attainable_ms",
         "ms",
-        "the longer of compute_busy_isolated and comm_isolated: a step if overlap were perfect and free",
+        "the longer of slowest_compute and comm_isolated without waiting: a step if overlap were perfect and free",
         "step, attainable by overlap",
         "attainable",
         compares=True,
@@ -201,6 +173,14 @@ FIGURES = (
         compares=True,
     ),
     Figure(
+        "slowest_compute_ms",
+        "ms",
+        "compute_busy_isolated of the rank that has the most",
+        "compute busy, sequential, slowest rank",
+        compares=True,
+        optional=True,
+    ),
+    Figure(
         "comm_ms",
         "ms",
         "time in which communication is in flight in an overlapped step: hidden + exposed",
@@ -228,6 +208,28 @@ FIGURES = (
         part_label="exposed",
     ),
     Figure(
+        "waiting_ms",
+        "ms",
+        "the part of comm in which collectives wait for the rank that comes last, overlapped step",
+        "waiting for the last rank",
+        optional=True,
+    ),
+    Figure(
+        "waiting_isolated_ms",
+        "ms",
+        "the same in a sequential step",
+        "waiting for the last rank, sequential",
+        compares=True,
+        optional=True,
+    ),
+    Figure(
+        "hidden_transfer_ms",
+        "ms",
+        "hidden_comm of the ranks that come last, which do not wait; all of hidden_comm where they are not known",
+        "transfer hidden behind compute",
+        optional=True,
+    ),
+    Figure(
         "hidden_comm_fraction",
         "fraction",
         "hidden_comm / comm: the overlap efficiency",
@@ -237,7 +239,7 @@ FIGURES = (
     Figure(
         "comm_slowdown",
         "fraction",
-        "sum of communication kernel times, overlapped over sequential, less one",
+        "sum of communication kernel times without waiting, overlapped over sequential, less one",
         "communication slowdown",
         compares=True,
         signed=True,
@@ -326,7 +328,16 @@ SUMMARY: tuple[tuple[Figure, ...], ...] = tuple(
             ("e2e_ideal_ms", "e2e_overlapped_ms", "e2e_sequential_ms", "e2e_sequential_model_ms"),
             ("speedup_vs_sequential", "attained_fraction", "gap_to_ideal"),
             ("compute_slowdown", "overlap_ratio"),
-            ("comm_ms", "hidden_comm_ms", "exposed_comm_ms", "comm_slowdown", "p2p_ms", "idle_ms", "bubble_ms"),
+            (
+                "comm_ms",
+                "hidden_comm_ms",
+                "exposed_comm_ms",
+                "waiting_ms",
+                "comm_slowdown",
+                "p2p_ms",
+                "idle_ms",
+                "bubble_ms",
+            ),
             ("residual_overlap", "residual_comm_overlap"),
         )
     ]
@@ -441,35 +452,6 @@ SLOWDOWN_KEYS = (
 def energy_per_token_key(mode: Mode) -> str:
     """The key of the energy per token in one mode."""
     return f"power/{mode.value}_{ENERGY_PER_TOKEN}"
-
-
-# Of torch's allocator, the highest over the ranks.
-_MEMORY_PEAK = "peak_bytes"
-_MEMORY_PEAK_LIMIT = "peak_at_most_bytes"
-
-
-def memory_peak_key(mode: Mode) -> str:
-    """The key of a mode's memory peak."""
-    return f"memory/{mode.value}_{_MEMORY_PEAK}"
-
-
-def memory_peak_limit_key(mode: Mode) -> str:
-    """The key of the upper bound of a mode's memory peak."""
-    return f"memory/{mode.value}_{_MEMORY_PEAK_LIMIT}"
-
-
-def memory_units() -> dict[str, str]:
-    """Unit of each metric of memory, by key."""
-    return dict.fromkeys([key(mode) for mode in Mode for key in (memory_peak_key, memory_peak_limit_key)], "bytes")
-
-
-def memory_meanings() -> dict[str, str]:
-    """Meaning of each metric of memory, by key."""
-    peak, limit = "highest memory that tensors hold on any rank", "what the memory peak is at most"
-    return {
-        **{memory_peak_key(mode): f"{peak}, {mode.value} steps" for mode in Mode},
-        **{memory_peak_limit_key(mode): f"{limit}, {mode.value} steps" for mode in Mode},
-    }
 
 
 def power_units() -> dict[str, str]:

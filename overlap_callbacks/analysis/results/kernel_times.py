@@ -87,6 +87,18 @@ class PairTime(msgspec.Struct, frozen=True):
         """How much longer the victims took than alone, as a fraction; None without the same kernels in both modes."""
         return self.time_ms / self.alone_ms - 1 if self.alone_ms > 0 and self.beside != UNMATCHED else None
 
+    @property
+    def slowdown_during(self) -> float | None:
+        """How much slower the victims are while both run, as a fraction; None where nothing ran beside them.
+
+        ``slowdown`` is of their whole calls, of which a part may have run alone. What they lost, they lost in
+        ``beside_ms``: alone, what they did in it takes so much less.
+        """
+        alone_ms = self.beside_ms - self.lost_ms
+        if self.beside in (ALONE, UNMATCHED) or not self.beside_ms > 0 or not alone_ms > 0:
+            return None
+        return self.lost_ms / alone_ms
+
 
 # No step is longer. What a damaged record says beyond it is left out.
 _LONGEST_STEP_MS = 1e9

@@ -73,6 +73,8 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
         measurement_overhead_ci_low, measurement_overhead_ci_high: 95 % interval of ``measurement_overhead``; None where
             there is none, and in records of earlier versions.
         lost_high_ms: upper end of the same interval of ``lost_ms``.
+        lower_bound: whether there may be more communication than the profiles show, so that communication and residual
+            overlap are lower bounds.
         traffic: how much the ranks heard send in a step, by dimension of parallelism; None where no rank tells, and in
             records of earlier versions.
         messages: who sends what; None in a window where it is as in the one before.
@@ -122,6 +124,10 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
     exposed_comm_ms: Estimate | None = None
     hidden_comm_fraction: Estimate | None = None
     comm_slowdown: Estimate | None = None
+    waiting_ms: Estimate | None = None
+    waiting_isolated_ms: Estimate | None = None
+    hidden_transfer_ms: Estimate | None = None
+    slowest_compute_ms: Estimate | None = None
     comm_ratio: Estimate | None = None
     p2p_ms: Estimate | None = None
     idle_ms: Estimate | None = None
@@ -165,6 +171,7 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
     measurement_overhead_ci_high: float | None = None
     lost_high_ms: float | None = None
     left_out: tuple[int, int] = (0, 0)
+    lower_bound: bool = False
 
     @property
     def num_heard(self) -> int:
@@ -180,10 +187,11 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
     def verified(self) -> bool:
         """Whether a profile has shown how much overlap the sequential steps had; True of a control run, which has none.
 
-        ``valid`` alone does not say that: without a profile nothing contradicts the sequential steps.
+        It has not where there may be more communication than it shows. ``valid`` alone does not say that: without a
+        profile nothing contradicts the sequential steps.
         """
         # Not a field: so it is right of old records too.
-        return self.control or self.residual_overlap is not None
+        return self.control or (self.residual_overlap is not None and not self.lower_bound)
 
     def figures(self) -> dict[str, Estimate]:
         """The figures that were measured, by name, in the order of ``FIGURES``."""

@@ -7,6 +7,7 @@ import msgspec
 from overlap_callbacks.analysis.bus_bandwidth import size_of
 from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.arrivals import TimedCalls
+from overlap_callbacks.analysis.results.collective_calls import CollectiveCalls
 from overlap_callbacks.analysis.results.environment import RankEnvironment
 from overlap_callbacks.analysis.results.experts import RankExperts
 from overlap_callbacks.analysis.results.kernel_times import (
@@ -230,6 +231,8 @@ class RankWindow(msgspec.Struct, frozen=True):
         experts: how evenly its tokens were spread; None in a record, which has ``OverlapReport.experts``.
         arrivals: how long some of its collectives took in sequential steps; empty in a record, which has
             ``OverlapReport.arrivals``.
+        lower_bound: whether there may be more communication than its profile shows.
+        calls: the kernels of its collectives in profiled steps; empty in a record.
         race: what a repeated step showed; None without one, and in a record, which has ``OverlapReport.race``.
         rhythms: those that rank 0 knew when it planned the window; the same on every rank.
         left_out: counted steps that were left out because they took far longer than others of their mode: overlapped,
@@ -276,3 +279,5 @@ class RankWindow(msgspec.Struct, frozen=True):
     series: StepSeries | None = None
     lost_low_ms: float | None = None
     lost_high_ms: float | None = None
+    calls: tuple[CollectiveCalls, ...] = ()
+    lower_bound: bool = False

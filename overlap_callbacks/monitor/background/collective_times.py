@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,8 +14,12 @@ from overlap_callbacks.analysis.kernels.by_collective import CollectiveKey
 from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.window import CollectiveTime
 from overlap_callbacks.gate.collectives import Group
+from overlap_callbacks.gate.serialiser import MAX_TIMED
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks
+
+# The interpreter is given to the training thread for so long after each step.
+_PAUSE_S = 0.0005
 
 
 @dataclass
@@ -46,17 +51,23 @@ def collective_times(
         return ()
     isolated_ms: dict[CollectiveKey, float] = defaultdict(float)
     timed_bytes: dict[CollectiveKey, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))  # read, written
-    for log in timed:
-        for collective in log.collectives:
-            start, end = collective.start, collective.end
-            if start is None or end is None or not await_passed(end):
-                continue
+    # Serialised collectives run one after the other: once the device has passed the last one, it has passed all.
+    marked = [(log, [c for c in log.collectives if c.start is not None and c.end is not None]) for log in timed]
+    passed = [(log, of_step) for log, of_step in marked if not of_step or await_passed(of_step[-1].end or 0)]
+    for log, of_step in passed:
+        weights: dict[CollectiveKey, float] = {}
+        if len(of_step) >= MAX_TIMED:  # what came after these stands for no other time than they do
+            every = Counter(collective.key for collective in log.collectives)
+            weights = {key: every[key] / count for key, count in Counter(c.key for c in of_step).items()}
+        for collective in of_step:
+            assert collective.start is not None
+            assert collective.end is not None
             key = collective.key
-            isolated_ms[key] += clocks.elapsed_ms(start, end) / len(timed)
+            weight = weights.get(key, 1.0) / len(passed)
+            isolated_ms[key] += weight * clocks.elapsed_ms(collective.start, collective.end)
             bytes_in, bytes_out = timed_bytes[key]
-            timed_bytes[key] = (
-                bytes_in + collective.bytes_in / len(timed), bytes_out + collective.bytes_out / len(timed)
-            )  # fmt: skip
+            timed_bytes[key] = bytes_in + weight * collective.bytes_in, bytes_out + weight * collective.bytes_out
+        time.sleep(_PAUSE_S)
     totals: dict[CollectiveKey, _Total] = {}
     for collective in recorded.collectives:
         total = totals.setdefault(collective.key, _Total(collective.group))

@@ -169,6 +169,8 @@ class _Measurement:
             doubts=profile.doubts,
             num_sms=profile.num_sms,
             sm_loss=profile.sm_loss,
+            calls=profile.calls,
+            lower_bound=profile.lower_bound,
             memory=memory_peaks(self._steps),
             let_pass=let_pass,
             terms=window.terms,

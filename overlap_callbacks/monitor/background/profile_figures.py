@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +18,9 @@ from overlap_callbacks.analysis.kernels.attribution import pair_times_of
 from overlap_callbacks.analysis.kernels.by_collective import CollectiveKey, kernel_times_by_collective
 from overlap_callbacks.analysis.kernels.by_dimension import dimension_times, dimensions_of_rows
 from overlap_callbacks.analysis.kernels.calls import call_times
+from overlap_callbacks.analysis.kernels.collective_calls import collective_calls
 from overlap_callbacks.analysis.kernels.host import uncounted_note
-from overlap_callbacks.analysis.kernels.matching import matched
+from overlap_callbacks.analysis.kernels.matching import Match, matched
 from overlap_callbacks.analysis.kernels.receives import transfer_starts
 from overlap_callbacks.analysis.kernels.step_detail import MAX_SLICES, step_detail
 from overlap_callbacks.analysis.kernels.table import KernelTable
@@ -26,6 +28,7 @@ from overlap_callbacks.analysis.kernels.timeline import step_timeline
 from overlap_callbacks.analysis.kernels.times import KernelSums, kernel_times, num_sms, profiled_block
 from overlap_callbacks.analysis.kernels.with_log import with_log
 from overlap_callbacks.analysis.power.phases import StepPhases
+from overlap_callbacks.analysis.results.collective_calls import CollectiveCalls, ProfiledStep
 from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime, StepTimeline
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.rhythm import Rhythm
@@ -44,7 +47,8 @@ class ProfileFigures:
     """What the profiled part of a window gives; empty if there was no profile.
 
     Attributes:
-        blocks, kernels, pairs, dimension_pairs, dimensions, pictures, sm_loss, num_sms: as in ``RankWindow``.
+        blocks, kernels, pairs, dimension_pairs, dimensions, pictures, sm_loss, num_sms, calls, lower_bound: as in
+            ``RankWindow``.
         kernels_ms: time of each collective's kernels in a sequential step.
         phases: when the profiled steps computed and communicated, on the host's clock; empty where this rank reads no
             power.
@@ -62,6 +66,8 @@ class ProfileFigures:
     phases: tuple[StepPhases, ...] = ()
     sm_loss: SmLoss | None = None
     num_sms: int = 0
+    calls: tuple[CollectiveCalls, ...] = ()
+    lower_bound: bool = False
     problems: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
 
@@ -96,7 +102,7 @@ def profile_figures(
     log = profile_log(steps).of_steps({index for indices in by_arm.values() for index in indices})
     if on_device:  # profiles of CPU jobs are not compared with the log
         problems += log.problems
-    seen = with_log(kernels, log.issued, log.whole, log.sequential)
+    seen = with_log(kernels, log.issued, log.whole, log.sequential, _symmetric_groups())
     problems += seen.problems
     if seen.doubts:
         return ProfileFigures(problems=tuple(problems), doubts=seen.doubts)
@@ -122,6 +128,7 @@ def profile_figures(
         dimensions = dimensions_of_rows(kernels, log.issued, serialised=log.sequential)
     overlapped, sequential = (np.array(by_arm[mode], dtype=np.int64) for mode in by_arm)
     pairs = pair_times_of(kernels, overlapped, sequential, dimensions, weights)
+    matches = matched(kernels, log.issued, log.sequential)
     drawn = [(indices[0], arm) for arm, indices in by_arm.items() if indices and with_pictures]
     has_power = window.meter is not None and not window.meter.elsewhere
     return ProfileFigures(
@@ -137,12 +144,33 @@ def profile_figures(
             else ()
         ),
         kernels_ms=_kernels_ms(kernels, log, steps, recorded) if window.clock.compute_stream is not None else {},
-        pictures=_pictures(kernels, drawn, by_arm, steps, log, window.clock, await_passed),
+        pictures=_pictures(kernels, drawn, by_arm, steps, matches, window.clock, await_passed),
         phases=phases_on_host(kernels, steps, window.clock, await_passed) if has_power else (),
         sm_loss=sm_loss(kernels, kernels.launches, chip_of(window.clock.compute_stream), overlapped, sequential),
         num_sms=num_sms(kernels),
+        lower_bound=seen.lower_bound,
+        calls=collective_calls(kernels, matches, log.issued, _numbered(window, steps, by_arm)),
         problems=tuple(problems),
     )
+
+
+def _symmetric_groups() -> tuple[str, ...]:
+    """The groups for which the job has enabled torch's symmetric memory."""
+    module = sys.modules.get("torch.distributed._symmetric_memory")
+    return tuple(getattr(module, "_group_name_to_store", {}))
+
+
+def _numbered(
+    window: ClosedWindow, steps: Sequence[MeasuredStep], by_arm: Mapping[Mode, Sequence[int]]
+) -> dict[int, ProfiledStep]:
+    """The profiled steps that count, by their index in the profile, as all ranks know them."""
+    return {
+        step.profile_index: ProfiledStep(
+            window.first_step + step.plan.offset, step.plan.block, step.plan.arm is Mode.SEQUENTIAL
+        )
+        for step in steps
+        if step.profile_index in by_arm[step.plan.arm]
+    }
 
 
 def _step_weights(
@@ -168,7 +196,7 @@ def _pictures(
     drawn: Sequence[tuple[int, Mode]],
     by_arm: Mapping[Mode, Sequence[int]],
     steps: Sequence[MeasuredStep],
-    log: ProfileLog,
+    matches: Mapping[int, Match],
     clock: clocks.StepClock,
     await_passed: Callable[[clocks.Mark], bool],
 ) -> tuple[StepTimeline, ...]:
@@ -179,13 +207,13 @@ def _pictures(
         drawn: index and mode of each of the steps.
         by_arm: the profiled steps of each mode, over which the times of calls are.
         steps: all steps of the window.
-        log: what the gate saw issued in profiled steps.
+        matches: what the gate's log tells of communication kernels, by row.
         clock: which made their marks.
         await_passed: waits for the device to pass a mark; False if that takes too long.
     """
     if not drawn:
         return ()
-    sizes = {row: match.size_bytes or 0 for row, match in matched(kernels, log.issued, log.sequential).items()}
+    sizes = {row: match.size_bytes or 0 for row, match in matches.items()}
     starts_ns = {
         step.profile_index: sum(clock.host_bounds_ns(step.start)) // 2
         for step in steps

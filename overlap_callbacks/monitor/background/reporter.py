@@ -167,6 +167,11 @@ class Reporter:
         if self._sinks:
             self._worker.submit(lambda: self._log_block(block))
 
+    def submit_left_out(self, window: int, first_step: int, reason: str) -> None:
+        """Have the record say why a window has no report."""
+        if self._sinks:
+            self._worker.submit(lambda: self._log_left_out(window, first_step, reason))
+
     def submit_window(self, window: ClosedWindow, key: str, tokens_per_step: int | None) -> None:
         """Have a window measured, gathered and reported.
 
@@ -333,6 +338,10 @@ class Reporter:
         logger.info("%s", arm_summary(report))
         self._open_sinks()
         self._sinks.log_arm(report)
+
+    def _log_left_out(self, window: int, first_step: int, reason: str) -> None:
+        self._open_sinks()
+        self._sinks.left_out(window, first_step, reason if self._hide is None else self._hide(reason))
 
     def _log_block(self, block: FinishedBlock) -> None:
         measured = measure_block(block)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from overlap_callbacks.analysis.figures import FORMULAS, run_means, run_times
+from overlap_callbacks.analysis.figures import FORMULAS
 from overlap_callbacks.analysis.formatting import PAGE, count, page_text
 from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.run_times import run_means, run_times
 from overlap_callbacks.report.html.elements import Cell, Table, heads
 
 

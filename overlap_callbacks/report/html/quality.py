@@ -10,10 +10,10 @@ import msgspec
 from overlap_callbacks.analysis.formatting import DASH, PAGE, count, page_text, ranges
 from overlap_callbacks.analysis.measuring_cost import cost_of_run
 from overlap_callbacks.analysis.race import race_sentence
-from overlap_callbacks.analysis.results.catalogue import residual_comm_limit, residual_limit
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.race import RaceVerdict
 from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.residual import residual_comm_limit, residual_limit
 from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.analysis.run_summary import COUNTS
 from overlap_callbacks.report.environment_words import environment_of

@@ -7,6 +7,7 @@ from overlap_callbacks.analysis.formatting import (
     certainty,
     certainty_in_words,
     change_in_words,
+    is_no_difference,
     may_be_chance,
     page_text,
     rounded,
@@ -144,13 +145,11 @@ def _cost_answer(figures: Figures) -> str:
     sentences = []
     compute = figures.get("compute_slowdown")
     if compute is not None:
-        sentences.append(f"In overlapped steps the same compute kernels take {_longer(compute)}{_chance(compute)}.")
+        sentences.append(f"In overlapped steps the same compute kernels take {_longer(compute)}.")
     communication = figures.get("comm_slowdown")
     if communication is not None:
-        sentences.append(
-            f"Communication kernels take {_longer(communication)}{_chance(communication)}; their time includes waiting "
-            "for other ranks."
-        )
+        waiting = "not counting their waiting for the last rank" if "waiting_ms" in figures else "waiting included"
+        sentences.append(f"Communication kernels take {_longer(communication)}, {waiting}.")
     return " ".join(sentences)
 
 
@@ -165,11 +164,11 @@ def _dimension_answer(window: OverlapReport) -> str:
 
 def _longer(figure: Estimate) -> str:
     bounds = PAGE.interval(figure, "fraction", signed=True)
-    return change_in_words(figure.value, "longer", "less time", PAGE) + (f" (95% interval {bounds})" if bounds else "")
-
-
-def _chance(figure: Estimate) -> str:
-    return f", which is {certainty(figure)}" if may_be_chance(figure) else ""
+    interval = f" (95% interval {bounds})" if bounds else ""
+    if is_no_difference(figure):
+        return f"as long as in sequential ones{interval}"
+    chance = f", which is {certainty(figure)}" if may_be_chance(figure) else ""
+    return f"{change_in_words(figure.value, 'longer', 'less time', PAGE)}{interval}{chance}"
 
 
 def _why_no_kernels(view: RunView) -> str:

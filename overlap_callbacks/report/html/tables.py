@@ -122,7 +122,7 @@ def dimension_pair_table(window: OverlapReport) -> Table:
     )
 
 
-_PAIR_HEADS = heads("*Kernels", "*Beside", "Slowdown", "Lost, ms", "Time, ms", "Alone, ms")
+_PAIR_HEADS = heads("*Kernels", "*Beside", "Slowdown", "During", "Lost, ms", "Time, ms", "Alone, ms")
 
 
 def _pair_rows(pairs: Sequence[PairTime], decimals: int) -> tuple[tuple[Cell, ...], ...]:
@@ -133,6 +133,7 @@ def _pair_rows(pairs: Sequence[PairTime], decimals: int) -> tuple[tuple[Cell, ..
                 name_cell(pair.victim),
                 name_cell(beside_in_words(pair.beside)),
                 change_cell(pair.slowdown),
+                change_cell(pair.slowdown_during),
                 number_cell(pair.lost_ms, decimals),
                 number_cell(pair.time_ms, decimals),
                 number_cell(pair.alone_ms, decimals),
@@ -218,7 +219,8 @@ def figure_table(figures: dict[str, Estimate], meanings: dict[str, str]) -> Tabl
         estimate = figures.get(figure.name)
         label, meaning = Cell(figure.label), Cell(page_text(meanings.get(figure.name, figure.meaning)))
         if estimate is None:
-            rows.append((label, Cell("not measured"), EMPTY, EMPTY, meaning))
+            if not figure.optional:
+                rows.append((label, Cell("not measured"), EMPTY, EMPTY, meaning))
             continue
         value, bounds = PAGE.figure(figure, estimate.value), PAGE.figure_interval(figure, estimate)
         rows.append((label, Cell(value), Cell(bounds), number_cell(estimate.num_steps, 0), meaning))

@@ -24,6 +24,7 @@ KERNEL_COLUMNS = (
 )  # fmt: skip
 PAIR_COLUMNS = (
     "kernels", "communication", "beside", "slowdown", "lost_ms", "time_ms", "alone_ms", "beside_ms", "calls",
+    "slowdown_during",
 )  # fmt: skip
 COLLECTIVE_COLUMNS = (
     "operator", "dimension", "group", "group_size", "backend", "messages", "bytes_in", "bytes_out", "isolated_ms",

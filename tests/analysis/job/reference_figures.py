@@ -158,6 +158,15 @@ def _samples(
         has.append([key in by_key for key in keys])
         steps.append([num_steps[by_key[key]] if key in by_key else 0 for key in keys])
     table, weight = np.mean(filled, axis=0), np.mean(steps, axis=0)
+    if names is ProfiledMeans and own_means[Mode.SEQUENTIAL]:
+        busy, slowest = (ProfiledMeans._fields.index(name) for name in ("compute_busy_ms", "slowest_compute_ms"))
+        most = max(mean[busy] for mean in own_means[Mode.SEQUENTIAL])
+        usual = np.mean([mean[busy] for mean in own_means[Mode.SEQUENTIAL]])
+        for i, (mode, _) in enumerate(keys):
+            if mode is Mode.SEQUENTIAL:
+                table[i, slowest] = table[i, busy] * most / usual
+        for mean in own_means[Mode.SEQUENTIAL]:
+            mean[slowest] = most
     width = table.shape[1] - NUM_COVARIATES
     modes, places = [mode for mode, _ in keys], [number for _, number in keys]
     columns = _columns(modes, places, table[:, width:], weight)

@@ -249,3 +249,19 @@ def test_pairs_that_are_added_up_over_parts_are_those_of_all_at_once(seed: int) 
     assert mine.keys() == theirs.keys()
     for pair, numbers in theirs.items():
         assert mine[pair] == pytest.approx(numbers)
+
+
+@pytest.mark.parametrize("slowdown", [0.06, 0.22, 1.0])
+def test_what_is_slower_while_both_run_does_not_depend_on_how_much_ran_alone(slowdown: float) -> None:
+    # A product of 5 ms alone runs beside an all-reduce of 3 ms, then goes on alone.
+    own = 3.0 + 5.0 - 3.0 / (1 + slowdown)
+    pair = pairs_of([(GEMM, C, 0, 0.0, own), (REDUCE, M, 0, 0.0, 3.0)], [5.0, None])["gemm", "all_reduce"]
+    assert pair.slowdown is not None
+    assert pair.slowdown == pytest.approx(own / 5.0 - 1, abs=1e-6)
+    assert pair.slowdown < slowdown
+    assert pair.slowdown_during == pytest.approx(slowdown, abs=1e-5)
+
+
+def test_what_ran_alone_is_slower_during_nothing() -> None:
+    (pair,) = pairs_of([(GEMM, C, 0, 0.0, 3.0)], [2.0]).values()
+    assert pair.slowdown_during is None

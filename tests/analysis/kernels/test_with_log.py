@@ -36,7 +36,9 @@ def test_communication_without_a_collective_and_what_ran_beside_it_are_problems(
     collectives: dict[int, list[FakeCollective]] = {0: []}
     found = with_log(columns(rows), collectives, compared=[0], sequential=[0])
     assert found.doubts == ()
-    extra, beside = found.problems
+    extra, beside, bound = found.problems
+    assert found.lower_bound
+    assert bound.startswith("communication that no collective explains (void nvshmem_put) may be copies")
     assert extra == "the profile has communication of no collective that the gate saw, a step: 1 void nvshmem_put"
     assert beside == (
         "in sequential steps compute ran beside communication, 2 ms on stream 0 (20 % of its compute): gemm (2 ms); "

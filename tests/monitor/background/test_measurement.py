@@ -91,6 +91,32 @@ def test_bytes_that_were_timed_are_those_of_collectives_with_marks_alone() -> No
     assert row.transfer == (row.timed_bytes, row.isolated_ms)
 
 
+def test_of_each_step_the_last_mark_is_asked_for_and_steps_of_which_it_is_not_passed_are_left_out() -> None:
+    group = Group("0", "", (0, 1), "nccl")
+    steps = [
+        StepLog(
+            tuple([Collective("allreduce_", group, 8, 8, None, 0, -1, 0, 0, n, n + ms * MS) for n in range(3)]), 0, None
+        )
+        for ms in (2, 50)
+    ]
+    asked: list[object] = []
+    (row,) = collective_times(steps[0], steps, {}, lambda mark: bool(asked.append(mark)) or mark == 2 + 2 * MS)
+    assert asked == [2 + 2 * MS, 2 + 50 * MS]
+    assert row.isolated_ms == pytest.approx(3 * 2)
+
+
+def test_collectives_that_were_not_timed_because_there_were_too_many_count_like_those_that_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("overlap_callbacks.monitor.background.collective_times.MAX_TIMED", 2)
+    group = Group("0", "", (0, 1), "nccl")
+    marks = [(0, 2 * MS), (3 * MS, 5 * MS), (None, None), (None, None)]
+    log = StepLog(tuple([Collective("allreduce_", group, 8, 8, None, 0, -1, 0, 0, *of) for of in marks]), 0, None)
+    (row,) = collective_times(log, [log], {}, lambda _: True)
+    assert row.isolated_ms == pytest.approx(8)
+    assert row.timed_bytes == pytest.approx(4 * 8)
+
+
 def test_without_marks_no_bytes_are_timed_and_kernels_are_told_by_their_key() -> None:
     group = Group("0", "", (0, 1), "nccl")
     recorded = StepLog((Collective("allreduce_", group, 8, 8, None, 0, -1, 0, 0),), 0, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,9 +13,11 @@ import msgspec
 import pytest
 
 from overlap_callbacks.analysis.aggregate import aggregate_windows
+from overlap_callbacks.analysis.headline import run_headline
 from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import RankWindow, TimedBlock
+from overlap_callbacks.analysis.run_summary import RunSummary
 from overlap_callbacks.gate.collectives import Collective, Group
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments.clocks import StepClock
@@ -100,6 +103,45 @@ def test_a_whole_profile_gives_figures_and_no_problem() -> None:
     assert (report.valid, report.verified, report.problems) == (True, True, ())
     assert report.compute_ms is not None
     assert report.compute_ms.value == pytest.approx(0.09 * KERNELS)
+
+
+def with_copies(*, barrier: bool) -> list[list[Event]]:
+    """The same, with copies beside the GEMMs on another stream in all steps, each followed by a barrier or nothing."""
+    found = []
+    for number, events in enumerate(whole()):
+        start, more = number * STEP_NS, []
+        for i in range(8):
+            at, first = start + STEP_NS // 2 + 1_000_000 * i, 1000 * (number + 1) + 500 + 2 * i
+            more += [launch(start + 2000 + 10 * i, first), event("Memcpy DtoD (Device -> Device)", "gpu_memcpy", at,
+                     at + 700_000, correlation=first, resource=30)]  # fmt: skip
+            if barrier:
+                name = "void c10d::symmetric_memory::barrier_kernel(unsigned int**, int, int, int, unsigned long)"
+                ran = gpu_kernel(name, at + 700_000, at + 701_000, first + 1, stream=30)
+                more += [launch(start + 2005 + 10 * i, first + 1), ran]
+        found.append([*events, *more])
+    return found
+
+
+@pytest.mark.parametrize(("barrier", "groups"), [(True, {}), (False, {"tp": None})], ids=["kernels", "groups"])
+def test_copies_of_symmetric_memory_leave_no_window_verified(
+    barrier: bool, groups: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        sys.modules, "torch.distributed._symmetric_memory", SimpleNamespace(_group_name_to_store=groups)
+    )
+    found = measured(with_copies(barrier=barrier))
+    timed = (TimedBlock(Mode.OVERLAPPED, 0, (900.0,)), TimedBlock(Mode.SEQUENTIAL, 1, (900.0,)))
+    report = aggregate_windows([msgspec.structs.replace(found, timed=timed)], world_size=1, every_n_steps=1000)
+    assert report.lower_bound
+    assert not report.verified
+    assert any(problem.endswith("residual overlap are lower bounds") for problem in report.problems)
+    assert "lower bounds" in run_headline(RunSummary(None, [report])).why
+
+
+def test_copies_within_the_device_are_its_own_where_nothing_else_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.distributed._symmetric_memory", SimpleNamespace())
+    found = measured(with_copies(barrier=False))
+    assert not found.lower_bound
 
 
 def test_the_device_and_the_largest_launch_of_each_kernel_are_known() -> None:

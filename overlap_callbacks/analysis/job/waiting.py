@@ -1,0 +1,285 @@
+"""How much of the collectives' time is waiting for the rank that comes last, from the kernels of single collectives.
+
+A collective's kernel waits on the device for the last rank of its group. The last one does not wait: of the ranks'
+kernels its own is the shortest, and is the transfer. How much of the transfer compute hides, and which, is taken from
+that rank too. Where the calls of a step were added up, or some ranks are missing, the waiting is a lower bound.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from overlap_callbacks.analysis.results.collective_calls import CollectiveCalls
+from overlap_callbacks.analysis.results.kernel_times import ALONE, PairTime
+
+# What a part keeps of groups of which ranks are missing, in bytes, and of pairs.
+MAX_OPEN_BYTES, MAX_PAIRS = 40_000, 100
+# The pairs of a kind are known if this share of its kernels' time is.
+_WHOLE = 0.99
+# Ranks came as late as each other if their kernels' times differ by less than this share.
+_ALIKE, _SHORTEST_US, _MOST_HIDDEN = 0.01, 1e-3, 0.999
+
+_Floats = npt.NDArray[np.float32]
+
+
+class OpenGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One kind of collective on one group, on the ranks that were heard.
+
+    Attributes:
+        calls: of each collective, the shortest of the ranks' times, and what ran beside compute on the rank that came
+            last.
+        heard: ranks.
+        time_us, hidden_us: of each step, the sum of all calls of all ranks.
+    """
+
+    calls: CollectiveCalls
+    heard: int
+    time_us: tuple[float, ...]
+    hidden_us: tuple[float, ...]
+
+
+class BlockWaiting(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Waiting in a profiled block, per step, summed over ranks.
+
+    Attributes:
+        block: its number.
+        waited_us: the kernels' time beyond the transfer.
+        hidden_us: their time beside compute, less what the last rank's are: below zero where the last hides more.
+    """
+
+    block: int
+    waited_us: float
+    hidden_us: float
+
+
+class PairSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Transfers of a kind of collective beside a family of compute, as in ``PairTime``, summed over ranks."""
+
+    kind: str
+    beside: str
+    calls: float
+    beside_us: float
+    time_us: float
+    alone_us: float
+
+
+class KindTime(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The time of a kind's kernels in an overlapped step, waiting included, summed over ranks."""
+
+    kind: str
+    time_us: float
+
+
+class WaitingSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The waiting of a set of ranks.
+
+    Attributes:
+        open: of groups some of whose ranks were not heard yet.
+        blocks, pairs, kinds: of the other groups.
+    """
+
+    open: tuple[OpenGroup, ...] = ()
+    blocks: tuple[BlockWaiting, ...] = ()
+    pairs: tuple[PairSum, ...] = ()
+    kinds: tuple[KindTime, ...] = ()
+
+
+def waiting_of(calls: Sequence[CollectiveCalls]) -> WaitingSums:
+    """What one rank tells."""
+    return WaitingSums(
+        _bounded(
+            OpenGroup(row, 1, *[tuple(_table(row, part).sum(axis=1).tolist()) for part in (row.time_us, row.hidden_us)])
+            for row in calls
+        )
+    )
+
+
+def _bounded(rows: Iterable[OpenGroup]) -> tuple[OpenGroup, ...]:
+    kept, left = [], MAX_OPEN_BYTES
+    for row in sorted(rows, key=lambda row: (row.calls.first_rank, row.calls.group, row.calls.kind)):
+        left -= sum(map(len, (row.calls.time_us, row.calls.hidden_us, row.calls.shares)))
+        if left >= 0:
+            kept.append(row)
+    return tuple(kept)
+
+
+def _table(row: CollectiveCalls, content: bytes) -> _Floats:
+    return np.frombuffer(content, np.float32).reshape(len(row.steps), -1)
+
+
+def _shares(row: CollectiveCalls) -> npt.NDArray[np.uint8]:
+    shape = _table(row, row.time_us).shape
+    return np.frombuffer(row.shares, np.uint8).reshape(*shape, len(row.families))
+
+
+def add_waiting(parts: Iterable[WaitingSums]) -> WaitingSums:
+    """That of the ranks of all parts, of which no two have a rank in common."""
+    parts = list(parts)
+    if len(parts) == 1:
+        return parts[0]
+    by_group: dict[tuple[str, str, int], list[OpenGroup]] = {}
+    for part in parts:
+        for row in part.open:
+            by_group.setdefault((row.calls.kind, row.calls.group, row.calls.first_rank), []).append(row)
+    rows = [_joined(alike) for alike in by_group.values()]
+    closed = [_closed(row) for row in rows if row.heard >= row.calls.group_size]
+    return _summed([*parts, *closed], _bounded(row for row in rows if row.heard < row.calls.group_size))
+
+
+def reported_waiting(sums: WaitingSums) -> WaitingSums:
+    """With what is known of the groups of which ranks were not heard."""
+    return _summed([sums, *[_closed(row) for row in sums.open]], ())
+
+
+def _joined(rows: Sequence[OpenGroup]) -> OpenGroup:
+    """The steps that all have; none where they differ in their collectives."""
+    first = rows[0].calls
+    if len(rows) == 1:
+        return rows[0]
+    steps = [step for step in first.steps if all(step in row.calls.steps for row in rows)]
+    if any(row.calls.calls != first.calls for row in rows):
+        steps = []
+    families = tuple(dict.fromkeys(family for row in rows for family in row.calls.families))
+    picked = [[row.calls.steps.index(step) for step in steps] for row in rows]
+    time, hidden = _picked(rows, picked, "time_us"), _picked(rows, picked, "hidden_us")
+    last = _last(time, hidden)[None] if steps else np.empty((1, 0, 0), np.intp)
+    shares = np.zeros((*time.shape, len(families)), np.uint8)
+    for place, (row, own) in enumerate(zip(rows, picked, strict=True)):
+        columns = [families.index(family) for family in row.calls.families]
+        if steps:
+            shares[place][:, :, columns] = _shares(row.calls)[own]
+    calls = msgspec.structs.replace(
+        first,
+        steps=tuple(steps),
+        families=families,
+        time_us=time.min(axis=0).tobytes() if steps else b"",
+        hidden_us=np.take_along_axis(hidden, last, axis=0).tobytes(),
+        shares=np.take_along_axis(shares, last[..., None], axis=0).tobytes(),
+    )
+    sums = [
+        tuple([sum(of[own[place]] for of, own in zip(values, picked, strict=True)) for place in range(len(steps))])
+        for values in ([row.time_us for row in rows], [row.hidden_us for row in rows])
+    ]
+    return OpenGroup(calls, sum(row.heard for row in rows), *sums)
+
+
+def _picked(rows: Sequence[OpenGroup], steps: Sequence[Sequence[int]], field: str) -> _Floats:
+    """Times of the chosen steps of each row; shape (rows, steps, bins)."""
+    if not steps[0]:
+        return np.empty((len(rows), 0, 0), np.float32)
+    return np.stack([_table(row.calls, getattr(row.calls, field))[own] for row, own in zip(rows, steps, strict=True)])
+
+
+def _last(time: _Floats, hidden: _Floats) -> npt.NDArray[np.intp]:
+    """The rank that came last to each call. Of those that came as late, the one that computes most beside it."""
+    with np.errstate(all="ignore"):
+        alike = np.floor(np.log(np.maximum(time, _SHORTEST_US)) / _ALIKE)
+        return np.asarray((alike - np.minimum(hidden / np.maximum(time, _SHORTEST_US), _MOST_HIDDEN)).argmin(axis=0))
+
+
+def _closed(row: OpenGroup) -> WaitingSums:
+    calls, heard = row.calls, row.heard
+    if heard < 2 or not calls.steps:
+        return WaitingSums()
+    time, hidden = _table(calls, calls.time_us).astype(float), _table(calls, calls.hidden_us).astype(float)
+    waited = np.array(row.time_us) - heard * time.sum(axis=1)
+    hidden_waited = np.array(row.hidden_us) - heard * hidden.sum(axis=1)
+    by_block: dict[int, list[int]] = defaultdict(list)
+    for place, step in enumerate(calls.steps):
+        by_block[step.block].append(place)
+    sequential = np.array([step.sequential for step in calls.steps])
+    return WaitingSums(
+        (),
+        tuple(
+            [
+                BlockWaiting(block, max(0.0, float(waited[own].mean())), float(hidden_waited[own].mean()))
+                for block, own in by_block.items()
+            ]
+        ),
+        _pairs(calls, heard, time, hidden, sequential) if sequential.any() and not sequential.all() else (),
+        (KindTime(calls.kind, float(np.array(row.time_us)[~sequential].mean())),) if not sequential.all() else (),
+    )
+
+
+def _pairs(
+    calls: CollectiveCalls,
+    heard: int,
+    time: npt.NDArray[np.float64],
+    hidden: npt.NDArray[np.float64],
+    sequential: npt.NDArray[np.bool_],
+) -> tuple[PairSum, ...]:
+    """What each call of an overlapped step took and took alone, divided among what ran beside it."""
+    alone = np.broadcast_to(time[sequential].mean(axis=0), time[~sequential].shape)
+    time, hidden, shares = time[~sequential], hidden[~sequential], _shares(calls)[~sequential].astype(float)
+    total = shares.sum(axis=2)
+    shares = np.concatenate((shares / np.where(total > 0, total, 1)[..., None], (total == 0)[..., None]), axis=2)
+    per_bin = heard / len(time)
+    found = []
+    for place, family in enumerate((*calls.families, ALONE)):
+        share = shares[:, :, place]
+        if share.any():
+            amounts = (
+                (share > 0) * calls.calls / time.shape[1],
+                share * hidden,
+                share * time,
+                share * alone,
+            )
+            found.append(PairSum(calls.kind, family, *[float(part.sum()) * per_bin for part in amounts]))
+    return tuple(found)
+
+
+def _summed(parts: Sequence[WaitingSums], still_open: tuple[OpenGroup, ...]) -> WaitingSums:
+    blocks: dict[int, list[float]] = {}
+    pairs: dict[tuple[str, str], list[float]] = {}
+    kinds: dict[str, float] = {}
+    for part in parts:
+        for block in part.blocks:
+            waited = blocks.setdefault(block.block, [0.0, 0.0])
+            waited[0] += block.waited_us
+            waited[1] += block.hidden_us
+        for pair in part.pairs:
+            amounts = (pair.calls, pair.beside_us, pair.time_us, pair.alone_us)
+            known = pairs.setdefault((pair.kind, pair.beside), [0.0] * 4)
+            known[:] = [a + b for a, b in zip(known, amounts, strict=True)]
+        for kind in part.kinds:
+            kinds[kind.kind] = kinds.get(kind.kind, 0.0) + kind.time_us
+    rows = sorted([PairSum(*key, *amounts) for key, amounts in pairs.items()], key=lambda row: -row.time_us)
+    return WaitingSums(
+        still_open,
+        tuple([BlockWaiting(block, *amounts) for block, amounts in sorted(blocks.items())]),
+        tuple(rows[:MAX_PAIRS]),
+        tuple([KindTime(*kind) for kind in sorted(kinds.items())]),
+    )
+
+
+def without_waiting(pairs: Sequence[PairTime], sums: WaitingSums, num_ranks: int) -> tuple[PairTime, ...]:
+    """The pairs with those of collectives by their transfers, where all of a kind's kernels are known.
+
+    Args:
+        pairs: means over the ranks.
+        sums: of all ranks heard.
+        num_ranks: over which ``pairs`` are means.
+    """
+    known_ms = {row.kind: row.time_us / 1e3 / num_ranks for row in sums.kinds} if num_ranks else {}
+    time_ms: dict[str, float] = defaultdict(float)
+    for pair in pairs:
+        if pair.communication:
+            time_ms[pair.victim] += pair.time_ms
+    told = {row.kind for row in sums.pairs} & {
+        kind for kind, ms in time_ms.items() if abs(known_ms.get(kind, 0.0) - ms) <= (1 - _WHOLE) * ms
+    }
+    own = [
+        PairTime(
+            row.kind, True, row.beside, row.calls / num_ranks,
+            *[us / 1e3 / num_ranks for us in (row.beside_us, row.time_us, row.alone_us)],
+        )
+        for row in sums.pairs
+        if row.kind in told
+    ]  # fmt: skip
+    kept = [pair for pair in pairs if not (pair.communication and pair.victim in told)]
+    return tuple(sorted([*own, *kept], key=lambda pair: (-pair.lost_ms, -pair.time_ms)))

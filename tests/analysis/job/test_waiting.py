@@ -1,0 +1,171 @@
+"""Two ranks whose all-reduces wait for the last one, as NCCL's do: what is true follows from the schedule alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from overlap_callbacks.analysis.aggregate import aggregate_windows
+from overlap_callbacks.analysis.job.merging import merge, part_of
+from overlap_callbacks.analysis.job.part import decode, encode
+from overlap_callbacks.analysis.job.report import report_of
+from overlap_callbacks.analysis.kernels.attribution import pair_times_of
+from overlap_callbacks.analysis.kernels.collective_calls import MAX_BINS, collective_calls
+from overlap_callbacks.analysis.kernels.matching import matched
+from overlap_callbacks.analysis.kernels.table import Kind
+from overlap_callbacks.analysis.kernels.times import KernelSums, profiled_block
+from overlap_callbacks.analysis.results.collective_calls import ProfiledStep
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.window import RankWindow, TimedBlock
+from overlap_callbacks.analysis.run_summary import RunSummary
+from tests.analysis.test_adds_up import assert_adds_up
+from tests.analysis.test_aggregate import rank_window
+from tests.columns import GEMM, REDUCE, columns
+from tests.issued import issue
+
+OV, SEQ = Mode.OVERLAPPED, Mode.SEQUENTIAL
+TRANSFER = 21.0
+ORDER = "OSSOSOOS"
+EVEN, LATE = [20.0] * 6, [22.0] * 6
+COMPUTE = 18 * 22.0
+
+
+def schedule(
+    layers: Sequence[Sequence[float]], mode: Mode, transfer: float
+) -> tuple[list[list[tuple[float, float]]], float]:
+    """When each rank's all-reduces run in a step, and its end. Each layer computes once forward, twice backward."""
+    calls: list[list[tuple[float, float]]] = [[] for _ in layers]
+    now = [sum(of_rank) for of_rank in layers]
+    end = 0.0
+    for place in range(len(layers[0])):
+        now = [time + 2 * of_rank[place] for time, of_rank in zip(now, layers, strict=True)]
+        starts = [max(time, end) for time in now]
+        end = max(starts) + transfer
+        for of_rank, start in zip(calls, starts, strict=True):
+            of_rank.append((start, end))
+        if mode is SEQ:
+            now = [end for _ in now]
+    return calls, max(end, *now)
+
+
+def windows(layers: Sequence[Sequence[float]], factor: float = 1.0) -> list[RankWindow]:
+    """What the ranks measure if transfers take longer by a factor in overlapped steps."""
+    found = []
+    steps = {mode: schedule(layers, mode, TRANSFER * (factor if mode is OV else 1)) for mode in Mode}
+    modes = [OV if letter == "O" else SEQ for letter in ORDER]
+    for rank, of_rank in enumerate(layers):
+        rows = []
+        for number, mode in enumerate(modes):
+            base, calls = 1000.0 * number, steps[mode][0][rank]
+            ends = np.cumsum(of_rank)
+            computes = [*zip([0, *ends[:-1]], ends, strict=True)]
+            start = ends[-1]
+            for call, length in zip(calls, of_rank, strict=True):
+                computes += [(start, start + length), (start + length, start + 2 * length)]
+                start = start + 2 * length if mode is OV else call[1]
+            rows += [(GEMM, Kind.COMPUTE, number, base + a, base + b) for a, b in computes]
+            rows += [(REDUCE, Kind.COMMUNICATION, number, base + a, base + b) for a, b in calls]
+        kernels = columns(rows)
+        issued = {
+            number: [issue("allreduce_", "data", group_size=len(layers))] * len(of_rank) for number in range(len(modes))
+        }
+        numbered = {n: ProfiledStep(100 + n, n, mode is SEQ) for n, mode in enumerate(modes)}
+        sums = KernelSums(kernels)
+        of = {mode: np.array([n for n, own in enumerate(modes) if own is mode]) for mode in Mode}
+        found.append(
+            rank_window(
+                rank,
+                timed=tuple([TimedBlock(mode, n, (steps[mode][1],) * 2) for n, mode in enumerate(modes)]),
+                profiled=tuple([profiled_block(mode, n, sums, [n], steps[mode][1]) for n, mode in enumerate(modes)]),
+                pairs=pair_times_of(kernels, of[OV], of[SEQ]).by_kind,
+                calls=collective_calls(kernels, matched(kernels, issued, of[SEQ].tolist()), issued, numbered),
+            )
+        )
+    return found
+
+
+def report(*windows_of_ranks: RankWindow) -> OverlapReport:
+    return aggregate_windows(windows_of_ranks, world_size=len(windows_of_ranks), every_n_steps=500)
+
+
+def values(found: OverlapReport) -> dict[str, float]:
+    return {name: figure.value for name, figure in found.figures().items()}
+
+
+def beside_compute(found: OverlapReport) -> float | None:
+    (pair,) = [pair for pair in found.pairs if pair.victim == "all_reduce" and pair.beside == "gemm"]
+    return pair.slowdown
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.2])
+def test_a_late_rank_makes_waiting_and_no_slowness(factor: float) -> None:
+    found = report(*windows([EVEN, LATE], factor))
+    value = values(found)
+    assert found.valid
+    assert found.comm_slowdown is not None
+    assert (found.comm_slowdown.ci_low, found.comm_slowdown.ci_high) == pytest.approx((factor - 1,) * 2, abs=1e-6)
+    assert beside_compute(found) == pytest.approx(factor - 1, abs=1e-6)
+    calls, step = schedule([EVEN, LATE], OV, TRANSFER * factor)
+    in_flight = [sum(end - start for start, end in of_rank) for of_rank in calls]
+    assert value["waiting_ms"] == pytest.approx((in_flight[0] - in_flight[1]) / 2, rel=1e-6)
+    # Sequential steps meet after each layer: of 2 ms a product, the late rank has 6 more forward, 12 more backward.
+    assert value["waiting_isolated_ms"] == pytest.approx((6 + 12) * 2.0 / 2, rel=1e-6)
+    # The late rank's compute, its transfers, and what is hidden there.
+    hidden = sum(max(0.0, min(end, COMPUTE) - start) for start, end in calls[1])
+    assert value["hidden_transfer_ms"] == pytest.approx(hidden, rel=1e-6)
+    assert value["e2e_sequential_model_ms"] == pytest.approx(step + hidden, rel=1e-6)
+    if factor == 1.0:
+        assert value["sequential_model_error"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_share_of_the_attainable_gain_is_bounded_by_the_slowest_rank_s_compute() -> None:
+    value = values(report(*windows([EVEN, LATE])))
+    step, sequential = (schedule([EVEN, LATE], mode, TRANSFER)[1] for mode in (OV, SEQ))
+    assert value["slowest_compute_ms"] == value["attainable_ms"] == pytest.approx(COMPUTE)
+    assert value["attained_fraction"] == pytest.approx((sequential - step) / (sequential - COMPUTE))
+
+
+def test_of_each_collective_another_rank_may_be_the_last() -> None:
+    found = report(*windows([[20.0, 25.0] * 3, [25.0, 20.0] * 3]))
+    assert found.comm_slowdown is not None
+    assert found.comm_slowdown.value == pytest.approx(0.0, abs=1e-6)
+    assert beside_compute(found) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_figures_of_a_run_are_those_of_its_windows() -> None:
+    one = report(*windows([EVEN, LATE]))
+    other = report(*windows([EVEN, [23.0] * 6], 1.1))
+    pooled = RunSummary(None, [one, other]).pooled()
+    assert pooled["comm_slowdown"].value == pytest.approx(0.05, abs=0.002)
+    for figures in (one.figures(), other.figures(), pooled):
+        assert_adds_up(figures)
+
+
+def test_any_order_of_ranks_and_any_way_gives_the_same() -> None:
+    parts = [part_of(window) for window in windows([EVEN, LATE, [21.0] * 6])]
+    reports = [
+        report_of(merge([merge([decode(encode(parts[place])) for place in order[:2]]), parts[order[2]]]),
+                  world_size=3, every_n_steps=500)
+        for order in ((0, 1, 2), (2, 1, 0), (2, 0, 1))
+    ]  # fmt: skip
+    assert all(values(one) == pytest.approx(values(other)) for one, other in pairwise(reports))
+
+
+def test_what_ranks_cannot_compare_counts_whole_and_has_no_waiting() -> None:
+    own = windows([EVEN, LATE])
+    found = report(*[rank_window(w.rank, timed=w.timed, profiled=w.profiled, pairs=w.pairs) for w in own])
+    assert found.waiting_ms is None
+    assert found.comm_slowdown is not None
+    assert found.comm_slowdown.value > 0.05
+
+
+def test_many_collectives_of_a_step_are_added_up_to_a_bounded_number() -> None:
+    (calls,) = windows([[20.0] * 100, [22.0] * 100])[0].calls
+    assert (calls.calls, len(calls.time_us)) == (100, len(ORDER) * MAX_BINS * 4)
+    found = report(*windows([[20.0] * 100, [22.0] * 100]))
+    assert found.comm_slowdown is not None
+    assert found.comm_slowdown.value == pytest.approx(0.0, abs=1e-6)
