@@ -61,8 +61,8 @@ def may_end_the_process(torch_version: str, cuda_version: str | None) -> bool:
     """
     if cuda_version is None:
         return False
-    release, cuda = (tuple(map(int, re.findall(r"\d+", text)[:2])) for text in (torch_version, cuda_version))
-    return release >= (2, 13) and cuda < (12, 9)
+    release, cuda = ([int(part) for part in re.findall(r"\d+", text)[:2]] for text in (torch_version, cuda_version))
+    return release >= [2, 13] and cuda < [12, 9]
 
 
 class RecordBound:
