@@ -50,6 +50,7 @@ from overlap_callbacks.gate.step_log import (
     StepLog,
     StepRecorder,
 )
+from overlap_callbacks.instruments import device
 
 T = TypeVar("T")
 
@@ -162,7 +163,7 @@ class Gate:
         *,
         sequential: bool,
         expected: ExpectedSequence | None = None,
-        compute_stream: torch.cuda.Stream | None = None,
+        compute_stream: device.Stream | None = None,
         watch: bool = False,
     ) -> None:
         """Record the collectives of the step that begins, and serialise them if ``sequential``.
@@ -170,7 +171,7 @@ class Gate:
         Args:
             sequential: serialise.
             expected: what passed the order check; None where nothing may be serialised.
-            compute_stream: the stream that is serialised with CUDA collectives.
+            compute_stream: the stream that is serialised with collectives of the device.
             watch: hold on to the collectives' works until the step ends, to tell whether they are complete then.
 
         Raises:
@@ -282,8 +283,8 @@ class Gate:
                 group = self._groups[process_group] = Group.of(process_group, self.dimensions)
                 self._unsupported_device = self._unsupported_device or _unsupported_device(spec.sizes(args)[2])
             bytes_in, bytes_out, tensor = spec.sizes(args)
-            on_device = tensor is not None and tensor.is_cuda
-            if on_device and torch.cuda.is_current_stream_capturing():
+            on_device = tensor is not None and not tensor.is_cpu
+            if tensor is not None and on_device and device.is_capturing(tensor.device):
                 self._captured = True
             blocks = self._blocks
             call = CollectiveCall(
@@ -362,7 +363,9 @@ class Gate:
 
 def _unsupported_device(tensor: torch.Tensor | None) -> str:
     """The type of the tensor's device, if it is none on which anything can be timed; else empty."""
-    return "" if tensor is None or tensor.is_cuda or tensor.is_cpu else tensor.device.type
+    if tensor is None or tensor.is_cpu or tensor.device.type == device.kind():
+        return ""
+    return tensor.device.type
 
 
 def _all_complete(works: Sequence[dist.Work | None], issued: int) -> bool:

@@ -14,7 +14,7 @@ from overlap_callbacks._log import logger
 from overlap_callbacks.gate.interruptions import is_from_handler
 from overlap_callbacks.gate.let_pass import LetPass
 from overlap_callbacks.gate.step_log import CollectiveCall
-from overlap_callbacks.instruments import clocks
+from overlap_callbacks.instruments import device
 
 
 class StreamSerialiser:
@@ -33,25 +33,25 @@ class StreamSerialiser:
 
     completes = False
 
-    def __init__(self, compute: torch.cuda.Stream) -> None:
+    def __init__(self, compute: device.Stream) -> None:
         self._compute = compute
         self._known = [compute]
 
     def obstacle(self, tensor: torch.Tensor | None) -> LetPass | None:
         if tensor is not None and self._compute.device != tensor.device:
             return LetPass.OTHER_DEVICE
-        return LetPass.CAPTURE if torch.cuda.is_current_stream_capturing() else None
+        return LetPass.CAPTURE if device.is_capturing(self._compute.device) else None
 
     def before(self, call: CollectiveCall) -> None:
         call.stream = issuing = self._gather()
-        call.start = clocks.stream_mark(issuing)
+        call.start = device.mark(issuing)
 
     def after(self, call: CollectiveCall, work: dist.Work | None) -> bool:
         issuing = call.stream
         assert issuing is not None
         if work is not None and not call.spec.host_blocking:
             work.wait()  # the issuing stream waits for the communicator's; the host goes on
-        call.end = mark = clocks.stream_mark(issuing)
+        call.end = mark = device.mark(issuing)
         self._release(issuing, mark)
         return True
 
@@ -70,14 +70,14 @@ class StreamSerialiser:
         if self.obstacle(tensor) is None:
             self._know_issuing()
 
-    def _know_issuing(self) -> torch.cuda.Stream:
+    def _know_issuing(self) -> device.Stream:
         """The current stream, which is a known one from here on."""
-        issuing = torch.cuda.current_stream(self._compute.device)
+        issuing = device.current_stream(self._compute.device)
         if issuing not in self._known:
             self._known.append(issuing)
         return issuing
 
-    def _gather(self) -> torch.cuda.Stream:
+    def _gather(self) -> device.Stream:
         """Have the current stream wait for all that is enqueued on the known streams, and return it."""
         issuing = self._know_issuing()
         for stream in self._known:
@@ -85,7 +85,7 @@ class StreamSerialiser:
                 issuing.wait_stream(stream)
         return issuing
 
-    def _release(self, issuing: torch.cuda.Stream, mark: torch.cuda.Event | None = None) -> None:
+    def _release(self, issuing: device.Stream, mark: device.Event | None = None) -> None:
         """Have the other known streams wait for the issuing one: one event, whatever their number."""
         others = [stream for stream in self._known if stream != issuing]
         if others:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-    from overlap_callbacks.instruments import clocks
+    from overlap_callbacks.instruments import clocks, device
 
 
 class Serialiser(Protocol):
@@ -77,7 +77,7 @@ class CollectiveCall(msgspec.Struct, gc=False):
     end: clocks.Mark | None = None
     splits: Splits | None = None
     serialiser: Serialiser | None = None
-    stream: torch.cuda.Stream | None = None
+    stream: device.Stream | None = None
 
     def to_collective(self) -> Collective:
         """What the log keeps of the call."""
