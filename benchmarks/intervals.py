@@ -169,8 +169,10 @@ def run_intervals(windows: Windows) -> tuple[Floats, Floats, Floats]:
     # As ``run_deviations``, of many runs at once.
     deviations = windows.sequential_ms / means[0].step_ms[:, None] - windows.overlapped_ms / means[1].step_ms[:, None]
     error, degrees = pooled_error(deviations, windows.error**2, windows.degrees)
+    alone = not np.isfinite(windows.error).any()
     one, all_looks = (
-        error * half_width_factor(degrees, windows.value.shape[-1], pooling) for pooling in (ONE_LOOK, ALL_LOOKS)
+        error * half_width_factor(degrees, windows.value.shape[-1], pooling, alone=alone)
+        for pooling in (ONE_LOOK, ALL_LOOKS)
     )
     return point, one, all_looks
 

@@ -104,7 +104,7 @@ def power_metrics() -> list[tuple[str, str, str]]:
 
 def memory_metrics() -> list[tuple[str, str, str]]:
     """Key, unit and meaning of the metrics of memory; ``<mode>`` stands for both modes."""
-    from overlap_callbacks.analysis.results.memory_metrics import memory_meanings, memory_units
+    from overlap_callbacks.analysis.results.memory import memory_meanings, memory_units
 
     unit, meaning, mode = memory_units(), memory_meanings(), "overlapped"
     return [

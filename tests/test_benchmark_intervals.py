@@ -43,8 +43,7 @@ def test_a_share_below_its_goal_is_told() -> None:
 
 def test_the_table_has_no_run_for_all_looks_that_is_wrong_too_often() -> None:
     found = json.loads((BENCHMARKS / "results/intervals.json").read_text())
-    of_noises = {name: row["run"]["wrong_at_some_look"] for name, row in found["noises"].items()}
-    # Chance explains one of 5.9 % in 1,000 runs (windows alone are the units there); all others are below the goal.
-    assert [name for name, row in of_noises.items() if row["all_looks_intervals"] > 0.05] == ["white, repeats 1"]
-    assert all(row["met"] for row in (*of_noises.values(), *found["ever_wrong"].values()))
+    of_noises = [row["run"]["wrong_at_some_look"] for row in found["noises"].values()]
+    assert all(row["all_looks_intervals"] <= 0.05 for row in of_noises)
+    assert all(share <= 0.05 for row in found["ever_wrong"].values() for share in row["by_windows"].values())
     assert all(row["share"] >= 0.94 for row in found["rhythms"]["over_all"].values())

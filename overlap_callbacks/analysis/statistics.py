@@ -304,10 +304,12 @@ def pool(
         scale, values = PLAIN, np.array([window.value for window in windows], dtype=np.float64)
     center = None if point is None else _finite(scale.to, [point])
     spread = values if deviations is None else deviations
-    error, degrees = pooled_error(spread, *_errors(windows, scale))
+    variances, freedom = _errors(windows, scale)
+    error, degrees = pooled_error(spread, variances, freedom)
+    alone = not np.isfinite(variances).any()
     half = None
     with np.errstate(all="ignore"):
-        width = float(error * half_width_factor(degrees, len(windows), pooling))
+        width = float(error * half_width_factor(degrees, len(windows), pooling, alone=alone))
     if math.isfinite(width):
         half = width
     interval = Interval(
@@ -372,24 +374,31 @@ def pooled_error(values: Floats, variances: Floats, degrees: Floats) -> tuple[An
         return np.where(num_known > 0, np.sqrt(variance), alone), np.where(num_known > 0, freedom, number - 1.0)
 
 
-def half_width_factor(degrees: Any, num_windows: int, pooling: Pooling) -> Any:
+def half_width_factor(degrees: Any, num_windows: int, pooling: Pooling, *, alone: bool = False) -> Any:
     """Half the width of a run's interval over its standard error.
 
     For all looks it is a mixture of t-tests over effects of any size (Lai's, of known scale ``_MIXED`` windows): a
     sequence of intervals that holds the truth throughout with at least the wanted confidence.
+
+    Args:
+        degrees: degrees of freedom of the error.
+        num_windows: of the run.
+        pooling: how.
+        alone: whether windows themselves are the units, for want of an error of their own.
     """
     if not pooling.all_looks:
         return t_quantile(degrees, pooling.confidence)
     share = _MIXED / (_MIXED + num_windows)
     with np.errstate(all="ignore"):
-        root = ((_LEVEL * (1 - pooling.confidence)) ** 2 * share) ** (1 / (degrees + 1))
+        root = (((1.0 if alone else _LEVEL) * (1 - pooling.confidence)) ** 2 * share) ** (1 / (degrees + 1))
         return np.sqrt(np.where(root > share, degrees * (1 - root) / (root - share), np.inf))
 
 
 # Windows that the mixture's effect is worth. Over one look's interval, the sequence is narrowest at some 20 times that.
 _MIXED = 0.2
 # The mixture's own level is for looks without end, at any time. Looked at after whole windows it is wrong far more
-# rarely, so it may have this many times the level: ``benchmarks/intervals.py`` has what runs of 2,000 windows give.
+# rarely, so it may have this many times the level: ``benchmarks/intervals.py`` has what runs of 2,000 windows give. Not
+# so where windows themselves are the units: their error is known from few.
 _LEVEL = 1.4
 
 

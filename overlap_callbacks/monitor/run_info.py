@@ -21,7 +21,7 @@ from overlap_callbacks.analysis.results.catalogue import (
 )
 from overlap_callbacks.analysis.results.environment import RankEnvironment
 from overlap_callbacks.analysis.results.experts import expert_meanings, expert_units
-from overlap_callbacks.analysis.results.memory_metrics import memory_meanings, memory_units
+from overlap_callbacks.analysis.results.memory import memory_meanings, memory_units
 from overlap_callbacks.analysis.results.throughput_metrics import throughput_meanings, throughput_units
 from overlap_callbacks.analysis.results.workload import Setting, Workload
 from overlap_callbacks.monitor.background.store import Job

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from overlap_callbacks.analysis.results.bound import Bound
 from overlap_callbacks.analysis.results.catalogue import FIGURES, MEASUREMENT_OVERHEAD, power_units
 from overlap_callbacks.analysis.results.experts import expert_units
-from overlap_callbacks.analysis.results.memory_metrics import memory_units
+from overlap_callbacks.analysis.results.memory import memory_units
 from overlap_callbacks.analysis.results.throughput_metrics import throughput_units
 from overlap_callbacks.analysis.safe_text import digest
 

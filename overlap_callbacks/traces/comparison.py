@@ -11,7 +11,7 @@ from overlap_callbacks.analysis.equations import ideal_step_ms, overlap_ratio, s
 from overlap_callbacks.analysis.kernels.attribution import PairSums
 from overlap_callbacks.analysis.kernels.same_calls import Labels, SameCalls
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.residual import RESIDUAL_COMM_LIMIT, residual_limit
+from overlap_callbacks.analysis.validity import RESIDUAL_COMM_LIMIT, residual_limit
 from overlap_callbacks.traces.analysis import devices_of
 from overlap_callbacks.traces.compared import MatchedSums, MeanStep, Side, Unmatched, UnmatchedSums
 from overlap_callbacks.traces.figures import Comparison, UnmatchedKernel

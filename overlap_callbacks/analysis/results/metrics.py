@@ -21,8 +21,7 @@ from overlap_callbacks.analysis.results.catalogue import (
 )
 from overlap_callbacks.analysis.results.estimate import Estimate, Spread
 from overlap_callbacks.analysis.results.kernel_times import PairTime
-from overlap_callbacks.analysis.results.memory import MemoryPeak
-from overlap_callbacks.analysis.results.memory_metrics import memory_peak_key, memory_peak_limit_key
+from overlap_callbacks.analysis.results.memory import MemoryPeak, memory_peak_key, memory_peak_limit_key
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import JobPower, SlowdownCause
 from overlap_callbacks.analysis.results.shares import MEMORY, SMS, UNEXPLAINED, WAVES, SlowdownShares

@@ -13,9 +13,9 @@ from overlap_callbacks.analysis.race import race_sentence
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.race import RaceVerdict
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.analysis.results.residual import residual_comm_limit, residual_limit
 from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.analysis.run_summary import COUNTS
+from overlap_callbacks.analysis.validity import residual_comm_limit, residual_limit
 from overlap_callbacks.report.environment_words import environment_of
 from overlap_callbacks.report.html import tables
 from overlap_callbacks.report.html.elements import Block, Cell, Facts, Note, Section, Table, heads
