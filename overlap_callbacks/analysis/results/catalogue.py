@@ -333,6 +333,7 @@ SUMMARY: tuple[tuple[Figure, ...], ...] = tuple(
                 "hidden_comm_ms",
                 "exposed_comm_ms",
                 "waiting_ms",
+                "hidden_transfer_ms",
                 "comm_slowdown",
                 "p2p_ms",
                 "idle_ms",
