@@ -38,15 +38,16 @@ def ideal_step_ms(step_ms: float, compute_ms: float, compute_isolated_ms: float)
     return step_ms - (compute_ms - compute_isolated_ms)
 
 
-def sequential_step_ms(ideal_ms: float, hidden_transfer_ms: float) -> float:
+def sequential_step_ms(ideal_ms: float, hidden_comm_ms: float, more_waiting_ms: float = 0.0) -> float:
     """Equation 5: the time of a sequential step, as a model: nothing is slowed down, and nothing is hidden.
 
     Args:
         ideal_ms: equation 4.
-        hidden_transfer_ms: time per overlapped step during which communication ran beside compute, on ranks that did
-            not wait within it for others: waiting is part of a sequential step too.
+        hidden_comm_ms: time per overlapped step during which communication ran beside compute.
+        more_waiting_ms: how much longer collectives of an overlapped step wait for the last rank than those of a
+            sequential one. A rank that is early waits within its kernels, which hides nothing.
     """
-    return ideal_ms + hidden_transfer_ms
+    return ideal_ms + hidden_comm_ms - more_waiting_ms
 
 
 def attainable_step_ms(compute_busy_isolated_ms: float, comm_busy_isolated_ms: float) -> float:

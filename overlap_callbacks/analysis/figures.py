@@ -71,7 +71,6 @@ class ProfiledMeans(NamedTuple):
     Attributes:
         comm_ms: sum of the communication kernels' times, without waiting where that is known.
         waiting_ms: the part of ``comm_busy_ms`` in which collectives wait for the last rank; NaN if unknown.
-        hidden_transfer_ms: ``hidden_comm_ms`` of the ranks that came last, where they are known.
         slowest_compute_ms: ``compute_busy_ms`` of the rank that has the most in sequential steps.
     """
 
@@ -86,7 +85,6 @@ class ProfiledMeans(NamedTuple):
     idle_ms: float
     bubble_ms: float
     waiting_ms: float
-    hidden_transfer_ms: float
     slowest_compute_ms: float
 
     @classmethod
@@ -104,7 +102,6 @@ class ProfiledMeans(NamedTuple):
             idle_ms=block.idle_ms,
             bubble_ms=math.nan if block.bubble_ms is None else block.bubble_ms,
             waiting_ms=math.nan,
-            hidden_transfer_ms=block.hidden_comm_ms,
             slowest_compute_ms=block.compute_busy_ms,
         )
 
@@ -112,15 +109,12 @@ class ProfiledMeans(NamedTuple):
 # The times whose ratio between the modes is a figure, which come first, are there as logarithms too: the interval of a
 # ratio is symmetric on that scale.
 _TIMED_LOGS, _PROFILED_LOGS = 1, 3
-_COMM, _BUSY, _COMM_BUSY, _HIDDEN, _WAITING, _TRANSFER, _SLOWEST = (
+_COMM, _BUSY, _COMM_BUSY, _WAITING, _SLOWEST = (
     ProfiledMeans._fields.index(name)
-    for name in (
-        "comm_ms", "compute_busy_ms", "comm_busy_ms", "hidden_comm_ms", "waiting_ms", "hidden_transfer_ms",
-        "slowest_compute_ms",
-    )
-)  # fmt: skip
+    for name in ("comm_ms", "compute_busy_ms", "comm_busy_ms", "waiting_ms", "slowest_compute_ms")
+)
 # What only all ranks together tell, and of what it is a part.
-_ACROSS_RANKS, _PART_OF = [_COMM, _WAITING, _TRANSFER, _SLOWEST], [_COMM, _COMM_BUSY, _HIDDEN, _BUSY]
+_ACROSS_RANKS, _PART_OF = [_COMM, _WAITING, _SLOWEST], [_COMM, _COMM_BUSY, _BUSY]
 
 
 def _log(value: float) -> float:
@@ -254,7 +248,9 @@ def _ideal(step: TimedMeans, ov: ProfiledMeans, iso: ProfiledMeans) -> float:
 
 def _model(step: TimedMeans, ov: ProfiledMeans, iso: ProfiledMeans) -> float:
     ideal_ms = equations.ideal_step_ms(step.step_ms, *_compute(ov, iso))
-    return _possible(equations.sequential_step_ms(ideal_ms, ov.hidden_transfer_ms))
+    more_waiting_ms = ov.waiting_ms - iso.waiting_ms
+    known_ms = 0.0 if math.isnan(more_waiting_ms) else more_waiting_ms
+    return _possible(equations.sequential_step_ms(ideal_ms, ov.hidden_comm_ms, known_ms))
 
 
 def _attainable(iso: ProfiledMeans) -> float:
@@ -299,7 +295,6 @@ FORMULAS: Mapping[str, Formula] = {
     "exposed_comm_ms": Formula((_OV,), lambda ov: ov.comm_busy_ms - ov.hidden_comm_ms),
     "waiting_ms": Formula((_OV,), lambda ov: ov.waiting_ms),
     "waiting_isolated_ms": Formula((_ISO,), lambda iso: iso.waiting_ms),
-    "hidden_transfer_ms": Formula((_OV,), lambda ov: ov.hidden_transfer_ms),
     "hidden_comm_fraction": Formula((_OV,), lambda ov: ov.hidden_comm_ms / ov.comm_busy_ms),
     "comm_slowdown": Formula((_OV, _ISO), lambda ov, iso: equations.slowdown(ov.comm_ms, iso.comm_ms)),
     "comm_ratio": Formula((_OV,), _comm_ratio),
@@ -369,16 +364,15 @@ def _across_ranks(rows: Floats, arms: Sequence[ArmSums], own: npt.NDArray[np.boo
     if not all(any(block in waited for block in arm.blocks) for arm, _ in having):
         return
     for arm, rows_of in having:
-        found = [(waited[n].waited_us, waited[n].hidden_us) if n in waited else None for n in arm.blocks]
-        usual = tuple(np.mean([times for times in found if times is not None], axis=0))
-        of_block = np.array([times or usual for times in found]) / (1e3 * arm.num_ranks)
+        usual_us = np.mean([waited[n].waited_us for n in arm.blocks if n in waited])
+        waited_us = np.array([waited[n].waited_us if n in waited else usual_us for n in arm.blocks])
+        waited_ms = waited_us / (1e3 * arm.num_ranks)
         part = rows[rows_of]
         with np.errstate(all="ignore"):
-            share = np.where(part[:, _COMM] > 0, 1 - np.minimum(of_block[:, 0] / part[:, _COMM], _MOST_WAITING), 1.0)
+            share = np.where(part[:, _COMM] > 0, 1 - np.minimum(waited_ms / part[:, _COMM], _MOST_WAITING), 1.0)
         part[:, _COMM] *= share
         part[:, len(ProfiledMeans._fields) + _COMM] += np.log(share)
         part[:, _WAITING] = part[:, _COMM_BUSY] * (1 - share)
-        part[:, _TRANSFER] = np.clip(part[:, _HIDDEN] - of_block[:, 1], 0, part[:, _COMM_BUSY] * share)
         rows[rows_of] = part
 
 

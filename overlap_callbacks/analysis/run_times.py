@@ -48,7 +48,6 @@ def run_times(windows: Sequence[Mapping[str, Estimate]]) -> Floats:
         "idle_ms": column("idle_ms"),
         "bubble_ms": column("bubble_ms"),
         "waiting_ms": column("waiting_ms"),
-        "hidden_transfer_ms": column("hidden_transfer_ms", earlier="hidden_comm_ms"),
         "slowest_compute_ms": unknown,
     }
     isolated = {
@@ -63,7 +62,6 @@ def run_times(windows: Sequence[Mapping[str, Estimate]]) -> Floats:
         "idle_ms": column("idle_isolated_ms"),
         "bubble_ms": unknown,
         "waiting_ms": column("waiting_isolated_ms"),
-        "hidden_transfer_ms": unknown,
         "slowest_compute_ms": column("slowest_compute_ms", earlier="compute_busy_isolated_ms"),
     }
     profiled = [times[name] for times in (overlapped, isolated) for name in ProfiledMeans._fields]

@@ -195,8 +195,6 @@ def _figure_table(figures: dict[str, Estimate], pooled_from: str) -> Table:
             estimate = figures.get(figure.name)
             if estimate is not None and figure.optional and not PLAIN.shows(estimate.value, figure.unit):
                 continue
-            if figure.name == "hidden_transfer_ms" and "waiting_ms" not in figures:
-                continue  # the same as what is hidden
             if estimate is not None:
                 value, interval = PLAIN.figure(figure, estimate.value), PLAIN.figure_interval(figure, estimate)
                 table.add_row(row_label(figure), value, interval.removesuffix(" ms"), str(estimate.num_steps))

@@ -87,7 +87,6 @@ BY_HAND = {
     "comm_isolated_ms": (24 + 30) / 2,
     "hidden_comm_ms": (20 + 28) / 2,
     "exposed_comm_ms": 32 - 24,
-    "hidden_transfer_ms": 24,  # nobody knows who comes last
     "hidden_comm_fraction": 24 / 32,
     "comm_slowdown": 36 / 30 - 1,
     "comm_ratio": 32 / (62 + 8 + 7),  # of the step under the profiler: compute, exposed communication, idle

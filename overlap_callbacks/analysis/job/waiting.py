@@ -1,8 +1,8 @@
 """How much of the collectives' time is waiting for the rank that comes last, from the kernels of single collectives.
 
 A collective's kernel waits on the device for the last rank of its group. The last one does not wait: of the ranks'
-kernels its own is the shortest, and is the transfer. How much of the transfer compute hides, and which, is taken from
-that rank too. Where the calls of a step were added up, or some ranks are missing, the waiting is a lower bound.
+kernels its own is the shortest, and is the transfer. What ran beside the transfer is taken from that rank too. Where
+the calls of a step were added up, or some ranks are missing, the waiting is a lower bound.
 """
 
 from __future__ import annotations
@@ -34,13 +34,12 @@ class OpenGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
         calls: of each collective, the shortest of the ranks' times, and what ran beside compute on the rank that came
             last.
         heard: ranks.
-        time_us, hidden_us: of each step, the sum of all calls of all ranks.
+        time_us: of each step, the sum of all calls of all ranks.
     """
 
     calls: CollectiveCalls
     heard: int
     time_us: tuple[float, ...]
-    hidden_us: tuple[float, ...]
 
 
 class BlockWaiting(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -49,12 +48,10 @@ class BlockWaiting(msgspec.Struct, frozen=True, array_like=True, gc=False):
     Attributes:
         block: its number.
         waited_us: the kernels' time beyond the transfer.
-        hidden_us: their time beside compute, less what the last rank's are: below zero where the last hides more.
     """
 
     block: int
     waited_us: float
-    hidden_us: float
 
 
 class PairSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -92,10 +89,7 @@ class WaitingSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
 def waiting_of(calls: Sequence[CollectiveCalls]) -> WaitingSums:
     """What one rank tells."""
     return WaitingSums(
-        _bounded(
-            OpenGroup(row, 1, *[tuple(_table(row, part).sum(axis=1).tolist()) for part in (row.time_us, row.hidden_us)])
-            for row in calls
-        )
+        _bounded(OpenGroup(row, 1, tuple(_table(row, row.time_us).sum(axis=1).tolist())) for row in calls)
     )
 
 
@@ -161,11 +155,8 @@ def _joined(rows: Sequence[OpenGroup]) -> OpenGroup:
         hidden_us=np.take_along_axis(hidden, last, axis=0).tobytes(),
         shares=np.take_along_axis(shares, last[..., None], axis=0).tobytes(),
     )
-    sums = [
-        tuple([sum(of[own[place]] for of, own in zip(values, picked, strict=True)) for place in range(len(steps))])
-        for values in ([row.time_us for row in rows], [row.hidden_us for row in rows])
-    ]
-    return OpenGroup(calls, sum(row.heard for row in rows), *sums)
+    sums = [sum(row.time_us[own[place]] for row, own in zip(rows, picked, strict=True)) for place in range(len(steps))]
+    return OpenGroup(calls, sum(row.heard for row in rows), tuple(sums))
 
 
 def _picked(rows: Sequence[OpenGroup], steps: Sequence[Sequence[int]], field: str) -> _Floats:
@@ -188,19 +179,13 @@ def _closed(row: OpenGroup) -> WaitingSums:
         return WaitingSums()
     time, hidden = _table(calls, calls.time_us).astype(float), _table(calls, calls.hidden_us).astype(float)
     waited = np.array(row.time_us) - heard * time.sum(axis=1)
-    hidden_waited = np.array(row.hidden_us) - heard * hidden.sum(axis=1)
     by_block: dict[int, list[int]] = defaultdict(list)
     for place, step in enumerate(calls.steps):
         by_block[step.block].append(place)
     sequential = np.array([step.sequential for step in calls.steps])
     return WaitingSums(
         (),
-        tuple(
-            [
-                BlockWaiting(block, max(0.0, float(waited[own].mean())), float(hidden_waited[own].mean()))
-                for block, own in by_block.items()
-            ]
-        ),
+        tuple([BlockWaiting(block, max(0.0, float(waited[own].mean()))) for block, own in by_block.items()]),
         _pairs(calls, heard, time, hidden, sequential) if sequential.any() and not sequential.all() else (),
         (KindTime(calls.kind, float(np.array(row.time_us)[~sequential].mean())),) if not sequential.all() else (),
     )
@@ -234,14 +219,12 @@ def _pairs(
 
 
 def _summed(parts: Sequence[WaitingSums], still_open: tuple[OpenGroup, ...]) -> WaitingSums:
-    blocks: dict[int, list[float]] = {}
+    blocks: dict[int, float] = {}
     pairs: dict[tuple[str, str], list[float]] = {}
     kinds: dict[str, float] = {}
     for part in parts:
         for block in part.blocks:
-            waited = blocks.setdefault(block.block, [0.0, 0.0])
-            waited[0] += block.waited_us
-            waited[1] += block.hidden_us
+            blocks[block.block] = blocks.get(block.block, 0.0) + block.waited_us
         for pair in part.pairs:
             amounts = (pair.calls, pair.beside_us, pair.time_us, pair.alone_us)
             known = pairs.setdefault((pair.kind, pair.beside), [0.0] * 4)
@@ -251,7 +234,7 @@ def _summed(parts: Sequence[WaitingSums], still_open: tuple[OpenGroup, ...]) -> 
     rows = sorted([PairSum(*key, *amounts) for key, amounts in pairs.items()], key=lambda row: -row.time_us)
     return WaitingSums(
         still_open,
-        tuple([BlockWaiting(block, *amounts) for block, amounts in sorted(blocks.items())]),
+        tuple([BlockWaiting(*block) for block in sorted(blocks.items())]),
         tuple(rows[:MAX_PAIRS]),
         tuple([KindTime(*kind) for kind in sorted(kinds.items())]),
     )

@@ -99,7 +99,7 @@ FIGURES = (
     Figure(
         "e2e_sequential_model_ms",
         "ms",
-        "eq. 5: e2e_ideal + hidden_transfer",
+        "eq. 5: e2e_ideal + hidden_comm - what collectives wait longer than in sequential steps",
         "step, sequential by the model (eq. 5)",
         "sequential by the model",
         compares=True,
@@ -223,13 +223,6 @@ FIGURES = (
         optional=True,
     ),
     Figure(
-        "hidden_transfer_ms",
-        "ms",
-        "hidden_comm of the ranks that come last, which do not wait; all of hidden_comm where they are not known",
-        "transfer hidden behind compute",
-        optional=True,
-    ),
-    Figure(
         "hidden_comm_fraction",
         "fraction",
         "hidden_comm / comm: the overlap efficiency",
@@ -333,7 +326,7 @@ SUMMARY: tuple[tuple[Figure, ...], ...] = tuple(
                 "hidden_comm_ms",
                 "exposed_comm_ms",
                 "waiting_ms",
-                "hidden_transfer_ms",
+                "waiting_isolated_ms",
                 "comm_slowdown",
                 "p2p_ms",
                 "idle_ms",

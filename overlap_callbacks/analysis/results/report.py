@@ -126,7 +126,6 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
     comm_slowdown: Estimate | None = None
     waiting_ms: Estimate | None = None
     waiting_isolated_ms: Estimate | None = None
-    hidden_transfer_ms: Estimate | None = None
     slowest_compute_ms: Estimate | None = None
     comm_ratio: Estimate | None = None
     p2p_ms: Estimate | None = None
