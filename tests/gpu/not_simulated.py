@@ -1,0 +1,28 @@
+"""What of ``tests/gpu`` and of the steps of ``benchmarks/gpu.py`` cannot run on the simulated GPU, and why.
+
+There these are skipped with the reason, and nothing else may be (``conftest.py``).
+"""
+
+from __future__ import annotations
+
+_LINK = "the loopback link is a compiled kernel; tests/simulated_gpu has its jobs as two ranks on two devices"
+_NUMBERS = "kernels of the simulated GPU compute no numbers, so weights and gradients mean nothing"
+_POWER = "asks whether a real sensor means what the library takes it to mean"
+
+# Files of tests/gpu, and single tests by how their names begin.
+TESTS = {
+    "test_loopback.py": _LINK,
+    "test_loopback_device.py": _LINK,
+    "test_loopback_known.py": "is for a CPU alone",
+    "test_loopback_link.py": _LINK,
+    "test_loopback_refusals.py": _LINK,
+    "test_parallel_forms.py::test_weights_and_losses_are_bit_identical": _NUMBERS,
+    "test_power.py": _POWER,
+    "test_race_check.py": _NUMBERS,
+}
+
+
+def reason(test: str) -> str | None:
+    """Why a test, by its pytest name, cannot run; None if it can."""
+    name = test.rpartition("tests/gpu/")[2]
+    return next((why for beginning, why in TESTS.items() if name.startswith(beginning)), None)
