@@ -24,22 +24,21 @@ from tests.simulated_gpu.truth import DeviceLog
 
 __all__ = ["ON_SIMULATED_GPU", "device", "known_ms", "rank_device", "shared"]
 
-# With the jobs' layers of 64 MiB, products and messages of some milliseconds, as on the link. Nothing is made of what
-# is sent, but in the steps that look at it.
+# With the jobs' layers of 64 MiB, products and messages take some milliseconds, as on the link. Large messages move
+# nothing: a step that looks at what is sent says so.
 PARAMETERS: dict[str, Any] = {"tflops": 60, "link_gbs": 20, "compute_slowdown": 1.3, "most_data_bytes": 100_000}
 _HOST = "127.0.0.1"
 
 
 @contextlib.contextmanager
-def device(log: Path, num_ranks: int, **parameters: Any) -> Iterator[None]:
+def device(log: Path, num_ranks: int) -> Iterator[None]:
     """Prepare this process for the simulated GPU, and start the same command as rank 1 if there are two ranks.
 
     Args:
         log: begins the names of the device's logs.
         num_ranks: 1 or 2.
-        **parameters: others than the usual ones.
     """
-    Parameters(log=log, stall_s=60, **{**PARAMETERS, **parameters}).apply()
+    Parameters(log=log, folder=log.with_name("meeting"), stall_s=60, **PARAMETERS).apply()
     if num_ranks == 1 or "RANK" in os.environ:
         yield
         return
