@@ -5,7 +5,8 @@ Each makes (or reuses) the virtual environment ``.venv`` beside this file and in
 ``constraints.txt`` into it, so that it works beside any other installation. ``python3 dev.py test --versions oldest``
 (or ``newest``) has an environment of its own, ``.venv-oldest``, with the versions of ``constraints-oldest.txt`` (or the
 newest that pip finds, looked up once a day), and runs the tests that depend on them. ``python3 dev.py test
---simulated-gpu`` has one too, with the CUDA build of torch, and runs ``tests/simulated_gpu`` on a simulated device.
+--simulated-gpu`` has one too, with the CUDA build of torch, and runs ``tests/simulated_gpu`` and ``tests/gpu`` on a
+simulated device.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def main() -> int:
 
 
 def test_on_simulated_gpu(arguments: list[str]) -> int:
-    """Build the simulated GPU and run tests on it, by default those of ``tests/simulated_gpu`` that are not nightly."""
+    """Build the simulated GPU and run tests on it, by default those of CUDA that are not nightly."""
     if shutil.which("g++") is None:
         print("skipped: no g++ on this machine, and the simulated GPU is built with it")
         return 0
@@ -76,7 +77,7 @@ def test_on_simulated_gpu(arguments: list[str]) -> int:
     if code := run(python, "-m", "tests.simulated_gpu.build"):
         return code
     if all(argument.startswith("-") for argument in arguments):
-        arguments = ["tests/simulated_gpu", "-m", "not nightly", *arguments]
+        arguments = ["tests/simulated_gpu", "tests/gpu", "-m", "not nightly", *arguments]
     # Without these libraries this torch cannot even be imported. Only what runs below this process gets them.
     os.environ["LD_LIBRARY_PATH"] = str(HERE / "build" / "simulated_gpu" / "lib")
     return run(python, "-m", "pytest", *arguments)

@@ -6,10 +6,15 @@
     python benchmarks/gpu.py --minutes 9             be done within this time; the same command goes on with the rest
     python benchmarks/gpu.py --cpu                   the steps' CPU forms: that the code runs, and nothing about a GPU
 
+On the simulated GPU (tests/simulated_gpu; ``python3 dev.py test --simulated-gpu`` makes it) the steps run before there is
+a GPU, but for those that tests/gpu/not_simulated.py names:
+
+    LD_LIBRARY_PATH=$PWD/build/simulated_gpu/lib .venv-simulated-gpu/bin/python benchmarks/gpu.py
+
 Each step runs in a process of its own, with a time limit under ten minutes: a step that crashes or hangs costs nothing
 but itself. The limits of all steps add up to less than two hours; ``--list`` has the sum. Results go to
-``benchmarks/results/gpu-STEP-DEVICE.json``, one file a step, or into the folder given with ``--json``. On a CPU nothing
-is written without ``--json``.
+``benchmarks/results/gpu-STEP-DEVICE.json``, one file a step, or into the folder given with ``--json``. On a CPU and on
+the simulated GPU nothing is written without ``--json``, and each step is run anew.
 
 It needs nothing from the network. What a machine without one may lack is brought along:
 
@@ -34,13 +39,18 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parent))
+    sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
 
 from gpu_steps import wheels
 from gpu_steps.environment import ROOT, environment
 from gpu_steps.runner import COMPLETE, Result, Step, earlier_result, run_step, write
 
+from tests.gpu import not_simulated
+
 RESULTS = ROOT / "benchmarks" / "results"
+_SIMULATED = "Simulated GPU"  # begins the device's name
+# Steps that train on the loopback link, or talk to another rank: on the simulated GPU two ranks run them.
+_ON_TWO_RANKS = ("ddp", "fsdp2", "slowdown", "host-bound", "arms", "nccl")
 _USUAL = 3  # a step takes less than this part of its time limit, unless something is wrong
 STEPS = (
     Step("probe", "gpu_steps.probe", "what torch's profiler records of a device, and at what cost", 300),
@@ -104,7 +114,8 @@ def main(arguments: Sequence[str] | None = None, steps: Sequence[Step] = STEPS) 
     elif found["device"] is None:
         print("no GPU: torch sees none here. --cpu runs the steps in their CPU form.", file=sys.stderr)
         return 2
-    folder = options.json or (None if options.cpu else RESULTS)
+    is_gpu = not options.cpu and not found["device"].startswith(_SIMULATED)
+    folder = options.json or (RESULTS if is_gpu else None)
     return _run([step for step in steps if step.name in options.only], options, found, folder)
 
 
@@ -125,20 +136,25 @@ def _options(arguments: Sequence[str] | None, steps: Sequence[Step]) -> argparse
 def _run(steps: Sequence[Step], options: argparse.Namespace, found: dict[str, Any], folder: Path | None) -> int:
     print(", ".join(f"{key} {value}" for key, value in found.items() if value is not None), flush=True)
     end = time.monotonic() + 60 * options.minutes if options.minutes else float("inf")
+    simulated = found["device"].startswith(_SIMULATED)
     results: list[Result] = []
     left: list[str] = []
     for step in steps:
         if options.cpu and not step.has_cpu_form:
             print(f"\n{step.name}: has no CPU form", flush=True)
             continue
+        if simulated and (why := not_simulated.STEPS.get(step.name)):
+            print(f"\n{step.name}: not on the simulated GPU: {why}", flush=True)
+            continue
         folders = [folder] if folder else []
-        result = None if options.again else earlier_result(step.name, [*folders, RESULTS], found)
+        result = None if options.again or simulated else earlier_result(step.name, [*folders, RESULTS], found)
         left_s = end - time.monotonic()
         if result is None and left_s < step.limit_s / _USUAL:
             left.append(step.name)
             continue
         if result is None:
-            limited = replace(step, limit_s=min(step.limit_s, left_s))
+            ranks = 2 if step.name in _ON_TWO_RANKS else 1
+            limited = replace(step, limit_s=min(step.limit_s, left_s), simulated_ranks=ranks)
             print(f"\n{step.name}: running, {limited.limit_s:.0f} s at most", flush=True)
             result = run_step(limited, on_cpu=options.cpu)
             if folder:
@@ -147,7 +163,7 @@ def _run(steps: Sequence[Step], options: argparse.Namespace, found: dict[str, An
         print(table(step, result), flush=True)
     if left:
         print(f"\nnot begun, for want of time: {', '.join(left)}. The same command goes on with them.")
-    print("\n" + summary(results, on_cpu=options.cpu))
+    print("\n" + summary(results, device=found["device"]))
     return 0 if all(result.passed for result in results) and not left else 1
 
 
@@ -167,7 +183,7 @@ def table(step: Step, result: Result) -> str:
     return "\n".join(lines)
 
 
-def summary(results: Sequence[Result], *, on_cpu: bool) -> str:
+def summary(results: Sequence[Result], *, device: str) -> str:
     """One line for each step, and the totals."""
     lines = []
     for result in results:
@@ -175,8 +191,10 @@ def summary(results: Sequence[Result], *, on_cpu: bool) -> str:
         met = sum(figure.passed is True for figure in expected)
         ending = "" if result.status == COMPLETE else f", FAILED: {result.error}"
         lines.append(f"{result.step:15} {met} of {len(expected)} expectations met{ending}")
-    if on_cpu:
+    if device == "cpu":
         lines.append("device: cpu. This shows that the code runs, and nothing about a GPU.")
+    if device.startswith(_SIMULATED):
+        lines.append(f"device: {device}. This shows that the library is right there, and nothing about a GPU.")
     return "\n".join(lines)
 
 

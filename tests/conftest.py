@@ -21,7 +21,7 @@ os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 # A shell that starts the tests in the background has them ignore Ctrl-C, and so do all processes that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["tests.pages", "tests.perfetto_ui"]
+pytest_plugins = ["tests.pages", "tests.perfetto_ui", "tests.simulated_gpu.meeting_place"]
 
 # How long an example takes says nothing on a busy machine.
 settings.register_profile("without deadline", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -95,7 +95,7 @@ def test_the_simulated_gpu_has_an_environment_without_nvidias_packages(
     assert all("--no-deps" in command for command in (torch, others, project))
     assert "--require-hashes" in torch
     assert building[-2:] == ["-m", "tests.simulated_gpu.build"]
-    assert testing[1:] == ["-m", "pytest", "tests/simulated_gpu", "-m", "not nightly", "-x"]
+    assert testing[1:] == ["-m", "pytest", "tests/simulated_gpu", "tests/gpu", "-m", "not nightly", "-x"]
     assert dev.os.environ["LD_LIBRARY_PATH"] == str(tmp_path / "build" / "simulated_gpu" / "lib")
     assert len(commands(dev, monkeypatch, "test", "--simulated-gpu", "tests/gate")) == 2
 

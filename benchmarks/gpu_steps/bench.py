@@ -1,4 +1,4 @@
-"""Both forms of ``overlap bench`` on the loopback link, as a user would run them."""
+"""Both forms of ``overlap bench`` on the loopback link, as a user would run them; on the simulated GPU on two ranks."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ import tempfile
 from gpu_steps import figures
 from gpu_steps.environment import child_environment
 from gpu_steps.figures import Recorder
+from tests.simulated_gpu.parameters import ON_SIMULATED_GPU
 
 _LIMIT_S = 200
 
 
 def run(record: Recorder) -> None:
-    device = ["--link", "loopback", "--device", "cpu" if record.on_cpu else "cuda"]
+    simulated = ON_SIMULATED_GPU and not record.on_cpu
+    device = ["--link", "nccl" if simulated else "loopback", "--device", "cpu" if record.on_cpu else "cuda"]
     small = ["--n", "256", "--message", "1MiB", "--rounds", "3"] if record.on_cpu else []
+    small = ["--n", "2048", "--message", "16MiB", "--rounds", "3", "--dtype", "fp32"] if simulated else small
     _bench(record, "gemm-allreduce", [*device, *small])
-    small = ["--size", "64KiB,1MiB", "--kind", "all_reduce", "--rounds", "3"] if record.on_cpu else []
+    is_small = record.on_cpu or simulated
+    small = ["--size", "64KiB,1MiB", "--kind", "all_reduce", "--rounds", "3"] if is_small else []
     _bench(record, "collectives", [*device, *small])
 
 

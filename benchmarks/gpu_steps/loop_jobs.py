@@ -1,10 +1,15 @@
-"""Jobs on the loopback link: one process, two ranks of which one is a phantom, communication of known length."""
+"""Jobs on the loopback link: one process, two ranks of which one is a phantom, communication of known length.
+
+On the simulated GPU they are two ranks on two devices.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,6 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from gpu_steps import simulated
 from overlap_callbacks import Mode, OverlapReport, Sink
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
 from overlap_callbacks.instruments.profiler import Profile
@@ -93,7 +99,8 @@ class Trained:
         with self.attach(sinks=[kept], **options) as monitor:
             self.train(monitor.schedule.first_step + monitor.schedule.window_steps + 2)
             monitor.close(_REPORT_S)
-        (report,) = kept.reports
+        report: OverlapReport = simulated.shared(kept.reports[0] if kept.reports else None)
+        assert len(kept.reports) <= 1
         return report
 
     def raw_profile(self, mode: Mode, steps: int = 4) -> KernelTable:
@@ -116,6 +123,10 @@ class Trained:
 
     def known_ms(self, steps: int = 4) -> float:
         """How long the link takes for one step's collectives."""
+        if simulated.ON_SIMULATED_GPU and self.link.device.type == "cuda":
+            begun_ns = time.monotonic_ns()
+            self.train(steps)
+            return simulated.known_ms(begun_ns) / steps
         before = len(self.link.issued)
         self.train(steps)
         return sum(issued.length_ns for issued in self.link.issued[before:]) / steps / 1e6
@@ -125,10 +136,16 @@ class Trained:
 def trained(kind: str, on_cpu: bool, *, ctas: int = 24, size: Size | None = None) -> Iterator[Trained]:
     """A job of ``kind``, ``ddp`` or ``fsdp2``."""
     size = size or Size.usual(on_cpu)
-    with open_job(LoopSettings("cpu" if on_cpu else "cuda", ctas=ctas, gb_s=size.gb_s)) as link:
+    settings = LoopSettings("cpu" if on_cpu else "cuda", ctas=ctas, gb_s=size.gb_s)
+    with _joined_ranks() if simulated.ON_SIMULATED_GPU and not on_cpu else open_job(settings) as link:
         torch.manual_seed(0)
         net = nn.Sequential(*[nn.Linear(size.width, size.width) for _ in range(size.layers)]).to(link.device)
         yield Trained(link, WRAP[kind](net, link, size), size.rows, size.width)
+
+
+@contextlib.contextmanager
+def _joined_ranks() -> Iterator[Any]:
+    yield SimpleNamespace(device=simulated.rank_device())
 
 
 def _ddp(net: nn.Sequential, link: LoopJob, size: Size) -> nn.Module:

@@ -1,6 +1,7 @@
 """DDP and FSDP2 on a link of known length: what the library reports against what is known to be true.
 
-A single GPU has no NVLink and no second rank: how NCCL itself contends with compute stays unknown.
+A single GPU has no NVLink and no second rank: how NCCL itself contends with compute stays unknown. On the simulated GPU
+two ranks talk, and compute beside them takes 1.3 times as long.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from gpu_steps import figures
 from gpu_steps.figures import Recorder
 from gpu_steps.loop_jobs import Size, Trained, beside_communication, trained, value
+from gpu_steps.simulated import ON_SIMULATED_GPU
 from overlap_callbacks import Mode, OverlapReport
 from tests.gpu.loopback.by_hand import slowdown_by_hand, tolerance
 
@@ -37,6 +39,9 @@ def check(record: Recorder, kind: str) -> None:
 
 def slowdown(record: Recorder) -> None:
     with trained("ddp", record.on_cpu) as job:
+        if ON_SIMULATED_GPU and not record.on_cpu:
+            check_slowdown(record, 16, job)
+            return
         for ctas in CTAS:
             job.link.settings = replace(job.link.settings, ctas=ctas)
             check_slowdown(record, ctas, job)

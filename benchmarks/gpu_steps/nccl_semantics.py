@@ -1,7 +1,7 @@
 """What the works and waits of a real backend order, with one rank: NCCL on a GPU, Gloo in the CPU form.
 
 The gate's waits rest on this. One rank needs no second GPU; NCCL then copies what is not in place, and launches nothing
-that communicates.
+that communicates. On the simulated GPU there are two ranks.
 """
 
 from __future__ import annotations
@@ -15,20 +15,17 @@ import torch.distributed as dist
 
 from gpu_steps import figures
 from gpu_steps.figures import Recorder
+from gpu_steps.simulated import ON_SIMULATED_GPU, rank_device
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.step_log import ExpectedSequence
+from tests.simulated_gpu.parameters import Parameters
 
 _SLEEP_CYCLES = 1_000_000_000  # half a second: whatever waits for the device shows
 _SHORT_MS = 100.0
 
 
 def run(record: Recorder) -> None:
-    device = torch.device("cpu") if record.on_cpu else torch.device("cuda", 0)
-    if not record.on_cpu:
-        torch.cuda.set_device(device)
-    backend = "gloo" if record.on_cpu else "nccl"
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    dist.init_process_group(backend, store=store, rank=0, world_size=1)
+    device = _joined(record)
     group = dist.group.WORLD
     assert group is not None
     dist.all_reduce(torch.zeros(4, device=device))  # makes the communicator
@@ -39,6 +36,24 @@ def run(record: Recorder) -> None:
         check_open_block(record, group, device)
         check_gate_in_block(record, group, device)
     dist.destroy_process_group()
+
+
+def _joined(record: Recorder) -> torch.device:
+    """The device, in a process group."""
+    if ON_SIMULATED_GPU and not record.on_cpu:
+        Parameters(most_data_bytes=2**40).apply()  # what is sent is looked at
+        return rank_device()
+    device = torch.device("cpu") if record.on_cpu else torch.device("cuda", 0)
+    if not record.on_cpu:
+        torch.cuda.set_device(device)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    dist.init_process_group("gloo" if record.on_cpu else "nccl", store=store, rank=0, world_size=1)
+    return device
+
+
+def holds(tensor: torch.Tensor, number: float) -> bool:
+    """Whether all of a tensor is this number."""
+    return bool((tensor.cpu() == number).all())
 
 
 def all_reduce(group: dist.ProcessGroup, tensor: torch.Tensor, asynchronous: bool) -> Any:
@@ -74,7 +89,7 @@ def check_works(record: Recorder, group: dist.ProcessGroup, device: torch.device
             expect=figures.YES,
         )  # fmt: skip
         torch.cuda.synchronize()
-    record.figure("the result is right", bool((tensor == 1).all()), expect=figures.YES)
+    record.figure("the result is right", holds(tensor, group.size() ** 3), expect=figures.YES)
 
 
 def check_stash(record: Recorder, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -82,7 +97,7 @@ def check_stash(record: Recorder, group: dist.ProcessGroup, device: torch.device
     if record.on_cpu:
         return
     count = 16 * 2**20
-    out = torch.empty(count, device=device)
+    out = torch.empty(count * group.size(), device=device)
     source = torch.ones(count, device=device)
     torch.cuda.synchronize()
     address = source.data_ptr()
@@ -101,15 +116,15 @@ def check_stash(record: Recorder, group: dist.ProcessGroup, device: torch.device
     after.fill_(3.0)  # ordered after the collective, by the wait
     torch.cuda.synchronize()
     record.figure(
-        "the gathered tensor is whole", bool((out == 1).all()),
+        "the gathered tensor is whole", holds(out, 1),
         proves="an early wait, as the gate's, gives memory back only to work that comes after", expect=figures.YES,
     )  # fmt: skip
 
 
 def check_gate(record: Recorder, device: torch.device) -> None:
     """The gate itself on the real backend: the result, the marks, the owner's own wait after the gate's."""
-    tensor = torch.ones(2**20, device=device)
-    out = torch.empty_like(tensor)
+    tensor, size = torch.ones(2**20, device=device), dist.get_world_size()
+    out = torch.empty(size * 2**20, device=device)
 
     def issue() -> Any:
         _sleep(device)
@@ -127,8 +142,7 @@ def check_gate(record: Recorder, device: torch.device) -> None:
         torch.cuda.synchronize()
     marks = [collective.start is not None and collective.end is not None for collective in log.collectives]
     record.figure("collectives that the gate serialised, of 2", sum(marks), expect=figures.equal(2))
-    record.figure("the gate's step has the right result", bool((out == 1).all() and (tensor == 1).all()),
-                  expect=figures.YES)  # fmt: skip
+    record.figure("the gate's step has the right result", holds(out, 1) and holds(tensor, size), expect=figures.YES)
 
 
 def in_sequential_step(issue: Callable[[], Any], device: torch.device) -> tuple[Any, Any]:
@@ -162,7 +176,7 @@ def orders_in_open_block(num_ranks: int) -> bool:
 def check_open_block(record: Recorder, group: dist.ProcessGroup, device: torch.device) -> None:
     """What a wait orders inside an open block of coalesced collectives: nothing has been launched yet."""
     source = torch.ones(2**20, device=device)
-    out = torch.zeros_like(source)
+    out = torch.zeros(2**20 * group.size(), device=device)
     torch.cuda.synchronize()
     group._start_coalescing(device)
     work = group.allgather_into_tensor_coalesced([out], [source])
@@ -176,11 +190,11 @@ def check_open_block(record: Recorder, group: dist.ProcessGroup, device: torch.d
     torch.cuda.synchronize()
     record.raw("a work inside an open block", str(work))
     record.figure(
-        "a wait inside an open block orders the collective", bool((seen == 1).all()),
+        "a wait inside an open block orders the collective", holds(seen, 1),
         proves="no, of several ranks: the gate must not wait there: it is launched when the block ends",
         expect=figures.equal(orders_in_open_block(group.size())),
     )  # fmt: skip
-    record.figure("the block's result is right", bool((out == 1).all()), expect=figures.YES)
+    record.figure("the block's result is right", holds(out, 1), expect=figures.YES)
 
 
 def check_gate_in_block(record: Recorder, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -201,7 +215,8 @@ def check_gate_in_block(record: Recorder, group: dist.ProcessGroup, device: torc
         "members of a block with a device that the gate waits for", len(serialised),
         proves="nothing is given back before it is used", expect=figures.equal(0),
     )  # fmt: skip
-    record.figure("its result is right", all(bool((tensor == 1).all()) for tensor in tensors), expect=figures.YES)
+    right = all(holds(tensor, group.size()) for tensor in tensors)
+    record.figure("its result is right", right, expect=figures.YES)
 
 
 def _sleep(device: torch.device) -> None:

@@ -33,6 +33,7 @@ class Step:
         title: what it measures.
         limit_s: its time limit.
         has_cpu_form: whether it can run on a CPU.
+        simulated_ranks: on the simulated GPU; two stand where a GPU has the loopback link.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Step:
     title: str
     limit_s: float
     has_cpu_form: bool = True
+    simulated_ranks: int = 1
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,8 @@ def run_step(step: Step, *, on_cpu: bool, own_group: bool = True) -> Result:
     """
     with tempfile.TemporaryDirectory(prefix=f"overlap-{step.name}-") as folder:
         figures_file, output_file = Path(folder, "figures"), Path(folder, "output")
-        command = [sys.executable, "-m", "gpu_steps.child", step.module, str(figures_file), "cpu" if on_cpu else "gpu"]
+        command = [sys.executable, "-m", "gpu_steps.child", step.module, str(figures_file)]
+        command += ["cpu" if on_cpu else "gpu", str(step.simulated_ranks)]
         start = time.monotonic()
         with output_file.open("wb") as output:
             process = subprocess.Popen(

@@ -1,6 +1,7 @@
-"""Five jobs that overlap communication with compute, each by a framework's own means, large enough to keep a GPU busy.
+"""Jobs that overlap communication with compute, each by a framework's own means, large enough to keep a GPU busy.
 
-On a CPU (``OVERLAP_GPU_TESTS_ON=cpu``) they are small.
+On a CPU (``OVERLAP_GPU_TESTS_ON=cpu``) they are small. The tests of this folder train those of ``KINDS``, on two ranks;
+those of ``tests/simulated_gpu`` train all.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import functools
 import hashlib
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from overlap_callbacks import OverlapMonitor
 from tests.gpu.machine import ON_CPU, backend, take_device
+from tests.simulated_gpu.parameters import ON_SIMULATED_GPU
 
 KINDS = ("ddp", "fsdp2", "zero2", "zero3", "megatron")
 _PACKAGES = {"zero2": "deepspeed", "zero3": "deepspeed", "megatron": "megatron.core"}
@@ -40,7 +42,7 @@ def need(kind: str) -> None:
     package = _PACKAGES.get(kind)
     if package is not None and importlib.util.find_spec(package.split(".", maxsplit=1)[0]) is None:
         pytest.skip(f"{package} is missing")
-    if kind != "ddp" and not ON_CPU and backend() != "nccl":
+    if kind != "ddp" and not ON_CPU and backend() == "gloo":
         pytest.skip("Gloo has not all collectives for tensors of a GPU, and NCCL does not work here")
 
 
@@ -49,7 +51,7 @@ def job(rank: int, kind: str) -> Iterator[Job]:
     """A new job of ``kind`` on this rank."""
     device = take_device(rank)
     torch.manual_seed(0)
-    made = _MAKERS[kind](rank, device)
+    made = MAKERS[kind](rank, device)
     try:
         yield made
     finally:
@@ -98,16 +100,24 @@ def _layers() -> nn.Sequential:
     return nn.Sequential(*[layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())])
 
 
-def _batch(rank: int, device: torch.device) -> torch.Tensor:
-    return torch.randn(BATCH, WIDTH, device=device, generator=torch.Generator(device).manual_seed(rank))
+def _batch(rank: int, device: torch.device, rows: int = BATCH) -> torch.Tensor:
+    return torch.randn(rows, WIDTH, device=device, generator=torch.Generator(device).manual_seed(rank))
 
 
-class _Torch(Job):
-    def __init__(self, rank: int, device: torch.device, model: nn.Module) -> None:
+class TorchJob(Job):
+    """A model that is trained with SGD.
+
+    Args:
+        rank, device: of this process.
+        model: wrapped already.
+        rows: of a batch.
+    """
+
+    def __init__(self, rank: int, device: torch.device, model: nn.Module, rows: int = BATCH) -> None:
         super().__init__()
         self.model = model
         self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        self._data = _batch(rank, device)
+        self._data = _batch(rank, device, rows)
 
     def forward_backward(self) -> None:
         loss = self.model(self._data).square().mean()
@@ -125,17 +135,56 @@ class _Torch(Job):
 
 
 def _ddp(rank: int, device: torch.device) -> Job:
-    return _Torch(rank, device, DistributedDataParallel(_layers().to(device), bucket_cap_mb=BUCKET_MIB))
+    return TorchJob(rank, device, DistributedDataParallel(_layers().to(device), bucket_cap_mb=BUCKET_MIB))
 
 
 def _fsdp2(rank: int, device: torch.device) -> Job:
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("dp",))
+    return _sharded(rank, device, dp=dist.get_world_size())
+
+
+def _hsdp(rank: int, device: torch.device) -> Job:
+    return _sharded(rank, device, replicas=2, shards=dist.get_world_size() // 2)
+
+
+def _sharded(rank: int, device: torch.device, **mesh_sizes: int) -> Job:
+    mesh = init_device_mesh(device.type, tuple(mesh_sizes.values()), mesh_dim_names=tuple(mesh_sizes))
     model = _layers().to(device)
     for layer in model:
         if isinstance(layer, nn.Linear):
             fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    return _Torch(rank, device, model)
+    return TorchJob(rank, device, model)
+
+
+def _tensor_parallel(rank: int, device: torch.device) -> Job:
+    """Pairs of layers, the first of which is split by columns and the second by rows."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("tp",))
+    model = _layers().to(device)
+    linear = [name for name, layer in model.named_children() if isinstance(layer, nn.Linear)]
+    plan = {name: RowwiseParallel() if at % 2 else ColwiseParallel() for at, name in enumerate(linear)}
+    # All ranks have the same batch. Activations are what they send, so it is small.
+    return TorchJob(0, device, parallelize_module(model, mesh, plan), rows=1024)
+
+
+class _Pipeline(TorchJob):
+    """A stage on each rank, and four micro-batches."""
+
+    def __init__(self, rank: int, device: torch.device) -> None:
+        from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+        super().__init__(rank, device, _layers().to(device), rows=1024)
+        self._first, self._last = rank == 0, rank == dist.get_world_size() - 1
+        stage = PipelineStage(self.model, rank, dist.get_world_size(), device)
+        self._schedule = Schedule1F1B(stage, 4, loss_fn=nn.functional.mse_loss)
+
+    def forward_backward(self) -> None:
+        inputs, target = [self._data] if self._first else [], {"target": self._data} if self._last else {}
+        self._schedule.step(*inputs, **target)
+
+    def attach(self, **options: Any) -> OverlapMonitor:
+        return super().attach(pipeline=self._schedule, **options)
 
 
 class _DeepSpeed(Job):
@@ -195,12 +244,14 @@ def _shim_megatron() -> None:
 
 
 class _Megatron(Job):
-    """Data parallel with the distributed optimizer, gradients and weights both overlapped."""
+    """Data parallel with the distributed optimizer, gradients and weights both overlapped; or a pipeline of stages."""
 
-    def __init__(self, rank: int, device: torch.device) -> None:
+    def __init__(self, rank: int, device: torch.device, stages: int = 1, micro_batches: int = 1) -> None:
         super().__init__()
         if ON_CPU:
             _shim_megatron()
+        if ON_SIMULATED_GPU:
+            torch.compiler.set_stance("force_eager")  # Megatron's own switch comes too late: to find it imports the rest
         from megatron.core import parallel_state, tensor_parallel
         from megatron.core.distributed import (
             DistributedDataParallel,
@@ -213,13 +264,15 @@ class _Megatron(Job):
         from megatron.core.pipeline_parallel import get_forward_backward_func
         from megatron.core.transformer.transformer_config import TransformerConfig
 
-        parallel_state.initialize_model_parallel()
+        parallel_state.initialize_model_parallel(pipeline_model_parallel_size=stages)
         if not ON_CPU:
             tensor_parallel.model_parallel_cuda_manual_seed(0)
         config = TransformerConfig(
             num_layers=4,
             hidden_size=HIDDEN,
             num_attention_heads=4,
+            pipeline_model_parallel_size=stages,
+            pipeline_dtype=torch.float32,
             use_cpu_initialization=ON_CPU,
             hidden_dropout=0.0,
             attention_dropout=0.0,
@@ -229,25 +282,34 @@ class _Megatron(Job):
             bias_dropout_fusion=False,
             bias_activation_fusion=False,
         )
-        gpt = GPTModel(config, get_gpt_layer_local_spec(), vocab_size=VOCABULARY, max_sequence_length=SEQUENCE).to(
-            device
-        )
+        gpt = GPTModel(
+            config,
+            get_gpt_layer_local_spec(),
+            vocab_size=VOCABULARY,
+            max_sequence_length=SEQUENCE,
+            pre_process=parallel_state.is_pipeline_first_stage(),
+            post_process=parallel_state.is_pipeline_last_stage(),
+        ).to(device)
+        distributed = dist.get_world_size() > stages
         overlapping = DistributedDataParallelConfig(
-            overlap_grad_reduce=True,
-            overlap_param_gather=True,
-            use_distributed_optimizer=True,
+            overlap_grad_reduce=distributed,
+            overlap_param_gather=distributed,
+            use_distributed_optimizer=distributed,
             bucket_size=5_000 if ON_CPU else 4_000_000,
         )
         self.model = self.chunk = DistributedDataParallel(config, overlapping, gpt)
         self.chunk.broadcast_params()
         self.optimizer = get_megatron_optimizer(
-            OptimizerConfig(optimizer="adam", lr=1e-3, use_distributed_optimizer=True, overlap_param_gather=True),
+            OptimizerConfig(
+                optimizer="adam", lr=1e-3, use_distributed_optimizer=distributed, overlap_param_gather=distributed
+            ),
             [self.chunk],
         )
-        config.no_sync_func = self.chunk.no_sync
+        config.no_sync_func = self.chunk.no_sync if distributed else None
         config.grad_scale_func = self.optimizer.scale_loss
         config.finalize_model_grads_func = finalize_model_grads
         self._schedule = get_forward_backward_func()
+        self._micro_batches = micro_batches
         self._mask = torch.ones(1, 1, SEQUENCE, SEQUENCE, dtype=torch.bool, device=device).triu(1)
         self._positions = torch.arange(SEQUENCE, device=device).expand(SAMPLES, -1)
         draw = torch.Generator(device).manual_seed(rank)
@@ -260,7 +322,7 @@ class _Megatron(Job):
             forward_step_func=self._forward,
             data_iterator=None,
             model=self.chunk,
-            num_microbatches=1,
+            num_microbatches=self._micro_batches,
             seq_length=SEQUENCE,
             micro_batch_size=SAMPLES,
             forward_only=False,
@@ -292,10 +354,14 @@ class _Megatron(Job):
         parallel_state.destroy_model_parallel()
 
 
-_MAKERS: dict[str, Any] = {
+MAKERS: dict[str, Callable[[int, torch.device], Job]] = {
     "ddp": _ddp,
     "fsdp2": _fsdp2,
+    "hsdp": _hsdp,
+    "tensor": _tensor_parallel,
+    "pipeline": _Pipeline,
     "zero2": lambda rank, device: _DeepSpeed(rank, device, 2),
     "zero3": lambda rank, device: _DeepSpeed(rank, device, 3),
     "megatron": _Megatron,
+    "megatron pipeline": lambda rank, device: _Megatron(rank, device, stages=2, micro_batches=4),
 }

@@ -1,5 +1,6 @@
 """Two ranks on the GPUs of this machine; on its one GPU, where there is only one.
 
+``python3 dev.py test --simulated-gpu tests/gpu`` runs them on two simulated GPUs, but for what ``not_simulated.py`` names.
 ``OVERLAP_GPU_TESTS_ON=cpu pytest tests/gpu`` tries the tests themselves, on small models with Gloo: what they ask of a
 GPU is then left out, and all else runs.
 """
@@ -14,15 +15,21 @@ import torch
 import torch.distributed as dist
 
 from tests.distributed import RanksFailedError, run_ranks
+from tests.simulated_gpu.parameters import ON_SIMULATED_GPU, Parameters
 
 ASKED_FOR_CPU = os.environ.get("OVERLAP_GPU_TESTS_ON") == "cpu"
-ON_CPU = ASKED_FOR_CPU or not torch.cuda.is_available()
+HAS_GPU = ON_SIMULATED_GPU or torch.cuda.is_available()
+ON_CPU = ASKED_FOR_CPU or not HAS_GPU
+# Products and messages of a job take some milliseconds each: the host is ahead. Nothing is made of what is sent.
+_SIMULATED = Parameters(tflops=17, link_gbs=4, most_data_bytes=100_000, stall_s=30)
 
 
 def take_device(rank: int) -> torch.device:
     """The device of this rank; call it before anything else that uses CUDA or communicates."""
     if ON_CPU:
         return torch.device("cpu")
+    if ON_SIMULATED_GPU:
+        return _take_simulated(rank)
     # Kernels whose results depend on what runs beside them would tell nothing about the library.
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -36,6 +43,15 @@ def take_device(rank: int) -> torch.device:
     return device
 
 
+def _take_simulated(rank: int) -> torch.device:
+    device = torch.device("cuda", rank)
+    if not dist.is_initialized():
+        _SIMULATED.apply()
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl")
+    return device
+
+
 def synchronize() -> None:
     if not ON_CPU:
         torch.cuda.synchronize()
@@ -43,7 +59,12 @@ def synchronize() -> None:
 
 @functools.cache
 def backend() -> str:
-    """The backend over which two ranks can talk here: Gloo, through the host, where NCCL does not work."""
+    """The backend over which two ranks can talk here: Gloo, through the host, where NCCL does not work.
+
+    On the simulated GPU none: NCCL reads the device's parameters, so ``take_device`` joins the ranks when it has set them.
+    """
+    if ON_SIMULATED_GPU and not ON_CPU:
+        return ""
     if ON_CPU:
         return "gloo"
     try:
@@ -68,5 +89,5 @@ def _talk(rank: int) -> None:
 
 def need_nccl() -> None:
     """Skip a test that has nothing to say without NCCL."""
-    if not ON_CPU and backend() != "nccl":
+    if not ON_CPU and backend() == "gloo":
         pytest.skip(f"NCCL does not work for two ranks on this machine: {_why_not[-1]}")

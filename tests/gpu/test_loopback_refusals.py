@@ -245,7 +245,7 @@ def _optimizer_in_backward() -> OverlapReport:
 
         for parameter in inner:
             parameter.register_post_accumulate_grad_hook(update)
-        assert isinstance(job, jobs._Torch)
+        assert isinstance(job, jobs.TorchJob)
         unused = nn.Parameter(torch.zeros(1, device=loop.device))
         unused.grad = torch.zeros_like(unused)
         job.optimizer = torch.optim.SGD([unused], lr=0.0)

@@ -6,6 +6,11 @@ import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from tests.simulated_gpu.build import LIBRARIES
+
+# Whether this process runs on it. torch is not asked: that would use the device, which then reads its parameters.
+ON_SIMULATED_GPU = str(LIBRARIES) in os.environ.get("LD_LIBRARY_PATH", "")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Parameters:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,8 @@ from tests.simulated_gpu import jobs
 from tests.simulated_gpu.truth import StepTruth
 
 WITHIN = 0.01
+# Its products are of many sizes.
+MEGATRON: dict[str, Any] = {"rules": None, "tflops": 8, "link_gbs": 4, "most_data_bytes": 100_000}
 
 
 class Steps:
@@ -86,9 +87,9 @@ def compare_times(window: OverlapReport, overlapped: Steps, sequential: Steps) -
 
 
 def train_and_compare(
-    make: Callable[..., Any], folder: Path, host_ahead: bool = True, **parameters: Any
+    kind: str, folder: Path, host_ahead: bool = True, **parameters: Any
 ) -> tuple[OverlapReport, Steps, list[list[StepTruth]]]:
-    run_dir, truths, trained = jobs.train(make, folder, **parameters)
+    run_dir, truths, trained = jobs.train(kind, folder, **parameters)
     (window,) = record.read(run_dir).windows
     overlapped, sequential = (Steps(mode, truths, trained) for mode in (Mode.OVERLAPPED, Mode.SEQUENTIAL))
     compare(window, overlapped, sequential)
@@ -99,30 +100,48 @@ def train_and_compare(
 
 @pytest.mark.parametrize("contention", [1.0, 1.3, 2.0])
 def test_ddp_is_measured_as_it_ran(tmp_path: Path, contention: float) -> None:
-    window, *_ = train_and_compare(jobs.ddp, tmp_path, compute_slowdown=contention)
+    window, *_ = train_and_compare("ddp", tmp_path, compute_slowdown=contention)
     if contention == 1:
         assert measured(window.compute_slowdown) == pytest.approx(0, abs=1e-3)
     assert measured(window.comm_slowdown) == pytest.approx(0, abs=1e-3)
 
 
 def test_slow_communication_is_measured_as_it_ran(tmp_path: Path) -> None:
-    window, overlapped, _ = train_and_compare(jobs.ddp, tmp_path, communication_slowdown=1.4)
+    window, overlapped, _ = train_and_compare("ddp", tmp_path, communication_slowdown=1.4)
     true_slowdown = overlapped.median("transfer_ms") / overlapped.median("transfer_alone_ms")
     assert 1.2 < true_slowdown < 1.4
     assert 1 + measured(window.comm_slowdown) == pytest.approx(true_slowdown, rel=WITHIN)
 
 
 def test_fsdp2_is_measured_as_it_ran(tmp_path: Path) -> None:
-    train_and_compare(jobs.fsdp2, tmp_path, compute_slowdown=1.3, rules="gemm=6000")
+    train_and_compare("fsdp2", tmp_path, compute_slowdown=1.3, rules="gemm=6000")
 
 
-def test_zero2_is_measured_as_it_ran(tmp_path: Path) -> None:
+def test_hsdp_is_measured_as_it_ran(tmp_path: Path) -> None:
+    train_and_compare("hsdp", tmp_path, ranks=4, compute_slowdown=1.3, rules="gemm=12000", most_data_bytes=100_000)
+
+
+def test_tensor_parallelism_is_measured_as_it_ran(tmp_path: Path) -> None:
+    train_and_compare("tensor", tmp_path, compute_slowdown=1.3, most_data_bytes=100_000)
+
+
+@pytest.mark.parametrize("kind", ["zero2", "zero3"])
+def test_zero_is_measured_as_it_ran(tmp_path: Path, kind: str) -> None:
     # It asks the device for overflow in every step, so the host is never ahead.
-    train_and_compare(jobs.zero2, tmp_path, host_ahead=False, compute_slowdown=1.3)
+    train_and_compare(kind, tmp_path, host_ahead=False, compute_slowdown=1.3)
+
+
+def test_megatron_is_measured_as_it_ran(tmp_path: Path) -> None:
+    # It asks the device for the norm of the gradients in every step.
+    train_and_compare("megatron", tmp_path, host_ahead=False, compute_slowdown=1.3, **MEGATRON)
+
+
+def test_a_pipeline_of_megatron_is_measured_as_it_ran(tmp_path: Path) -> None:
+    train_and_compare("megatron pipeline", tmp_path, host_ahead=False, **MEGATRON)
 
 
 def test_a_pipeline_is_measured_as_it_ran(tmp_path: Path) -> None:
-    run_dir, truths, trained = jobs.train(jobs.pipeline, tmp_path, rules="gemm=1000", most_data_bytes=100_000)
+    run_dir, truths, trained = jobs.train("pipeline", tmp_path, rules="gemm=1000", most_data_bytes=100_000)
     (window,) = record.read(run_dir).windows
     assert window.valid, window.problems
     overlapped = Steps(Mode.OVERLAPPED, truths, trained)
@@ -131,7 +150,7 @@ def test_a_pipeline_is_measured_as_it_ran(tmp_path: Path) -> None:
 
 
 def test_a_slow_rank_is_no_contention(tmp_path: Path) -> None:
-    run_dir, truths, trained = jobs.train(jobs.ddp, tmp_path, slow_rank="1:1.1")
+    run_dir, truths, trained = jobs.train("ddp", tmp_path, slow_rank="1:1.1")
     (window,) = record.read(run_dir).windows
     overlapped = Steps(Mode.OVERLAPPED, truths, trained)
     assert window.valid, window.problems
@@ -144,4 +163,4 @@ def test_a_slow_rank_is_no_contention(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_ddp_on_four_ranks_is_measured_as_it_ran(tmp_path: Path) -> None:
-    train_and_compare(jobs.ddp, tmp_path, ranks=4, devices=4, compute_slowdown=1.3, rules="gemm=8000")
+    train_and_compare("ddp", tmp_path, ranks=4, compute_slowdown=1.3, rules="gemm=8000")

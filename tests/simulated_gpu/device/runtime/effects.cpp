@@ -138,6 +138,14 @@ Effect reduction(const std::string& name, void** arguments) {
           count * sizeof(int64_t)};
 }
 
+// How many elements are not zero, for nonzero and masked_select: none.
+Effect count(const std::string& name, void** arguments) {
+  if (!holds(name, "DeviceReduceSingleTileKernel")) return {};
+  char* to = *static_cast<char**>(arguments[1]);
+  if (reinterpret_cast<uintptr_t>(to) % 512 || !is_on_device(to)) return {};
+  return {[=] { memset(to, 0, sizeof(int64_t)); }, sizeof(int64_t)};
+}
+
 // torch.cat along the first dimension, of any type.
 Effect cat(const std::string& name, void** arguments, dim3 grid) {
   if (!holds(name, "CatArrayBatchedCopy")) return {};
@@ -181,6 +189,7 @@ Effect effect_of(const std::string& name, void** arguments, dim3 grid) {
     if (!effect.work) effect = small_result(arguments);
   } else {
     effect = reduction(name, arguments);
+    if (!effect.work) effect = count(name, arguments);
     if (!effect.work) effect = cat(name, arguments, grid);
   }
   if (effect.bytes > simulation::settings().most_data_bytes) return {};
