@@ -1,22 +1,90 @@
-"""Figures of a report side by side with what the devices' log says."""
+"""Jobs on simulated devices, and the figures of their reports side by side with what the devices' log says.
+
+``test_truth.py`` holds them to it; ``benchmarks/truth_simulated.py`` prints them all.
+"""
 
 from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from overlap_callbacks import Mode
+from overlap_callbacks.analysis.bus_bandwidth import bus_factor
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.report import record
 from tests.simulated_gpu import jobs
 from tests.simulated_gpu.truth import StepTruth
 
-# How far a time of the device may be from the log's, and how wide what the host or a sample decides may be.
-WITHIN, WITHIN_SAMPLED = 0.01, 0.05
+# How far a time of the device may be from the log's, and a figure of samples.
+WITHIN, WITHIN_SAMPLED = 0.01, 0.025
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job on devices with known properties.
+
+    Attributes:
+        kind: of the job, as ``tests.gpu.jobs`` has it.
+        ranks: of the job.
+        host_ahead: whether the host is ahead of the device, so that the steps' times are the device's own. Jobs that
+            ask the device for a number in every step wait for it.
+        window: options of ``attach``.
+        parameters: of the device.
+    """
+
+    kind: str
+    ranks: int = 2
+    host_ahead: bool = True
+    window: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+_SMALL = {"most_data_bytes": 100_000}
+_MEGATRON = {"rules": None, "tflops": 8, "link_gbs": 4, **_SMALL}
+# Long enough for a sensor of power.
+_LONG_BLOCKS = {"steps_per_block": 12, "profiled_steps": 4, "power_interval_s": 0.02}
+CASES = {
+    "DDP": Case("ddp"),
+    "DDP, compute 1.3 times slower beside communication": Case("ddp", parameters={"compute_slowdown": 1.3}),
+    "DDP, compute 2 times slower beside communication": Case("ddp", parameters={"compute_slowdown": 2.0}),
+    "DDP, communication 1.4 times slower beside compute": Case("ddp", parameters={"communication_slowdown": 1.4}),
+    "DDP, both slower": Case("ddp", parameters={"compute_slowdown": 1.3, "communication_slowdown": 1.2}),
+    "DDP, rank 1 slower by a tenth": Case("ddp", parameters={"slow_rank": "1:1.1"}),
+    "DDP on 4 ranks": Case("ddp", 4, parameters={"compute_slowdown": 1.3, "rules": "gemm=8000", **_SMALL}),
+    "DDP on 4 ranks, one link at half speed": Case(
+        "ddp", 4, parameters={"slow_link": "1-2:0.5", "rules": "gemm=8000", **_SMALL}
+    ),
+    "FSDP2": Case("fsdp2", parameters={"compute_slowdown": 1.3, "rules": "gemm=6000"}),
+    "HSDP on 2 x 2 ranks": Case("hsdp", 4, parameters={"compute_slowdown": 1.3, "rules": "gemm=12000", **_SMALL}),
+    "tensor parallel": Case("tensor", parameters={"compute_slowdown": 1.3, **_SMALL}),
+    "ZeRO-2": Case("zero2", host_ahead=False, parameters={"compute_slowdown": 1.3}),
+    "ZeRO-3": Case("zero3", host_ahead=False, parameters={"compute_slowdown": 1.3}),
+    "Megatron-core": Case("megatron", host_ahead=False, parameters={"compute_slowdown": 1.3, **_MEGATRON}),
+    "Megatron-core's pipeline": Case("megatron pipeline", host_ahead=False, parameters=_MEGATRON),
+    "pipeline": Case("pipeline", parameters={"rules": "gemm=1000", **_SMALL}),
+    "DDP, power": Case(
+        "ddp", window=_LONG_BLOCKS, parameters={"compute_slowdown": 1.3, "power_cap_w": 700, **_SMALL}
+    ),
+    "DDP, power capped": Case("ddp", window=_LONG_BLOCKS, parameters={"power_cap_w": 300, **_SMALL}),
+    "DDP, channels that take SMs": Case("ddp", parameters={"channels": 40, "channels_take_sms": True, **_SMALL}),
+}
+
+
+def run(case: Case, folder: Path) -> tuple[OverlapReport, list[Compared]]:
+    """Train the job, and compare.
+
+    Args:
+        case: which.
+        folder: for the record and the log.
+    """
+    run_dir, truths, trained = jobs.train(case.kind, folder, case.ranks, case.window, **case.parameters)
+    (window,) = record.read(run_dir).windows
+    overlapped, sequential = both_modes(truths, trained)
+    return window, list(compare(window, overlapped, sequential, case))
 
 
 @dataclass(frozen=True)
@@ -93,15 +161,13 @@ def both_modes(truths: Sequence[Sequence[StepTruth]], trained: Sequence[jobs.Tra
     return Steps(Mode.OVERLAPPED, truths, modes), Steps(Mode.SEQUENTIAL, truths, modes)
 
 
-def compare(
-    window: OverlapReport, overlapped: Steps, sequential: Steps, *, host_ahead: bool = True
-) -> Iterator[Compared]:
+def compare(window: OverlapReport, overlapped: Steps, sequential: Steps, case: Case) -> Iterator[Compared]:
     """Every figure that the log knows too.
 
     Args:
         window: the report.
         overlapped, sequential: what the devices did.
-        host_ahead: whether the host is ahead of the device, so that the steps' times are the device's own.
+        case: the job.
     """
     o, s = overlapped, sequential
     slack_ms = 0.02
@@ -119,14 +185,19 @@ def compare(
     ):
         if (figure := getattr(window, name)) is not None:
             yield _between(name, figure.value, steps.values(truth), slack_ms)
-    yield _between("overlap_ratio", _value(window.overlap_ratio), o.values("overlap_ratio"), 1e-3)
+    ratios = [covered / all_ms for covered, all_ms in zip(o.values("covered_ms"), o.values("compute_ms"), strict=True)]
+    yield _between("overlap_ratio", _value(window.overlap_ratio), ratios, 1e-3)
     yield _quotient("1 + compute_slowdown", window.compute_slowdown, o.values("compute_ms"), s.values("compute_ms"))
-    yield _quotient("1 + comm_slowdown", window.comm_slowdown, o.values("transfer_ms"), s.values("transfer_ms"))
+    if window.comm_slowdown is not None:
+        yield _quotient("1 + comm_slowdown", window.comm_slowdown, o.values("transfer_ms"), s.values("transfer_ms"))
     slowest = [max(step) for step in zip(*s.ranks("compute_busy_ms"), strict=True)]
     yield _between("slowest_compute_ms", _value(window.slowest_compute_ms), slowest, slack_ms)
     yield _between("idle_ms", _value(window.idle_ms), o.idle_ms, 0.05 * statistics.median(o.times_ms))
-    if host_ahead:
+    if case.host_ahead:
         yield from _times(window, o, s)
+    yield from _contention(window, case)
+    yield from _bus_bandwidth(window, s)
+    yield from _power(window, o, s)
 
 
 def _times(window: OverlapReport, o: Steps, s: Steps) -> Iterator[Compared]:
@@ -142,6 +213,52 @@ def _times(window: OverlapReport, o: Steps, s: Steps) -> Iterator[Compared]:
     ideal_ms = step_ms - (compute_ms - isolated_ms)
     yield Compared("e2e_ideal_ms", _value(window.e2e_ideal_ms), ideal_ms, ideal_ms)
     yield _quotient("1 + speedup_vs_sequential", window.speedup_vs_sequential, s.times_ms, o.times_ms)
+
+
+def _contention(window: OverlapReport, case: Case) -> Iterator[Compared]:
+    """What the device was told: by how much compute is slower while communication is in flight, and the reverse."""
+    others = case.parameters.get("channels_take_sms") or case.parameters.get("power_cap_w", 700) < 700
+    for told, communication, victim, beside in (
+        ("compute_slowdown", False, "gemm", "all_reduce"),
+        ("communication_slowdown", True, "all_reduce", "gemm"),
+    ):
+        factor = float(case.parameters.get(told, 1.0))
+        for pair in window.pairs:
+            own = (pair.communication, pair.victim, pair.beside) == (communication, victim, beside)
+            if own and pair.slowdown_during is not None and not others:
+                yield Compared(f"1 + slowdown of {victim} during {beside}", 1 + pair.slowdown_during, factor, factor)
+
+
+def _bus_bandwidth(window: OverlapReport, s: Steps) -> Iterator[Compared]:
+    """Of jobs with one kind of collective: its bytes over the log's time of transfers."""
+    sizes = {row.operator: 0.0 for row in window.collectives}
+    if len(sizes) != 1 or set(sizes) != {"allreduce_"}:
+        return
+    num_bytes = sum(row.bytes_in for row in window.collectives)
+    factor = bus_factor("all_reduce", window.collectives[0].group_size)
+    assert factor is not None
+    true = [factor * num_bytes / ms / 1e6 for ms in s.values("transfer_ms")]
+    yield _between("comm/allreduce_busbw_gb_s", window.metrics()["comm/allreduce_busbw_gb_s"], true)
+
+
+def _power(window: OverlapReport, o: Steps, s: Steps) -> Iterator[Compared]:
+    """Watts and joules by mode. A sensor's and a counter's samples decide, so the log's mean is the truth."""
+    for mode, steps in ((Mode.OVERLAPPED, o), (Mode.SEQUENTIAL, s)):
+        of_mode = None if window.power is None else window.power.of(mode)
+        if of_mode is None or of_mode.mean_avg_w is None or of_mode.energy_per_step_j is None:
+            continue
+        joules = statistics.median(steps.between("joules"))
+        watts = joules / statistics.median(steps.times_ms) * 1e3
+        devices = len(steps.truths)
+        for name, reported, true in (
+            (f"power/{mode.value}_avg_w", of_mode.mean_avg_w, watts),
+            (f"power/{mode.value}_energy_per_step_j", of_mode.energy_per_step_j, devices * joules),
+        ):
+            yield Compared(name, reported, true, true, within=WITHIN_SAMPLED)
+        if of_mode.compute_clock_mhz is not None:
+            clock = 1980 * statistics.fmean(steps.values("clock"))
+            name = f"device/{mode.value}_compute_sm_clock_mhz"
+            yield Compared(name, of_mode.compute_clock_mhz, clock, clock, within=WITHIN_SAMPLED)
 
 
 def _between(name: str, reported: float, truth: Sequence[float], slack: float = 0.0) -> Compared:

@@ -79,11 +79,10 @@ class StepTruth:
         return _length(_spans(self.of_class("compute"))) / 1e6
 
     @property
-    def overlap_ratio(self) -> float:
-        """Share of compute kernels' time that they ran beside communication."""
+    def covered_ms(self) -> float:
+        """Summed durations of compute kernels, of the part beside communication."""
         communication = _spans(self.of_class("communication"))
-        covered = sum(_shared([span], communication) for span in _spans(self.of_class("compute")))
-        return covered / 1e6 / self.compute_ms
+        return sum(_shared([span], communication) for span in _spans(self.of_class("compute"))) / 1e6
 
     @property
     def compute_alone_ms(self) -> float:

@@ -1,12 +1,17 @@
 /* A fake libnvidia-ml.so.1: the real NVML ABI over a script. With -DOLD_DRIVER it lacks what an R470 driver lacks. With
  * -DSIMULATED_GPU there is no script: power, energy, clock and throttling are those of tests/simulated_gpu. */
+#ifdef SIMULATED_GPU /* it has no counters of its parts */
+#define HAS_GPM 0
+#else
+#define HAS_GPM 1
+#endif
 #define SCRIPT_NUMBERS \
     {"manual", 0}, {"now_s", 0}, {"delay_us", 0}, {"base_w", 100}, {"sensor_s", 0}, {"counter_s", 0}, {"gpus", 2}, \
     {"architecture", 9}, {"pci_device_id", 0x2335}, {"init_rc", 0}, {"lost", 0}, {"usage_rc", 0}, {"energy_rc", 0}, \
     {"instant_rc", 0}, {"average_rc", 0}, {"field_energy_rc", 0}, {"fields_rc", 0}, {"clock_rc", 0}, \
     {"reasons_rc", 0}, {"limit_rc", 0}, {"temperature_rc", 0}, {"temperature_v_rc", 0}, {"sm_mhz", 1980}, {"memory_mhz", 3201}, \
     {"temperature_c", 55}, {"reasons", 0}, {"limit_w", 700}, {"default_w", 700}, {"counter_offset_mj", 0}, \
-    {"counter_width", 0}, {"mig", 0}, {"instant_type", 1}, {"gpm", 1}, {"gpm_rc", 0}, {"gpm_tensor_rc", 0}, \
+    {"counter_width", 0}, {"mig", 0}, {"instant_type", 1}, {"gpm", HAS_GPM}, {"gpm_rc", 0}, {"gpm_tensor_rc", 0}, \
     {"gpm_sm", 88.5}, {"gpm_occupancy", 42.25}, {"gpm_tensor", 61.5}, {"gpm_dram", 33.25}, {"gpm_rx", 20000}, \
     {"gpm_tx", 10000}, {"nvlink", 0}, {"p2p_rc", 0},
 #include "script.h"
