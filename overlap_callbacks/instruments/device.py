@@ -4,8 +4,8 @@
 ``torch.cuda`` for NVIDIA and AMD, ``torch.xpu`` for Intel, ``torch.npu`` for Ascend. Where a module does not know the
 answer, that figure is missing, and nothing else.
 
-Streams and events are the module's own, too. ``torch.Event`` serves all vendors, but on CUDA it switches back to the
-current device when it is destroyed, which on a thread that never chose one creates a context on device 0.
+Streams and events are the module's own, too. ``torch.Event`` serves all vendors, but where a thread that never chose a
+device frees one of CUDA, torch sets device 0 afterwards, which since CUDA 12 creates a context there.
 
 A device counts only once the job has initialised it. Nothing here creates a context, which takes hundreds of MiB, and
 nothing waits for the device.

@@ -140,3 +140,10 @@ def test_amd_has_its_architecture_and_no_nvlink(gpu: dict[str, Any], monkeypatch
 def test_cpus_are_written_as_linux_does(cpus: set[int], text: str) -> None:
     assert cpu_list(cpus) == text
     assert cpus_of(text) == cpus
+
+
+def test_an_accelerator_of_another_vendor_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "in_use", lambda: torch.device("xpu", 0))
+    monkeypatch.setattr(torch.xpu, "get_device_name", lambda of: "Intel Data Center GPU Max 1550")
+    found = EnvironmentReader().read()
+    assert (found.device, found.nccl, found.num_sms) == ("Intel Data Center GPU Max 1550", "", 0)
