@@ -18,7 +18,7 @@ from torch.utils import backend_registration
 
 KIND = "toy"
 DEVICE_NAME = "Toy Accelerator 1"
-# Since torch 2.10 or so.
+# Older versions of torch lack it.
 REGISTER: Any = getattr(backend_registration, "_setup_privateuseone_for_python_backend", None)
 
 
