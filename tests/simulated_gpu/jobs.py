@@ -22,7 +22,7 @@ from tests.simulated_gpu.truth import DeviceLog, StepTruth
 
 # DDP reads events of the device in its first ten steps, which makes the host wait. Here the window begins later.
 FIRST_STEP = 14
-NUM_STEPS = FIRST_STEP + 70
+SCHEDULE: dict[str, Any] = {"first_step": FIRST_STEP, "every_n_steps": 1000, "repeats": 2, "spread": False}
 # Products are by far most of a step, and a bucket of two layers takes about as long as two of them.
 TIMES: dict[str, Any] = {"rules": "gemm=4000", "link_gbs": 1.0}
 
@@ -63,9 +63,9 @@ def _train(rank: int, parameters: Parameters, kind: str, run_dir: str) -> Traine
         torch.manual_seed(0)
         job = MAKERS[kind](rank, device)
         begun, modes = [], []
-        options = {"first_step": FIRST_STEP, "every_n_steps": 1000, "spread": False, "max_overhead": None}
-        with contextlib.closing(job), job.attach(run_dir=run_dir, strict=True, **options) as monitor:
-            for _ in range(NUM_STEPS):
+        options = {**SCHEDULE, "max_overhead": None, "strict": True}
+        with contextlib.closing(job), job.attach(run_dir=run_dir, **options) as monitor:
+            for _ in range(FIRST_STEP + monitor.schedule.window_steps + 4):
                 begun.append(time.monotonic_ns())
                 job.forward_backward()
                 modes.append(monitor.mode)  # some frameworks begin a step with its forward

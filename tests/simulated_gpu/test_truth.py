@@ -14,10 +14,11 @@ from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.report import record
 from tests.simulated_gpu import jobs
 from tests.simulated_gpu.truth import StepTruth
+from tests.toggling import at_night
 
 WITHIN = 0.01
 # Its products are of many sizes.
-MEGATRON: dict[str, Any] = {"rules": None, "tflops": 8, "link_gbs": 4, "most_data_bytes": 100_000}
+MEGATRON: dict[str, Any] = {"rules": None, "tflops": 17, "link_gbs": 4, "most_data_bytes": 100_000}
 
 
 class Steps:
@@ -60,7 +61,9 @@ def measured(figure: Any) -> float:
 
 def compare(window: OverlapReport, overlapped: Steps, sequential: Steps) -> None:
     """What every record must have right."""
-    assert window.valid, window.problems
+    assert window.valid
+    # On a busy host the device's steps are not placed well enough on its clock for power.
+    assert not [problem for problem in window.problems if "power is missing" not in problem]
     assert "Simulated GPU" in window.device
     assert len(sequential.steps) > 20
     # Of some 25 ms or more. FSDP2 copies into its second all-gather, on a stream of its own, beside the first.
@@ -69,6 +72,19 @@ def compare(window: OverlapReport, overlapped: Steps, sequential: Steps) -> None
     check(window.compute_slowdown, overlapped.values("compute_slowdown"), base=1)
     check(window.compute_ms, overlapped.values("compute_ms"))
     check(window.compute_isolated_ms, sequential.values("compute_ms"))
+    for name, figure in (
+        ("communication_ms", window.comm_ms),
+        ("hidden_ms", window.hidden_comm_ms),
+        ("exposed_ms", window.exposed_comm_ms),
+    ):
+        check(figure, overlapped.values(name))
+
+
+def compare_transfers(window: OverlapReport, sequential: Steps) -> None:
+    """Of collectives, what is left without the waiting for the last rank is exact, however late the hosts are."""
+    waiting_ms = measured(window.waiting_isolated_ms) if window.waiting_isolated_ms else 0
+    transfer_ms = measured(window.comm_isolated_ms) - waiting_ms
+    assert transfer_ms == pytest.approx(sequential.median("transfer_ms"), rel=WITHIN)
 
 
 def compare_times(window: OverlapReport, overlapped: Steps, sequential: Steps) -> None:
@@ -78,12 +94,6 @@ def compare_times(window: OverlapReport, overlapped: Steps, sequential: Steps) -
     for mode, truth in ((Mode.OVERLAPPED, overlapped), (Mode.SEQUENTIAL, sequential)):
         timed = [ms for rank in window.samples for block in rank.timed if block.arm is mode for ms in block.step_ms]
         assert statistics.median(timed) == pytest.approx(statistics.median(truth.times_ms), rel=WITHIN)
-    for name, figure in (
-        ("communication_ms", window.comm_ms),
-        ("hidden_ms", window.hidden_comm_ms),
-        ("exposed_ms", window.exposed_comm_ms),
-    ):
-        check(figure, overlapped.values(name))
 
 
 def train_and_compare(
@@ -93,12 +103,14 @@ def train_and_compare(
     (window,) = record.read(run_dir).windows
     overlapped, sequential = (Steps(mode, truths, trained) for mode in (Mode.OVERLAPPED, Mode.SEQUENTIAL))
     compare(window, overlapped, sequential)
+    if "pipeline" not in kind:
+        compare_transfers(window, sequential)
     if host_ahead:
         compare_times(window, overlapped, sequential)
     return window, overlapped, truths
 
 
-@pytest.mark.parametrize("contention", [1.0, 1.3, 2.0])
+@pytest.mark.parametrize("contention", at_night([1.0, 1.3, 2.0], [2.0]))
 def test_ddp_is_measured_as_it_ran(tmp_path: Path, contention: float) -> None:
     window, *_ = train_and_compare("ddp", tmp_path, compute_slowdown=contention)
     if contention == 1:
@@ -141,12 +153,9 @@ def test_a_pipeline_of_megatron_is_measured_as_it_ran(tmp_path: Path) -> None:
 
 
 def test_a_pipeline_is_measured_as_it_ran(tmp_path: Path) -> None:
-    run_dir, truths, trained = jobs.train("pipeline", tmp_path, rules="gemm=1000", most_data_bytes=100_000)
-    (window,) = record.read(run_dir).windows
-    assert window.valid, window.problems
-    overlapped = Steps(Mode.OVERLAPPED, truths, trained)
+    parameters: dict[str, Any] = {"rules": "gemm=1000", "most_data_bytes": 100_000}
+    window, overlapped, _ = train_and_compare("pipeline", tmp_path, host_ahead=False, **parameters)
     check(window.e2e_overlapped_ms, overlapped.times_ms)
-    check(window.compute_ms, overlapped.values("compute_ms"))
 
 
 def test_a_slow_rank_is_no_contention(tmp_path: Path) -> None:
