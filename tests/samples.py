@@ -38,7 +38,7 @@ def window(rank: int = 0, **changes: Any) -> RankWindow:
             hidden_comm_ms=20.0 if arm is OV else 0.0,
             covered_compute_ms=22.0 if arm is OV else 0.0,
             copy_ms=0.0,
-            p2p_ms=1.0,
+            p2p_ms=0.2,
             idle_ms=5.0,
         )
         for block, arm in enumerate(OSSO * 2)

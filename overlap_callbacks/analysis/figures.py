@@ -262,10 +262,18 @@ def _attained(step: TimedMeans, seq: TimedMeans, iso: ProfiledMeans) -> float:
     return equations.attained_fraction(seq.step_ms, step.step_ms, _attainable(iso))
 
 
+def _comm_slowdown(ov: ProfiledMeans, iso: ProfiledMeans) -> float:
+    # How long sends and receives wait for each other is not known, and that is no slowness.
+    of_sends = ov.p2p_ms > _MOST_SENDS * ov.comm_busy_ms
+    return math.nan if of_sends else equations.slowdown(ov.comm_ms, iso.comm_ms)
+
+
 def _comm_ratio(ov: ProfiledMeans) -> float:
     return ov.comm_busy_ms / (ov.compute_busy_ms + ov.comm_busy_ms - ov.hidden_comm_ms + ov.idle_ms)
 
 
+# Sends and receives that take up to this share of communication hardly change its slowdown.
+_MOST_SENDS = 0.02
 _STEP, _SEQ, _OV, _ISO = range(4)
 # Of a window and of a run alike.
 FORMULAS: Mapping[str, Formula] = {
@@ -296,7 +304,7 @@ FORMULAS: Mapping[str, Formula] = {
     "waiting_ms": Formula((_OV,), lambda ov: ov.waiting_ms),
     "waiting_isolated_ms": Formula((_ISO,), lambda iso: iso.waiting_ms),
     "hidden_comm_fraction": Formula((_OV,), lambda ov: ov.hidden_comm_ms / ov.comm_busy_ms),
-    "comm_slowdown": Formula((_OV, _ISO), lambda ov, iso: equations.slowdown(ov.comm_ms, iso.comm_ms)),
+    "comm_slowdown": Formula((_OV, _ISO), _comm_slowdown),
     "comm_ratio": Formula((_OV,), _comm_ratio),
     "p2p_ms": Formula((_OV,), lambda ov: ov.p2p_ms),
     "idle_ms": Formula((_OV,), lambda ov: ov.idle_ms),

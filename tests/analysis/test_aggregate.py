@@ -59,11 +59,11 @@ TIMED = (
     TimedBlock(OV, 3, (120.0, 120.0)),
 )
 PROFILED = (
-    profiled(OV, 0, compute=60, busy=58, comm=30, comm_busy=26, hidden=20, covered=20, p2p=4, idle=9,
+    profiled(OV, 0, compute=60, busy=58, comm=30, comm_busy=26, hidden=20, covered=20, p2p=0.4, idle=9,
              bubble=12, step=90),
     profiled(SEQ, 1, compute=48, busy=47, comm=24, comm_busy=24, hidden=0.1, covered=0.4, idle=8, step=106),
     profiled(SEQ, 2, compute=72, busy=73, comm=36, comm_busy=30, hidden=0.3, covered=0.8, idle=10, step=146),
-    profiled(OV, 3, compute=72, busy=66, comm=42, comm_busy=38, hidden=28, covered=33, p2p=6, idle=5,
+    profiled(OV, 3, compute=72, busy=66, comm=42, comm_busy=38, hidden=28, covered=33, p2p=0.6, idle=5,
              bubble=8, step=120),
 )  # fmt: skip
 BY_HAND = {
@@ -90,7 +90,7 @@ BY_HAND = {
     "hidden_comm_fraction": 24 / 32,
     "comm_slowdown": 36 / 30 - 1,
     "comm_ratio": 32 / (62 + 8 + 7),  # of the step under the profiler: compute, exposed communication, idle
-    "p2p_ms": 5,
+    "p2p_ms": 0.5,
     "idle_ms": 7,
     "idle_isolated_ms": 9,
     "bubble_ms": 10,

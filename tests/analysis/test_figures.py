@@ -57,3 +57,9 @@ def test_the_interval_of_the_share_attained_holds_the_truth_as_often_as_it_says(
         share = figures_of([full_window(timed=timed, profiled=profiled)])["attained_fraction"]
         hits += share.ci_low <= 1 / 3 <= share.ci_high
     assert hits >= 0.91 * windows
+
+
+@pytest.mark.parametrize(("p2p_ms", "known"), [(0.0, True), (0.2, True), (2.0, False)])
+def test_sends_and_receives_that_wait_for_each_other_give_no_communication_slowdown(p2p_ms: float, known: bool) -> None:
+    report = report_of(full_window(profiled=with_profiled(OV, p2p_ms=p2p_ms)))
+    assert (report.comm_slowdown is not None) is known

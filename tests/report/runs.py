@@ -82,7 +82,7 @@ def rank_window(number: int = 0, rank: int = 0, *, slowdown: float = 0.14, **cha
             hidden_comm_ms=96.0 * noise() if arm is OV else 0.0,
             covered_compute_ms=104.0 if arm is OV else 0.4,
             copy_ms=1.0,
-            p2p_ms=11.0 if arm is OV else 9.0,
+            p2p_ms=2.2 if arm is OV else 1.8,
             idle_ms=9.0,
             # Overlapped, the parts of the step add up to it.
             step_ms=(325.0 * (1 + slowdown) + 36.0 + 9.0) * noise(0.0) if arm is OV else 482.0 * noise(),

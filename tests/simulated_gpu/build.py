@@ -24,7 +24,10 @@ SOURCES = HERE / "device"
 BUILD = HERE.parent.parent / "build" / "simulated_gpu"
 LIBRARIES = BUILD / "lib"
 _HEADERS = BUILD / "headers"
-_COMPILE = ("g++", "-std=c++17", "-O2", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden")
+# The NVML that follows a script follows the device here.
+_NVML = HERE.parent / "instruments" / "power" / "fakes"
+_OPTIONS = ("-O2", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden")
+_COMPILE = {".cpp": ("g++", "-std=c++17", *_OPTIONS), ".c": ("gcc", "-std=gnu11", "-DSIMULATED_GPU", *_OPTIONS)}
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ _LIBRARIES = (
     Library("libnvshmem_host.so.3", "nvshmem", 1),
     Library("libcufile.so.0", "cuFile", 5001),
     Library("libcuda.so.1", "cu[A-Z]", 801, ("others/driver.cpp",)),
+    Library("libnvidia-ml.so.1", "nvml", 3, (str(_NVML / "nvml.c"),)),
 )
 _RUNTIME = _LIBRARIES[0]
 
@@ -94,8 +98,9 @@ def build() -> Path:
 
 def _fingerprint() -> str:
     found = hashlib.sha256(importlib.metadata.version("torch").encode())
-    for file in sorted([*SOURCES.rglob("*.cpp"), *SOURCES.rglob("*.h"), HERE / "headers.txt", Path(__file__)]):
-        found.update(file.relative_to(HERE).as_posix().encode() + b"\0" + file.read_bytes())
+    files = [*SOURCES.rglob("*.cpp"), *SOURCES.rglob("*.h"), HERE / "headers.txt", Path(__file__), *_NVML.glob("*.[ch]")]
+    for file in sorted(files):
+        found.update(file.name.encode() + b"\0" + file.read_bytes())
     return found.hexdigest()
 
 
@@ -116,11 +121,12 @@ def _download_headers() -> None:
 def _compile(folder: Path) -> dict[Path, Path]:
     """The object of each source."""
     include = next(_HEADERS.rglob("cuda_runtime_api.h")).parent
-    sources = sorted(SOURCES.rglob("*.cpp"))
-    objects = {source: folder / ("-".join(source.relative_to(SOURCES).parts) + ".o") for source in sources}
+    sources = [*sorted(SOURCES.rglob("*.cpp")), _NVML / "nvml.c"]
+    objects = {source: folder / f"{number}-{source.name}.o" for number, source in enumerate(sources)}
 
     def compile_one(source: Path) -> None:
-        subprocess.run([*_COMPILE, "-isystem", include, "-c", source, "-o", objects[source]], check=True)
+        command = (*_COMPILE[source.suffix], "-isystem", include, "-c", source, "-o", objects[source])
+        subprocess.run(command, check=True)
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         list(pool.map(compile_one, sources))
@@ -134,11 +140,14 @@ def _wanted_symbols() -> dict[Library, dict[str, str]]:
     if spec is None or spec.origin is None:
         raise RuntimeError("torch is not installed here; run python3 dev.py test --simulated-gpu")
     for file in (Path(spec.origin).parent / "lib").glob("*.so*"):
-        for line in _symbols(file, "--dynamic", "--undefined-only"):
+        names = _symbols(file, "--dynamic", "--undefined-only")
+        if file.name == "libc10_cuda.so":  # it looks up functions of the driver and of NVML by these names
+            names += [name.decode() for name in re.findall(rb"\0((?:cu[A-Z]|nvml)\w+)(?=\0)", file.read_bytes())]
+        for line in names:
             name, _, version = line.partition("@")
             library = next((one for one in _LIBRARIES if re.match(one.prefix, name)), None)
             if library is not None:
-                found[library][name] = version
+                found[library][name] = version or found[library].get(name, "")
     return found
 
 
@@ -158,7 +167,7 @@ def _link(library: Library, objects: dict[Path, Path], symbols: dict[str, str], 
     stubs.write_text(_stubs(library, sorted(symbols.keys() - defined)))
     # torch asks for most functions by name and version; a library without that version is refused.
     version = next((version for version in symbols.values() if version), library.soname)
-    script.write_text(f"{version} {{ global: cu*; __cuda*; nccl*; nv*; _ZN*10simulation*; local: *; }};\n")
+    script.write_text(f"{version} {{ global: cu*; __cuda*; nccl*; nv*; _ZN*10simulation*; simulated_*; local: *; }};\n")
     compiled = folder / f"{library.soname}.stubs.o"
     subprocess.run(["gcc", "-O1", "-fPIC", "-fno-builtin", "-w", "-c", str(stubs), "-o", str(compiled)], check=True)
     others = [] if library is _RUNTIME or not own else [f"-L{LIBRARIES}", f"-l:{_RUNTIME.soname}"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,8 @@ from tests.simulated_gpu.truth import DeviceLog, StepTruth
 # DDP reads events of the device in its first ten steps, which makes the host wait. Here the window begins later.
 FIRST_STEP = 14
 SCHEDULE: dict[str, Any] = {"first_step": FIRST_STEP, "every_n_steps": 1000, "repeats": 2, "spread": False}
+# More than the window's own: steps in which rank 0's ruling comes, and some after it.
+MORE_STEPS = 12
 # Products are by far most of a step, and a bucket of two layers takes about as long as two of them.
 TIMES: dict[str, Any] = {"rules": "gemm=4000", "link_gbs": 1.0}
 
@@ -58,14 +60,14 @@ def on_device(rank: int, parameters: Parameters) -> Iterator[torch.device]:
         dist.destroy_process_group()
 
 
-def _train(rank: int, parameters: Parameters, kind: str, run_dir: str) -> Trained:
+def _train(rank: int, parameters: Parameters, kind: str, run_dir: str, window: Mapping[str, Any]) -> Trained:
     with on_device(rank, parameters) as device:
         torch.manual_seed(0)
         job = MAKERS[kind](rank, device)
         begun, modes = [], []
-        options = {**SCHEDULE, "max_overhead": None, "strict": True}
-        with contextlib.closing(job), job.attach(run_dir=run_dir, **options) as monitor:
-            for _ in range(FIRST_STEP + monitor.schedule.window_steps + 4):
+        options = {**SCHEDULE, "max_overhead": None, **window}
+        with contextlib.closing(job), job.attach(run_dir=run_dir, strict=True, **options) as monitor:
+            for _ in range(FIRST_STEP + monitor.schedule.window_steps + MORE_STEPS):
                 begun.append(time.monotonic_ns())
                 job.forward_backward()
                 modes.append(monitor.mode)  # some frameworks begin a step with its forward
@@ -76,13 +78,20 @@ def _train(rank: int, parameters: Parameters, kind: str, run_dir: str) -> Traine
 
 
 def train(
-    kind: str, folder: Path, ranks: int = 2, **parameters: Any
+    kind: str, folder: Path, ranks: int = 2, window: Mapping[str, Any] | None = None, **parameters: Any
 ) -> tuple[Path, list[list[StepTruth]], list[Trained]]:
     """Train with a window on simulated devices.
+
+    Args:
+        kind: of the job, as ``tests.gpu.jobs`` has it.
+        folder: for the record and the log.
+        ranks: of the job.
+        window: options of ``attach``, of the schedule for instance.
+        **parameters: of the device.
 
     Returns:
         The record's folder, the truth of each step of each rank, and what the ranks know.
     """
     told = Parameters(log=folder / "log", stall_s=30, devices=max(ranks, 2), **{**TIMES, **parameters})
-    trained = run_ranks(_train, ranks, told, kind, str(folder / "run"), backend="", timeout_s=120)
+    trained = run_ranks(_train, ranks, told, kind, str(folder / "run"), window or {}, backend="", timeout_s=300)
     return folder / "run", [one.steps(folder / "log") for one in trained], trained

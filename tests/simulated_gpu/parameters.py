@@ -40,7 +40,7 @@ class Parameters:
         slow_rank: ``RANK:FACTOR``, factor of the duration of this rank's compute kernels.
         slow_link: ``RANK-RANK:FACTOR``, factor of this link's bandwidth.
         most_data_bytes: larger messages take their time and move nothing; unlimited.
-        power_cap_w: above it the clock falls; 0: always the full clock.
+        power_cap_w: the power limit, until NVML sets another: above it the clock falls; 700; 0: no power.
         idle_w, compute_w, communication_w: power of an idle device, and what each class adds; 70, 500, 60.
         power_constant_ms: time constant of the power drawn; 20.
     """

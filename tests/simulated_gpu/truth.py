@@ -26,6 +26,7 @@ class Task:
         alone_ns: what it takes with nothing beside it, at full clock, and for a collective from ``met`` on.
         clock: share of the full clock, at its end.
         watts: drawn by the device, at its end.
+        joules: that the device had drawn by then.
         correlation: number of its launch; the profiler has the same.
         name: of the kernel.
     """
@@ -40,6 +41,7 @@ class Task:
     alone_ns: float
     clock: float
     watts: float
+    joules: float
     correlation: int
     name: str
 
@@ -72,6 +74,17 @@ class StepTruth:
         return sum(task.duration_ns for task in self.of_class("compute")) / 1e6
 
     @property
+    def compute_busy_ms(self) -> float:
+        """Time in which compute ran."""
+        return _length(_spans(self.of_class("compute"))) / 1e6
+
+    @property
+    def covered_ms(self) -> float:
+        """Summed durations of compute kernels, of the part beside communication."""
+        communication = _spans(self.of_class("communication"))
+        return sum(_shared([span], communication) for span in _spans(self.of_class("compute"))) / 1e6
+
+    @property
     def compute_alone_ms(self) -> float:
         """What these kernels take with nothing beside them."""
         return sum(task.alone_ns for task in self.of_class("compute")) / 1e6
@@ -87,6 +100,11 @@ class StepTruth:
         return _length(_spans(self.of_class("communication"))) / 1e6
 
     @property
+    def waiting_ms(self) -> float:
+        """Summed times for which collectives waited for the last rank."""
+        return sum(task.met - task.start for task in self.of_class("communication")) / 1e6
+
+    @property
     def transfer_ms(self) -> float:
         """Summed durations of collectives from the moment at which all ranks were there."""
         return sum(task.end - task.met for task in self.of_class("communication")) / 1e6
@@ -99,8 +117,7 @@ class StepTruth:
     @property
     def hidden_ms(self) -> float:
         """Time with communication in flight beside compute."""
-        communication, compute = _spans(self.of_class("communication")), _spans(self.of_class("compute"))
-        return (_length(communication) + _length(compute) - _length([*communication, *compute])) / 1e6
+        return _shared(_spans(self.of_class("communication")), _spans(self.of_class("compute"))) / 1e6
 
     @property
     def exposed_ms(self) -> float:
@@ -108,9 +125,20 @@ class StepTruth:
         return self.communication_ms - self.hidden_ms
 
     @property
-    def span_ms(self) -> float:
-        """From the first start to the last end."""
-        return (max(task.end for task in self.tasks) - min(task.start for task in self.tasks)) / 1e6
+    def joules(self) -> float:
+        """That the device had drawn when the step ended."""
+        return max(self.of_class("compute"), key=lambda task: task.end).joules
+
+    @property
+    def clock(self) -> float:
+        """Share of the full clock at which compute ran, by time."""
+        compute = self.of_class("compute")
+        return sum(task.clock * task.duration_ns for task in compute) / sum(task.duration_ns for task in compute)
+
+    def idle_ms(self, after: int) -> float:
+        """Time in which nothing ran, from the end of the step before to that of this one."""
+        spans = [(max(task.start, after), min(task.end, self.end)) for task in self.tasks if task.end > after]
+        return (self.end - after - _length(spans)) / 1e6
 
 
 class DeviceLog:
@@ -140,6 +168,7 @@ class DeviceLog:
                 alone_ns=float(row["alone_ns"]),
                 clock=float(row["clock"]),
                 watts=float(row["watts"]),
+                joules=float(row["joules"]),
                 correlation=int(row["correlation"]),
                 name=row["name"],
             )
@@ -156,6 +185,11 @@ class DeviceLog:
 
 def _spans(tasks: Iterable[Task]) -> list[Interval]:
     return [(task.start, task.end) for task in tasks]
+
+
+def _shared(first: Sequence[Interval], second: Sequence[Interval]) -> int:
+    """Length of what both unions cover."""
+    return _length(first) + _length(second) - _length([*first, *second])
 
 
 def _length(spans: Iterable[Interval]) -> int:

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from overlap_callbacks.analysis.kernels.issued import SEND_RECV
 from overlap_callbacks.analysis.results.collective_calls import CollectiveCalls
 from overlap_callbacks.analysis.results.kernel_times import ALONE, PairTime
 
@@ -243,6 +244,8 @@ def _summed(parts: Sequence[WaitingSums], still_open: tuple[OpenGroup, ...]) -> 
 def without_waiting(pairs: Sequence[PairTime], sums: WaitingSums, num_ranks: int) -> tuple[PairTime, ...]:
     """The pairs with those of collectives by their transfers, where all of a kind's kernels are known.
 
+    Sends and receives wait for each other, for how long is not known: they are no victims.
+
     Args:
         pairs: means over the ranks.
         sums: of all ranks heard.
@@ -264,5 +267,5 @@ def without_waiting(pairs: Sequence[PairTime], sums: WaitingSums, num_ranks: int
         for row in sums.pairs
         if row.kind in told
     ]  # fmt: skip
-    kept = [pair for pair in pairs if not (pair.communication and pair.victim in told)]
+    kept = [pair for pair in pairs if not (pair.communication and pair.victim in {*told, SEND_RECV})]
     return tuple(sorted([*own, *kept], key=lambda pair: (-pair.lost_ms, -pair.time_ms)))

@@ -232,7 +232,8 @@ FIGURES = (
     Figure(
         "comm_slowdown",
         "fraction",
-        "sum of communication kernel times without waiting, overlapped over sequential, less one",
+        "sum of communication kernel times without waiting, overlapped over sequential, less one; not where sends and "
+        "receives are more than 2% of communication: how long they wait for each other is not known",
         "communication slowdown",
         compares=True,
         signed=True,

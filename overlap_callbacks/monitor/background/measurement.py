@@ -47,6 +47,8 @@ _READY_TIMEOUT_S = 60.0
 _STEPS_OF_STRETCH = 4
 # A step that takes so many medians of its kind held something else: an evaluation, or another rank's.
 _NO_STEP = 3.0
+# Two clocks drift apart by less than this share of a block, and a bound is off by less than this.
+_CLOCK_DRIFT, _CLOCK_BLUR_NS = 0.01, 1e6
 
 
 def measure(window: ClosedWindow, rank: int, backend: str) -> RankWindow:
@@ -354,10 +356,11 @@ def segments_of(steps: Sequence[MeasuredStep], clock: clocks.StepClock, counted_
             positions[block] += len(stretch)
             _, start_ns = clock.host_bounds_ns(stretch[0].start)
             end_ns, _ = clock.host_bounds_ns(stretch[-1].end)
-            if end_ns > start_ns:
+            length_s = clocks.elapsed_ms(stretch[0].start, stretch[-1].end) / 1e3
+            # Bounds that are further apart than the device took contradict each other: then none can be believed.
+            if 0 < end_ns - start_ns <= 1e9 * (1 + _CLOCK_DRIFT) * length_s + _CLOCK_BLUR_NS:
                 # By the device's own clock, back from the end: which of the steps a reading falls into.
                 starts_ns = [end_ns - round(clocks.elapsed_ms(s.start, stretch[-1].end) * 1e6) for s in stretch]
-                length_s = clocks.elapsed_ms(stretch[0].start, stretch[-1].end) / 1e3
                 segments.append(
                     Segment(
                         start_ns,

@@ -12,12 +12,14 @@ from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.job.merging import merge, part_of
 from overlap_callbacks.analysis.job.part import decode, encode
 from overlap_callbacks.analysis.job.report import report_of
+from overlap_callbacks.analysis.job.waiting import WaitingSums, without_waiting
 from overlap_callbacks.analysis.kernels.attribution import pair_times_of
 from overlap_callbacks.analysis.kernels.collective_calls import MAX_BINS, collective_calls
 from overlap_callbacks.analysis.kernels.matching import matched
 from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.analysis.kernels.times import KernelSums, profiled_block
 from overlap_callbacks.analysis.results.collective_calls import ProfiledStep
+from overlap_callbacks.analysis.results.kernel_times import PairTime
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import RankWindow, TimedBlock
@@ -174,3 +176,8 @@ def test_many_collectives_of_a_step_are_added_up_to_a_bounded_number() -> None:
     found = report(*windows([[20.0] * 100, [22.0] * 100]))
     assert found.comm_slowdown is not None
     assert found.comm_slowdown.value == pytest.approx(0.0, abs=1e-6)
+
+
+def test_sends_and_receives_are_no_victims() -> None:
+    pairs = [PairTime("send_recv", True, "gemm", 1, 1, 2, 1), PairTime("gemm", False, "send_recv", 1, 1, 2, 1)]
+    assert without_waiting(pairs, WaitingSums(), 2) == (pairs[1],)

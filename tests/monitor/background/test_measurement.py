@@ -16,7 +16,7 @@ from overlap_callbacks.analysis.results.rhythm import Rhythm
 from overlap_callbacks.analysis.results.settled import StepSeries
 from overlap_callbacks.gate.collectives import Collective, Group
 from overlap_callbacks.gate.step_log import StepLog
-from overlap_callbacks.instruments.clocks import StepClock
+from overlap_callbacks.instruments.clocks import Mark, StepClock
 from overlap_callbacks.instruments.power.meter import MeasuredPower
 from overlap_callbacks.instruments.profiler import Profile
 from overlap_callbacks.monitor.background.collective_times import collective_times
@@ -61,6 +61,16 @@ def test_a_step_that_does_not_count_cuts_it_too() -> None:
 def test_each_stretch_says_at_which_place_of_its_block_it_begins() -> None:
     segments = segments_of(steps_of([0, 0, 3000, 0, 0]), StepClock(), counted_only=True)
     assert [(segment.num_steps, segment.position) for segment in segments] == [(2, 0), (3, 2)]
+
+
+@pytest.mark.parametrize(("off_ns", "known"), [(0, True), (400_000, True), (20_000_000, False)])
+def test_a_block_whose_bounds_on_the_host_contradict_the_devices_own_time_is_left_out(off_ns: int, known: bool) -> None:
+    class Clock(StepClock):
+        def host_bounds_ns(self, mark: Mark) -> tuple[int, int]:
+            assert isinstance(mark, int)
+            return mark + off_ns, mark - off_ns  # the device passed it after it had passed it
+
+    assert bool(segments_of(steps_of([0, 0, 0]), Clock())) is known
 
 
 def test_a_single_step_is_a_stretch() -> None:

@@ -1,11 +1,17 @@
-/* A fake libnvidia-ml.so.1: the real NVML ABI over a script. With -DOLD_DRIVER it lacks what an R470 driver lacks. */
+/* A fake libnvidia-ml.so.1: the real NVML ABI over a script. With -DOLD_DRIVER it lacks what an R470 driver lacks. With
+ * -DSIMULATED_GPU there is no script: power, energy, clock and throttling are those of tests/simulated_gpu. */
+#ifdef SIMULATED_GPU /* it has no counters of its parts */
+#define HAS_GPM 0
+#else
+#define HAS_GPM 1
+#endif
 #define SCRIPT_NUMBERS \
     {"manual", 0}, {"now_s", 0}, {"delay_us", 0}, {"base_w", 100}, {"sensor_s", 0}, {"counter_s", 0}, {"gpus", 2}, \
     {"architecture", 9}, {"pci_device_id", 0x2335}, {"init_rc", 0}, {"lost", 0}, {"usage_rc", 0}, {"energy_rc", 0}, \
     {"instant_rc", 0}, {"average_rc", 0}, {"field_energy_rc", 0}, {"fields_rc", 0}, {"clock_rc", 0}, \
     {"reasons_rc", 0}, {"limit_rc", 0}, {"temperature_rc", 0}, {"temperature_v_rc", 0}, {"sm_mhz", 1980}, {"memory_mhz", 3201}, \
     {"temperature_c", 55}, {"reasons", 0}, {"limit_w", 700}, {"default_w", 700}, {"counter_offset_mj", 0}, \
-    {"counter_width", 0}, {"mig", 0}, {"instant_type", 1}, {"gpm", 1}, {"gpm_rc", 0}, {"gpm_tensor_rc", 0}, \
+    {"counter_width", 0}, {"mig", 0}, {"instant_type", 1}, {"gpm", HAS_GPM}, {"gpm_rc", 0}, {"gpm_tensor_rc", 0}, \
     {"gpm_sm", 88.5}, {"gpm_occupancy", 42.25}, {"gpm_tensor", 61.5}, {"gpm_dram", 33.25}, {"gpm_rx", 20000}, \
     {"gpm_tx", 10000}, {"nvlink", 0}, {"p2p_rc", 0},
 #include "script.h"
@@ -16,9 +22,32 @@ enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND
 typedef struct device *device_t;
 static char devices[MAX_DEVICES];
 
+#ifdef SIMULATED_GPU
+#define NAME "Simulated GPU (no hardware)"
+#define LEAST_W 75
+static int num_devices(void) { return simulated_devices(); }
+static double limit_of(int g) { return simulated_limit_w(g); }
+static double clock_of(int g, double t) { return number("sm_mhz") * simulated_clock(g, t); }
+static unsigned long long reasons_of(int g, double t) { return simulated_clock(g, t) < 1 ? 4 : 0; } /* power cap */
+#else
+#define NAME "NVIDIA Fake"
+#define LEAST_W 200
+static int num_devices(void) { return (int)number("gpus"); }
+static double limit_of(int g) { return settable()->limit_w[g] ? settable()->limit_w[g] : number("limit_w"); }
+static double clock_of(int g, double t) {
+    (void)t;
+    double locked_mhz = settable()->locked_mhz[g];
+    return locked_mhz && locked_mhz < number("sm_mhz") ? locked_mhz : number("sm_mhz");
+}
+static unsigned long long reasons_of(int g, double t) {
+    (void)g, (void)t;
+    return (unsigned long long)number("reasons");
+}
+#endif
+
 static int index_of(device_t d) {
     long i = (char *)d - devices;
-    return d && i >= 0 && i < (long)number("gpus") ? (int)i : -1;
+    return d && i >= 0 && i < num_devices() ? (int)i : -1;
 }
 
 /* Every call on a device starts so: g is its index, t the time. */
@@ -50,6 +79,7 @@ API int nvmlInitWithFlags(unsigned flags) {
     return SUCCESS;
 }
 API int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+API int nvmlInit(void) { return nvmlInitWithFlags(0); } /* torch asks for this one */
 API int nvmlShutdown(void) {
     if (!fake_open_count) return UNINITIALIZED;
     fake_open_count--;
@@ -60,15 +90,15 @@ API const char *nvmlErrorString(int rc) {
 }
 API int nvmlSystemGetDriverVersion(char *text, unsigned length) { snprintf(text, length, "000.00"); return SUCCESS; }
 
-API int nvmlDeviceGetCount_v2(unsigned *count) { *count = (unsigned)number("gpus"); return SUCCESS; }
+API int nvmlDeviceGetCount_v2(unsigned *count) { *count = (unsigned)num_devices(); return SUCCESS; }
 API int nvmlDeviceGetHandleByIndex_v2(unsigned i, device_t *d) {
-    if (i >= number("gpus")) return INVALID;
+    if (i >= (unsigned)num_devices()) return INVALID;
     *d = (device_t)&devices[i];
     return SUCCESS;
 }
 API int nvmlDeviceGetHandleByUUID(const char *uuid, device_t *d) {
     char text[96];
-    for (int g = 0; g < (int)number("gpus"); g++) {
+    for (int g = 0; g < num_devices(); g++) {
         uuid_of(g, text, sizeof text);
         /* The instances of a GPU in MIG mode have UUIDs of their own; one each is enough here. */
         if (!strcmp(uuid, text) || (number("mig") && !strncmp(uuid, "MIG-", 4) && !strcmp(uuid + 4, text + 4))) {
@@ -82,14 +112,14 @@ API int nvmlDeviceGetHandleByPciBusId_v2(const char *address, device_t *d) {
     unsigned domain, bus, slot;
     if (sscanf(address, "%x:%x:%x", &domain, &bus, &slot) != 3) return INVALID;
     int g = (int)bus - 0x10;
-    if (domain || slot || g < 0 || g >= (int)number("gpus")) return NOT_FOUND;
+    if (domain || slot || g < 0 || g >= num_devices()) return NOT_FOUND;
     *d = (device_t)&devices[g];
     return SUCCESS;
 }
 API int nvmlDeviceGetUUID(device_t d, char *text, unsigned length) { ENTER(d); uuid_of(g, text, length); return SUCCESS; }
 API int nvmlDeviceGetName(device_t d, char *text, unsigned length) {
     ENTER(d);
-    snprintf(text, length, "NVIDIA Fake %d", g);
+    snprintf(text, length, NAME " %d", g);
     return SUCCESS;
 }
 API int nvmlDeviceGetArchitecture(device_t d, unsigned *a) { ENTER(d); *a = (unsigned)number("architecture"); return SUCCESS; }
@@ -134,7 +164,7 @@ API int nvmlDeviceGetTotalEnergyConsumption(device_t d, unsigned long long *mj) 
 API int nvmlDeviceGetEnforcedPowerLimit(device_t d, unsigned *mw) {
     ENTER(d);
     FAIL("limit_rc");
-    *mw = milli(number("limit_w"));
+    *mw = milli(limit_of(g));
     return SUCCESS;
 }
 API int nvmlDeviceGetPowerManagementDefaultLimit(device_t d, unsigned *mw) {
@@ -147,15 +177,13 @@ API int nvmlDeviceGetClockInfo(device_t d, unsigned kind, unsigned *mhz) {
     ENTER(d);
     if (unreadable()) return 999;
     FAIL("clock_rc");
-    double locked_mhz = settable()->locked_mhz[g];
-    if (kind == 1 && locked_mhz && locked_mhz < number("sm_mhz")) { *mhz = (unsigned)locked_mhz; return SUCCESS; }
-    *mhz = (unsigned)(kind == 1 ? number("sm_mhz") : kind == 2 ? number("memory_mhz") : 0);
+    *mhz = (unsigned)(kind == 1 ? clock_of(g, t) : kind == 2 ? number("memory_mhz") : 0);
     return SUCCESS;
 }
 API int nvmlDeviceGetCurrentClocksThrottleReasons(device_t d, unsigned long long *bits) {
     ENTER(d);
     FAIL("reasons_rc");
-    *bits = (unsigned long long)number("reasons");
+    *bits = reasons_of(g, t);
     return SUCCESS;
 }
 API int nvmlDeviceGetTemperature(device_t d, unsigned sensor, unsigned *c) {
@@ -168,7 +196,7 @@ API int nvmlDeviceGetTemperature(device_t d, unsigned sensor, unsigned *c) {
 API int nvmlDeviceGetC2cModeInfoV(device_t d, void *info) { (void)d; (void)info; return NOT_SUPPORTED; }
 API int nvmlDeviceGetPowerManagementLimitConstraints(device_t d, unsigned *low, unsigned *high) {
     ENTER(d);
-    *low = milli(200);
+    *low = milli(LEAST_W);
     *high = milli(number("default_w"));
     return SUCCESS;
 }
@@ -177,7 +205,7 @@ API int nvmlDeviceGetPowerManagementLimit(device_t d, unsigned *mw) {
     ENTER(d);
     if (unreadable()) return 999;
     FAIL("limit_rc");
-    *mw = milli(settable()->limit_w[g] ? settable()->limit_w[g] : number("limit_w"));
+    *mw = milli(limit_of(g));
     return SUCCESS;
 }
 API int nvmlDeviceSetPowerManagementLimit(device_t d, unsigned mw) {
@@ -221,6 +249,14 @@ WRITER(nvmlDeviceSetMigMode)
 WRITER(nvmlGpmSetStreamingEnabled)
 WRITER(nvmlDeviceClearFieldValues)
 
+#ifdef SIMULATED_GPU /* torch asks when memory runs out */
+API int nvmlDeviceGetComputeRunningProcesses(device_t d, unsigned *count, void *found) {
+    ENTER(d);
+    (void)found;
+    *count = 0;
+    return SUCCESS;
+}
+#endif
 /* Slow on real drivers: never to be called. */
 WRITER(nvmlDeviceGetComputeRunningProcesses_v3)
 

@@ -82,6 +82,24 @@ static double now_s(void) {
     return number("manual") ? number("now_s") : monotonic_s() - loaded_s;
 }
 
+#ifdef SIMULATED_GPU /* power is that of the simulated device, at any time of the last seconds */
+void simulated_power(int device, double at_s, double *watts, double *joules, double *clock);
+static double simulated_clock(int device, double t) {
+    double watts, joules, clock;
+    simulated_power(device, t + loaded_s, &watts, &joules, &clock);
+    return clock;
+}
+static double power_w(int device, double t) {
+    double watts, joules, clock;
+    simulated_power(device, t + loaded_s, &watts, &joules, &clock);
+    return watts;
+}
+static double energy_j(int device, double t) {
+    double watts, joules, clock;
+    simulated_power(device, t + loaded_s, &watts, &joules, &clock);
+    return joules;
+}
+#else
 static double power_w(int device, double t) {
     double watts = number("base_w");
     for (int i = 0; i < step_count[device] && power_steps[device][i].at_s <= t; i++)
@@ -98,6 +116,7 @@ static double energy_j(int device, double t) {
     }
     return total + watts * (t - from);
 }
+#endif
 
 /* A sensor that is renewed every sensor_s, and repeats its value in between; likewise the counter. */
 static double renewed(const char *period, double t) {

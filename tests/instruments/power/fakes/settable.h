@@ -6,11 +6,20 @@
 #include <signal.h>
 #include <sys/mman.h>
 
+#ifdef SIMULATED_GPU /* it reads the limits at the head of this file */
+const char *simulated_limits_file(void);
+double simulated_limit_w(int device);
+int simulated_devices(void);
+#endif
 struct settable { double limit_w[MAX_DEVICES]; double locked_mhz[MAX_DEVICES]; long calls; char plan[64]; };
 static struct settable *settable(void) {
     static struct settable own, *state;
     if (state) return state;
+#ifdef SIMULATED_GPU
+    const char *path = simulated_limits_file();
+#else
     const char *path = getenv("FAKE_STATE");
+#endif
     state = &own;
     if (path) {
         int file = open(path, O_RDWR);

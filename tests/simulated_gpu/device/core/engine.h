@@ -29,7 +29,7 @@ struct Stream {
 };
 
 struct Device {
-  explicit Device(int index) : index(index), default_stream(7, index, 0) {}
+  explicit Device(int index) : index(index), default_stream(7, index, 0), power(index) {}
   int index;
   Stream default_stream;  // 7, as the profiler shows it on real devices
   std::vector<Stream*> streams;

@@ -1,7 +1,11 @@
 // cuDNN: there, but it can do nothing. torch asks for its version when it shows what it was built with.
 #include <cstddef>
+#include <cstdlib>
 
 #include "../core/simulation.h"
+
+// On this device torch would take cuDNN's attention first; now it takes its own.
+__attribute__((constructor)) static void loaded() { setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1", 0); }
 
 extern "C" {
 

@@ -66,7 +66,9 @@ EXPORTED cudaError_t cudaGetDeviceProperties(cudaDeviceProp* found, int device) 
   if (!exists(device)) return fail(cudaErrorInvalidDevice);
   memset(found, 0, sizeof *found);
   snprintf(found->name, sizeof found->name, "Simulated GPU (no hardware)");
-  memcpy(found->uuid.bytes, "simulated-gpu-", 14);
+  // As the scripted NVML has it: GPU-fa0e0000-0000-4000-8000-000000000000 and so on.
+  const unsigned char uuid[16] = {0xfa, 0x0e, 0, static_cast<unsigned char>(device), 0, 0, 0x40, 0, 0x80};
+  memcpy(found->uuid.bytes, uuid, sizeof uuid);
   found->uuid.bytes[15] = static_cast<char>(device);
   found->totalGlobalMem = simulation::settings().memory_bytes;
   found->sharedMemPerBlock = shared_per_block;
