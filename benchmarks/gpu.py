@@ -6,8 +6,8 @@
     python benchmarks/gpu.py --minutes 9             be done within this time; the same command goes on with the rest
     python benchmarks/gpu.py --cpu                   the steps' CPU forms: that the code runs, and nothing about a GPU
 
-On the simulated GPU (tests/simulated_gpu; ``python3 dev.py test --simulated-gpu`` makes it) the steps run before there is
-a GPU, but for those that tests/gpu/not_simulated.py names:
+On the simulated GPU (``tests/simulated_gpu``; ``python3 dev.py test --simulated-gpu`` makes it) the steps run before
+there is a GPU, but for those that ``tests/gpu/not_simulated.py`` names:
 
     LD_LIBRARY_PATH=$PWD/build/simulated_gpu/lib .venv-simulated-gpu/bin/python benchmarks/gpu.py
 

@@ -50,7 +50,7 @@ def main() -> int:
 def _run(name: str) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         Parameters(folder=Path(folder)).apply()
-        window, compared = run(CASES[name], Path(folder))
+        window, _, compared = run(CASES[name], Path(folder))
     print(f"{name}{'' if window.valid else ': not valid: ' + '; '.join(window.problems)}")
     for one in compared:
         print(f"  {one.name:44} {one.reported:11.4f}   log {one.least:11.4f} to {one.most:11.4f}{_remark(one)}")

@@ -251,9 +251,8 @@ class _Megatron(Job):
         if ON_CPU:
             _shim_megatron()
         if ON_SIMULATED_GPU:
-            torch.compiler.set_stance(
-                "force_eager"
-            )  # Megatron's own switch comes too late: to find it imports the rest
+            # Megatron's own switch comes too late: to import it imports what it switches.
+            torch.compiler.set_stance("force_eager")
         from megatron.core import parallel_state, tensor_parallel
         from megatron.core.distributed import (
             DistributedDataParallel,

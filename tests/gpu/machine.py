@@ -1,6 +1,7 @@
 """Two ranks on the GPUs of this machine; on its one GPU, where there is only one.
 
-``python3 dev.py test --simulated-gpu tests/gpu`` runs them on two simulated GPUs, but for what ``not_simulated.py`` names.
+``python3 dev.py test --simulated-gpu tests/gpu`` runs them on two simulated GPUs, but for what ``not_simulated.py``
+names.
 ``OVERLAP_GPU_TESTS_ON=cpu pytest tests/gpu`` tries the tests themselves, on small models with Gloo: what they ask of a
 GPU is then left out, and all else runs.
 """
@@ -61,7 +62,7 @@ def synchronize() -> None:
 def backend() -> str:
     """The backend over which two ranks can talk here: Gloo, through the host, where NCCL does not work.
 
-    On the simulated GPU none: NCCL reads the device's parameters, so ``take_device`` joins the ranks when it has set them.
+    On the simulated GPU none: ``take_device`` joins the ranks, since NCCL reads the device's parameters.
     """
     if ON_SIMULATED_GPU and not ON_CPU:
         return ""

@@ -1,4 +1,7 @@
-"""The table of what cannot run on the simulated GPU names what there is. ``conftest.py`` holds that nothing else is skipped."""
+"""The table of what cannot run on the simulated GPU names what there is.
+
+``conftest.py`` holds that nothing else is skipped.
+"""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from tests.distributed import run_ranks
 from tests.gpu import jobs
 from tests.gpu.dimensions import dimensions_between_ranks
 from tests.gpu.machine import ON_CPU, backend, need_nccl, synchronize
+from tests.toggling import at_night
 
 TRIED_ON_CPU = True
 TIMEOUT_S = 240
@@ -157,7 +158,8 @@ def _time_a_step(job: jobs.Job, monitor: Any) -> tuple[dict[str, float], Mode]:
     return times, mode
 
 
-@pytest.mark.parametrize("kind", jobs.KINDS)
+# The frameworks' jobs take longest.
+@pytest.mark.parametrize("kind", at_night(jobs.KINDS, jobs.KINDS[2:]))
 def test_the_host_does_not_wait_for_the_device_in_sequential_steps(kind: str) -> None:
     need_nccl()
     jobs.need(kind)

@@ -71,7 +71,9 @@ def _collectives(rank: int, parameters: Parameters) -> dict[str, Any]:
         if rank == 1:
             one = numbers(1)
             dist.all_reduce(one, group=alone)
-            found["alone"] = one.tolist()
+            gathered = torch.empty_like(one)
+            dist.all_gather_into_tensor(gathered, one, group=alone)
+            found["alone"] = one.tolist() + gathered.tolist()
         dist.barrier()
     return found
 
@@ -91,7 +93,7 @@ def test_collectives_give_the_right_numbers_on_two_ranks() -> None:
     assert (first["all_to_all"], second["all_to_all"]) == ([0, 1, 10, 11], [2, 3, 12, 13])
     assert first["reduce"] == [10, 12]
     assert (first["recv"], second["recv"]) == ([10, 11], [0, 1])
-    assert second["alone"] == [10]
+    assert second["alone"] == [10, 10]
 
 
 def _late(rank: int, parameters: Parameters) -> int:

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.toggling import at_night
+
 ROOT = Path(__file__).resolve().parents[2]
-# The tests of tests/gpu run by themselves.
-AT_NIGHT = ("overflow", "fsdp2", "negative", "host-bound", "arms", "bench")
+# The steps tests-ddp to tests-megatron are tests/gpu, which runs by itself.
+STEPS = ("probe", "nccl", "overflow", "ddp", "fsdp2", "slowdown", "negative", "host-bound", "arms", "bench")
 
 
-@pytest.mark.parametrize(
-    "step", ["probe", "nccl", "ddp", "slowdown", *(pytest.param(step, marks=pytest.mark.nightly) for step in AT_NIGHT)]
-)
+@pytest.mark.parametrize("step", at_night(STEPS, STEPS[2:]))
 def test_a_step_meets_its_expectations(tmp_path: Path, step: str) -> None:
     results = ROOT / "benchmarks" / "results"
     before = sorted(results.iterdir())

@@ -12,11 +12,14 @@ from torch import nn
 
 from overlap_callbacks.report import record
 from tests.distributed import run_ranks
-from tests.simulated_gpu.jobs import BATCH, FIRST_STEP, LAYERS, NUM_STEPS, WIDTH
+from tests.simulated_gpu.jobs import FIRST_STEP
 from tests.simulated_gpu.parameters import Parameters
 from tests.simulated_gpu.truth import DeviceLog
 
 RANKS_LOAD = ("lightning.pytorch",)
+
+WIDTH, LAYERS, BATCH = 1024, 6, 256
+NUM_STEPS = FIRST_STEP + 70
 
 
 def _train(rank: int, parameters: Parameters, folder: str) -> int:

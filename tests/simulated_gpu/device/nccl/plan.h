@@ -47,6 +47,7 @@ class Plan : public simulation::Meeting {
     uint64_t number;  // among those of this pair and direction
   };
 
+  bool needs_no_kernel() const;
   std::string name() const;
   double duration_ns() const;
   bool moves_data() const;
