@@ -37,7 +37,9 @@ def main() -> int:
         return 2
     found = {name: _run(name) for name in CASES if options.only in name}
     missed = [(name, row["figure"]) for name, rows in found.items() for row in rows if not row["holds"]]
-    print(f"{sum(map(len, found.values()))} figures of {len(found)} jobs, {len(missed)} further from the log than allowed")
+    print(
+        f"{sum(map(len, found.values()))} figures of {len(found)} jobs, {len(missed)} further from the log than allowed"
+    )
     if options.json:
         versions = {"torch": torch.__version__, "python": platform.python_version()}
         device = "Simulated GPU (no hardware)"

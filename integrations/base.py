@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from overlap_callbacks._log import logger
+from overlap_callbacks.instruments import device
 from overlap_callbacks.monitor import OverlapMonitor
 from overlap_callbacks.monitor.run_info import default_run_folder
 from overlap_callbacks.monitor.schedule import Schedule
@@ -93,7 +94,7 @@ def _told(precision: Callable[[], str | None]) -> str | None:
 def full_precision() -> str | None:
     """That of matrix products of 32-bit tensors, by torch's setting; None where its old and new settings are mixed."""
     try:
-        return "tf32" if torch.cuda.is_available() and torch.backends.cuda.matmul.allow_tf32 else "fp32"
+        return "tf32" if device.has_cuda() and torch.backends.cuda.matmul.allow_tf32 else "fp32"
     except RuntimeError:
         return None
 

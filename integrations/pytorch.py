@@ -16,7 +16,7 @@ from overlap_callbacks import OverlapMonitor, _validation
 from overlap_callbacks.analysis.dimension_rules import UNKNOWN, WORLD, dimension_of
 from overlap_callbacks.gate.arms import Offers
 from overlap_callbacks.gate.switch import OverlapSwitch
-from overlap_callbacks.instruments.clocks import is_capturing
+from overlap_callbacks.instruments import device
 
 from . import _configuration, _pytorch_ddp, _pytorch_fsdp
 from ._pytorch_ddp import switchable
@@ -90,10 +90,12 @@ def attach(
     except (TypeError, ValueError, RuntimeError) as error:
         return switched_off(framework, error, strict=options.get("strict"))
 
+    accelerator = device.accelerator()
+
     # The current step began before we attached. The first step with a known begin is the next one.
     def after_step(*_: Any) -> None:
         nonlocal step
-        if is_capturing():
+        if accelerator.is_initialized() and accelerator.is_capturing():
             # Nothing was trained, and an event recorded or asked for here would invalidate the user's graph. The open
             # step goes on, and does not count.
             with monitor.pause():

@@ -34,6 +34,9 @@ PUBLIC = "public names"  # overlap_callbacks/__init__.py and __main__.py
 USERS = ("cli", "integrations")
 # Training jobs that come with the library: they add the one line as a user does.
 JOBS = (f"{PACKAGE}.cli.demo", f"{PACKAGE}.experiments.study.job")
+# The one file that knows the device. Benchmarks and the demo's jobs are programs for CUDA themselves.
+DEVICE = f"{PACKAGE}.instruments.device"
+FOR_CUDA = ("experiments", "cli")
 WITHOUT_TORCH = ("analysis", "sinks", "traces", "report", *FOR_ALL)
 # TensorBoard's writer is part of torch. Only a running job uses this sink, and only its methods import the writer.
 TENSORBOARD = (f"{PACKAGE}.sinks.tensorboard", "torch.utils.tensorboard")
@@ -205,6 +208,16 @@ def torch_imports(house: House) -> Iterator[str]:
                 yield f"{place(module, line)} imports {imported}"
 
 
+def knows_cuda(house: House) -> Iterator[str]:
+    for module, tree in house.trees.items():
+        if module == DEVICE or room_of(module) in FOR_CUDA:
+            continue
+        named = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+        lines = [node.lineno for node in named if ast.unparse(node) == "torch.cuda"]
+        lines += [line for imported, line, _ in house.imports[module] if in_folder(imported, "torch.cuda")]
+        yield from (f"{place(module, line)} names torch.cuda" for line in lines)
+
+
 def too_long(house: House) -> Iterator[str]:
     for module, tree in house.trees.items():
         if house.num_lines[module] > MAX_FILE_LINES:
@@ -300,6 +313,11 @@ def test_rooms_without_torch_do_not_load_it(house: House) -> None:
     assert int(done.stdout) == len(modules) > 0
 
 
+def test_one_file_knows_the_device(house: House) -> None:
+    found = listed(knows_cuda(house))
+    assert not found, f"{found}\nAsk instruments/device.py, which serves accelerators of every vendor."
+
+
 def test_every_folder_with_code_is_a_package_that_is_installed(house: House) -> None:
     packaged = set(re.findall(rf'^    "({PACKAGE}[\w.]*)",$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE))
     folders = {module.rpartition(".")[0] for module in house.trees} - {""} | {PACKAGE}
@@ -390,6 +408,14 @@ def test_a_cycle_is_found() -> None:
     assert {*sibling_cycle(house)} == {kernels, power}
     with pytest.raises(graphlib.CycleError):
         reachable("a -> b\nb -> a")
+
+
+def test_cuda_is_found() -> None:
+    name = f"{PACKAGE}.gate.gate"
+    for source in ("x: torch.cuda.Stream", "torch.cuda.synchronize()", "import torch.cuda", "from torch import cuda"):
+        assert listed(knows_cuda(House({name: source}))).endswith("gate.py:1 names torch.cuda")
+    for source in ("x: torch.Stream", "import torch", "torch.backends.cuda", "# torch.cuda"):
+        assert listed(knows_cuda(House({name: source}))) == ""
 
 
 def test_torch_and_length_are_found() -> None:

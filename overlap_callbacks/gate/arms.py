@@ -17,6 +17,7 @@ import torch
 
 from overlap_callbacks import _validation
 from overlap_callbacks.gate.switch import Switch
+from overlap_callbacks.instruments import device
 
 # What an adapter offers: from the arm to its switch. It raises ValueError where this job's must not be turned.
 Offers = Mapping[str, Callable[[Any], Switch]]
@@ -124,7 +125,7 @@ class SmCarveout(BaseArm):
         _expect_cuda(self.name)
         if not hasattr(torch._C, "_set_sm_carveout_experimental"):
             raise ValueError(f"torch {torch.__version__} has no carve-out of SMs")
-        num_sms = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+        num_sms = device.properties(torch.device("cuda")).multi_processor_count
         if self.num_sms >= num_sms:
             raise ValueError(f"num_sms must leave some of the device's {num_sms} SMs to compute, got {self.num_sms}")
         return SmCarveoutSwitch(self.num_sms)
@@ -306,7 +307,7 @@ def _tf32_backends() -> tuple[Any, ...]:
 
 
 def _expect_cuda(name: str) -> None:
-    if not torch.cuda.is_available():
+    if not device.has_cuda():
         raise ValueError(f"{name} changes nothing without a CUDA device")
 
 

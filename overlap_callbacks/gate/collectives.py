@@ -272,7 +272,7 @@ class Collective:
         posted: number of the batch in which an adapter posted it, from 1; 0 for none.
         asynchronous: the operator's ``async_op``. NCCL runs a collective on a stream of its communicator if it is True,
             and on the issuing stream otherwise. Sends and receives are always asynchronous.
-        on_device: whether its first tensor is on a CUDA or ROCm device.
+        on_device: whether its first tensor is on an accelerator.
         splits: of an all-to-all that has split sizes, or uneven lists of tensors, what is received from and sent to
             each rank, in rows or in elements; else None.
     """

@@ -50,6 +50,7 @@ from overlap_callbacks.gate.step_log import (
     StepLog,
     StepRecorder,
 )
+from overlap_callbacks.instruments import device
 
 T = TypeVar("T")
 
@@ -84,7 +85,7 @@ class Gate:
         self.last_error: Exception | None = None
         self.patience_s = patience_s
         self.dimensions: dict[str, str] = {}
-        self.side_streams: list[torch.cuda.Stream] = []
+        self.side_streams: list[device.Stream] = []
         self.nested = False
         self._recorder = StepRecorder(capacity)
         self._groups: dict[dist.ProcessGroup, Group] = {}
@@ -163,7 +164,7 @@ class Gate:
         *,
         sequential: bool,
         expected: ExpectedSequence | None = None,
-        compute_stream: torch.cuda.Stream | None = None,
+        compute_stream: device.Stream | None = None,
         watch: bool = False,
     ) -> None:
         """Record the collectives of the step that begins, and serialise them if ``sequential``.
@@ -171,7 +172,7 @@ class Gate:
         Args:
             sequential: serialise.
             expected: what passed the order check; None where nothing may be serialised.
-            compute_stream: the stream that is serialised with CUDA collectives.
+            compute_stream: the stream that is serialised with collectives of the device.
             watch: hold on to the collectives' works until the step ends, to tell whether they are complete then.
 
         Raises:
@@ -183,6 +184,7 @@ class Gate:
             raise RuntimeError(f"a step began {where}, where it cannot be measured: begin steps outside")
         dispatcher.install()  # torch.compile may have come into use since the step before
         self._reset_step(expected or ExpectedSequence())
+        self._accelerator = device.accelerator()
         self._on_stream = None if compute_stream is None else StreamSerialiser(compute_stream, self.side_streams)
         self._watching, self._suspended = watch, False
         self._step_thread = get_ident()
@@ -282,8 +284,8 @@ class Gate:
                 group = self._groups[process_group] = Group.of(process_group, self.dimensions)
                 self._unsupported_device = self._unsupported_device or _unsupported_device(spec.sizes(args)[2])
             bytes_in, bytes_out, tensor = spec.sizes(args)
-            on_device = tensor is not None and tensor.is_cuda
-            if on_device and torch.cuda.is_current_stream_capturing():
+            on_device = tensor is not None and not tensor.is_cpu
+            if on_device and self._accelerator.is_capturing():
                 self._captured = True
             blocks = self._blocks
             call = CollectiveCall(
@@ -332,9 +334,7 @@ class Gate:
             return LetPass.SINGLE_MESSAGE
         if not call.posted and (call.coalesced or self._blocks.hold_back(call.spec)):
             return LetPass.COALESCING_BLOCK
-        serialiser: Serialiser | None = self._on_stream
-        if not call.on_device:
-            serialiser = self._on_host if tensor is None or tensor.is_cpu else None
+        serialiser: Serialiser | None = self._on_stream if call.on_device else self._on_host
         return LetPass.OTHER_DEVICE if serialiser is None else serialiser.obstacle(tensor) or serialiser
 
     def after_call(self, call: CollectiveCall, result: Any) -> None:
@@ -362,7 +362,7 @@ class Gate:
 
 def _unsupported_device(tensor: torch.Tensor | None) -> str:
     """The type of the tensor's device, if it is none on which anything can be timed; else empty."""
-    return "" if tensor is None or tensor.is_cuda or tensor.is_cpu else tensor.device.type
+    return "" if tensor is None or tensor.is_cpu or device.is_timed(tensor.device) else tensor.device.type
 
 
 def _all_complete(works: Sequence[dist.Work | None], issued: int) -> bool:

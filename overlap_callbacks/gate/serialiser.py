@@ -15,7 +15,7 @@ from overlap_callbacks._log import logger
 from overlap_callbacks.gate.interruptions import is_from_handler
 from overlap_callbacks.gate.let_pass import LetPass
 from overlap_callbacks.gate.step_log import CollectiveCall
-from overlap_callbacks.instruments import clocks
+from overlap_callbacks.instruments import device
 
 # Collectives of a step that are timed on the device: each takes two events, which live until the report.
 MAX_TIMED = 4_000
@@ -40,28 +40,28 @@ class StreamSerialiser:
 
     completes = False
 
-    def __init__(self, compute: torch.cuda.Stream, others: Iterable[torch.cuda.Stream] = ()) -> None:
-        self._compute = compute
+    def __init__(self, compute: device.Stream, others: Iterable[device.Stream] = ()) -> None:
+        self._compute, self._accelerator = compute, device.accelerator()
         self._num_timed = 0
         self._known = [compute, *[stream for stream in others if stream.device == compute.device]]
 
     def obstacle(self, tensor: torch.Tensor | None) -> LetPass | None:
         if tensor is not None and self._compute.device != tensor.device:
             return LetPass.OTHER_DEVICE
-        return LetPass.CAPTURE if torch.cuda.is_current_stream_capturing() else None
+        return LetPass.CAPTURE if self._accelerator.is_capturing() else None
 
     def before(self, call: CollectiveCall) -> None:
         call.stream = issuing = self._gather()
         if self._num_timed < MAX_TIMED:
             self._num_timed += 1
-            call.start = clocks.stream_mark(issuing)
+            call.start = self._accelerator.mark(issuing)
 
     def after(self, call: CollectiveCall, work: dist.Work | None) -> bool:
         issuing = call.stream
         assert issuing is not None
         if work is not None and not call.spec.host_blocking:
             work.wait()  # the issuing stream waits for the communicator's; the host goes on
-        call.end = mark = None if call.start is None else clocks.stream_mark(issuing)
+        call.end = mark = None if call.start is None else self._accelerator.mark(issuing)
         self._release(issuing, mark)
         return True
 
@@ -80,14 +80,14 @@ class StreamSerialiser:
         if self.obstacle(tensor) is None:
             self._know_issuing()
 
-    def _know_issuing(self) -> torch.cuda.Stream:
+    def _know_issuing(self) -> device.Stream:
         """The current stream, which is a known one from here on."""
-        issuing = torch.cuda.current_stream(self._compute.device)
+        issuing = self._accelerator.current_stream(self._compute.device)
         if issuing not in self._known:
             self._known.append(issuing)
         return issuing
 
-    def _gather(self) -> torch.cuda.Stream:
+    def _gather(self) -> device.Stream:
         """Have the current stream wait for all that is enqueued on the known streams, and return it."""
         issuing = self._know_issuing()
         for stream in self._known:
@@ -95,7 +95,7 @@ class StreamSerialiser:
                 issuing.wait_stream(stream)
         return issuing
 
-    def _release(self, issuing: torch.cuda.Stream, mark: torch.cuda.Event | None = None) -> None:
+    def _release(self, issuing: device.Stream, mark: device.Event | None = None) -> None:
         """Have the other known streams wait for the issuing one: one event, whatever their number."""
         others = [stream for stream in self._known if stream != issuing]
         if others:

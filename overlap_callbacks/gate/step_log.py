@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-    from overlap_callbacks.instruments import clocks
+    from overlap_callbacks.instruments import clocks, device
 
 
 class Serialiser(Protocol):
@@ -77,7 +77,7 @@ class CollectiveCall(msgspec.Struct, gc=False):
     end: clocks.Mark | None = None
     splits: Splits | None = None
     serialiser: Serialiser | None = None
-    stream: torch.cuda.Stream | None = None
+    stream: device.Stream | None = None
 
     def to_collective(self) -> Collective:
         """What the log keeps of the call."""
@@ -179,7 +179,7 @@ class StepLog:
             step took longer than others do.
         let_pass: how many collectives of a sequential step stood where they should and could not be serialised, by
             the reason.
-        unsupported_device: type of a device other than CPU, CUDA and ROCm on which a collective's tensors were; empty
+        unsupported_device: type of a device that cannot be timed, on which a collective's tensors were; empty
             if there was none.
         let_pass_bytes: of those that were let pass, of each the larger of its tensors read and written.
         captured: whether collectives were issued while a CUDA graph was captured. They launched no kernel, and the step

@@ -1,15 +1,12 @@
 """Marks in time on the device or the host, which are left without blocking and read later.
 
-A mark on a CUDA (or ROCm) stream is an event: recording it does not block, and it is read once the device has passed
+A mark on a stream of an accelerator is an event: recording it does not block, and it is read once the device has passed
 it. A mark on the host is ``time.perf_counter_ns``. Nothing here ever waits for the device.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import math
-import os
 import threading
 import time
 from collections import deque
@@ -18,19 +15,14 @@ from typing import Union
 
 import torch
 
-Mark = Union[int, torch.cuda.Event]
+from overlap_callbacks.instruments import device
+
+Mark = Union[int, device.Event]
 
 
 def now() -> int:
     """A mark on the host, in nanoseconds."""
     return time.perf_counter_ns()
-
-
-def stream_mark(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    """A mark on a stream: the device passes it when all work that was enqueued before it is done."""
-    event = torch.cuda.Event(enable_timing=True)
-    event.record(stream)
-    return event
 
 
 def is_ready(mark: Mark) -> bool:
@@ -40,7 +32,6 @@ def is_ready(mark: Mark) -> bool:
 
 _this_thread = threading.local()
 _OWN_THREADS = "overlap-callbacks"  # with this their names begin
-_THREAD_LOCAL_CAPTURE = 1  # cudaStreamCaptureModeThreadLocal, and hipStreamCaptureModeThreadLocal
 
 
 def device_of(mark: Mark) -> torch.device | None:
@@ -48,59 +39,17 @@ def device_of(mark: Mark) -> torch.device | None:
     return None if isinstance(mark, int) else getattr(mark, "device", None)
 
 
-def prepare_own_thread(device: torch.device | None) -> None:
+def prepare_own_thread(of: torch.device | None) -> None:
     """Prepare a thread of the library's own for querying events of a device. Does nothing on a thread of the job's.
 
-    A new thread has CUDA device 0, which may belong to another rank. Calls from it could create a context there, which
-    takes hundreds of MiB. So the thread gets the events' device, as the watchdog of NCCL in torch does.
-
     Args:
-        device: of the events; None for marks on the host, which need nothing.
+        of: the events' device; None for marks on the host, which need nothing.
     """
-    if device is None or not threading.current_thread().name.startswith(_OWN_THREADS):
+    if of is None or not threading.current_thread().name.startswith(_OWN_THREADS):
         return
-    if getattr(_this_thread, "device", None) != device:
-        _this_thread.device = device
-        torch.cuda.set_device(device)
-        _leave_captures_alone()
-
-
-def is_capturing() -> bool:
-    """Whether this thread captures a CUDA graph on its current stream. Then it must not query events."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-
-
-def _leave_captures_alone() -> None:
-    """Allow this thread to query events while another thread captures a CUDA graph.
-
-    By default, querying an event from this thread invalidates a CUDA graph that another thread is capturing in torch's
-    default mode. The watchdog of NCCL in torch does the same.
-    """
-    try:
-        if torch.version.hip is not None:
-            major = torch.version.hip.split(".")[0]
-            exchange = _loaded("libamdhip64.so", f"libamdhip64.so.{major}").hipThreadExchangeStreamCaptureMode
-        else:
-            major = str(torch.version.cuda).split(".")[0]
-            exchange = _loaded(f"libcudart.so.{major}").cudaThreadExchangeStreamCaptureMode
-        exchange(ctypes.byref(ctypes.c_int(_THREAD_LOCAL_CAPTURE)))
-    except (OSError, AttributeError):
-        return  # a build of torch without that library: the default stays
-
-
-def _loaded(*names: str) -> ctypes.CDLL:
-    """A library that torch has loaded already. Another copy (of the system's ROCm, say) must not be loaded beside it.
-
-    Args:
-        *names: that it may have, one of which the wheels use, and another a torch built from source.
-
-    Raises:
-        OSError: no library of these names is loaded.
-    """
-    for name in names[:-1]:
-        with contextlib.suppress(OSError):
-            return ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-    return ctypes.CDLL(names[-1], mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    if getattr(_this_thread, "device", None) != of:
+        _this_thread.device = of
+        device.prepare_thread(of)
 
 
 def elapsed_ms(start: Mark, end: Mark) -> float:
@@ -121,7 +70,7 @@ def elapsed_ms(start: Mark, end: Mark) -> float:
 class _Pending:
     """A mark that the device had not passed yet when the host last looked, and that host time."""
 
-    mark: torch.cuda.Event
+    mark: device.Event
     not_passed_ns: int
 
 
@@ -139,11 +88,11 @@ class HostTimes:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pending: deque[_Pending] = deque()
-        self._reference: torch.cuda.Event | None = None
+        self._reference: device.Event | None = None
         self._earliest_ns = -math.inf  # bounds of the reference's host time
         self._latest_ns = math.inf
 
-    def recorded(self, mark: torch.cuda.Event, not_before_ns: int) -> None:
+    def recorded(self, mark: device.Event, not_before_ns: int) -> None:
         """Tell that a mark was left on the stream.
 
         Args:
@@ -170,7 +119,7 @@ class HostTimes:
                 self._earliest_ns = max(self._earliest_ns, pending.not_passed_ns - since_ns)
                 self._latest_ns = min(self._latest_ns, seen_ns - since_ns)
 
-    def bounds(self, mark: torch.cuda.Event) -> tuple[int, int]:
+    def bounds(self, mark: device.Event) -> tuple[int, int]:
         """Host times in nanoseconds, as of ``now()``, between which the device passed a mark that is ready.
 
         Raises:
@@ -183,17 +132,17 @@ class HostTimes:
 
 
 class StepClock:
-    """Marks where steps begin and end: on the compute stream of a CUDA device, else on the host.
+    """Marks where steps begin and end: on the compute stream of an accelerator, else on the host.
 
     Attributes:
         compute_stream: the current stream of the thread that made the clock; None on CPU.
     """
 
     def __init__(self) -> None:
-        # Only a process that already uses CUDA is timed on CUDA. In a job that trains on the CPU, asking for the
+        # Only a process that already uses a device is timed on it. In a job that trains on the CPU, asking for the
         # current stream would create a context, which takes some hundreds of MiB.
-        on_cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
-        self.compute_stream = torch.cuda.current_stream() if on_cuda else None
+        used = device.in_use()
+        self.compute_stream = None if used is None else device.accelerator().current_stream(used)
         self._host_times = HostTimes()
 
     @property
@@ -201,14 +150,14 @@ class StepClock:
         """Name of the device that is timed."""
         if self.compute_stream is None:
             return "cpu"
-        return torch.cuda.get_device_name(self.compute_stream.device)
+        return device.name(self.compute_stream.device)
 
     def mark(self) -> Mark:
         """Leave a mark at this point of the compute stream; on CPU, of host time."""
         if self.compute_stream is None:
             return now()
         before_ns = now()
-        mark = stream_mark(self.compute_stream)
+        mark = device.accelerator().mark(self.compute_stream)
         self._host_times.recorded(mark, before_ns)
         self._host_times.poll()
         return mark

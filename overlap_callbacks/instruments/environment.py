@@ -21,6 +21,7 @@ from overlap_callbacks.analysis.environment.hidden_hosts import HiddenNames, hid
 from overlap_callbacks.analysis.environment.variables import environment_variables
 from overlap_callbacks.analysis.results.environment import PCIE, RankEnvironment
 from overlap_callbacks.analysis.safe_text import digest
+from overlap_callbacks.instruments import device
 from overlap_callbacks.instruments.power.discovery import from_properties
 from overlap_callbacks.instruments.power.nvlink import nvlink_devices
 
@@ -47,9 +48,8 @@ class EnvironmentReader:
     def __init__(self, framework: str = "", hide: Callable[[str], str] | None = None) -> None:
         self._framework = framework
         self._hide = hide
-        # As for step times: only a process that already uses CUDA trains on it.
-        on_cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
-        self._device = torch.cuda.current_device() if on_cuda else None
+        # As for step times: only a process that already uses a device trains on it.
+        self._device = device.in_use()
         self._lock = threading.Lock()
 
     def read(self) -> RankEnvironment:
@@ -59,7 +59,8 @@ class EnvironmentReader:
 
     @cached_property
     def _environment(self) -> RankEnvironment:
-        device: dict[str, Any] = {} if self._device is None else _or(dict, lambda: _device(self._device))
+        used = self._device
+        of_device: dict[str, Any] = {} if used is None else _or(dict, lambda: _device(used))
         environment = RankEnvironment(
             hostname=_or(str, platform.node),
             host_id=_or(str, _host_id),
@@ -70,7 +71,7 @@ class EnvironmentReader:
             hip=str(torch.version.hip or ""),
             framework=self._framework,
             variables=_or(dict, lambda: environment_variables(os.environ)),
-            **device,
+            **of_device,
         )
         return environment if self._hide is None else hidden_environment(environment, self._hide)
 
@@ -114,8 +115,10 @@ def cpu_list(cpus: Iterable[int]) -> str:
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
 
 
-def _device(index: int | None) -> dict[str, Any]:
-    properties = torch.cuda.get_device_properties(index)
+def _device(used: torch.device) -> dict[str, Any]:
+    if used.type != "cuda":
+        return {"device": device.name(used)}
+    properties = device.properties(used)
     hip = torch.version.hip is not None
     identity = from_properties(properties, hip=hip)
     capability = f"{properties.major}.{properties.minor}"
@@ -127,7 +130,7 @@ def _device(index: int | None) -> dict[str, Any]:
         "memory_bytes": int(properties.total_memory),
         "device_uuid": identity.uuid,
         "pci_bus_id": identity.pci_bus_id,
-        "nccl": _or(str, _nccl_version),
+        "nccl": _or(str, device.nccl_version),
         "driver": _or(str, lambda: _driver_version(hip)),
         "nvlink_devices": links,
         "host_link": _or(str, lambda: _host_link(hip)),
@@ -141,11 +144,6 @@ def _host_link(hip: bool) -> str:
     Grace). AMD's GPUs may have Infinity Fabric.
     """
     return PCIE if not hip and platform.machine().lower() in ("x86_64", "amd64") else ""
-
-
-def _nccl_version() -> str:
-    version: Any = torch.cuda.nccl.version()  # type: ignore[no-untyped-call, unused-ignore]
-    return ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
 
 
 def _driver_version(hip: bool) -> str:

@@ -1,4 +1,4 @@
-"""Reads the counters of torch's CUDA allocator. Never resets them: they are the user's."""
+"""Reads the counters of torch's allocator on the device. Never resets them: they are the user's."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from overlap_callbacks.analysis.memory import AllocatorReading
+from overlap_callbacks.instruments import device
 
 # As the allocator gives it: numbers, and counters of numbers, by name.
 RawReading = dict[str, Any]
@@ -17,23 +18,23 @@ class MemoryReader:
     """Reads the allocator of one device, at a few ten microseconds a time. It neither waits nor synchronises.
 
     Args:
-        device: index of the CUDA device; None on CPU, where there is nothing to read.
+        of: the device; None on CPU, where there is nothing to read.
     """
 
-    def __init__(self, device: int | None) -> None:
-        self._device = device
+    def __init__(self, of: torch.device | None) -> None:
+        self._device = of
 
     @classmethod
-    def of(cls, stream: torch.cuda.Stream | None) -> MemoryReader:
+    def of(cls, stream: device.Stream | None) -> MemoryReader:
         """Reads the allocator of a stream's device."""
-        return cls(None if stream is None else stream.device.index)
+        return cls(None if stream is None else stream.device)
 
     def read(self) -> RawReading | None:
         """The counters now; None where there are none. What they mean is worked out later, by ``reading_of``."""
         if self._device is None:
             return None
         try:
-            return torch.cuda.memory_stats_as_nested_dict(self._device) or None
+            return device.allocator_counters(self._device)
         except Exception:  # an allocator of the user's own has no counters
             self._device = None
             return None

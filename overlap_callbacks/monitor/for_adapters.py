@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-import torch
-
 from overlap_callbacks.gate.arms import Offers
 from overlap_callbacks.gate.switch import OverlapSwitch, Switch
+from overlap_callbacks.instruments.device import Stream
 from overlap_callbacks.monitor.config import MonitorConfig, as_settings
 from overlap_callbacks.monitor.driver import StepDriver
 from overlap_callbacks.monitor.race.repeatable import RepeatableStep
@@ -46,7 +45,7 @@ class ForAdapters:
         """
         self._driver.gate.dimensions.update(dimensions)
 
-    def name_computing_streams(self, streams: Iterable[torch.cuda.Stream]) -> None:
+    def name_computing_streams(self, streams: Iterable[Stream]) -> None:
         """Name streams that compute and issue no collective, which sequential steps order with the others."""
         self._driver.gate.side_streams.extend(streams)
 

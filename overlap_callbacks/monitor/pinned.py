@@ -6,8 +6,8 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.gate.switch import SwitchState
+from overlap_callbacks.instruments import device
 from overlap_callbacks.instruments.clocks import StepClock
-from overlap_callbacks.monitor.accelerators import refusal
 from overlap_callbacks.monitor.background.order_check import Decision, Ruling
 from overlap_callbacks.monitor.clearance import Clearance
 from overlap_callbacks.monitor.faults import FaultGuard
@@ -88,7 +88,7 @@ class PinnedRunner(StepRunner):
             self.abandon(stuck)
             self._faults.switch_off("stuck", f"{stuck}; measuring is switched off, training goes on")
         elif log.unsupported_device:
-            self._faults.switch_off("accelerator", refusal(log.unsupported_device))
+            self._faults.switch_off("accelerator", device.refusal(log.unsupported_device))
         elif self._skipped:
             return  # such a step is not like the others: the next one is recorded, if need be
         elif self._clearance is None:

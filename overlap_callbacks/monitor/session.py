@@ -18,7 +18,6 @@ from overlap_callbacks.instruments.environment import EnvironmentReader, hidden_
 from overlap_callbacks.instruments.other_profilers import other_profilers
 from overlap_callbacks.instruments.power.discovery import devices_to_read
 from overlap_callbacks.instruments.power.meter import PowerMeter
-from overlap_callbacks.monitor.accelerators import accelerator_in_use, refusal
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.order_check import OrderChecker
 from overlap_callbacks.monitor.background.reporter import Reporter
@@ -193,10 +192,6 @@ class SessionSlot:
             self._faults.switch_off(
                 "alone", "the job has one rank: there is nothing to overlap, and nothing is measured"
             )
-            return None
-        accelerator = accelerator_in_use()
-        if accelerator:
-            self._faults.switch_off("accelerator", refusal(accelerator))
             return None
         if self._gate.taken:
             why = "another OverlapMonitor of this process is measuring, and only one can: close() it first"

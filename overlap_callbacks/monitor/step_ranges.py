@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.instruments import device
 from overlap_callbacks.monitor.schedule import Plan
 
 PREFIX = "overlap_callbacks: "
@@ -25,7 +26,7 @@ class StepRanges:
 
     def __init__(self, enabled: bool) -> None:
         self._enabled = enabled
-        self._nvtx: Any = torch.cuda.nvtx if enabled and torch.cuda.is_available() else None
+        self._nvtx: Any = device.ranges() if enabled else None
         self._function: torch.profiler.record_function | None = None
         self._nvtx_range: Any = None
 

@@ -18,7 +18,6 @@ from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.switch import SwitchState
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.instruments.environment import EnvironmentReader, hidden_names
-from overlap_callbacks.monitor.accelerators import accelerator_in_use, refusal
 from overlap_callbacks.monitor.background.measurement import await_mark
 from overlap_callbacks.monitor.background.store import Job
 from overlap_callbacks.monitor.config import MonitorConfig
@@ -131,10 +130,6 @@ class TimingRunner(StepRunner):
         self.next_step = NEVER
         job = Job.current() or Job(_rank_told_by_launcher(), 1, "")
         if job.rank:
-            return False
-        accelerator = accelerator_in_use()
-        if accelerator:
-            self._faults.switch_off("accelerator", refusal(accelerator))
             return False
         if not self._only_one.acquire(blocking=False):
             self._faults.switch_off(

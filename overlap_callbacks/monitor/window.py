@@ -18,7 +18,7 @@ from overlap_callbacks.gate.collectives import Collective
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.step_log import ExpectedSequence, StepLog
 from overlap_callbacks.gate.switch import SwitchState
-from overlap_callbacks.instruments import clocks
+from overlap_callbacks.instruments import clocks, device
 from overlap_callbacks.instruments.memory import MemoryReader, RawReading
 from overlap_callbacks.instruments.other_profilers import serves_a_daemon
 from overlap_callbacks.instruments.power.meter import PowerMeter
@@ -378,6 +378,10 @@ class Window:
         if serves_a_daemon():
             self._miss_profile("Kineto takes requests from a daemon (KINETO_USE_DAEMON), whose traces ours would empty")
             return
+        stream = self._clock.compute_stream
+        if stream is not None and not device.is_profiled(stream.device):
+            self._miss_profile(f"the library does not read profiles of devices of type {stream.device.type!r} yet")
+            return
         if self.on_device and record_bound.steps < FIRST_STEPS:
             self._miss_profile(
                 "its steps launch so many kernels that a profile could reach Kineto's limit, which can end the process "
@@ -388,7 +392,7 @@ class Window:
             self._miss_profile("another profiler was running in this process")
             return
         try:
-            profile = Profile(on_cuda=self._clock.compute_stream is not None)
+            profile = Profile(on_cuda=stream is not None)
             profile.start()
         except Exception as error:  # builds of torch without CUPTI raise AssertionError; Kineto raises RuntimeError
             self._miss_profile(f"torch's profiler could not start ({type(error).__name__}: {error})")

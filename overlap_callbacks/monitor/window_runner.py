@@ -11,8 +11,7 @@ from overlap_callbacks.analysis.rhythms import find_rhythms, rhythm_sentence
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.gate.switch import Switch, SwitchState
-from overlap_callbacks.instruments import clocks
-from overlap_callbacks.monitor.accelerators import refusal
+from overlap_callbacks.instruments import clocks, device
 from overlap_callbacks.monitor.arm_rotation import ArmRotation, BoundArm
 from overlap_callbacks.monitor.background.agreement import WindowTerms
 from overlap_callbacks.monitor.background.order_check import Decision, Ruling, WindowPlanner
@@ -224,7 +223,7 @@ class WindowRunner(StepRunner):
             return
         if step.log.unsupported_device:
             self._close(complete=False, report=False)  # what its marks say is not true
-            self._faults.switch_off("accelerator", refusal(step.log.unsupported_device))
+            self._faults.switch_off("accelerator", device.refusal(step.log.unsupported_device))
             return
         if step.plan.part is Part.RECORDED:
             self._end_recorded_step(step, self._window)

@@ -1,6 +1,6 @@
 """A device that runs nothing: it keeps what is enqueued on its streams, and which of it must come before which.
 
-The stand-ins have the calls of ``torch.cuda.Stream`` and ``torch.cuda.Event`` that the gate uses. Work is a number, and
+The stand-ins have the calls of ``torch.Stream`` and ``torch.Event`` that the gate uses. Work is a number, and
 an edge leads from each piece of work to those that cannot start before it is done.
 """
 
@@ -9,11 +9,12 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from overlap_callbacks.instruments import clocks
+from overlap_callbacks.instruments import device
 
 DEVICE = torch.device("cuda", 0)
 
@@ -26,6 +27,7 @@ class Device:
         current: the stream that is current.
         capturing: whether it captures a graph.
         events: events recorded so far.
+        asked: what the library asks of it.
     """
 
     def __init__(self, *names: str) -> None:
@@ -38,10 +40,15 @@ class Device:
         self._before: dict[int, set[int]] = defaultdict(set)
 
     def install(self, monkeypatch: Any) -> None:
-        """Have ``torch.cuda`` and the clocks use this device."""
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: self.current)
-        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
-        monkeypatch.setattr(clocks, "stream_mark", lambda stream: stream.record_event("mark"))
+        """Have the library use this device."""
+        self.asked = SimpleNamespace(
+            kind=DEVICE.type,
+            is_initialized=lambda: True,
+            is_capturing=lambda: self.capturing,
+            current_stream=lambda of: self.current,
+            mark=lambda stream: stream.record_event("mark"),
+        )
+        monkeypatch.setattr(device, "accelerator", lambda: self.asked)
 
     def add(self, before: set[int]) -> int:
         """New work that comes after ``before``."""
@@ -67,7 +74,7 @@ class Device:
 
 
 class Stream:
-    """Stands for ``torch.cuda.Stream``."""
+    """Stands for ``torch.Stream``."""
 
     def __init__(self, device: Device, name: str, of: torch.device = DEVICE) -> None:
         self.name, self.device = name, of
@@ -95,7 +102,7 @@ class Stream:
 
 @dataclass(frozen=True, eq=False)
 class Event:
-    """Stands for ``torch.cuda.Event``."""
+    """Stands for ``torch.Event``."""
 
     stream: Stream
     work: frozenset[int]

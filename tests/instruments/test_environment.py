@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from overlap_callbacks.analysis.environment.job import cpus_of
-from overlap_callbacks.instruments import environment
+from overlap_callbacks.instruments import device, environment
 from overlap_callbacks.instruments.environment import EnvironmentReader, cpu_list
 from tests.margins import near
 
@@ -28,14 +28,14 @@ CLOSED_DRIVER = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     """A process that trains on the second GPU."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(device, "kind", lambda: "cuda")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 3))
     asked: dict[str, Any] = {"index": []}
 
-    def properties(index: int) -> Any:
-        asked["index"].append(index)
+    def properties(of: torch.device) -> Any:
+        asked["index"].append(of.index)
         return SimpleNamespace(**H200)
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
@@ -50,7 +50,7 @@ def test_a_cpu_job_is_described_without_touching_cuda(monkeypatch: pytest.Monkey
     def refuse(*_: Any) -> Any:
         raise AssertionError("this would create a CUDA context")
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(device, "kind", lambda: "cuda")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     for name in ("current_device", "get_device_properties", "_lazy_init", "init"):
         monkeypatch.setattr(torch.cuda, name, refuse)
@@ -140,3 +140,10 @@ def test_amd_has_its_architecture_and_no_nvlink(gpu: dict[str, Any], monkeypatch
 def test_cpus_are_written_as_linux_does(cpus: set[int], text: str) -> None:
     assert cpu_list(cpus) == text
     assert cpus_of(text) == cpus
+
+
+def test_an_accelerator_of_another_vendor_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "in_use", lambda: torch.device("xpu", 0))
+    monkeypatch.setattr(torch.xpu, "get_device_name", lambda of: "Intel Data Center GPU Max 1550")
+    found = EnvironmentReader().read()
+    assert (found.device, found.nccl, found.num_sms) == ("Intel Data Center GPU Max 1550", "", 0)

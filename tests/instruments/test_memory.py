@@ -65,7 +65,7 @@ def test_an_allocator_without_counters_is_asked_once(monkeypatch: pytest.MonkeyP
         raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")
 
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", refuse)
-    reader = MemoryReader(0)
+    reader = MemoryReader(torch.device("cuda", 0))
     assert [reader.read() for _ in range(3)] == [None] * 3
     assert asked == [0]
 

@@ -278,7 +278,6 @@ def torch_switches() -> tuple[object, ...]:
 def train_torch_arm(rank: int, name: str | None, how: str) -> dict[str, Any]:
     with (
         mock.patch("overlap_callbacks.gate.arms._expect_cuda"),
-        mock.patch("torch.cuda.current_device", return_value=0),
         mock.patch("torch.cuda.get_device_properties", return_value=SimpleNamespace(multi_processor_count=132)),
     ):
         torch.backends.cuda.matmul.allow_tf32 = name == "no tf32"

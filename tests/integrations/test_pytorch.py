@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from overlap_callbacks import Mode
-from overlap_callbacks.instruments import clocks
+from overlap_callbacks.instruments import clocks, device
 from overlap_callbacks.integrations.pytorch import attach
 from overlap_callbacks.report import record
 from tests.distributed import captured_log, run_ranks
@@ -107,14 +108,11 @@ def _capture_the_step(rank: int, folder: str, captured_at: int) -> tuple[list[st
 
         return call
 
-    def is_capturing() -> bool:
-        return capturing
-
+    accelerator = SimpleNamespace(is_initialized=lambda: True, is_capturing=lambda: capturing)
     with (
         mock.patch.object(clocks.StepClock, "mark", noted("mark", usual_mark)),
         mock.patch.object(clocks.HostTimes, "poll", noted("poll", usual_poll)),
-        mock.patch.object(torch.cuda, "is_initialized", return_value=True),
-        mock.patch.object(torch.cuda, "is_current_stream_capturing", is_capturing),
+        mock.patch.object(device, "accelerator", return_value=accelerator),
     ):
         model, optimizer = model_and_optimizer()
         with attach(

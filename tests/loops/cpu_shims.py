@@ -50,7 +50,7 @@ def install_accelerator(kind: str) -> None:
     torch.accelerator.device_count = lambda: 4
     torch.accelerator.set_device_index = lambda *_: None
     torch.accelerator.device_index = lambda *_: contextlib.nullcontext()  # type: ignore[assignment, misc]
-    # Who wants to know whether it is there, as torch and this library do, gets the truth.
+    # Who wants to know whether it is there, as torch does, gets the truth.
     torch.accelerator.current_accelerator = lambda check_available=False: (
         own(check_available=True) if check_available else torch.device(kind)
     )

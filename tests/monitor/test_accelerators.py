@@ -1,64 +1,93 @@
-"""Devices that cannot be timed: refused where the job uses them, and no matter where it does not."""
+"""A job on an accelerator that the library does not know: measured, without its kernels, and the report says so."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from overlap_callbacks.monitor import session
-from overlap_callbacks.monitor.accelerators import accelerator_in_use
 from tests.distributed import captured_log, run_ranks
-from tests.monitor.jobs import KeptReports, Training, new_monitor, run_steps
+from tests.monitor import toy_accelerator
+from tests.monitor.jobs import KeptReports, Training, new_monitor, run_steps, tiny_schedule
+from tests.monitor.toy_accelerator import OnToy
+
+pytestmark = pytest.mark.skipif(toy_accelerator.REGISTER is None, reason="this torch has no devices in Python")
+
+NO_KERNELS = "kernel times are missing: the library does not read profiles of devices of type 'toy' yet"
+NO_POWER = "no power: nothing is known of devices by 'toy'"
+STEPS = 40
 
 
-def has(monkeypatch: pytest.MonkeyPatch, kind: str | None, module: Any) -> str:
-    device = None if kind is None else SimpleNamespace(type=kind)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: device)
-    monkeypatch.setattr(torch, "get_device_module", lambda of: module)
-    return accelerator_in_use()
+def train_on_a_toy(rank: int, tells: bool) -> dict[str, Any]:
+    """A job that computes on one stream and communicates on another.
+
+    Args:
+        rank: of the process.
+        tells: whether the device's module tells that it is in use.
+    """
+    toy = toy_accelerator.install()
+    if not tells:
+        del toy_accelerator.Module.is_initialized
+    weights, gradients = OnToy(torch.full((64, 64), 0.01)), OnToy(torch.ones(64, 64))
+    schedule = tiny_schedule(every_n_steps=20, profiled_steps=2)
+    monitor = new_monitor(sink := KeptReports(), schedule=schedule)
+    waits: dict[str, set[tuple[str, ...]]] = {"overlapped": set(), "sequential": set()}
+    with captured_log() as lines:
+        for _ in range(STEPS):
+            toy.side.waited_for.clear()
+            with monitor.step():
+                mode = monitor.mode.value
+                with toy.stream(toy.side):
+                    work = dist.all_reduce(gradients, async_op=True)
+                weights = weights @ weights
+                work.wait()
+            waits[mode].add(tuple(toy.side.waited_for))
+    active = monitor.active
+    monitor.close()
+    return {
+        "lines": [line.partition(": ")[2] for line in lines], "active": active, "waits": waits,
+        "sum": gradients.host[0, 0].item(), "reports": sink.facts(), "devices": [r.device for r in sink.reports],
+    }  # fmt: skip
 
 
-def module_with(initialized: bool, num_bytes: int) -> Any:
-    return SimpleNamespace(is_initialized=lambda: initialized, memory_allocated=lambda: num_bytes)
+def test_a_job_on_another_accelerator_is_measured_and_said_to_lack_its_kernels() -> None:
+    ranks = run_ranks(train_on_a_toy, 2, True)
+    for rank in ranks:
+        assert rank["active"]
+        assert rank["sum"] == 2.0**STEPS
+        # Only in sequential steps does the stream that communicates wait for the one that computes.
+        assert rank["waits"] == {"overlapped": {()}, "sequential": {("compute",)}}
+        assert rank["lines"] == [f"{NO_POWER}; the rest is measured", f"{NO_KERNELS}; the rest is measured"]
+    assert ranks[0]["devices"] == [toy_accelerator.DEVICE_NAME] * 2
+    for report in ranks[0]["reports"]:
+        assert (report["complete"], report["valid"], report["ranks"]) == (True, True, [0, 1])
+        assert report["figures"] == ["e2e_overlapped_ms", "e2e_sequential_ms", "speedup_vs_sequential"]
+        assert report["collectives"] == [("allreduce_", 1, 64 * 64 * 4, 64 * 64 * 4)]
+        assert NO_KERNELS in report["problems"]
 
 
-def test_an_accelerator_is_in_use_if_the_process_has_tensors_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert has(monkeypatch, "xpu", module_with(True, 512)) == "xpu"
-    assert has(monkeypatch, "npu", module_with(True, 512)) == "npu"
+def test_a_job_on_an_accelerator_that_cannot_be_timed_is_not_measured_and_one_line_says_so() -> None:
+    for rank in run_ranks(train_on_a_toy, 2, False):
+        assert not rank["active"]
+        assert rank["reports"] == []
+        assert rank["sum"] == 2.0**STEPS
+        assert [line for line in rank["lines"] if "'toy'" in line] == rank["lines"]
+        assert "cannot be timed" in rank["lines"][-1]
 
 
-def test_an_accelerator_that_the_machine_has_and_the_job_leaves_alone_is_not_in_use(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert has(monkeypatch, "xpu", module_with(False, 0)) == ""
-    assert has(monkeypatch, "xpu", module_with(True, 0)) == ""
-    assert has(monkeypatch, "mps", SimpleNamespace()) == ""  # does not tell; its tensors will
-    assert has(monkeypatch, None, None) == ""
-    assert has(monkeypatch, "cuda", module_with(True, 512)) == ""
-
-
-def train_beside_an_accelerator(rank: int, in_use: str) -> tuple[list[str], bool, int]:
-    session.accelerator_in_use = lambda: in_use  # type: ignore[attr-defined]
+def train_beside_a_toy(rank: int) -> tuple[list[str], bool, list[str]]:
+    toy_accelerator.install(initialise=False)
     monitor = new_monitor(sink := KeptReports())
     with captured_log() as lines:
         run_steps(Training(rank), monitor, 10)
     active = monitor.active
     monitor.close()
-    return lines, active, len(sink.facts())
+    return lines, active, [report.device for report in sink.reports]
 
 
-def test_a_job_on_another_accelerator_is_not_measured_and_one_line_says_so() -> None:
-    for lines, active, reports in run_ranks(train_beside_an_accelerator, 2, "xpu"):
-        assert not active
-        assert reports == 0
-        assert len(lines) == 1
-        assert "'xpu'" in lines[0]
-
-
-def test_a_job_on_the_cpu_of_a_machine_with_another_accelerator_is_measured() -> None:
-    found = run_ranks(train_beside_an_accelerator, 2, "")
+def test_a_job_on_the_cpu_of_a_machine_with_another_accelerator_is_measured_on_the_cpu() -> None:
+    found = run_ranks(train_beside_a_toy, 2)
     assert all(active and lines == [] for lines, active, _ in found)
-    assert found[0][2] > 0
+    assert set(found[0][2]) == {"cpu"}

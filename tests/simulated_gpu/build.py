@@ -98,7 +98,13 @@ def build() -> Path:
 
 def _fingerprint() -> str:
     found = hashlib.sha256(importlib.metadata.version("torch").encode())
-    files = [*SOURCES.rglob("*.cpp"), *SOURCES.rglob("*.h"), HERE / "headers.txt", Path(__file__), *_NVML.glob("*.[ch]")]
+    files = [
+        *SOURCES.rglob("*.cpp"),
+        *SOURCES.rglob("*.h"),
+        HERE / "headers.txt",
+        Path(__file__),
+        *_NVML.glob("*.[ch]"),
+    ]
     for file in sorted(files):
         found.update(file.name.encode() + b"\0" + file.read_bytes())
     return found.hexdigest()

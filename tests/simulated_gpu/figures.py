@@ -66,9 +66,7 @@ CASES = {
     "Megatron-core": Case("megatron", host_ahead=False, parameters={"compute_slowdown": 1.3, **_MEGATRON}),
     "Megatron-core's pipeline": Case("megatron pipeline", host_ahead=False, parameters=_MEGATRON),
     "pipeline": Case("pipeline", parameters={"rules": "gemm=1000", **_SMALL}),
-    "DDP, power": Case(
-        "ddp", window=_LONG_BLOCKS, parameters={"compute_slowdown": 1.3, "power_cap_w": 700, **_SMALL}
-    ),
+    "DDP, power": Case("ddp", window=_LONG_BLOCKS, parameters={"compute_slowdown": 1.3, "power_cap_w": 700, **_SMALL}),
     "DDP, power capped": Case("ddp", window=_LONG_BLOCKS, parameters={"power_cap_w": 300, **_SMALL}),
     "DDP, channels that take SMs": Case("ddp", parameters={"channels": 40, "channels_take_sms": True, **_SMALL}),
 }
@@ -150,9 +148,7 @@ class Steps:
 
     @property
     def idle_ms(self) -> list[float]:
-        return [
-            statistics.fmean(step.idle_ms(after=before.end) for before, step in pair) for pair in self.pairs
-        ]
+        return [statistics.fmean(step.idle_ms(after=before.end) for before, step in pair) for pair in self.pairs]
 
 
 def both_modes(truths: Sequence[Sequence[StepTruth]], trained: Sequence[jobs.Trained]) -> tuple[Steps, Steps]:

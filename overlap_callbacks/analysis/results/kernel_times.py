@@ -64,7 +64,7 @@ class PairTime(msgspec.Struct, frozen=True):
         beside: what ran beside them: a kind of collective, or a family. ``(nothing)`` for kernels that ran alone in
             overlapped steps too; ``(not matched)`` for kernels without a partner in the other mode.
         calls: victims per step that ran beside it at all.
-        beside_ms: time per step for which they did.
+        beside_ms: time per step for which they did, by share where several ran at once.
         time_ms: the victims' own time per step, by share.
         alone_ms: time of the same victims in sequential steps.
     """

@@ -24,7 +24,7 @@ class DeviceIdentity:
     """Identifies a device.
 
     Attributes:
-        vendor: ``nvidia``, ``amd`` or ``cpu``.
+        vendor: ``nvidia``, ``amd`` or ``cpu``; torch's type of device for an accelerator of another vendor.
         uuid: with or without a prefix; empty if unknown.
         pci_bus_id: e.g. ``0000:3b:00.0``; empty if unknown.
         name: the name that torch gives it.
@@ -47,27 +47,32 @@ class NoPower:
     reason: str
 
 
-def identify(device: Any = None) -> DeviceIdentity:
+def identify(index: int | None = None) -> DeviceIdentity:
     """The identity of a torch device.
 
-    Never creates a CUDA context: a process that does not use CUDA is assumed to train on the CPU.
+    Never creates a context: a process that does not use a device is assumed to train on the CPU.
 
     Args:
-        device: a CUDA ``torch.device`` or its index; None for the current device.
+        index: of one of its devices; None for the current device.
     """
     import torch
 
-    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+    from overlap_callbacks.instruments import device
+
+    used = device.in_use()
+    if used is None:
         return DeviceIdentity(CPU, name=platform.processor() or platform.machine())
-    index = torch.cuda.current_device() if device is None else device
-    return from_properties(torch.cuda.get_device_properties(index), hip=torch.version.hip is not None)
+    if used.type != "cuda":
+        return DeviceIdentity(used.type, name=device.name(used))
+    of = used if index is None else torch.device(used.type, index)
+    return from_properties(device.properties(of), hip=torch.version.hip is not None)
 
 
 def from_properties(properties: Any, *, hip: bool) -> DeviceIdentity:
     """The identity of a device, from what torch knows about it.
 
     Args:
-        properties: result of ``torch.cuda.get_device_properties``; which fields it has depends on torch's version.
+        properties: as torch gives them for a GPU; which fields it has depends on torch's version.
         hip: whether torch was built for ROCm.
     """
     bus = getattr(properties, "pci_bus_id", None)
@@ -100,9 +105,9 @@ def devices_to_read(per_node: bool) -> list[DeviceIdentity]:
         return [own]
     if own.vendor == CPU:
         return [own] if rank == "0" else []
-    import torch
+    from overlap_callbacks.instruments import device
 
-    if torch.cuda.device_count() < int(size):
+    if device.count() < int(size):
         return [own]
     return [identify(index) for index in range(int(size))] if rank == "0" else []
 

@@ -25,6 +25,7 @@ from overlap_callbacks.analysis.results.race import MAX_DIFFERENCES, GradientDif
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.step_log import ExpectedSequence, StepLog
 from overlap_callbacks.gate.switch import SwitchState
+from overlap_callbacks.instruments import device
 from overlap_callbacks.instruments.clocks import StepClock
 from overlap_callbacks.monitor.race.ballot import FAILED, REPEAT, Ballot
 from overlap_callbacks.monitor.race.comparison import Reference, amounts
@@ -180,7 +181,7 @@ class RaceChecker:
         except Exception as error:
             seen.problem = seen.problem or f"an internal error: {error!r}"
 
-    def _begin(self, sequential: bool, expected: ExpectedSequence, compute_stream: torch.cuda.Stream | None) -> None:
+    def _begin(self, sequential: bool, expected: ExpectedSequence, compute_stream: device.Stream | None) -> None:
         self._switch.turn(on=sequential)
         self._gate.begin_step(
             sequential=sequential and self._switch.form is None, expected=expected, compute_stream=compute_stream
@@ -289,18 +290,18 @@ def _lacks_memory(step: RepeatableStep) -> str:
     """
     needed: dict[torch.device, int] = {}
     for parameter in step.parameters().values():
-        if parameter.device.type == "cuda":
+        if parameter.device.type not in ("cpu", "meta"):
             part = local(parameter)
             more = part.nbytes if parameter.requires_grad else 0
             more += 0 if parameter.grad is None else local(parameter.grad).nbytes
             needed[parameter.device] = needed.get(parameter.device, 0) + more
-    for device, more in needed.items():
-        total = torch.cuda.get_device_properties(device).total_memory
-        others = total - torch.cuda.mem_get_info(device)[0] - torch.cuda.memory_reserved(device)
-        room = (1 - _FREE_MEMORY) * total - others - torch.cuda.max_memory_allocated(device)
+    for used, more in needed.items():
+        room = device.free_bytes(used, 1 - _FREE_MEMORY)
+        if room is None:
+            return f"how much memory {used} has left is not known"
         if more > room:
             return (
-                f"{device} has not the memory: two sets of gradients take {more / 1e9:.2f} GB, and "
+                f"{used} has not the memory: two sets of gradients take {more / 1e9:.2f} GB, and "
                 f"{max(0.0, room) / 1e9:.2f} GB are left beside a step of training"
             )
     return ""

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from overlap_callbacks.instruments import device
 from overlap_callbacks.monitor.race.repeatable import RepeatableStep, local
 
 # Of the kinds of integers that have the bits of a tensor.
@@ -138,10 +139,11 @@ class _RandomState:
         numpy: Any = sys.modules.get("numpy")
         self._numpy = None if numpy is None else numpy.random.get_state()
         self._torch = torch.get_rng_state()
-        on_cuda = {device for device in devices if device.type == "cuda"}
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            on_cuda.add(torch.device("cuda", torch.cuda.current_device()))
-        self._cuda = {device: torch.cuda.get_rng_state(device) for device in on_cuda}
+        on_device = {of for of in devices if of.type not in ("cpu", "meta")}
+        used = device.in_use()
+        if used is not None:
+            on_device.add(used)
+        self._of_devices = {of: device.random_state(of) for of in on_device}
 
     def restore(self) -> None:
         random.setstate(self._python)
@@ -149,8 +151,8 @@ class _RandomState:
             numpy: Any = sys.modules["numpy"]
             numpy.random.set_state(self._numpy)
         torch.set_rng_state(self._torch)
-        for device, state in self._cuda.items():
-            torch.cuda.set_rng_state(state, device)
+        for of, state in self._of_devices.items():
+            device.set_random_state(of, state)
 
 
 @contextlib.contextmanager

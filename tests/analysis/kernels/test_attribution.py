@@ -67,8 +67,10 @@ def test_beside_two_collectives_at_once_a_loss_is_shared_by_the_time_of_each() -
     rows = [(GEMM, C, 0, 0, 12), (REDUCE, M, 0, 0, 9), (GATHER, M, 0, 6, 9)]
     found = pairs_of(rows, [8, None, None])
     reduce, gather = found["gemm", "all_reduce"], found["gemm", "all_gather"]
-    assert row(reduce) == (1, 9, 12 * 9 / 12, 8 * 9 / 12)
-    assert row(gather) == (1, 3, 12 * 3 / 12, 8 * 3 / 12)
+    assert row(reduce) == (1, 9 * 9 / 12, 12 * 9 / 12, 8 * 9 / 12)
+    assert row(gather) == (1, 9 * 3 / 12, 12 * 3 / 12, 8 * 3 / 12)
+    # In 9 ms beside either it lost 4.
+    assert reduce.slowdown_during == gather.slowdown_during == pytest.approx(4 / (9 - 4))
     assert reduce.lost_ms + gather.lost_ms == pytest.approx(12 - 8)
     assert reduce.time_ms + gather.time_ms == pytest.approx(12)
 

@@ -15,6 +15,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import torch
+
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.experiments.loopback.collectives import KERNEL_NAMES
 from overlap_callbacks.gate.step_log import StepLog
@@ -143,7 +145,7 @@ def device_profile(fault: Fault) -> Iterator[None]:
         profile.session = SimpleNamespace(profiler=SimpleNamespace(kineto_results=results))  # type: ignore[assignment]
         profile.bounds = window.profile.bounds
         clock = clocks.StepClock()
-        clock.compute_stream = SimpleNamespace(device=0)  # type: ignore[assignment]
+        clock.compute_stream = SimpleNamespace(device=torch.device("cuda", 0))  # type: ignore[assignment]
         seen = replace(window, profile=profile, clock=clock)
         kernels, problems = profile_figures.read_kernels(seen)
         if kernels is None:

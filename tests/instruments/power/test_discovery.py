@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from overlap_callbacks.instruments import device
 from overlap_callbacks.instruments.power.discovery import (
     DeviceIdentity,
     NoPower,
@@ -40,11 +41,11 @@ def test_the_index_is_that_of_torch_and_asks_no_environment(monkeypatch) -> None
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     asked = []
 
-    def properties(index):
-        asked.append(index)
-        return SimpleNamespace(name="GPU", uuid=f"uuid-{index}")
+    def properties(of):
+        asked.append(of.index)
+        return SimpleNamespace(name="GPU", uuid=f"uuid-{of.index}")
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(device, "kind", lambda: "cuda")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
@@ -58,17 +59,20 @@ def test_a_process_that_does_not_use_cuda_is_on_the_cpu_and_gets_no_context(monk
     def never(*_):
         raise AssertionError("this would create a CUDA context")
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(device, "kind", lambda: "cuda")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     monkeypatch.setattr(torch.cuda, "get_device_properties", never)
     monkeypatch.setattr(torch.cuda, "current_device", never)
     assert identify().vendor == "cpu"
 
 
-def test_a_device_of_another_maker_is_no_power() -> None:
-    found = find_source(DeviceIdentity("cerebras"))
+def test_an_accelerator_of_another_vendor_is_named_and_is_no_power(monkeypatch) -> None:
+    monkeypatch.setattr(device, "in_use", lambda: torch.device("xpu", 0))
+    monkeypatch.setattr(torch.xpu, "get_device_name", lambda of: "Intel Data Center GPU Max 1550")
+    assert identify() == DeviceIdentity("xpu", name="Intel Data Center GPU Max 1550")
+    found = find_source(identify())
     assert isinstance(found, NoPower)
-    assert "'cerebras'" in found.reason
+    assert "'xpu'" in found.reason
 
 
 def test_whatever_a_vendors_package_raises_is_no_power(monkeypatch) -> None:
@@ -106,8 +110,6 @@ def test_what_a_source_of_your_own_needs_is_exported_without_torch_or_a_vendor_s
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch):
     """A node as a process sees it: its rank and size by the launcher, and the devices by torch."""
-    import torch
-
     from overlap_callbacks.instruments.power import discovery as find
 
     def of(rank: int | None, size: int, devices: int) -> None:
@@ -116,10 +118,10 @@ def node(monkeypatch: pytest.MonkeyPatch):
                 monkeypatch.delenv(name, raising=False)
             else:
                 monkeypatch.setenv(name, str(value))
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+        monkeypatch.setattr(device, "count", lambda: devices)
 
-        def identify(device: int | None = None) -> DeviceIdentity:
-            number = (rank or 0) % max(devices, 1) if device is None else device
+        def identify(index: int | None = None) -> DeviceIdentity:
+            number = (rank or 0) % max(devices, 1) if index is None else index
             return DeviceIdentity("nvidia", uuid=f"{number}") if devices else DeviceIdentity("cpu")
 
         monkeypatch.setattr(find, "identify", identify)

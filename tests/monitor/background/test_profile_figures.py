@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.headline import run_headline
@@ -66,7 +67,7 @@ def closed(events: Callable[[], Sequence[Event]], num_steps: int = len(ORDER)) -
     profile.session = SimpleNamespace(profiler=SimpleNamespace(kineto_results=SimpleNamespace(events=events)))
     profile.bounds = [(EPOCH_NS + i * STEP_NS, EPOCH_NS + (i + 1) * STEP_NS) for i in range(num_steps)]
     clock = StepClock()
-    clock.compute_stream = SimpleNamespace(device=0)  # type: ignore[assignment]
+    clock.compute_stream = SimpleNamespace(device=torch.device("cuda", 0))  # type: ignore[assignment]
     steps = []
     for number in range(num_steps):
         arm = Mode.OVERLAPPED if ORDER[number] == "O" else Mode.SEQUENTIAL

@@ -126,6 +126,7 @@ EXPORTED void simulated_power(int device, double at_s, double* watts, double* jo
 }
 
 EXPORTED double simulated_limit_w(int device) { return simulation::limit_w(device); }
+EXPORTED unsigned long long simulated_memory_bytes() { return simulation::settings().memory_bytes; }
 EXPORTED int simulated_devices() { return simulation::settings().devices; }
 
 EXPORTED const char* simulated_limits_file() {
