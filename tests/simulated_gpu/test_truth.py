@@ -23,8 +23,8 @@ NIGHTLY = (
 def test_a_job_is_measured_as_it_ran(tmp_path: Path, name: str) -> None:
     window, sequential, compared = run(CASES[name], tmp_path)
     assert window.valid
-    # On a busy host the device's steps are not placed well enough on its clock for power.
-    assert not [problem for problem in window.problems if "power" not in problem]
+    # Others may be told: of power in short blocks, or of a busy host.
+    assert not [problem for problem in window.problems if "the profile" in problem]
     assert "Simulated GPU" in window.device
     assert len(sequential.numbers) > 8
     # Of some 25 ms or more. FSDP2 copies into its second all-gather, on a stream of its own, beside the first.
