@@ -16,15 +16,20 @@ NIGHTLY = (
     "DDP on 4 ranks, one link at half speed",
     "DDP, power capped",
     "DDP, channels that take SMs",
+    "Megatron-core's pipeline",
 )
 
 
-@pytest.mark.parametrize("name", at_night(CASES, NIGHTLY))
+# Its figures are held in the test below.
+LATE_RANK = "DDP, rank 1 slower by a tenth"
+
+
+@pytest.mark.parametrize("name", at_night([name for name in CASES if name != LATE_RANK], NIGHTLY))
 def test_a_job_is_measured_as_it_ran(tmp_path: Path, name: str) -> None:
     window, sequential, compared = run(CASES[name], tmp_path)
     assert window.valid
     # Others may be told: of power in short blocks, or of a busy host.
-    assert not [problem for problem in window.problems if "the profile" in problem]
+    assert not [problem for problem in window.problems if "the profile " in problem]
     assert "Simulated GPU" in window.device
     assert len(sequential.numbers) > 8
     # Of some 25 ms or more. FSDP2 copies into its second all-gather, on a stream of its own, beside the first.
@@ -39,7 +44,8 @@ def test_a_job_is_measured_as_it_ran(tmp_path: Path, name: str) -> None:
 
 
 def test_a_rank_that_is_late_makes_the_others_wait_and_no_kernel_slow(tmp_path: Path) -> None:
-    window, sequential, _ = run(CASES["DDP, rank 1 slower by a tenth"], tmp_path)
+    window, sequential, compared = run(CASES[LATE_RANK], tmp_path)
+    assert [one for one in compared if not one.holds] == []
     for slowdown in (window.compute_slowdown, window.comm_slowdown):
         assert slowdown is not None
         assert slowdown.value == pytest.approx(0, abs=1e-3)
