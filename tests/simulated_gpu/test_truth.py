@@ -16,6 +16,7 @@ NIGHTLY = (
     "DDP on 4 ranks, one link at half speed",
     "DDP, power capped",
     "DDP, channels that take SMs",
+    "HSDP on 2 x 2 ranks",
     "Megatron-core's pipeline",
 )
 
