@@ -30,7 +30,7 @@ CASES = {
     "too_many_kernels": ("more kernels than the profiler keeps", False),
     "cupti_taken": ("another tool has taken CUPTI", False),
 }
-_CASE_S = 255 if ON_SIMULATED_GPU else 85
+_CASE_S = 85
 # Launches of a small kernel in each step.
 _MANY = 150_000
 

@@ -34,6 +34,7 @@ STEPS = {
     "probe: Triton kernel": "Triton compiles machine code",
     "probe: loopback kernel": _LINK,
     "negative: graph_replay": _GRAPHS,
+    "negative: too_many_kernels": "150,000 launches a step take too long on two cores; the step overflow has as many",
 }
 
 

@@ -12,6 +12,7 @@ from overlap_callbacks.analysis.statistics import pool
 from tests.distributed import run_ranks
 from tests.gpu import jobs
 from tests.gpu.machine import backend, need_nccl
+from tests.simulated_gpu.parameters import ON_SIMULATED_GPU
 from tests.toggling import at_night
 
 TRIED_ON_CPU = True
@@ -61,5 +62,7 @@ def test_gate_and_native_form_agree_on_the_sequential_step_time(kind: str) -> No
         assert estimate is not None
         assert estimate.ci_low is not None
         assert estimate.ci_high is not None
-    assert found["gate"].ci_low <= found["native"].ci_high
-    assert found["native"].ci_low <= found["gate"].ci_high
+    # On the simulated GPU steps take the same time to the nanosecond, so the intervals have no width.
+    more = 1.005 if ON_SIMULATED_GPU else 1.0
+    assert found["gate"].ci_low <= more * found["native"].ci_high
+    assert found["native"].ci_low <= more * found["gate"].ci_high
