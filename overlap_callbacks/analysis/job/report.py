@@ -33,7 +33,7 @@ from overlap_callbacks.analysis.job.tables import (
     mean_pairs,
 )
 from overlap_callbacks.analysis.job.transfers import with_transfers
-from overlap_callbacks.analysis.job.waiting import reported_waiting, without_waiting
+from overlap_callbacks.analysis.job.waiting import reported_waiting, transfers_of_dimensions, without_waiting
 from overlap_callbacks.analysis.measuring_cost import LostTime
 from overlap_callbacks.analysis.memory import pooled_memory
 from overlap_callbacks.analysis.power.sums import pooled_power
@@ -93,6 +93,7 @@ def report_of(
     # Not of the world size: in a damaged record that may be any number.
     hosts = np.empty(0, dtype=np.int64) if messages is None else host_numbers(messages, world_size)
     arrivals, transfers = reported_arrivals(part.arrivals, hosts)
+    waiting = reported_waiting(part.figures.waiting)
     cost = _cost(part, figures.get("e2e_overlapped_ms"), every_n_steps)
     overhead, overhead_low, overhead_high = _shares(cost, every_n_steps)
     num_more = sum(sentences.num_more for sentences in (part.doubts, part.let_pass, part.problems))
@@ -119,9 +120,11 @@ def report_of(
         **figures,
         spread={name: spread for name, moments in part.spread.items() if (spread := moments.spread()) is not None},
         kernels=mean_kernels(tables.kernels),
-        pairs=without_waiting(mean_pairs(tables.pairs), reported_waiting(part.figures.waiting), tables.pairs.num_ranks),
+        pairs=without_waiting(mean_pairs(tables.pairs), waiting, tables.pairs.num_ranks),
         dimension_pairs=mean_pairs(tables.dimension_pairs),
-        dimensions=mean_dimensions(tables.dimensions),
+        dimensions=transfers_of_dimensions(
+            mean_dimensions(tables.dimensions), {row.name: row.num_rows for row in tables.dimensions.rows}, waiting
+        ),
         pictures=first.pictures,
         collectives=with_transfers(first.collectives, part.transfers),
         power=power,

@@ -8,7 +8,7 @@ the calls of a step were added up, or some ranks are missing, the waiting is a l
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -17,9 +17,10 @@ import numpy.typing as npt
 from overlap_callbacks.analysis.kernels.issued import SEND_RECV
 from overlap_callbacks.analysis.results.collective_calls import CollectiveCalls
 from overlap_callbacks.analysis.results.kernel_times import ALONE, PairTime
+from overlap_callbacks.analysis.results.window import DimensionTime
 
 # What a part keeps of groups of which ranks are missing, in bytes, and of pairs.
-MAX_OPEN_BYTES, MAX_PAIRS = 40_000, 100
+MAX_OPEN_BYTES, MAX_PAIRS, MAX_DIMENSIONS = 40_000, 100, 32
 # The pairs of a kind are known if this share of its kernels' time is.
 _WHOLE = 0.99
 # Ranks came as late as each other if their kernels' times differ by less than this share.
@@ -73,18 +74,34 @@ class KindTime(msgspec.Struct, frozen=True, array_like=True, gc=False):
     time_us: float
 
 
+class DimensionSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Collectives of a dimension of parallelism, per step, summed over ranks.
+
+    Attributes:
+        dimension: its name.
+        time_us: of the kernels of an overlapped step, waiting included.
+        transfer_us, transfer_isolated_us: of the transfers alone, in an overlapped and in a sequential step.
+    """
+
+    dimension: str
+    time_us: float
+    transfer_us: float
+    transfer_isolated_us: float
+
+
 class WaitingSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The waiting of a set of ranks.
 
     Attributes:
         open: of groups some of whose ranks were not heard yet.
-        blocks, pairs, kinds: of the other groups.
+        blocks, pairs, kinds, dimensions: of the other groups.
     """
 
     open: tuple[OpenGroup, ...] = ()
     blocks: tuple[BlockWaiting, ...] = ()
     pairs: tuple[PairSum, ...] = ()
     kinds: tuple[KindTime, ...] = ()
+    dimensions: tuple[DimensionSum, ...] = ()
 
 
 def waiting_of(calls: Sequence[CollectiveCalls]) -> WaitingSums:
@@ -184,11 +201,16 @@ def _closed(row: OpenGroup) -> WaitingSums:
     for place, step in enumerate(calls.steps):
         by_block[step.block].append(place)
     sequential = np.array([step.sequential for step in calls.steps])
+    both = sequential.any() and not sequential.all()
+    blocks = [BlockWaiting(block, max(0.0, float(waited[own].mean()))) for block, own in by_block.items()]
+    time_us = 0.0 if sequential.all() else float(np.array(row.time_us)[~sequential].mean())
+    transfer_us = [heard * float(time[own].sum(axis=1).mean()) for own in (~sequential, sequential) if both]
     return WaitingSums(
         (),
-        tuple([BlockWaiting(block, max(0.0, float(waited[own].mean()))) for block, own in by_block.items()]),
-        _pairs(calls, heard, time, hidden, sequential) if sequential.any() and not sequential.all() else (),
-        (KindTime(calls.kind, float(np.array(row.time_us)[~sequential].mean())),) if not sequential.all() else (),
+        tuple(blocks),
+        _pairs(calls, heard, time, hidden, sequential) if both else (),
+        () if sequential.all() else (KindTime(calls.kind, time_us),),
+        (DimensionSum(calls.dimension, time_us, *transfer_us),) if both and calls.dimension else (),
     )
 
 
@@ -223,22 +245,51 @@ def _summed(parts: Sequence[WaitingSums], still_open: tuple[OpenGroup, ...]) -> 
     blocks: dict[int, float] = {}
     pairs: dict[tuple[str, str], list[float]] = {}
     kinds: dict[str, float] = {}
+    dimensions: dict[str, list[float]] = {}
     for part in parts:
+        for row in part.dimensions:
+            amounts = (row.time_us, row.transfer_us, row.transfer_isolated_us)
+            known = dimensions.setdefault(row.dimension, [0.0] * 3)
+            known[:] = [a + b for a, b in zip(known, amounts, strict=True)]
         for block in part.blocks:
             blocks[block.block] = blocks.get(block.block, 0.0) + block.waited_us
         for pair in part.pairs:
-            amounts = (pair.calls, pair.beside_us, pair.time_us, pair.alone_us)
+            of_pair = (pair.calls, pair.beside_us, pair.time_us, pair.alone_us)
             known = pairs.setdefault((pair.kind, pair.beside), [0.0] * 4)
-            known[:] = [a + b for a, b in zip(known, amounts, strict=True)]
+            known[:] = [a + b for a, b in zip(known, of_pair, strict=True)]
         for kind in part.kinds:
             kinds[kind.kind] = kinds.get(kind.kind, 0.0) + kind.time_us
-    rows = sorted([PairSum(*key, *amounts) for key, amounts in pairs.items()], key=lambda row: -row.time_us)
+    rows = sorted([PairSum(*key, *of_pair) for key, of_pair in pairs.items()], key=lambda row: -row.time_us)
     return WaitingSums(
         still_open,
         tuple([BlockWaiting(*block) for block in sorted(blocks.items())]),
         tuple(rows[:MAX_PAIRS]),
         tuple([KindTime(*kind) for kind in sorted(kinds.items())]),
+        tuple([DimensionSum(name, *amounts) for name, amounts in sorted(dimensions.items())][:MAX_DIMENSIONS]),
     )
+
+
+def transfers_of_dimensions(
+    dimensions: Sequence[DimensionTime], ranks: Mapping[str, int], sums: WaitingSums
+) -> tuple[DimensionTime, ...]:
+    """The dimensions with the transfers of their collectives in place of their kernels' times, where all are known.
+
+    Args:
+        dimensions: means over the ranks that have them.
+        ranks: how many these are.
+        sums: of all ranks heard.
+    """
+    known = {row.dimension: row for row in sums.dimensions}
+
+    def transfers(row: DimensionTime) -> DimensionTime:
+        own, number = known.get(row.dimension), ranks[row.dimension]
+        whole_us = 1e3 * number * row.kernels_ms
+        if own is None or abs(own.time_us - whole_us) > (1 - _WHOLE) * whole_us:
+            return row
+        overlapped_ms, isolated_ms = (us / 1e3 / number for us in (own.transfer_us, own.transfer_isolated_us))
+        return msgspec.structs.replace(row, kernels_ms=overlapped_ms, kernels_isolated_ms=isolated_ms)
+
+    return tuple([transfers(row) for row in dimensions])
 
 
 def without_waiting(pairs: Sequence[PairTime], sums: WaitingSums, num_ranks: int) -> tuple[PairTime, ...]:

@@ -33,6 +33,7 @@ class CollectiveCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
         time_us: time of the kernels; 32-bit floats, shape (S, bins).
         hidden_us: the part of it beside compute; the same shape.
         shares: how the families share in that, of 255; 8-bit numbers, shape (S, bins, F).
+        dimension: of parallelism that the group serves.
     """
 
     kind: str
@@ -45,3 +46,4 @@ class CollectiveCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
     time_us: bytes
     hidden_us: bytes
     shares: bytes
+    dimension: str = ""

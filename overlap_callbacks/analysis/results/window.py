@@ -145,7 +145,8 @@ class DimensionTime(msgspec.Struct, frozen=True):
         bytes_in: bytes of the tensors read.
         comm_ms: time in which it is in flight in an overlapped step.
         exposed_ms: the part of it without compute.
-        kernels_ms, kernels_isolated_ms: sum of its kernels' times in an overlapped and in a sequential step.
+        kernels_ms, kernels_isolated_ms: sum of its kernels' times in an overlapped and in a sequential step; in a
+            report without waiting for the last rank, where the ranks' kernels could all be compared.
     """
 
     dimension: str
@@ -158,8 +159,11 @@ class DimensionTime(msgspec.Struct, frozen=True):
 
     @property
     def slowdown(self) -> float | None:
-        """How much longer its kernels took overlapped, as a fraction; None where they did not run in both modes."""
-        if not (self.kernels_ms and self.kernels_isolated_ms):
+        """How much longer its kernels took overlapped, as a fraction; None where they did not run in both modes.
+
+        Of a pipeline it is None: how long sends and receives wait for each other is not known.
+        """
+        if not (self.kernels_ms and self.kernels_isolated_ms) or self.dimension == "pipeline":
             return None
         return self.kernels_ms / self.kernels_isolated_ms - 1
 

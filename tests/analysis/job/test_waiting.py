@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -22,7 +23,7 @@ from overlap_callbacks.analysis.results.collective_calls import ProfiledStep
 from overlap_callbacks.analysis.results.kernel_times import PairTime
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.analysis.results.window import RankWindow, TimedBlock
+from overlap_callbacks.analysis.results.window import DimensionTime, RankWindow, TimedBlock
 from overlap_callbacks.analysis.run_summary import RunSummary
 from tests.analysis.test_adds_up import assert_adds_up
 from tests.analysis.test_aggregate import rank_window
@@ -181,3 +182,20 @@ def test_many_collectives_of_a_step_are_added_up_to_a_bounded_number() -> None:
 def test_sends_and_receives_are_no_victims() -> None:
     pairs = [PairTime("send_recv", True, "gemm", 1, 1, 2, 1), PairTime("gemm", False, "send_recv", 1, 1, 2, 1)]
     assert without_waiting(pairs, WaitingSums(), 2) == (pairs[1],)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.25])
+def test_a_dimension_of_which_a_rank_is_late_is_not_slow(factor: float) -> None:
+    ranks = windows([EVEN, LATE], factor)
+    told = []
+    for rank in ranks:
+        kernels_ms = [next(block.comm_ms for block in rank.profiled if block.arm is mode) for mode in (OV, SEQ)]
+        row = DimensionTime("data", 6, 6, 1.0, 1.0, *kernels_ms)
+        calls = tuple([msgspec.structs.replace(own, dimension="data") for own in rank.calls])
+        told.append(msgspec.structs.replace(rank, calls=calls, dimensions=(row,)))
+    before = [msgspec.structs.replace(rank, calls=()) for rank in told]
+    (slow,), (right,) = report(*before).dimensions, report(*told).dimensions
+    assert slow.slowdown is not None
+    assert slow.slowdown > factor - 1 + 0.01
+    assert right.slowdown == pytest.approx(factor - 1, abs=1e-4)
+    assert right.kernels_isolated_ms == pytest.approx(6 * TRANSFER, rel=1e-4)
