@@ -100,6 +100,19 @@ def test_the_simulated_gpu_has_an_environment_without_nvidias_packages(
     assert len(commands(dev, monkeypatch, "test", "--simulated-gpu", "tests/gate")) == 2
 
 
+def test_where_the_cuda_build_cannot_be_had_an_exit_code_of_its_own_says_so(
+    dev: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dev.shutil, "which", lambda _: "g++")
+    (tmp_path / "constraints-simulated-gpu.txt").write_text("torch===2.13.0\n")
+    monkeypatch.setattr(dev, "make_environment", lambda folder: folder.mkdir() or folder)
+    monkeypatch.setattr(dev, "run", lambda *command: 1)
+    with pytest.raises(SystemExit) as ended:
+        dev.test_on_simulated_gpu([])
+    assert ended.value.code == dev.NOT_INSTALLED
+    assert "did not run" in capsys.readouterr().err
+
+
 def test_without_a_compiler_the_simulated_gpu_is_skipped_with_the_reason(
     dev: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
