@@ -55,7 +55,12 @@ def _run(name: str) -> list[dict[str, Any]]:
     for one in compared:
         print(f"  {one.name:44} {one.reported:11.4f}   log {one.least:11.4f} to {one.most:11.4f}{_remark(one)}")
     return [
-        {"figure": one.name, "reported": one.reported, "log": [one.least, one.most], "holds": one.holds}
+        {
+            "figure": one.name,
+            "reported": round(one.reported, 6),
+            "log": [round(one.least, 6), round(one.most, 6)],
+            "holds": one.holds,
+        }
         for one in compared
     ]
 

@@ -45,7 +45,7 @@ class Case:
 _SMALL = {"most_data_bytes": 100_000}
 _MEGATRON = {"rules": None, "tflops": 17, "link_gbs": 4, **_SMALL}
 # Long enough for a sensor of power.
-_LONG_BLOCKS = {"repeats": 4, "steps_per_block": 6, "profiled_steps": 2, "power_interval_s": 0.02}
+_LONG_BLOCKS = {"repeats": 4, "steps_per_block": 12, "profiled_steps": 2, "power_interval_s": 0.02}
 CASES = {
     "DDP": Case("ddp"),
     "DDP, compute 1.3 times slower beside communication": Case("ddp", parameters={"compute_slowdown": 1.3}),

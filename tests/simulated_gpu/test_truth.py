@@ -31,6 +31,8 @@ def test_a_job_is_measured_as_it_ran(tmp_path: Path, name: str) -> None:
     assert window.valid
     # Others may be told: of power in short blocks, or of a busy host.
     assert not [problem for problem in window.problems if "the profile " in problem]
+    if "power" in name and not any("power is missing" in problem for problem in window.problems):
+        assert sum(one.name.startswith("power/") for one in compared) == 4
     assert "Simulated GPU" in window.device
     assert len(sequential.numbers) > 8
     # Of some 25 ms or more. FSDP2 copies into its second all-gather, on a stream of its own, beside the first.
