@@ -97,9 +97,11 @@ def set_up_simulated_gpu() -> Path:
         # constraints.txt names all that the project needs. With dependencies pip would fetch CUDA itself, for torch.
         pip = (bin_folder / "python", "-m", "pip", "install", "--quiet", "--no-deps")
         for what in (("--require-hashes", "-r", requirements), ("-r", HERE / "constraints.txt"), ("-e", HERE)):
-            if run(*pip, *what):
-                print("the simulated GPU's environment could not be installed: its tests did not run", file=sys.stderr)
-                sys.exit(NOT_INSTALLED)
+            if code := run(*pip, *what):
+                if requirements in what:
+                    print("the CUDA build of torch cannot be had here: its tests did not run", file=sys.stderr)
+                    code = NOT_INSTALLED
+                sys.exit(code)
         stamp.write_text(wanted)
     return bin_folder
 

@@ -105,12 +105,18 @@ def test_where_the_cuda_build_cannot_be_had_an_exit_code_of_its_own_says_so(
 ) -> None:
     monkeypatch.setattr(dev.shutil, "which", lambda _: "g++")
     (tmp_path / "constraints-simulated-gpu.txt").write_text("torch===2.13.0\n")
-    monkeypatch.setattr(dev, "make_environment", lambda folder: folder.mkdir() or folder)
-    monkeypatch.setattr(dev, "run", lambda *command: 1)
-    with pytest.raises(SystemExit) as ended:
-        dev.test_on_simulated_gpu([])
-    assert ended.value.code == dev.NOT_INSTALLED
-    assert "did not run" in capsys.readouterr().err
+    monkeypatch.setattr(dev, "make_environment", lambda folder: folder.mkdir(exist_ok=True) or folder)
+
+    def ends_where(fails: str) -> tuple[object, str]:
+        monkeypatch.setattr(dev, "run", lambda *command: int(any(fails in str(part) for part in command)))
+        with pytest.raises(SystemExit) as ended:
+            dev.test_on_simulated_gpu([])
+        return ended.value.code, capsys.readouterr().err
+
+    code, said = ends_where("constraints-simulated-gpu.txt")
+    assert code == dev.NOT_INSTALLED
+    assert "did not run" in said
+    assert ends_where("constraints.txt") == (1, "")  # that of the project is ours to mend
 
 
 def test_without_a_compiler_the_simulated_gpu_is_skipped_with_the_reason(

@@ -94,8 +94,9 @@ class Compared:
     Attributes:
         name: of the figure.
         reported: by the library.
-        least, most: of the log's steps. They are one number where the host is ahead of the device; on a busy machine
-            it is late for single steps, and a figure, a mean over some of the steps, then lies between them.
+        least, usual, most: least value of the log's steps, their median and their most. They are one number where the
+            host is ahead of the device; on a busy machine it is late for single steps, and a figure, a mean over some
+            of the steps, then lies between least and most.
         within: share by which it may be beyond them.
         slack: by which it may be beyond them besides, in the figure's unit.
     """
@@ -103,6 +104,7 @@ class Compared:
     name: str
     reported: float
     least: float
+    usual: float
     most: float
     within: float = WITHIN
     slack: float = 0.0
@@ -111,6 +113,16 @@ class Compared:
     def holds(self) -> bool:
         below, above = (self.within * abs(bound) + self.slack for bound in (self.least, self.most))
         return self.least - below <= self.reported <= self.most + above
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether it is that of the median step, so that late steps had no part in it."""
+        return abs(self.reported - self.usual) <= self.within * abs(self.usual) + self.slack
+
+    @classmethod
+    def exactly(cls, name: str, reported: float, truth: float, within: float = WITHIN) -> Compared:
+        """A figure with one truth."""
+        return cls(name, reported, truth, truth, truth, within)
 
 
 class Steps:
@@ -205,12 +217,12 @@ def _times(window: OverlapReport, o: Steps, s: Steps) -> Iterator[Compared]:
     for mode, steps in ((Mode.OVERLAPPED, o), (Mode.SEQUENTIAL, s)):
         timed = [ms for rank in window.samples for block in rank.timed if block.arm is mode for ms in block.step_ms]
         median = statistics.median(steps.times_ms)
-        yield Compared(f"median {mode.value} step", statistics.median(timed), median, median)
+        yield Compared.exactly(f"median {mode.value} step", statistics.median(timed), median)
     step_ms, compute_ms, isolated_ms = (
         statistics.median(values) for values in (o.times_ms, o.values("compute_ms"), s.values("compute_ms"))
     )
     ideal_ms = step_ms - (compute_ms - isolated_ms)
-    yield Compared("e2e_ideal_ms", _value(window.e2e_ideal_ms), ideal_ms, ideal_ms)
+    yield Compared.exactly("e2e_ideal_ms", _value(window.e2e_ideal_ms), ideal_ms)
     yield _quotient("1 + speedup_vs_sequential", window.speedup_vs_sequential, s.times_ms, o.times_ms)
 
 
@@ -225,13 +237,12 @@ def _contention(window: OverlapReport, case: Case) -> Iterator[Compared]:
         for pair in window.pairs:
             own = (pair.communication, pair.victim, pair.beside) == (communication, victim, beside)
             if own and pair.slowdown_during is not None and not others:
-                yield Compared(f"1 + slowdown of {victim} during {beside}", 1 + pair.slowdown_during, factor, factor)
+                yield Compared.exactly(f"1 + slowdown of {victim} during {beside}", 1 + pair.slowdown_during, factor)
 
 
 def _bus_bandwidth(window: OverlapReport, s: Steps) -> Iterator[Compared]:
     """Of jobs with one kind of collective: its bytes over the log's time of transfers."""
-    sizes = {row.operator: 0.0 for row in window.collectives}
-    if len(sizes) != 1 or set(sizes) != {"allreduce_"}:
+    if {row.operator for row in window.collectives} != {"allreduce_"}:
         return
     num_bytes = sum(row.bytes_in for row in window.collectives)
     factor = bus_factor("all_reduce", window.collectives[0].group_size)
@@ -253,19 +264,20 @@ def _power(window: OverlapReport, o: Steps, s: Steps) -> Iterator[Compared]:
             (f"power/{mode.value}_avg_w", of_mode.mean_avg_w, watts),
             (f"power/{mode.value}_energy_per_step_j", of_mode.energy_per_step_j, devices * joules),
         ):
-            yield Compared(name, reported, true, true, within=WITHIN_SAMPLED)
+            yield Compared.exactly(name, reported, true, WITHIN_SAMPLED)
         clock = 1980 * statistics.fmean(steps.values("clock"))
         for name, mhz in (("sm_clock_mhz", of_mode.sm_clock_mhz), ("compute_sm_clock_mhz", of_mode.compute_clock_mhz)):
             if mhz is not None:
-                yield Compared(f"device/{mode.value}_{name}", mhz, clock, clock, within=WITHIN_SAMPLED)
+                yield Compared.exactly(f"device/{mode.value}_{name}", mhz, clock, WITHIN_SAMPLED)
 
 
 def _between(name: str, reported: float, truth: Sequence[float], slack: float = 0.0) -> Compared:
-    return Compared(name, reported, min(truth), max(truth), slack=slack)
+    return Compared(name, reported, min(truth), statistics.median(truth), max(truth), slack=slack)
 
 
 def _quotient(name: str, figure: Any, above: Sequence[float], below: Sequence[float]) -> Compared:
-    return Compared(name, 1 + _value(figure), min(above) / max(below), max(above) / min(below))
+    usual = statistics.median(above) / statistics.median(below)
+    return Compared(name, 1 + _value(figure), min(above) / max(below), usual, max(above) / min(below))
 
 
 def _value(figure: Any) -> float:

@@ -6,26 +6,33 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.simulated_gpu.parameters import ON_SIMULATED_GPU
+from tests.simulated_gpu.parameters import ON_SIMULATED_GPU, Parameters
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _meeting_place() -> Iterator[Path | None]:
-    """In memory if possible: ranks leave behind what they sent each other."""
-    if not ON_SIMULATED_GPU:
-        yield None
-        return
+@contextmanager
+def meeting_place() -> Iterator[Path]:
+    """A folder, in memory if possible: ranks leave behind what they sent each other."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(
         prefix="simulated-gpu-", dir=memory if os.access(memory, os.W_OK) else None
     ) as folder:
         # The processes that ranks are forked from start later, and inherit it.
-        os.environ["SIMGPU_FOLDER"] = folder
+        Parameters(folder=Path(folder)).apply()
         yield Path(folder)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _meeting_place() -> Iterator[Path | None]:
+    if not ON_SIMULATED_GPU:
+        yield None
+        return
+    with meeting_place() as folder:
+        yield folder
 
 
 @pytest.fixture(autouse=True)

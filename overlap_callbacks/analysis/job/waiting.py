@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -27,6 +28,7 @@ _WHOLE = 0.99
 _ALIKE, _SHORTEST_US, _MOST_HIDDEN = 0.01, 1e-3, 0.999
 
 _Floats = npt.NDArray[np.float32]
+_Key = TypeVar("_Key")
 
 
 class OpenGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -248,18 +250,14 @@ def _summed(parts: Sequence[WaitingSums], still_open: tuple[OpenGroup, ...]) -> 
     dimensions: dict[str, list[float]] = {}
     for part in parts:
         for row in part.dimensions:
-            amounts = (row.time_us, row.transfer_us, row.transfer_isolated_us)
-            known = dimensions.setdefault(row.dimension, [0.0] * 3)
-            known[:] = [a + b for a, b in zip(known, amounts, strict=True)]
+            _add(dimensions, row.dimension, row.time_us, row.transfer_us, row.transfer_isolated_us)
         for block in part.blocks:
             blocks[block.block] = blocks.get(block.block, 0.0) + block.waited_us
         for pair in part.pairs:
-            of_pair = (pair.calls, pair.beside_us, pair.time_us, pair.alone_us)
-            known = pairs.setdefault((pair.kind, pair.beside), [0.0] * 4)
-            known[:] = [a + b for a, b in zip(known, of_pair, strict=True)]
+            _add(pairs, (pair.kind, pair.beside), pair.calls, pair.beside_us, pair.time_us, pair.alone_us)
         for kind in part.kinds:
             kinds[kind.kind] = kinds.get(kind.kind, 0.0) + kind.time_us
-    rows = sorted([PairSum(*key, *of_pair) for key, of_pair in pairs.items()], key=lambda row: -row.time_us)
+    rows = sorted([PairSum(*key, *amounts) for key, amounts in pairs.items()], key=lambda row: -row.time_us)
     return WaitingSums(
         still_open,
         tuple([BlockWaiting(*block) for block in sorted(blocks.items())]),
@@ -267,6 +265,11 @@ def _summed(parts: Sequence[WaitingSums], still_open: tuple[OpenGroup, ...]) -> 
         tuple([KindTime(*kind) for kind in sorted(kinds.items())]),
         tuple([DimensionSum(name, *amounts) for name, amounts in sorted(dimensions.items())][:MAX_DIMENSIONS]),
     )
+
+
+def _add(sums: dict[_Key, list[float]], key: _Key, *amounts: float) -> None:
+    known = sums.setdefault(key, [0.0] * len(amounts))
+    known[:] = [a + b for a, b in zip(known, amounts, strict=True)]
 
 
 def transfers_of_dimensions(
@@ -295,7 +298,7 @@ def transfers_of_dimensions(
 def without_waiting(pairs: Sequence[PairTime], sums: WaitingSums, num_ranks: int) -> tuple[PairTime, ...]:
     """The pairs with those of collectives by their transfers, where all of a kind's kernels are known.
 
-    Sends and receives wait for each other, for how long is not known: they are no victims.
+    Sends and receives have none: how long they wait for each other is not known.
 
     Args:
         pairs: means over the ranks.

@@ -217,20 +217,18 @@ class _VictimSums:
             beside[:, column] = calls.covered_ns(calls.kernels.intervals[is_partner & (partner_label == kind)])[rows]
         total = beside.sum(axis=1)
         share = beside / np.where(total > 0, total, 1.0)[:, None]
-        # Where several communicate at once, a moment counts once: else a call would lose less a moment than it did.
-        at_once = (
-            total
-            if len(kinds) < 2
-            else calls.covered_ns(calls.kernels.intervals[is_partner & (partner_label >= 0)])[rows]
-        )
+        # A moment beside several kinds counts once, and is shared like the call's time and its loss.
+        once = total
+        if len(kinds) > 1:
+            once = calls.covered_ns(calls.kernels.intervals[is_partner & (partner_label >= 0)])[rows]
         for column, kind in enumerate(kinds):
             amounts = self._beside.setdefault(kind, _Amounts(len(self._labels)))
             part = share[:, column]
             beside_it = matched & (beside[:, column] > 0)
-            amounts.add(group, beside_it, weight, part * at_once, part * own, part * alone)
+            amounts.add(group, beside_it, weight, part * once, part * own, part * alone)
         self._alone.add(group, matched & (total == 0), weight, 0.0, own, alone)
-        self._unmatched.add(group, ~matched, weight, total, own, 0.0)
-        self._matched.add(group, matched, weight, total, own, alone)
+        self._unmatched.add(group, ~matched, weight, once, own, 0.0)
+        self._matched.add(group, matched, weight, once, own, alone)
 
     def pairs(self, num_steps: int, all_alone_ms: dict[str, float]) -> Iterator[PairTime]:
         """The pairs, per step, in any order.

@@ -31,9 +31,8 @@ def collective_calls(
         issued: the collectives of each step, by its index, in the order of issue.
         steps: the profiled steps that count, by their index.
     """
-    of_steps = [collective for step in steps for collective in issued.get(step, ())]
-    groups = {collective.group.name: collective.group for collective in of_steps}
-    dimensions = {collective.group.name: collective.dimension for collective in of_steps}
+    known = {collective.group.name: collective for step in steps for collective in issued.get(step, ())}
+    groups = {name: collective.group for name, collective in known.items()}
     rows: dict[_Key, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for row, match in matches.items():
         step = int(kernels.step[row])
@@ -51,12 +50,10 @@ def collective_calls(
         if len(ranks) < 2:
             continue
         order = sorted(whole, key=lambda step: steps[step].number)
-        chosen_rows = np.array([sorted(whole[step], key=lambda row: kernels.intervals.start_ns[row]) for step in order])
-        calls = kernels.intervals[chosen_rows.ravel()]
+        of_steps = np.array([sorted(whole[step], key=lambda row: kernels.intervals.start_ns[row]) for step in order])
+        calls = kernels.intervals[of_steps.ravel()]
 
-        def binned(
-            values: npt.NDArray[np.int64], shape: tuple[int, int] = chosen_rows.shape
-        ) -> npt.NDArray[np.float64]:
+        def binned(values: npt.NDArray[np.int64], shape: tuple[int, int] = of_steps.shape) -> npt.NDArray[np.float64]:
             num_bins = min(shape[1], MAX_BINS)
             starts = -(-np.arange(num_bins) * shape[1] // num_bins)
             return np.asarray(np.add.reduceat(values.reshape(shape).astype(float), starts, axis=1))
@@ -81,7 +78,7 @@ def collective_calls(
                 (binned(calls.durations_ns) / 1e3).astype(np.float32).tobytes(),
                 (hidden / 1e3).astype(np.float32).tobytes(),
                 np.rint(255 * beside / np.where(total > 0, total, 1)).astype(np.uint8).tobytes(),
-                dimensions[name],
+                known[name].dimension,
             )
         )
     return tuple(found)

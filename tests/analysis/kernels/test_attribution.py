@@ -71,6 +71,7 @@ def test_beside_two_collectives_at_once_a_loss_is_shared_by_the_time_of_each() -
     assert row(gather) == (1, 9 * 3 / 12, 12 * 3 / 12, 8 * 3 / 12)
     # In 9 ms beside either it lost 4.
     assert reduce.slowdown_during == gather.slowdown_during == pytest.approx(4 / (9 - 4))
+    assert pairs_of(rows, [None, None, None])["gemm", UNMATCHED].beside_ms == pytest.approx(9)
     assert reduce.lost_ms + gather.lost_ms == pytest.approx(12 - 8)
     assert reduce.time_ms + gather.time_ms == pytest.approx(12)
 
