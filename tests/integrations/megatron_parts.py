@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import time
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -319,22 +319,27 @@ class _Logged(Sink):
 
 
 def _pretrain_apart(folder: str) -> dict[str, Any]:
-    """Rank 0 makes its report later than it may take; then the last rank is as if dead once training has ended."""
+    """Rank 0 sends its report once it has given up on it; then the last rank is as if dead once training has ended."""
     found: dict[str, Any] = {}
     rank = dist.get_rank()
-    log, look = _megatron_reports.Outbox.log, _megatron_reports.Inbox.look
+    log, leave, look = _megatron_reports.Outbox.log, _megatron_reports.Outbox.leave, _megatron_reports.Inbox.look
+    given_up = threading.Event()
 
     def late_log(outbox: Any, report: OverlapReport) -> None:
-        time.sleep(5.0)
+        assert given_up.wait(60.0)
         log(outbox, report)
+
+    def told_leave(outbox: Any, timeout_s: float) -> Exception | None:
+        given_up.set()
+        return leave(outbox, timeout_s)
 
     def dead_look(inbox: Any, wait_s: float | None = None) -> None:
         if wait_s is None:
             look(inbox)
 
     for name, longest_s, place in (
-        ("late", 3.0, mock.patch.object(_megatron_reports.Outbox, "log", late_log)),
-        ("dead", 1.0, mock.patch.object(_megatron_reports.Inbox, "look", dead_look)),
+        ("late", 6.0, mock.patch.multiple(_megatron_reports.Outbox, log=late_log, leave=told_leave)),
+        ("dead", 4.0, mock.patch.object(_megatron_reports.Inbox, "look", dead_look)),
     ):
         sink = _Logged()
         with job(Setup()) as training, captured_log() as lines, place:
