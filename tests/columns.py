@@ -17,7 +17,7 @@ from overlap_callbacks.analysis.name_rules import collective_of
 EPOCH_NS = 1_755_000_000_123_456_789
 MS = 1_000_000
 GEMM, NORM, MINE = "ampere_sgemm", "layer_norm_kernel", "my_own"
-REDUCE, GATHER = "ncclDevKernel_AllReduce", "ncclDevKernel_AllGather"
+REDUCE, GATHER, P2P = "ncclDevKernel_AllReduce", "ncclDevKernel_AllGather", "ncclDevKernel_SendRecv"
 
 
 def columns(rows: Sequence[Any]) -> KernelTable:

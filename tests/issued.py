@@ -29,10 +29,12 @@ class FakeCollective:
     coalesced: int = 0
     posted: int = 0
     backend: str = "nccl"
+    peer: int = -1
+    of: FakeGroup | None = None
 
     @property
     def group(self) -> FakeGroup:
-        return FakeGroup(self.dimension, self.backend, tuple(range(self.group_size)))
+        return self.of or FakeGroup(self.dimension, self.backend, tuple(range(self.group_size)))
 
     @property
     def point_to_point(self) -> bool:

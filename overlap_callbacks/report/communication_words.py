@@ -26,7 +26,7 @@ LATE = (
     "others wait for it longest, with a 95% interval. Lost is the others' waiting, of the time of these collectives."
 )
 BUBBLE = (
-    "A stage is idle, or waits for a receive. Expected is (p-1)/(p-1+vm), of a step without its gradients' "
+    "A stage is idle, or waits for the peer of a message. Expected is (p-1)/(p-1+vm), of a step without its gradients' "
     "communication."
 )
 NO_STRAGGLER = (

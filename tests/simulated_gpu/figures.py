@@ -13,13 +13,17 @@ from typing import Any
 
 from overlap_callbacks import Mode
 from overlap_callbacks.analysis.bus_bandwidth import bus_factor
+from overlap_callbacks.analysis.results.kernel_times import ALONE
 from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.shares import CLOCK, SMS, WAVES
 from overlap_callbacks.report import record
 from tests.simulated_gpu import jobs
 from tests.simulated_gpu.truth import StepTruth
 
 # How far a time of the device may be from the log's, and a figure of samples.
 WITHIN, WITHIN_SAMPLED = 0.01, 0.025
+# And what the library models: blocks that come in waves.
+WITHIN_MODELLED = 0.05
 
 
 @dataclass(frozen=True)
@@ -160,6 +164,11 @@ class Steps:
     def times_ms(self) -> list[float]:
         return [ns / 1e6 for ns in self.between("end")]
 
+    def bubbles_ms(self, rank: int | None = None) -> list[float]:
+        """Of each step, of one rank or the mean over them."""
+        each = [[step.bubble_ms(after=before.end) for before, step in pair] for pair in self.pairs]
+        return [statistics.fmean(of_step) if rank is None else of_step[rank] for of_step in each]
+
     @property
     def idle_ms(self) -> list[float]:
         return [statistics.fmean(step.idle_ms(after=before.end) for before, step in pair) for pair in self.pairs]
@@ -193,8 +202,7 @@ def compare(window: OverlapReport, overlapped: Steps, sequential: Steps, case: C
         ("waiting_ms", o, "waiting_ms"),
         ("waiting_isolated_ms", s, "waiting_ms"),
     ):
-        # How long sends and receives wait is not known.
-        if (figure := getattr(window, name)) is not None and not (window.p2p_ms and name.startswith("waiting")):
+        if (figure := getattr(window, name)) is not None:
             yield _between(name, figure.value, steps.values(truth), slack_ms)
     ratios = [covered / all_ms for covered, all_ms in zip(o.values("covered_ms"), o.values("compute_ms"), strict=True)]
     yield _between("overlap_ratio", _value(window.overlap_ratio), ratios, 1e-3)
@@ -206,6 +214,7 @@ def compare(window: OverlapReport, overlapped: Steps, sequential: Steps, case: C
     if case.host_ahead:
         yield _between("idle_ms", _value(window.idle_ms), o.idle_ms, 0.05 * statistics.median(o.times_ms))
         yield from _times(window, o, s)
+        yield from _bubble(window, o)
     yield from _contention(window, case)
     yield from _bus_bandwidth(window, s)
     yield from _power(window, o, s)
@@ -226,18 +235,36 @@ def _times(window: OverlapReport, o: Steps, s: Steps) -> Iterator[Compared]:
     yield _quotient("1 + speedup_vs_sequential", window.speedup_vs_sequential, s.times_ms, o.times_ms)
 
 
+def _bubble(window: OverlapReport, o: Steps) -> Iterator[Compared]:
+    """Of each stage of a pipeline, as a share of its step, and the mean over the ranks in milliseconds."""
+    if window.pipeline is None:
+        return
+    assert window.bubble_ms is not None
+    yield _between("bubble_ms", window.bubble_ms.value, o.bubbles_ms())
+    for stage, rank in zip(window.pipeline.stages, range(len(o.truths)), strict=True):
+        lengths = [(b.end - a.end) / 1e6 for a, b in (pair[rank] for pair in o.pairs)]
+        true = [ms / step for ms, step in zip(o.bubbles_ms(rank), lengths, strict=True)]
+        yield _between(f"pipeline/stage_{stage.stage}_bubble_fraction", stage.fraction, true)
+
+
 def _contention(window: OverlapReport, case: Case) -> Iterator[Compared]:
     """What the device was told: by how much compute is slower while communication is in flight, and the reverse."""
-    others = case.parameters.get("channels_take_sms") or case.parameters.get("power_cap_w", 700) < 700
-    for told, communication, victim, beside in (
-        ("compute_slowdown", False, "gemm", "all_reduce"),
-        ("communication_slowdown", True, "all_reduce", "gemm"),
-    ):
-        factor = float(case.parameters.get(told, 1.0))
-        for pair in window.pairs:
-            own = (pair.communication, pair.victim, pair.beside) == (communication, victim, beside)
-            if own and pair.slowdown_during is not None and not others:
-                yield Compared.exactly(f"1 + slowdown of {victim} during {beside}", 1 + pair.slowdown_during, factor)
+    takes_sms, capped = case.parameters.get("channels_take_sms"), case.parameters.get("power_cap_w", 700) < 700
+    for pair in window.pairs:
+        told = "communication_slowdown" if pair.communication else "compute_slowdown"
+        factor = 1.0 if pair.beside == ALONE else float(case.parameters.get(told, 1.0))
+        slowdown = pair.slowdown if pair.beside == ALONE else pair.slowdown_during
+        # Of a kernel of some microseconds, a nanosecond of the profile's is a share; and it may run beside for less.
+        if slowdown is not None and pair.time_ms > 0.1 and (pair.communication or not (takes_sms or capped)):
+            yield Compared.exactly(f"1 + slowdown of {pair.victim} during {pair.beside}", 1 + slowdown, factor)
+    shares = window.slowdown_shares
+    if shares is not None and window.compute_slowdown is not None and (takes_sms or capped):
+        causes = (SMS, WAVES) if takes_sms else (CLOCK,)
+        found = sum(shares.of(cause) or 0.0 for cause in causes)
+        if takes_sms or shares.of(CLOCK) is not None:
+            yield Compared.exactly(
+                f"share of {', '.join(causes)}", found, window.compute_slowdown.value, WITHIN_MODELLED
+            )
 
 
 def _bus_bandwidth(window: OverlapReport, s: Steps) -> Iterator[Compared]:

@@ -124,6 +124,13 @@ class StepTruth:
         """Time with communication in flight and no compute."""
         return self.communication_ms - self.hidden_ms
 
+    def bubble_ms(self, after: int) -> float:
+        """Time in which nothing ran and no message moved, from the end of the step before to that of this one."""
+        moving = [
+            (max(task.met, task.start, after), min(task.end, self.end)) for task in self.tasks if task.end > after
+        ]
+        return (self.end - after - _length(moving)) / 1e6
+
     @property
     def joules(self) -> float:
         """That the device had drawn when the step ended."""

@@ -126,7 +126,7 @@ def report_of(
             mean_dimensions(tables.dimensions), {row.name: row.num_rows for row in tables.dimensions.rows}, waiting
         ),
         pictures=first.pictures,
-        collectives=with_transfers(first.collectives, part.transfers),
+        collectives=with_transfers(first.collectives, part.transfers, waiting.transfers),
         power=power,
         power_trace=first.power_trace,
         power_verdict=explained.verdict,
@@ -143,7 +143,7 @@ def report_of(
         throughput=None if work is None else _throughput(work, figures, environment, first.device, world_size),
         arrivals=arrivals,
         transfers=transfers,
-        pipeline=pipeline_bubble(part.stages, messages),
+        pipeline=pipeline_bubble(part.stages, messages, waiting),
         race=part.race,
         lower_bound=part.lower_bound,
         settled=None,  # needs the run's other windows: SettledFit

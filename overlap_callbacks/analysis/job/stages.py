@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from overlap_callbacks.analysis.communication.rank_grids import ranks_in
+from overlap_callbacks.analysis.job.waiting import WaitingSums
 from overlap_callbacks.analysis.results.messages import JobMessages
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.stages import PipelineBubble, StageBubble
@@ -66,12 +67,15 @@ def add_stages(parts: Iterable[Sequence[StageSum]]) -> tuple[StageSum, ...]:
     return tuple([found[stage] for stage in sorted(found)[:MAX_STAGES]])
 
 
-def pipeline_bubble(sums: Sequence[StageSum], messages: JobMessages | None) -> PipelineBubble | None:
+def pipeline_bubble(
+    sums: Sequence[StageSum], messages: JobMessages | None, waiting: WaitingSums
+) -> PipelineBubble | None:
     """The bubble of the job's pipeline; None where it has none, or no profile tells it.
 
     Args:
         sums: of all ranks heard.
         messages: of the job.
+        waiting: of all ranks heard: what they waited for their peers.
     """
     if messages is None or not sums:
         return None
@@ -79,12 +83,13 @@ def pipeline_bubble(sums: Sequence[StageSum], messages: JobMessages | None) -> P
     if max(sizes, default=0) < 2:
         return None
     batches, chunks = _schedule(messages, told=max([row.chunks for row in sums]))
+    more_ns = {row.stage: 1e3 * row.all_bubble_us() for row in waiting.stages}
     stages = [
         StageBubble(
             row.stage,
             row.num_ranks,
             row.step_ns / row.num_ranks / _NS_PER_MS,
-            row.bubble_ns / row.num_ranks / _NS_PER_MS,
+            min(row.step_ns, row.bubble_ns + more_ns.get(row.stage, 0.0)) / row.num_ranks / _NS_PER_MS,
         )
         for row in sums
     ]

@@ -1,15 +1,19 @@
 """The time of each collective's transfer: the least over the ranks of its group, kept in bounded space.
 
 A rank that comes early waits for the last one within the collective; the last one does not wait. Over the collectives
-of a step another rank may be the last each time, so the result is an upper bound.
+of a step another rank may be the last each time, so the least of the ranks' sums is an upper bound. Where the kernels
+of single collectives were compared (``waiting``), their sum is the transfer.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from overlap_callbacks.analysis.job.waiting import GroupTransfer
+from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.window import CollectiveTime
 
 # Ranks that timed the same part of a collective differ by less.
@@ -88,18 +92,34 @@ def _least(times: Iterable[_Time]) -> tuple[_Time, ...]:
     return tuple(found)
 
 
-def with_transfers(collectives: Sequence[CollectiveTime], transfers: Sequence[Transfers]) -> tuple[CollectiveTime, ...]:
-    """The collectives of one rank as the record has them, each with the time of its transfer."""
+def with_transfers(
+    collectives: Sequence[CollectiveTime], transfers: Sequence[Transfers], compared: Sequence[GroupTransfer]
+) -> tuple[CollectiveTime, ...]:
+    """The collectives of one rank as the record has them, each with the time of its transfer.
+
+    Args:
+        collectives: of that rank.
+        transfers: of all ranks.
+        compared: what single collectives took, of those that were compared over all ranks.
+    """
     by_key = {(row.operator, row.group): row for row in transfers}
-    return tuple(
-        [
-            msgspec.structs.replace(
-                row,
-                transfer_ms=_transfer_ms(row, by_key.get((row.operator, row.group))),
-                first_rank=msgspec.UNSET,
-            )
-            for row in collectives
+    kinds = Counter((collective_of(row.operator), row.group) for row in collectives)
+
+    def transfer_ms(row: CollectiveTime) -> float | None:
+        least_ms = _transfer_ms(row, by_key.get((row.operator, row.group)))
+        kind = collective_of(row.operator)
+        if row.kernels_ms is None or least_ms is None or kinds[kind, row.group] > 1:
+            return least_ms
+        known = [
+            one.transfer_us
+            for one in compared
+            if (one.kind, one.first_rank) == (kind, row.first_rank)
+            and (row.group == one.group or row.group.endswith(f"({one.group})"))  # it may have a description before
         ]
+        return min(least_ms, known[0] / 1e3) if len(known) == 1 and known[0] > 0 else least_ms
+
+    return tuple(
+        [msgspec.structs.replace(row, transfer_ms=transfer_ms(row), first_rank=msgspec.UNSET) for row in collectives]
     )
 
 

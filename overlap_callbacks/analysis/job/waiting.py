@@ -3,10 +3,14 @@
 A collective's kernel waits on the device for the last rank of its group. The last one does not wait: of the ranks'
 kernels its own is the shortest, and is the transfer. What ran beside the transfer is taken from that rank too. Where
 the calls of a step were added up, or some ranks are missing, the waiting is a lower bound.
+
+The same holds for a message, whose kernels on the two ranks end together. What a rank waits for its peer while nothing
+else runs is a part of the pipeline's bubble. Of a large job, some of the messages are compared, drawn by chance.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
@@ -20,8 +24,9 @@ from overlap_callbacks.analysis.results.collective_calls import CollectiveCalls
 from overlap_callbacks.analysis.results.kernel_times import ALONE, PairTime
 from overlap_callbacks.analysis.results.window import DimensionTime
 
-# What a part keeps of groups of which ranks are missing, in bytes, and of pairs.
-MAX_OPEN_BYTES, MAX_PAIRS, MAX_DIMENSIONS = 40_000, 100, 32
+# What a part keeps of groups of which ranks are missing, in bytes, of such messages, and of pairs.
+MAX_OPEN_BYTES, MAX_MESSAGE_BYTES, MAX_PAIRS, MAX_DIMENSIONS, MAX_STAGES = 40_000, 100_000, 100, 32, 64
+MAX_TRANSFERS = 250
 # The pairs of a kind are known if this share of its kernels' time is.
 _WHOLE = 0.99
 # Ranks came as late as each other if their kernels' times differ by less than this share.
@@ -29,6 +34,20 @@ _ALIKE, _SHORTEST_US, _MOST_HIDDEN = 0.01, 1e-3, 0.999
 
 _Floats = npt.NDArray[np.float32]
 _Key = TypeVar("_Key")
+
+
+class Side(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One rank's side of the messages of two ranks.
+
+    Attributes:
+        stage: of the pipeline.
+        open_us: as in ``CollectiveCalls``.
+        time_us: of its kernels in an overlapped step.
+    """
+
+    stage: int
+    open_us: bytes
+    time_us: float
 
 
 class OpenGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -39,11 +58,13 @@ class OpenGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
             last.
         heard: ranks.
         time_us: of each step, the sum of all calls of all ranks.
+        sides: of messages, those of the ranks.
     """
 
     calls: CollectiveCalls
     heard: int
     time_us: tuple[float, ...]
+    sides: tuple[Side, ...] = ()
 
 
 class BlockWaiting(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -52,10 +73,34 @@ class BlockWaiting(msgspec.Struct, frozen=True, array_like=True, gc=False):
     Attributes:
         block: its number.
         waited_us: the kernels' time beyond the transfer.
+        bubble_us: the part of it, of messages, in which nothing else ran and which no rank could tell alone.
     """
 
     block: int
     waited_us: float
+    bubble_us: float = 0.0
+
+
+class StageWaiting(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The messages of a stage of a pipeline in an overlapped step, summed over ranks.
+
+    Attributes:
+        stage: its number.
+        known_us: time of the kernels that were compared with their peers'.
+        dropped_us: of those that were not, because there are many.
+        apart_us: of those that cannot be.
+        bubble_us: as in ``BlockWaiting``.
+    """
+
+    stage: int
+    known_us: float = 0.0
+    dropped_us: float = 0.0
+    apart_us: float = 0.0
+    bubble_us: float = 0.0
+
+    def all_bubble_us(self) -> float:
+        """With that of messages that were dropped, which are as others are."""
+        return self.bubble_us * (1 + self.dropped_us / self.known_us) if self.known_us > 0 else 0.0
 
 
 class PairSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -74,6 +119,22 @@ class KindTime(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     kind: str
     time_us: float
+
+
+class GroupTransfer(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The transfers of a kind of collective on a group, in a sequential step.
+
+    Attributes:
+        first_rank: lowest rank of the group.
+        group: its name.
+        kind: of collective.
+        transfer_us: of all calls of one rank; each is the least over the ranks.
+    """
+
+    first_rank: int
+    group: str
+    kind: str
+    transfer_us: float
 
 
 class DimensionSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -96,7 +157,8 @@ class WaitingSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         open: of groups some of whose ranks were not heard yet.
-        blocks, pairs, kinds, dimensions: of the other groups.
+        blocks, pairs, kinds, dimensions, transfers: of the other groups.
+        stages: of messages.
     """
 
     open: tuple[OpenGroup, ...] = ()
@@ -104,22 +166,63 @@ class WaitingSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     pairs: tuple[PairSum, ...] = ()
     kinds: tuple[KindTime, ...] = ()
     dimensions: tuple[DimensionSum, ...] = ()
+    stages: tuple[StageWaiting, ...] = ()
+    transfers: tuple[GroupTransfer, ...] = ()
+
+    def bubble_scale(self) -> float:
+        """The bubble in all messages, as a multiple of that in those which were compared."""
+        bubble_us = sum([stage.bubble_us for stage in self.stages])
+        return sum([stage.all_bubble_us() for stage in self.stages]) / bubble_us if bubble_us > 0 else 1.0
+
+    def untold_messages(self) -> float:
+        """The share of the messages' time of which waiting is not known; 1 without any."""
+        known_us = sum([stage.known_us for stage in self.stages])
+        all_us = known_us + sum([stage.dropped_us + stage.apart_us for stage in self.stages])
+        return 1 - known_us / all_us if known_us > 0 else 1.0
 
 
-def waiting_of(calls: Sequence[CollectiveCalls]) -> WaitingSums:
-    """What one rank tells."""
-    return WaitingSums(
-        _bounded(OpenGroup(row, 1, tuple(_table(row, row.time_us).sum(axis=1).tolist())) for row in calls)
+def waiting_of(calls: Sequence[CollectiveCalls], stage: int) -> WaitingSums:
+    """What one rank tells.
+
+    Args:
+        calls: its collectives and messages.
+        stage: of the pipeline; -1 if it is in none.
+    """
+    rows = []
+    for row in calls:
+        times_us = tuple(_table(row, row.time_us).sum(axis=1).tolist())
+        overlapped = [us for us, step in zip(times_us, row.steps, strict=True) if not step.sequential]
+        side = Side(stage, row.open_us, sum(overlapped) / max(len(overlapped), 1))
+        rows.append(OpenGroup(row, 1, times_us, (side,) if row.kind == SEND_RECV else ()))
+    return _summed(
+        [_apart(row) for row in rows if row.calls.group_size == 1], [row for row in rows if row.calls.group_size > 1]
     )
 
 
-def _bounded(rows: Iterable[OpenGroup]) -> tuple[OpenGroup, ...]:
-    kept, left = [], MAX_OPEN_BYTES
-    for row in sorted(rows, key=lambda row: (row.calls.first_rank, row.calls.group, row.calls.kind)):
-        left -= sum(map(len, (row.calls.time_us, row.calls.hidden_us, row.calls.shares)))
-        if left >= 0:
-            kept.append(row)
-    return tuple(kept)
+def _apart(row: OpenGroup) -> WaitingSums:
+    """Messages that cannot be compared."""
+    return WaitingSums(stages=tuple([StageWaiting(side.stage, apart_us=side.time_us) for side in row.sides]))
+
+
+def _dropped(row: OpenGroup) -> WaitingSums:
+    """Messages that are not compared, because there are many or the peer was not heard."""
+    return WaitingSums(stages=tuple([StageWaiting(side.stage, dropped_us=side.time_us) for side in row.sides]))
+
+
+def _bounded(rows: Iterable[OpenGroup]) -> tuple[list[OpenGroup], list[OpenGroup]]:
+    """Those that are kept and those that are not. All ranks draw the same messages: by their names' checksums."""
+    kept: tuple[list[OpenGroup], list[OpenGroup]] = ([], [])
+    left = [MAX_OPEN_BYTES, MAX_MESSAGE_BYTES]
+    for row in sorted(rows, key=_draw):
+        of_message = bool(row.sides)
+        left[of_message] -= sum(map(len, (row.calls.time_us, row.calls.hidden_us, row.calls.shares)))
+        kept[left[of_message] < 0].append(row)
+    return kept
+
+
+def _draw(row: OpenGroup) -> tuple[int, str, str]:
+    name = row.calls.group
+    return zlib.crc32(name.encode()) if row.sides else row.calls.first_rank, name, row.calls.kind
 
 
 def _table(row: CollectiveCalls, content: bytes) -> _Floats:
@@ -138,11 +241,20 @@ def add_waiting(parts: Iterable[WaitingSums]) -> WaitingSums:
         return parts[0]
     by_group: dict[tuple[str, str, int], list[OpenGroup]] = {}
     for part in parts:
-        for row in part.open:
+        for row in filter(_is_sound, part.open):
             by_group.setdefault((row.calls.kind, row.calls.group, row.calls.first_rank), []).append(row)
     rows = [_joined(alike) for alike in by_group.values()]
     closed = [_closed(row) for row in rows if row.heard >= row.calls.group_size]
-    return _summed([*parts, *closed], _bounded(row for row in rows if row.heard < row.calls.group_size))
+    return _summed([*parts, *closed], [row for row in rows if row.heard < row.calls.group_size])
+
+
+def _is_sound(row: OpenGroup) -> bool:
+    """Whether it can be: another rank may have sent it."""
+    return (
+        row.calls.sound
+        and len(row.time_us) == len(row.calls.steps)
+        and all([len(side.open_us) == len(row.calls.time_us) for side in row.sides])
+    )
 
 
 def reported_waiting(sums: WaitingSums) -> WaitingSums:
@@ -176,7 +288,12 @@ def _joined(rows: Sequence[OpenGroup]) -> OpenGroup:
         shares=np.take_along_axis(shares, last[..., None], axis=0).tobytes(),
     )
     sums = [sum(row.time_us[own[place]] for row, own in zip(rows, picked, strict=True)) for place in range(len(steps))]
-    return OpenGroup(calls, sum(row.heard for row in rows), tuple(sums))
+    sides = [
+        msgspec.structs.replace(side, open_us=_table(row.calls, side.open_us)[own].tobytes() if steps else b"")
+        for row, own in zip(rows, picked, strict=True)
+        for side in row.sides
+    ]
+    return OpenGroup(calls, sum(row.heard for row in rows), tuple(sums), tuple(sides))
 
 
 def _picked(rows: Sequence[OpenGroup], steps: Sequence[Sequence[int]], field: str) -> _Floats:
@@ -195,8 +312,10 @@ def _last(time: _Floats, hidden: _Floats) -> npt.NDArray[np.intp]:
 
 def _closed(row: OpenGroup) -> WaitingSums:
     calls, heard = row.calls, row.heard
-    if heard < 2 or not calls.steps:
-        return WaitingSums()
+    if heard < 2:
+        return _dropped(row)
+    if not calls.steps:
+        return _apart(row)
     time, hidden = _table(calls, calls.time_us).astype(float), _table(calls, calls.hidden_us).astype(float)
     waited = np.array(row.time_us) - heard * time.sum(axis=1)
     by_block: dict[int, list[int]] = defaultdict(list)
@@ -204,15 +323,32 @@ def _closed(row: OpenGroup) -> WaitingSums:
         by_block[step.block].append(place)
     sequential = np.array([step.sequential for step in calls.steps])
     both = sequential.any() and not sequential.all()
-    blocks = [BlockWaiting(block, max(0.0, float(waited[own].mean()))) for block, own in by_block.items()]
+    bubbles = [np.maximum(_table(calls, side.open_us) - time, 0).sum(axis=1) for side in row.sides]
+    bubble = np.sum(bubbles, axis=0) if bubbles else np.zeros(len(time))
+    blocks = [
+        BlockWaiting(block, max(0.0, float(waited[own].mean())), float(bubble[own].mean()))
+        for block, own in by_block.items()
+    ]
     time_us = 0.0 if sequential.all() else float(np.array(row.time_us)[~sequential].mean())
     transfer_us = [heard * float(time[own].sum(axis=1).mean()) for own in (~sequential, sequential) if both]
     return WaitingSums(
         (),
         tuple(blocks),
-        _pairs(calls, heard, time, hidden, sequential) if both else (),
+        # Sequential steps do not part messages from compute: what they take alone is not known.
+        _pairs(calls, heard, time, hidden, sequential) if both and not row.sides else (),
         () if sequential.all() else (KindTime(calls.kind, time_us),),
         (DimensionSum(calls.dimension, time_us, *transfer_us),) if both and calls.dimension else (),
+        ()
+        if sequential.all()
+        else tuple(
+            [
+                StageWaiting(side.stage, side.time_us, bubble_us=float(own[~sequential].mean()))
+                for side, own in zip(row.sides, bubbles, strict=True)
+            ]
+        ),
+        (GroupTransfer(calls.first_rank, calls.group, calls.kind, float(time[sequential].sum(axis=1).mean())),)
+        if sequential.any() and not row.sides
+        else (),
     )
 
 
@@ -243,8 +379,11 @@ def _pairs(
     return tuple(found)
 
 
-def _summed(parts: Sequence[WaitingSums], still_open: tuple[OpenGroup, ...]) -> WaitingSums:
-    blocks: dict[int, float] = {}
+def _summed(parts: Sequence[WaitingSums], still_open: Iterable[OpenGroup]) -> WaitingSums:
+    kept, left_out = _bounded(still_open)
+    parts = [*parts, *map(_dropped, left_out)]
+    blocks: dict[int, list[float]] = {}
+    stages: dict[int, list[float]] = {}
     pairs: dict[tuple[str, str], list[float]] = {}
     kinds: dict[str, float] = {}
     dimensions: dict[str, list[float]] = {}
@@ -252,18 +391,25 @@ def _summed(parts: Sequence[WaitingSums], still_open: tuple[OpenGroup, ...]) -> 
         for row in part.dimensions:
             _add(dimensions, row.dimension, row.time_us, row.transfer_us, row.transfer_isolated_us)
         for block in part.blocks:
-            blocks[block.block] = blocks.get(block.block, 0.0) + block.waited_us
+            _add(blocks, block.block, block.waited_us, block.bubble_us)
+        for stage in part.stages:
+            _add(stages, stage.stage, stage.known_us, stage.dropped_us, stage.apart_us, stage.bubble_us)
         for pair in part.pairs:
             _add(pairs, (pair.kind, pair.beside), pair.calls, pair.beside_us, pair.time_us, pair.alone_us)
         for kind in part.kinds:
             kinds[kind.kind] = kinds.get(kind.kind, 0.0) + kind.time_us
     rows = sorted([PairSum(*key, *amounts) for key, amounts in pairs.items()], key=lambda row: -row.time_us)
     return WaitingSums(
-        still_open,
-        tuple([BlockWaiting(*block) for block in sorted(blocks.items())]),
+        tuple(kept),
+        tuple([BlockWaiting(block, *amounts) for block, amounts in sorted(blocks.items())]),
         tuple(rows[:MAX_PAIRS]),
         tuple([KindTime(*kind) for kind in sorted(kinds.items())]),
         tuple([DimensionSum(name, *amounts) for name, amounts in sorted(dimensions.items())][:MAX_DIMENSIONS]),
+        tuple([StageWaiting(stage, *amounts) for stage, amounts in sorted(stages.items())][:MAX_STAGES]),
+        # The report shows the collectives of the lowest rank.
+        tuple(sorted([row for part in parts for row in part.transfers], key=lambda r: (r.first_rank, r.group, r.kind)))[
+            :MAX_TRANSFERS
+        ],
     )
 
 
@@ -298,7 +444,7 @@ def transfers_of_dimensions(
 def without_waiting(pairs: Sequence[PairTime], sums: WaitingSums, num_ranks: int) -> tuple[PairTime, ...]:
     """The pairs with those of collectives by their transfers, where all of a kind's kernels are known.
 
-    Sends and receives have none: how long they wait for each other is not known.
+    Messages have none: in both modes they run beside compute.
 
     Args:
         pairs: means over the ranks.

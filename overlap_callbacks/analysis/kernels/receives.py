@@ -6,7 +6,8 @@ other's transfer: a smaller one takes no longer than a larger one, and a larger 
 bytes. (That holds for a latency and a bandwidth, and also where NCCL takes a faster protocol for larger messages. A
 line fitted through all sizes would not hold there.) Where the shortest receives of most sizes lie on one line, a size
 between them takes no longer than the line says (``bandwidth.py``). What a receive took beyond the least of these bounds
-it waited, at its beginning. The waiting is a lower bound: those that waited least may have waited too.
+it waited, at its beginning. The waiting is a lower bound: those that waited least may have waited too. Rank 0 knows
+more where it has both kernels of a message (``overlap_callbacks.analysis.job.waiting``).
 """
 
 from __future__ import annotations
@@ -26,8 +27,22 @@ Floats = npt.NDArray[np.float64]
 _SEND_RECV = "send_recv"
 
 
+class MessageGroup(Protocol):
+    """What this module needs of a process group."""
+
+    @property
+    def name(self) -> str:
+        """Its name, the same on all its ranks."""
+        ...
+
+
 class IssuedMessage(Protocol):
     """What this module needs of a send or a receive as the gate saw it."""
+
+    @property
+    def group(self) -> MessageGroup:
+        """Its process group."""
+        ...
 
     @property
     def operator(self) -> str:
@@ -61,11 +76,13 @@ class Message(NamedTuple):
     Attributes:
         bytes_sent, bytes_received: of all its messages.
         peers: group ranks of their other sides, in the order of issue.
+        group: name of the process group of the first.
     """
 
     bytes_sent: int
     bytes_received: int
     peers: tuple[int, ...]
+    group: str
 
     @property
     def direction(self) -> str:
@@ -79,10 +96,12 @@ class Transfers(NamedTuple):
     Attributes:
         start_ns: when each row began to do work: a receive, once it waited no longer; any other row, at its start;
             shape (n,). None where the kernels of a step cannot be matched to its sends and receives.
+        messages: what each row sends and receives; empty where that is not known.
         notes: in words, which receives' waiting rests on a fitted bandwidth.
     """
 
     start_ns: Indices | None
+    messages: Mapping[int, Message]
     notes: tuple[str, ...] = ()
 
 
@@ -95,28 +114,30 @@ def transfer_starts(kernels: KernelTable, issued: Mapping[int, Sequence[IssuedMe
     """
     starts = kernels.intervals.start_ns.copy()
     durations = kernels.intervals.durations_ns
-    rows_of: dict[Message, list[int]] = defaultdict(list)
+    of_rows: dict[int, Message] = {}
     for step, calls in issued.items():
         messages = messages_of(calls)
         rows = send_recv_rows(kernels, step).tolist()
         if len(rows) != len(messages):
-            return Transfers(None)
+            return Transfers(None, {})
         directions = [_direction(kernels.names[kernels.name[row]]) for row in rows]
         for direction in set(directions):
             named = [row for row, its in zip(rows, directions, strict=True) if its == direction]
             meant = [message for message in messages if direction in ("", message.direction)]
             if len(named) != len(meant):
-                return Transfers(None)
-            for row, message in zip(named, meant, strict=True):
-                if message.bytes_received:
-                    rows_of[message].append(row)
+                return Transfers(None, {})
+            of_rows |= zip(named, meant, strict=True)
+    rows_of: dict[Message, list[int]] = defaultdict(list)
+    for row, message in of_rows.items():
+        if message.bytes_received:
+            rows_of[message].append(row)
     least_ns = {message: int(durations[rows].min()) for message, rows in rows_of.items()}
     longest_ns = _longest_transfers_ns(least_ns)
     fitted = _fitted_transfers(least_ns, longest_ns)
     longest_ns |= {message: of_line.transfer_ns(_size(message)) for message, of_line in fitted.items()}
     for message, rows in rows_of.items():
         starts[rows] = kernels.intervals.end_ns[rows] - longest_ns[message]
-    return Transfers(starts, _notes(fitted, len(least_ns)))
+    return Transfers(starts, of_rows, _notes(fitted, len(least_ns)))
 
 
 def _size(message: Message) -> int:
@@ -128,10 +149,10 @@ def _fitted_transfers(least_ns: Mapping[Message, int], longest_ns: Mapping[Messa
 
     Only messages alike are fitted together: of one peer, and either received alone or with as many bytes sent.
     """
-    alike: dict[tuple[tuple[int, ...], bool], list[Message]] = defaultdict(list)
+    alike: dict[tuple[str, tuple[int, ...], bool], list[Message]] = defaultdict(list)
     for message in least_ns:
         if message.bytes_sent in (0, message.bytes_received):
-            alike[message.peers, bool(message.bytes_sent)].append(message)
+            alike[message.group, message.peers, bool(message.bytes_sent)].append(message)
     found: dict[Message, Bandwidth] = {}
     for messages in alike.values():
         fit = fitted_bandwidth([(_size(message), least_ns[message]) for message in messages])
@@ -163,9 +184,9 @@ def _longest_transfers_ns(least_ns: Mapping[Message, int]) -> dict[Message, int]
     Args:
         least_ns: the shortest kernel of each message.
     """
-    of_peers: dict[tuple[int, ...], list[Message]] = defaultdict(list)
+    of_peers: dict[tuple[str, tuple[int, ...]], list[Message]] = defaultdict(list)
     for message in least_ns:
-        of_peers[message.peers].append(message)
+        of_peers[message.group, message.peers].append(message)
     longest: dict[Message, int] = {}
     for messages in of_peers.values():
         times_ns = np.array([least_ns[message] for message in messages])
@@ -190,10 +211,16 @@ def _direction(name: str) -> str:
 
 
 def send_recv_rows(kernels: KernelTable, step: int) -> Indices:
-    """The rows of a step that send or receive, in order of their starts."""
+    """The rows of a step that send or receive, in the order of their launches, else of their starts.
+
+    NCCL has a stream for each peer of messages that are not posted together: a later one may start earlier.
+    """
     kind = kernels.collectives.index(_SEND_RECV) if _SEND_RECV in kernels.collectives else -2  # -2 is in no row
     rows = np.flatnonzero((kernels.kind == Kind.COMMUNICATION) & (kernels.collective == kind) & (kernels.step == step))
-    return rows[np.argsort(kernels.intervals.start_ns[rows], kind="stable")]
+    times_ns = kernels.intervals.start_ns[rows]
+    if kernels.launched_ns is not None and bool((kernels.launched_ns[rows] >= 0).all()):
+        times_ns = kernels.launched_ns[rows]
+    return rows[np.argsort(times_ns, kind="stable")]
 
 
 def messages_of(calls: Sequence[IssuedMessage]) -> list[Message]:
@@ -203,6 +230,6 @@ def messages_of(calls: Sequence[IssuedMessage]) -> list[Message]:
         if call.operator != "send" and not call.operator.startswith("recv_"):
             continue
         key = (call.coalesced, 0) if call.coalesced else (0, number + 1)
-        sent, received, peers = messages.get(key, Message(0, 0, ()))
-        messages[key] = Message(sent + call.bytes_in, received + call.bytes_out, (*peers, call.peer))
+        sent, received, peers, group = messages.get(key, Message(0, 0, (), call.group.name))
+        messages[key] = Message(sent + call.bytes_in, received + call.bytes_out, (*peers, call.peer), group)
     return list(messages.values())

@@ -57,6 +57,8 @@ class KernelTable:
         from_graph: whether the launch of a CUDA or HIP graph launched the row; shape (n,).
         uncounted: on CPU, the share of each profiled step in which the training thread neither ran an operator that
             counts nor issued a collective or waited for one, and nothing was in flight; else empty.
+        launched_ns: of a device, when the host launched each row, -1 where that is not known; shape (n,). None where
+            nothing needs it.
     """
 
     intervals: Intervals
@@ -74,6 +76,7 @@ class KernelTable:
     without_launch: npt.NDArray[np.bool_]
     from_graph: npt.NDArray[np.bool_]
     uncounted: tuple[float, ...] = ()
+    launched_ns: Indices | None = None
 
     def __len__(self) -> int:
         return len(self.intervals)
@@ -84,6 +87,7 @@ class KernelTable:
             self.intervals[rows], self.kind[rows], self.name[rows], self.step[rows], self.call[rows], self.names,
             self.shape[rows], self.shapes, self.collective[rows], self.collectives, self.lane[rows],
             self.launches, self.without_launch[rows], self.from_graph[rows], self.uncounted,
+            None if self.launched_ns is None else self.launched_ns[rows],
         )  # fmt: skip
 
     @cached_property
@@ -258,7 +262,7 @@ def device_kernels(
         intervals, kind, name, step, np.arange(len(name)), distinct, np.array(rows.shape, dtype=np.int64),
         tuple([str(shape) for shape in rows.shapes]) or ("",), collective, collectives, lane,
         tuple([shape if isinstance(shape, LaunchShape) else None for shape in rows.shapes]) or (None,),
-        without_launch, nowhere if from_graph is None else from_graph,
+        without_launch, nowhere if from_graph is None else from_graph, launched_ns=launched_ns,
     )  # fmt: skip
 
 

@@ -267,7 +267,7 @@ FIGURES = (
     Figure(
         "bubble_ms",
         "ms",
-        "idle, and time in which nothing but receives is in flight that wait for their sender, overlapped step",
+        "idle, and time in which nothing is in flight but messages that wait for their peer, overlapped step",
         "bubble of the pipeline",
         optional=True,
     ),

@@ -14,7 +14,7 @@ class StageBubble(msgspec.Struct, frozen=True):
         stage: of the pipeline.
         num_ranks: ranks that told.
         step_ms: the step: compute, communication and idle time, each moment once.
-        bubble_ms: time in which they were idle, or in which nothing ran but receives that waited for their sender.
+        bubble_ms: time in which they were idle, or in which nothing ran but messages that waited for their peer.
     """
 
     stage: int

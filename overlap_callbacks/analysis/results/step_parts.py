@@ -93,7 +93,7 @@ def step_parts(figures: Mapping[str, Estimate], late: LateRank | None = None) ->
     alone = value.get("compute_busy_isolated_ms", busy)
     bubble = value.get("bubble_ms")
     if bubble is not None:
-        # Receives that wait for their sender are in flight, so they are part of the exposed communication too. Stages
+        # Messages that wait for their peer are in flight, so they are part of the exposed communication too. Stages
         # of a pipeline differ in it by their place, so a difference between ranks says nothing of a late one.
         waiting_receives = min(exposed, max(0.0, bubble - idle))
         return StepParts(alone, busy - alone, exposed - waiting_receives, 0.0, idle + waiting_receives, 0.0)

@@ -34,7 +34,7 @@ def step_shares(
 ) -> tuple[StepShare, ...]:
     """Parts of an overlapped step that add up to it: dimensions, the largest first, then the rest.
 
-    A dimension has the time in which it is in flight and no compute runs. Receives that wait for their sender are the
+    A dimension has the time in which it is in flight and no compute runs. Messages that wait for their peer are the
     bubble's. Where several dimensions are in flight at once, their times are scaled down to the exposed communication
     of the step.
 

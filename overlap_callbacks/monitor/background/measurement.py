@@ -127,7 +127,7 @@ class _Measurement:
         profile = ProfileFigures()
         if kernels is not None:
             steps, recorded = self._steps, self._recorded()
-            profile = profile_figures(window, kernels, steps, recorded, self._await_passed, with_pictures=rank == 0)
+            profile = profile_figures(window, kernels, steps, recorded, self._await_passed, rank)
         for problem in (*problems, *profile.problems):
             self._note(problem)
         timed = self._timed_blocks()

@@ -78,8 +78,7 @@ def profile_figures(
     steps: Sequence[MeasuredStep],
     recorded: StepLog | None,
     await_passed: Callable[[clocks.Mark], bool],
-    *,
-    with_pictures: bool,
+    rank: int,
 ) -> ProfileFigures:
     """The figures of a window's profile.
 
@@ -89,7 +88,7 @@ def profile_figures(
         steps: its steps, as far as they count.
         recorded: the collectives of the recorded step; None without one.
         await_passed: waits for the device to pass a mark; False if that takes too long.
-        with_pictures: whether to add the timelines of two steps.
+        rank: of this process. Rank 0 adds the timelines of two steps.
     """
     by_arm, kinds = counted_steps(steps)
     if not any(by_arm.values()):
@@ -129,7 +128,7 @@ def profile_figures(
     overlapped, sequential = (np.array(by_arm[mode], dtype=np.int64) for mode in by_arm)
     pairs = pair_times_of(kernels, overlapped, sequential, dimensions, weights)
     matches = matched(kernels, log.issued, log.sequential)
-    drawn = [(indices[0], arm) for arm, indices in by_arm.items() if indices and with_pictures]
+    drawn = [(indices[0], arm) for arm, indices in by_arm.items() if indices and rank == 0]
     has_power = window.meter is not None and not window.meter.elsewhere
     return ProfileFigures(
         blocks=blocks,
@@ -149,7 +148,7 @@ def profile_figures(
         sm_loss=sm_loss(kernels, kernels.launches, chip_of(window.clock.compute_stream), overlapped, sequential),
         num_sms=num_sms(kernels),
         lower_bound=seen.lower_bound,
-        calls=collective_calls(kernels, matches, log.issued, _numbered(window, steps, by_arm)),
+        calls=collective_calls(kernels, matches, log.issued, _numbered(window, steps, by_arm), rank, transfers),
         problems=tuple(problems),
     )
 

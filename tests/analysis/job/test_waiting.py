@@ -1,9 +1,10 @@
-"""Two ranks whose all-reduces wait for the last one, as NCCL's do: what is true follows from the schedule alone."""
+"""Collectives and messages that wait for each other, as NCCL's do: what is true follows from the schedule alone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -13,25 +14,28 @@ from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.job.merging import merge, part_of
 from overlap_callbacks.analysis.job.part import decode, encode
 from overlap_callbacks.analysis.job.report import report_of
-from overlap_callbacks.analysis.job.waiting import WaitingSums, without_waiting
+from overlap_callbacks.analysis.job.waiting import MAX_MESSAGE_BYTES, WaitingSums, without_waiting
 from overlap_callbacks.analysis.kernels.attribution import pair_times_of
 from overlap_callbacks.analysis.kernels.collective_calls import MAX_BINS, collective_calls
 from overlap_callbacks.analysis.kernels.matching import matched
+from overlap_callbacks.analysis.kernels.receives import Transfers, transfer_starts
 from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.analysis.kernels.times import KernelSums, profiled_block
 from overlap_callbacks.analysis.results.collective_calls import ProfiledStep
 from overlap_callbacks.analysis.results.kernel_times import PairTime
+from overlap_callbacks.analysis.results.messages import RankMessages, RankRow
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.analysis.results.window import DimensionTime, RankWindow, TimedBlock
+from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime, RankWindow, TimedBlock
 from overlap_callbacks.analysis.run_summary import RunSummary
 from tests.analysis.test_adds_up import assert_adds_up
 from tests.analysis.test_aggregate import rank_window
-from tests.columns import GEMM, REDUCE, columns
-from tests.issued import issue
+from tests.columns import GEMM, P2P, REDUCE, columns
+from tests.issued import FakeGroup, issue
 
 OV, SEQ = Mode.OVERLAPPED, Mode.SEQUENTIAL
 TRANSFER = 21.0
+NO_MESSAGES = Transfers(None, {})
 ORDER = "OSSOSOOS"
 EVEN, LATE = [20.0] * 6, [22.0] * 6
 COMPUTE = 18 * 22.0
@@ -85,7 +89,9 @@ def windows(layers: Sequence[Sequence[float]], factor: float = 1.0) -> list[Rank
                 timed=tuple([TimedBlock(mode, n, (steps[mode][1],) * 2) for n, mode in enumerate(modes)]),
                 profiled=tuple([profiled_block(mode, n, sums, [n], steps[mode][1]) for n, mode in enumerate(modes)]),
                 pairs=pair_times_of(kernels, of[OV], of[SEQ]).by_kind,
-                calls=collective_calls(kernels, matched(kernels, issued, of[SEQ].tolist()), issued, numbered),
+                calls=collective_calls(
+                    kernels, matched(kernels, issued, of[SEQ].tolist()), issued, numbered, rank, NO_MESSAGES
+                ),
             )
         )
     return found
@@ -132,7 +138,13 @@ def test_the_share_of_the_attainable_gain_is_bounded_by_the_slowest_rank_s_compu
 
 
 def test_of_each_collective_another_rank_may_be_the_last() -> None:
-    found = report(*windows([[20.0, 25.0] * 3, [25.0, 20.0] * 3]))
+    ranks = windows([[20.0, 25.0] * 3, [25.0, 20.0] * 3])
+    kernels_ms = [next(block.comm_ms for block in rank.profiled if block.arm is SEQ) for rank in ranks]
+    row = CollectiveTime("allreduce_", "layers (data)", 2, "nccl", 6, 48, 48, None, first_rank=0)
+    rows = [(msgspec.structs.replace(row, kernels_ms=ms),) for ms in kernels_ms]
+    found = report(*[msgspec.structs.replace(rank, collectives=own) for rank, own in zip(ranks, rows, strict=True)])
+    assert min(kernels_ms) > 6 * TRANSFER + 1
+    assert found.collectives[0].transfer_ms == pytest.approx(6 * TRANSFER, rel=1e-5)
     assert found.comm_slowdown is not None
     assert found.comm_slowdown.value == pytest.approx(0.0, abs=1e-6)
     assert beside_compute(found) == pytest.approx(0.0, abs=1e-6)
@@ -199,3 +211,157 @@ def test_a_dimension_of_which_a_rank_is_late_is_not_slow(factor: float) -> None:
     assert slow.slowdown > factor - 1 + 0.01
     assert right.slowdown == pytest.approx(factor - 1, abs=1e-4)
     assert right.kernels_isolated_ms == pytest.approx(6 * TRANSFER, rel=1e-4)
+
+
+# -- messages of a pipeline
+
+MESSAGE_MS, BATCHES = 2.0, 4
+GROUP = FakeGroup("stages", ranks=(3, 5))
+# Of each rank: what it computes between messages; forward passes, then backward passes.
+FIRST = [item for _ in range(BATCHES) for item in (10.0, "send")] + [x for _ in range(BATCHES) for x in ("recv_", 20.0)]
+LAST = [item for _ in range(BATCHES) for item in ("recv_", 14.0)] + [x for _ in range(BATCHES) for x in (28.0, "send")]
+
+
+class Stage(NamedTuple):
+    """What a stage does in a step: in milliseconds."""
+
+    computes: list[tuple[float, float]]
+    messages: list[tuple[float, float, float]]
+    """Launched, begun to move, ended."""
+
+    @property
+    def bubble_ms(self) -> float:
+        moving = sorted([*self.computes, *[(met, end) for _, met, end in self.messages]])
+        start = min(self.computes[0][0], self.messages[0][0])
+        busy, until = 0.0, start
+        for begin, end in moving:
+            busy, until = busy + max(0.0, end - max(begin, until)), max(until, end)
+        return until - start - busy
+
+
+def pipeline(*plans: list[float | str]) -> list[Stage]:
+    """Messages wait for each other; a receive holds up the compute after it, a send does not."""
+    stages, plans = [Stage([], []) for _ in plans], [list(plan) for plan in plans]
+    now, stream = [0.0] * len(plans), 0.0
+    while any(plans):
+        for rank, plan in enumerate(plans):
+            while plan and isinstance(plan[0], float):
+                start, now[rank] = now[rank], now[rank] + plan.pop(0)
+                stages[rank].computes.append((start, now[rank]))
+        if any(plans):
+            begun = [max(time, stream) for time in now]
+            stream = max(begun) + MESSAGE_MS
+            for rank, plan in enumerate(plans):
+                stages[rank].messages.append((begun[rank], max(begun), stream))
+                now[rank] = stream if plan.pop(0) == "recv_" else now[rank]
+    return stages
+
+
+def stage_windows(*plans: list[float | str], **odd: Any) -> list[RankWindow]:
+    """What the ranks of a pipeline measure.
+
+    Args:
+        plans: of the stages.
+        odd: fields of the messages that rank 5 issues.
+    """
+    modes = [OV if letter == "O" else SEQ for letter in ORDER]
+    found = []
+    for place, (plan, stage) in enumerate(zip(plans, pipeline(*plans), strict=True)):
+        rank, peer = GROUP.ranks[place], 1 - place
+        rows = []
+        for number in range(len(modes)):
+            base = 1000.0 * number
+            rows += [(GEMM, Kind.COMPUTE, number, base + a, base + b) for a, b in stage.computes]
+            rows += [(P2P, Kind.COMMUNICATION, number, base + a, base + b) for a, _, b in stage.messages]
+        operators = [item for item in plan if isinstance(item, str)]
+        sizes = {"send": {"bytes_in": 100, "bytes_out": 0}, "recv_": {"bytes_in": 0, "bytes_out": 100}}
+        calls = [
+            issue(name, "pipeline", **{**sizes[name], "peer": peer, "of": GROUP, **(odd if place else {})})
+            for name in operators
+        ]
+        kernels, issued = columns(rows), dict.fromkeys(range(len(modes)), calls)
+        numbered = {n: ProfiledStep(100 + n, n, mode is SEQ) for n, mode in enumerate(modes)}
+        transfers = transfer_starts(kernels, issued)
+        sums = KernelSums(kernels, transfers.start_ns)
+        row = RankRow("send", "pipeline", 2, GROUP.ranks, BATCHES, 100, 100 * BATCHES, ((6, BATCHES, 100 * BATCHES),))
+        found.append(
+            rank_window(
+                rank,
+                timed=tuple([TimedBlock(mode, n, (500.0,) * 2) for n, mode in enumerate(modes)]),
+                profiled=tuple([profiled_block(mode, n, sums, [n], 500.0) for n, mode in enumerate(modes)]),
+                calls=collective_calls(kernels, matched(kernels, issued), issued, numbered, rank, transfers),
+                messages=RankMessages((row,), place),
+            )
+        )
+    return found
+
+
+def bubbles(found: OverlapReport) -> list[float]:
+    assert found.pipeline is not None
+    return [stage.bubble_ms for stage in found.pipeline.stages]
+
+
+@pytest.mark.parametrize("last", [LAST, [4.0 if item == 14.0 else item for item in LAST]], ids=["slow", "fast"])
+def test_the_bubble_is_all_that_a_stage_waits_for_its_peer(last: list[float | str]) -> None:
+    found = report(*stage_windows(FIRST, last))
+    true = [stage.bubble_ms for stage in pipeline(FIRST, last)]
+    assert bubbles(found) == pytest.approx(true, rel=1e-5)
+    assert values(found)["bubble_ms"] == pytest.approx(np.mean(true), rel=1e-5)
+    # The shortest receive waited too: so one rank alone knows less.
+    alone = report(*[msgspec.structs.replace(window, calls=()) for window in stage_windows(FIRST, last)])
+    assert sum(bubbles(alone)) < 0.9 * sum(true)
+
+
+def test_messages_that_wait_for_each_other_are_not_slow() -> None:
+    found = report(*stage_windows(FIRST, LAST))
+    waited = [sum(met - start for start, met, _ in stage.messages) for stage in pipeline(FIRST, LAST)]
+    assert values(found)["waiting_ms"] == pytest.approx(np.mean(waited), rel=1e-5)
+    assert found.comm_slowdown is not None
+    assert found.comm_slowdown.value == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("odd", [{"bytes_in": 96}, {"peer": 1}], ids=["other sizes", "with itself"])
+def test_messages_that_cannot_be_compared_leave_the_bubble_a_lower_bound(odd: dict[str, Any]) -> None:
+    found = report(*stage_windows(FIRST, LAST, **odd))
+    alone = report(*[msgspec.structs.replace(window, calls=()) for window in stage_windows(FIRST, LAST)])
+    assert bubbles(found) == pytest.approx(bubbles(alone))
+    assert found.comm_slowdown is None
+
+
+def test_of_many_messages_some_are_drawn_and_the_rest_is_as_they_are() -> None:
+    windows_of_pairs, two = [], stage_windows(FIRST, LAST)
+    for pair in range(400):
+        for own in two:
+            calls = [msgspec.structs.replace(row, group=f"{row.group} {pair}") for row in own.calls]
+            windows_of_pairs.append(msgspec.structs.replace(own, rank=2 * pair + (own.rank == 5), calls=tuple(calls)))
+    parts = [part_of(window) for window in windows_of_pairs[::2] + windows_of_pairs[1::2]]
+    merged = merge([merge(parts[start : start + 50]) for start in range(0, len(parts), 50)])
+    assert len(encode(merged)) < 5 * MAX_MESSAGE_BYTES
+    found = report_of(merged, world_size=len(parts), every_n_steps=500)
+    assert bubbles(found) == pytest.approx([stage.bubble_ms for stage in pipeline(FIRST, LAST)], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"time_us": b"\0" * 7},
+        {"time_us": b""},
+        {"time_us": b"\xff" * 4 * len(ORDER)},
+        {"hidden_us": b"\0" * 8},
+        {"open_us": b"\0" * 4},
+        {"shares": b"\0"},
+        {"steps": ()},
+    ],
+)
+def test_calls_of_another_rank_that_cannot_be_are_left_out(damage: dict[str, Any]) -> None:
+    first, last = stage_windows(FIRST, LAST)
+    own, other = part_of(first), part_of(last)
+    rows = [
+        msgspec.structs.replace(row, calls=msgspec.structs.replace(row.calls, **damage))
+        for row in other.figures.waiting.open
+    ]
+    waiting = msgspec.structs.replace(other.figures.waiting, open=tuple(rows))
+    other = msgspec.structs.replace(other, figures=msgspec.structs.replace(other.figures, waiting=waiting))
+    found = report_of(merge([own, decode(encode(other))]), world_size=2, every_n_steps=500)
+    alone = report(*[msgspec.structs.replace(window, calls=()) for window in (first, last)])
+    assert bubbles(found) == pytest.approx(bubbles(alone))

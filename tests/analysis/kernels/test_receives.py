@@ -11,6 +11,7 @@ from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.analysis.kernels.times import KernelSums, profiled_block
 from overlap_callbacks.analysis.results.mode import Mode
 from tests.columns import EPOCH_NS, MS, columns
+from tests.issued import FakeGroup
 
 C, M = Kind.COMPUTE, Kind.COMMUNICATION
 P2P = "ncclDevKernel_SendRecv(args)"
@@ -22,6 +23,7 @@ class Issued(NamedTuple):
     bytes_out: int = 0
     coalesced: int = 0
     peer: int = 0
+    group: FakeGroup = FakeGroup("pipeline")
 
 
 def receive(size: int = 100, **more: Any) -> Issued:
@@ -86,7 +88,7 @@ def test_a_send_alone_never_waits_here_for_it_keeps_nobody_from_computing() -> N
 def test_a_batch_is_one_kernel() -> None:
     issued = [send(100, coalesced=1), receive(50, coalesced=1, peer=2), receive(50), send(100, coalesced=2),
               receive(50, coalesced=2, peer=2), Issued("allreduce_", 7, 7)]  # fmt: skip
-    both, alone = Message(100, 50, (0, 2)), Message(0, 50, (0,))
+    both, alone = Message(100, 50, (0, 2), "pipeline"), Message(0, 50, (0,), "pipeline")
     assert messages_of(issued) == [both, alone, both]
     rows = [(P2P, M, 0, 0, 10), (P2P, M, 0, 12, 14), (P2P, M, 0, 20, 24)]
     assert starts_ms(rows, {0: issued}) == [6, 12, 20]

@@ -47,6 +47,7 @@ struct Task {
   double alone_ns = 0;  // duration with nothing else on the device, at full clock
   int grid[3] = {1, 1, 1}, block[3] = {1, 1, 1};
   uint32_t shared_bytes = 0;
+  uint16_t registers = 32;  // of a thread
   int channels = 0;    // of a collective
   uint64_t bytes = 0;  // of a copy
   int copy_kind = 0;   // cudaMemcpyKind; of a memset, its value

@@ -38,7 +38,7 @@ inline void enqueue_product(void* stream, const std::string& type, const std::st
   task->grid[1] = static_cast<int>(std::ceil(n / tile));
   task->grid[2] = static_cast<int>(batch);
   task->block[0] = 256;
-  task->shared_bytes = 65536;
+  task->shared_bytes = 131072;  // one block on a multiprocessor
   simulation::enqueue(stream, std::move(task));
 }
 

@@ -247,7 +247,7 @@ void Records::flush() {
       CUpti_ActivityKernel10 record{};
       place(record, CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, task, one.device, one.stream);
       record.name = lasting(task.name);
-      record.registersPerThread = 32;
+      record.registersPerThread = task.registers;
       record.gridX = task.grid[0], record.gridY = task.grid[1], record.gridZ = task.grid[2];
       record.blockX = task.block[0], record.blockY = task.block[1], record.blockZ = task.block[2];
       record.dynamicSharedMemory = static_cast<int32_t>(task.shared_bytes);

@@ -79,7 +79,10 @@ void Plan::enqueue(std::shared_ptr<Plan> plan, void* stream) {
   task->name = plan->name();
   task->alone_ns = simulation::duration_by_rule(task->name, plan->duration_ns());
   task->channels = task->grid[0] = simulation::settings().channels;
-  task->block[0] = 544;
+  // With as many registers none of a multiprocessor's are left for others.
+  bool takes = simulation::settings().channels_take_multiprocessors;
+  task->block[0] = takes ? 512 : 544;
+  task->registers = takes ? 128 : 32;
   task->shared_bytes = 82240;
   task->moment = communicator->last = std::make_shared<simulation::Moment>();
   communicator->last_stream = stream;
