@@ -15,7 +15,7 @@ from overlap_callbacks import Mode
 from overlap_callbacks.analysis.bus_bandwidth import bus_factor
 from overlap_callbacks.analysis.results.kernel_times import ALONE
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.analysis.results.shares import CLOCK, SMS, WAVES
+from overlap_callbacks.analysis.results.shares import CLOCK, MEMORY, SMS, WAVES
 from overlap_callbacks.report import record
 from tests.simulated_gpu import jobs
 from tests.simulated_gpu.truth import StepTruth
@@ -45,6 +45,13 @@ class Case:
     window: Mapping[str, Any] = field(default_factory=dict)
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def memory_bound(self) -> bool:
+        """Whether compute and communication together use all of the memory's bandwidth."""
+        return (
+            float(self.parameters.get("compute_memory", 0)) + float(self.parameters.get("communication_memory", 0)) >= 1
+        )
+
 
 _SMALL = {"most_data_bytes": 100_000}
 _MEGATRON = {"rules": None, "tflops": 17, "link_gbs": 4, **_SMALL}
@@ -70,6 +77,11 @@ CASES = {
     "Megatron-core's pipeline": Case("megatron pipeline", host_ahead=False, parameters=_MEGATRON),
     "pipeline": Case("pipeline", parameters={"rules": "gemm=1000", **_SMALL}),
     "DDP, power": Case("ddp", window=_LONG_BLOCKS, parameters={"compute_slowdown": 1.3, "power_cap_w": 700, **_SMALL}),
+    "DDP, memory exhausted": Case(
+        "ddp",
+        window=_LONG_BLOCKS,
+        parameters={"compute_slowdown": 1.3, "compute_memory": 0.8, "communication_memory": 0.2, **_SMALL},
+    ),
     "DDP, power capped": Case("ddp", window=_LONG_BLOCKS, parameters={"power_cap_w": 300, **_SMALL}),
     "DDP, channels that take SMs": Case("ddp", parameters={"channels": 40, "channels_take_sms": True, **_SMALL}),
 }
@@ -258,10 +270,10 @@ def _contention(window: OverlapReport, case: Case) -> Iterator[Compared]:
         if slowdown is not None and pair.time_ms > 0.1 and (pair.communication or not (takes_sms or capped)):
             yield Compared.exactly(f"1 + slowdown of {pair.victim} during {pair.beside}", 1 + slowdown, factor)
     shares = window.slowdown_shares
-    if shares is not None and window.compute_slowdown is not None and (takes_sms or capped):
-        causes = (SMS, WAVES) if takes_sms else (CLOCK,)
+    causes = (SMS, WAVES) if takes_sms else (CLOCK,) if capped else (MEMORY,) if case.memory_bound else ()
+    if shares is not None and window.compute_slowdown is not None and causes:
         found = sum(shares.of(cause) or 0.0 for cause in causes)
-        if takes_sms or shares.of(CLOCK) is not None:
+        if takes_sms or window.power_verdict is not None:
             yield Compared.exactly(
                 f"share of {', '.join(causes)}", found, window.compute_slowdown.value, WITHIN_MODELLED
             )
@@ -296,6 +308,12 @@ def _power(window: OverlapReport, o: Steps, s: Steps) -> Iterator[Compared]:
         for name, mhz in (("sm_clock_mhz", of_mode.sm_clock_mhz), ("compute_sm_clock_mhz", of_mode.compute_clock_mhz)):
             if mhz is not None:
                 yield Compared.exactly(f"device/{mode.value}_{name}", mhz, clock, WITHIN_SAMPLED)
+        for name, counter in (("dram", "memory_s"), ("sm", "multiprocessors_s")):
+            used = None if of_mode.parts is None else getattr(of_mode.parts, name)
+            if used is not None:
+                seconds = statistics.median(steps.between(counter))
+                share = 1e3 * seconds / statistics.median(steps.times_ms)
+                yield Compared.exactly(f"device/{mode.value}_{name}_fraction", used, share, WITHIN_SAMPLED)
 
 
 def _between(name: str, reported: float, truth: Sequence[float], slack: float = 0.0) -> Compared:

@@ -43,6 +43,7 @@ class Parameters:
         power_cap_w: the power limit, until NVML sets another: above it the clock falls; 700; 0: no power.
         idle_w, compute_w, communication_w: power of an idle device, and what each class adds; 70, 500, 60.
         power_constant_ms: time constant of the power drawn; 20.
+        compute_memory, communication_memory: shares of the memory's bandwidth that each class uses; 0.3, 0.1.
     """
 
     devices: int | None = None
@@ -73,6 +74,8 @@ class Parameters:
     compute_w: float | None = None
     communication_w: float | None = None
     power_constant_ms: float | None = None
+    compute_memory: float | None = None
+    communication_memory: float | None = None
 
     def environment(self) -> dict[str, str]:
         """The variables that tell it to the device."""

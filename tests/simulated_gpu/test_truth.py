@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from overlap_callbacks.analysis.power.cause import MEMORY_BANDWIDTH, POWER_CAP, SM_CONTENTION
 from tests.simulated_gpu.figures import CASES, run
 from tests.toggling import at_night
 
@@ -15,12 +16,19 @@ NIGHTLY = (
     "DDP on 4 ranks",
     "DDP on 4 ranks, one link at half speed",
     "DDP, power capped",
+    "DDP, memory exhausted",
     "DDP, channels that take SMs",
     "HSDP on 2 x 2 ranks",
     "Megatron-core's pipeline",
 )
 
 
+# What makes compute slow in jobs whose power is measured.
+CAUSES = {
+    "DDP, power": SM_CONTENTION,
+    "DDP, power capped": POWER_CAP,
+    "DDP, memory exhausted": MEMORY_BANDWIDTH,
+}
 # Its figures are held in the test below.
 LATE_RANK = "DDP, rank 1 slower by a tenth"
 
@@ -31,8 +39,11 @@ def test_a_job_is_measured_as_it_ran(tmp_path: Path, name: str) -> None:
     assert window.valid
     # Others may be told: of power in short blocks, or of a busy host.
     assert not [problem for problem in window.problems if "the profile " in problem]
-    if "power" in name and not any("power is missing" in problem for problem in window.problems):
+    if name in CAUSES and not any("power is missing" in problem for problem in window.problems):
         assert sum(one.name.startswith("power/") for one in compared) == 4
+        assert sum(one.name.endswith(("_dram_fraction", "_sm_fraction")) for one in compared) == 4
+        assert window.power_verdict is not None
+        assert window.power_verdict.verdict == CAUSES[name]
     assert "Simulated GPU" in window.device
     assert len(sequential.numbers) > 8
     # Of some 25 ms or more. FSDP2 copies into its second all-gather, on a stream of its own, beside the first.

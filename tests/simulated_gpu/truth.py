@@ -27,6 +27,7 @@ class Task:
         clock: share of the full clock, at its end.
         watts: drawn by the device, at its end.
         joules: that the device had drawn by then.
+        memory_s, multiprocessors_s: for which its memory and its multiprocessors had been in use by then.
         correlation: number of its launch; the profiler has the same.
         name: of the kernel.
     """
@@ -42,6 +43,8 @@ class Task:
     clock: float
     watts: float
     joules: float
+    memory_s: float
+    multiprocessors_s: float
     correlation: int
     name: str
 
@@ -63,7 +66,7 @@ class StepTruth:
     @property
     def end(self) -> int:
         """When the last kernel that updates weights ended: where the next step begins on the device."""
-        return max(task.end for task in self.of_class("compute"))
+        return self.last.end
 
     def of_class(self, task_class: str) -> list[Task]:
         return [task for task in self.tasks if task.task_class == task_class]
@@ -132,9 +135,24 @@ class StepTruth:
         return (self.end - after - _length(moving)) / 1e6
 
     @property
+    def last(self) -> Task:
+        """The kernel with which the step ended."""
+        return max(self.of_class("compute"), key=lambda task: task.end)
+
+    @property
     def joules(self) -> float:
         """That the device had drawn when the step ended."""
-        return max(self.of_class("compute"), key=lambda task: task.end).joules
+        return self.last.joules
+
+    @property
+    def memory_s(self) -> float:
+        """For which its memory had been in use when the step ended."""
+        return self.last.memory_s
+
+    @property
+    def multiprocessors_s(self) -> float:
+        """For which its multiprocessors had been in use when the step ended."""
+        return self.last.multiprocessors_s
 
     @property
     def clock(self) -> float:
@@ -176,6 +194,8 @@ class DeviceLog:
                 clock=float(row["clock"]),
                 watts=float(row["watts"]),
                 joules=float(row["joules"]),
+                memory_s=float(row["memory_s"]),
+                multiprocessors_s=float(row["multiprocessors_s"]),
                 correlation=int(row["correlation"]),
                 name=row["name"],
             )

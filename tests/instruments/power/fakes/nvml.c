@@ -1,17 +1,13 @@
 /* A fake libnvidia-ml.so.1: the real NVML ABI over a script. With -DOLD_DRIVER it lacks what an R470 driver lacks. With
- * -DSIMULATED_GPU there is no script: power, energy, clock and throttling are those of tests/simulated_gpu. */
-#ifdef SIMULATED_GPU /* it has no counters of its parts */
-#define HAS_GPM 0
-#else
-#define HAS_GPM 1
-#endif
+ * -DSIMULATED_GPU there is no script: power, energy, clock, throttling and the use of memory and SMs are those of
+ * tests/simulated_gpu. */
 #define SCRIPT_NUMBERS \
     {"manual", 0}, {"now_s", 0}, {"delay_us", 0}, {"base_w", 100}, {"sensor_s", 0}, {"counter_s", 0}, {"gpus", 2}, \
     {"architecture", 9}, {"pci_device_id", 0x2335}, {"init_rc", 0}, {"lost", 0}, {"usage_rc", 0}, {"energy_rc", 0}, \
     {"instant_rc", 0}, {"average_rc", 0}, {"field_energy_rc", 0}, {"fields_rc", 0}, {"clock_rc", 0}, \
     {"reasons_rc", 0}, {"limit_rc", 0}, {"temperature_rc", 0}, {"temperature_v_rc", 0}, {"sm_mhz", 1980}, {"memory_mhz", 3201}, \
     {"temperature_c", 55}, {"reasons", 0}, {"limit_w", 700}, {"default_w", 700}, {"counter_offset_mj", 0}, \
-    {"counter_width", 0}, {"mig", 0}, {"instant_type", 1}, {"gpm", HAS_GPM}, {"gpm_rc", 0}, {"gpm_tensor_rc", 0}, \
+    {"counter_width", 0}, {"mig", 0}, {"instant_type", 1}, {"gpm", 1}, {"gpm_rc", 0}, {"gpm_tensor_rc", 0}, \
     {"gpm_sm", 88.5}, {"gpm_occupancy", 42.25}, {"gpm_tensor", 61.5}, {"gpm_dram", 33.25}, {"gpm_rx", 20000}, \
     {"gpm_tx", 10000}, {"nvlink", 0}, {"p2p_rc", 0},
 #include "script.h"
@@ -309,7 +305,7 @@ API int nvmlDeviceGetFieldValues(device_t d, int count, field_t *fields) {
 }
 
 static long gpm_samples;
-typedef struct { double t; } sample_t;
+typedef struct { double t, memory_s, sm_s; } sample_t;
 typedef struct { unsigned metric; int rc; double value; char *names[3]; } metric_t;
 typedef struct { unsigned version, count; sample_t *first, *second; metric_t metrics[]; } metrics_t;
 API int nvmlGpmQueryDeviceSupport(device_t d, unsigned *support) {
@@ -321,12 +317,27 @@ API int nvmlGpmQueryDeviceSupport(device_t d, unsigned *support) {
 API int nvmlGpmSampleAlloc(sample_t **s) { *s = calloc(1, sizeof **s); gpm_samples++; return SUCCESS; }
 API int nvmlGpmSampleFree(sample_t *s) { free(s); gpm_samples--; return SUCCESS; }
 API long fake_gpm_samples(void) { return gpm_samples; }
-API int nvmlGpmSampleGet(device_t d, sample_t *s) { ENTER(d); FAIL("gpm_rc"); s->t = t; return SUCCESS; }
+API int nvmlGpmSampleGet(device_t d, sample_t *s) {
+    ENTER(d);
+    FAIL("gpm_rc");
+    s->t = t;
+#ifdef SIMULATED_GPU
+    simulated_parts(g, t + loaded_s, &s->memory_s, &s->sm_s);
+#endif
+    return SUCCESS;
+}
 API int nvmlGpmMetricsGet(metrics_t *q) {
     if (q->version != 1) return MISMATCH;
     if (q->second->t <= q->first->t) return INVALID; /* samples in the wrong order, or one and the same */
     for (metric_t *m = q->metrics; m < q->metrics + q->count; m++) {
         m->rc = SUCCESS;
+#ifdef SIMULATED_GPU
+        double passed_s = q->second->t - q->first->t;
+        if (m->metric == 2) m->value = 100 * (q->second->sm_s - q->first->sm_s) / passed_s;
+        else if (m->metric == 10) m->value = 100 * (q->second->memory_s - q->first->memory_s) / passed_s;
+        else m->rc = NOT_SUPPORTED;
+        continue;
+#endif
         switch (m->metric) {
         case 2: m->value = number("gpm_sm"); break;
         case 3: m->value = number("gpm_occupancy"); break;

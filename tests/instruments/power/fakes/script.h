@@ -84,6 +84,7 @@ static double now_s(void) {
 
 #ifdef SIMULATED_GPU /* power is that of the simulated device, at any time of the last seconds */
 void simulated_power(int device, double at_s, double *watts, double *joules, double *clock);
+void simulated_parts(int device, double at_s, double *memory_s, double *multiprocessors_s);
 static double simulated_clock(int device, double t) {
     double watts, joules, clock;
     simulated_power(device, t + loaded_s, &watts, &joules, &clock);

@@ -224,10 +224,7 @@ int64_t Simulation::advance() {
     int64_t to = std::max(now_, std::min({next, limit, until}));
     double passed = static_cast<double>(to - now_);
     for (Running& one : tasks) one.stream->running->left_ns -= passed * one.rate;
-    for (Device* device : devices_) {
-      InFlight present = in_flight(*device);
-      device->power.advance(to, present.compute, present.communication);
-    }
+    for (Device* device : devices_) device->power.advance(to, in_flight(*device));
     now_ = to;
     bool ended = false;
     for (Running& one : tasks) {

@@ -82,10 +82,7 @@ class Simulation {
     double rate;
   };
   std::vector<Running> running(int64_t& next);
-  struct InFlight {
-    bool compute = false, communication = false;
-    int channels = 0;
-  };
+  using InFlight = PowerModel::Load;
   static InFlight in_flight(const Device& device);
   static double rate(const Device& device, const Task& task, const InFlight& present);
   void finish(Device& device, Stream& stream);

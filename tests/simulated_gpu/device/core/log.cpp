@@ -15,7 +15,8 @@ FILE* open_log() {
     return nullptr;
   }
   setvbuf(file, nullptr, _IOFBF, 1 << 20);
-  fprintf(file, "class\tkind\tdevice\tstream\tenqueued\tstart\tmet\tend\talone_ns\tclock\twatts\tjoules\tcorrelation\tname\n");
+  fprintf(file, "class\tkind\tdevice\tstream\tenqueued\tstart\tmet\tend\talone_ns\tclock\twatts\tjoules\tmemory_s\tmultiprocessors_s\t"
+          "correlation\tname\n");
   return file;
 }
 
@@ -32,11 +33,12 @@ void log_task(const Task& task, int device, uint32_t stream) {
   FILE* file = log_file();
   if (!file) return;
   const PowerModel& power = Simulation::get().device(device).power;
-  fprintf(file, "%s\t%s\t%d\t%u\t%lld\t%lld\t%lld\t%lld\t%.1f\t%.4f\t%.3f\t%.6f\t%u\t%.200s\n",
+  const PowerModel::State& state = power.state();
+  fprintf(file, "%s\t%s\t%d\t%u\t%lld\t%lld\t%lld\t%lld\t%.1f\t%.4f\t%.3f\t%.6f\t%.9f\t%.9f\t%u\t%.200s\n",
           classes[static_cast<int>(task.task_class)], kinds[static_cast<int>(task.kind)], device, stream,
           static_cast<long long>(task.enqueued), static_cast<long long>(task.start), static_cast<long long>(task.met),
-          static_cast<long long>(task.end), task.alone_ns, power.clock(), power.watts(), power.joules(), task.correlation,
-          demangled(task.name).c_str());
+          static_cast<long long>(task.end), task.alone_ns, power.clock(), state.watts, state.joules, state.memory_s,
+          state.multiprocessors_s, task.correlation, demangled(task.name).c_str());
 }
 
 void flush_log() {

@@ -49,47 +49,51 @@ const volatile Limits& limits() {
   return once;
 }
 
-double PowerModel::target(bool compute, bool communication) const {
+PowerModel::Rates PowerModel::rates(const Load& load) const {
   const Settings& s = settings();
-  return s.idle_w + (compute ? s.compute_w * clock_ * clock_ * clock_ : 0) + (communication ? s.communication_w : 0);
+  double watts = s.idle_w + (load.compute ? s.compute_w * clock_ * clock_ * clock_ : 0) +
+                 (load.communication ? s.communication_w : 0);
+  double memory = (load.compute ? s.compute_memory : 0) + (load.communication ? s.communication_memory : 0);
+  double multiprocessors = load.compute ? 1 : static_cast<double>(load.channels) / s.multiprocessors;
+  return {watts, std::min(1.0, memory), std::min(1.0, multiprocessors)};
 }
 
 int64_t PowerModel::next_tick() const {
   if (at_ < 0) return INT64_MAX;
-  bool steady = clock_ == highest_clock(device_) && std::max(watts_, wanted_) <= limit_w(device_);
+  bool steady = clock_ == highest_clock(device_) && std::max(state_.watts, rates_.watts) <= limit_w(device_);
   return steady ? INT64_MAX : next_;
 }
 
-// Brings power to `time`, which is no later than the next tick that counts.
-void PowerModel::go_on(int64_t time, double wanted) {
-  if (past_.empty() || wanted != wanted_ || past_.back().clock != clock_) {
-    past_.push_back({at_, watts_, joules_, wanted, clock_});
+// Brings the model to `time`, which is no later than the next tick that counts.
+void PowerModel::go_on(int64_t time, const Rates& rates) {
+  if (past_.empty() || rates != rates_ || past_.back().first.clock != clock_) {
+    state_.clock = clock_;
+    past_.push_back({at_, state_, rates});
     while (past_.size() > 2 && past_[1].start < at_ - kept_ns) past_.pop_front();
   }
-  wanted_ = wanted;
-  State state = past_.back().at(time);
-  watts_ = state.watts;
-  joules_ = state.joules;
+  rates_ = rates;
+  state_ = past_.back().at(time);
   at_ = time;
 }
 
-void PowerModel::advance(int64_t time, bool compute, bool communication) {
+void PowerModel::advance(int64_t time, const Load& load) {
   if (settings().power_cap_w <= 0) return;
   if (at_ < 0) {
     at_ = time;
-    watts_ = settings().idle_w;
+    state_.watts = settings().idle_w;
     next_ = time + tick_ns;
   }
   while (at_ < time) {
-    double wanted = target(compute, communication), highest = highest_clock(device_), limit = limit_w(device_);
-    if (clock_ == highest && std::max(watts_, wanted) <= limit) {
+    Rates wanted = rates(load);
+    double highest = highest_clock(device_), limit = limit_w(device_);
+    if (clock_ == highest && std::max(state_.watts, wanted.watts) <= limit) {
       go_on(time, wanted);
       if (next_ <= time) next_ += ((time - next_) / tick_ns + 1) * tick_ns;
       return;
     }
     go_on(std::min(time, next_), wanted);
     if (at_ == next_) {
-      clock_ = std::clamp(clock_ + (watts_ > limit ? -clock_step : clock_step), least_clock, highest);
+      clock_ = std::clamp(clock_ + (state_.watts > limit ? -clock_step : clock_step), least_clock, highest);
       next_ += tick_ns;
     }
   }
@@ -97,16 +101,19 @@ void PowerModel::advance(int64_t time, bool compute, bool communication) {
 
 PowerModel::State PowerModel::Segment::at(int64_t time) const {
   double passed_s = 1e-9 * static_cast<double>(time - start), constant_s = 1e-9 * settings().power_constant_ns;
-  double left = std::exp(-passed_s / constant_s);
-  return {wanted + (watts - wanted) * left, joules + wanted * passed_s + (watts - wanted) * constant_s * (1 - left),
-          clock};
+  double left = std::exp(-passed_s / constant_s), beyond_w = first.watts - rates.watts;
+  return {rates.watts + beyond_w * left,
+          first.joules + rates.watts * passed_s + beyond_w * constant_s * (1 - left),
+          first.clock,
+          first.memory_s + rates.memory * passed_s,
+          first.multiprocessors_s + rates.multiprocessors * passed_s};
 }
 
 PowerModel::State PowerModel::at(int64_t time) const {
   auto later = std::upper_bound(past_.begin(), past_.end(), time,
                                 [](int64_t moment, const Segment& segment) { return moment < segment.start; });
   if (later != past_.begin()) return std::prev(later)->at(time);
-  return {settings().idle_w, 0, 1};
+  return {settings().idle_w};
 }
 
 }  // namespace simulation
@@ -114,15 +121,25 @@ PowerModel::State PowerModel::at(int64_t time) const {
 // What the scripted NVML of tests/instruments/power/fakes asks of this device. Times are seconds of CLOCK_MONOTONIC.
 extern "C" {
 
-EXPORTED void simulated_power(int device, double at_s, double* watts, double* joules, double* clock) {
+static simulation::PowerModel::State state_at(int device, double at_s) {
   using namespace simulation;
   Simulation& simulation = Simulation::get();
   std::lock_guard<std::mutex> held(simulation.lock);
   simulation.advance();
-  PowerModel::State state = simulation.device(device).power.at(static_cast<int64_t>(1e9 * at_s));
+  return simulation.device(device).power.at(static_cast<int64_t>(1e9 * at_s));
+}
+
+EXPORTED void simulated_power(int device, double at_s, double* watts, double* joules, double* clock) {
+  simulation::PowerModel::State state = state_at(device, at_s);
   *watts = state.watts;
   *joules = state.joules;
   *clock = state.clock;
+}
+
+EXPORTED void simulated_parts(int device, double at_s, double* memory_s, double* multiprocessors_s) {
+  simulation::PowerModel::State state = state_at(device, at_s);
+  *memory_s = state.memory_s;
+  *multiprocessors_s = state.multiprocessors_s;
 }
 
 EXPORTED double simulated_limit_w(int device) { return simulation::limit_w(device); }

@@ -72,6 +72,8 @@ Settings read() {
   s.idle_w = number("SIMGPU_IDLE_W", 70);
   s.compute_w = number("SIMGPU_COMPUTE_W", 500);
   s.communication_w = number("SIMGPU_COMMUNICATION_W", 60);
+  s.compute_memory = number("SIMGPU_COMPUTE_MEMORY", 0.3);
+  s.communication_memory = number("SIMGPU_COMMUNICATION_MEMORY", 0.1);
   s.power_constant_ns = 1e6 * number("SIMGPU_POWER_CONSTANT_MS", 20);
   return s;
 }

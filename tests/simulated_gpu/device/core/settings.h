@@ -35,6 +35,7 @@ struct Settings {
 
   double power_cap_w, idle_w, compute_w, communication_w;  // cap 0: no power model, full clock
   double power_constant_ns;
+  double compute_memory, communication_memory;  // shares of the memory's bandwidth
 };
 
 // Read at first use, not when the library is loaded: ranks are forked from a process that has it loaded already.
