@@ -44,8 +44,8 @@ def sequential_step_ms(ideal_ms: float, hidden_comm_ms: float, more_waiting_ms: 
     Args:
         ideal_ms: equation 4.
         hidden_comm_ms: time per overlapped step during which communication ran beside compute.
-        more_waiting_ms: how much longer collectives of an overlapped step wait for the last rank than those of a
-            sequential one. A rank that is early waits within its kernels, which hides nothing.
+        more_waiting_ms: how much longer collectives and messages of an overlapped step wait for other ranks than those
+            of a sequential one. A rank that is early waits within its kernels, which hides nothing.
     """
     return ideal_ms + hidden_comm_ms - more_waiting_ms
 

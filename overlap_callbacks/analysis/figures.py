@@ -25,13 +25,7 @@ from overlap_callbacks.analysis.block_means import (
     merge_blocks,
 )
 from overlap_callbacks.analysis.design import NUM_COVARIATES, covariates_of
-from overlap_callbacks.analysis.job.waiting import (
-    BlockWaiting,
-    WaitingSums,
-    add_waiting,
-    reported_waiting,
-    waiting_of,
-)
+from overlap_callbacks.analysis.job.waiting import WaitingSums, add_waiting, reported_waiting, waiting_of
 from overlap_callbacks.analysis.results.catalogue import Figure, figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.messages import NO_STAGE
@@ -77,7 +71,6 @@ class ProfiledMeans(NamedTuple):
 
     Attributes:
         comm_ms: sum of the communication kernels' times, without waiting where that is known.
-        unpaired_ms: the part of ``p2p_ms`` of which waiting is not known.
         waiting_ms: the part of ``comm_busy_ms`` in which collectives wait for the last rank, and messages for their
             peer; NaN if unknown.
         slowest_compute_ms: ``compute_busy_ms`` of the rank that has the most in sequential steps.
@@ -91,7 +84,6 @@ class ProfiledMeans(NamedTuple):
     hidden_comm_ms: float
     covered_compute_ms: float
     p2p_ms: float
-    unpaired_ms: float
     idle_ms: float
     bubble_ms: float
     waiting_ms: float
@@ -109,7 +101,6 @@ class ProfiledMeans(NamedTuple):
             hidden_comm_ms=block.hidden_comm_ms,
             covered_compute_ms=block.covered_compute_ms,
             p2p_ms=block.p2p_ms,
-            unpaired_ms=block.p2p_ms,
             idle_ms=block.idle_ms,
             bubble_ms=math.nan if block.bubble_ms is None else block.bubble_ms,
             waiting_ms=math.nan,
@@ -120,15 +111,15 @@ class ProfiledMeans(NamedTuple):
 # The times whose ratio between the modes is a figure, which come first, are there as logarithms too: the interval of a
 # ratio is symmetric on that scale.
 _TIMED_LOGS, _PROFILED_LOGS = 1, 3
-_COMM, _BUSY, _COMM_BUSY, _HIDDEN, _P2P, _UNPAIRED, _IDLE, _BUBBLE, _WAITING, _SLOWEST = map(
+_COMM, _BUSY, _COMM_BUSY, _HIDDEN, _IDLE, _BUBBLE, _WAITING, _SLOWEST = map(
     ProfiledMeans._fields.index,
     (
-        "comm_ms", "compute_busy_ms", "comm_busy_ms", "hidden_comm_ms", "p2p_ms", "unpaired_ms", "idle_ms",
-        "bubble_ms", "waiting_ms", "slowest_compute_ms",
+        "comm_ms", "compute_busy_ms", "comm_busy_ms", "hidden_comm_ms", "idle_ms", "bubble_ms", "waiting_ms",
+        "slowest_compute_ms",
     ),
 )  # fmt: skip
 # What only all ranks together tell, and of what it is a part.
-_ACROSS_RANKS, _PART_OF = [_COMM, _UNPAIRED, _BUBBLE, _WAITING, _SLOWEST], [_COMM, _P2P, _BUBBLE, _COMM_BUSY, _BUSY]
+_ACROSS_RANKS, _PART_OF = [_COMM, _BUBBLE, _WAITING, _SLOWEST], [_COMM, _BUBBLE, _COMM_BUSY, _BUSY]
 
 
 def _log(value: float) -> float:
@@ -277,9 +268,9 @@ def _attained(step: TimedMeans, seq: TimedMeans, iso: ProfiledMeans) -> float:
 
 
 def _comm_slowdown(ov: ProfiledMeans, iso: ProfiledMeans) -> float:
-    # To wait for each other is no slowness.
-    unknown = ov.unpaired_ms > _MOST_UNPAIRED * ov.comm_busy_ms
-    return math.nan if unknown else equations.slowdown(ov.comm_ms, iso.comm_ms)
+    # What a message takes without waiting is not known well enough where NCCL buffers it.
+    of_messages = ov.p2p_ms > _MOST_MESSAGES * ov.comm_busy_ms
+    return math.nan if of_messages else equations.slowdown(ov.comm_ms, iso.comm_ms)
 
 
 def _comm_ratio(ov: ProfiledMeans) -> float:
@@ -287,7 +278,7 @@ def _comm_ratio(ov: ProfiledMeans) -> float:
 
 
 # Messages that take up to this share of communication hardly change its slowdown.
-_MOST_UNPAIRED = 0.02
+_MOST_MESSAGES = 0.02
 _STEP, _SEQ, _OV, _ISO = range(4)
 # Of a window and of a run alike.
 FORMULAS: Mapping[str, Formula] = {
@@ -386,15 +377,17 @@ def _across_ranks(rows: Floats, arms: Sequence[ArmSums], own: npt.NDArray[np.boo
     having = [(arm, rows_of) for arm, rows_of in zip(arms, own, strict=True) if arm.blocks]
     if not all(any(block in waited for block in arm.blocks) for arm, _ in having):
         return
-    for arm, rows_of in having:
-        known = np.array([(waited[n].waited_us, waited[n].bubble_us) for n in arm.blocks if n in waited])
-        usual = BlockWaiting(-1, *known.mean(axis=0).tolist())
-        of_blocks = [waited.get(n, usual) for n in arm.blocks]
-        waited_ms, bubble_ms = np.array([(b.waited_us, b.bubble_us) for b in of_blocks]).T / (1e3 * arm.num_ranks)
+    for mode, (arm, rows_of) in zip(Mode, zip(arms, own, strict=True), strict=True):
+        if not arm.blocks:
+            continue
+        of_messages = waiting.messages(sequential=mode is Mode.SEQUENTIAL)
+        known = [of_messages.of(waited[n]) for n in arm.blocks if n in waited]
+        usual = np.mean(known, axis=0).tolist()
+        of_blocks = [of_messages.of(waited[n]) if n in waited else usual for n in arm.blocks]
+        waited_ms, bubble_ms = np.array(of_blocks).T / (1e3 * arm.num_ranks)
         part = rows[rows_of]
-        part[:, _UNPAIRED] = part[:, _P2P] * waiting.untold_messages()
         most_ms = np.maximum(part[:, _BUBBLE], part[:, _IDLE] + part[:, _COMM_BUSY] - part[:, _HIDDEN])
-        part[:, _BUBBLE] = np.minimum(part[:, _BUBBLE] + bubble_ms * waiting.bubble_scale(), most_ms)
+        part[:, _BUBBLE] = np.minimum(part[:, _BUBBLE] + bubble_ms, most_ms)
         with np.errstate(all="ignore"):
             share = np.where(part[:, _COMM] > 0, 1 - np.minimum(waited_ms / part[:, _COMM], _MOST_WAITING), 1.0)
         part[:, _COMM] *= share

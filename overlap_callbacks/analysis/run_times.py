@@ -45,7 +45,6 @@ def run_times(windows: Sequence[Mapping[str, Estimate]]) -> Floats:
         "hidden_comm_ms": column("hidden_comm_ms"),
         "covered_compute_ms": column("compute_ms", share_of="overlap_ratio"),
         "p2p_ms": column("p2p_ms"),
-        "unpaired_ms": [0.0] * len(windows),  # a window that has some has no slowdown of communication
         "idle_ms": column("idle_ms"),
         "bubble_ms": column("bubble_ms"),
         "waiting_ms": column("waiting_ms"),
@@ -60,7 +59,6 @@ def run_times(windows: Sequence[Mapping[str, Estimate]]) -> Floats:
         "hidden_comm_ms": column("comm_isolated_ms", share_of="residual_comm_overlap"),
         "covered_compute_ms": column("compute_isolated_ms", share_of="residual_overlap"),
         "p2p_ms": unknown,
-        "unpaired_ms": unknown,
         "idle_ms": column("idle_isolated_ms"),
         "bubble_ms": unknown,
         "waiting_ms": column("waiting_isolated_ms"),

@@ -23,7 +23,7 @@ class StageSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
     Attributes:
         stage: of the pipeline.
         num_ranks: ranks.
-        step_ns, bubble_ns: sums over them.
+        step_ns, bubble_ns, most_ns: sums over them; the last is all time without compute, which a bubble cannot exceed.
         chunks: model chunks of a rank, the most of any; 1 if none tells.
     """
 
@@ -31,6 +31,7 @@ class StageSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_ranks: int
     step_ns: int
     bubble_ns: int
+    most_ns: int
     chunks: int = 1
 
 
@@ -43,8 +44,10 @@ def stages_of(window: RankWindow) -> tuple[StageSum, ...]:
         return ()
     busy_ms = [b.compute_busy_ms + b.comm_busy_ms - b.hidden_comm_ms + b.idle_ms for b in blocks]
     step_ms = sum([ms * block.num_steps for ms, block in zip(busy_ms, blocks, strict=True)]) / steps
+    compute_ms = sum([block.compute_busy_ms * block.num_steps for block in blocks]) / steps
     bubble_ms = sum([(block.bubble_ms or 0.0) * block.num_steps for block in blocks]) / steps
-    return (StageSum(stage, 1, round(step_ms * _NS_PER_MS), round(bubble_ms * _NS_PER_MS), chunks),)
+    step_ns, bubble_ns, most_ns = (round(ms * _NS_PER_MS) for ms in (step_ms, bubble_ms, step_ms - compute_ms))
+    return (StageSum(stage, 1, step_ns, bubble_ns, max(bubble_ns, most_ns), chunks),)
 
 
 def add_stages(parts: Iterable[Sequence[StageSum]]) -> tuple[StageSum, ...]:
@@ -61,6 +64,7 @@ def add_stages(parts: Iterable[Sequence[StageSum]]) -> tuple[StageSum, ...]:
                     known.num_ranks + row.num_ranks,
                     known.step_ns + row.step_ns,
                     known.bubble_ns + row.bubble_ns,
+                    known.most_ns + row.most_ns,
                     max(known.chunks, row.chunks),
                 )
             )
@@ -75,7 +79,7 @@ def pipeline_bubble(
     Args:
         sums: of all ranks heard.
         messages: of the job.
-        waiting: of all ranks heard: what they waited for their peers.
+        waiting: what the ranks heard waited for their peers.
     """
     if messages is None or not sums:
         return None
@@ -83,13 +87,12 @@ def pipeline_bubble(
     if max(sizes, default=0) < 2:
         return None
     batches, chunks = _schedule(messages, told=max([row.chunks for row in sums]))
-    more_ns = {row.stage: 1e3 * row.all_bubble_us() for row in waiting.stages}
     stages = [
         StageBubble(
             row.stage,
             row.num_ranks,
             row.step_ns / row.num_ranks / _NS_PER_MS,
-            min(row.step_ns, row.bubble_ns + more_ns.get(row.stage, 0.0)) / row.num_ranks / _NS_PER_MS,
+            min(row.most_ns, row.bubble_ns + 1e3 * waiting.bubble_us(row.stage)) / row.num_ranks / _NS_PER_MS,
         )
         for row in sums
     ]

@@ -4,8 +4,9 @@ A collective's kernel waits on the device for the last rank of its group. The la
 kernels its own is the shortest, and is the transfer. What ran beside the transfer is taken from that rank too. Where
 the calls of a step were added up, or some ranks are missing, the waiting is a lower bound.
 
-The same holds for a message, whose kernels on the two ranks end together. What a rank waits for its peer while nothing
-else runs is a part of the pipeline's bubble. Of a large job, some of the messages are compared, drawn by chance.
+The same holds for a message and its two kernels. What a rank waits for its peer while nothing else runs is a part of
+the pipeline's bubble. Of a large job, some messages are compared, drawn by chance. NCCL may buffer a message: then its
+kernels end apart, and up to its transfer counts as waiting.
 """
 
 from __future__ import annotations
@@ -13,20 +14,22 @@ from __future__ import annotations
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis.kernels.issued import SEND_RECV
-from overlap_callbacks.analysis.results.collective_calls import CollectiveCalls
+from overlap_callbacks.analysis.results.collective_calls import CollectiveCalls, are_times
 from overlap_callbacks.analysis.results.kernel_times import ALONE, PairTime
 from overlap_callbacks.analysis.results.window import DimensionTime
 
 # What a part keeps of groups of which ranks are missing, in bytes, of such messages, and of pairs.
-MAX_OPEN_BYTES, MAX_MESSAGE_BYTES, MAX_PAIRS, MAX_DIMENSIONS, MAX_STAGES = 40_000, 100_000, 100, 32, 64
-MAX_TRANSFERS = 250
+MAX_OPEN_BYTES, MAX_MESSAGE_BYTES, MAX_PAIRS, MAX_DIMENSIONS = 40_000, 200_000, 100, 32
+MAX_TRANSFERS, MAX_STAGE_KINDS = 250, 400
+# Of messages that are alike on a stage, so many stand for all.
+ENOUGH = 4
 # The pairs of a kind are known if this share of its kernels' time is.
 _WHOLE = 0.99
 # Ranks came as late as each other if their kernels' times differ by less than this share.
@@ -41,13 +44,14 @@ class Side(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         stage: of the pipeline.
-        open_us: as in ``CollectiveCalls``.
-        time_us: of its kernels in an overlapped step.
+        alike, open_us: as in ``CollectiveCalls``.
+        time_us: of each step.
     """
 
     stage: int
+    alike: str
     open_us: bytes
-    time_us: float
+    time_us: tuple[float, ...]
 
 
 class OpenGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -72,35 +76,61 @@ class BlockWaiting(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         block: its number.
-        waited_us: the kernels' time beyond the transfer.
-        bubble_us: the part of it, of messages, in which nothing else ran and which no rank could tell alone.
+        waited_us: the collectives' kernels beyond the transfer.
+        message_us: the same of messages, of those that were compared.
+        bubble_us: the part of it in which nothing else ran and which no rank could tell alone.
     """
 
     block: int
     waited_us: float
+    message_us: float = 0.0
     bubble_us: float = 0.0
 
 
-class StageWaiting(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The messages of a stage of a pipeline in an overlapped step, summed over ranks.
+class StageMessages(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Messages of a stage of a pipeline that are alike, per step, summed over ranks.
 
     Attributes:
         stage: its number.
-        known_us: time of the kernels that were compared with their peers'.
-        dropped_us: of those that were not, because there are many.
-        apart_us: of those that cannot be.
-        bubble_us: as in ``BlockWaiting``.
+        alike: as in ``CollectiveCalls``.
+        compared, dropped: ranks' rows that were compared, and that were not because there are many.
+        waited_us, waited_isolated_us: of those compared, in overlapped and in sequential steps.
+        bubble_us, bubble_isolated_us: as in ``BlockWaiting``.
     """
 
     stage: int
-    known_us: float = 0.0
-    dropped_us: float = 0.0
-    apart_us: float = 0.0
+    alike: str
+    compared: int = 0
+    dropped: int = 0
+    waited_us: float = 0.0
+    waited_isolated_us: float = 0.0
     bubble_us: float = 0.0
+    bubble_isolated_us: float = 0.0
 
-    def all_bubble_us(self) -> float:
-        """With that of messages that were dropped, which are as others are."""
-        return self.bubble_us * (1 + self.dropped_us / self.known_us) if self.known_us > 0 else 0.0
+    @property
+    def is_told(self) -> bool:
+        """Whether those compared can stand for all."""
+        return not self.dropped or self.compared >= ENOUGH
+
+    @property
+    def times(self) -> float:
+        """How many times as many there are in all."""
+        return 1 + self.dropped / self.compared if self.compared else 0.0
+
+
+class MessageWaiting(NamedTuple):
+    """By how much more all messages of a mode waited than those that were compared.
+
+    Attributes:
+        waited, bubble: factors.
+    """
+
+    waited: float
+    bubble: float
+
+    def of(self, block: BlockWaiting) -> tuple[float, float]:
+        """All waiting of a block, and the part of it that is the bubble's, in us."""
+        return block.waited_us + self.waited * block.message_us, self.bubble * block.bubble_us
 
 
 class PairSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -166,19 +196,28 @@ class WaitingSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     pairs: tuple[PairSum, ...] = ()
     kinds: tuple[KindTime, ...] = ()
     dimensions: tuple[DimensionSum, ...] = ()
-    stages: tuple[StageWaiting, ...] = ()
+    stages: tuple[StageMessages, ...] = ()
     transfers: tuple[GroupTransfer, ...] = ()
 
-    def bubble_scale(self) -> float:
-        """The bubble in all messages, as a multiple of that in those which were compared."""
-        bubble_us = sum([stage.bubble_us for stage in self.stages])
-        return sum([stage.all_bubble_us() for stage in self.stages]) / bubble_us if bubble_us > 0 else 1.0
+    def messages(self, *, sequential: bool) -> MessageWaiting:
+        """Of a mode; zeros where some kind of message cannot be told: then none is, so that stages stay comparable."""
+        if not all([row.is_told for row in self.stages]):
+            return MessageWaiting(0.0, 0.0)
+        waited = [(row.times, row.waited_isolated_us if sequential else row.waited_us) for row in self.stages]
+        bubble = [(row.times, row.bubble_isolated_us if sequential else row.bubble_us) for row in self.stages]
+        return MessageWaiting(_factor(waited), _factor(bubble))
 
-    def untold_messages(self) -> float:
-        """The share of the messages' time of which waiting is not known; 1 without any."""
-        known_us = sum([stage.known_us for stage in self.stages])
-        all_us = known_us + sum([stage.dropped_us + stage.apart_us for stage in self.stages])
-        return 1 - known_us / all_us if known_us > 0 else 1.0
+    def bubble_us(self, stage: int) -> float:
+        """What the ranks of a stage wait in an overlapped step while nothing else runs, beyond what each can tell."""
+        if not all([row.is_told for row in self.stages]):
+            return 0.0
+        return sum([row.times * row.bubble_us for row in self.stages if row.stage == stage])
+
+
+def _factor(rows: Sequence[tuple[float, float]]) -> float:
+    """All of it, over those compared."""
+    compared = sum([us for _, us in rows])
+    return sum([times * us for times, us in rows]) / compared if compared > 0 else 1.0
 
 
 def waiting_of(calls: Sequence[CollectiveCalls], stage: int) -> WaitingSums:
@@ -190,23 +229,16 @@ def waiting_of(calls: Sequence[CollectiveCalls], stage: int) -> WaitingSums:
     """
     rows = []
     for row in calls:
-        times_us = tuple(_table(row, row.time_us).sum(axis=1).tolist())
-        overlapped = [us for us, step in zip(times_us, row.steps, strict=True) if not step.sequential]
-        side = Side(stage, row.open_us, sum(overlapped) / max(len(overlapped), 1))
-        rows.append(OpenGroup(row, 1, times_us, (side,) if row.kind == SEND_RECV else ()))
-    return _summed(
-        [_apart(row) for row in rows if row.calls.group_size == 1], [row for row in rows if row.calls.group_size > 1]
-    )
-
-
-def _apart(row: OpenGroup) -> WaitingSums:
-    """Messages that cannot be compared."""
-    return WaitingSums(stages=tuple([StageWaiting(side.stage, apart_us=side.time_us) for side in row.sides]))
+        if row.group_size > 1:
+            times_us = tuple(_table(row, row.time_us).sum(axis=1).tolist())
+            sides = (Side(stage, row.alike, row.open_us, times_us),) if row.alike else ()
+            rows.append(OpenGroup(msgspec.structs.replace(row, open_us=b""), 1, times_us, sides))
+    return _summed((), rows)
 
 
 def _dropped(row: OpenGroup) -> WaitingSums:
     """Messages that are not compared, because there are many or the peer was not heard."""
-    return WaitingSums(stages=tuple([StageWaiting(side.stage, dropped_us=side.time_us) for side in row.sides]))
+    return WaitingSums(stages=tuple([StageMessages(side.stage, side.alike, dropped=1) for side in row.sides]))
 
 
 def _bounded(rows: Iterable[OpenGroup]) -> tuple[list[OpenGroup], list[OpenGroup]]:
@@ -216,6 +248,7 @@ def _bounded(rows: Iterable[OpenGroup]) -> tuple[list[OpenGroup], list[OpenGroup
     for row in sorted(rows, key=_draw):
         of_message = bool(row.sides)
         left[of_message] -= sum(map(len, (row.calls.time_us, row.calls.hidden_us, row.calls.shares)))
+        left[of_message] -= sum([len(side.open_us) for side in row.sides])
         kept[left[of_message] < 0].append(row)
     return kept
 
@@ -239,10 +272,11 @@ def add_waiting(parts: Iterable[WaitingSums]) -> WaitingSums:
     parts = list(parts)
     if len(parts) == 1:
         return parts[0]
-    by_group: dict[tuple[str, str, int], list[OpenGroup]] = {}
+    by_group: dict[tuple[str, str, int, int], list[OpenGroup]] = {}
     for part in parts:
         for row in filter(_is_sound, part.open):
-            by_group.setdefault((row.calls.kind, row.calls.group, row.calls.first_rank), []).append(row)
+            key = (row.calls.kind, row.calls.group, row.calls.first_rank, row.calls.calls)
+            by_group.setdefault(key, []).append(row)
     rows = [_joined(alike) for alike in by_group.values()]
     closed = [_closed(row) for row in rows if row.heard >= row.calls.group_size]
     return _summed([*parts, *closed], [row for row in rows if row.heard < row.calls.group_size])
@@ -250,11 +284,19 @@ def add_waiting(parts: Iterable[WaitingSums]) -> WaitingSums:
 
 def _is_sound(row: OpenGroup) -> bool:
     """Whether it can be: another rank may have sent it."""
+    bins = len(row.calls.time_us) // 4
     return (
         row.calls.sound
-        and len(row.time_us) == len(row.calls.steps)
-        and all([len(side.open_us) == len(row.calls.time_us) for side in row.sides])
+        and 1 <= row.heard <= row.calls.group_size
+        and len(row.sides) == (row.heard if row.calls.alike else 0)
+        and _are_times(row.time_us, len(row.calls.steps))
+        and all([are_times(side.open_us, bins) for side in row.sides])
+        and all([_are_times(side.time_us, len(row.calls.steps)) for side in row.sides])
     )
+
+
+def _are_times(times_us: Sequence[float], number: int) -> bool:
+    return len(times_us) == number and all([0 <= time_us < np.inf for time_us in times_us])
 
 
 def reported_waiting(sums: WaitingSums) -> WaitingSums:
@@ -263,13 +305,15 @@ def reported_waiting(sums: WaitingSums) -> WaitingSums:
 
 
 def _joined(rows: Sequence[OpenGroup]) -> OpenGroup:
-    """The steps that all have; none where they differ in their collectives."""
+    """The steps that count on all ranks, and in which either all or none have these collectives."""
     first = rows[0].calls
     if len(rows) == 1:
         return rows[0]
-    steps = [step for step in first.steps if all(step in row.calls.steps for row in rows)]
-    if any(row.calls.calls != first.calls for row in rows):
-        steps = []
+    has = []
+    for row in rows:
+        any_us = _table(row.calls, row.calls.time_us).sum(axis=1)
+        has.append({step: us > 0 for step, us in zip(row.calls.steps, any_us.tolist(), strict=True)})
+    steps = [step for step in first.steps if len({of_rank.get(step) for of_rank in has}) == 1]
     families = tuple(dict.fromkeys(family for row in rows for family in row.calls.families))
     picked = [[row.calls.steps.index(step) for step in steps] for row in rows]
     time, hidden = _picked(rows, picked, "time_us"), _picked(rows, picked, "hidden_us")
@@ -289,7 +333,11 @@ def _joined(rows: Sequence[OpenGroup]) -> OpenGroup:
     )
     sums = [sum(row.time_us[own[place]] for row, own in zip(rows, picked, strict=True)) for place in range(len(steps))]
     sides = [
-        msgspec.structs.replace(side, open_us=_table(row.calls, side.open_us)[own].tobytes() if steps else b"")
+        msgspec.structs.replace(
+            side,
+            open_us=_table(row.calls, side.open_us)[own].tobytes() if steps else b"",
+            time_us=tuple([side.time_us[place] for place in own]),
+        )
         for row, own in zip(rows, picked, strict=True)
         for side in row.sides
     ]
@@ -315,7 +363,7 @@ def _closed(row: OpenGroup) -> WaitingSums:
     if heard < 2:
         return _dropped(row)
     if not calls.steps:
-        return _apart(row)
+        return WaitingSums()
     time, hidden = _table(calls, calls.time_us).astype(float), _table(calls, calls.hidden_us).astype(float)
     waited = np.array(row.time_us) - heard * time.sum(axis=1)
     by_block: dict[int, list[int]] = defaultdict(list)
@@ -325,31 +373,41 @@ def _closed(row: OpenGroup) -> WaitingSums:
     both = sequential.any() and not sequential.all()
     bubbles = [np.maximum(_table(calls, side.open_us) - time, 0).sum(axis=1) for side in row.sides]
     bubble = np.sum(bubbles, axis=0) if bubbles else np.zeros(len(time))
-    blocks = [
-        BlockWaiting(block, max(0.0, float(waited[own].mean())), float(bubble[own].mean()))
-        for block, own in by_block.items()
-    ]
+    blocks = []
+    for block, own in by_block.items():
+        waited_us = max(0.0, float(waited[own].mean()))
+        of_message = (0.0, waited_us) if row.sides else (waited_us, 0.0)
+        blocks.append(BlockWaiting(block, *of_message, float(bubble[own].mean())))
     time_us = 0.0 if sequential.all() else float(np.array(row.time_us)[~sequential].mean())
     transfer_us = [heard * float(time[own].sum(axis=1).mean()) for own in (~sequential, sequential) if both]
+    if row.sides:
+        return WaitingSums(
+            blocks=tuple(blocks),
+            stages=tuple([_side(*side, time, sequential) for side in zip(row.sides, bubbles, strict=True)]),
+        )
     return WaitingSums(
         (),
         tuple(blocks),
-        # Sequential steps do not part messages from compute: what they take alone is not known.
-        _pairs(calls, heard, time, hidden, sequential) if both and not row.sides else (),
+        _pairs(calls, heard, time, hidden, sequential) if both else (),
         () if sequential.all() else (KindTime(calls.kind, time_us),),
         (DimensionSum(calls.dimension, time_us, *transfer_us),) if both and calls.dimension else (),
-        ()
-        if sequential.all()
-        else tuple(
-            [
-                StageWaiting(side.stage, side.time_us, bubble_us=float(own[~sequential].mean()))
-                for side, own in zip(row.sides, bubbles, strict=True)
-            ]
-        ),
+        (),
         (GroupTransfer(calls.first_rank, calls.group, calls.kind, float(time[sequential].sum(axis=1).mean())),)
-        if sequential.any() and not row.sides
+        if sequential.any()
         else (),
     )
+
+
+def _side(
+    side: Side, bubble: npt.NDArray[np.float64], time: npt.NDArray[np.float64], sequential: npt.NDArray[np.bool_]
+) -> StageMessages:
+    waited = np.maximum(np.array(side.time_us) - time.sum(axis=1), 0)
+
+    def mean(times_us: npt.NDArray[np.float64], own: npt.NDArray[np.bool_]) -> float:
+        return float(times_us[own].mean()) if own.any() else 0.0
+
+    amounts = [mean(times_us, own) for times_us in (waited, bubble) for own in (~sequential, sequential)]
+    return StageMessages(side.stage, side.alike, 1, 0, *amounts)
 
 
 def _pairs(
@@ -360,11 +418,15 @@ def _pairs(
     sequential: npt.NDArray[np.bool_],
 ) -> tuple[PairSum, ...]:
     """What each call of an overlapped step took and took alone, divided among what ran beside it."""
-    alone = np.broadcast_to(time[sequential].mean(axis=0), time[~sequential].shape)
-    time, hidden, shares = time[~sequential], hidden[~sequential], _shares(calls)[~sequential].astype(float)
+    having = (time > 0).any(axis=1)
+    if not (having & sequential).any():
+        return ()
+    per_bin = heard / int((~sequential).sum())
+    alone_of_each, overlapped = time[having & sequential].mean(axis=0), having & ~sequential
+    time, hidden, shares = time[overlapped], hidden[overlapped], _shares(calls)[overlapped].astype(float)
+    alone = np.broadcast_to(alone_of_each, time.shape)
     total = shares.sum(axis=2)
     shares = np.concatenate((shares / np.where(total > 0, total, 1)[..., None], (total == 0)[..., None]), axis=2)
-    per_bin = heard / len(time)
     found = []
     for place, family in enumerate((*calls.families, ALONE)):
         share = shares[:, :, place]
@@ -383,17 +445,17 @@ def _summed(parts: Sequence[WaitingSums], still_open: Iterable[OpenGroup]) -> Wa
     kept, left_out = _bounded(still_open)
     parts = [*parts, *map(_dropped, left_out)]
     blocks: dict[int, list[float]] = {}
-    stages: dict[int, list[float]] = {}
+    stages: dict[tuple[int, str], list[float]] = {}
     pairs: dict[tuple[str, str], list[float]] = {}
     kinds: dict[str, float] = {}
     dimensions: dict[str, list[float]] = {}
     for part in parts:
-        for row in part.dimensions:
-            _add(dimensions, row.dimension, row.time_us, row.transfer_us, row.transfer_isolated_us)
+        for dimension in part.dimensions:
+            _add(dimensions, dimension.dimension, *msgspec.structs.astuple(dimension)[1:])
         for block in part.blocks:
-            _add(blocks, block.block, block.waited_us, block.bubble_us)
-        for stage in part.stages:
-            _add(stages, stage.stage, stage.known_us, stage.dropped_us, stage.apart_us, stage.bubble_us)
+            _add(blocks, block.block, block.waited_us, block.message_us, block.bubble_us)
+        for row in part.stages:
+            _add(stages, (row.stage, row.alike), *msgspec.structs.astuple(row)[2:])
         for pair in part.pairs:
             _add(pairs, (pair.kind, pair.beside), pair.calls, pair.beside_us, pair.time_us, pair.alone_us)
         for kind in part.kinds:
@@ -405,7 +467,12 @@ def _summed(parts: Sequence[WaitingSums], still_open: Iterable[OpenGroup]) -> Wa
         tuple(rows[:MAX_PAIRS]),
         tuple([KindTime(*kind) for kind in sorted(kinds.items())]),
         tuple([DimensionSum(name, *amounts) for name, amounts in sorted(dimensions.items())][:MAX_DIMENSIONS]),
-        tuple([StageWaiting(stage, *amounts) for stage, amounts in sorted(stages.items())][:MAX_STAGES]),
+        tuple(
+            [
+                StageMessages(stage, alike, round(compared), round(dropped), *amounts)
+                for (stage, alike), (compared, dropped, *amounts) in sorted(stages.items())
+            ][:MAX_STAGE_KINDS]
+        ),
         # The report shows the collectives of the lowest rank.
         tuple(sorted([row for part in parts for row in part.transfers], key=lambda r: (r.first_rank, r.group, r.kind)))[
             :MAX_TRANSFERS
@@ -444,7 +511,7 @@ def transfers_of_dimensions(
 def without_waiting(pairs: Sequence[PairTime], sums: WaitingSums, num_ranks: int) -> tuple[PairTime, ...]:
     """The pairs with those of collectives by their transfers, where all of a kind's kernels are known.
 
-    Messages have none: in both modes they run beside compute.
+    Messages have none: single ones run beside compute in both modes.
 
     Args:
         pairs: means over the ranks.

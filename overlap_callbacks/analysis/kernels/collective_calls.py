@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,10 +15,10 @@ from overlap_callbacks.analysis.kernels.issued import SEND_RECV, Issued, IssuedC
 from overlap_callbacks.analysis.kernels.matching import Match
 from overlap_callbacks.analysis.kernels.receives import Message, Transfers
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
-from overlap_callbacks.analysis.results.collective_calls import CollectiveCalls, ProfiledStep
+from overlap_callbacks.analysis.results.collective_calls import MAX_BINS, CollectiveCalls, ProfiledStep
 
-# What is sent: kinds of collectives on groups, kinds of messages with a peer, and times of each in a step.
-MAX_ROWS, MAX_MESSAGES, MAX_BINS = 32, 16, 24
+# What is sent: kinds of collectives on groups, and kinds of messages with a peer.
+MAX_ROWS, MAX_MESSAGES = 32, 16
 
 
 class _Key(NamedTuple):
@@ -30,6 +30,7 @@ class _Key(NamedTuple):
         kind: of collective.
         group_size: its ranks.
         dimension: of parallelism.
+        alike: as in ``CollectiveCalls``.
     """
 
     first_rank: int
@@ -37,10 +38,12 @@ class _Key(NamedTuple):
     kind: str
     group_size: int
     dimension: str
+    alike: str = ""
 
 
 # Rows of the profile of each step, by its index.
 _Rows = dict[_Key, dict[int, list[int]]]
+_Times = npt.NDArray[np.float64]
 
 
 def collective_calls(
@@ -70,11 +73,13 @@ def collective_calls(
             ranks = collective.group.ranks
             key = _Key(min(ranks, default=-1), match.group, match.kind or "", len(ranks), collective.dimension)
             rows[key][step].append(row)
-    chosen = sorted([key for key in rows if key.group_size > 1])[:MAX_ROWS]
-    messages, others = _message_rows(kernels, matches, known, steps, rank, transfers)
-    if not is_device_profile(kernels, issued):
-        messages, others = {}, {}  # Gloo's send ends before the message has come
-    rows |= messages
+    # Gloo's send ends before the message has come.
+    on_device = is_device_profile(kernels, issued)
+    messages = _message_rows(kernels, known, steps, rank, transfers) if on_device else {}
+    chosen = _by_number({key: of_key for key, of_key in rows.items() if key.group_size > 1})[:MAX_ROWS]
+    of_messages = _by_number(messages)[:MAX_MESSAGES]
+    order = sorted(steps, key=lambda step: steps[step].number)
+    numbered = tuple([steps[step] for step in order])
     label, labels = labels_of(kernels)
     is_compute = kernels.kind == Kind.COMPUTE
     compute = kernels.of(Kind.COMPUTE).union()
@@ -83,23 +88,24 @@ def collective_calls(
         for code in np.unique(label[is_compute]).tolist()
     }
     found = []
-    for key in (*chosen, *messages):
-        number = Counter(map(len, rows[key].values())).most_common(1)[0][0]
-        whole = [step for step, of_step in rows[key].items() if len(of_step) == number]
-        order = sorted(whole, key=lambda step: steps[step].number)
-        of_steps = np.array(
-            [sorted(rows[key][step], key=lambda row: kernels.intervals.start_ns[row]) for step in order]
-        )
+    for key, by_step in (*chosen, *of_messages):
+        having = [place for place, step in enumerate(order) if step in by_step]
+        start_ns = kernels.intervals.start_ns
+        of_steps = np.array([sorted(by_step[order[place]], key=lambda row: start_ns[row]) for place in having])
         calls = kernels.intervals[of_steps.ravel()]
+        number = of_steps.shape[1]
 
-        def binned(values: npt.NDArray[np.int64], shape: tuple[int, int] = of_steps.shape) -> npt.NDArray[np.float64]:
-            num_bins = min(shape[1], MAX_BINS)
-            starts = -(-np.arange(num_bins) * shape[1] // num_bins)
-            return np.asarray(np.add.reduceat(values.reshape(shape).astype(float), starts, axis=1))
+        def binned(values: Indices, having: Sequence[int] = having, number: int = number) -> _Times:
+            num_bins = min(number, MAX_BINS)
+            starts = -(-np.arange(num_bins) * number // num_bins)
+            table = np.zeros((len(order), num_bins))
+            table[having] = np.add.reduceat(values.reshape(-1, number).astype(float), starts, axis=1)
+            return table
 
         hidden = binned(calls.covered_ns(compute))
         by_family = {family: binned(calls.covered_ns(busy)) for family, busy in families.items()}
-        by_family = {family: covered for family, covered in by_family.items() if covered.any()}
+        # Messages are no victims: in both modes they run beside compute.
+        by_family = {family: covered for family, covered in by_family.items() if covered.any() and not key.alike}
         beside = np.stack([*by_family.values()], axis=2) if by_family else np.empty((*hidden.shape, 0))
         total = beside.sum(axis=2, keepdims=True)
         found.append(
@@ -109,54 +115,56 @@ def collective_calls(
                 key.first_rank,
                 key.group_size,
                 number,
-                tuple([steps[step] for step in order]),
+                numbered,
                 tuple(by_family),
                 _in_us(binned(calls.durations_ns)),
                 _in_us(hidden),
                 np.rint(255 * beside / np.where(total > 0, total, 1)).astype(np.uint8).tobytes(),
                 key.dimension,
-                _in_us(binned(_open_ns(kernels, of_steps.ravel(), transfers))) if key in messages else b"",
+                f"{key.alike} x {number}" if key.alike else "",
+                _in_us(binned(_open_ns(kernels, of_steps.ravel(), transfers))) if key.alike else b"",
             )
         )
-    return (*found, *_apart(kernels, others, steps, rank))
+    return tuple(found)
 
 
-def _in_us(times_ns: npt.NDArray[np.float64]) -> bytes:
+def _in_us(times_ns: _Times) -> bytes:
     return (times_ns / 1e3).astype(np.float32).tobytes()
+
+
+def _by_number(rows: _Rows) -> list[tuple[_Key, dict[int, list[int]]]]:
+    """The rows of each key in the steps that have so many, for each number that any step has; the same on all ranks."""
+    found = {
+        (key, number): {step: of_step for step, of_step in by_step.items() if len(of_step) == number}
+        for key, by_step in rows.items()
+        for number in {len(of_step) for of_step in by_step.values()}
+    }
+    return [(key, found[key, number]) for key, number in sorted(found)]
 
 
 def _message_rows(
     kernels: KernelTable,
-    matches: Mapping[int, Match],
     known: Mapping[str, IssuedCollective],
     steps: Mapping[int, ProfiledStep],
     rank: int,
     transfers: Transfers,
-) -> tuple[_Rows, dict[int, list[int]]]:
-    """The rows of messages with one peer, by both ranks and what they send each other; and those of other messages.
+) -> _Rows:
+    """The rows of messages with one peer, by both ranks and what they send each other.
 
     A kernel with several peers ends with the last of them, so its messages cannot be told apart.
     """
     rows: _Rows = defaultdict(lambda: defaultdict(list))
-    others: dict[int, list[int]] = defaultdict(list)
-    for row in [row for row, match in matches.items() if match.kind == SEND_RECV]:
-        step = int(kernels.step[row])
-        if step not in steps:
-            continue
-        message = transfers.messages.get(row)
-        peer = None if message is None else _only_peer(message, known)
-        if message is None or peer is None or peer == rank:
-            others[step].append(row)
+    for row, message in transfers.messages.items():
+        step, peer = int(kernels.step[row]), _only_peer(message, known)
+        if step not in steps or peer is None or peer == rank:
             continue
         low, high = sorted((rank, peer))
         sizes = (message.bytes_sent, message.bytes_received)
         up, down = sizes if rank == low else sizes[::-1]
         name = f"{message.group}: {up} bytes from {low} to {high}, {down} back"
-        rows[_Key(low, name, SEND_RECV, 2, known[message.group].dimension)][step].append(row)
-    for key in sorted(rows)[MAX_MESSAGES:]:
-        for step, of_step in rows.pop(key).items():
-            others[step] += of_step
-    return rows, others
+        alike = f"{up} up, {down} down, {'low' if rank == low else 'high'}"
+        rows[_Key(low, name, SEND_RECV, 2, known[message.group].dimension, alike)][step].append(row)
+    return rows
 
 
 def _only_peer(message: Message, known: Mapping[str, IssuedCollective]) -> int | None:
@@ -167,7 +175,7 @@ def _only_peer(message: Message, known: Mapping[str, IssuedCollective]) -> int |
     return ranks[peer] if not peers and 0 <= peer < len(ranks) else None
 
 
-def _open_ns(kernels: KernelTable, rows: Indices, transfers: Transfers) -> npt.NDArray[np.int64]:
+def _open_ns(kernels: KernelTable, rows: Indices, transfers: Transfers) -> Indices:
     """Of messages, the time since when their waiting is not known in which nothing else runs; shape (len(rows),)."""
     assert transfers.start_ns is not None  # messages are known only with it
     comm = kernels.of(Kind.COMMUNICATION)
@@ -178,16 +186,3 @@ def _open_ns(kernels: KernelTable, rows: Indices, transfers: Transfers) -> npt.N
     beside = kernels.of(Kind.COMPUTE).with_others(several).union()
     unknown = Intervals(transfers.start_ns[rows], kernels.intervals.end_ns[rows])
     return unknown.durations_ns - unknown.covered_ns(beside)
-
-
-def _apart(
-    kernels: KernelTable, rows: Mapping[int, list[int]], steps: Mapping[int, ProfiledStep], rank: int
-) -> tuple[CollectiveCalls, ...]:
-    """The messages that cannot be compared with the other side's, together."""
-    if not rows:
-        return ()
-    order = sorted(rows, key=lambda step: steps[step].number)
-    times_ns = np.array([float(kernels.intervals[np.array(rows[step])].sum_ns) for step in order])
-    told = tuple([steps[step] for step in order])
-    none = _in_us(np.zeros(len(order)))
-    return (CollectiveCalls(SEND_RECV, f"rank {rank}", rank, 1, 1, told, (), _in_us(times_ns), none, b"", "", none),)

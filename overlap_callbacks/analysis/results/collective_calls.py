@@ -5,6 +5,9 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+# Times of a kind in a step.
+MAX_BINS = 24
+
 
 class ProfiledStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A profiled step that counts.
@@ -30,15 +33,16 @@ class CollectiveCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
         group: name of the group, the same on its ranks.
         first_rank: lowest rank of the group.
         group_size: its ranks; 1 for messages that cannot be compared with the other side's.
-        calls: collectives in a step.
-        steps: the S steps.
+        calls: collectives in a step, in those that have any.
+        steps: the S steps, all that count; the times of a step without any are 0.
         families: the F families of compute that ran beside any.
         time_us: time of the kernels; 32-bit floats, shape (S, bins).
         hidden_us: the part of it beside compute; the same shape.
         shares: how the families share in that, of 255; 8-bit numbers, shape (S, bins, F).
         dimension: of parallelism that the group serves.
-        open_us: of messages, the part of ``time_us`` in which nothing else runs and that this rank alone cannot call
-            waiting; the same shape.
+        alike: of messages, what those of other ranks of its stage share with them; empty of others.
+        open_us: of messages, the part of ``time_us`` in which nothing else runs and that this rank alone
+            cannot call waiting; the same shape; else empty.
     """
 
     kind: str
@@ -52,20 +56,23 @@ class CollectiveCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
     hidden_us: bytes
     shares: bytes
     dimension: str = ""
+    alike: str = ""
     open_us: bytes = b""
 
     @property
     def sound(self) -> bool:
         """Whether its arrays have their shapes and hold times; another rank may have sent it."""
-        times = [np.frombuffer(part[: len(part) // 4 * 4], np.float32) for part in (self.time_us, self.hidden_us)]
-        if self.open_us:
-            times.append(np.frombuffer(self.open_us[: len(self.open_us) // 4 * 4], np.float32))
-        num_bytes = len(self.time_us)
+        size = len(self.steps) * min(self.calls, MAX_BINS)
         return (
-            len(self.steps) > 0
-            and num_bytes > 0
-            and num_bytes % (4 * len(self.steps)) == 0
-            and {len(self.hidden_us), len(self.open_us) or num_bytes} == {num_bytes}
-            and len(self.shares) == num_bytes // 4 * len(self.families)
-            and all([bool((np.isfinite(part) & (part >= 0)).all()) for part in times])
+            self.calls > 0
+            and len(self.shares) == size * len(self.families)
+            and all([are_times(part, size) for part in (self.time_us, self.hidden_us)])
         )
+
+
+def are_times(content: bytes, number: int) -> bool:
+    """Whether it is so many times, as 32-bit floats."""
+    if len(content) != 4 * number:
+        return False
+    times = np.frombuffer(content, np.float32)
+    return bool(((times >= 0) & (times < np.inf)).all())

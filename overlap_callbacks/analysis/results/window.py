@@ -161,7 +161,7 @@ class DimensionTime(msgspec.Struct, frozen=True):
     def slowdown(self) -> float | None:
         """How much longer its kernels took overlapped, as a fraction; None where they did not run in both modes.
 
-        Of a pipeline it is None: how long sends and receives wait for each other is not known.
+        Of a pipeline it is None: what messages take without waiting is not known well enough.
         """
         if not (self.kernels_ms and self.kernels_isolated_ms) or self.dimension == "pipeline":
             return None

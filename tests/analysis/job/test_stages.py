@@ -36,18 +36,18 @@ def test_a_ranks_bubble_is_that_of_its_overlapped_steps() -> None:
         block(Mode.OVERLAPPED, 30.0, 45.0),
         block(Mode.SEQUENTIAL, 90.0, 90.0),
     )
-    assert stages_of(on_stage(2, *blocks)) == (StageSum(2, 1, 90_000_000, 30_000_000),)
+    assert stages_of(on_stage(2, *blocks)) == (StageSum(2, 1, 90_000_000, 30_000_000, 30_000_000),)
     assert stages_of(on_stage(NO_STAGE, *blocks)) == ()
     assert stages_of(on_stage(2, block(Mode.OVERLAPPED, 10.0, None))) == ()
     assert stages_of(msgspec.structs.replace(window(0), messages=None)) == ()
 
 
 def test_ranks_of_a_stage_are_added_in_any_order_and_stages_are_bounded() -> None:
-    rows = [(StageSum(stage, 1, 10 + stage, stage),) for stage in (0, 1, 1, 2, 1)]
-    expected = (StageSum(0, 1, 10, 0), StageSum(1, 3, 33, 3), StageSum(2, 1, 12, 2))
+    rows = [(StageSum(stage, 1, 10 + stage, stage, 9),) for stage in (0, 1, 1, 2, 1)]
+    expected = (StageSum(0, 1, 10, 0, 9), StageSum(1, 3, 33, 3, 27), StageSum(2, 1, 12, 2, 9))
     assert {add_stages(order) for order in itertools.permutations(rows)} == {expected}
     assert add_stages([add_stages(rows[:2]), add_stages(rows[2:])]) == expected
-    assert len(add_stages([(StageSum(stage, 1, 1, 1),) for stage in range(200)])) == MAX_STAGES
+    assert len(add_stages([(StageSum(stage, 1, 1, 1, 1),) for stage in range(200)])) == MAX_STAGES
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,10 @@ def test_the_first_stages_messages_tell_micro_batches_and_chunks(
     job = JobShape(model=GPT, **sizes)
     job.check()
     # Of two stages alone the adapter must tell the chunks: activations and gradients go to the same one.
-    sums = [StageSum(0, 2, 200_000_000, 40_000_000, chunks), StageSum(1, 2, 200_000_000, 20_000_000)]
+    sums = [
+        StageSum(0, 2, 200_000_000, 40_000_000, 90_000_000, chunks),
+        StageSum(1, 2, 200_000_000, 20_000_000, 90_000_000),
+    ]
     found = pipeline_bubble(sums, predicted_messages(job), WaitingSums())
     assert found is not None
     assert (found.num_stages, found.micro_batches, found.chunks) == (job.p, batches, chunks)
@@ -77,7 +80,7 @@ def test_the_first_stages_messages_tell_micro_batches_and_chunks(
 
 def test_chunks_that_do_not_fit_the_messages_tell_no_micro_batches() -> None:
     job = JobShape(model=GPT, p=2, chunks=2, global_batch=4)  # 12 messages
-    found = pipeline_bubble([StageSum(0, 1, 1, 1, 4)], predicted_messages(job), WaitingSums())
+    found = pipeline_bubble([StageSum(0, 1, 1, 1, 1, 4)], predicted_messages(job), WaitingSums())
     assert found is not None
     assert (found.micro_batches, found.expected_fraction) == (None, None)
 
@@ -87,12 +90,12 @@ def test_the_chunks_of_a_rank_are_those_that_its_adapter_tells() -> None:
         window(0), profiled=(block(Mode.OVERLAPPED, 10.0, 15.0),), messages=RankMessages((), 0, chunks=2)
     )
     assert [row.chunks for row in stages_of(rank)] == [2]
-    assert [row.chunks for row in add_stages([(StageSum(0, 1, 1, 1),), stages_of(rank)])] == [2]
+    assert [row.chunks for row in add_stages([(StageSum(0, 1, 1, 1, 1),), stages_of(rank)])] == [2]
 
 
 def test_without_a_pipeline_or_a_profile_there_is_none() -> None:
     job = JobShape(model=GPT, p=2, global_batch=2)
     assert pipeline_bubble([], predicted_messages(job), WaitingSums()) is None
-    assert pipeline_bubble([StageSum(0, 1, 1, 1)], None, WaitingSums()) is None
+    assert pipeline_bubble([StageSum(0, 1, 1, 1, 1)], None, WaitingSums()) is None
     alone = predicted_messages(JobShape(model=GPT, d=2, global_batch=2))
-    assert pipeline_bubble([StageSum(0, 1, 1, 1)], alone, WaitingSums()) is None
+    assert pipeline_bubble([StageSum(0, 1, 1, 1, 1)], alone, WaitingSums()) is None
