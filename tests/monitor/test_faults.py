@@ -266,13 +266,18 @@ def test_an_error_in_the_report_of_the_last_window_is_not_lost(strict):
 
 @contextlib.contextmanager
 def noted_patience() -> Iterator[list[tuple[float, bool]]]:
-    """How long the training thread was ready to wait for each ruling, and whether it was in vain."""
+    """How long the training thread was ready to wait for each ruling, and whether it was in vain.
+
+    The first one may take long on a busy machine; the others are in vain, so they are waited for shortly.
+    """
     noted: list[tuple[float, bool]] = []
     await_ruling = OrderChecker.await_ruling
 
     def noting(checks: OrderChecker) -> Ruling:
         patience_s = checks.patience_s
         ruling = await_ruling(checks)
+        if not noted:
+            checks._timeout_s, checks.patience_s = 0.3, 0.9
         noted.append((patience_s, ruling.decision is Decision.LATE))
         return ruling
 
@@ -286,7 +291,7 @@ def noted_patience() -> Iterator[list[tuple[float, bool]]]:
 def train_with_an_error_on_one_rank(rank: int, broken_rank: int) -> dict[str, Any]:
     """Six windows of 5 steps; on one rank the second one fails."""
     sink = KeptReports()
-    monitor = new_monitor(sink, schedule=tiny_schedule(every_n_steps=10), order_timeout_s=0.3, report_timeout_s=1.0)
+    monitor = new_monitor(sink, schedule=tiny_schedule(every_n_steps=10), order_timeout_s=10.0, report_timeout_s=5.0)
     training, expected = Training(rank), digest_without_library(rank, 60)
     with captured_log() as lines, noted_patience() as patience:
         run_steps(training, monitor, 10)
@@ -323,7 +328,7 @@ def test_an_error_on_one_rank_neither_hangs_nor_changes_training_on_the_others(e
 def test_a_rank_that_is_not_heard_any_more_is_waited_for_once_and_not_in_every_window(error_on_one_rank):
     broken_rank, found = error_on_one_rank
     first, in_vain, *later = found[1 - broken_rank]["patience"]
-    assert first == (pytest.approx(0.9), False)
+    assert first == (pytest.approx(30.0), False)
     assert in_vain == (pytest.approx(0.9), True)
     # In windows 2 and 4, and not in 3 and 5, it looks for a moment, and goes on training.
     assert later == [(pytest.approx(0.3), True)] * 2
