@@ -6,19 +6,20 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from overlap_callbacks import Mode
 from overlap_callbacks.analysis.bus_bandwidth import bus_factor
+from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.kernel_times import ALONE
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.shares import CLOCK, MEMORY, SMS, WAVES
 from overlap_callbacks.report import record
 from tests.simulated_gpu import jobs
-from tests.simulated_gpu.truth import StepTruth
+from tests.simulated_gpu.truth import StepTruth, length
 
 # How far a time of the device may be from the log's, and a figure of samples.
 WITHIN, WITHIN_SAMPLED = 0.01, 0.025
@@ -44,6 +45,24 @@ class Case:
     host_ahead: bool = True
     window: Mapping[str, Any] = field(default_factory=dict)
     parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def must_have(self) -> set[str]:
+        """Names of figures without which a comparison proves little."""
+        names = {
+            "compute_ms", "comm_ms", "hidden_comm_ms", "exposed_comm_ms", "waiting_ms", "idle_ms", "overlap_ratio",
+            "1 + compute_slowdown", "e2e_overlapped_ms", "e2e_sequential_ms", "attainable_ms",
+        }  # fmt: skip
+        if self.host_ahead:
+            names |= {"1 + speedup_vs_sequential", "e2e_ideal_ms", "e2e_sequential_model_ms", "1 + gap_to_ideal"}
+        if "pipeline" in self.kind:
+            stages = {f"pipeline/stage_{stage}_bubble_fraction" for stage in range(self.ranks)}
+            return names | stages | {"bubble_ms", "p2p_ms"}
+        if self.kind == "ddp":
+            names |= {"comm/allreduce_busbw_gb_s", "1 + slowdown of all_reduce during gemm"}
+        if self.parameters.get("channels_take_sms"):
+            names |= {f"share of {SMS}, {WAVES}"}
+        return names | {"1 + comm_slowdown"}
 
     @property
     def memory_bound(self) -> bool:
@@ -87,7 +106,7 @@ CASES = {
 }
 
 
-def run(case: Case, folder: Path) -> tuple[OverlapReport, Steps, list[Compared]]:
+def run(case: Case, folder: Path) -> tuple[OverlapReport, list[StepTruth], list[Compared]]:
     """Train the job, and compare.
 
     Args:
@@ -99,8 +118,14 @@ def run(case: Case, folder: Path) -> tuple[OverlapReport, Steps, list[Compared]]
     """
     run_dir, truths, trained = jobs.train(case.kind, folder, case.ranks, case.window, **case.parameters)
     (window,) = record.read(run_dir).windows
-    overlapped, sequential = both_modes(truths, trained)
-    return window, sequential, list(compare(window, overlapped, sequential, case))
+    # Before the window's first step all overlap.
+    sequential = [
+        step
+        for rank, one in zip(truths, trained, strict=True)
+        for step, mode in zip(rank, one.modes, strict=True)
+        if mode is Mode.SEQUENTIAL
+    ]
+    return window, sequential, list(compare(window, truths, case))
 
 
 @dataclass(frozen=True)
@@ -110,153 +135,173 @@ class Compared:
     Attributes:
         name: of the figure.
         reported: by the library.
-        least, usual, most: least value of the log's steps, their median and their most. They are one number where the
-            host is ahead of the device; on a busy machine it is late for single steps, and a figure, a mean over some
-            of the steps, then lies between least and most.
-        within: share by which it may be beyond them.
-        slack: by which it may be beyond them besides, in the figure's unit.
+        true: by the log, of the steps that the figure is made of.
+        within: share by which they may differ.
+        slack: by which they may differ besides, in the figure's unit.
+        most: where the log tells bounds alone: then ``true`` is the least.
     """
 
     name: str
     reported: float
-    least: float
-    usual: float
-    most: float
+    true: float
     within: float = WITHIN
     slack: float = 0.0
+    most: float | None = None
 
     @property
     def holds(self) -> bool:
-        below, above = (self.within * abs(bound) + self.slack for bound in (self.least, self.most))
-        return self.least - below <= self.reported <= self.most + above
-
-    @property
-    def is_usual(self) -> bool:
-        """Whether it is that of the median step, so that late steps had no part in it."""
-        return abs(self.reported - self.usual) <= self.within * abs(self.usual) + self.slack
-
-    @classmethod
-    def exactly(cls, name: str, reported: float, truth: float, within: float = WITHIN) -> Compared:
-        """A figure with one truth."""
-        return cls(name, reported, truth, truth, truth, within)
+        most = self.true if self.most is None else self.most
+        below, above = (self.within * abs(bound) + self.slack for bound in (self.true, most))
+        return self.true - below <= self.reported <= most + above
 
 
 class Steps:
-    """What the devices did in the window's steps of one mode: of each step the mean over ranks.
+    """What the devices did in the steps of one mode that figures are made of.
 
     Args:
+        window: the report; its samples say which steps those are, on each rank.
         mode: of the steps.
         truths: of each rank, step by step.
-        modes: of each rank, step by step.
     """
 
-    def __init__(self, mode: Mode, truths: Sequence[Sequence[StepTruth]], modes: Sequence[Sequence[Mode]]) -> None:
-        self.truths = truths
-        # The window's first step is recorded, which takes the host longer.
-        self.numbers = [
-            number for number in range(jobs.FIRST_STEP + 2, len(modes[0])) if {one[number] for one in modes} == {mode}
-        ]
-        # Steps that follow one of the same mode: what the other mode left behind ends in the first.
-        alike = [number for number in self.numbers if {one[number - 1] for one in modes} == {mode}]
-        self.pairs = [[(rank[number - 1], rank[number]) for rank in truths] for number in alike]
+    def __init__(self, window: OverlapReport, mode: Mode, truths: Sequence[Sequence[StepTruth]]) -> None:
+        self.truths = [[*truths[sample.rank]] for sample in window.samples]
+        self.profiled, self.timed = (
+            [[n for block in blocks if block.arm is mode for n in block.steps] for blocks in of_ranks]
+            for of_ranks in (
+                [sample.profiled for sample in window.samples],
+                [sample.timed for sample in window.samples],
+            )
+        )
 
-    def values(self, name: str) -> list[float]:
-        """Of each step."""
-        return [statistics.fmean(getattr(rank[number], name) for rank in self.truths) for number in self.numbers]
+    def means(self, of: Callable[[Sequence[StepTruth], int], float], *, timed: bool = False) -> list[float]:
+        """Of each rank, of a number of each step."""
+        numbers = self.timed if timed else self.profiled
+        return [statistics.fmean(of(rank, n) for n in own) for rank, own in zip(self.truths, numbers, strict=True)]
 
-    def ranks(self, name: str) -> list[list[float]]:
-        """Of each step of each rank."""
-        return [[getattr(rank[number], name) for number in self.numbers] for rank in self.truths]
-
-    def between(self, name: str) -> list[float]:
-        """Of each step: how much more there was at its end than at that of the step before, of a running sum."""
-        return [statistics.fmean(getattr(b, name) - getattr(a, name) for a, b in pair) for pair in self.pairs]
+    def mean(self, name: str) -> float:
+        """Over the ranks, of the profiled steps."""
+        return statistics.fmean(self.means(lambda rank, n: getattr(rank[n], name)))
 
     @property
-    def times_ms(self) -> list[float]:
-        return [ns / 1e6 for ns in self.between("end")]
-
-    def bubbles_ms(self, rank: int | None = None) -> list[float]:
-        """Of each step, of one rank or the mean over them."""
-        each = [[step.bubble_ms(after=before.end) for before, step in pair] for pair in self.pairs]
-        return [statistics.fmean(of_step) if rank is None else of_step[rank] for of_step in each]
+    def step_ms(self) -> float:
+        """Of the timed steps, from the end of the one before."""
+        return statistics.fmean(self.means(lambda rank, n: (rank[n].end - rank[n - 1].end) / 1e6, timed=True))
 
     @property
-    def idle_ms(self) -> list[float]:
-        return [statistics.fmean(step.idle_ms(after=before.end) for before, step in pair) for pair in self.pairs]
+    def step_bounds_ms(self) -> tuple[float, float]:
+        """The same where the host is behind: a step begins between the end of the one before and its first kernel."""
+        least = self.means(lambda rank, n: (rank[n].end - rank[n].begin) / 1e6, timed=True)
+        most = self.means(lambda rank, n: (rank[n + 1].begin - rank[n - 1].end) / 1e6, timed=True)
+        return statistics.fmean(least), statistics.fmean(most)
+
+    def between(self, name: str) -> float:
+        """How much more there was at a timed step's end than at that of the one before, of a running sum."""
+        more = self.means(lambda rank, n: getattr(rank[n], name) - getattr(rank[n - 1], name), timed=True)
+        return statistics.fmean(more)
+
+    @property
+    def idle_ms(self) -> float:
+        return statistics.fmean(self.means(idle_ms))
+
+    def bubbles_ms(self) -> list[float]:
+        """Of each rank."""
+        return self.means(lambda rank, n: idle_ms(rank, n, waiting=True))
+
+    @property
+    def spans_ms(self) -> list[float]:
+        """Of each rank, from a profiled step's first kernel to its last one's end."""
+        return self.means(lambda rank, n: rank[n].span_ns / 1e6)
 
 
-def both_modes(truths: Sequence[Sequence[StepTruth]], trained: Sequence[jobs.Trained]) -> tuple[Steps, Steps]:
-    """Overlapped and sequential steps."""
-    modes = [rank.modes for rank in trained]
-    return Steps(Mode.OVERLAPPED, truths, modes), Steps(Mode.SEQUENTIAL, truths, modes)
-
-
-def compare(window: OverlapReport, overlapped: Steps, sequential: Steps, case: Case) -> Iterator[Compared]:
+def compare(window: OverlapReport, truths: Sequence[Sequence[StepTruth]], case: Case) -> Iterator[Compared]:
     """Every figure that the log knows too.
 
     Args:
         window: the report.
-        overlapped, sequential: what the devices did.
+        truths: of each rank, step by step.
         case: the job.
     """
-    o, s = overlapped, sequential
+    o, s = (Steps(window, mode, truths) for mode in (Mode.OVERLAPPED, Mode.SEQUENTIAL))
     slack_ms = 0.02
-    for name, steps, truth in (
-        ("compute_ms", o, "compute_ms"),
-        ("compute_isolated_ms", s, "compute_ms"),
-        ("compute_busy_ms", o, "compute_busy_ms"),
-        ("compute_busy_isolated_ms", s, "compute_busy_ms"),
-        ("comm_ms", o, "communication_ms"),
-        ("comm_isolated_ms", s, "communication_ms"),
-        ("hidden_comm_ms", o, "hidden_ms"),
-        ("exposed_comm_ms", o, "exposed_ms"),
-        ("waiting_ms", o, "waiting_ms"),
-        ("waiting_isolated_ms", s, "waiting_ms"),
-    ):
-        if (figure := getattr(window, name)) is not None:
-            yield _between(name, figure.value, steps.values(truth), slack_ms)
-    ratios = [covered / all_ms for covered, all_ms in zip(o.values("covered_ms"), o.values("compute_ms"), strict=True)]
-    yield _between("overlap_ratio", _value(window.overlap_ratio), ratios, 1e-3)
-    yield _quotient("1 + compute_slowdown", window.compute_slowdown, o.values("compute_ms"), s.values("compute_ms"))
-    if window.comm_slowdown is not None:
-        yield _quotient("1 + comm_slowdown", window.comm_slowdown, o.values("transfer_ms"), s.values("transfer_ms"))
-    slowest = [max(step) for step in zip(*s.ranks("compute_busy_ms"), strict=True)]
-    yield _between("slowest_compute_ms", _value(window.slowest_compute_ms), slowest, slack_ms)
-    if case.host_ahead:
-        yield _between("idle_ms", _value(window.idle_ms), o.idle_ms, 0.05 * statistics.median(o.times_ms))
-        yield from _times(window, o, s)
-        yield from _bubble(window, o)
+    value = {name: figure.value for name, figure in window.figures().items()}
+    # Of the steps under the profiler.
+    of_steps = {
+        "compute_ms": o.mean("compute_ms"),
+        "compute_isolated_ms": s.mean("compute_ms"),
+        "compute_busy_ms": o.mean("compute_busy_ms"),
+        "compute_busy_isolated_ms": s.mean("compute_busy_ms"),
+        "slowest_compute_ms": max(s.means(lambda rank, n: rank[n].compute_busy_ms)),
+        "comm_ms": o.mean("communication_ms"),
+        "comm_isolated_ms": s.mean("communication_ms"),
+        "hidden_comm_ms": o.mean("hidden_ms"),
+        "exposed_comm_ms": o.mean("exposed_ms"),
+        "waiting_ms": o.mean("waiting_ms"),
+        "waiting_isolated_ms": s.mean("waiting_ms"),
+        "p2p_ms": o.mean("messages_ms"),
+        "idle_ms": o.idle_ms,
+        "idle_isolated_ms": s.idle_ms,
+        "bubble_ms": statistics.fmean(o.bubbles_ms()),
+    }
+    for name, true in of_steps.items():
+        if name in value:
+            yield Compared(name, value[name], true, slack=slack_ms)
+    hidden, comm, busy = (of_steps[name] for name in ("hidden_comm_ms", "comm_ms", "compute_busy_ms"))
+    ratios = {
+        "overlap_ratio": o.mean("covered_ms") / of_steps["compute_ms"],
+        "hidden_comm_fraction": hidden / comm,
+        "comm_ratio": comm / (busy + comm - hidden + of_steps["idle_ms"]),
+    }
+    changes = {
+        "compute_slowdown": of_steps["compute_ms"] / of_steps["compute_isolated_ms"] - 1,
+        "comm_slowdown": o.mean("transfer_ms") / s.mean("transfer_ms") - 1,
+    }
+    # The steps' times and what follows from them.
+    step_ms, sequential_ms = o.step_ms, s.step_ms
+    ideal_ms = step_ms - (of_steps["compute_ms"] - of_steps["compute_isolated_ms"])
+    model_ms = ideal_ms + hidden - (of_steps["waiting_ms"] - of_steps["waiting_isolated_ms"])
+    alone_ms = of_steps["comm_isolated_ms"] - of_steps["waiting_isolated_ms"]
+    attainable_ms = max(of_steps["slowest_compute_ms"], alone_ms)
+    times = {
+        "e2e_overlapped_ms": step_ms,
+        "e2e_sequential_ms": sequential_ms,
+        "e2e_ideal_ms": ideal_ms,
+        "e2e_sequential_model_ms": model_ms,
+        "attainable_ms": attainable_ms,
+    }
+    changes |= {
+        "speedup_vs_sequential": sequential_ms / step_ms - 1,
+        "gap_to_ideal": step_ms / ideal_ms - 1,
+        "sequential_model_error": model_ms / sequential_ms - 1,
+    }
+    if not case.host_ahead:
+        times, changes = {"attainable_ms": attainable_ms}, {n: c for n, c in changes.items() if "slowdown" in n}
+        for name, steps in (("e2e_overlapped_ms", o), ("e2e_sequential_ms", s)):
+            least, most = steps.step_bounds_ms
+            yield Compared(name, value[name], least, most=most)
+    for name, true in times.items():
+        if name in value:
+            yield Compared(name, value[name], true)
+    for name, true in ratios.items():
+        if name in value:
+            yield Compared(name, value[name], true, slack=1e-3)
+    for name, true in changes.items():
+        if name in value:
+            yield Compared(f"1 + {name}", 1 + value[name], 1 + true)
+    if "attained_fraction" in value and case.host_ahead:
+        attained = (sequential_ms - step_ms) / (sequential_ms - attainable_ms)
+        yield Compared("attained_fraction", value["attained_fraction"], attained, slack=1e-3)
+    yield from _stages(window, o)
     yield from _contention(window, case)
     yield from _bus_bandwidth(window, s)
     yield from _power(window, o, s)
 
 
-def _times(window: OverlapReport, o: Steps, s: Steps) -> Iterator[Compared]:
-    for name, steps in (("e2e_overlapped_ms", o), ("e2e_sequential_ms", s)):
-        yield _between(name, _value(getattr(window, name)), steps.times_ms)
-    for mode, steps in ((Mode.OVERLAPPED, o), (Mode.SEQUENTIAL, s)):
-        timed = [ms for rank in window.samples for block in rank.timed if block.arm is mode for ms in block.step_ms]
-        median = statistics.median(steps.times_ms)
-        yield Compared.exactly(f"median {mode.value} step", statistics.median(timed), median)
-    step_ms, compute_ms, isolated_ms = (
-        statistics.median(values) for values in (o.times_ms, o.values("compute_ms"), s.values("compute_ms"))
-    )
-    ideal_ms = step_ms - (compute_ms - isolated_ms)
-    yield Compared.exactly("e2e_ideal_ms", _value(window.e2e_ideal_ms), ideal_ms)
-    yield _quotient("1 + speedup_vs_sequential", window.speedup_vs_sequential, s.times_ms, o.times_ms)
-
-
-def _bubble(window: OverlapReport, o: Steps) -> Iterator[Compared]:
-    """Of each stage of a pipeline, as a share of its step, and the mean over the ranks in milliseconds."""
-    if window.pipeline is None:
-        return
-    assert window.bubble_ms is not None
-    yield _between("bubble_ms", window.bubble_ms.value, o.bubbles_ms())
-    for stage, rank in zip(window.pipeline.stages, range(len(o.truths)), strict=True):
-        lengths = [(b.end - a.end) / 1e6 for a, b in (pair[rank] for pair in o.pairs)]
-        true = [ms / step for ms, step in zip(o.bubbles_ms(rank), lengths, strict=True)]
-        yield _between(f"pipeline/stage_{stage.stage}_bubble_fraction", stage.fraction, true)
+def _stages(window: OverlapReport, o: Steps) -> Iterator[Compared]:
+    """The bubble of each stage of a pipeline, as a share of its step."""
+    for stage in () if window.pipeline is None else window.pipeline.stages:
+        true = o.bubbles_ms()[stage.stage] / o.spans_ms[stage.stage]
+        yield Compared(f"pipeline/stage_{stage.stage}_bubble_fraction", stage.fraction, true)
 
 
 def _contention(window: OverlapReport, case: Case) -> Iterator[Compared]:
@@ -268,26 +313,25 @@ def _contention(window: OverlapReport, case: Case) -> Iterator[Compared]:
         slowdown = pair.slowdown if pair.beside == ALONE else pair.slowdown_during
         # Of a kernel of some microseconds, a nanosecond of the profile's is a share; and it may run beside for less.
         if slowdown is not None and pair.time_ms > 0.1 and (pair.communication or not (takes_sms or capped)):
-            yield Compared.exactly(f"1 + slowdown of {pair.victim} during {pair.beside}", 1 + slowdown, factor)
+            yield Compared(f"1 + slowdown of {pair.victim} during {pair.beside}", 1 + slowdown, factor)
     shares = window.slowdown_shares
     causes = (SMS, WAVES) if takes_sms else (CLOCK,) if capped else (MEMORY,) if case.memory_bound else ()
     if shares is not None and window.compute_slowdown is not None and causes:
         found = sum(shares.of(cause) or 0.0 for cause in causes)
         if takes_sms or window.power_verdict is not None:
-            yield Compared.exactly(
-                f"share of {', '.join(causes)}", found, window.compute_slowdown.value, WITHIN_MODELLED
-            )
+            yield Compared(f"share of {', '.join(causes)}", found, window.compute_slowdown.value, WITHIN_MODELLED)
 
 
 def _bus_bandwidth(window: OverlapReport, s: Steps) -> Iterator[Compared]:
-    """Of jobs with one kind of collective: its bytes over the log's time of transfers."""
-    if {row.operator for row in window.collectives} != {"allreduce_"}:
-        return
-    num_bytes = sum(row.bytes_in for row in window.collectives)
-    factor = bus_factor("all_reduce", window.collectives[0].group_size)
-    assert factor is not None
-    true = [factor * num_bytes / ms / 1e6 for ms in s.values("transfer_ms")]
-    yield _between("comm/allreduce_busbw_gb_s", window.metrics()["comm/allreduce_busbw_gb_s"], true)
+    """Of each kind of collective that runs on one group alone: its bytes over the log's time of transfers."""
+    metrics = window.metrics()
+    for kind in {collective_of(row.operator) for row in window.collectives}:
+        rows = [row for row in window.collectives if collective_of(row.operator) == kind]
+        name, factor = f"comm/{kind.replace('_', '')}_busbw_gb_s", bus_factor(kind, rows[0].group_size)
+        if name in metrics and factor is not None and len({row.group for row in rows}) == 1:
+            num_bytes = sum(row.size_bytes for row in rows)
+            transfers = s.means(lambda rank, n, kind=kind: rank[n].transfers_ms(kind.replace("_", "")))  # type: ignore[misc]
+            yield Compared(name, metrics[name], factor * num_bytes / statistics.fmean(transfers) / 1e6)
 
 
 def _power(window: OverlapReport, o: Steps, s: Steps) -> Iterator[Compared]:
@@ -296,35 +340,34 @@ def _power(window: OverlapReport, o: Steps, s: Steps) -> Iterator[Compared]:
         of_mode = None if window.power is None else window.power.of(mode)
         if of_mode is None or of_mode.mean_avg_w is None or of_mode.energy_per_step_j is None:
             continue
-        joules = statistics.median(steps.between("joules"))
-        watts = joules / statistics.median(steps.times_ms) * 1e3
+        joules = steps.between("joules")
+        watts = joules / steps.step_ms * 1e3
         devices = len(steps.truths)
         for name, reported, true in (
             (f"power/{mode.value}_avg_w", of_mode.mean_avg_w, watts),
             (f"power/{mode.value}_energy_per_step_j", of_mode.energy_per_step_j, devices * joules),
         ):
-            yield Compared.exactly(name, reported, true, WITHIN_SAMPLED)
-        clock = 1980 * statistics.fmean(steps.values("clock"))
+            yield Compared(name, reported, true, WITHIN_SAMPLED)
+        clock = 1980 * statistics.fmean(steps.means(lambda rank, n: rank[n].clock, timed=True))
         for name, mhz in (("sm_clock_mhz", of_mode.sm_clock_mhz), ("compute_sm_clock_mhz", of_mode.compute_clock_mhz)):
             if mhz is not None:
-                yield Compared.exactly(f"device/{mode.value}_{name}", mhz, clock, WITHIN_SAMPLED)
+                yield Compared(f"device/{mode.value}_{name}", mhz, clock, WITHIN_SAMPLED)
         for name, counter in (("dram", "memory_s"), ("sm", "multiprocessors_s")):
             used = None if of_mode.parts is None else getattr(of_mode.parts, name)
             if used is not None:
-                seconds = statistics.median(steps.between(counter))
-                share = 1e3 * seconds / statistics.median(steps.times_ms)
-                yield Compared.exactly(f"device/{mode.value}_{name}_fraction", used, share, WITHIN_SAMPLED)
+                share = 1e3 * steps.between(counter) / steps.step_ms
+                yield Compared(f"device/{mode.value}_{name}_fraction", used, share, WITHIN_SAMPLED)
 
 
-def _between(name: str, reported: float, truth: Sequence[float], slack: float = 0.0) -> Compared:
-    return Compared(name, reported, min(truth), statistics.median(truth), max(truth), slack=slack)
+def idle_ms(rank: Sequence[StepTruth], number: int, *, waiting: bool = False) -> float:
+    """Time between a step's first kernel and its last one's end in which nothing ran and nothing was in flight.
 
-
-def _quotient(name: str, figure: Any, above: Sequence[float], below: Sequence[float]) -> Compared:
-    usual = statistics.median(above) / statistics.median(below)
-    return Compared(name, 1 + _value(figure), min(above) / max(below), usual, max(above) / min(below))
-
-
-def _value(figure: Any) -> float:
-    assert figure is not None
-    return float(figure.value)
+    Args:
+        rank: its steps.
+        number: of the step.
+        waiting: whether messages that wait for other ranks count as idle too.
+    """
+    near = [task for step in rank[number - 1 : number + 2] for task in step.kernels]
+    busy = [(task.met if waiting and task.is_message else task.start, task.end) for task in near]
+    first, last = rank[number].span
+    return (last - first - length([(max(a, first), min(b, last)) for a, b in busy if a < last and b > first])) / 1e6

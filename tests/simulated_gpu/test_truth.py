@@ -45,12 +45,12 @@ def test_a_job_is_measured_as_it_ran(tmp_path: Path, name: str) -> None:
         assert window.power_verdict is not None
         assert window.power_verdict.verdict == CAUSES[name]
     assert "Simulated GPU" in window.device
-    assert len(sequential.numbers) > 8
+    assert len(sequential) > 8 * CASES[name].ranks
     # Of some 25 ms or more. FSDP2 copies into its second all-gather, on a stream of its own, beside the first.
-    assert max(map(max, sequential.ranks("hidden_ms"))) < 0.03
+    assert max(step.hidden_ms for step in sequential) <= (0.03 if CASES[name].kind in ("fsdp2", "hsdp") else 0)
     assert window.residual_overlap is not None
     assert window.residual_overlap.value == pytest.approx(0, abs=1e-3)
-    assert len(compared) > 10
+    assert CASES[name].must_have <= {one.name for one in compared}
     assert [one for one in compared if not one.holds] == []
     if name == "DDP":
         assert window.compute_slowdown is not None
@@ -63,4 +63,5 @@ def test_a_rank_that_is_late_makes_the_others_wait_and_no_kernel_slow(tmp_path: 
     for slowdown in (window.compute_slowdown, window.comm_slowdown):
         assert slowdown is not None
         assert slowdown.value == pytest.approx(0, abs=1e-3)
-    assert min(sequential.values("communication_ms")) > 1.02 * max(sequential.values("transfer_ms"))
+    assert all(step.communication_ms > 1.02 * step.transfer_ms for step in sequential if step.waiting_ms > 1)
+    assert sum(step.waiting_ms > 1 for step in sequential) == len(sequential) / 2

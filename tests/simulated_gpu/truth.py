@@ -49,6 +49,11 @@ class Task:
     name: str
 
     @property
+    def is_message(self) -> bool:
+        """Whether it is a send or a receive."""
+        return "SendRecv" in self.name
+
+    @property
     def duration_ns(self) -> int:
         return self.end - self.start
 
@@ -68,6 +73,11 @@ class StepTruth:
         """When the last kernel that updates weights ended: where the next step begins on the device."""
         return self.last.end
 
+    @property
+    def begin(self) -> int:
+        """When its first compute kernel began."""
+        return min(task.start for task in self.of_class("compute"))
+
     def of_class(self, task_class: str) -> list[Task]:
         return [task for task in self.tasks if task.task_class == task_class]
 
@@ -79,7 +89,7 @@ class StepTruth:
     @property
     def compute_busy_ms(self) -> float:
         """Time in which compute ran."""
-        return _length(_spans(self.of_class("compute"))) / 1e6
+        return length(_spans(self.of_class("compute"))) / 1e6
 
     @property
     def covered_ms(self) -> float:
@@ -100,7 +110,7 @@ class StepTruth:
     @property
     def communication_ms(self) -> float:
         """Time with communication in flight, the waiting for other ranks included."""
-        return _length(_spans(self.of_class("communication"))) / 1e6
+        return length(_spans(self.of_class("communication"))) / 1e6
 
     @property
     def waiting_ms(self) -> float:
@@ -126,13 +136,6 @@ class StepTruth:
     def exposed_ms(self) -> float:
         """Time with communication in flight and no compute."""
         return self.communication_ms - self.hidden_ms
-
-    def bubble_ms(self, after: int) -> float:
-        """Time in which nothing ran and no message moved, from the end of the step before to that of this one."""
-        moving = [
-            (max(task.met, task.start, after), min(task.end, self.end)) for task in self.tasks if task.end > after
-        ]
-        return (self.end - after - _length(moving)) / 1e6
 
     @property
     def last(self) -> Task:
@@ -160,10 +163,33 @@ class StepTruth:
         compute = self.of_class("compute")
         return sum(task.clock * task.duration_ns for task in compute) / sum(task.duration_ns for task in compute)
 
-    def idle_ms(self, after: int) -> float:
-        """Time in which nothing ran, from the end of the step before to that of this one."""
-        spans = [(max(task.start, after), min(task.end, self.end)) for task in self.tasks if task.end > after]
-        return (self.end - after - _length(spans)) / 1e6
+    @property
+    def kernels(self) -> list[Task]:
+        """All but copies."""
+        return [task for task in self.tasks if task.task_class in ("compute", "communication")]
+
+    @property
+    def span(self) -> Interval:
+        """From the first kernel's start to the last one's end."""
+        return min(task.start for task in self.kernels), max(task.end for task in self.kernels)
+
+    @property
+    def span_ns(self) -> int:
+        return self.span[1] - self.span[0]
+
+    @property
+    def messages_ms(self) -> float:
+        """Time in which sends and receives were in flight."""
+        return length(_spans([task for task in self.tasks if task.is_message])) / 1e6
+
+    def transfers_ms(self, kind: str) -> float:
+        """Summed durations of a kind of collective, without waiting.
+
+        Args:
+            kind: as in the kernels' names, in lower case.
+        """
+        own = [task for task in self.of_class("communication") if kind in task.name.lower()]
+        return sum(task.end - task.met for task in own) / 1e6
 
 
 class DeviceLog:
@@ -216,10 +242,10 @@ def _spans(tasks: Iterable[Task]) -> list[Interval]:
 
 def _shared(first: Sequence[Interval], second: Sequence[Interval]) -> int:
     """Length of what both unions cover."""
-    return _length(first) + _length(second) - _length([*first, *second])
+    return length(first) + length(second) - length([*first, *second])
 
 
-def _length(spans: Iterable[Interval]) -> int:
+def length(spans: Iterable[Interval]) -> int:
     """Length of the union."""
     total, until = 0, 0
     for start, end in sorted(spans):
