@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -113,6 +114,22 @@ def test_of_each_step_the_last_mark_is_asked_for_and_steps_of_which_it_is_not_pa
     (row,) = collective_times(steps[0], steps, {}, lambda mark: bool(asked.append(mark)) or mark == 2 + 2 * MS)
     assert asked == [2 + 2 * MS, 2 + 50 * MS]
     assert row.isolated_ms == pytest.approx(3 * 2)
+
+
+def test_after_each_steps_marks_the_interpreter_is_given_to_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = Group("0", "", (0, 1), "nccl")
+    step = StepLog(
+        tuple([Collective("allreduce_", group, 8, 8, None, 0, -1, 0, 0, n, n + MS) for n in range(2)]), 0, None
+    )
+    done: list[object] = []
+    module = "overlap_callbacks.monitor.background.collective_times"
+    monkeypatch.setattr(f"{module}.clocks.elapsed_ms", lambda *_: done.append("read") or 1.0)
+    monkeypatch.setattr(f"{module}.time", SimpleNamespace(sleep=done.append))
+    collective_times(step, [step] * 3, {}, lambda _: True)
+    pause = next((entry for entry in done if entry != "read"), None)
+    assert done == ["read", "read", pause] * 3
+    assert isinstance(pause, float)
+    assert 0 < pause < 0.01
 
 
 def test_collectives_that_were_not_timed_because_there_were_too_many_count_like_those_that_were(
