@@ -7,16 +7,21 @@ import importlib.util
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from overlap_callbacks import Mode
+from overlap_callbacks.gate.step_log import ExpectedSequence
+from overlap_callbacks.integrations._megatron_core import MegatronCore
 from overlap_callbacks.integrations._megatron_steps import shared_expert_streams
 from overlap_callbacks.integrations.megatron import attach
 from overlap_callbacks.report import record
 from tests.distributed import run_ranks
+from tests.gate.streams import Device
 from tests.integrations import megatron_shims
 from tests.integrations.megatron_jobs import (
     BATCH,
@@ -334,10 +339,45 @@ def test_pretrain_ends_as_it_would_when_it_fails_exits_or_cannot_be_measured(par
         assert "tensor_model_parallel_size=2" in line
 
 
-def test_the_streams_of_shared_experts_are_found_once_each() -> None:
-    class SharedExpertMLP(nn.Module):
-        stream: object = None
+class SharedExpertMLP(nn.Module):
+    """Stands for Megatron's, which is known by its name."""
 
+    stream: object = None
+
+
+def test_a_sequential_step_orders_the_stream_of_shared_experts_with_a_batch_of_sends_and_receives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda, posted = Device("compute", "experts"), []
+    compute, experts = cuda.streams["compute"], cuda.streams["experts"]
+
+    class Communicator:
+        def _communicate(self) -> tuple[None, None, None]:
+            posted.append(compute.enqueue())
+            return None, None, None
+
+    groups: Any = SimpleNamespace(model_parallel_is_initialized=lambda: True)
+    core = MegatronCore("megatron-core", Communicator, nn.Module, torch.optim.SGD, groups)
+    monkeypatch.setattr(MegatronCore, "load", lambda: core)
+    layer = SharedExpertMLP()
+    layer.stream = experts
+    monitor = attach(nn.Sequential(nn.Linear(1, 1), layer), None, run_dir=tmp_path, strict=True)
+    gate = monitor._driver.gate
+    cuda.install(monkeypatch)
+    gate.register()
+    gate.begin_step(sequential=True, expected=ExpectedSequence([], batches=[()]), compute_stream=compute)  # type: ignore[arg-type]
+    before = experts.enqueue()
+    Communicator()._communicate()
+    after = experts.enqueue()
+    gate.end_step()
+    monitor.close()
+    assert gate.last_error is None, repr(gate.last_error)
+    assert gate.side_streams == [experts]
+    assert cuda.is_before(before, posted[0])
+    assert cuda.is_before(posted[0], after)
+
+
+def test_the_streams_of_shared_experts_are_found_once_each() -> None:
     shared, lone = object(), object()
     experts = [SharedExpertMLP() for _ in range(4)]
     for expert, stream in zip(experts, (shared, shared, lone, None), strict=True):
