@@ -65,6 +65,16 @@ def may_end_the_process(torch_version: str, cuda_version: str | None) -> bool:
     return release >= [2, 13] and cuda < [12, 9]
 
 
+def threads_hold_buffers(cuda_version: str | None) -> bool:
+    """Whether each thread that calls CUDA holds one of CUPTI's buffers while the first profile of a process runs.
+
+    That is the default since CUDA 13, and Kineto sets it only as its first session ends. So in jobs with many process
+    groups, whose watchdogs call CUDA, the buffers of the first profile may be full at once. Not seen here: from
+    Kineto's source.
+    """
+    return cuda_version is not None and int(cuda_version.partition(".")[0]) >= 13
+
+
 class RecordBound:
     """How many steps one session may record so that it stays below Kineto's limit.
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, replace
 
+import torch
+
 from overlap_callbacks.analysis.results.arm import ComparedArm
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.race import RaceCheck
@@ -22,7 +24,7 @@ from overlap_callbacks.instruments import clocks, device
 from overlap_callbacks.instruments.memory import MemoryReader, RawReading
 from overlap_callbacks.instruments.other_profilers import serves_a_daemon
 from overlap_callbacks.instruments.power.meter import PowerMeter
-from overlap_callbacks.instruments.profiler import FIRST_STEPS, Profile, record_bound
+from overlap_callbacks.instruments.profiler import FIRST_STEPS, Profile, record_bound, threads_hold_buffers
 from overlap_callbacks.monitor.schedule import Part, Plan
 from overlap_callbacks.monitor.step_ranges import StepRanges
 from overlap_callbacks.monitor.window_cost import WindowCost
@@ -412,7 +414,13 @@ class Window:
             self._miss_profile(f"torch's profiler failed ({type(error).__name__}: {error})")
             return None
         if profile.truncated:
-            self._miss_profile("the profiler's buffers were full before the last profiled step had ended")
+            if threads_hold_buffers(torch.version.cuda):
+                self._miss_profile(
+                    "the profiler's buffers were full before the last profiled step had ended; on CUDA 13 and later, "
+                    "many process groups may do that to the first profile of a job, and to no other"
+                )
+            else:
+                self._miss_profile("the profiler's buffers were full before the last profiled step had ended")
             return None
         return profile
 

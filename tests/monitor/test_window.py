@@ -111,14 +111,28 @@ def test_after_a_failed_start_no_profiler_counts_as_running(monkeypatch: pytest.
     assert Profile.available()
 
 
-def test_a_profile_whose_buffers_were_full_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("cuda_version", "more"),
+    [
+        (None, ""),
+        ("12.9", ""),
+        (
+            "13.0",
+            "; on CUDA 13 and later, many process groups may do that to the first profile of a job, and to no other",
+        ),
+    ],
+)
+def test_a_profile_whose_buffers_were_full_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, cuda_version: str | None, more: str
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", cuda_version)
     monkeypatch.setattr(profiler, "_kineto_stopped", lambda: True)
     assert profiled().profile is not None  # of a CPU: the flag is that of an earlier session
     monkeypatch.setattr(Profile, "start", _start_as_of_a_device)
     closed = profiled()
     assert closed.profile is None
     assert closed.problems == (
-        "kernel times are missing: the profiler's buffers were full before the last profiled step had ended",
+        f"kernel times are missing: the profiler's buffers were full before the last profiled step had ended{more}",
     )
 
 
@@ -131,6 +145,24 @@ def test_where_kinetos_limit_may_end_the_process_a_profile_ends_before_it(monkey
     assert closed.profile is not None
     assert len(closed.profile.bounds) == 1
     assert any("the profile was ended early" in problem for problem in closed.problems)
+
+
+# Of 200 bytes each: in half of the limit, four steps fit, and one of a record more does not.
+@pytest.mark.parametrize(("records_a_step", "on_device", "refused"),
+                         [(83_886, True, False), (83_887, True, True), (83_887, False, False)])  # fmt: skip
+def test_where_not_even_one_step_of_each_mode_may_be_profiled_none_is(
+    monkeypatch: pytest.MonkeyPatch, records_a_step: int, on_device: bool, refused: bool
+) -> None:
+    bound = profiler.RecordBound(applies=True)
+    bound.learn(4 * records_a_step, 4)
+    monkeypatch.setattr("overlap_callbacks.monitor.window.record_bound", bound)
+    monkeypatch.setattr(Window, "on_device", on_device)
+    closed = profiled()
+    assert (closed.profile is None) is refused
+    assert closed.problems == refused * (
+        "kernel times are missing: its steps launch so many kernels that a profile could reach Kineto's limit, which "
+        "can end the process with this build of torch",
+    )
 
 
 def _start_as_of_a_device(profile: Profile, start: object = Profile.start) -> None:
