@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 from packaging.requirements import Requirement
 
 from overlap_callbacks.analysis.results.kernel_times import KernelTime
@@ -319,6 +320,38 @@ def test_a_profile_is_whole_if_it_has_each_kernel_that_the_job_launched() -> Non
     kernel = KernelTime("neg", False, 150_000, 150_000, 300.0, 300.0)
     assert negative.is_whole([kernel], 150_000)
     assert not negative.is_whole([msgspec.structs.replace(kernel, sequential_calls=149_999)], 150_000)
+
+
+@pytest.mark.parametrize(
+    ("torch_version", "cuda_version", "sent", "allowed"),
+    [
+        ("2.13.0+cu126", "12.6", signal.SIGSEGV, True),
+        ("2.13.0+cu126", "12.6", signal.SIGABRT, False),
+        ("2.13.0+cu130", "13.0", signal.SIGSEGV, False),
+        ("2.12.1+cu126", "12.6", signal.SIGSEGV, False),
+    ],
+)
+@pytest.mark.usefixtures("bench")
+def test_a_crash_is_allowed_only_at_kinetos_limit_and_with_a_torch_that_it_may_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch_version: str, cuda_version: str, sent: int, allowed: bool
+) -> None:
+    runner, kept = importlib.import_module("gpu_steps.runner"), importlib.import_module("gpu_steps.figures")
+    monkeypatch.setattr(torch, "__version__", torch_version)
+    monkeypatch.setattr(torch.version, "cuda", cuda_version)
+    crashed = runner.Result("case", "failed", runner._ending(-sent), 1.0, ())
+    passed = {}
+    for name in ("overflow", "negative"):
+        step = importlib.import_module(f"gpu_steps.{name}")
+        monkeypatch.setattr(step, "run_step", lambda *_, **__: crashed)
+        step.run(kept.Recorder(tmp_path / name, on_cpu=False))
+        passed |= {figure.name: figure.passed for figure in kept.read(tmp_path / name)[0]}
+    at_the_limit = (
+        "profiles of many kernels: ran to their end",
+        "more kernels than the profiler keeps: ran to its end",
+    )
+    assert {passed.pop(name) for name in at_the_limit} == {None if allowed else False}
+    assert len(passed) == 6
+    assert set(passed.values()) == {False}
 
 
 def test_ranks_are_forked_from_a_process_that_asked_nvml_for_its_gpus() -> None:
