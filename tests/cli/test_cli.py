@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from overlap_callbacks import FIGURES, JsonlSink, Schedule
+from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.kernel_times import KernelTime
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
@@ -195,11 +196,24 @@ def test_a_control_run_gives_no_verdict(tmp_path: Path) -> None:
 def test_json_holds_the_figures_with_their_intervals(tmp_path: Path) -> None:
     write_record(tmp_path, window_report())
     found = json.loads(show(str(tmp_path), "--json"))
+    # The sample has no pipeline, no lengths of profiled steps, and no collectives that were compared by rank.
     not_in_the_sample = {"bubble_ms", "profiler_slowdown", "profiler_slowdown_isolated", "waiting_ms"}
     not_in_the_sample |= {"waiting_isolated_ms"}
     assert set(found["figures"]) == {figure.name for figure in FIGURES} - not_in_the_sample
     speedup = found["figures"]["speedup_vs_sequential"]
     assert speedup["ci_low"] < speedup["value"] < speedup["ci_high"]
+
+
+def test_the_waiting_of_each_mode_is_shown_where_it_was_measured(tmp_path: Path) -> None:
+    waiting = {"waiting_ms": Estimate(3.25, 3.0, 3.5, 8, 8), "waiting_isolated_ms": Estimate(1.5, 1.25, 1.75, 8, 8)}
+    write_record(tmp_path, msgspec.structs.replace(window_report(), **waiting))
+    figures = json.loads(show(str(tmp_path), "--json"))["figures"]
+    assert {name: figures[name]["value"] for name in waiting} == {"waiting_ms": 3.25, "waiting_isolated_ms": 1.5}
+    rows = {
+        row[1].strip(): row[2].strip() for line in show(str(tmp_path)).splitlines() if len(row := line.split("│")) > 3
+    }
+    assert rows["waiting for the last rank"] == "3.25 ms"
+    assert rows["waiting for the last rank, sequential"] == "1.50 ms"
 
 
 @pytest.mark.parametrize(

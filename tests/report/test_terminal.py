@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,13 @@ def test_the_tables_have_compute_by_the_dimension_in_flight_and_the_share_attain
     assert "Slowdown by dimension of parallelism in flight" in text
     for label in ("share of the attainable gain", "bubble of the pipeline", "residual overlap, of communication"):
         assert label in text
+
+
+def test_the_pairs_tell_the_slowdown_of_whole_calls_and_that_while_both_run(tmp_path: Path) -> None:
+    rows = [re.split(r" *│ *", line) for line in printed(tmp_path, window(0)).splitlines() if line.startswith("│ gemm")]
+    changes = {beside: (whole, during) for _, _, beside, whole, during, *_ in rows}
+    assert changes["all_reduce"] == ("+17.5%", "+78.3%")  # of the 41 ms beside it, 18 ms were lost
+    assert changes["ran alone, unexplained"] == ("+0.8%", "")
 
 
 def test_a_job_without_sends_is_not_told_that_its_bubble_was_not_measured(tmp_path: Path) -> None:

@@ -79,6 +79,8 @@ def test_the_pairs_arrive_as_a_table_the_dearest_first(tmp_path: Path) -> None:
     assert table["columns"][:5] == ["kernels", "communication", "beside", "slowdown", "lost_ms"]
     assert [row[:3] for row in table["data"]] == [["all_reduce", True, "gemm"], ["gemm", False, "all_reduce"]]
     assert table["data"][1][3:5] == [pytest.approx(0.1), pytest.approx(3.0)]
+    (during,) = [column for column, name in enumerate(table["columns"]) if name == "slowdown_during"]
+    assert table["data"][1][during] == pytest.approx(3.0 / (20.0 - 3.0))
 
 
 def test_kernels_that_ran_alone_are_called_so_in_the_table(tmp_path: Path) -> None:
