@@ -12,7 +12,9 @@ from torch import nn
 from overlap_callbacks import JsonlSink, OverlapMonitor, OverlapReport, Schedule
 from overlap_callbacks.report import record
 from overlap_callbacks.sinks import Sink
+from tests.commands import invoke
 from tests.distributed import captured_log, run_ranks
+from tests.monitor.jobs import Training, new_monitor, tiny_schedule
 
 # 1 + 8 x 2 = 17 steps, one window right after the other.
 SCHEDULE = Schedule(every_n_steps=17, first_step=0, repeats=2, steps_per_block=1, profiled_steps=0)
@@ -77,6 +79,25 @@ def _stop_in_the_first_block(rank: int, folder: str) -> list[str]:
         pass
     torch.distributed.barrier()
     return [type(run).__name__ for run in record.read(folder).runs]
+
+
+def _skip_the_recorded_step(rank: int, folder: str) -> None:
+    training, monitor = Training(rank), new_monitor(JsonlSink(folder), schedule=tiny_schedule(), strict=True)
+    for step in range(6):
+        with monitor.step(step):
+            training.step()
+            if step == 2:
+                monitor.skip_step("its gradients overflowed")
+    monitor.close()
+
+
+def test_why_a_window_was_left_out_goes_from_the_job_to_the_record_and_the_screen(tmp_path: Path) -> None:
+    run_ranks(_skip_the_recorded_step, 2, str(tmp_path))
+    reason = "its recorded steps were skipped, its gradients overflowed"
+    assert record.read(tmp_path).left_out == [reason]
+    shown = " ".join(invoke("show", str(tmp_path)).output.split())
+    assert "Nothing has been measured: the only window was left out." in shown
+    assert f"Why: {reason}." in shown
 
 
 def test_there_is_a_record_before_anything_is_measured(tmp_path: Path) -> None:
