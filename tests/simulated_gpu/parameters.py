@@ -29,7 +29,8 @@ class Parameters:
         block_us: what each thread block adds, in kernels that are neither products nor element-wise; 0.01.
         memory_gbs: bandwidth of the device's memory: element-wise kernels and copies on the device; 1000.
         host_link_gbs: bandwidth of copies to and from the host; 20.
-        tflops: of products, for all types or by type, as ``bf16=0.2,f32=0.1``; 0.1.
+        tflops: of products, for all types or by type, as ``bf16=0.2,f32=0.1``; 0.1. ``tf32`` has the rate of
+            ``f32`` if it is given none.
         rules: durations by name, ``PATTERN=MICROSECONDS;...``; the first pattern found in a kernel's name holds.
         compute_slowdown: factor of a compute kernel's duration while a collective is in flight; 1.
         communication_slowdown: factor of a collective's duration while a compute kernel is in flight; 1.

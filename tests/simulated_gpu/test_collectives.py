@@ -96,6 +96,39 @@ def test_collectives_give_the_right_numbers_on_two_ranks() -> None:
     assert second["alone"] == [10, 10]
 
 
+def _split(rank: int, parameters: Parameters, count: int) -> tuple[int, list[Any]]:
+    parameters.apply()
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    found: list[Any] = []
+    dist.init_process_group("nccl", device_id=device)  # groups are then made of this one's communicator
+    for group in (dist.new_group([0, 2]), dist.split_group(split_ranks=[[0, 2], [1]])):
+        if rank == 1:
+            continue
+        numbers, sent = torch.full((count,), rank + 1.0, device=device), torch.tensor([rank], device=device)
+        dist.all_reduce(numbers, group=group)
+        dist.broadcast(sent, 2, group=group)
+        found += [*numbers.cpu()[:: count - 1].tolist(), sent.item()]
+    dist.barrier()
+    dist.destroy_process_group()
+    return os.getpid(), found
+
+
+def test_groups_that_are_split_off_reduce_among_themselves(tmp_path: Path) -> None:
+    told = Parameters(log=tmp_path / "log", devices=3, link_gbs=1, collective_us=100)
+    count = 1 << 18
+    ranks = run_ranks(_split, 3, told, count, backend="", timeout_s=90)
+    assert [found for _, found in ranks] == [[4, 4, 2] * 2, [], [4, 4, 2] * 2]
+    logs = [DeviceLog.read(tmp_path / "log", process).tasks for process, _ in ranks]
+    kernels = [[task for task in log if "AllReduce_Sum_f32" in task.name] for log in logs]
+    for first, second in zip(kernels[0], kernels[2], strict=True):
+        assert (first.met, first.end) == (second.met, second.end)
+    # Of two ranks each sends all of it once, of three it would be a third more.
+    lengths = [task.end - task.met for task in kernels[0] if task.alone_ns > 1e6]
+    assert lengths == pytest.approx([100_000 + 4 * count] * 2, abs=2)
+    assert [task for task in kernels[1] if task.alone_ns > 1e6] == []
+
+
 def _late(rank: int, parameters: Parameters) -> int:
     with on_device(rank, parameters) as device:
         numbers = torch.zeros(1 << 20, device=device)
@@ -122,8 +155,9 @@ def test_a_collective_lasts_from_the_last_ranks_arrival(tmp_path: Path, slow_lin
     assert first.end - first.met == pytest.approx(100_000 + factor * 4 * 2**20, abs=2)
 
 
-def _overlap(rank: int, parameters: Parameters) -> int:
+def _overlap(rank: int, parameters: Parameters, carve_out: int | None = None) -> int:
     with on_device(rank, parameters) as device:
+        torch._C._set_sm_carveout_experimental(carve_out)
         numbers, gradient = torch.zeros(2048, 2048, device=device), torch.zeros(1 << 20, device=device)
         dist.all_reduce(gradient)
         torch.cuda.synchronize()
@@ -137,15 +171,19 @@ def _overlap(rank: int, parameters: Parameters) -> int:
     return os.getpid()
 
 
-def test_channels_take_multiprocessors_from_compute(tmp_path: Path) -> None:
-    # 2048 by 2048 is 256 tiles: two waves on 128 multiprocessors, three on the 112 that 16 channels leave.
+# 2048 by 2048 is 256 tiles: two waves on 128 multiprocessors, three on the 112 that 16 channels leave. A product that
+# leaves as many free itself takes three waves from the first, and loses nothing more.
+@pytest.mark.parametrize(("carve_out", "alone_ms", "beside_ms"), [(None, 1, 1.5), (16, 1.5, 1.5)])
+def test_channels_take_multiprocessors_from_compute(
+    tmp_path: Path, carve_out: int | None, alone_ms: float, beside_ms: float
+) -> None:
     told = Parameters(
         log=tmp_path / "log", multiprocessors=128, channels=16, channels_take_sms=True, rules="gemm=1000", link_gbs=1
     )
-    process, _ = run_ranks(_overlap, 2, told, backend="", timeout_s=90)
+    process, _ = run_ranks(_overlap, 2, told, carve_out, backend="", timeout_s=90)
     alone, beside = [task for task in DeviceLog.read(tmp_path / "log", process).tasks if "gemm" in task.name]
-    assert alone.duration_ns == pytest.approx(1_000_000, abs=2)
-    assert beside.duration_ns == pytest.approx(1_500_000, abs=2)
+    assert alone.duration_ns == pytest.approx(1e6 * alone_ms, abs=2)
+    assert beside.duration_ns == pytest.approx(1e6 * beside_ms, abs=2)
 
 
 def test_one_rank_can_be_slow(tmp_path: Path) -> None:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import itertools
+import json
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +89,54 @@ def test_events_have_the_times_of_the_device() -> None:
     assert (found["early"], found["late"]) == (False, True)
 
 
+def _products() -> list[list[float]]:
+    """Milliseconds of a product, one with a bias and two in one, in 32 and in 16 bit, for each setting of torch."""
+    factors = [torch.zeros(2, 2048, 2048, device="cuda", dtype=dtype) for dtype in (torch.float32, torch.bfloat16)]
+    kinds = (
+        lambda both: torch.mm(both[0], both[0]),
+        lambda both: torch.nn.functional.linear(both[0], both[0], both[0, 0]),
+        lambda both: torch.bmm(both, both),
+    )
+    found: list[list[float]] = []
+    for tf32, carve_out in ((False, None), (True, None), (False, 16), (False, 1), (False, None)):
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        torch._C._set_sm_carveout_experimental(carve_out)
+        marks = [_event()]
+        torch.cuda._sleep(50 * CYCLES_PER_MS)  # so that the host is ahead
+        marks[0].record()
+        for both in factors:
+            for product in kinds:
+                product(both)
+                marks.append(_event())
+                marks[-1].record()
+        torch.cuda.synchronize()
+        found.append([begin.elapsed_time(end) for begin, end in itertools.pairwise(marks)])
+    return found
+
+
+# TF32 has the rate of 32 bit where the device is told no other.
+@pytest.mark.parametrize(
+    ("tflops", "of_tf32"), [("f32=10,tf32=40,bf16=20", 40), ("f32=10,bf16=20", 10), ("10,bf16=20", 10)]
+)
+def test_products_of_32_bit_take_the_rate_of_tf32_where_torch_allows_it(tflops: str, of_tf32: int) -> None:
+    def each_ms(rate: int) -> list[float]:
+        return [0.01 + times * 2 * 2048**3 / (rate * 1e9) for times in (1, 1, 2)]
+
+    plain, in_tf32, *_ = on_device(_products, tflops=tflops, kernel_us=10)
+    assert plain == pytest.approx([*each_ms(10), *each_ms(20)], abs=1e-4)
+    assert in_tf32 == pytest.approx([*each_ms(of_tf32), *each_ms(20)], abs=1e-4)
+
+
+def test_a_carve_out_of_multiprocessors_makes_more_waves_of_a_products_blocks() -> None:
+    # 2048 by 2048 is 256 tiles: two waves on 128 multiprocessors, three on 112 or 127. Two such products at a time have
+    # four waves, and five.
+    plain, _, of_16, of_1, after = on_device(_products, rules="gemm=1000", multiprocessors=128)
+    for found in (plain, after):
+        assert found == pytest.approx([1, 1, 1] * 2, abs=1e-4)
+    for found in (of_16, of_1):
+        assert found == pytest.approx([1.5, 1.5, 1.25] * 2, abs=1e-4)
+
+
 def _streams() -> list[float]:
     side, begin, mark, after, beside = torch.cuda.Stream(), _event(), _event(), _event(), _event()
     torch.cuda._sleep(50 * CYCLES_PER_MS)
@@ -119,6 +173,72 @@ def _memory() -> list[Any]:
 
 def test_memory_has_a_limit_on_each_device() -> None:
     assert on_device(_memory, memory_gib=1) == [1 << 30, 700 << 20, "out of memory", 700 << 20, True]
+
+
+def _in_stream_order() -> list[Any]:
+    size = 40 << 20
+    side, back = torch.cuda.Stream(), torch.zeros(4, dtype=torch.uint8).pin_memory()
+    before = torch.cuda.mem_get_info()[0]
+    numbers = torch.full((size,), 7, dtype=torch.uint8, device="cuda")
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(500 * CYCLES_PER_MS)
+        back.copy_(numbers[-4:], non_blocking=True)
+    numbers.record_stream(side)
+    del numbers
+    held = [before - torch.cuda.mem_get_info()[0], side.query()]
+    # There is no room for both. So it waits until the other stream is done with the first.
+    other = torch.full((size,), 8, dtype=torch.uint8, device="cuda")
+    reused = [before - torch.cuda.mem_get_info()[0], side.query(), back.tolist(), other[-4:].tolist()]
+    del other
+    torch.cuda.synchronize()
+    return [torch.cuda.get_allocator_backend(), held, reused, torch.cuda.mem_get_info()[0] == before]
+
+
+def test_memory_that_is_freed_in_stream_order_is_used_again_once_all_streams_are_done_with_it() -> None:
+    # torch chooses the allocator when it is loaded.
+    command = f"import json; from {__name__} import _in_stream_order as run; print(json.dumps(run()))"
+    told = {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync", **Parameters(memory_gib=1 / 16).environment()}
+    done = subprocess.run(
+        [sys.executable, "-c", command], env={**os.environ, **told}, stdout=subprocess.PIPE, text=True, check=True
+    )
+    size = 40 << 20
+    assert json.loads(done.stdout) == ["cudaMallocAsync", [size, False], [size, True, [7] * 4, [8] * 4], True]
+
+
+def _host_function() -> tuple[int, list[Any]]:
+    runtime = ctypes.CDLL("libcudart.so.13")
+    called: list[Any] = []
+    numbers, back = torch.full((4,), 7, device="cuda"), torch.zeros(4, dtype=torch.int64).pin_memory()
+    side = torch.cuda.Stream()
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    def function(argument: int) -> None:
+        called.extend([argument, time.monotonic_ns(), back.tolist()])
+        time.sleep(0.3)
+        called.append(time.monotonic_ns())
+
+    torch.cuda._sleep(20 * CYCLES_PER_MS)
+    back.copy_(numbers, non_blocking=True)
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    assert runtime.cudaLaunchHostFunc(stream, function, ctypes.c_void_p(5)) == 0
+    torch.cuda._sleep(CYCLES_PER_MS)
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(25 * CYCLES_PER_MS)
+    torch.cuda.synchronize()
+    return os.getpid(), called
+
+
+def test_a_host_function_runs_in_the_order_of_its_stream_alone(tmp_path: Path) -> None:
+    process, (argument, begun, copied, ended) = on_device(_host_function, log=tmp_path / "log")
+    assert (argument, copied) == (5, [7] * 4)
+    tasks = DeviceLog.read(tmp_path / "log", process).tasks
+    (function,) = [task for task in tasks if task.task_class == "none"]
+    before, after, beside = [task for task in tasks if "spin_kernel" in task.name]
+    assert before.end < function.start <= begun < ended <= function.end <= after.start
+    # To another stream it does nothing.
+    assert beside.end < function.end
+    assert beside.duration_ns == pytest.approx(25_000_000, abs=2)
 
 
 def _numbers() -> list[Any]:

@@ -1,6 +1,8 @@
 // How long kernels take alone.
 #include <cxxabi.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <mutex>
 #include <regex>
@@ -66,9 +68,17 @@ double duration_by_rule(const std::string& name, double otherwise) {
 double product_ns(const std::string& type, double flop) {
   const auto& rates = settings().flop_per_ns;
   auto rate = rates.find(type);
+  if (rate == rates.end() && type == "tf32") rate = rates.find("f32");
   if (rate == rates.end()) rate = rates.find("");
   double flop_per_ns = rate == rates.end() ? 100 : rate->second;
   return settings().kernel_ns + flop / flop_per_ns;
+}
+
+double waves(const Task& task, int multiprocessors) {
+  double threads = static_cast<double>(task.block[0]) * task.block[1] * task.block[2];
+  double resident = task.shared_bytes > 32768 ? 1 : std::max(1.0, std::floor(2048 / std::max(64.0, threads)));
+  double blocks = static_cast<double>(task.grid[0]) * task.grid[1] * task.grid[2];
+  return std::ceil(blocks / (multiprocessors * resident));
 }
 
 }  // namespace simulation

@@ -160,12 +160,9 @@ double Simulation::rate(const Device& device, const Task& task, const InFlight& 
   if (!present.communication) return rate;
   rate /= settings().compute_slowdown;
   if (settings().channels_take_multiprocessors && present.channels > 0) {
-    // A kernel's blocks come in waves over the multiprocessors; those that channels hold are missing in each.
-    double threads = static_cast<double>(task.block[0]) * task.block[1] * task.block[2];
-    double resident = task.shared_bytes > 32768 ? 1 : std::max(1.0, std::floor(2048 / std::max(64.0, threads)));
-    double blocks = static_cast<double>(task.grid[0]) * task.grid[1] * task.grid[2];
-    int all = settings().multiprocessors, left = std::max(1, all - present.channels);
-    rate *= std::ceil(blocks / (all * resident)) / std::ceil(blocks / (left * resident));
+    // Those that channels hold are missing in each wave, but for as many as the kernel leaves free itself.
+    int all = settings().multiprocessors, own = task.multiprocessors ? task.multiprocessors : all;
+    rate *= waves(task, own) / waves(task, std::clamp(all - present.channels, 1, own));
   }
   return rate;
 }

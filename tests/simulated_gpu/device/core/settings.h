@@ -21,7 +21,7 @@ struct Settings {
   double launch_ns;  // from the call of the host to the earliest start on an idle stream
   double kernel_ns, block_ns;
   double memory_bytes_per_ns, host_link_bytes_per_ns;
-  std::map<std::string, double> flop_per_ns;  // by type of the factors: f32, bf16, ...
+  std::map<std::string, double> flop_per_ns;  // by type of the factors: f32, tf32, bf16, ...
 
   double compute_slowdown, communication_slowdown;  // factors of duration while the other class is in flight
   double compute_factor;                            // of this rank's compute kernels: a slow rank

@@ -48,9 +48,10 @@ struct Task {
   int grid[3] = {1, 1, 1}, block[3] = {1, 1, 1};
   uint32_t shared_bytes = 0;
   uint16_t registers = 32;  // of a thread
-  int channels = 0;    // of a collective
-  uint64_t bytes = 0;  // of a copy
-  int copy_kind = 0;   // cudaMemcpyKind; of a memset, its value
+  int multiprocessors = 0;  // over which its blocks come in waves; 0: all
+  int channels = 0;         // of a collective
+  uint64_t bytes = 0;       // of a copy
+  int copy_kind = 0;        // cudaMemcpyKind; of a memset, its value
   uint32_t correlation = 0;
   bool profiled = false;
   std::shared_ptr<Moment> moment;    // event_wait: what it waits for; else what is reached with its end
@@ -122,6 +123,8 @@ class EXPORTED ApiCall {
 // By the rules of SIMGPU_RULES; `otherwise` where none fits.
 EXPORTED double duration_by_rule(const std::string& name, double otherwise);
 EXPORTED double product_ns(const std::string& type, double flop);
+// In how many waves a kernel's blocks come over so many multiprocessors.
+EXPORTED double waves(const Task& task, int multiprocessors);
 std::string demangled(const std::string& name);
 
 }  // namespace simulation

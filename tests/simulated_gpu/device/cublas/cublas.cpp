@@ -9,15 +9,18 @@ using Type = cudaDataType_t;
 
 namespace {
 
-constexpr Status success = 0;
+constexpr Status success = 0, invalid_value = 7;
+// The lowest bits of a math mode are one of several; those above are flags.
+constexpr int math_modes = 15, tf32_mode = 3;
 
 struct Handle {
   Stream stream = nullptr;
-  int pointer_mode = 0, math_mode = 0;
+  int pointer_mode = 0, math_mode = 0, multiprocessors = 0;
 };
 
-Status product(Handle* handle, const std::string& type, const char* what, double m, double n, double k, double batch) {
-  cublas::enqueue_product(handle->stream, type, what, m, n, k, batch);
+Status product(Handle* handle, std::string type, const char* what, double m, double n, double k, double batch) {
+  if (type == "f32" && (handle->math_mode & math_modes) == tf32_mode) type = "tf32";
+  cublas::enqueue_product(handle->stream, type, what, m, n, k, batch, handle->multiprocessors);
   return success;
 }
 
@@ -38,7 +41,11 @@ EXPORTED Status cublasSetStream_v2(Handle* handle, Stream stream) {
   return success;
 }
 EXPORTED Status cublasSetWorkspace_v2(Handle*, void*, size_t) { return success; }
-EXPORTED Status cublasSetSmCountTarget(Handle*, int) { return success; }
+EXPORTED Status cublasSetSmCountTarget(Handle* handle, int multiprocessors) {
+  if (multiprocessors < 0 || multiprocessors > simulation::settings().multiprocessors) return invalid_value;
+  handle->multiprocessors = multiprocessors;
+  return success;
+}
 EXPORTED Status cublasGetMathMode(Handle* handle, int* mode) {
   *mode = handle->math_mode;
   return success;

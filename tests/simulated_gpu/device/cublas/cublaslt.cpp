@@ -9,7 +9,8 @@ using Status = int;
 namespace {
 
 constexpr Status success = 0;
-constexpr int layout_batch = 5, transpose_a = 3;
+constexpr int layout_batch = 5, transpose_a = 3, multiprocessor_target = 15;
+constexpr int compute_in_tf32 = 77;
 
 struct Layout {
   cudaDataType_t type;
@@ -18,7 +19,8 @@ struct Layout {
 };
 
 struct Product {
-  int32_t transpose_a = 0;
+  int compute_type;
+  int32_t transpose_a = 0, multiprocessors = 0;
 };
 
 // What the choice of an algorithm gives back.
@@ -50,8 +52,8 @@ EXPORTED Status cublasLtMatrixLayoutSetAttribute(Layout* layout, int attribute, 
   return success;
 }
 
-EXPORTED Status cublasLtMatmulDescCreate(Product** product, int, cudaDataType_t) {
-  *product = new Product;
+EXPORTED Status cublasLtMatmulDescCreate(Product** product, int compute_type, cudaDataType_t) {
+  *product = new Product{compute_type};
   return success;
 }
 EXPORTED Status cublasLtMatmulDescDestroy(Product* product) {
@@ -60,6 +62,7 @@ EXPORTED Status cublasLtMatmulDescDestroy(Product* product) {
 }
 EXPORTED Status cublasLtMatmulDescSetAttribute(Product* product, int attribute, const void* value, size_t) {
   if (attribute == transpose_a) memcpy(&product->transpose_a, value, sizeof product->transpose_a);
+  if (attribute == multiprocessor_target) memcpy(&product->multiprocessors, value, sizeof product->multiprocessors);
   return success;
 }
 
@@ -85,8 +88,10 @@ EXPORTED Status cublasLtMatmul(void*, Product* product, const void*, const void*
                                const void*, const void*, Layout* c, void*, Layout*, const void*, void*, size_t,
                                void* stream) {
   uint64_t inner = product->transpose_a ? a->rows : a->columns;
-  cublas::enqueue_product(stream, cublas::type_name(a->type), "gemm_bias", static_cast<double>(c->rows),
-                          static_cast<double>(c->columns), static_cast<double>(inner), c->batch);
+  // torch asks for it for factors of 32 bit alone.
+  std::string type = product->compute_type == compute_in_tf32 ? "tf32" : cublas::type_name(a->type);
+  cublas::enqueue_product(stream, type, "gemm_bias", static_cast<double>(c->rows), static_cast<double>(c->columns),
+                          static_cast<double>(inner), c->batch, product->multiprocessors);
   return success;
 }
 

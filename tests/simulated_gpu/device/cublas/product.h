@@ -25,20 +25,25 @@ inline std::string type_name(cudaDataType_t type) {
   }
 }
 
-// `what` ends the kernel's name: "gemm", "gemm_bias", "gemv".
+// `what` ends the kernel's name: "gemm", "gemm_bias", "gemv". It uses as many multiprocessors as it is told; 0: all.
 inline void enqueue_product(void* stream, const std::string& type, const std::string& what, double m, double n,
-                            double k, double batch) {
+                            double k, double batch, int multiprocessors = 0) {
   simulation::ApiCall call(CUPTI_RUNTIME_TRACE_CBID_cudaLaunchKernelExC_v11060);
   constexpr double tile = 128;
   auto task = std::make_shared<simulation::Task>();
   task->name = "simulated_sm90_" + type + "_" + what + "_tile128x128";
-  double alone_ns = simulation::product_ns(type, 2 * m * n * k * batch);
-  task->alone_ns = simulation::duration_by_rule(task->name, alone_ns) * simulation::settings().compute_factor;
   task->grid[0] = static_cast<int>(std::ceil(m / tile));
   task->grid[1] = static_cast<int>(std::ceil(n / tile));
   task->grid[2] = static_cast<int>(batch);
   task->block[0] = 256;
   task->shared_bytes = 131072;  // one block on a multiprocessor
+  double alone_ns = simulation::product_ns(type, 2 * m * n * k * batch);
+  task->alone_ns = simulation::duration_by_rule(task->name, alone_ns) * simulation::settings().compute_factor;
+  if (multiprocessors) {
+    task->multiprocessors = multiprocessors;
+    task->alone_ns *=
+        simulation::waves(*task, multiprocessors) / simulation::waves(*task, simulation::settings().multiprocessors);
+  }
   simulation::enqueue(stream, std::move(task));
 }
 

@@ -146,10 +146,11 @@ EXPORTED cudaError_t cudaFree(void* address) {
   return Memory::get().free(address) ? cudaSuccess : fail(cudaErrorInvalidValue);
 }
 
-EXPORTED cudaError_t cudaMallocAsync(void** address, size_t size, cudaStream_t stream) {
+EXPORTED cudaError_t cudaMallocAsync(void** address, size_t size, cudaStream_t) {
   *address = Memory::get().allocate(size, false);
   if (!*address) {
-    simulation::wait_for_stream(stream);  // for what is to be freed there
+    // For what is to be freed, on whatever stream. CUDA lets this stream wait for it, here the host waits.
+    simulation::wait_for_device(simulation::current_device());
     *address = Memory::get().allocate(size, false);
   }
   return *address ? cudaSuccess : fail(cudaErrorMemoryAllocation);
