@@ -22,7 +22,7 @@ from tests.simulated_gpu import jobs
 from tests.simulated_gpu.truth import StepTruth, length
 
 # How far a time of the device may be from the log's, and a figure of samples.
-WITHIN, WITHIN_SAMPLED = 0.01, 0.025
+WITHIN, WITHIN_SAMPLED = 0.002, 0.025
 # And what the library models: blocks that come in waves.
 WITHIN_MODELLED = 0.05
 
