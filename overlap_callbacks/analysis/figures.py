@@ -25,6 +25,7 @@ from overlap_callbacks.analysis.block_means import (
     merge_blocks,
 )
 from overlap_callbacks.analysis.design import NUM_COVARIATES, covariates_of
+from overlap_callbacks.analysis.job.message_waiting import message_waiting
 from overlap_callbacks.analysis.job.waiting import WaitingSums, add_waiting, reported_waiting, waiting_of
 from overlap_callbacks.analysis.results.catalogue import Figure, figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -380,7 +381,7 @@ def _across_ranks(rows: Floats, arms: Sequence[ArmSums], own: npt.NDArray[np.boo
     for mode, (arm, rows_of) in zip(Mode, zip(arms, own, strict=True), strict=True):
         if not arm.blocks:
             continue
-        of_messages = waiting.messages(sequential=mode is Mode.SEQUENTIAL)
+        of_messages = message_waiting(waiting.stages, sequential=mode is Mode.SEQUENTIAL)
         known = [of_messages.of(waited[n]) for n in arm.blocks if n in waited]
         usual = np.mean(known, axis=0).tolist()
         of_blocks = [of_messages.of(waited[n]) if n in waited else usual for n in arm.blocks]

@@ -318,8 +318,11 @@ def _contention(window: OverlapReport, case: Case) -> Iterator[Compared]:
     causes = (SMS, WAVES) if takes_sms else (CLOCK,) if capped else (MEMORY,) if case.memory_bound else ()
     if shares is not None and window.compute_slowdown is not None and causes:
         found = sum(shares.of(cause) or 0.0 for cause in causes)
-        if takes_sms or window.power_verdict is not None:
-            yield Compared(f"share of {', '.join(causes)}", found, window.compute_slowdown.value, WITHIN_MODELLED)
+        true = window.compute_slowdown.value
+        if capped and window.power_verdict is not None:  # of the ratio of two clocks, each from samples
+            yield Compared(f"1 + share of {CLOCK}", 1 + found, 1 + true, WITHIN_SAMPLED)
+        elif takes_sms or window.power_verdict is not None:
+            yield Compared(f"share of {', '.join(causes)}", found, true, WITHIN_MODELLED)
 
 
 def _bus_bandwidth(window: OverlapReport, s: Steps) -> Iterator[Compared]:

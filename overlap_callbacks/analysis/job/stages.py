@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from overlap_callbacks.analysis.communication.rank_grids import ranks_in
+from overlap_callbacks.analysis.job.message_waiting import bubble_us
 from overlap_callbacks.analysis.job.waiting import WaitingSums
 from overlap_callbacks.analysis.results.messages import JobMessages
 from overlap_callbacks.analysis.results.mode import Mode
@@ -92,7 +93,7 @@ def pipeline_bubble(
             row.stage,
             row.num_ranks,
             row.step_ns / row.num_ranks / _NS_PER_MS,
-            min(row.most_ns, row.bubble_ns + 1e3 * waiting.bubble_us(row.stage)) / row.num_ranks / _NS_PER_MS,
+            min(row.most_ns, row.bubble_ns + 1e3 * bubble_us(waiting.stages, row.stage)) / row.num_ranks / _NS_PER_MS,
         )
         for row in sums
     ]
