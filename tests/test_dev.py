@@ -119,12 +119,12 @@ def test_where_the_cuda_build_cannot_be_had_an_exit_code_of_its_own_says_so(
     assert ends_where("constraints.txt") == (1, "")  # that of the project is ours to mend
 
 
-def test_without_a_compiler_the_simulated_gpu_is_skipped_with_the_reason(
+def test_without_a_compiler_the_tests_on_the_simulated_gpu_do_not_pass_and_the_reason_is_said(
     dev: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(dev.shutil, "which", lambda _: None)
-    assert commands(dev, monkeypatch, "test", "--simulated-gpu") == []
-    assert "no g++" in capsys.readouterr().out
+    assert dev.test_on_simulated_gpu([]) == dev.NOT_INSTALLED
+    assert "no g++" in capsys.readouterr().err
 
 
 def test_versions_that_there_are_not_are_refused_with_the_two_that_there_are() -> None:
