@@ -15,6 +15,7 @@ import datetime
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -87,23 +88,31 @@ def test_on_simulated_gpu(arguments: list[str]) -> int:
 
 def set_up_simulated_gpu() -> Path:
     """The folder of programs of ``.venv-simulated-gpu``: the CUDA build of torch without any of NVIDIA's packages."""
-    folder, requirements = VENV.with_name(".venv-simulated-gpu"), HERE / "constraints-simulated-gpu.txt"
+    folder, torch = VENV.with_name(".venv-simulated-gpu"), HERE / "constraints-simulated-gpu.txt"
     bin_folder = make_environment(folder)
     stamp = folder / "installed"
-    inputs = ("pyproject.toml", "constraints.txt", requirements.name)
+    inputs = ("pyproject.toml", "constraints-hashed.txt", torch.name)
     wanted = hashlib.sha256(b"".join((HERE / name).read_bytes() for name in inputs) + str(HERE).encode()).hexdigest()
     if not stamp.exists() or stamp.read_text() != wanted:
         print("installing the CUDA build of torch (527 MB) and the versions of constraints.txt", flush=True)
-        # constraints.txt names all that the project needs. With dependencies pip would fetch CUDA itself, for torch.
+        others = folder / "others.txt"
+        others.write_text(without_cuda((HERE / "constraints-hashed.txt").read_text()))
+        # With dependencies pip would fetch CUDA itself, for torch.
         pip = (bin_folder / "python", "-m", "pip", "install", "--quiet", "--no-deps")
-        for what in (("--require-hashes", "-r", requirements), ("-r", HERE / "constraints.txt"), ("-e", HERE)):
+        for what in (("--require-hashes", "-r", torch), ("--require-hashes", "-r", others), ("-e", HERE)):
             if code := run(*pip, *what):
-                if requirements in what:
+                if torch in what:
                     print("the CUDA build of torch cannot be had here: its tests did not run", file=sys.stderr)
                     code = NOT_INSTALLED
                 sys.exit(code)
         stamp.write_text(wanted)
     return bin_folder
+
+
+def without_cuda(requirements: str) -> str:
+    """The requirements but torch and what it needs of CUDA."""
+    packages = re.split(r"\n(?=\S)", requirements)
+    return "\n".join([one for one in packages if not re.match(r"(torch|triton|cuda-|nvidia-(?!ml-py))", one)]) + "\n"
 
 
 def make_environment(folder: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ def dev(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    for file in ("pyproject.toml", "constraints.txt", "constraints-oldest.txt"):
+    for file in ("pyproject.toml", "constraints.txt", "constraints-oldest.txt", "constraints-hashed.txt"):
         (tmp_path / file).write_bytes((ROOT / file).read_bytes())
     monkeypatch.setattr(module, "HERE", tmp_path)
     monkeypatch.setattr(module, "VENV", tmp_path / ".venv")
@@ -93,11 +94,19 @@ def test_the_simulated_gpu_has_an_environment_without_nvidias_packages(
     assert {command[0] for command in (torch, testing)} == {str(tmp_path / ".venv-simulated-gpu" / "bin" / "python")}
     # With dependencies pip would fetch CUDA's own libraries, and torch prefers those to the simulated ones.
     assert all("--no-deps" in command for command in (torch, others, project))
-    assert "--require-hashes" in torch
+    assert all("--require-hashes" in command for command in (torch, others))
     assert building[-2:] == ["-m", "tests.simulated_gpu.build"]
     assert testing[1:] == ["-m", "pytest", "tests/simulated_gpu", "tests/gpu", "-m", "not nightly", "-x"]
     assert dev.os.environ["LD_LIBRARY_PATH"] == str(tmp_path / "build" / "simulated_gpu" / "lib")
     assert len(commands(dev, monkeypatch, "test", "--simulated-gpu", "tests/gate")) == 2
+
+
+def test_what_the_simulated_gpu_installs_besides_torch_is_all_but_cuda(dev: ModuleType) -> None:
+    kept = dev.without_cuda((ROOT / "constraints-hashed.txt").read_text())
+    names = set(re.findall(r"^([a-z][\w.-]*)==", kept, re.M))
+    assert {"deepspeed", "lightning", "megatron-core", "numpy", "nvidia-ml-py"} <= names
+    assert not names & {"torch", "triton", "nvidia-cublas", "cuda-bindings", "nvidia-nccl-cu13"}
+    assert kept.count("--hash") >= len(names)
 
 
 def test_where_the_cuda_build_cannot_be_had_an_exit_code_of_its_own_says_so(
@@ -116,7 +125,7 @@ def test_where_the_cuda_build_cannot_be_had_an_exit_code_of_its_own_says_so(
     code, said = ends_where("constraints-simulated-gpu.txt")
     assert code == dev.NOT_INSTALLED
     assert "did not run" in said
-    assert ends_where("constraints.txt") == (1, "")  # that of the project is ours to mend
+    assert ends_where("others.txt") == (1, "")  # that of the project is ours to mend
 
 
 def test_without_a_compiler_the_tests_on_the_simulated_gpu_do_not_pass_and_the_reason_is_said(
