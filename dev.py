@@ -112,7 +112,7 @@ def set_up_simulated_gpu() -> Path:
 def without_cuda(requirements: str) -> str:
     """The requirements but torch and what it needs of CUDA."""
     packages = re.split(r"\n(?=\S)", requirements)
-    return "\n".join([one for one in packages if not re.match(r"(torch|triton|cuda-|nvidia-(?!ml-py))", one)]) + "\n"
+    return "\n".join([one for one in packages if not re.match(r"(torch|triton)==|cuda-|nvidia-(?!ml-py)", one)]) + "\n"
 
 
 def make_environment(folder: Path) -> Path:

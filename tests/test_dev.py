@@ -104,7 +104,7 @@ def test_the_simulated_gpu_has_an_environment_without_nvidias_packages(
 def test_what_the_simulated_gpu_installs_besides_torch_is_all_but_cuda(dev: ModuleType) -> None:
     kept = dev.without_cuda((ROOT / "constraints-hashed.txt").read_text())
     names = set(re.findall(r"^([a-z][\w.-]*)==", kept, re.M))
-    assert {"deepspeed", "lightning", "megatron-core", "numpy", "nvidia-ml-py"} <= names
+    assert {"deepspeed", "lightning", "megatron-core", "numpy", "nvidia-ml-py", "torchmetrics"} <= names
     assert not names & {"torch", "triton", "nvidia-cublas", "cuda-bindings", "nvidia-nccl-cu13"}
     assert kept.count("--hash") >= len(names)
 
