@@ -25,7 +25,7 @@ from overlap_callbacks.analysis.block_means import (
     merge_blocks,
 )
 from overlap_callbacks.analysis.design import NUM_COVARIATES, covariates_of
-from overlap_callbacks.analysis.job.message_waiting import message_waiting
+from overlap_callbacks.analysis.job.stages import message_scale
 from overlap_callbacks.analysis.job.waiting import WaitingSums, add_waiting, reported_waiting, waiting_of
 from overlap_callbacks.analysis.results.catalogue import Figure, figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -375,17 +375,14 @@ def _across_ranks(rows: Floats, arms: Sequence[ArmSums], own: npt.NDArray[np.boo
         rows[own[1], _SLOWEST] = rows[own[1], _BUSY] * slowest_ms / arms[1].mean[_BUSY]
     waiting = reported_waiting(waiting)
     waited = {block.block: block for block in waiting.blocks}
-    having = [(arm, rows_of) for arm, rows_of in zip(arms, own, strict=True) if arm.blocks]
-    if not all(any(block in waited for block in arm.blocks) for arm, _ in having):
+    having = [(mode, arm, rows_of) for mode, arm, rows_of in zip(Mode, arms, own, strict=True) if arm.blocks]
+    if not all(any(block in waited for block in arm.blocks) for _, arm, _ in having):
         return
-    for mode, (arm, rows_of) in zip(Mode, zip(arms, own, strict=True), strict=True):
-        if not arm.blocks:
-            continue
-        of_messages = message_waiting(waiting.stages, sequential=mode is Mode.SEQUENTIAL)
-        known = [of_messages.of(waited[n]) for n in arm.blocks if n in waited]
-        usual = np.mean(known, axis=0).tolist()
-        of_blocks = [of_messages.of(waited[n]) if n in waited else usual for n in arm.blocks]
-        waited_ms, bubble_ms = np.array(of_blocks).T / (1e3 * arm.num_ranks)
+    for mode, arm, rows_of in having:
+        scale = message_scale(waiting.stages, sequential=mode is Mode.SEQUENTIAL)
+        of_blocks = {n: waited[n].scaled_us(scale) for n in arm.blocks if n in waited}
+        usual = tuple(np.mean([*of_blocks.values()], axis=0).tolist())
+        waited_ms, bubble_ms = np.array([of_blocks.get(n, usual) for n in arm.blocks]).T / (1e3 * arm.num_ranks)
         part = rows[rows_of]
         most_ms = np.maximum(part[:, _BUBBLE], part[:, _IDLE] + part[:, _COMM_BUSY] - part[:, _HIDDEN])
         part[:, _BUBBLE] = np.minimum(part[:, _BUBBLE] + bubble_ms, most_ms)

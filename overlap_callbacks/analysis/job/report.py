@@ -143,7 +143,7 @@ def report_of(
         throughput=None if work is None else _throughput(work, figures, environment, first.device, world_size),
         arrivals=arrivals,
         transfers=transfers,
-        pipeline=pipeline_bubble(part.stages, messages, waiting),
+        pipeline=pipeline_bubble(part.stages, messages, waiting.stages),
         race=part.race,
         lower_bound=part.lower_bound,
         settled=None,  # needs the run's other windows: SettledFit

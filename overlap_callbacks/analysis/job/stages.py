@@ -1,20 +1,27 @@
-"""The bubble of each stage of a pipeline, summed over ranks in bounded space, and what its schedule should give."""
+"""The bubble of each stage of a pipeline, summed over ranks in bounded space, and what its schedule should give.
+
+A rank alone tells a part of it. What its messages waited for their peers is known where their two kernels were compared
+(``waiting``). Of a large job some messages are, drawn by chance; those that are alike on a stage stand for each other.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from overlap_callbacks.analysis.communication.rank_grids import ranks_in
-from overlap_callbacks.analysis.job.message_waiting import bubble_us
-from overlap_callbacks.analysis.job.waiting import WaitingSums
 from overlap_callbacks.analysis.results.messages import JobMessages
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.stages import PipelineBubble, StageBubble
 from overlap_callbacks.analysis.results.window import RankWindow
 
 MAX_STAGES = 64
+# Of messages that are alike on a stage, so many stand for all.
+ENOUGH = 4
 _NS_PER_MS = 1e6
 
 
@@ -72,15 +79,112 @@ def add_stages(parts: Iterable[Sequence[StageSum]]) -> tuple[StageSum, ...]:
     return tuple([found[stage] for stage in sorted(found)[:MAX_STAGES]])
 
 
+class Side(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One rank's side of the messages of two ranks.
+
+    Attributes:
+        stage: of the pipeline.
+        alike, open_us: as in ``CollectiveCalls``.
+        time_us: of each step.
+    """
+
+    stage: int
+    alike: str
+    open_us: bytes
+    time_us: tuple[float, ...]
+
+
+class StageMessages(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Messages of a stage of a pipeline that are alike, per step, summed over ranks.
+
+    Attributes:
+        stage: its number.
+        alike: as in ``CollectiveCalls``.
+        compared, dropped: ranks' rows that were compared, and that were not because there are many.
+        waited_us, waited_isolated_us: of those compared, in overlapped and in sequential steps.
+        bubble_us: the part of ``waited_us`` in which nothing else ran and which no rank could tell alone.
+    """
+
+    stage: int
+    alike: str
+    compared: int = 0
+    dropped: int = 0
+    waited_us: float = 0.0
+    waited_isolated_us: float = 0.0
+    bubble_us: float = 0.0
+
+    @property
+    def is_told(self) -> bool:
+        """Whether those compared can stand for all."""
+        return not self.dropped or self.compared >= ENOUGH
+
+    @property
+    def scale(self) -> float:
+        """All of them over those compared."""
+        return 1 + self.dropped / self.compared if self.compared else 0.0
+
+
+class MessageScale(NamedTuple):
+    """What all messages waited over what those did that were compared.
+
+    Attributes:
+        waited, bubble: factors.
+    """
+
+    waited: float
+    bubble: float
+
+
+def message_scale(rows: Sequence[StageMessages], *, sequential: bool) -> MessageScale:
+    """Of a mode; zeros where some kind of message cannot be told: then none counts, so stages stay comparable."""
+    if not all([row.is_told for row in rows]):
+        return MessageScale(0.0, 0.0)
+    waited = [(row.scale, row.waited_isolated_us if sequential else row.waited_us) for row in rows]
+    return MessageScale(_factor(waited), _factor([(row.scale, row.bubble_us) for row in rows]))
+
+
+def bubble_us(rows: Sequence[StageMessages], stage: int) -> float:
+    """What the ranks of a stage wait in an overlapped step while nothing else runs, beyond what each can tell."""
+    if not all([row.is_told for row in rows]):
+        return 0.0
+    return sum([row.scale * row.bubble_us for row in rows if row.stage == stage])
+
+
+def _factor(rows: Sequence[tuple[float, float]]) -> float:
+    """All of it, over those compared."""
+    compared = sum([us for _, us in rows])
+    return sum([scale * us for scale, us in rows]) / compared if compared > 0 else 1.0
+
+
+def stage_messages(
+    side: Side, bubble: npt.NDArray[np.float64], time: npt.NDArray[np.float64], sequential: npt.NDArray[np.bool_]
+) -> StageMessages:
+    """One side of messages that were compared.
+
+    Args:
+        side: it.
+        bubble: of each step, in us.
+        time: of the transfers, in us; shape (steps, bins).
+        sequential: which steps are.
+    """
+    waited = np.maximum(np.array(side.time_us) - time.sum(axis=1), 0)
+
+    def mean(times_us: npt.NDArray[np.float64], own: npt.NDArray[np.bool_]) -> float:
+        return float(times_us[own].mean()) if own.any() else 0.0
+
+    amounts = (mean(waited, ~sequential), mean(waited, sequential), mean(bubble, ~sequential))
+    return StageMessages(side.stage, side.alike, 1, 0, *amounts)
+
+
 def pipeline_bubble(
-    sums: Sequence[StageSum], messages: JobMessages | None, waiting: WaitingSums
+    sums: Sequence[StageSum], messages: JobMessages | None, waited: Sequence[StageMessages]
 ) -> PipelineBubble | None:
     """The bubble of the job's pipeline; None where it has none, or no profile tells it.
 
     Args:
         sums: of all ranks heard.
         messages: of the job.
-        waiting: what the ranks heard waited for their peers.
+        waited: what the messages of the ranks heard did.
     """
     if messages is None or not sums:
         return None
@@ -93,7 +197,7 @@ def pipeline_bubble(
             row.stage,
             row.num_ranks,
             row.step_ns / row.num_ranks / _NS_PER_MS,
-            min(row.most_ns, row.bubble_ns + 1e3 * bubble_us(waiting.stages, row.stage)) / row.num_ranks / _NS_PER_MS,
+            min(row.most_ns, row.bubble_ns + 1e3 * bubble_us(waited, row.stage)) / row.num_ranks / _NS_PER_MS,
         )
         for row in sums
     ]

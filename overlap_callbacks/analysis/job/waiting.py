@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from overlap_callbacks.analysis.job.message_waiting import BlockWaiting, Side, StageMessages, stage_messages
+from overlap_callbacks.analysis.job.stages import MessageScale, Side, StageMessages, stage_messages
 from overlap_callbacks.analysis.kernels.issued import SEND_RECV
 from overlap_callbacks.analysis.results.collective_calls import CollectiveCalls, are_times
 from overlap_callbacks.analysis.results.kernel_times import ALONE, PairTime
@@ -53,6 +53,26 @@ class OpenGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
     heard: int
     time_us: tuple[float, ...]
     sides: tuple[Side, ...] = ()
+
+
+class BlockWaiting(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Waiting in a profiled block, per step, summed over ranks.
+
+    Attributes:
+        block: its number.
+        waited_us: the collectives' kernels beyond the transfer.
+        message_us: the same of messages, of those that were compared.
+        bubble_us: the part of it in which nothing else ran and which no rank could tell alone.
+    """
+
+    block: int
+    waited_us: float
+    message_us: float = 0.0
+    bubble_us: float = 0.0
+
+    def scaled_us(self, scale: MessageScale) -> tuple[float, float]:
+        """All waiting, and the part of it that is the bubble's, with that of messages that were not compared."""
+        return self.waited_us + scale.waited * self.message_us, scale.bubble * self.bubble_us
 
 
 class PairSum(msgspec.Struct, frozen=True, array_like=True, gc=False):

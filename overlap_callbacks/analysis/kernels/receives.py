@@ -20,27 +20,17 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis.kernels.bandwidth import Bandwidth, fitted_bandwidth
+from overlap_callbacks.analysis.kernels.issued import SEND_RECV, IssuedGroup
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
 
 Floats = npt.NDArray[np.float64]
-
-_SEND_RECV = "send_recv"
-
-
-class MessageGroup(Protocol):
-    """What this module needs of a process group."""
-
-    @property
-    def name(self) -> str:
-        """Its name, the same on all its ranks."""
-        ...
 
 
 class IssuedMessage(Protocol):
     """What this module needs of a send or a receive as the gate saw it."""
 
     @property
-    def group(self) -> MessageGroup:
+    def group(self) -> IssuedGroup:
         """Its process group."""
         ...
 
@@ -215,7 +205,7 @@ def send_recv_rows(kernels: KernelTable, step: int) -> Indices:
 
     NCCL has a stream for each peer of messages that are not posted together: a later one may start earlier.
     """
-    kind = kernels.collectives.index(_SEND_RECV) if _SEND_RECV in kernels.collectives else -2  # -2 is in no row
+    kind = kernels.collectives.index(SEND_RECV) if SEND_RECV in kernels.collectives else -2  # -2 is in no row
     rows = np.flatnonzero((kernels.kind == Kind.COMMUNICATION) & (kernels.collective == kind) & (kernels.step == step))
     times_ns = kernels.intervals.start_ns[rows]
     if kernels.launched_ns is not None and bool((kernels.launched_ns[rows] >= 0).all()):

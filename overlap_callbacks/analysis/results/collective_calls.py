@@ -32,7 +32,7 @@ class CollectiveCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
         kind: e.g. ``all_reduce``.
         group: name of the group, the same on its ranks.
         first_rank: lowest rank of the group.
-        group_size: its ranks; 1 for messages that cannot be compared with the other side's.
+        group_size: its ranks.
         calls: collectives in a step, in those that have any.
         steps: the S steps, all that count; the times of a step without any are 0.
         families: the F families of compute that ran beside any.
@@ -41,8 +41,8 @@ class CollectiveCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
         shares: how the families share in that, of 255; 8-bit numbers, shape (S, bins, F).
         dimension: of parallelism that the group serves.
         alike: of messages, what those of other ranks of its stage share with them; empty of others.
-        open_us: of messages, the part of ``time_us`` in which nothing else runs and that this rank alone
-            cannot call waiting; the same shape; else empty.
+        open_us: of messages, the part of ``time_us`` in which nothing else runs and that this rank alone cannot call
+            waiting; the same shape; else empty.
     """
 
     kind: str

@@ -12,7 +12,6 @@ from overlap_callbacks.analysis.communication.job_shape import JobShape
 from overlap_callbacks.analysis.communication.model_shape import ModelShape
 from overlap_callbacks.analysis.communication.predicted import predicted_messages
 from overlap_callbacks.analysis.job.stages import MAX_STAGES, StageSum, add_stages, pipeline_bubble, stages_of
-from overlap_callbacks.analysis.job.waiting import WaitingSums
 from overlap_callbacks.analysis.results.messages import NO_STAGE, RankMessages
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow
@@ -70,7 +69,7 @@ def test_the_first_stages_messages_tell_micro_batches_and_chunks(
         StageSum(0, 2, 200_000_000, 40_000_000, 90_000_000, chunks),
         StageSum(1, 2, 200_000_000, 20_000_000, 90_000_000),
     ]
-    found = pipeline_bubble(sums, predicted_messages(job), WaitingSums())
+    found = pipeline_bubble(sums, predicted_messages(job), ())
     assert found is not None
     assert (found.num_stages, found.micro_batches, found.chunks) == (job.p, batches, chunks)
     assert found.expected_fraction == pytest.approx(fraction)
@@ -80,7 +79,7 @@ def test_the_first_stages_messages_tell_micro_batches_and_chunks(
 
 def test_chunks_that_do_not_fit_the_messages_tell_no_micro_batches() -> None:
     job = JobShape(model=GPT, p=2, chunks=2, global_batch=4)  # 12 messages
-    found = pipeline_bubble([StageSum(0, 1, 1, 1, 1, 4)], predicted_messages(job), WaitingSums())
+    found = pipeline_bubble([StageSum(0, 1, 1, 1, 1, 4)], predicted_messages(job), ())
     assert found is not None
     assert (found.micro_batches, found.expected_fraction) == (None, None)
 
@@ -95,7 +94,7 @@ def test_the_chunks_of_a_rank_are_those_that_its_adapter_tells() -> None:
 
 def test_without_a_pipeline_or_a_profile_there_is_none() -> None:
     job = JobShape(model=GPT, p=2, global_batch=2)
-    assert pipeline_bubble([], predicted_messages(job), WaitingSums()) is None
-    assert pipeline_bubble([StageSum(0, 1, 1, 1, 1)], None, WaitingSums()) is None
+    assert pipeline_bubble([], predicted_messages(job), ()) is None
+    assert pipeline_bubble([StageSum(0, 1, 1, 1, 1)], None, ()) is None
     alone = predicted_messages(JobShape(model=GPT, d=2, global_batch=2))
-    assert pipeline_bubble([StageSum(0, 1, 1, 1, 1)], alone, WaitingSums()) is None
+    assert pipeline_bubble([StageSum(0, 1, 1, 1, 1)], alone, ()) is None
