@@ -212,8 +212,8 @@ def test_the_waiting_of_each_mode_is_shown_where_it_was_measured(tmp_path: Path)
     rows = {
         row[1].strip(): row[2].strip() for line in show(str(tmp_path)).splitlines() if len(row := line.split("│")) > 3
     }
-    assert rows["waiting for the last rank"] == "3.25 ms"
-    assert rows["waiting for the last rank, sequential"] == "1.50 ms"
+    assert rows["waiting in communication"] == "3.25 ms"
+    assert rows["waiting in communication, sequential"] == "1.50 ms"
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_the_table_of_kernels_says_what_its_rows_add_up_to_and_that_this_is_not_
 
 def test_the_rows_by_which_eq_5_adds_up_are_shown(tmp_path: Path) -> None:
     known = window()
-    rows = ("waiting for the last rank", "waiting for the last rank, sequential")
+    rows = ("waiting in communication", "waiting in communication, sequential")
     assert not any(row in printed(tmp_path / "unknown", known) for row in rows)
     waits = msgspec.structs.replace(known, waiting_ms=known.hidden_comm_ms, waiting_isolated_ms=known.hidden_comm_ms)
     assert all(row in printed(tmp_path / "known", waits) for row in rows)

@@ -210,15 +210,15 @@ FIGURES = (
     Figure(
         "waiting_ms",
         "ms",
-        "the part of comm in which collectives wait for the rank that comes last, overlapped step",
-        "waiting for the last rank",
+        "the part of comm in which collectives and messages wait for other ranks, overlapped step",
+        "waiting in communication",
         optional=True,
     ),
     Figure(
         "waiting_isolated_ms",
         "ms",
         "the same in a sequential step",
-        "waiting for the last rank, sequential",
+        "waiting in communication, sequential",
         compares=True,
         optional=True,
     ),
