@@ -72,7 +72,7 @@ def test_where_there_is_little_room_they_are_shorter_or_for_power_alone_or_none(
 
 @pytest.mark.parametrize("watts", [False, True])
 def test_there_are_none_where_they_are_dear_and_before_a_report(watts: bool) -> None:
-    assert lengths(LongBlocks(), 6, longer=1.21, watts=watts) == [0] * 6
+    assert lengths(LongBlocks(), 6, longer=1.26, watts=watts) == [0] * 6
     blocks = LongBlocks()
     assert [blocks.steps(number, "sequential", Schedule(), 2) for number in range(6)] == [0] * 6
 
