@@ -32,6 +32,7 @@ struct Settings {
   int slow_link[2];         // ranks at its two ends; -1: none
   double slow_link_factor;  // of its bandwidth
   size_t most_data_bytes;   // larger messages take their time, but move nothing
+  bool overflow_checks;     // they look at memory
 
   double power_cap_w, idle_w, compute_w, communication_w;  // cap 0: no power model, full clock
   double power_constant_ns;

@@ -2,7 +2,8 @@
 //
 // What is here is what control flow on the host depends on: fills, the arithmetic on int64 with which torch's object
 // collectives lay out their messages, and zeros for single numbers that are not computed, so that a check for overflow
-// finds none in what happens to lie in memory. The layouts of arguments are those of torch 2.13.
+// finds none in what happens to lie in memory; overflow.cpp has those that look. The layouts of arguments are those of
+// torch 2.13.
 #include <algorithm>
 #include <cstring>
 #include <regex>
@@ -108,29 +109,23 @@ Effect small_result(void** arguments) {
 }
 
 // A reduction to few numbers: a sum of int64 is computed, all else is zero. The kernel's one argument begins with its
-// operation, its neutral element, and the numbers (bytes of an element, inputs, outputs). Source and result are the
-// first two addresses on the device that stand side by side in it; single ones are left over from what was on the
-// host's stack before.
+// operation, its neutral element, and the numbers (bytes of an element, inputs, outputs).
 Effect reduction(const std::string& name, void** arguments) {
   if (!holds(name, "reduce_kernel")) return {};
   auto* argument = static_cast<char*>(arguments[0]);
   bool is_sum = holds(name, "sum_functorIlll");
   int numbers[3];
   memcpy(numbers, argument + 16, sizeof numbers);
-  int64_t* addresses[2];
-  bool found = false;
-  for (size_t offset = 32; offset < 2000 && !found; offset += 8) {
-    memcpy(addresses, argument + offset, sizeof addresses);
-    found = is_on_device(addresses[0]) && is_on_device(addresses[1]);
-  }
-  if (!found) return {};
+  char* addresses[2];
+  if (!first_addresses(argument, addresses)) return {};
+  auto *from = reinterpret_cast<int64_t*>(addresses[0]), *to = reinterpret_cast<int64_t*>(addresses[1]);
   if (!is_sum) {
-    if (reinterpret_cast<uintptr_t>(addresses[1]) % 512) return {};
-    return {[to = addresses[1]] { *to = 0; }, sizeof(int64_t)};
+    if (reinterpret_cast<uintptr_t>(to) % 512) return {};
+    return {[to] { *to = 0; }, sizeof(int64_t)};
   }
   if (numbers[0] != sizeof(int64_t) || numbers[1] < 1 || numbers[2] != 1) return {};
   int count = numbers[1];
-  return {[count, from = addresses[0], to = addresses[1]] {
+  return {[count, from, to] {
             int64_t total = 0;
             for (int i = 0; i < count; i++) total += from[i];
             *to = total;
@@ -180,9 +175,20 @@ Effect cat(const std::string& name, void** arguments, dim3 grid) {
 
 }  // namespace
 
+bool first_addresses(const char* argument, char* addresses[2]) {
+  for (size_t offset = 32; offset < 2000; offset += 8) {
+    memcpy(addresses, argument + offset, 2 * sizeof(char*));
+    if (is_on_device(addresses[0]) && is_on_device(addresses[1])) return true;
+  }
+  return false;
+}
+
 Effect effect_of(const std::string& name, void** arguments, dim3 grid) {
   Effect effect;
-  if (is_contiguous_elementwise(name)) {
+  if (simulation::settings().overflow_checks) effect = overflow_check(name, arguments, grid);
+  if (effect.work) {
+    // Nothing more: it is known what this kernel computes.
+  } else if (is_contiguous_elementwise(name)) {
     effect = fill(name, arguments);
     if (!effect.work) effect = add(name, arguments);
     if (!effect.work) effect = compare(name, arguments);
