@@ -1,7 +1,6 @@
 """Are watts and joules true? Sensors that follow a script, whose integral over each mode's counted steps is the truth.
 
     python benchmarks/power_truth.py [--windows 200] [--only WORD] [--json benchmarks/results/power-truth.json]
-    python benchmarks/power_truth.py --hours 20 [--only WORD] [--json benchmarks/results/power-truth.json]
 
 Time is simulated. The sampler's own loop, on a clock that leaps from tick to tick, reads a scripted source; the
 library's analysis makes figures of the readings. Steps are of random lengths. The script gives power at each
@@ -10,10 +9,6 @@ times of its own, wraps or steps back. What the library is told of the sensor is
 
 A window is right if its watts and joules of each mode are within 2 % of the truth, and their 95 % intervals hold it; or
 if there is no figure, and a reason. The goal is 95 % of windows within 2 %, and 94 % of intervals.
-
-``--hours`` lets a job of an hour run by the default schedule and budget, which say which windows are measured and which
-have long blocks. An hour's figures are those of its last window with watts, as on a run's screen. The goal is watts and
-joules of both modes in 95 % of hours; what forbids them stands in the row.
 """
 
 from __future__ import annotations
@@ -32,13 +27,11 @@ from typing import Any
 import numpy as np
 
 import overlap_callbacks
-from overlap_callbacks import OverlapReport, Schedule
 from overlap_callbacks.analysis.power.device import power_figures
 from overlap_callbacks.analysis.power.readings import Reading
 from overlap_callbacks.analysis.power.segments import Segment
-from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.power import DevicePower, JobModePower, JobPower, SourceInfo
+from overlap_callbacks.analysis.results.power import DevicePower, SourceInfo
 from overlap_callbacks.instruments.power.energy_counter import EnergyCounter
 from overlap_callbacks.instruments.power.sampler import Sampler
 from overlap_callbacks.instruments.power.sensors import (
@@ -50,14 +43,11 @@ from overlap_callbacks.instruments.power.sensors import (
     Sensor,
 )
 from overlap_callbacks.instruments.power.source import PowerError, PowerSource
-from overlap_callbacks.monitor.background.budget import WindowBudget
-from overlap_callbacks.monitor.config import MonitorConfig
 
 WITHIN, GOAL_WITHIN, GOAL_HELD = 0.02, 0.95, 0.94
 DT_S = 0.001
 START_S = 3.0
 SLOWER = 1.2  # a sequential step, of an overlapped one
-PROFILED, OWN_S = 0.1, 0.3  # what else a window costs: of a profiled step, and the library's own work
 # What sensors really do.
 FRESH, AVERAGE_25, AVERAGE_100 = Sensor(0.0, 0.0, 0.0), Sensor(0.025, 0.1, 0.0), Sensor(0.1, 0.1, 0.0)
 AVERAGE_1, LATE = Sensor(1.0, 0.1, 0.0), Sensor(0.025, 0.1, 0.1)
@@ -388,11 +378,6 @@ def replace_counter(device: Device, counter: str) -> Device:
     return replace(device, counter_s=None) if counter == "none" else device
 
 
-def window_of(row: Row, seed: int) -> list[dict[str, Any]]:
-    """The figures of one window beside the truth, for watts and joules of each mode."""
-    return measured(row, seed)[2]
-
-
 def measured(row: Row, seed: int) -> tuple[Script, DevicePower, list[dict[str, Any]]]:
     """One window: its script, what the library makes of the sensor, and that beside the truth."""
     chance = np.random.default_rng(seed)
@@ -435,77 +420,11 @@ def measured(row: Row, seed: int) -> tuple[Script, DevicePower, list[dict[str, A
     return script, found, results
 
 
-def hour_of(row: Row, seed: int) -> dict[str, Any]:
-    """One hour of a job by the default schedule and budget: what its last window with watts says."""
-    schedule, now_s, window, num_long = Schedule(), 0.0, 0, 0
-    config = MonitorConfig()
-    budget = WindowBudget(config.max_overhead, lambda: round(now_s * 1e9))
-    told: list[dict[str, Any]] = []
-    reason = ""
-    now_s = schedule.first_step * row.step_s
-    while now_s < 3600.0:
-        opened_ns = round(now_s * 1e9)
-        if budget.reason_to_skip(window) is None:
-            steps = budget.long_blocks.steps(window, "sequential", schedule, schedule.steps_per_block)
-            num_long += steps > 0
-            script, power, results = measured(replace(row, long_s=steps * row.step_s), 1000 * seed + window)
-            if all(result["error"] is not None for result in results):
-                told = results
-            elif steps:
-                reason = next(result["reason"] for result in results if result["reason"])
-            report = report_of(window, script, power, schedule, row)
-            now_s += (report.lost_ms or 0.0) / 1e3
-            budget.record(report, opened_ns)
-        now_s += schedule.every_n_steps * row.step_s
-        window += 1
-    return {"told": told, "long": num_long, "reason": reason}
-
-
-def report_of(window: int, script: Script, power: DevicePower, schedule: Schedule, row: Row) -> OverlapReport:
-    """What the budget asks of a window's report."""
-    step_ms = {}
-    for mode in Mode:
-        blocks = [s for s in script.stretches if s.arm is mode and s.counted][: schedule.timed_blocks // 2]
-        step_ms[mode] = 1e3 * sum(s.duration_s for s in blocks) / sum(s.num_steps for s in blocks)
-    sequential = sum(s.num_steps for s in script.stretches if s.arm is Mode.SEQUENTIAL)
-    profiled = schedule.profiled_steps * (1 + schedule.warmup_steps)
-    lost_steps = (sequential + profiled) * (SLOWER - 1) + 2 * profiled * PROFILED
-    lost_ms = 1e3 * (lost_steps * row.step_s + OWN_S)
-    modes = [
-        JobModePower(m.mode, 1, m.avg_w, m.avg_w, None, m.energy_per_step_j, m.energy_method, *[None] * 5)
-        for m in power.modes
-    ]
-    return OverlapReport(
-        window=window, first_step=0, num_steps=len(script.stretches), complete=True, control=False, world_size=1,
-        ranks=(0,), backend="", device="", valid=True, problems=(), wall_ms=1e3 * script.end_s, lost_ms=lost_ms,
-        measurement_overhead=lost_ms / (1e3 * schedule.every_n_steps * row.step_s), lost_high_ms=lost_ms,
-        e2e_overlapped_ms=Estimate(step_ms[Mode.OVERLAPPED], None, None, 16, 8),
-        e2e_sequential_ms=Estimate(step_ms[Mode.SEQUENTIAL], None, None, 16, 8),
-        power=JobPower(1, (0,), modes=tuple(modes)),
-    )  # fmt: skip
-
-
-def run_hours(row: Row, hours: int) -> dict[str, Any]:
-    """One row of the table of hours."""
-    found = [hour_of(row, seed) for seed in range(hours)]
-    told = [hour["told"] for hour in found if hour["told"]]
-    errors = [max(abs(result["error"]) for result in results) for results in told]
-    right = sum(error <= WITHIN for error in errors)
-    reasons = [hour["reason"] for hour in found if not hour["told"]]
-    if any(hour["long"] == 0 and not hour["told"] for hour in found):
-        reasons = ["no window of the hour had long blocks", *reasons]
-    return {
-        "row": row.name, "hours": hours, "told": len(told) / hours, "right": right / hours,
-        "long_blocks": float(np.median([hour["long"] for hour in found])), "largest_error": max(errors, default=0.0),
-        "reason": reasons[0] if reasons else "", "ok": right / hours >= GOAL_WITHIN,
-    }  # fmt: skip
-
-
 def run(row: Row, windows: int) -> dict[str, Any]:
     """One row of the table: the worst of watts and joules of both modes."""
     by_what: dict[str, list[dict[str, Any]]] = {}
     for seed in range(windows):
-        for result in window_of(row, seed):
+        for result in measured(row, seed)[2]:
             by_what.setdefault(result["what"], []).append(result)
     found: dict[str, Any] = {"row": row.name, "windows": windows}
     within, held, figures, worst, within_of, held_of = [], [], [], [], [], []
@@ -521,9 +440,10 @@ def run(row: Row, windows: int) -> dict[str, Any]:
         within_of.append(1 - wrong / len(errors) if errors else 1.0)
         held_of.append(1 - missed / len(intervals) if intervals else 1.0)
         worst.append(max(errors, default=0.0))
-    methods = sorted({r["method"] for results in by_what.values() for r in results if r["method"]})
-    reasons = [r["reason"] for results in by_what.values() for r in results if r["reason"]]
-    widths = [r["width"] for results in by_what.values() for r in results if r["width"] is not None]
+    every = [result for results in by_what.values() for result in results]
+    methods = sorted({result["method"] for result in every if result["method"]})
+    reasons = [result["reason"] for result in every if result["reason"]]
+    widths = [result["width"] for result in every if result["width"] is not None]
     found |= {
         "figures": min(figures), "within": min(within), "held": min(held), "within_of_figures": min(within_of),
         "held_of_figures": min(held_of), "largest_error": max(worst), "methods": methods,
@@ -536,34 +456,26 @@ def run(row: Row, windows: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--windows", type=int, default=200)
-    parser.add_argument("--hours", type=int, default=0, help="so many hours of a default run, in place of windows")
     parser.add_argument("--only", default="", help="rows whose name holds this")
-    parser.add_argument("--part", default="1/1", help="of the rows, say 1/4; parts are merged in the file of --json")
+    parser.add_argument("--part", default="1/1", help="of the rows, say 1/4")
     parser.add_argument("--json", type=Path, help="rows that it has already, and that do not run now, stay in it")
     options = parser.parse_args()
-    part, parts = (int(number) for number in options.part.split("/"))
-    of_hours = [replace(row, long_s=0.0) for row in rows() if row.long_s]
-    every = of_hours if options.hours else list(rows())
-    chosen = [row for row in every[part - 1 :: parts] if options.only in row.name]
-    table = hours_table(chosen, options.hours) if options.hours else windows_table(chosen, options.windows)
+    part, parts = map(int, options.part.split("/"))
+    every = list(rows())
+    table = windows_table([row for row in every[part - 1 :: parts] if options.only in row.name], options.windows)
     print(f"{sum(row['ok'] for row in table)} of {len(table)} rows hold")
     if options.json:
-        before = json.loads(options.json.read_text()) if options.json.exists() else {}
-        names, key = [row.name for row in every], "hours" if options.hours else "rows"
-        found_now = {row["row"] for row in table}
-        table += [row for row in before.get(key, []) if row["row"] in names and row["row"] not in found_now]
+        before = json.loads(options.json.read_text())["rows"] if options.json.exists() else []
+        names, found_now = [row.name for row in every], {row["row"] for row in table}
+        table += [row for row in before if row["row"] in names and row["row"] not in found_now]
         table.sort(key=lambda row: names.index(row["row"]))
         content = {
-            "date": datetime.date.today().isoformat(),
-            "command": f"python {' '.join(sys.argv)}",
-            "python": platform.python_version(),
-            "numpy": np.__version__,
+            "date": datetime.date.today().isoformat(), "command": f"python {' '.join(sys.argv)}",
+            "python": platform.python_version(), "numpy": np.__version__,
             "overlap_callbacks": overlap_callbacks.__version__,
             "goal": {"within": WITHIN, "windows_within": GOAL_WITHIN, "intervals": GOAL_HELD},
-            "rows": before.get("rows", []),
-            "hours": before.get("hours", []),
-            key: table,
-        }
+            "rows": table,
+        }  # fmt: skip
         options.json.write_text(json.dumps(content, indent=1) + "\n")
 
 
@@ -573,28 +485,11 @@ def windows_table(chosen: list[Row], windows: int) -> list[dict[str, Any]]:
     for row in chosen:
         found = run(row, windows)
         table.append(found)
-        width = "" if found["half_width"] is None else f"{found['half_width']:.1%}"
+        width, held = "" if found["half_width"] is None else f"{found['half_width']:.1%}", f"{found['held']:4.0%}"
         print(
-            f"{found['figures']:7.0%}  {found['within']:10.1%}  {found['within_of_figures']:12.1%}"
-            f"  {found['held']:4.0%}"
+            f"{found['figures']:7.0%}  {found['within']:10.1%}  {found['within_of_figures']:12.1%}  {held}"
             f"  {found['held_of_figures']:12.1%}  {found['largest_error']:13.2%}  {width:>10}  "
-            f"{'' if found['ok'] else 'NOT OK '}{'/'.join(found['methods']):8} {found['row']}"
-            + (f" | {found['reason']}" if found["reason"] else ""),
-            flush=True,
-        )
-    return table
-
-
-def hours_table(chosen: list[Row], hours: int) -> list[dict[str, Any]]:
-    table = []
-    print("watts and joules  within 2 %  largest error  windows with long blocks")
-    for row in chosen:
-        found = run_hours(row, hours)
-        table.append(found)
-        print(
-            f"{found['told']:16.0%}  {found['right']:10.0%}  {found['largest_error']:13.2%}  "
-            f"{found['long_blocks']:24.0f}  {'' if found['ok'] else 'NOT OK '}{found['row']}"
-            + (f" | {found['reason']}" if found["reason"] else ""),
+            f"{'' if found['ok'] else 'NOT OK '}{'/'.join(found['methods']):8} {found['row']} | {found['reason']}",
             flush=True,
         )
     return table

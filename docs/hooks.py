@@ -19,7 +19,7 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the checkout of these pages, even if another version is installed
 
-# A page asks for a table with ``<!-- table: figures -->``.
+# A page asks for a table with ``<!-- table: peaks -->``.
 _TABLE = re.compile(r"^<!-- table: ([a-z ]+) -->$", re.MULTILINE)
 # Links to scripts, for readers of the repository. In the site they become links to the page of examples.
 _EXAMPLE = re.compile(r"\]\((?:\.\./)+examples/(\w+)\.py\)")
@@ -79,41 +79,6 @@ def on_shutdown() -> None:
 # -- metrics
 
 
-def figure_metrics() -> list[tuple[str, str, str]]:
-    """Key, unit and meaning of the headline figures."""
-    from overlap_callbacks.analysis.results.catalogue import FIGURES
-
-    return [(figure.key, figure.unit, figure.meaning) for figure in FIGURES]
-
-
-def power_metrics() -> list[tuple[str, str, str]]:
-    """Key, unit and meaning of the metrics of power and the device; ``<mode>`` stands for both modes."""
-    from overlap_callbacks.analysis.results.catalogue import POWER_METRICS, power_meanings, power_units
-
-    entries = [(f"{m.section}/<mode>_{m.name}", m.unit, m.meaning) for m in POWER_METRICS]
-    unit, meaning = power_units(), power_meanings()
-    by_mode = re.compile(r"/(overlapped|sequential)_")
-    known = {key for key, _, _ in entries}
-    for key in unit:
-        general = by_mode.sub("/<mode>_", key)
-        if general not in known:
-            known.add(general)
-            entries.append((general, unit[key], re.sub(r", (overlapped|sequential) steps$", "", meaning[key])))
-    return entries
-
-
-def memory_metrics() -> list[tuple[str, str, str]]:
-    """Key, unit and meaning of the metrics of memory; ``<mode>`` stands for both modes."""
-    from overlap_callbacks.analysis.results.memory import memory_meanings, memory_units
-
-    unit, meaning, mode = memory_units(), memory_meanings(), "overlapped"
-    return [
-        (key.replace(f"/{mode}_", "/<mode>_"), unit[key], meaning[key].removesuffix(f", {mode} steps"))
-        for key in unit
-        if f"/{mode}_" in key
-    ]
-
-
 def peaks() -> str:
     """The peaks of devices, as a table."""
     from overlap_callbacks.analysis.peaks import DEVICES, PRECISIONS
@@ -127,7 +92,11 @@ def peaks() -> str:
 
 def described() -> dict[str, tuple[str, str]]:
     """Unit and meaning by key."""
-    return {key: (unit, meaning) for key, unit, meaning in (*figure_metrics(), *power_metrics(), *memory_metrics())}
+    from overlap_callbacks.analysis.results.catalogue import every_figure
+
+    sections = ("overlap", "memory", "power", "device")
+    figures = [figure for figure in every_figure().values() if figure.section in sections]
+    return {figure.general_key: (figure.unit, figure.meaning) for figure in figures}
 
 
 def under_headings(markdown: str) -> str:
@@ -150,18 +119,7 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;").replace("_", "\\_").replace("*", "\\*")
 
 
-def _table(rows: list[tuple[str, str, str]]) -> str:
-    lines = ["| key | unit | meaning |", "| --- | --- | --- |"]
-    lines += [f"| `{key}` | {unit} | {_cell(meaning)} |" for key, unit, meaning in rows]
-    return "\n".join(lines)
-
-
-TABLES = {
-    "figures": lambda: _table(figure_metrics()),
-    "power": lambda: _table(power_metrics()),
-    "memory": lambda: _table(memory_metrics()),
-    "peaks": peaks,
-}
+TABLES = {"peaks": peaks}
 
 
 # -- examples

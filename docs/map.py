@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
-"""Writes the table of rooms and files into docs/architecture.md, from the first line of each module's docstring.
+"""Writes into the docs what the code says: rooms and files into architecture.md, tables of figures into metrics.md.
 
-``python3 docs/map.py`` writes it; ``python3 docs/map.py --check`` only says whether it is up to date.
+Of a file it is the first line of its docstring; of a figure, its entry in the catalogue. ``python docs/map.py`` writes
+them; ``python docs/map.py --check`` only says whether they are up to date.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
+METRICS = ROOT / "docs" / "metrics.md"
 CORE = ROOT / "overlap_callbacks"
 # In the order of a step's way through them; the other folders follow, by name.
 ORDER = (
@@ -31,15 +34,39 @@ END = "<!-- end of the map -->"
 
 
 def main() -> int:
-    """Write the map, or check it; 1 if it was out of date in a check."""
-    text = PAGE.read_text()
-    wanted = with_map(text)
-    if "--check" in sys.argv[1:]:
-        if text != wanted:
-            print(f"{PAGE.relative_to(ROOT)} is out of date: run python3 docs/map.py", file=sys.stderr)
-        return int(text != wanted)
-    PAGE.write_text(wanted)
-    return 0
+    """Write map and tables, or check them; 1 if one was out of date in a check."""
+    stale = 0
+    for page, written in ((PAGE, with_map), (METRICS, with_tables)):
+        text = page.read_text()
+        wanted = written(text)
+        if "--check" not in sys.argv[1:]:
+            page.write_text(wanted)
+        elif text != wanted:
+            print(f"{page.relative_to(ROOT)} is out of date: run python docs/map.py", file=sys.stderr)
+            stale = 1
+    return stale
+
+
+# Before a table of figures stands a line with the beginnings of their keys.
+_TABLE = re.compile(r"(<!-- figures: (.+?) -->\n\n)(?:\|.*\n)*")
+
+
+def with_tables(page: str) -> str:
+    """The page with a table of figures below each line that asks for one."""
+    return _TABLE.sub(lambda found: found[1] + figures_table(tuple(found[2].split())), page)
+
+
+def figures_table(beginnings: tuple[str, ...]) -> str:
+    """Key, unit and meaning of the figures whose keys begin so."""
+    sys.path.insert(0, str(ROOT))
+    from overlap_callbacks.analysis.results.catalogue import every_figure
+
+    lines = ["| key | unit | meaning |", "| --- | --- | --- |"]
+    for key, figure in every_figure().items():
+        if key.startswith(beginnings):
+            meaning = figure.meaning.replace("|", "\\|").replace("<", "&lt;").replace("_", "\\_").replace("*", "\\*")
+            lines.append(f"| `{figure.general_key}` | {figure.unit} | {meaning} |")
+    return "\n".join(lines) + "\n"
 
 
 def with_map(page: str) -> str:

@@ -59,8 +59,10 @@ def test_the_library_finds_what_the_clock_outside_finds(truth: ModuleType) -> No
     if not told:  # of a busy machine, too few profiled steps may be left for an interval
         assert any("profiled step" in note and "far longer" in note for note in found["notes"]), found["notes"]
         return
-    for value, low, _ in told:
-        assert value > 0.3
-        assert low < value
+    assert all(low < value for value, low, _ in told)
+    # A window in which others held sequential steps up tells less, and so does the clock outside.
+    outside = [window["compute_slowdown"] for window in found["outside"]]
+    assert max(value for value, *_ in told) > 0.3
+    assert min(value for value, *_ in told) > min(0.3, 0.5 * min(outside))
     inside = [math.log1p(value) for value, *_ in told]
     assert math.expm1(sum(inside) / len(inside)) == pytest.approx(found["truth"]["compute_slowdown"], rel=0.5)

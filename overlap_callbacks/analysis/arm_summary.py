@@ -125,7 +125,7 @@ def _of(windows: Sequence[ArmReport], pooling: Pooling) -> ArmSummary:
 def _points(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Mean times over windows, and the ratios and differences of these: so figures add up."""
     points = {
-        figure.name: fmean(values[figure.name]) for figure in ARM_FIGURES if figure.is_time and values[figure.name]
+        figure.name: fmean(values[figure.name]) for figure in ARM_FIGURES if figure.unit == "ms" and values[figure.name]
     }
     for name, above, below in (
         ("speedup", "configured_step_ms", "step_ms"),

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from overlap_callbacks.analysis import equations
 from overlap_callbacks.analysis.block_means import (
     ArmSums,
     Block,
@@ -27,8 +26,9 @@ from overlap_callbacks.analysis.block_means import (
 from overlap_callbacks.analysis.design import NUM_COVARIATES, covariates_of
 from overlap_callbacks.analysis.job.stages import message_scale
 from overlap_callbacks.analysis.job.waiting import WaitingSums, add_waiting, reported_waiting, waiting_of
-from overlap_callbacks.analysis.results.catalogue import Figure, figure_named
+from overlap_callbacks.analysis.results.catalogue import FIGURES, figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.figure import Figure, Formula
 from overlap_callbacks.analysis.results.messages import NO_STAGE
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow
@@ -215,112 +215,25 @@ def intervals_from(sums: FigureSums[Tables]) -> dict[str, Interval]:
     return _figures(sums, None, MIN_BLOCKS)
 
 
-class Formula(NamedTuple):
-    """A figure as a function of means.
-
-    Attributes:
-        samples: which means it takes, as places in what ``samples_of`` returns.
-        of: the figure.
-    """
-
-    samples: tuple[int, ...]
-    of: Callable[..., float]
-
-    def pick(self, means: Means) -> list[TimedMeans | ProfiledMeans]:
-        """Those that it takes of all."""
-        return [means[place] for place in self.samples]
-
-    def value(self, means: Floats) -> float | None:
-        """The figure of a row of ``run_times``, or of ``run_means``; None where it is undefined."""
-        try:
-            value = self.of(*self.pick(named_means(means)))
-        except ZeroDivisionError:
-            return None
-        return value if math.isfinite(value) else None
+def value_by(formula: Formula, means: Floats) -> float | None:
+    """A figure by a row of ``run_times``, or of ``run_means``; None where it is undefined."""
+    try:
+        value = formula.of(*picked(formula, means))
+    except ZeroDivisionError:
+        return None
+    return value if math.isfinite(value) else None
 
 
-def _possible(step_ms: float) -> float:
-    # Sums over streams can exceed the step: what is left of it then is no time.
-    return step_ms if step_ms > 0 else math.nan
+def picked(formula: Formula, means: Floats) -> list[TimedMeans | ProfiledMeans]:
+    """The means that a figure takes, of a row of ``run_times``, or of ``run_means``."""
+    width = len(ProfiledMeans._fields)
+    ov, seq, *rest = means.tolist()
+    of_each = (TimedMeans(ov), TimedMeans(seq), ProfiledMeans(*rest[:width]), ProfiledMeans(*rest[width:]))
+    return [of_each[place] for place in formula.samples]
 
 
-def _compute(ov: ProfiledMeans, iso: ProfiledMeans) -> tuple[float, float]:
-    return _possible(ov.compute_ms), _possible(iso.compute_ms)
-
-
-def _ideal(step: TimedMeans, ov: ProfiledMeans, iso: ProfiledMeans) -> float:
-    return _possible(equations.ideal_step_ms(step.step_ms, *_compute(ov, iso)))
-
-
-def _model(step: TimedMeans, ov: ProfiledMeans, iso: ProfiledMeans) -> float:
-    ideal_ms = equations.ideal_step_ms(step.step_ms, *_compute(ov, iso))
-    more_waiting_ms = ov.waiting_ms - iso.waiting_ms
-    known_ms = 0.0 if math.isnan(more_waiting_ms) else more_waiting_ms
-    return _possible(equations.sequential_step_ms(ideal_ms, ov.hidden_comm_ms, known_ms))
-
-
-def _attainable(iso: ProfiledMeans) -> float:
-    waiting_ms = 0.0 if math.isnan(iso.waiting_ms) else iso.waiting_ms
-    return equations.attainable_step_ms(iso.slowest_compute_ms, iso.comm_busy_ms - waiting_ms)
-
-
-def _attained(step: TimedMeans, seq: TimedMeans, iso: ProfiledMeans) -> float:
-    return equations.attained_fraction(seq.step_ms, step.step_ms, _attainable(iso))
-
-
-def _comm_slowdown(ov: ProfiledMeans, iso: ProfiledMeans) -> float:
-    # What a message takes without waiting is not known well enough where NCCL buffers it.
-    of_messages = ov.p2p_ms > _MOST_MESSAGES * ov.comm_busy_ms
-    return math.nan if of_messages else equations.slowdown(ov.comm_ms, iso.comm_ms)
-
-
-def _comm_ratio(ov: ProfiledMeans) -> float:
-    return ov.comm_busy_ms / (ov.compute_busy_ms + ov.comm_busy_ms - ov.hidden_comm_ms + ov.idle_ms)
-
-
-# Messages that take up to this share of communication hardly change its slowdown.
-_MOST_MESSAGES = 0.02
-_STEP, _SEQ, _OV, _ISO = range(4)
 # Of a window and of a run alike.
-FORMULAS: Mapping[str, Formula] = {
-    "compute_slowdown": Formula((_OV, _ISO), lambda ov, iso: equations.slowdown(ov.compute_ms, iso.compute_ms)),
-    "overlap_ratio": Formula((_OV,), lambda ov: equations.overlap_ratio(ov.covered_compute_ms, ov.compute_ms)),
-    "e2e_overlapped_ms": Formula((_STEP,), lambda step: _possible(step.step_ms)),
-    "e2e_ideal_ms": Formula((_STEP, _OV, _ISO), _ideal),
-    "e2e_sequential_model_ms": Formula((_STEP, _OV, _ISO), _model),
-    "e2e_sequential_ms": Formula((_SEQ,), lambda seq: _possible(seq.step_ms)),
-    "speedup_vs_sequential": Formula((_SEQ, _STEP), lambda seq, step: equations.slowdown(seq.step_ms, step.step_ms)),
-    "attainable_ms": Formula((_ISO,), _attainable),
-    "attained_fraction": Formula((_STEP, _SEQ, _ISO), _attained),
-    "gap_to_ideal": Formula(
-        (_STEP, _OV, _ISO), lambda step, ov, iso: equations.slowdown(step.step_ms, _ideal(step, ov, iso))
-    ),
-    "sequential_model_error": Formula(
-        (_STEP, _OV, _ISO, _SEQ), lambda step, ov, iso, seq: equations.slowdown(_model(step, ov, iso), seq.step_ms)
-    ),
-    "compute_ms": Formula((_OV,), lambda ov: _possible(ov.compute_ms)),
-    "compute_isolated_ms": Formula((_ISO,), lambda iso: _possible(iso.compute_ms)),
-    "compute_busy_ms": Formula((_OV,), lambda ov: ov.compute_busy_ms),
-    "compute_busy_isolated_ms": Formula((_ISO,), lambda iso: iso.compute_busy_ms),
-    "slowest_compute_ms": Formula((_ISO,), lambda iso: iso.slowest_compute_ms),
-    "comm_ms": Formula((_OV,), lambda ov: ov.comm_busy_ms),
-    "comm_isolated_ms": Formula((_ISO,), lambda iso: iso.comm_busy_ms),
-    "hidden_comm_ms": Formula((_OV,), lambda ov: ov.hidden_comm_ms),
-    "exposed_comm_ms": Formula((_OV,), lambda ov: ov.comm_busy_ms - ov.hidden_comm_ms),
-    "waiting_ms": Formula((_OV,), lambda ov: ov.waiting_ms),
-    "waiting_isolated_ms": Formula((_ISO,), lambda iso: iso.waiting_ms),
-    "hidden_comm_fraction": Formula((_OV,), lambda ov: ov.hidden_comm_ms / ov.comm_busy_ms),
-    "comm_slowdown": Formula((_OV, _ISO), _comm_slowdown),
-    "comm_ratio": Formula((_OV,), _comm_ratio),
-    "p2p_ms": Formula((_OV,), lambda ov: ov.p2p_ms),
-    "idle_ms": Formula((_OV,), lambda ov: ov.idle_ms),
-    "idle_isolated_ms": Formula((_ISO,), lambda iso: iso.idle_ms),
-    "bubble_ms": Formula((_OV,), lambda ov: ov.bubble_ms),
-    "residual_overlap": Formula((_ISO,), lambda iso: equations.overlap_ratio(iso.covered_compute_ms, iso.compute_ms)),
-    "residual_comm_overlap": Formula((_ISO,), lambda iso: iso.hidden_comm_ms / iso.comm_busy_ms),
-    "profiler_slowdown": Formula((_OV, _STEP), lambda ov, step: equations.slowdown(ov.step_ms, step.step_ms)),
-    "profiler_slowdown_isolated": Formula((_ISO, _SEQ), lambda iso, seq: equations.slowdown(iso.step_ms, seq.step_ms)),
-}
+FORMULAS = {figure.name: figure.formula for figure in FIGURES if figure.formula is not None}
 _OF_SENDS = ("p2p_ms", "bubble_ms")
 _IN_LOGS = ("e2e_", "compute_ms", "compute_isolated_ms")
 
@@ -441,13 +354,3 @@ def _samples(
             )
         )
     return samples
-
-
-Means = tuple[TimedMeans, TimedMeans, ProfiledMeans, ProfiledMeans]
-
-
-def named_means(means: Floats) -> Means:
-    """One row of ``run_times``, or ``run_means``, as ``FORMULAS`` take it."""
-    width = len(ProfiledMeans._fields)
-    ov, seq, *rest = means.tolist()
-    return TimedMeans(ov), TimedMeans(seq), ProfiledMeans(*rest[:width]), ProfiledMeans(*rest[width:])

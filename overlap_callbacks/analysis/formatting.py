@@ -16,8 +16,8 @@ import msgspec
 from overlap_callbacks.analysis.safe_text import printable
 
 if TYPE_CHECKING:
-    from overlap_callbacks.analysis.results.catalogue import Figure
     from overlap_callbacks.analysis.results.estimate import Estimate
+    from overlap_callbacks.analysis.results.figure import Figure
 
 # Names longer than this are cut: the record holds them whole, and a page must stay a page.
 MAX_TEXT = 300

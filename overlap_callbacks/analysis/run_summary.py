@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from overlap_callbacks.analysis.aggregate import drop_incomparable_figures
-from overlap_callbacks.analysis.figures import FORMULAS, scale_of
+from overlap_callbacks.analysis.figures import scale_of, value_by
 from overlap_callbacks.analysis.outliers import stalls_of_a_run
 from overlap_callbacks.analysis.results.catalogue import FIGURES, figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -135,11 +135,12 @@ class RunSummary:
             having = [place for place, window in enumerate(windows) if figure.name in window]
             if not having:
                 continue
-            formula, scale = FORMULAS[figure.name], scale_of(figure)
+            formula, scale = figure.formula, scale_of(figure)
+            assert formula is not None
             estimate = pool(
                 [windows[place][figure.name] for place in having],
                 scale,
-                point=formula.value(means),
+                point=value_by(formula, means),
                 deviations=run_deviations(formula, scale, times[having]) if len(having) > 1 else None,
                 bounds=figure.bounds,
                 pooling=pooling,

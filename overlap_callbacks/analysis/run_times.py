@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from overlap_callbacks.analysis.figures import Formula, ProfiledMeans, named_means
+from overlap_callbacks.analysis.figures import ProfiledMeans, picked
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.figure import Formula
 from overlap_callbacks.analysis.statistics import Floats, Scale, gradient
 
 
@@ -87,7 +88,7 @@ def run_deviations(formula: Formula, scale: Scale, times: Floats) -> Floats | No
         times: of ``run_times``, of the windows that have the figure.
     """
     means = run_means(times)
-    slopes = gradient(lambda moved: scale.to(formula.of(*formula.pick(named_means(moved)))), [means], 0)
+    slopes = gradient(lambda moved: scale.to(formula.of(*picked(formula, moved))), [means], 0)
     if slopes is None:
         return None
     used = slopes != 0

@@ -28,7 +28,7 @@ GAP = figure_named("gap_to_ideal").key
 STEP = figure_named("e2e_overlapped_ms").key
 IDEAL = figure_named("e2e_ideal_ms").key
 SEQUENTIAL = figure_named("e2e_sequential_ms").key
-PEAK = PEAK_RISE
+PEAK = PEAK_RISE.key
 
 
 def power_key(mode: Mode, name: str) -> str:

@@ -14,15 +14,8 @@ import torch
 
 from overlap_callbacks._version import __version__
 from overlap_callbacks.analysis.environment.hidden_hosts import numbered
-from overlap_callbacks.analysis.results.catalogue import (
-    FIGURES,
-    power_meanings,
-    power_units,
-)
+from overlap_callbacks.analysis.results.catalogue import FIGURES, every_figure, keys_of
 from overlap_callbacks.analysis.results.environment import RankEnvironment
-from overlap_callbacks.analysis.results.experts import expert_meanings, expert_units
-from overlap_callbacks.analysis.results.memory import memory_meanings, memory_units
-from overlap_callbacks.analysis.results.throughput_metrics import throughput_meanings, throughput_units
 from overlap_callbacks.analysis.results.workload import Setting, Workload
 from overlap_callbacks.monitor.background.store import Job
 from overlap_callbacks.monitor.schedule import Schedule
@@ -65,6 +58,13 @@ def run_info(
         workload: what the user tells of the job's work.
         configuration: what the adapter reads of the job.
     """
+    # Headline figures by the names that they have as fields of a window, others by their keys.
+    headline = set(FIGURES)
+    figures = {
+        name: figure
+        for figure in every_figure().values()
+        for name in ([figure.name] if figure in headline else keys_of(figure))
+    }
     info = RunInfo(
         library_version=__version__,
         torch_version=str(torch.__version__),
@@ -76,20 +76,8 @@ def run_info(
         backend=job.backend,
         device=device,
         schedule=schedule.as_dict(),
-        units={
-            **{figure.name: figure.unit for figure in FIGURES},
-            **power_units(),
-            **memory_units(),
-            **throughput_units(),
-            **expert_units(),
-        },
-        meanings={
-            **{figure.name: figure.meaning for figure in FIGURES},
-            **power_meanings(),
-            **memory_meanings(),
-            **throughput_meanings(),
-            **expert_meanings(),
-        },
+        units={name: figure.unit for name, figure in figures.items()},
+        meanings={name: figure.meaning for name, figure in figures.items()},
         environment=environment,
         workload=workload,
         configuration=dict(configuration or {}),

@@ -14,7 +14,7 @@ from overlap_callbacks.report.terminal_cells import name_cell
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-    from overlap_callbacks.analysis.results.catalogue import Figure
+    from overlap_callbacks.analysis.results.figure import Figure
 
 
 class SanitizedRenderable:

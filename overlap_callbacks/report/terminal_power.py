@@ -7,10 +7,11 @@ from rich.table import Table
 from rich.text import Text
 
 from overlap_callbacks.analysis.formatting import PLAIN, change_in_words, count
-from overlap_callbacks.analysis.results.catalogue import POWER_METRICS, PowerMetric
-from overlap_callbacks.analysis.results.metrics import energy_saving, peak_rise
+from overlap_callbacks.analysis.results.catalogue import POWER_METRICS
+from overlap_callbacks.analysis.results.figure import Figure
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.report_parts import energy_saving, peak_rise
 from overlap_callbacks.report.power_words import cause_sentence, evidence_sentence
 
 _ENERGY = "energy_per_step_j"
@@ -38,7 +39,7 @@ def power_parts(window: OverlapReport) -> list[RenderableType]:
     if both:
         table.add_column("overlap's change", justify="right")
     for metric in _ROWS:
-        values = [metric.of(mode) for mode in modes]
+        values = [metric.number(mode) for mode in modes]
         if not any(value is not None and PLAIN.shows(value, metric.unit) for value in values):
             continue
         cells = [_shown(metric, value) for value in values]
@@ -75,7 +76,7 @@ def power_words(window: OverlapReport) -> str:
     return " ".join(sentences)
 
 
-def _shown(metric: PowerMetric, value: float | None) -> str:
+def _shown(metric: Figure, value: float | None) -> str:
     if value is None:
         return "not measured"
     return PLAIN.quantity(value, metric.unit)

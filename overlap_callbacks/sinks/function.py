@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from overlap_callbacks.analysis.results.arm import ArmReport
+from overlap_callbacks.analysis.results.figure import Value
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.sinks.base import Sink
 from overlap_callbacks.sinks.metric_keys import fit
@@ -50,15 +51,16 @@ class FunctionSink(Sink):
         self._waiting: deque[tuple[dict[str, float], int]] = deque(maxlen=_MAX_WAITING)
 
     def log(self, report: OverlapReport) -> None:
-        self._take(report.metrics(), report.first_step)
+        self._take(report.values(), report.first_step)
 
     def log_arm(self, report: ArmReport) -> None:
-        self._take(report.metrics(), report.first_step)
+        self._take(report.values(), report.first_step)
 
-    def _take(self, metrics: dict[str, float], step: int) -> None:
+    def _take(self, values: list[Value], step: int) -> None:
         if self._stopped:
             return
-        self._waiting.append((metrics if self._exact_keys else fit(metrics), step))
+        by_key = {value.key: value for value in values} if self._exact_keys else fit(values)
+        self._waiting.append(({key: value.number for key, value in by_key.items()}, step))
         if not self._deferred:
             self.flush()
 

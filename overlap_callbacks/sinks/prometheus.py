@@ -10,15 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from overlap_callbacks.analysis import safe_text
-from overlap_callbacks.analysis.results.arm import ArmReport, arm_keys
-from overlap_callbacks.analysis.results.catalogue import FIGURES, power_meanings
-from overlap_callbacks.analysis.results.experts import expert_meanings
-from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.arm import ArmReport
+from overlap_callbacks.analysis.results.figure import Value
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
-from overlap_callbacks.analysis.results.throughput_metrics import throughput_meanings
 from overlap_callbacks.sinks.base import Sink
-from overlap_callbacks.sinks.metric_keys import BOUNDS, NAMED_SECTIONS, describe, fit_name, split
+from overlap_callbacks.sinks.metric_keys import fit_name
 
 # Prometheus keeps a series for each value of a label, for ever. So values are short, and few.
 MAX_LABEL_LENGTH = 100
@@ -35,7 +32,7 @@ _UNITS = {
     "bytes": ("bytes", "_bytes", 1.0),
 }
 _LABEL_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
-_OWN_LABELS = frozenset({"mode", "collective", "dimension", "arm"})
+_OWN_LABELS = frozenset({"mode", "collective", "dimension", "stage", "arm"})
 
 
 class Gauge(NamedTuple):
@@ -56,10 +53,10 @@ class Gauge(NamedTuple):
 class PrometheusSink(Sink):
     """Writes the metrics of the last window, and where they come from, to a file that is always whole.
 
-    Times are in seconds, clocks in hertz, fractions named ``_ratio``. ``mode``, ``collective``, ``dimension`` and
-    ``arm`` are labels: ``overlap_power_avg_watts{mode="overlapped"}``, ``overlap_comm_bytes{collective="allreduce"}``,
-    ``overlap_arm_speedup_ratio{arm="prefetch_2_2"}``. What the last window did not measure is not in the file; of arms,
-    the last window of each one counts.
+    Times are in seconds, clocks in hertz, fractions named ``_ratio``. ``mode``, ``collective``, ``dimension``,
+    ``stage`` and ``arm`` are labels: ``overlap_power_avg_watts{mode="overlapped"}``,
+    ``overlap_comm_bytes{collective="allreduce"}``, ``overlap_arm_speedup_ratio{arm="prefetch_2_2"}``. What the last
+    window did not measure is not in the file; of arms, the last window of each one counts.
 
     Args:
         path: in the collector's folder; ends in ``.prom``.
@@ -131,14 +128,9 @@ class _Families:
         return self._families.values()
 
     def _take(self, arm: str, report: OverlapReport | ArmReport) -> None:
-        for key, value in report.metrics().items():
-            if math.isfinite(value):
-                if key.startswith("arm/"):
-                    found, meaning = arm_gauge(arm, key)
-                else:
-                    found = gauge(key)
-                    meaning = _meaning(key, found)
-                self._add(found, meaning, value)
+        for value in report.values():
+            if math.isfinite(value.number):
+                self._add(gauge(value), value.figure.meaning, value.number)
         if arm:
             first = Gauge("overlap_arm_window_first_step", "arm", _label_value(arm), 1.0)
             self._add(first, "training step of the arm's last window", report.first_step)
@@ -171,51 +163,15 @@ class _Families:
         self._families[gauge.name].add_metric(values, value * gauge.scale)
 
 
-def gauge(key: str) -> Gauge:
-    """The name, label and scale of a metric for Prometheus."""
-    parts_of_key = describe(key)
-    section, value, name = split(parts_of_key.figure)  # as a label, a name of the job's may have any character
-    label = NAMED_SECTIONS[section] if value else ""
-    name = fit_name(name.removeprefix("_") if value else name)
-    if section in ("power", "device"):
-        for mode in Mode:
-            if name.startswith(f"{mode.value}_"):
-                label, value, name = "mode", mode.value, name.removeprefix(f"{mode.value}_")
-    return _gauge(section, name, parts_of_key.unit, parts_of_key.bound, (label, value))
-
-
-def arm_gauge(arm: str, key: str) -> tuple[Gauge, str]:
-    """The same of a metric ``arm/<name>_...``, and its meaning. An arm's name may end as a figure's begins.
-
-    Args:
-        arm: its name.
-        key: of the metric.
-    """
-    name = key.removeprefix(f"arm/{arm}_")
-    bound = next((bound for bound in BOUNDS if name.endswith(f"_{bound}")), "")
-    figure = arm_keys()[name.removesuffix(f"_{bound}")]
-    return _gauge("arm", figure.name, figure.unit, bound, ("arm", arm)), figure.meaning
-
-
-def _gauge(section: str, name: str, unit: str, bound: str, label: tuple[str, str]) -> Gauge:
-    suffix, base_unit, scale = _UNITS.get(unit, ("", "", 1.0))
-    stem = name.removesuffix(suffix) if suffix else name
-    parts = ["overlap", *([section] if section not in ("", "overlap") else []), *([stem.strip("_")] if stem else [])]
-    full = "_".join(parts) + (f"_{bound}" if bound else "") + base_unit
-    return Gauge(full, label[0], _label_value(label[1]), scale)
-
-
-def _meaning(key: str, metric: Gauge) -> str:
-    figure = describe(key).figure
-    if metric.label in NAMED_SECTIONS.values():  # one text for all values of the label
-        return f"{split(figure)[2].strip('_').replace('_', ' ')} by {metric.label}"
-    known = {
-        **{one.key: one.meaning for one in FIGURES},
-        **power_meanings(),
-        **throughput_meanings(),
-        **expert_meanings(),
-    }
-    return known.get(figure, figure.partition("/")[2].replace("_", " "))
+def gauge(value: Value) -> Gauge:
+    """The name, label and scale of a value for Prometheus."""
+    figure = value.figure
+    suffix, base_unit, scale = _UNITS.get(figure.unit, ("", "", 1.0))
+    stem = fit_name(figure.name).removesuffix(suffix).strip("_")
+    section = "" if figure.section == "overlap" else figure.section
+    name = "_".join([part for part in ("overlap", section, stem, value.bound) if part]) + base_unit
+    label, text = next(iter(value.labels.items()), ("", ""))
+    return Gauge(name, label, _label_value(text), scale)
 
 
 def _label_value(value: str) -> str:

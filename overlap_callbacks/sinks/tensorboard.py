@@ -56,8 +56,8 @@ class TensorBoardSink(Sink):
 
     def log(self, report: OverlapReport) -> None:
         events = self._events()
-        for key, value in fit(report.metrics()).items():
-            events.add_scalar(key, value, report.first_step)
+        for key, value in fit(report.values()).items():
+            events.add_scalar(key, value.number, report.first_step)
         if report.problems:
             lines = (f"    {safe_text.clean(problem)}" for problem in report.problems)
             events.add_text("overlap/notes", "\n".join(lines), report.first_step)
@@ -71,8 +71,8 @@ class TensorBoardSink(Sink):
 
     def log_arm(self, report: ArmReport) -> None:
         events = self._events()
-        for key, value in fit(report.metrics()).items():
-            events.add_scalar(key, value, report.first_step)
+        for key, value in fit(report.values()).items():
+            events.add_scalar(key, value.number, report.first_step)
         if report.problems:
             lines = (f"    {safe_text.clean(problem)}" for problem in report.problems)
             events.add_text(f"arm/{report.arm.name}_notes", "\n".join(lines), report.first_step)

@@ -276,7 +276,7 @@ def test_metrics_name_one_bound_and_shares_that_add_up() -> None:
     shares = {key: value for key, value in metrics.items() if key.startswith("verdict/") and key.endswith("_fraction")}
     assert sum(shares.values()) == pytest.approx(1.0)
     assert shares["verdict/contention_fraction"] == pytest.approx(0.1)
-    assert [bound for bound in Bound if metrics[bound.key]] == [Bound.COMMUNICATION]
+    assert [bound for bound in Bound if metrics[f"verdict/{bound.value}_bound"]] == [Bound.COMMUNICATION]
 
 
 def test_an_invalid_window_does_not_know_contention() -> None:

@@ -26,6 +26,11 @@ def test_the_map_is_up_to_date(file_map: ModuleType) -> None:
     assert file_map.with_map(text) == text, "docs/architecture.md is out of date: run python3 docs/map.py"
 
 
+def test_the_tables_of_figures_are_up_to_date(file_map: ModuleType) -> None:
+    text = (DOCS / "metrics.md").read_text()
+    assert file_map.with_tables(text) == text, "docs/metrics.md is out of date: run python docs/map.py"
+
+
 def test_the_map_names_every_file_of_every_room(file_map: ModuleType) -> None:
     sections = file_map.house_map().split("### ")
     for folder in (

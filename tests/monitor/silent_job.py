@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from overlap_callbacks import OverlapMonitor, Schedule
 from overlap_callbacks.report.record import read
+from tests.margins import PATIENCE_S
 
 EVERY_N_STEPS = 10
 # Windows of 5 steps at 2, 12, ...; what falls silent does so when the first of them is reported.
@@ -28,7 +29,7 @@ NUM_STEPS = 200
 # The store goes on, if it does, when all ranks have given up a window. Training goes on until a window was measured
 # again, however long a new connection takes.
 THAW_AT = 60
-_MAX_THAWED_S = 60.0
+_MAX_THAWED_S = 0.75 * PATIENCE_S
 
 
 def main(folder: Path, what: str, store_pid: int, close_timeout_s: float | None) -> None:

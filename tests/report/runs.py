@@ -13,8 +13,13 @@ import msgspec
 from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.contention.shares import slowdown_shares
 from overlap_callbacks.analysis.results.arm import ArmReport
+from overlap_callbacks.analysis.results.arrivals import Arrivals, DimensionWaiting, Lateness
 from overlap_callbacks.analysis.results.catalogue import FIGURES
+from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.experts import ExpertLoads
 from overlap_callbacks.analysis.results.kernel_times import CallTimes, KernelTime, PairTime, StepDetail, StepTimeline
+from overlap_callbacks.analysis.results.memory import MemoryPeak
+from overlap_callbacks.analysis.results.messages import DimensionTraffic, Traffic
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import (
     JobModePower,
@@ -25,7 +30,17 @@ from overlap_callbacks.analysis.results.power import (
     TraceSegment,
     UnitUtilisation,
 )
+from overlap_callbacks.analysis.results.race import RaceCheck, RaceVerdict
 from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.shares import (
+    MEMORY,
+    SMS,
+    UNEXPLAINED,
+    WAVES,
+    SlowdownShare,
+    SlowdownShares,
+)
+from overlap_callbacks.analysis.results.stages import PipelineBubble, StageBubble
 from overlap_callbacks.analysis.results.window import (
     CollectiveTime,
     DimensionTime,
@@ -34,6 +49,7 @@ from overlap_callbacks.analysis.results.window import (
     SmLoss,
     TimedBlock,
 )
+from overlap_callbacks.analysis.results.workload import Throughput
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.sinks import JsonlSink, RunInfo
 
@@ -216,6 +232,40 @@ def with_power(found: OverlapReport) -> OverlapReport:
     return msgspec.structs.replace(
         found, power=power, power_trace=power_trace(), power_verdict=verdict, slowdown_shares=shares
     )
+
+
+def full_report(**changes: Any) -> OverlapReport:
+    """A report that has every figure that there is."""
+    made = window(0, power=True)
+    at_most = (MemoryPeak(OV, 8 * 2**30, 8 * 2**30), MemoryPeak(SEQ, 7 * 2**30, 9 * 2**30))
+    mean = Estimate(0.75, 0.7, 0.8, 16, 8)
+    unmeasured = [figure.name for figure in FIGURES if getattr(made, figure.name) is None]
+    parts: dict[str, Any] = {
+        **dict.fromkeys(unmeasured, mean),
+        "memory": at_most,
+        "measurement_overhead_ci_low": 0.001,
+        "measurement_overhead_ci_high": 0.004,
+        "tokens_per_step": 4096,
+        "traffic": Traffic((DimensionTraffic("data", 8, 800, 700.0, 100.0),), 16, 15),
+        "throughput": Throughput(
+            tokens_per_s=1.5e5,
+            samples_per_s=36.6,
+            flop_per_step=2.2e15,
+            flop_per_s_per_device=8e13,
+            mfu=0.081,
+            num_devices=2,
+        ),
+        "experts": ExpertLoads("expert", 2, 2, 1, 0, 4.0, 100.0, 1.5, 0.5, 1.2, 0.2),
+        "arrivals": Arrivals(
+            8, (DimensionWaiting("data", 64, 3.0, 1.0),), (Lateness(1, 0, "data", 32, 20, 8, 7, 0.5, 2.0, 0.2),)
+        ),
+        "pipeline": PipelineBubble(2, 4, 1, (StageBubble(0, 1, 100.0, 20.0), StageBubble(1, 1, 100.0, 30.0))),
+        "race": RaceCheck(RaceVerdict.EQUAL, took_ms=12.0),
+        "slowdown_shares": SlowdownShares(
+            0.14, tuple([SlowdownShare(cause, 0.035, "") for cause in (SMS, WAVES, MEMORY, UNEXPLAINED)])
+        ),
+    }
+    return msgspec.structs.replace(made, **{**parts, **changes})
 
 
 # In the last two blocks, as of profiled steps.

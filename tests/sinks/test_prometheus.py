@@ -10,9 +10,9 @@ import pytest
 from overlap_callbacks.analysis.results.arm import ArmReport, ComparedArm
 from overlap_callbacks.analysis.results.window import DimensionTime
 from overlap_callbacks.sinks import PrometheusSink
-from overlap_callbacks.sinks.prometheus import MAX_LABEL_LENGTH, MAX_LABEL_VALUES, arm_gauge, gauge
+from overlap_callbacks.sinks.prometheus import MAX_LABEL_LENGTH, MAX_LABEL_VALUES, gauge
 from tests.report.arm_runs import arm_window
-from tests.report.runs import run_info, window
+from tests.report.runs import full_report, run_info, window
 
 parser = pytest.importorskip("prometheus_client.parser")
 
@@ -49,11 +49,22 @@ def sink_with(path: Path, *reports: Any, **options: Any) -> PrometheusSink:
         ("comm/allreduce_bytes", "overlap_comm_bytes", ("collective", "allreduce"), 1.0),
         ("comm/allreduce_messages", "overlap_comm_messages", ("collective", "allreduce"), 1.0),
         ("dimension/data_comm_ms", "overlap_dimension_comm_seconds", ("dimension", "data"), 1e-3),
+        ("comm/allreduce_busbw_gb_s", "overlap_comm_busbw_bytes_per_second", ("collective", "allreduce"), 1e9),
         ("dimension/data_comm_slowdown", "overlap_dimension_comm_slowdown_ratio", ("dimension", "data"), 1.0),
+        ("memory/overlapped_peak_bytes", "overlap_memory_peak_bytes", ("mode", "overlapped"), 1.0),
+        ("traffic/data_sent_bytes", "overlap_traffic_sent_bytes", ("dimension", "data"), 1.0),
+        ("pipeline/stage_1_bubble_fraction", "overlap_pipeline_stage_bubble_ratio", ("stage", "1"), 1.0),
     ],
 )
 def test_names_have_base_units(key: str, name: str, labels: tuple[str, str], scale: float) -> None:
-    assert gauge(key) == (name, *labels, scale)
+    (value,) = [value for value in full_report().values() if value.key == key]
+    assert gauge(value) == (name, *labels, scale)
+
+
+def test_every_value_has_a_series_of_its_own_and_every_figure_a_meaning() -> None:
+    values = full_report().values()
+    assert len({gauge(value)[:3] for value in values}) == len(values)
+    assert all(value.figure.meaning for value in values)
 
 
 @pytest.mark.parametrize(
@@ -70,15 +81,15 @@ def test_names_have_base_units(key: str, name: str, labels: tuple[str, str], sca
     ],
 )
 def test_an_arm_is_a_label_whatever_its_name_ends_in(key: str, name: str, scale: float) -> None:
-    found, meaning = arm_gauge("as_configured", f"arm/as_configured_{key}")
-    assert found == (name, "arm", "as_configured", scale)
-    assert meaning
+    report = arm_window(3, "as_configured", power=True)
+    (value,) = [value for value in report.values() if value.key == f"arm/as_configured_{key}"]
+    assert gauge(value) == (name, "arm", "as_configured", scale)
+    assert value.figure.meaning
 
 
 def test_every_metric_of_an_arm_has_a_name() -> None:
-    report = arm_window(3, power=True)
-    names = [arm_gauge(report.arm.name, key)[0].name for key in report.metrics() if key.startswith("arm/")]
-    assert len(set(names)) == len(names) == len(report.metrics()) - ("overlap/measurement_overhead" in report.metrics())
+    values = arm_window(3, power=True).values()
+    assert len({gauge(value).name for value in values}) == len(values)
 
 
 def test_the_last_window_is_in_the_file(tmp_path: Path) -> None:

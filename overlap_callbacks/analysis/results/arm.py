@@ -3,82 +3,100 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from overlap_callbacks.analysis.equations import slowdown
+from overlap_callbacks.analysis.results.catalogue import ISO, MEASUREMENT_OVERHEAD, OV, SEQ, STEP
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.figure import HIGHEST, Family, Figure, Formula, Value, fields_of
 from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import JobModePower, JobPower
+from overlap_callbacks.analysis.results.report_parts import Parts
 
 
-class ArmFigure(msgspec.Struct, frozen=True):
-    """A figure of arms.
-
-    Attributes:
-        name: of the field of ``ArmReport``, and the end of its key.
-        unit: ``ms``, or ``fraction``.
-        meaning: in words.
-    """
-
-    name: str
-    unit: str
-    meaning: str
-
-    @property
-    def is_time(self) -> bool:
-        """Whether it is a time; else it is a fraction."""
-        return self.unit == "ms"
-
-    @property
-    def is_change(self) -> bool:
-        """Whether it is a difference of times, which may be below zero."""
-        return self.name.endswith("_change_ms")
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """The least and the most that it can be."""
-        if self.is_change:
-            return -math.inf, math.inf
-        return (0.0 if self.is_time else -1.0), math.inf
+def _arm(name: str, unit: str, meaning: str, formula: Formula | None = None, **facts: Any) -> Figure:
+    return Figure(f"arm/{{arm}}_{name}", unit, meaning, formula=formula, **facts)
 
 
+def _slowdown(above: str, below: str) -> Callable[..., float]:
+    return lambda a, b: slowdown(getattr(a, above), getattr(b, below))
+
+
+def _exposed_ms(means: Any) -> float:
+    exposed_ms: float = means.comm_busy_ms - means.hidden_comm_ms
+    return exposed_ms
+
+
+# The steps with the arm have the place of sequential ones.
 ARM_FIGURES = (
-    ArmFigure("speedup", "fraction", "step time as configured over that with the arm, less one: above 0 the arm wins"),
-    ArmFigure("step_ms", "ms", "step time with the arm"),
-    ArmFigure("configured_step_ms", "ms", "step time as configured, in the same windows"),
-    ArmFigure("compute_slowdown", "fraction", "compute kernels' time with the arm over that as configured, less one"),
-    ArmFigure("compute_ms", "ms", "sum of the compute kernels' times with the arm"),
-    ArmFigure("configured_compute_ms", "ms", "sum of the compute kernels' times as configured"),
-    ArmFigure("comm_ms", "ms", "time in which communication is in flight with the arm"),
-    ArmFigure("configured_comm_ms", "ms", "time in which communication is in flight as configured"),
-    ArmFigure("exposed_comm_ms", "ms", "communication without compute beside it, with the arm"),
-    ArmFigure("configured_exposed_comm_ms", "ms", "communication without compute beside it, as configured"),
-    ArmFigure("exposed_comm_change_ms", "ms", "exposed communication with the arm less that as configured"),
-)
+    _arm("speedup", "fraction", "step time as configured over that with the arm, less one: above 0 the arm wins",
+         Formula((STEP, SEQ), _slowdown("step_ms", "step_ms")), signed=True),
+    _arm("step_ms", "ms", "step time with the arm", Formula((SEQ,), lambda b: b.step_ms)),
+    _arm("configured_step_ms", "ms", "step time as configured, in the same windows",
+         Formula((STEP,), lambda a: a.step_ms)),
+    _arm("compute_slowdown", "fraction", "compute kernels' time with the arm over that as configured, less one",
+         Formula((ISO, OV), _slowdown("compute_ms", "compute_ms")), signed=True),
+    _arm("compute_ms", "ms", "sum of the compute kernels' times with the arm", Formula((ISO,), lambda b: b.compute_ms)),
+    _arm("configured_compute_ms", "ms", "sum of the compute kernels' times as configured",
+         Formula((OV,), lambda a: a.compute_ms)),
+    _arm("comm_ms", "ms", "time in which communication is in flight with the arm",
+         Formula((ISO,), lambda b: b.comm_busy_ms)),
+    _arm("configured_comm_ms", "ms", "time in which communication is in flight as configured",
+         Formula((OV,), lambda a: a.comm_busy_ms)),
+    _arm("exposed_comm_ms", "ms", "communication without compute beside it, with the arm",
+         Formula((ISO,), _exposed_ms)),
+    _arm("configured_exposed_comm_ms", "ms", "communication without compute beside it, as configured",
+         Formula((OV,), _exposed_ms)),
+    _arm("exposed_comm_change_ms", "ms", "exposed communication with the arm less that as configured",
+         Formula((ISO, OV), lambda b, a: _exposed_ms(b) - _exposed_ms(a)), between=(-math.inf, math.inf)),
+)  # fmt: skip
 
 
-# What else is measured with the arm and, after "configured_", as configured.
-_OTHERS = (
-    ArmFigure("avg_w", "W", "mean power of a device"),
-    ArmFigure("peak_w", "W", "highest power of a device"),
-    ArmFigure("energy_per_step_j", "J", "energy of a step, all devices"),
-    ArmFigure("peak_memory_bytes", "bytes", "highest memory of a device"),
-)
-_FLAGS = (
-    ArmFigure("valid", "", "1 if the window's figures hold"),
-    ArmFigure("equal_results", "", "1 if losses and weights are the same with the arm"),
-)
+def _headline(report: ArmReport) -> Parts:
+    if report.counts:
+        yield {"arm": report.arm.name}, report.figures()
 
 
-def arm_keys() -> dict[str, ArmFigure]:
-    """What may follow ``arm/<name>_`` in ``ArmReport.metrics()``, but for the bounds of intervals."""
-    known = {figure.name: figure for figure in (*ARM_FIGURES, *_FLAGS)}
-    for other in _OTHERS:
-        for before, when in (("", "with the arm"), ("configured_", "as configured")):
-            name = f"{before}{other.name}"
-            known[name] = ArmFigure(name, other.unit, f"{other.meaning}, {when}")
-    return known
+def _flags(report: ArmReport) -> Parts:
+    yield {"arm": report.arm.name}, {"valid": report.valid, "equal_results": report.arm.equal_results}
+    yield {}, {"measurement_overhead": report.measurement_overhead}
+
+
+def _others(report: ArmReport) -> Parts:
+    if not report.counts:
+        return
+    for prefix, turned in (("", True), ("configured_", False)):
+        power, peak_bytes = report.of(turned=turned)
+        values = {} if power is None else {
+            "avg_w": power.mean_avg_w, "peak_w": power.peak_w, "energy_per_step_j": power.energy_per_step_j,
+        }  # fmt: skip
+        values["peak_memory_bytes"] = peak_bytes
+        yield {"arm": report.arm.name}, {f"{prefix}{name}": value for name, value in values.items()}
+
+
+_OTHERS = tuple([
+    _arm(f"{before}{name}", unit, f"{meaning}, {when}", aggregate=aggregate)
+    for name, unit, meaning, aggregate in (
+        ("avg_w", "W", "mean power of a device", ""),
+        ("peak_w", "W", "highest power of a device", HIGHEST),
+        ("energy_per_step_j", "J", "energy of a step, all devices", ""),
+        ("peak_memory_bytes", "bytes", "highest memory of a device", HIGHEST),
+    )
+    for before, when in (("", "with the arm"), ("configured_", "as configured"))
+])  # fmt: skip
+ARM_FAMILIES = (
+    Family(_flags, (
+        _arm("valid", "", "1 if the window's figures hold"),
+        _arm("equal_results", "", "1 if losses and weights are the same with the arm"),
+        MEASUREMENT_OVERHEAD,
+    )),
+    Family(_headline, ARM_FIGURES),
+    Family(_others, _OTHERS),
+)  # fmt: skip
 
 
 class ComparedArm(msgspec.Struct, frozen=True):
@@ -95,7 +113,16 @@ class ComparedArm(msgspec.Struct, frozen=True):
     sequential: bool = False
 
 
-class ArmReport(msgspec.Struct, frozen=True, kw_only=True):
+if TYPE_CHECKING:
+
+    class _Figures(msgspec.Struct, frozen=True):
+        def __getattr__(self, name: str) -> Estimate | None: ...
+
+else:
+    _Figures = fields_of("ArmFigures", ARM_FIGURES)
+
+
+class ArmReport(_Figures, frozen=True, kw_only=True):
     """One window of an arm, all ranks. A figure that was not measured is None, never zero and never NaN.
 
     ``ARM_FIGURES`` has the meaning of each figure.
@@ -131,17 +158,6 @@ class ArmReport(msgspec.Struct, frozen=True, kw_only=True):
     measurement_overhead_ci_low: float | None = None
     measurement_overhead_ci_high: float | None = None
     lost_ms: float | None = None
-    speedup: Estimate | None = None
-    step_ms: Estimate | None = None
-    configured_step_ms: Estimate | None = None
-    compute_slowdown: Estimate | None = None
-    compute_ms: Estimate | None = None
-    configured_compute_ms: Estimate | None = None
-    comm_ms: Estimate | None = None
-    configured_comm_ms: Estimate | None = None
-    exposed_comm_ms: Estimate | None = None
-    configured_exposed_comm_ms: Estimate | None = None
-    exposed_comm_change_ms: Estimate | None = None
     power: JobPower | None = None
     memory: tuple[MemoryPeak, ...] = ()
 
@@ -163,24 +179,8 @@ class ArmReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def metrics(self) -> dict[str, float]:
         """The report as flat metrics ``arm/<name>_...``; of a window that does not count, its validity alone."""
-        key = f"arm/{self.arm.name}"
-        flat = {f"{key}_valid": float(self.valid), f"{key}_equal_results": float(self.arm.equal_results)}
-        if self.measurement_overhead is not None:
-            flat["overlap/measurement_overhead"] = self.measurement_overhead
-        if not self.counts:
-            return flat
-        for name, figure in self.figures().items():
-            flat[f"{key}_{name}"] = figure.value
-            if figure.ci_low is not None and figure.ci_high is not None:
-                flat[f"{key}_{name}_ci_low"] = figure.ci_low
-                flat[f"{key}_{name}_ci_high"] = figure.ci_high
-        for prefix, turned in (("", True), ("configured_", False)):
-            power, peak_bytes = self.of(turned=turned)
-            values = {
-                "avg_w": None if power is None else power.mean_avg_w,
-                "peak_w": None if power is None else power.peak_w,
-                "energy_per_step_j": None if power is None else power.energy_per_step_j,
-                "peak_memory_bytes": peak_bytes,
-            }
-            flat.update({f"{key}_{prefix}{name}": value for name, value in values.items() if value is not None})
-        return flat
+        return {value.key: value.number for value in self.values()}
+
+    def values(self) -> list[Value]:
+        """The same with what each figure means, and with the labels of its key."""
+        return [value for family in ARM_FAMILIES for value in family.values(self)]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import Enum
 
-from overlap_callbacks.analysis.results.estimate import Estimate, Spread
-from overlap_callbacks.analysis.results.step_parts import StepParts, measured_parts
+from overlap_callbacks.analysis.results.step_parts import StepParts
 
 # From this share of a step on, compute bounds it: without anything else it would be a fifth shorter at most.
 COMPUTE_BOUND_FROM = 0.8
@@ -22,11 +20,6 @@ class Bound(Enum):
     LAUNCH = "launch"
     BUBBLE = "bubble"
     STRAGGLER = "straggler"
-
-    @property
-    def key(self) -> str:
-        """The key of its metric: 1 where it bounds the window's steps, else 0."""
-        return f"verdict/{self.value}_bound"
 
 
 def times_ms(parts: StepParts) -> dict[Bound, float]:
@@ -47,24 +40,3 @@ def bound_of(parts: StepParts) -> tuple[Bound, Bound | None]:
         return Bound.COMPUTE, None
     first, second = sorted(losses, key=lambda bound: -losses[bound])[:2]
     return first, second if losses[second] >= _NEARLY * losses[first] else None
-
-
-def bound_metrics(figures: Mapping[str, Estimate], spread: Mapping[str, Spread], *, compared: bool) -> dict[str, float]:
-    """The parts of a window's step as shares of it, and what bounds it; empty where that was not measured.
-
-    Args:
-        figures: means over the ranks.
-        spread: the extremes over the ranks.
-        compared: whether the window has sequential steps that were sequential.
-    """
-    found = measured_parts(figures, spread, compared=compared)
-    if found is None:
-        return {}
-    parts, _ = found
-    shares = {
-        f"verdict/{name.removesuffix('_ms')}_fraction": ms / parts.total_ms for name, ms in parts._asdict().items()
-    }
-    if not compared:
-        del shares["verdict/contention_fraction"]
-    bound, _ = bound_of(parts)
-    return {**shares, **{each.key: float(each is bound) for each in Bound}}

@@ -1,348 +1,405 @@
-"""Every figure, once: its name, unit and meaning, what to call it, its sign, and which direction is worse.
+"""Every figure, once: key, unit, meaning, what to call it, its sign, which direction is worse, and its formula.
 
-Tables, cards, alerts, pages and the terminal take these facts from here and keep none of their own.
+Keys and values of reports, the record's units and meanings, W&B's aggregates, names and labels for Prometheus, limits,
+tables, pages and the docs are made from here. A new figure is a new entry.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any
 
+from overlap_callbacks.analysis import equations
+from overlap_callbacks.analysis.results import report_parts
+from overlap_callbacks.analysis.results.figure import HIGHEST, LOWEST, SHARE, Family, Figure, Formula
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import Cause, JobModePower
+from overlap_callbacks.analysis.results.report_parts import bounded
+
+# -- headline figures, by mean times of timed steps (overlapped, sequential) and of profiled ones (the same)
+
+STEP, SEQ, OV, ISO = range(4)
+# Messages that take up to this share of communication hardly change its slowdown.
+_MOST_MESSAGES = 0.02
 
 
-class Figure(NamedTuple):
-    """A headline figure.
-
-    Attributes:
-        name: the field of the report; ``overlap/`` and the name is the metric's key.
-        unit: ``ms`` or ``fraction``.
-        meaning: its definition.
-        label: what to call it in a table.
-        short_label: what to call it where its definition is not at hand; empty where that is ``label``.
-        part_label: what to call it below the figure that it is a part of; empty where it is no part of one.
-        compares: whether it rests on sequential steps, and so means nothing in an invalid window.
-        signed: whether it is a relative change, which is shown with its sign; other fractions are shares.
-        less_is_worse: whether a limit on it is passed from above.
-        optional: whether most jobs have none, so that a summary does not say that it was not measured.
-        between: the least and the most that it can be, where its unit and sign do not say so.
-    """
-
-    name: str
-    unit: str
-    meaning: str
-    label: str
-    short_label: str = ""
-    part_label: str = ""
-    compares: bool = False
-    signed: bool = False
-    less_is_worse: bool = False
-    optional: bool = False
-    between: tuple[float, float] | None = None
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """The least and the most that it can be: times from 0, shares from 0 to 1, changes from -1."""
-        if self.between is not None:
-            return self.between
-        if self.unit != "fraction":
-            return 0.0, math.inf
-        return (-1.0, math.inf) if self.signed else (0.0, 1.0)
-
-    @property
-    def key(self) -> str:
-        """The key of its metric."""
-        return f"overlap/{self.name}"
-
-    @property
-    def short(self) -> str:
-        """What to call it where its definition is not at hand."""
-        return self.short_label or self.label
-
-    @property
-    def title(self) -> str:
-        """``short``, with a capital, e.g. for the title of a chart."""
-        return self.short[0].upper() + self.short[1:]
+def _by(*samples: int) -> Callable[[Callable[..., float]], Formula]:
+    return lambda of: Formula(samples, of)
 
 
-# In the order of a report's metrics.
+def _possible(step_ms: float) -> float:
+    # Sums over streams can exceed the step: what is left of it then is no time.
+    return step_ms if step_ms > 0 else math.nan
+
+
+@_by(STEP, OV, ISO)
+def _ideal(step: Any, ov: Any, iso: Any) -> float:
+    compute_ms, isolated_ms = _possible(ov.compute_ms), _possible(iso.compute_ms)
+    return _possible(equations.ideal_step_ms(step.step_ms, compute_ms, isolated_ms))
+
+
+@_by(STEP, OV, ISO)
+def _model(step: Any, ov: Any, iso: Any) -> float:
+    compute_ms, isolated_ms = _possible(ov.compute_ms), _possible(iso.compute_ms)
+    ideal_ms = equations.ideal_step_ms(step.step_ms, compute_ms, isolated_ms)
+    more_waiting_ms = ov.waiting_ms - iso.waiting_ms
+    known_ms = 0.0 if math.isnan(more_waiting_ms) else more_waiting_ms
+    return _possible(equations.sequential_step_ms(ideal_ms, ov.hidden_comm_ms, known_ms))
+
+
+@_by(ISO)
+def _attainable(iso: Any) -> float:
+    waiting_ms = 0.0 if math.isnan(iso.waiting_ms) else iso.waiting_ms
+    return equations.attainable_step_ms(iso.slowest_compute_ms, iso.comm_busy_ms - waiting_ms)
+
+
+@_by(STEP, SEQ, ISO)
+def _attained(step: Any, seq: Any, iso: Any) -> float:
+    return equations.attained_fraction(seq.step_ms, step.step_ms, _attainable.of(iso))
+
+
+@_by(OV, ISO)
+def _comm_slowdown(ov: Any, iso: Any) -> float:
+    # What a message takes without waiting is not known well enough where NCCL buffers it.
+    of_messages = ov.p2p_ms > _MOST_MESSAGES * ov.comm_busy_ms
+    return math.nan if of_messages else equations.slowdown(ov.comm_ms, iso.comm_ms)
+
+
+# In the order of a report's metrics. Their names are fields of the report.
 FIGURES = (
-    Figure(
-        "compute_slowdown",
-        "fraction",
-        "eq. 1: (T_comp,ov - T_comp,iso) / T_comp,iso",
-        "compute slowdown (eq. 1)",
-        "compute slowdown",
-        compares=True,
-        signed=True,
-    ),
-    Figure(
-        "overlap_ratio",
-        "fraction",
-        "eq. 2: compute time during which communication is in flight / T_comp,ov",
-        "overlap ratio (eq. 2)",
-        "overlap ratio",
-    ),
-    Figure(
-        "e2e_overlapped_ms", "ms", "eq. 3: step time, overlapped, measured", "step, overlapped (eq. 3)", "overlapped"
-    ),
-    Figure(
-        "e2e_ideal_ms",
-        "ms",
-        "eq. 4: e2e_overlapped - (T_comp,ov - T_comp,iso)",
-        "step, ideal (eq. 4)",
-        "ideal",
-        compares=True,
-    ),
-    Figure(
-        "e2e_sequential_model_ms",
-        "ms",
-        "eq. 5: e2e_ideal + hidden_comm - what collectives wait longer than in sequential steps",
-        "step, sequential by the model (eq. 5)",
-        "sequential by the model",
-        compares=True,
-    ),
-    Figure(
-        "e2e_sequential_ms", "ms", "step time, sequential, measured", "step, sequential", "sequential", compares=True
-    ),
-    Figure(
-        "speedup_vs_sequential",
-        "fraction",
-        "e2e_sequential / e2e_overlapped - 1",
-        "speed-up of overlap over sequential",
-        "speed-up of overlap",
-        compares=True,
-        signed=True,
-        less_is_worse=True,
-    ),
-    Figure(
-        "attainable_ms",
-        "ms",
-        "the longer of slowest_compute and comm_isolated without waiting: a step if overlap were perfect and free",
-        "step, attainable by overlap",
-        "attainable",
-        compares=True,
-    ),
-    Figure(
-        "attained_fraction",
-        "fraction",
-        "(e2e_sequential - e2e_overlapped) / (e2e_sequential - attainable)",
-        "share of the attainable gain",
-        "gain attained",
-        compares=True,
-        less_is_worse=True,
-        optional=True,
-        between=(-math.inf, 1.0),
-    ),
-    Figure("gap_to_ideal", "fraction", "e2e_overlapped / e2e_ideal - 1", "gap to ideal", compares=True, signed=True),
-    Figure(
-        "sequential_model_error",
-        "fraction",
-        "e2e_sequential_model / e2e_sequential - 1: checks the model",
-        "model of equation 5 against the measured step",
-        "error of the sequential model",
-        compares=True,
-        signed=True,
-    ),
-    Figure(
-        "compute_ms",
-        "ms",
-        "T_comp,ov: sum of compute kernel times of an overlapped step",
-        "compute kernel time, overlapped",
-    ),
-    Figure(
-        "compute_isolated_ms",
-        "ms",
-        "T_comp,iso: the same of a sequential step",
-        "compute kernel time, sequential",
-        compares=True,
-    ),
-    Figure(
-        "compute_busy_ms",
-        "ms",
-        "union of the compute kernels' intervals, overlapped step",
-        "compute busy, overlapped",
-    ),
-    Figure(
-        "compute_busy_isolated_ms",
-        "ms",
-        "the same of a sequential step",
-        "compute busy, sequential",
-        compares=True,
-    ),
-    Figure(
-        "slowest_compute_ms",
-        "ms",
-        "compute_busy_isolated of the rank that has the most",
-        "compute busy, sequential, slowest rank",
-        compares=True,
-        optional=True,
-    ),
-    Figure(
-        "comm_ms",
-        "ms",
-        "time in which communication is in flight in an overlapped step: hidden + exposed",
-        "communication in flight",
-    ),
-    Figure(
-        "comm_isolated_ms",
-        "ms",
-        "the same in a sequential step",
-        "communication in flight, sequential",
-        compares=True,
-    ),
-    Figure(
-        "hidden_comm_ms",
-        "ms",
-        "communication time beside compute, overlapped step",
-        "communication hidden behind compute",
-        part_label="hidden behind compute",
-    ),
-    Figure(
-        "exposed_comm_ms",
-        "ms",
-        "communication time without compute, overlapped step",
-        "exposed communication",
-        part_label="exposed",
-    ),
-    Figure(
-        "waiting_ms",
-        "ms",
-        "the part of comm in which collectives and messages wait for other ranks, overlapped step",
-        "waiting in communication",
-        optional=True,
-    ),
-    Figure(
-        "waiting_isolated_ms",
-        "ms",
-        "the same in a sequential step",
-        "waiting in communication, sequential",
-        compares=True,
-        optional=True,
-    ),
-    Figure(
-        "hidden_comm_fraction",
-        "fraction",
-        "hidden_comm / comm: the overlap efficiency",
-        "share of communication that is hidden",
-        less_is_worse=True,
-    ),
-    Figure(
-        "comm_slowdown",
-        "fraction",
-        "sum of communication kernel times without waiting, overlapped over sequential, less one; not where sends and "
-        "receives are more than 2% of communication: how long they wait for each other is not known",
-        "communication slowdown",
-        compares=True,
-        signed=True,
-    ),
-    Figure(
-        "comm_ratio",
-        "fraction",
-        "comm / overlapped step under the profiler (compute_busy + exposed_comm + idle)",
-        "communication in flight, share of a step",
-    ),
-    Figure(
-        "p2p_ms",
-        "ms",
-        "time in which sends and receives are in flight, overlapped step",
-        "sends and receives in flight",
-        optional=True,
-    ),
-    Figure(
-        "idle_ms",
-        "ms",
-        "time without compute and communication, overlapped step",
-        "neither compute nor communication",
-    ),
-    Figure(
-        "idle_isolated_ms",
-        "ms",
-        "the same in a sequential step",
-        "neither compute nor communication, sequential",
-        compares=True,
-    ),
-    Figure(
-        "bubble_ms",
-        "ms",
-        "idle, and time in which nothing is in flight but messages that wait for their peer, overlapped step",
-        "bubble of the pipeline",
-        optional=True,
-    ),
-    Figure(
-        "residual_overlap",
-        "fraction",
-        "eq. 2 in sequential steps: must be near zero",
-        "residual overlap in sequential steps",
-        "residual overlap",
-    ),
-    Figure(
-        "residual_comm_overlap",
-        "fraction",
-        "share of communication time beside compute in sequential steps: must be near zero",
-        "residual overlap, of communication",
-        "residual overlap of communication",
-    ),
-    Figure(
-        "profiler_slowdown",
-        "fraction",
-        "overlapped steps under the profiler / those without - 1",
-        "slowdown by the profiler, overlapped steps",
-        "slowdown by the profiler",
-        signed=True,
-    ),
-    Figure(
-        "profiler_slowdown_isolated",
-        "fraction",
-        "the same of sequential steps",
-        "slowdown by the profiler, sequential steps",
-        compares=True,
-        signed=True,
-    ),
-)
+    Figure("overlap/compute_slowdown", "fraction", "eq. 1: (T_comp,ov - T_comp,iso) / T_comp,iso",
+           "compute slowdown (eq. 1)", "compute slowdown", compares=True, signed=True,
+           formula=_by(OV, ISO)(lambda ov, iso: equations.slowdown(ov.compute_ms, iso.compute_ms))),
+    Figure("overlap/overlap_ratio", "fraction",
+           "eq. 2: compute time during which communication is in flight / T_comp,ov",
+           "overlap ratio (eq. 2)", "overlap ratio",
+           formula=_by(OV)(lambda ov: equations.overlap_ratio(ov.covered_compute_ms, ov.compute_ms))),
+    Figure("overlap/e2e_overlapped_ms", "ms", "eq. 3: step time, overlapped, measured", "step, overlapped (eq. 3)",
+           "overlapped", formula=_by(STEP)(lambda step: _possible(step.step_ms))),
+    Figure("overlap/e2e_ideal_ms", "ms", "eq. 4: e2e_overlapped - (T_comp,ov - T_comp,iso)", "step, ideal (eq. 4)",
+           "ideal", compares=True, formula=_ideal),
+    Figure("overlap/e2e_sequential_model_ms", "ms",
+           "eq. 5: e2e_ideal + hidden_comm - what collectives wait longer than in sequential steps",
+           "step, sequential by the model (eq. 5)", "sequential by the model", compares=True, formula=_model),
+    Figure("overlap/e2e_sequential_ms", "ms", "step time, sequential, measured", "step, sequential", "sequential",
+           compares=True, formula=_by(SEQ)(lambda seq: _possible(seq.step_ms))),
+    Figure("overlap/speedup_vs_sequential", "fraction", "e2e_sequential / e2e_overlapped - 1",
+           "speed-up of overlap over sequential", "speed-up of overlap", compares=True, signed=True, less_is_worse=True,
+           formula=_by(SEQ, STEP)(lambda seq, step: equations.slowdown(seq.step_ms, step.step_ms))),
+    Figure("overlap/attainable_ms", "ms",
+           "the longer of slowest_compute and comm_isolated without waiting: a step if overlap were perfect and free",
+           "step, attainable by overlap", "attainable", compares=True, formula=_attainable),
+    Figure("overlap/attained_fraction", "fraction",
+           "(e2e_sequential - e2e_overlapped) / (e2e_sequential - attainable)", "share of the attainable gain",
+           "gain attained", compares=True, less_is_worse=True, optional=True, between=(-math.inf, 1.0),
+           formula=_attained),
+    Figure("overlap/gap_to_ideal", "fraction", "e2e_overlapped / e2e_ideal - 1", "gap to ideal", compares=True,
+           signed=True,
+           formula=_by(STEP, OV, ISO)(
+               lambda step, ov, iso: equations.slowdown(step.step_ms, _ideal.of(step, ov, iso)))),
+    Figure("overlap/sequential_model_error", "fraction", "e2e_sequential_model / e2e_sequential - 1: checks the model",
+           "model of equation 5 against the measured step", "error of the sequential model", compares=True, signed=True,
+           formula=_by(STEP, OV, ISO, SEQ)(
+               lambda step, ov, iso, seq: equations.slowdown(_model.of(step, ov, iso), seq.step_ms))),
+    Figure("overlap/compute_ms", "ms", "T_comp,ov: sum of compute kernel times of an overlapped step",
+           "compute kernel time, overlapped", formula=_by(OV)(lambda ov: _possible(ov.compute_ms))),
+    Figure("overlap/compute_isolated_ms", "ms", "T_comp,iso: the same of a sequential step",
+           "compute kernel time, sequential", compares=True, formula=_by(ISO)(lambda iso: _possible(iso.compute_ms))),
+    Figure("overlap/compute_busy_ms", "ms", "union of the compute kernels' intervals, overlapped step",
+           "compute busy, overlapped", formula=_by(OV)(lambda ov: ov.compute_busy_ms)),
+    Figure("overlap/compute_busy_isolated_ms", "ms", "the same of a sequential step", "compute busy, sequential",
+           compares=True, formula=_by(ISO)(lambda iso: iso.compute_busy_ms)),
+    Figure("overlap/slowest_compute_ms", "ms", "compute_busy_isolated of the rank that has the most",
+           "compute busy, sequential, slowest rank", compares=True, optional=True,
+           formula=_by(ISO)(lambda iso: iso.slowest_compute_ms)),
+    Figure("overlap/comm_ms", "ms", "time in which communication is in flight in an overlapped step: hidden + exposed",
+           "communication in flight", formula=_by(OV)(lambda ov: ov.comm_busy_ms)),
+    Figure("overlap/comm_isolated_ms", "ms", "the same in a sequential step", "communication in flight, sequential",
+           compares=True, formula=_by(ISO)(lambda iso: iso.comm_busy_ms)),
+    Figure("overlap/hidden_comm_ms", "ms", "communication time beside compute, overlapped step",
+           "communication hidden behind compute", part_label="hidden behind compute",
+           formula=_by(OV)(lambda ov: ov.hidden_comm_ms)),
+    Figure("overlap/exposed_comm_ms", "ms", "communication time without compute, overlapped step",
+           "exposed communication", part_label="exposed",
+           formula=_by(OV)(lambda ov: ov.comm_busy_ms - ov.hidden_comm_ms)),
+    Figure("overlap/waiting_ms", "ms",
+           "the part of comm in which collectives and messages wait for other ranks, overlapped step",
+           "waiting in communication", optional=True, formula=_by(OV)(lambda ov: ov.waiting_ms)),
+    Figure("overlap/waiting_isolated_ms", "ms", "the same in a sequential step", "waiting in communication, sequential",
+           compares=True, optional=True, formula=_by(ISO)(lambda iso: iso.waiting_ms)),
+    Figure("overlap/hidden_comm_fraction", "fraction", "hidden_comm / comm: the overlap efficiency",
+           "share of communication that is hidden", less_is_worse=True,
+           formula=_by(OV)(lambda ov: ov.hidden_comm_ms / ov.comm_busy_ms)),
+    Figure("overlap/comm_slowdown", "fraction",
+           "sum of communication kernel times without waiting, overlapped over sequential, less one; not where sends "
+           "and receives are more than 2% of communication: how long they wait for each other is not known",
+           "communication slowdown", compares=True, signed=True, formula=_comm_slowdown),
+    Figure("overlap/comm_ratio", "fraction",
+           "comm / overlapped step under the profiler (compute_busy + exposed_comm + idle)",
+           "communication in flight, share of a step",
+           formula=_by(OV)(lambda ov: ov.comm_busy_ms
+                           / (ov.compute_busy_ms + ov.comm_busy_ms - ov.hidden_comm_ms + ov.idle_ms))),
+    Figure("overlap/p2p_ms", "ms", "time in which sends and receives are in flight, overlapped step",
+           "sends and receives in flight", optional=True, formula=_by(OV)(lambda ov: ov.p2p_ms)),
+    Figure("overlap/idle_ms", "ms", "time without compute and communication, overlapped step",
+           "neither compute nor communication", formula=_by(OV)(lambda ov: ov.idle_ms)),
+    Figure("overlap/idle_isolated_ms", "ms", "the same in a sequential step",
+           "neither compute nor communication, sequential", compares=True, formula=_by(ISO)(lambda iso: iso.idle_ms)),
+    Figure("overlap/bubble_ms", "ms",
+           "idle, and time in which nothing is in flight but messages that wait for their peer, overlapped step",
+           "bubble of the pipeline", optional=True, formula=_by(OV)(lambda ov: ov.bubble_ms)),
+    Figure("overlap/residual_overlap", "fraction", "eq. 2 in sequential steps: must be near zero",
+           "residual overlap in sequential steps", "residual overlap",
+           formula=_by(ISO)(lambda iso: equations.overlap_ratio(iso.covered_compute_ms, iso.compute_ms))),
+    Figure("overlap/residual_comm_overlap", "fraction",
+           "share of communication time beside compute in sequential steps: must be near zero",
+           "residual overlap, of communication", "residual overlap of communication",
+           formula=_by(ISO)(lambda iso: iso.hidden_comm_ms / iso.comm_busy_ms)),
+    Figure("overlap/profiler_slowdown", "fraction", "overlapped steps under the profiler / those without - 1",
+           "slowdown by the profiler, overlapped steps", "slowdown by the profiler", signed=True,
+           formula=_by(OV, STEP)(lambda ov, step: equations.slowdown(ov.step_ms, step.step_ms))),
+    Figure("overlap/profiler_slowdown_isolated", "fraction", "the same of sequential steps",
+           "slowdown by the profiler, sequential steps", compares=True, signed=True,
+           formula=_by(ISO, SEQ)(lambda iso, seq: equations.slowdown(iso.step_ms, seq.step_ms))),
+)  # fmt: skip
 # A window's own cost is none of the figures of its steps, but an alert may watch it like one.
 MEASUREMENT_OVERHEAD = Figure(
-    "measurement_overhead",
+    "overlap/measurement_overhead",
     "fraction",
     "time that training lost to the window and on the steps after it, over the time from one window to the next",
     "cost of measuring",
     between=(-math.inf, math.inf),
 )
 
+# -- power and the device, by mode
+
+
+def _utilisation(name: str) -> Callable[[JobModePower], float | None]:
+    return lambda m: None if m.parts is None else getattr(m.parts, name)
+
+
+# Power may be above its default limit; a share of time is 1 at most.
+_OVER_ONE = (0.0, math.inf)
+# In the order of a report's metrics.
+POWER_METRICS = (
+    Figure("power/{mode}_avg_w", "W", "mean power of a device", "mean power of a device",
+           of=lambda m: bounded(m.mean_avg_w, m.mean_avg_w_ci_low, m.mean_avg_w_ci_high)),
+    Figure("power/{mode}_total_w", "W", "mean power of all devices together", "mean power, all devices",
+           of=lambda m: m.total_avg_w),
+    Figure("power/{mode}_peak_w", "W", "highest power of any device", "highest power", aggregate=HIGHEST),
+    Figure("power/{mode}_p99_w", "W", "highest 99th percentile of any device's power, by time",
+           "99th percentile of power", aggregate=HIGHEST),
+    Figure("power/{mode}_energy_per_step_j", "J", "energy of a step, all devices", "energy of a step",
+           of=lambda m: bounded(m.energy_per_step_j, m.energy_per_step_j_ci_low, m.energy_per_step_j_ci_high)),
+    Figure("power/{mode}_avg_tdp_fraction", "fraction", "mean power over the default limit", "mean, of TDP",
+           between=_OVER_ONE),
+    Figure("power/{mode}_peak_tdp_fraction", "fraction", "highest power over the default limit", "highest, of TDP",
+           between=_OVER_ONE, aggregate=HIGHEST),
+    Figure("device/{mode}_sm_clock_mhz", "MHz", "mean SM clock", "SM clock"),
+    Figure("device/{mode}_compute_sm_clock_mhz", "MHz", "mean SM clock while compute runs, in profiled steps",
+           "SM clock while computing", of=lambda m: m.compute_clock_mhz),
+    Figure("device/{mode}_throttle_fraction", "fraction", "time in which the clock was held back", "clock held back"),
+    Figure("device/{mode}_power_cap_fraction", "fraction", "the same for a power cap", "held back by a power cap",
+           of=lambda m: m.cause_fraction(Cause.POWER)),
+    Figure("device/{mode}_thermal_fraction", "fraction", "the same for heat", "held back by heat",
+           of=lambda m: m.cause_fraction(Cause.TEMPERATURE)),
+    Figure("device/{mode}_hardware_fraction", "fraction", "the same by the hardware's own protection",
+           "held back by the hardware", of=lambda m: m.cause_fraction(Cause.HARDWARE)),
+    Figure("device/{mode}_sm_busy_fraction", "fraction", "SMs that are busy", "SMs busy", of=_utilisation("sm")),
+    Figure("device/{mode}_sm_occupancy_fraction", "fraction", "warps that are active, of the most", "warps active",
+           of=_utilisation("sm_occupancy")),
+    Figure("device/{mode}_tensor_busy_fraction", "fraction", "time in which tensor cores work", "tensor cores busy",
+           of=_utilisation("tensor")),
+    Figure("device/{mode}_dram_busy_fraction", "fraction", "memory bandwidth in use", "memory bandwidth used",
+           of=_utilisation("dram")),
+    Figure("device/{mode}_nvlink_rx_gb_s", "GB/s", "NVLink traffic in", "NVLink in",
+           of=_utilisation("nvlink_rx_gb_s")),
+    Figure("device/{mode}_nvlink_tx_gb_s", "GB/s", "NVLink traffic out", "NVLink out",
+           of=_utilisation("nvlink_tx_gb_s")),
+)  # fmt: skip
+ENERGY_PER_TOKEN = Figure("power/{mode}_energy_per_token_j", "J", "energy per token")
+ENERGY_SAVING = Figure(
+    "power/energy_saving_vs_sequential",
+    "fraction",
+    "1 - energy of an overlapped step over that of a sequential one",
+    compares=True,
+)
+PEAK_RISE = Figure(
+    "power/peak_w_vs_sequential",
+    "fraction",
+    "highest power of any device in overlapped steps over that in sequential ones, less one",
+    compares=True,
+    aggregate=HIGHEST,
+)
+SLOWDOWN_FIGURES = (
+    Figure("device/slowdown_from_clock", "fraction",
+           "sequential over overlapped SM clock, less one: the most that the clock explains", compares=True),
+    Figure("device/slowdown_beyond_clock", "fraction", "the least of the compute slowdown that remains: contention",
+           compares=True),
+    Figure("device/slowdown_from_sms", "fraction",
+           "the part of the compute slowdown that the SMs taken by communication have, by a model", compares=True),
+    Figure("device/slowdown_from_waves", "fraction", "the part that further waves of blocks have, by the same model",
+           compares=True),
+    Figure("device/slowdown_from_memory", "fraction", "what remains where memory bandwidth was exhausted",
+           compares=True),
+    Figure("device/slowdown_unexplained", "fraction", "the part of the compute slowdown that no known cause has",
+           compares=True),
+)  # fmt: skip
+
+
+def _flag(key: str, meaning: str) -> Figure:
+    return Figure(key, "", meaning, aggregate=SHARE)
+
+
+_OF_A_STEP = "as a share of an overlapped step"
+FAMILIES = (
+    Family(report_parts.headline, FIGURES),
+    Family(report_parts.spreads, FIGURES),
+    Family(report_parts.window, (
+        MEASUREMENT_OVERHEAD,
+        Figure("overlap/ranks_heard", "", "ranks that the window's report speaks for", aggregate=LOWEST),
+        _flag("overlap/valid", "1 if the sequential steps were sequential"),
+        _flag("overlap/verified", "1 if a profile has shown how much overlap the sequential steps had"),
+        _flag("overlap/complete", "0 if the window was cut short"),
+        _flag("overlap/control", "1 in an A/A run, with both sides overlapped"),
+    )),
+    Family(report_parts.collectives, (
+        Figure("comm/{collective}_bytes", "bytes", "bytes of the rank's input tensors"),
+        Figure("comm/{collective}_messages", "messages", "calls"),
+        Figure("comm/{collective}_busbw_gb_s", "GB/s",
+               "bus bandwidth in sequential steps: the larger of input and output, times nccl-tests' factor for the "
+               "group, over the time of the transfer",
+               compares=True),
+    )),
+    Family(report_parts.dimensions, (
+        Figure("dimension/{dimension}_comm_ms", "ms",
+               "time in which its communication is in flight in an overlapped step"),
+        Figure("dimension/{dimension}_exposed_ms", "ms", "the part of it in which no compute runs"),
+        Figure("dimension/{dimension}_bytes", "bytes", "bytes of the rank's input tensors"),
+        Figure("dimension/{dimension}_comm_slowdown", "fraction",
+               "how much longer its kernels take than in a sequential step, without waiting; of no pipeline",
+               compares=True, signed=True),
+        Figure("dimension/{dimension}_compute_slowdown", "fraction",
+               "how much longer the compute kernels take that ran beside it", compares=True, signed=True),
+        Figure("dimension/{dimension}_step_fraction", "fraction",
+               f"its exposed time without waiting messages, {_OF_A_STEP}; with the bubble and the rest these add up "
+               "to it"),
+    )),
+    Family(report_parts.modes, POWER_METRICS),
+    Family(report_parts.energy_of_tokens, (ENERGY_PER_TOKEN,)),
+    Family(report_parts.power_changes, (ENERGY_SAVING, PEAK_RISE)),
+    Family(report_parts.slowdown, SLOWDOWN_FIGURES),
+    Family(report_parts.memory, (
+        Figure("memory/{mode}_peak_bytes", "bytes", "highest memory that tensors hold on any rank", aggregate=HIGHEST),
+        Figure("memory/{mode}_peak_at_most_bytes", "bytes", "what the memory peak is at most",
+               of=lambda peak: peak.at_most_bytes, aggregate=HIGHEST),
+    )),
+    Family(report_parts.verdict, (
+        Figure("verdict/compute_fraction", "fraction",
+               f"compute, for as long as it takes alone, {_OF_A_STEP}; with contention, where that is not known"),
+        Figure("verdict/contention_fraction", "fraction",
+               f"what compute takes longer beside communication, {_OF_A_STEP}"),
+        Figure("verdict/transfer_fraction", "fraction",
+               f"exposed communication without waiting and bubble, {_OF_A_STEP}"),
+        Figure("verdict/waiting_fraction", "fraction",
+               f"exposed communication in which ranks wait for the one that comes last, {_OF_A_STEP}"),
+        Figure("verdict/bubble_fraction", "fraction", f"the bubble of a pipeline, {_OF_A_STEP}"),
+        Figure("verdict/idle_fraction", "fraction", f"neither compute nor communication, {_OF_A_STEP}"),
+        _flag("verdict/compute_bound", "1 if compute and contention take 80% of a step or more"),
+        _flag("verdict/communication_bound", "1 if compute does not, and transfer is the largest of the other parts"),
+        _flag("verdict/launch_bound", "1 if idle time is"),
+        _flag("verdict/bubble_bound", "1 if the bubble is"),
+        _flag("verdict/straggler_bound", "1 if waiting is"),
+    )),
+    Family(report_parts.traffic, (
+        Figure("traffic/{dimension}_messages", "messages",
+               "calls of all ranks; a message between two ranks is a send and a receive"),
+        Figure("traffic/{dimension}_bytes", "bytes",
+               "messages times size, over all ranks: of each call, the larger of what it reads and writes"),
+        Figure("traffic/{dimension}_sent_bytes", "bytes",
+               "what all ranks send if collectives run as rings: of an all-reduce of S bytes on n ranks, 2(n-1) S"),
+    )),
+    Family(report_parts.all_traffic, (
+        Figure("traffic/between_hosts_fraction", "fraction",
+               "the part of all bytes sent that crosses from one host to another; absent where a rank's host is not "
+               "known"),
+        Figure("traffic/steps_alike_fraction", "fraction",
+               "counted steps that sent the same as the recorded step, over all ranks"),
+    )),
+    Family(report_parts.attribute("throughput"), (
+        Figure("throughput/tokens_per_s", "tokens/s", "tokens that the whole job trains on in a second"),
+        Figure("throughput/samples_per_s", "samples/s", "samples that the whole job trains on in a second"),
+        Figure("throughput/flop_per_step", "FLOP", "model FLOP of a step of the whole job, without what is recomputed"),
+        Figure("throughput/flop_per_s_per_device", "FLOP/s", "model FLOP a second, mean over the devices"),
+        Figure("throughput/mfu", "fraction", "model FLOP utilisation: the same over the device's peak"),
+    )),
+    Family(report_parts.attribute("experts"), (
+        Figure("expert/load_max_over_mean", "ratio",
+               "bytes that an expert rank receives in a step: the most over the mean"),
+        Figure("expert/load_cv", "ratio", "coefficient of variation of the same over the expert ranks"),
+        Figure("expert/split_max_over_mean", "ratio",
+               "bytes that a rank sends to each expert rank in an all-to-all: the most over the mean"),
+        Figure("expert/split_cv", "ratio", "coefficient of variation of the same"),
+        Figure("expert/dispatched_bytes", "bytes",
+               "bytes that a rank sends to expert ranks in a step, to be computed there"),
+    )),
+    Family(report_parts.arrivals, (
+        Figure("comm/waiting_fraction", "fraction",
+               "time of collectives in which ranks wait for the one that comes last, over all ranks", compares=True),
+        Figure("straggler/rank", "", "the rank for which most is lost", compares=True),
+        Figure("straggler/worst_fraction", "fraction", "steps in which the others wait for it longest", compares=True),
+        Figure("straggler/last_fraction", "fraction", "collectives to which it comes last", compares=True),
+        Figure("straggler/chance_fraction", "fraction", "what the two before would be if all ranks were alike",
+               compares=True),
+        Figure("straggler/lost_fraction", "fraction",
+               "the others' waiting for it, of the time that its group spends in these collectives", compares=True),
+    )),
+    Family(report_parts.bubble, (
+        Figure("pipeline/expected_bubble_fraction", "fraction",
+               "(p-1)/(p-1+vm) for p stages, m micro-batches and v chunks; absent where m is unknown"),
+        Figure("pipeline/bubble_fraction", "fraction",
+               f"idle time and messages that wait for their peer, {_OF_A_STEP}, mean over the ranks"),
+    )),
+    Family(report_parts.stages, (
+        Figure("pipeline/stage_{stage}_bubble_fraction", "fraction", "the same of one stage, up to 16 of them"),
+    )),
+    Family(report_parts.race, (
+        Figure("race/found", "", "1 if gradients were not the same overlapped and sequential"),
+        Figure("race/repeatable", "", "1 if sequential repetitions agreed; if not, nothing can be said"),
+        Figure("race/differing_gradients", "", "gradients that differ, the most of any rank"),
+        Figure("race/check_ms", "ms", "time that training stood still for it, the longest of any rank"),
+    )),
+)  # fmt: skip
+
+
+def every_figure() -> dict[str, Figure]:
+    """All figures of a report by their keys, once, in order."""
+    return {figure.key: figure for family in FAMILIES for figure in family.figures}
+
+
+def keys_of(figure: Figure) -> list[str]:
+    """Its keys in both modes, where the mode is its label; else ``general_key``."""
+    if figure.labels == ("mode",):
+        return [figure.key.format(mode=mode.value) for mode in Mode]
+    return [figure.general_key]
+
+
+_BY_KEY = {key: figure for figure in every_figure().values() for key in keys_of(figure)}
 _BY_NAME = {figure.name: figure for figure in (*FIGURES, MEASUREMENT_OVERHEAD)}
 
-# What a summary shows, section by section: what step times are, what follows from them, compute, communication, the
-# measurement.
-SUMMARY: tuple[tuple[Figure, ...], ...] = tuple(
-    [
-        tuple([_BY_NAME[name] for name in section])
-        for section in (
-            ("e2e_ideal_ms", "e2e_overlapped_ms", "e2e_sequential_ms", "e2e_sequential_model_ms"),
-            ("speedup_vs_sequential", "attained_fraction", "gap_to_ideal"),
-            ("compute_slowdown", "overlap_ratio"),
-            (
-                "comm_ms",
-                "hidden_comm_ms",
-                "exposed_comm_ms",
-                "waiting_ms",
-                "waiting_isolated_ms",
-                "comm_slowdown",
-                "p2p_ms",
-                "idle_ms",
-                "bubble_ms",
-            ),
-            ("residual_overlap", "residual_comm_overlap"),
-        )
-    ]
-)
-# Step times of the modes side by side.
-STEP_TIMES = tuple([_BY_NAME[name] for name in ("e2e_ideal_ms", "e2e_overlapped_ms", "e2e_sequential_ms")])
+
+def figure_with_key(key: str) -> Figure:
+    """The figure of a report whose key this is, as ``keys_of`` has it.
+
+    Raises:
+        KeyError: there is none.
+    """
+    return _BY_KEY[key]
 
 
 def figure_named(name: str) -> Figure:
-    """The figure of this name.
+    """The headline figure of this name.
 
     Raises:
         KeyError: there is none.
@@ -356,119 +413,20 @@ def compares(name: str) -> bool:
     return figure is not None and figure.compares
 
 
-class PowerMetric(NamedTuple):
-    """A metric of one mode.
-
-    Attributes:
-        section, name: ``<section>/<mode>_<name>`` is its key.
-        unit: e.g. ``W``.
-        meaning: its definition.
-        label: what to call it in a table.
-        of: its value.
-        bounds: of its 95 % interval; None where it has none.
-    """
-
-    section: str
-    name: str
-    unit: str
-    meaning: str
-    label: str
-    of: Callable[[JobModePower], float | None]
-    bounds: Callable[[JobModePower], tuple[float | None, float | None]] = lambda m: (None, None)
-
-    @property
-    def possible(self) -> tuple[float, float]:
-        """The least and the most that it can be: power may be above its default limit, a share of time is 1 at most."""
-        return 0.0, 1.0 if self.unit == "fraction" and "tdp" not in self.name else math.inf
-
-    def key(self, mode: Mode) -> str:
-        """The key of its metric."""
-        return f"{self.section}/{mode.value}_{self.name}"
-
-
-def _unit_utilisation(name: str) -> Callable[[JobModePower], float | None]:
-    return lambda m: None if m.parts is None else getattr(m.parts, name)
-
-
-# In the order of a report's metrics.
-POWER_METRICS = (
-    PowerMetric("power", "avg_w", "W", "mean power of a device", "mean power of a device", lambda m: m.mean_avg_w,
-                lambda m: (m.mean_avg_w_ci_low, m.mean_avg_w_ci_high)),
-    PowerMetric("power", "total_w", "W", "mean power of all devices together", "mean power, all devices",
-                lambda m: m.total_avg_w),
-    PowerMetric("power", "peak_w", "W", "highest power of any device", "highest power", lambda m: m.peak_w),
-    PowerMetric("power", "p99_w", "W", "highest 99th percentile of any device's power, by time",
-                "99th percentile of power", lambda m: m.p99_w),
-    PowerMetric("power", "energy_per_step_j", "J", "energy of a step, all devices", "energy of a step",
-                lambda m: m.energy_per_step_j, lambda m: (m.energy_per_step_j_ci_low, m.energy_per_step_j_ci_high)),
-    PowerMetric("power", "avg_tdp_fraction", "fraction", "mean power over the default limit", "mean, of TDP",
-                lambda m: m.avg_tdp_fraction),
-    PowerMetric("power", "peak_tdp_fraction", "fraction", "highest power over the default limit", "highest, of TDP",
-                lambda m: m.peak_tdp_fraction),
-    PowerMetric("device", "sm_clock_mhz", "MHz", "mean SM clock", "SM clock", lambda m: m.sm_clock_mhz),
-    PowerMetric("device", "compute_sm_clock_mhz", "MHz", "mean SM clock while compute runs, in profiled steps",
-                "SM clock while computing", lambda m: m.compute_clock_mhz),
-    PowerMetric("device", "throttle_fraction", "fraction", "time in which the clock was held back", "clock held back",
-                lambda m: m.throttle_fraction),
-    PowerMetric("device", "power_cap_fraction", "fraction", "the same for a power cap", "held back by a power cap",
-                lambda m: m.cause_fraction(Cause.POWER)),
-    PowerMetric("device", "thermal_fraction", "fraction", "the same for heat", "held back by heat",
-                lambda m: m.cause_fraction(Cause.TEMPERATURE)),
-    PowerMetric("device", "hardware_fraction", "fraction", "the same by the hardware's own protection",
-                "held back by the hardware", lambda m: m.cause_fraction(Cause.HARDWARE)),
-    PowerMetric("device", "sm_busy_fraction", "fraction", "SMs that are busy", "SMs busy", _unit_utilisation("sm")),
-    PowerMetric("device", "sm_occupancy_fraction", "fraction", "warps that are active, of the most", "warps active",
-                _unit_utilisation("sm_occupancy")),
-    PowerMetric("device", "tensor_busy_fraction", "fraction", "time in which tensor cores work", "tensor cores busy",
-                _unit_utilisation("tensor")),
-    PowerMetric("device", "dram_busy_fraction", "fraction", "memory bandwidth in use", "memory bandwidth used",
-                _unit_utilisation("dram")),
-    PowerMetric("device", "nvlink_rx_gb_s", "GB/s", "NVLink traffic in", "NVLink in",
-                _unit_utilisation("nvlink_rx_gb_s")),
-    PowerMetric("device", "nvlink_tx_gb_s", "GB/s", "NVLink traffic out", "NVLink out",
-                _unit_utilisation("nvlink_tx_gb_s")),
-)  # fmt: skip
-
-ENERGY_PER_TOKEN = "energy_per_token_j"
-ENERGY_SAVING = "power/energy_saving_vs_sequential"
-PEAK_RISE = "power/peak_w_vs_sequential"
-SLOWDOWN_FROM_CLOCK = "device/slowdown_from_clock"
-SLOWDOWN_BEYOND_CLOCK = "device/slowdown_beyond_clock"
-SLOWDOWN_FROM_SMS = "device/slowdown_from_sms"
-SLOWDOWN_FROM_WAVES = "device/slowdown_from_waves"
-SLOWDOWN_FROM_MEMORY = "device/slowdown_from_memory"
-SLOWDOWN_UNEXPLAINED = "device/slowdown_unexplained"
-SLOWDOWN_KEYS = (
-    SLOWDOWN_FROM_CLOCK, SLOWDOWN_BEYOND_CLOCK, SLOWDOWN_FROM_SMS, SLOWDOWN_FROM_WAVES, SLOWDOWN_FROM_MEMORY,
-    SLOWDOWN_UNEXPLAINED,
-)  # fmt: skip
-
-
-def energy_per_token_key(mode: Mode) -> str:
-    """The key of the energy per token in one mode."""
-    return f"power/{mode.value}_{ENERGY_PER_TOKEN}"
-
-
-def power_units() -> dict[str, str]:
-    """Unit of each metric of power and of the device, by key."""
-    by_mode = {metric.key(mode): metric.unit for metric in POWER_METRICS for mode in Mode}
-    by_mode |= {energy_per_token_key(mode): "J" for mode in Mode}
-    shares = dict.fromkeys((ENERGY_SAVING, PEAK_RISE, *SLOWDOWN_KEYS), "fraction")
-    return {**by_mode, **shares}
-
-
-def power_meanings() -> dict[str, str]:
-    """Meaning of each metric of power and of the device, by key."""
-    by_mode = {metric.key(mode): f"{metric.meaning}, {mode.value} steps" for metric in POWER_METRICS for mode in Mode}
-    by_mode |= {energy_per_token_key(mode): f"energy per token, {mode.value} steps" for mode in Mode}
-    return {
-        **by_mode,
-        ENERGY_SAVING: "energy of a sequential step over that of an overlapped one, less one",
-        PEAK_RISE: "highest power of any device in overlapped steps over that in sequential ones, less one",
-        SLOWDOWN_FROM_CLOCK: "sequential over overlapped SM clock, less one: the most that the clock explains",
-        SLOWDOWN_BEYOND_CLOCK: "the least of the compute slowdown that remains: contention",
-        SLOWDOWN_FROM_SMS: "the part of the compute slowdown that the SMs taken by communication have, by a model",
-        SLOWDOWN_FROM_WAVES: "the part that further waves of blocks have, by the same model",
-        SLOWDOWN_FROM_MEMORY: "what remains where memory bandwidth was exhausted",
-        SLOWDOWN_UNEXPLAINED: "the part of the compute slowdown that no known cause has",
-    }
+# What a summary shows, section by section: what step times are, what follows from them, compute, communication, the
+# measurement.
+SUMMARY = tuple(
+    [
+        tuple([_BY_NAME[name] for name in section.split()])
+        for section in (
+            "e2e_ideal_ms e2e_overlapped_ms e2e_sequential_ms e2e_sequential_model_ms",
+            "speedup_vs_sequential attained_fraction gap_to_ideal",
+            "compute_slowdown overlap_ratio",
+            "comm_ms hidden_comm_ms exposed_comm_ms waiting_ms waiting_isolated_ms "
+            "comm_slowdown p2p_ms idle_ms bubble_ms",
+            "residual_overlap residual_comm_overlap",
+        )
+    ]
+)
+# Step times of the modes side by side.
+STEP_TIMES = tuple([_BY_NAME[name] for name in ("e2e_ideal_ms", "e2e_overlapped_ms", "e2e_sequential_ms")])

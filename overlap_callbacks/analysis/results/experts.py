@@ -105,31 +105,3 @@ class ExpertLoads(msgspec.Struct, frozen=True):
     split_cv: float
     highest_rank: int = -1
     highest_bytes: float = 0.0
-
-
-# Of each key its unit and meaning; the part after the slash is a field of ``ExpertLoads``.
-_KEYS = {
-    "expert/load_max_over_mean": ("ratio", "bytes that an expert rank receives in a step: the most over the mean"),
-    "expert/load_cv": ("ratio", "coefficient of variation of the same over the expert ranks"),
-    "expert/split_max_over_mean": (
-        "ratio",
-        "bytes that a rank sends to each expert rank in an all-to-all: the most over the mean",
-    ),
-    "expert/split_cv": ("ratio", "coefficient of variation of the same"),
-    "expert/dispatched_bytes": ("bytes", "bytes that a rank sends to expert ranks in a step, to be computed there"),
-}
-
-
-def expert_metrics(experts: ExpertLoads | None) -> dict[str, float]:
-    """Means over the steps of a window, and those sampled before it."""
-    return {} if experts is None else {key: getattr(experts, key.partition("/")[2]) for key in _KEYS}
-
-
-def expert_units() -> dict[str, str]:
-    """Unit of each metric, by key."""
-    return {key: unit for key, (unit, _) in _KEYS.items()}
-
-
-def expert_meanings() -> dict[str, str]:
-    """Meaning of each metric, by key."""
-    return {key: meaning for key, (_, meaning) in _KEYS.items()}

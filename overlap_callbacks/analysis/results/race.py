@@ -70,15 +70,3 @@ class RaceCheck(msgspec.Struct, frozen=True):
     reason: str = ""
     took_ms: float = 0.0
     held_bytes: int = 0
-
-
-def race_metrics(check: RaceCheck | None) -> dict[str, float]:
-    """The outcome as flat metrics; none where no step was checked."""
-    if check is None or check.verdict is RaceVerdict.NOT_CHECKED:
-        return {}
-    return {
-        "race/found": float(check.verdict is RaceVerdict.RACE),
-        "race/repeatable": float(check.verdict is not RaceVerdict.NOT_REPEATABLE),
-        "race/differing_gradients": float(check.num_differences),
-        "race/check_ms": check.took_ms,
-    }

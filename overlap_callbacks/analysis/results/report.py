@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
-from overlap_callbacks.analysis.results import metrics
 from overlap_callbacks.analysis.results.arrivals import Arrivals, SizeTransfer
-from overlap_callbacks.analysis.results.bound import bound_metrics
-from overlap_callbacks.analysis.results.catalogue import FIGURES
-from overlap_callbacks.analysis.results.communication_metrics import arrival_metrics, bubble_metrics, share_metrics
+from overlap_callbacks.analysis.results.catalogue import FAMILIES, FIGURES
 from overlap_callbacks.analysis.results.environment import Finding, JobEnvironment
 from overlap_callbacks.analysis.results.estimate import Estimate, Spread
-from overlap_callbacks.analysis.results.experts import ExpertDetails, ExpertLoads, expert_metrics
+from overlap_callbacks.analysis.results.experts import ExpertDetails, ExpertLoads
+from overlap_callbacks.analysis.results.figure import Value, fields_of
 from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime, StepTimeline
 from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.messages import JobMessages, Traffic
 from overlap_callbacks.analysis.results.power import JobPower, PowerTrace, SlowdownCause
-from overlap_callbacks.analysis.results.race import RaceCheck, race_metrics
+from overlap_callbacks.analysis.results.race import RaceCheck
 from overlap_callbacks.analysis.results.settled import Settled
 from overlap_callbacks.analysis.results.shares import SlowdownShares
 from overlap_callbacks.analysis.results.stages import PipelineBubble
 from overlap_callbacks.analysis.results.step_parts import TELLING, LateRank, StepParts, measured_parts
 from overlap_callbacks.analysis.results.step_shares import StepShare, step_shares
-from overlap_callbacks.analysis.results.throughput_metrics import throughput_metrics
-from overlap_callbacks.analysis.results.traffic_metrics import traffic_metrics
 from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime, RankWindow
 from overlap_callbacks.analysis.results.workload import Throughput
 
@@ -31,7 +29,16 @@ from overlap_callbacks.analysis.results.workload import Throughput
 MAX_RANKS_NAMED = 64
 
 
-class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
+if TYPE_CHECKING:
+
+    class _Figures(msgspec.Struct, frozen=True):
+        def __getattr__(self, name: str) -> Estimate | None: ...
+
+else:
+    _Figures = fields_of("Figures", FIGURES)
+
+
+class OverlapReport(_Figures, frozen=True, kw_only=True):
     """One window, all ranks. A figure that was not measured is None, never zero and never NaN.
 
     The figures (``FIGURES`` gives unit and meaning of each) are means over the ranks heard; each carries its confidence
@@ -105,33 +112,7 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...]
     measurement_overhead: float | None
     wall_ms: float
-    compute_slowdown: Estimate | None = None
-    overlap_ratio: Estimate | None = None
-    e2e_overlapped_ms: Estimate | None = None
-    e2e_ideal_ms: Estimate | None = None
-    e2e_sequential_model_ms: Estimate | None = None
-    e2e_sequential_ms: Estimate | None = None
-    speedup_vs_sequential: Estimate | None = None
-    gap_to_ideal: Estimate | None = None
-    sequential_model_error: Estimate | None = None
-    compute_ms: Estimate | None = None
-    compute_isolated_ms: Estimate | None = None
-    compute_busy_ms: Estimate | None = None
-    compute_busy_isolated_ms: Estimate | None = None
-    comm_ms: Estimate | None = None
-    comm_isolated_ms: Estimate | None = None
-    hidden_comm_ms: Estimate | None = None
-    exposed_comm_ms: Estimate | None = None
-    hidden_comm_fraction: Estimate | None = None
-    comm_slowdown: Estimate | None = None
-    waiting_ms: Estimate | None = None
-    waiting_isolated_ms: Estimate | None = None
-    slowest_compute_ms: Estimate | None = None
-    comm_ratio: Estimate | None = None
-    p2p_ms: Estimate | None = None
-    idle_ms: Estimate | None = None
-    residual_overlap: Estimate | None = None
-    spread: dict[str, Spread] = {}
+    spread: dict[str, Spread] = msgspec.field(default_factory=dict)
     kernels: tuple[KernelTime, ...] = ()
     pairs: tuple[PairTime, ...] = ()
     dimensions: tuple[DimensionTime, ...] = ()
@@ -142,13 +123,6 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
     power_verdict: SlowdownCause | None = None
     tokens_per_step: int | None = None
     samples: tuple[RankWindow, ...] = ()
-    attainable_ms: Estimate | None = None
-    attained_fraction: Estimate | None = None
-    idle_isolated_ms: Estimate | None = None
-    bubble_ms: Estimate | None = None
-    residual_comm_overlap: Estimate | None = None
-    profiler_slowdown: Estimate | None = None
-    profiler_slowdown_isolated: Estimate | None = None
     dimension_pairs: tuple[PairTime, ...] = ()
     slowdown_shares: SlowdownShares | None = None
     environment: JobEnvironment | None = None
@@ -213,34 +187,8 @@ class OverlapReport(msgspec.Struct, frozen=True, kw_only=True):
 
         An invalid window gives no figure that rests on its sequential steps.
         """
-        valid = self.valid
-        flat = {
-            **metrics.figure_metrics(self.figures(), valid=valid),
-            **metrics.spread_metrics(self.spread, valid=valid),
-        }
-        if self.measurement_overhead is not None:
-            flat["overlap/measurement_overhead"] = self.measurement_overhead
-        if self.measurement_overhead_ci_low is not None and self.measurement_overhead_ci_high is not None:
-            flat["overlap/measurement_overhead_ci_low"] = self.measurement_overhead_ci_low
-            flat["overlap/measurement_overhead_ci_high"] = self.measurement_overhead_ci_high
-        return {
-            **flat,
-            "overlap/ranks_heard": self.num_heard,
-            "overlap/valid": float(valid),
-            "overlap/verified": float(self.verified),
-            "overlap/complete": float(self.complete),
-            "overlap/control": float(self.control),
-            **metrics.collective_metrics(self.collectives, valid=valid),
-            **metrics.dimension_metrics(self.dimensions, self.dimension_pairs, valid=valid),
-            **metrics.slowdown_metrics(self.slowdown_shares, valid=valid),
-            **metrics.power_metrics(self.power, self.power_verdict, tokens_per_step=self.tokens_per_step, valid=valid),
-            **metrics.memory_metrics(self.memory, valid=valid),
-            **bound_metrics(self.figures(), self.spread, compared=valid and not self.control),
-            **traffic_metrics(self.traffic),
-            **throughput_metrics(self.throughput),
-            **expert_metrics(self.experts),
-            **arrival_metrics(self.arrivals, valid=valid),
-            **share_metrics(self.dimension_shares()),
-            **bubble_metrics(self.pipeline),
-            **race_metrics(self.race),
-        }
+        return {value.key: value.number for value in self.values()}
+
+    def values(self) -> list[Value]:
+        """The same with what each figure means, and with the labels of its key."""
+        return [value for family in FAMILIES for value in family.values(self)]

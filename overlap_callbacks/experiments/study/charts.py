@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from overlap_callbacks.analysis.formatting import PAGE, rounded
+from overlap_callbacks.analysis.results.catalogue import figure_with_key
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.study import StudyRow
@@ -157,7 +158,7 @@ def by_factor(rows: Sequence[StudyRow], names: Names, factor: str, key: str, tit
         title: of the chart.
         x_label: what the points are, with its unit.
     """
-    is_change = figure_unit(key) != "fraction"
+    is_change = figure_with_key(key).unit != "fraction"
     groups = []
     for family in families(rows, factor):
         drawn = []
@@ -187,7 +188,7 @@ def _groups(
 
     def drawn(row: StudyRow) -> dict[str, Any]:
         label = (names.setting if has_headings else names.whole)(row.configuration)
-        return _row(label, points(row), value_of(row, noted), figure_unit(noted), signed=signed)
+        return _row(label, points(row), value_of(row, noted), figure_with_key(noted).unit, signed=signed)
 
     if has_headings:
         return [{"name": job, "rows": [drawn(row) for row in of_job]} for job, of_job in jobs.items()]
@@ -213,11 +214,6 @@ def _row(
             if estimate is not None
         ],
     }
-
-
-def figure_unit(key: str) -> str:
-    """``ms``, ``W``, ``J`` or ``fraction``, as the end of a key has it."""
-    return {"ms": "ms", "w": "W", "j": "J"}.get(key.rpartition("_")[2], "fraction")
 
 
 def _published(key: str) -> list[list[Any]]:

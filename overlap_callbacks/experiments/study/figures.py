@@ -13,7 +13,7 @@ from overlap_callbacks.analysis.statistics import ONE_LOOK, pool
 from overlap_callbacks.report.record import Record
 
 # Of a report's metrics, the sections that a study has beside the figures of the catalogue.
-_SECTIONS = ("power/", "device/", "memory/", "throughput/")
+_SECTIONS = ("power", "device", "memory", "throughput")
 
 
 def figures_of(record: Record) -> StudyFigures | None:
@@ -34,9 +34,9 @@ def _metrics(windows: Sequence[OverlapReport]) -> dict[str, Estimate]:
     """What a window gives without an interval; over several windows it has one."""
     found: dict[str, list[Estimate]] = {}
     for window in windows:
-        for key, value in window.metrics().items():
-            if key.startswith(_SECTIONS):
-                found.setdefault(key, []).append(Estimate(value, None, None, window.num_steps, 1))
+        for value in window.values():
+            if value.figure.section in _SECTIONS:
+                found.setdefault(value.key, []).append(Estimate(value.number, None, None, window.num_steps, 1))
     pooled = {key: pool(values) for key, values in found.items()}
     return {key: estimate for key, estimate in pooled.items() if estimate is not None}
 

@@ -20,7 +20,7 @@ _WANTED_S, _LEAST_S = 6.0, 2.0
 # Every so-manieth window of an arm, from the second one on: the first tells what a block would cost.
 _EVERY = 4
 # Where sequential steps take longer than this, of overlapped ones, a long block would be too dear: 20 % longer, and
-# what one window is off by (``benchmarks/power_truth.py --hours``).
+# what one window is off by (``benchmarks/power_hours.py``).
 _MOST_LONGER = 1.25
 # After so many in a row that told no watts, they are no longer made longer for power.
 _MOST_IN_VAIN = 6

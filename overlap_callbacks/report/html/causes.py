@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from overlap_callbacks.analysis.figures import FORMULAS
+from overlap_callbacks.analysis.figures import FORMULAS, value_by
 from overlap_callbacks.analysis.formatting import PAGE, count, page_text
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.run_times import run_means, run_times
@@ -27,7 +27,8 @@ def cause_table(windows: Sequence[OverlapReport]) -> Table | None:
     ]
     alike = [shares for _, shares in of_alike]
     # The slowdown as the headline has it, which is a ratio of mean times. The shares are divided from it.
-    total = FORMULAS["compute_slowdown"].value(run_means(run_times([window.figures() for window, _ in of_alike])))
+    means = run_means(run_times([window.figures() for window, _ in of_alike]))
+    total = value_by(FORMULAS["compute_slowdown"], means)
     mean = sum([shares.slowdown for shares in alike]) / len(alike)
     scale = 1.0 if total is None or not mean else total / mean
     rows = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,12 +19,13 @@ from overlap_callbacks.analysis.formatting import (
     ranges,
 )
 from overlap_callbacks.analysis.independent import relative_change
-from overlap_callbacks.analysis.results.catalogue import POWER_METRICS
+from overlap_callbacks.analysis.results.catalogue import POWER_METRICS, every_figure
 from overlap_callbacks.analysis.results.estimate import Estimate
-from overlap_callbacks.analysis.results.metrics import energy_saving, peak_rise
+from overlap_callbacks.analysis.results.figure import Figure
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.power import JobModePower, JobPower, PowerTrace
+from overlap_callbacks.analysis.results.power import JobPower, PowerTrace
 from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.report_parts import energy_saving, peak_rise
 from overlap_callbacks.analysis.statistics import pool, pool_changes
 from overlap_callbacks.report.html.elements import Block, Cell, Chart, Note, Table, heads
 from overlap_callbacks.report.power_words import cause_sentence, evidence_sentence
@@ -33,13 +33,10 @@ from overlap_callbacks.report.power_words import cause_sentence, evidence_senten
 # The figures by which several runs are compared.
 _HEADLINES = ("avg_w", "energy_per_step_j", "sm_clock_mhz")
 
-ENERGY = next(metric for metric in POWER_METRICS if metric.name == "energy_per_step_j")
+MEAN_POWER, ENERGY = (every_figure()[key] for key in ("power/{mode}_avg_w", "power/{mode}_energy_per_step_j"))
 
 # ``SourceInfo.power_kind`` of power that is of a moment.
 _INSTANTANEOUS = "instantaneous"
-
-_ModeReader = Callable[[JobModePower], "float | None"]
-_BoundsReader = Callable[[JobModePower], "tuple[float | None, float | None]"]
 
 
 def power_blocks(
@@ -81,7 +78,7 @@ def power_figures(windows: Sequence[OverlapReport]) -> dict[str, str]:
     for metric in POWER_METRICS:
         if metric.name in _HEADLINES:
             for mode in Mode:
-                value = _mean(windows, mode, metric.of, metric.bounds, metric.possible)
+                value = _mean(windows, mode, metric)
                 if value is not None:
                     figures[f"{metric.meaning}, {mode.value}"] = _shown(value, metric.unit)
     return figures
@@ -95,7 +92,7 @@ def _shown(value: Estimate, unit: str) -> str:
 def power_answer(windows: Sequence[OverlapReport]) -> str:
     """What the slowdown is due to, then power and energy of both modes, over windows that count; empty without any."""
     sentences = [_cause(windows)]
-    overlapped, sequential = (_mean(windows, mode, lambda m: m.mean_avg_w) for mode in Mode)
+    overlapped, sequential = (_mean(windows, mode, MEAN_POWER) for mode in Mode)
     if overlapped is not None and sequential is not None and sequential.value > 0:
         watts = [PAGE.quantity(side.value, "W") for side in (overlapped, sequential)]
         change = PAGE.percent(overlapped.value / sequential.value - 1, signed=True)
@@ -124,7 +121,7 @@ def energy_change(windows: Sequence[OverlapReport]) -> Estimate | None:
         # The same method in both modes, or there is nothing to compare.
         if window.power is None or energy_saving(window.power) is None:
             continue
-        overlapped, sequential = (mode_value(ENERGY.of, mode, ENERGY.bounds)(window) for mode in Mode)
+        overlapped, sequential = (mode_value(ENERGY, mode)(window) for mode in Mode)
         if overlapped is not None and sequential is not None:
             change = relative_change(sequential, overlapped)
             changes += [] if change is None else [change]
@@ -133,36 +130,23 @@ def energy_change(windows: Sequence[OverlapReport]) -> Estimate | None:
 
 def energy_of_a_step(windows: Sequence[OverlapReport], mode: Mode) -> Estimate | None:
     """Joules of all devices together, over these windows; None where they were not measured."""
-    return _mean(windows, mode, ENERGY.of, ENERGY.bounds, ENERGY.possible)
+    return _mean(windows, mode, ENERGY)
 
 
-def mode_value(
-    value: _ModeReader, mode: Mode, bounds: _BoundsReader = lambda of_mode: (None, None)
-) -> Callable[[OverlapReport], Estimate | None]:
+def mode_value(figure: Figure, mode: Mode) -> Callable[[OverlapReport], Estimate | None]:
     """A function that reads a figure of power from a window, with its interval, for charts along the run."""
 
     def read(window: OverlapReport) -> Estimate | None:
         of_mode = window.power.of(mode) if window.power is not None else None
-        number = value(of_mode) if of_mode is not None else None
-        if number is None or of_mode is None:
-            return None
-        low, high = bounds(of_mode)
-        if low is None or high is None:
-            low = high = None
-        return Estimate(number, low, high, 0, 1)
+        found = figure.value(of_mode) if of_mode is not None else None
+        return found if found is None or isinstance(found, Estimate) else Estimate(found, None, None, 0, 1)
 
     return read
 
 
-def _mean(
-    windows: Sequence[OverlapReport],
-    mode: Mode,
-    value: _ModeReader,
-    bounds: _BoundsReader = lambda of_mode: (None, None),
-    possible: tuple[float, float] = (0.0, math.inf),
-) -> Estimate | None:
-    read = mode_value(value, mode, bounds)
-    return pool([figure for window in windows if (figure := read(window)) is not None], bounds=possible)
+def _mean(windows: Sequence[OverlapReport], mode: Mode, figure: Figure) -> Estimate | None:
+    read = mode_value(figure, mode)
+    return pool([value for window in windows if (value := read(window)) is not None], bounds=figure.bounds)
 
 
 def _mean_change(values: Sequence[float | None]) -> Estimate | None:
@@ -173,7 +157,7 @@ def _table(windows: Sequence[OverlapReport]) -> Table | None:
     """Every figure of power and of the device, in both modes; None where there is none."""
     rows = []
     for metric in POWER_METRICS:
-        overlapped, sequential = (_mean(windows, mode, metric.of, metric.bounds, metric.possible) for mode in Mode)
+        overlapped, sequential = (_mean(windows, mode, metric) for mode in Mode)
         if overlapped is None and sequential is None:
             continue
         if not any(side is not None and PAGE.shows(side.value, metric.unit) for side in (overlapped, sequential)):

@@ -9,8 +9,8 @@ from overlap_callbacks.analysis.formatting import PAGE, column_decimals, page_te
 from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.kernel_times import PairTime
-from overlap_callbacks.analysis.results.metrics import compute_slowdowns
 from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.report_parts import compute_slowdowns
 from overlap_callbacks.analysis.results.window import CollectiveTime
 from overlap_callbacks.report.html.elements import Cell, Head, Table, heads
 from overlap_callbacks.report.slowdown_words import (

@@ -11,13 +11,14 @@ import numpy as np
 
 from overlap_callbacks.analysis.formatting import NBSP, PAGE, count, may_be_chance, rounded
 from overlap_callbacks.analysis.power.trace import thin
-from overlap_callbacks.analysis.results.catalogue import STEP_TIMES, Figure, figure_named
+from overlap_callbacks.analysis.results.catalogue import STEP_TIMES, figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.figure import Figure
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.statistics import Sample, bounded, estimate
 from overlap_callbacks.report.html.elements import EMPTY_LEGEND, Block, Cell, Chart, Section, Table, heads
-from overlap_callbacks.report.html.power import mode_value
+from overlap_callbacks.report.html.power import MEAN_POWER, mode_value
 from overlap_callbacks.report.html.run import RunView
 from overlap_callbacks.report.html.step_charts import COLORS
 
@@ -82,8 +83,8 @@ _MODES: tuple[tuple[str, str, Reader], ...] = tuple(
     (figure.short, COLORS[figure.name], _read(figure.name)) for figure in STEP_TIMES
 )
 _POWER: tuple[tuple[str, str, Reader], ...] = (
-    ("overlapped", "overlapped", mode_value(lambda mode: mode.mean_avg_w, Mode.OVERLAPPED)),
-    ("sequential", "sequential", mode_value(lambda mode: mode.mean_avg_w, Mode.SEQUENTIAL)),
+    ("overlapped", "overlapped", mode_value(MEAN_POWER, Mode.OVERLAPPED)),
+    ("sequential", "sequential", mode_value(MEAN_POWER, Mode.SEQUENTIAL)),
 )
 
 

@@ -11,9 +11,10 @@ import msgspec
 
 from overlap_callbacks._log import logger
 from overlap_callbacks.analysis.formatting import PLAIN
-from overlap_callbacks.analysis.results.catalogue import FIGURES, MEASUREMENT_OVERHEAD, Figure, compares, figure_named
+from overlap_callbacks.analysis.results.catalogue import FIGURES, MEASUREMENT_OVERHEAD, compares, figure_named
 from overlap_callbacks.analysis.results.environment import Severity
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.figure import Figure
 from overlap_callbacks.analysis.results.report import OverlapReport
 
 _NAMES = frozenset(figure.name for figure in (*FIGURES, MEASUREMENT_OVERHEAD))

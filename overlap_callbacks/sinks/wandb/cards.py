@@ -13,8 +13,9 @@ from typing import NamedTuple
 from overlap_callbacks.analysis import safe_text
 from overlap_callbacks.analysis.communication import heat_map
 from overlap_callbacks.analysis.formatting import PLAIN, count
-from overlap_callbacks.analysis.results.catalogue import STEP_TIMES, Figure, compares, figure_named
+from overlap_callbacks.analysis.results.catalogue import STEP_TIMES, compares, figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.figure import Figure
 from overlap_callbacks.analysis.results.power import PowerTrace
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.run_summary import RunSummary

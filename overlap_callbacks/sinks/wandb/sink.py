@@ -6,7 +6,7 @@ import contextlib
 import glob
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from overlap_callbacks._log import logger
 from overlap_callbacks.analysis.bottleneck import run_bottleneck
 from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.environment import JobEnvironment
+from overlap_callbacks.analysis.results.figure import Value
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.analysis.run_summary import RunSummary, without_details
@@ -28,7 +29,7 @@ from overlap_callbacks.sinks.wandb import cards
 from overlap_callbacks.sinks.wandb.alerts import Limits, finding_alerts
 from overlap_callbacks.sinks.wandb.environment import job_content
 from overlap_callbacks.sinks.wandb.starting import start_run
-from overlap_callbacks.sinks.wandb.summary import aggregates, run_metrics
+from overlap_callbacks.sinks.wandb.summary import run_metrics
 from overlap_callbacks.sinks.wandb.tables import Table, arm_table, tables
 from overlap_callbacks.sinks.wandb.traffic import traffic_card
 
@@ -66,7 +67,7 @@ class WandbSink(Sink):
     """Logs to the user's W&B run where there is one, else to a run that it starts and finishes.
 
     - Every metric of ``OverlapReport.metrics()``, against ``overlap/step``, with aggregates in the run's summary
-      (``sinks.wandb.summary.aggregates``); means over the run so far under ``overlap_run/``, and how many windows
+      (``Figure.aggregates``); means over the run so far under ``overlap_run/``, and how many windows
       they are of. Where a resumed job goes on in the record of its earlier starts, these are of all starts.
     - ``overlap/step_time``: step time ideal, overlapped and sequential side by side with intervals, as a picture with
       the verdict; ``power/trace_card``: power against time; ``traffic/matrix``: who sends how much to whom.
@@ -131,6 +132,7 @@ class WandbSink(Sink):
         self._had_run = False
         self._told_finished: Any = None  # the run that was finished early, and of which that was said
         self._defined: set[str] = set()
+        self._aggregates: dict[str, str] = {}  # by key
         self._described: dict[str, Any] | None = None  # as the run's configuration has it
         self._environment: JobEnvironment | None = None
         self._alerted: set[str] = set()  # rules of findings
@@ -161,7 +163,7 @@ class WandbSink(Sink):
         summary = RunSummary(self._info, self._windows, running=True)
         verdict, cause = run_verdict(summary), cause_in_words(report.power_verdict)
 
-        row = {**fit(report.metrics()), **run_metrics(summary), STEP_KEY: report.first_step}
+        row = {**self._numbers(report.values()), **run_metrics(summary), STEP_KEY: report.first_step}
         # A window that was cut off at once has nothing to show, and must not stand for the run as its last.
         shows = bool(report.figures())
         due = shows and len(self._windows) >= self._next_tables
@@ -184,7 +186,7 @@ class WandbSink(Sink):
         if run is None:
             return
         self._arms.append(report)
-        self._rows.append(_Row({**fit(report.metrics()), STEP_KEY: report.first_step}))
+        self._rows.append(_Row({**self._numbers(report.values()), STEP_KEY: report.first_step}))
         self._log_rows(run)
 
     def close(self) -> None:
@@ -232,6 +234,11 @@ class WandbSink(Sink):
             except TimeoutError:
                 raise self._timeout_error(run) from None
 
+    def _numbers(self, values: Iterable[Value]) -> dict[str, float]:
+        fitted = fit(values)
+        self._aggregates |= {key: value.aggregates for key, value in fitted.items()}
+        return {key: value.number for key, value in fitted.items()}
+
     def _log_rows(self, run: Any) -> None:
         """Log the rows that wait, without raising the step of a run that is not ours.
 
@@ -275,8 +282,7 @@ class WandbSink(Sink):
             self._defined.add(STEP_KEY)
         for key in sorted(row.keys() - self._defined):
             # Of means over the run so far, pictures and tables, the summary has the last value.
-            plain = key.startswith("overlap_run/") or not isinstance(row[key], (int, float))
-            run.define_metric(key, step_metric=STEP_KEY, summary=None if plain else aggregates(key))
+            run.define_metric(key, step_metric=STEP_KEY, summary=self._aggregates.get(key))
             self._defined.add(key)
 
     def _describe(self, run: Any, report: OverlapReport) -> None:

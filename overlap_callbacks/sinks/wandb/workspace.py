@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from overlap_callbacks.analysis.results.catalogue import figure_named, figure_with_key
 from overlap_callbacks.sinks.wandb.starting import logged_in
 
 DEFAULT_NAME = "Overlap cost"
@@ -21,15 +22,28 @@ class Lines(NamedTuple):
 
     title: str
     keys: tuple[str, ...]
-    unit: str = ""
+
+    @property
+    def unit(self) -> str:
+        """Of its first metric."""
+        return figure_with_key(self.keys[0].removesuffix("_rank_low")).unit
 
 
 class Bars(NamedTuple):
-    """The run's means, one bar each, run beside run."""
+    """The run's means of headline figures, one bar each, run beside run."""
 
     title: str
-    keys: tuple[str, ...]
-    unit: str = ""
+    figures: tuple[str, ...]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Of the means."""
+        return tuple([f"overlap_run/{name}" for name in self.figures])
+
+    @property
+    def unit(self) -> str:
+        """Of its first figure."""
+        return figure_named(self.figures[0]).unit
 
 
 class Pictures(NamedTuple):
@@ -82,20 +96,16 @@ def _both(section: str, *names: str) -> tuple[str, ...]:
     return tuple([f"{section}/{mode}_{name}" for name in names for mode in ("overlapped", "sequential")])
 
 
-def _run(*names: str) -> tuple[str, ...]:
-    return tuple([f"overlap_run/{name}" for name in names])
-
-
 SECTIONS = (
     Section(
         "Overlap cost",
         (
             Bars("1. Is overlap worth it? Step time",
-                 _run("e2e_ideal_ms", "e2e_overlapped_ms", "e2e_sequential_ms"), "ms"),
-            Bars("2. What does it cost? Slowdown", _run("compute_slowdown", "comm_slowdown"), "fraction"),
-            Bars("3. How far from ideal? Gap", _run("gap_to_ideal"), "fraction"),
-            Bars("3. What holds it back? Communication", _run("hidden_comm_ms", "exposed_comm_ms"), "ms"),
-            Lines("4. Has it changed? Slowdown, 95% interval", _with_interval("overlap/compute_slowdown"), "fraction"),
+                 ("e2e_ideal_ms", "e2e_overlapped_ms", "e2e_sequential_ms")),
+            Bars("2. What does it cost? Slowdown", ("compute_slowdown", "comm_slowdown")),
+            Bars("3. How far from ideal? Gap", ("gap_to_ideal",)),
+            Bars("3. What holds it back? Communication", ("hidden_comm_ms", "exposed_comm_ms")),
+            Lines("4. Has it changed? Slowdown, 95% interval", _with_interval("overlap/compute_slowdown")),
         ),
         columns=5,
     ),
@@ -104,21 +114,21 @@ SECTIONS = (
         (
             Pictures("The window in words and bars", "overlap/step_time"),
             Lines("Step time",
-                  ("overlap/e2e_ideal_ms", "overlap/e2e_overlapped_ms", "overlap/e2e_sequential_ms"), "ms"),
-            Lines("Speed-up of overlap over sequential", _with_interval("overlap/speedup_vs_sequential"), "fraction"),
-            Lines("Gap to ideal", _with_interval("overlap/gap_to_ideal"), "fraction"),
-            Lines("Exposed communication", _with_interval("overlap/exposed_comm_ms"), "ms"),
-            Lines("Share of the attainable gain", _with_interval("overlap/attained_fraction"), "fraction"),
-            Lines("Overlap ratio", _with_interval("overlap/overlap_ratio"), "fraction"),
+                  ("overlap/e2e_ideal_ms", "overlap/e2e_overlapped_ms", "overlap/e2e_sequential_ms")),
+            Lines("Speed-up of overlap over sequential", _with_interval("overlap/speedup_vs_sequential")),
+            Lines("Gap to ideal", _with_interval("overlap/gap_to_ideal")),
+            Lines("Exposed communication", _with_interval("overlap/exposed_comm_ms")),
+            Lines("Share of the attainable gain", _with_interval("overlap/attained_fraction")),
+            Lines("Overlap ratio", _with_interval("overlap/overlap_ratio")),
         ),
     ),
     Section(
         "Compute",
         (
-            Lines("Compute kernels of a step", ("overlap/compute_ms", "overlap/compute_isolated_ms"), "ms"),
-            Lines("Compute busy time", ("overlap/compute_busy_ms", "overlap/compute_busy_isolated_ms"), "ms"),
+            Lines("Compute kernels of a step", ("overlap/compute_ms", "overlap/compute_isolated_ms")),
+            Lines("Compute busy time", ("overlap/compute_busy_ms", "overlap/compute_busy_isolated_ms")),
             Lines("Slowdown of the best and the worst rank",
-                  ("overlap/compute_slowdown_rank_low", "overlap/compute_slowdown_rank_high"), "fraction"),
+                  ("overlap/compute_slowdown_rank_low", "overlap/compute_slowdown_rank_high")),
             Rows("Kernels that lose most", "overlap/kernels"),
             Rows("Slowdown by concurrent kernel", "overlap/pairs"),
             Rows("What compute loses beside each dimension", "dimension/pairs"),
@@ -128,12 +138,12 @@ SECTIONS = (
         "Communication",
         (
             Lines("Communication of a step",
-                  ("overlap/comm_ms", "overlap/hidden_comm_ms", "overlap/exposed_comm_ms"), "ms"),
-            Lines("Hidden behind compute", _with_interval("overlap/hidden_comm_fraction"), "fraction"),
-            Lines("Slowdown of communication", _with_interval("overlap/comm_slowdown"), "fraction"),
-            Lines("Share of a step", ("overlap/comm_ratio",), "fraction"),
+                  ("overlap/comm_ms", "overlap/hidden_comm_ms", "overlap/exposed_comm_ms")),
+            Lines("Hidden behind compute", _with_interval("overlap/hidden_comm_fraction")),
+            Lines("Slowdown of communication", _with_interval("overlap/comm_slowdown")),
+            Lines("Share of a step", ("overlap/comm_ratio",)),
             Lines("Neither compute nor communication",
-                  ("overlap/idle_ms", "overlap/idle_isolated_ms", "overlap/bubble_ms"), "ms"),
+                  ("overlap/idle_ms", "overlap/idle_isolated_ms", "overlap/bubble_ms")),
             Rows("By dimension of parallelism", "dimension/dimensions"),
             Rows("Collectives", "comm/collectives"),
         ),
@@ -141,11 +151,11 @@ SECTIONS = (
     Section(
         "Power",
         (
-            Lines("Mean power of a device", _both("power", "avg_w"), "W"),
-            Lines("Peak power", _both("power", "peak_w"), "W"),
-            Lines("Peak power that overlap adds", ("power/peak_w_vs_sequential",), "fraction"),
-            Lines("Energy of a step", _both("power", "energy_per_step_j"), "J"),
-            Lines("Energy that overlap saves", ("power/energy_saving_vs_sequential",), "fraction"),
+            Lines("Mean power of a device", _both("power", "avg_w")),
+            Lines("Peak power", _both("power", "peak_w")),
+            Lines("Peak power that overlap adds", ("power/peak_w_vs_sequential",)),
+            Lines("Energy of a step", _both("power", "energy_per_step_j")),
+            Lines("Energy that overlap saves", ("power/energy_saving_vs_sequential",)),
             Pictures("Power in the window, by mode", "power/trace_card"),
             Curve("Power against time, last window", "power/trace", "time_ms", "power_w"),
         ),
@@ -153,30 +163,30 @@ SECTIONS = (
     Section(
         "Device",
         (
-            Lines("SM clock", _both("device", "sm_clock_mhz"), "MHz"),
-            Lines("Clock held back", _both("device", "throttle_fraction"), "fraction"),
-            Lines("Held back by the power cap", _both("device", "power_cap_fraction"), "fraction"),
+            Lines("SM clock", _both("device", "sm_clock_mhz")),
+            Lines("Clock held back", _both("device", "throttle_fraction")),
+            Lines("Held back by the power cap", _both("device", "power_cap_fraction")),
             Lines("Slowdown from the clock, and beyond it",
-                  ("device/slowdown_from_clock", "device/slowdown_beyond_clock"), "fraction"),
+                  ("device/slowdown_from_clock", "device/slowdown_beyond_clock")),
             Lines("Causes of the compute slowdown",
                   ("device/slowdown_from_clock", "device/slowdown_from_sms", "device/slowdown_from_waves",
-                   "device/slowdown_from_memory", "device/slowdown_unexplained"), "fraction"),
-            Lines("SMs and tensor cores busy", _both("device", "sm_busy_fraction", "tensor_busy_fraction"), "fraction"),
-            Lines("Memory bandwidth in use", _both("device", "dram_busy_fraction"), "fraction"),
+                   "device/slowdown_from_memory", "device/slowdown_unexplained")),
+            Lines("SMs and tensor cores busy", _both("device", "sm_busy_fraction", "tensor_busy_fraction")),
+            Lines("Memory bandwidth in use", _both("device", "dram_busy_fraction")),
         ),
         open=False,
     ),
     Section(
         "Measurement quality",
         (
-            Lines("Overlap left in sequential steps", _with_interval("overlap/residual_overlap"), "fraction"),
-            Lines("The same, of communication", _with_interval("overlap/residual_comm_overlap"), "fraction"),
+            Lines("Overlap left in sequential steps", _with_interval("overlap/residual_overlap")),
+            Lines("The same, of communication", _with_interval("overlap/residual_comm_overlap")),
             Lines("Slowdown by the profiler",
-                  ("overlap/profiler_slowdown", "overlap/profiler_slowdown_isolated"), "fraction"),
+                  ("overlap/profiler_slowdown", "overlap/profiler_slowdown_isolated")),
             Lines("Valid, verified and complete windows", ("overlap/valid", "overlap/verified", "overlap/complete")),
-            Lines("Cost of measuring", ("overlap/measurement_overhead",), "fraction"),
+            Lines("Cost of measuring", ("overlap/measurement_overhead",)),
             Lines("Ranks heard", ("overlap/ranks_heard",)),
-            Lines("Error of the sequential model", _with_interval("overlap/sequential_model_error"), "fraction"),
+            Lines("Error of the sequential model", _with_interval("overlap/sequential_model_error")),
         ),
         open=False,
     ),

@@ -15,7 +15,8 @@ import pytest
 
 from overlap_callbacks import JsonlSink, WandbSink
 from overlap_callbacks.analysis.aggregate import aggregate_windows
-from overlap_callbacks.analysis.results.catalogue import FIGURES, power_meanings
+from overlap_callbacks.analysis.results.catalogue import FIGURES
+from overlap_callbacks.analysis.results.figure import Figure, Value
 from overlap_callbacks.analysis.results.kernel_times import KernelTime
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import DimensionTime
@@ -23,10 +24,9 @@ from overlap_callbacks.analysis.run_summary import RunSummary
 from overlap_callbacks.sinks.metric_keys import fit
 from overlap_callbacks.sinks.wandb import cards
 from overlap_callbacks.sinks.wandb.alerts import Alert, Limits, finding_alerts
-from overlap_callbacks.sinks.wandb.summary import aggregates
 from tests.environments import gpu_rank
 from tests.report.arm_runs import arm_window
-from tests.report.runs import rank_window, run_info, window
+from tests.report.runs import full_report, rank_window, run_info, window
 from tests.wandb_reader import SETTINGS, OfflineRun, read_run
 
 wandb = pytest.importorskip("wandb")
@@ -213,32 +213,42 @@ def test_a_run_that_is_disabled_is_no_trouble() -> None:
         ("power/overlapped_avg_w", "min,max,mean,last"),
         ("power/overlapped_peak_w", "max,last"),
         ("comm/allreduce_bytes", "last"),
-        ("memory/sequential_peak_bytes", "max,last"),
+        ("memory/overlapped_peak_bytes", "max,last"),
         ("comm/allreduce_messages", "last"),
+        ("comm/allreduce_busbw_gb_s", "min,max,mean,last"),
         ("dimension/data_comm_ms", "min,max,mean,last"),
     ],
 )
 def test_each_kind_of_metric_has_the_aggregates_that_make_sense(key: str, kept: str) -> None:
-    assert aggregates(key) == kept
+    (value,) = [value for value in full_report().values() if value.key == key]
+    assert value.aggregates == kept
 
 
 def test_keys_of_the_library_need_no_change() -> None:
-    keys = [*(figure.key for figure in FIGURES), *power_meanings(), *window(power=True).metrics()]
-    assert fit(dict.fromkeys(keys, 1.0)) == dict.fromkeys(keys, 1.0)
-    assert fit({"a/b.c": 1.0, "d": float("nan"), "e": float("inf")}) == {"a/b_c": 1.0}
+    report = full_report()
+    assert {key: value.number for key, value in fit(report.values()).items()} == report.metrics()
+
+
+def test_a_value_that_is_no_number_is_left_out_and_a_dot_is_no_part_of_a_key() -> None:
+    figure = Figure("a/{dimension}_c", "", "")
+    values = [Value(figure, 1.0, {"dimension": "b.d"}), Value(figure, float("nan"), {"dimension": "e"})]
+    assert list(fit([*values, Value(figure, float("inf"), {"dimension": "f"})])) == ["a/b_d_c"]
 
 
 def test_keys_with_names_of_the_job_stay_apart_and_keep_their_unit() -> None:
     long = "x" * 150
     names = ["dp-cp", "dp.cp", "dp_cp", f"{long}1", f"{long}2"]
-    keys = [f"dimension/{name}_{what}" for name in names for what in ("bytes", "comm_slowdown_rank_high")]
-    fitted = list(fit(dict.fromkeys(keys, 1.0)))
-    assert len(set(fitted)) == len(keys)
+    size = Figure("dimension/{dimension}_bytes", "bytes", "")
+    slowdown = Figure("dimension/{dimension}_comm_slowdown", "fraction", "")
+    values = [Value(size, 1.0, {"dimension": name}) for name in names]
+    values += [Value(slowdown, 1.0, {"dimension": name}, "rank_high") for name in names]
+    fitted = list(fit(values))
+    assert len(fitted) == len(values)
     assert all(re.fullmatch(r"dimension/\w{,120}_(bytes|comm_slowdown_rank_high)", key) for key in fitted)
     assert "dimension/dp_cp_bytes" in fitted  # what fits is not changed
     both = [key.removesuffix("_bytes") for key in fitted if key.endswith("_bytes")]
     assert {f"{key}_comm_slowdown_rank_high" for key in both} <= set(fitted)  # one name of a group in all its keys
-    assert list(fit({"dimension/dp-cp_bytes": 1.0})) == ["dimension/dp_cp_bytes"]
+    assert list(fit(values[:1])) == ["dimension/dp_cp_bytes"]
 
 
 # -- the environment

@@ -1,0 +1,205 @@
+"""What a figure is, and one value of it. ``overlap_callbacks.analysis.results.catalogue`` declares them all."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from overlap_callbacks.analysis.results.estimate import Estimate, Spread
+
+# What is appended to a figure's key for a value that is not the figure itself.
+BOUNDS = ("ci_low", "ci_high", "rank_low", "rank_high")
+# What aggregates of a figure mean something over a run.
+ALL, LAST, HIGHEST, LOWEST, SHARE = "min,max,mean,last", "last", "max,last", "min,last", "mean,last"
+_PLACEHOLDER = re.compile(r"\{(\w+)\}_?")
+
+
+class Formula(NamedTuple):
+    """A figure as a function of mean times.
+
+    Attributes:
+        samples: which means it takes, of timed and of profiled steps: see ``TIMED`` and the others in the catalogue.
+        of: the figure.
+    """
+
+    samples: tuple[int, ...]
+    of: Callable[..., float]
+
+
+class Figure(NamedTuple):
+    """Everything there is to know of a figure but its value.
+
+    Attributes:
+        key: of its metric: a section, a slash and its name, with a placeholder for each label, as in
+            ``power/{mode}_avg_w``.
+        unit: ``ms``, ``fraction``, ``W``, ...; empty for flags and plain numbers.
+        meaning: its definition.
+        label: what to call it in a table.
+        short_label: what to call it where its definition is not at hand; empty where that is ``label``.
+        part_label: what to call it below the figure that it is a part of; empty where it is no part of one.
+        of: its value, by what measured it; None for the attribute or item that has its name.
+        formula: its definition by mean times; None where it is measured otherwise.
+        compares: whether it rests on sequential steps, and so means nothing in an invalid window.
+        signed: whether it is a relative change, which is shown with its sign; other fractions are shares.
+        less_is_worse: whether a limit on it is passed from above.
+        optional: whether most jobs have none, so that a summary does not say that it was not measured.
+        between: the least and the most that it can be, where its unit and sign do not say so.
+        aggregate: its aggregates over a run, where its unit does not say so.
+    """
+
+    key: str
+    unit: str
+    meaning: str
+    label: str = ""
+    short_label: str = ""
+    part_label: str = ""
+    of: Callable[[Any], float | Estimate | None] | None = None
+    formula: Formula | None = None
+    compares: bool = False
+    signed: bool = False
+    less_is_worse: bool = False
+    optional: bool = False
+    between: tuple[float, float] | None = None
+    aggregate: str = ""
+
+    @property
+    def section(self) -> str:
+        """The first part of its key."""
+        return self.key.partition("/")[0]
+
+    @property
+    def name(self) -> str:
+        """Its key without section and labels; of a headline figure, the field of the report."""
+        return _PLACEHOLDER.sub("", self.key.partition("/")[2])
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of what tells its values of one report apart, ``mode`` for instance."""
+        return tuple(_PLACEHOLDER.findall(self.key))
+
+    @property
+    def general_key(self) -> str:
+        """Its key with ``<mode>`` for any mode, and so on."""
+        return self.key.replace("{", "<").replace("}", ">")
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The least and the most that it can be: times from 0, shares from 0 to 1, changes from -1."""
+        if self.between is not None:
+            return self.between
+        if self.unit != "fraction":
+            return 0.0, math.inf
+        return (-1.0, math.inf) if self.signed else (0.0, 1.0)
+
+    @property
+    def aggregates(self) -> str:
+        """Its aggregates over a run.
+
+        Figures have all four: a run is judged by its mean and by its worst window, and the last window says how it
+        stands now. A number that cannot be averaged (the bytes of a step) has its last value.
+        """
+        return self.aggregate or (LAST if self.unit in ("bytes", "messages", "") else ALL)
+
+    @property
+    def short(self) -> str:
+        """What to call it where its definition is not at hand."""
+        return self.short_label or self.label
+
+    @property
+    def title(self) -> str:
+        """``short``, with a capital, e.g. for the title of a chart."""
+        return self.short[0].upper() + self.short[1:]
+
+    def value(self, part: Any) -> Any:
+        """What ``part`` of a report says of it: a number, an estimate, a spread over ranks, or None."""
+        if self.of is not None:
+            return self.of(part)
+        return part.get(self.name) if isinstance(part, Mapping) else getattr(part, self.name)
+
+    def number(self, part: Any) -> float | None:
+        """The same as a number alone."""
+        found = self.value(part)
+        return found.value if isinstance(found, Estimate) else found
+
+
+class Value(NamedTuple):
+    """One number of a report.
+
+    Attributes:
+        figure: of which it is.
+        number: the value.
+        labels: tell it from other values of the figure; as the job has them, of any characters.
+        bound: one of ``BOUNDS``; empty for the figure itself.
+    """
+
+    figure: Figure
+    number: float
+    labels: Mapping[str, str]
+    bound: str = ""
+
+    @property
+    def key(self) -> str:
+        """Its key among the report's flat metrics."""
+        return self.key_with(self.labels)
+
+    def key_with(self, labels: Mapping[str, str]) -> str:
+        """The same with other words for its labels."""
+        key = self.figure.key.format(**labels) if labels else self.figure.key
+        return f"{key}_{self.bound}" if self.bound else key
+
+    @property
+    def aggregates(self) -> str:
+        """The aggregates over a run that mean something: of an interval's end none but the last."""
+        if self.bound.startswith("ci"):
+            return LAST
+        return {"rank_low": LOWEST, "rank_high": HIGHEST}.get(self.bound) or self.figure.aggregates
+
+
+class Family(NamedTuple):
+    """Figures that the same part of a report has.
+
+    Attributes:
+        parts: of a report, each with its labels; none where it was not measured, or means nothing.
+        figures: in order.
+    """
+
+    parts: Callable[[Any], Iterable[tuple[Mapping[str, str], Any]]]
+    figures: tuple[Figure, ...]
+
+    def values(self, report: Any) -> Iterator[Value]:
+        """What a report says of them; what was not measured is left out."""
+        for labels, part in self.parts(report):
+            for figure in self.figures:
+                if report.valid or not figure.compares:
+                    yield from values_of(figure, figure.value(part), labels)
+
+
+def fields_of(name: str, figures: Iterable[Figure]) -> type[msgspec.Struct]:
+    """A struct with a field for each figure: an ``Estimate``, or None where it was not measured."""
+    fields = [(figure.name, Estimate | None, None) for figure in figures]
+    return msgspec.defstruct(name, fields, frozen=True, kw_only=True)
+
+
+def values_of(figure: Figure, found: Any, labels: Mapping[str, str] | None = None) -> Iterator[Value]:
+    """The values of a figure: of an estimate with the ends of its interval, of a spread the extremes; none of None.
+
+    Args:
+        figure: which.
+        found: a number, an ``Estimate``, a ``Spread`` or None.
+        labels: by name, if it has any.
+    """
+    numbers: dict[str, float | None] = {}
+    if isinstance(found, Spread):
+        numbers = {"rank_low": found.low, "rank_high": found.high}
+    elif isinstance(found, Estimate):
+        ends = (found.ci_low, found.ci_high) if None not in (found.ci_low, found.ci_high) else (None, None)
+        numbers = {"": found.value, "ci_low": ends[0], "ci_high": ends[1]}
+    elif found is not None:
+        numbers = {"": float(found)}
+    for bound, number in numbers.items():
+        if number is not None:
+            yield Value(figure, number, labels or {}, bound)
