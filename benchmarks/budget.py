@@ -54,8 +54,9 @@ class _Kept(Sink):
 def train(rank: int, job: str, seconds: float, max_overhead: float, folder: str) -> dict[str, Any]:
     """Run one rank; what rank 0 saw of its windows."""
     schedule = Schedule(
-        every_n_steps=EVERY_N_STEPS, first_step=20, repeats=1, steps_per_block=1, warmup_steps=0, profiled_steps=0
-    )
+        every_n_steps=EVERY_N_STEPS, first_step=20, repeats=1, steps_per_block=1, warmup_steps=0, profiled_steps=0,
+        spread=False,  # so that each hundred of steps has some outside windows
+    )  # fmt: skip
     kept = _Kept()
     monitor = OverlapMonitor(schedule, [kept], max_overhead=max_overhead, run_dir=folder, power=False)
     tensor, stop = torch.ones(8), torch.zeros(1)
