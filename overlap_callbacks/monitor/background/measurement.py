@@ -303,8 +303,13 @@ class _Measurement:
         timed = self._of(Part.TIMED)
         long = segments_of(self._long, self._window.clock, counted_only=True)
         segments = segments_of(timed, self._window.clock, counted_only=True)
-        if not segments and any(step.counted for step in timed):
-            self._note("power is missing: when the device began and ended its steps is not known well enough")
+        known = {segment.arm for segment in segments}
+        for mode in Mode:
+            if mode not in known and any(step.counted and step.plan.arm is mode for step in timed):
+                self._note(
+                    f"power of {mode.value} steps is missing: when the device began and ended its steps is not known "
+                    "well enough"
+                )
         others = [step for step in self._steps if step.plan.part is not Part.RECORDED]
         shown = segments_of(sorted([*others, *self._long], key=lambda step: step.plan.offset), self._window.clock)
         return meter.measure(segments, since_ns=self._window.opened_ns, long=long, shown=shown, phases=phases)
