@@ -10,10 +10,6 @@ joules of both modes within 2 % in 95 % of hours; what forbids them stands in th
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-import platform
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +17,6 @@ from typing import Any
 import numpy as np
 import power_truth
 
-import overlap_callbacks
 from overlap_callbacks import OverlapReport, Schedule
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
@@ -42,16 +37,7 @@ def main() -> None:
     table = hours_table([row for row in every if options.only in row.name], options.hours)
     print(f"{sum(row['ok'] for row in table)} of {len(table)} rows hold")
     if options.json:
-        content = {
-            "date": datetime.date.today().isoformat(),
-            "command": f"python {' '.join(sys.argv)}",
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "overlap_callbacks": overlap_callbacks.__version__,
-            "goal": {"within": power_truth.WITHIN, "hours_within": power_truth.GOAL_WITHIN},
-            "rows": table,
-        }
-        options.json.write_text(json.dumps(content, indent=1) + "\n")
+        power_truth.write(options.json, table, within=power_truth.WITHIN, hours_within=power_truth.GOAL_WITHIN)
 
 
 def hours_table(chosen: list[power_truth.Row], hours: int) -> list[dict[str, Any]]:

@@ -311,7 +311,7 @@ class Scripted(PowerSource):
 
     def __post_init__(self) -> None:
         device = DEVICES[self.row.device]
-        self.info = replace_counter(device, self.row.counter).info()
+        self.info = (replace(device, counter_s=None) if self.row.counter == "none" else device).info()
         self._phase_s = self.chance.uniform(0, 1, 2).tolist()
         begin = self.script.segments[int(self.chance.integers(len(self.script.segments)))].start_ns / 1e9
         self._fails = (begin, begin + self.row.fails_s)
@@ -372,10 +372,6 @@ class Scripted(PowerSource):
 
     def close(self) -> None:
         """There is nothing to release."""
-
-
-def replace_counter(device: Device, counter: str) -> Device:
-    return replace(device, counter_s=None) if counter == "none" else device
 
 
 def measured(row: Row, seed: int) -> tuple[Script, DevicePower, list[dict[str, Any]]]:
@@ -469,14 +465,17 @@ def main() -> None:
         names, found_now = [row.name for row in every], {row["row"] for row in table}
         table += [row for row in before if row["row"] in names and row["row"] not in found_now]
         table.sort(key=lambda row: names.index(row["row"]))
-        content = {
-            "date": datetime.date.today().isoformat(), "command": f"python {' '.join(sys.argv)}",
-            "python": platform.python_version(), "numpy": np.__version__,
-            "overlap_callbacks": overlap_callbacks.__version__,
-            "goal": {"within": WITHIN, "windows_within": GOAL_WITHIN, "intervals": GOAL_HELD},
-            "rows": table,
-        }  # fmt: skip
-        options.json.write_text(json.dumps(content, indent=1) + "\n")
+        write(options.json, table, within=WITHIN, windows_within=GOAL_WITHIN, intervals=GOAL_HELD)
+
+
+def write(file: Path, rows: list[dict[str, Any]], **goal: float) -> None:
+    """The rows of a table, with what it was made by and with."""
+    content = {
+        "date": datetime.date.today().isoformat(), "command": f"python {' '.join(sys.argv)}",
+        "python": platform.python_version(), "numpy": np.__version__,
+        "overlap_callbacks": overlap_callbacks.__version__, "goal": goal, "rows": rows,
+    }  # fmt: skip
+    file.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def windows_table(chosen: list[Row], windows: int) -> list[dict[str, Any]]:

@@ -17,7 +17,9 @@ from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # the checkout of these pages, even if another version is installed
+sys.path[:0] = [str(ROOT), str(ROOT / "docs")]  # the checkout of these pages, even if another version is installed
+
+from map import escaped  # noqa: E402
 
 # A page asks for a table with ``<!-- table: peaks -->``.
 _TABLE = re.compile(r"^<!-- table: ([a-z ]+) -->$", re.MULTILINE)
@@ -107,16 +109,12 @@ def under_headings(markdown: str) -> str:
         if heading[1] not in known:
             return heading[0]
         unit, meaning = known[heading[1]]
-        return f"{heading[0]}\n\n*{_cell(meaning)}; in {_UNIT_WORDS.get(unit, unit)}*{{ .meaning }}\n"
+        return f"{heading[0]}\n\n*{escaped(meaning)}; in {_UNIT_WORDS.get(unit, unit)}*{{ .meaning }}\n"
 
     return re.sub(r"^### `([^`]+)`$", with_meaning, markdown, flags=re.MULTILINE)
 
 
 _UNIT_WORDS = {"fraction": "fractions of 1", "ms": "milliseconds"}
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("_", "\\_").replace("*", "\\*")
 
 
 TABLES = {"peaks": peaks}

@@ -64,9 +64,13 @@ def figures_table(beginnings: tuple[str, ...]) -> str:
     lines = ["| key | unit | meaning |", "| --- | --- | --- |"]
     for key, figure in every_figure().items():
         if key.startswith(beginnings):
-            meaning = figure.meaning.replace("|", "\\|").replace("<", "&lt;").replace("_", "\\_").replace("*", "\\*")
-            lines.append(f"| `{figure.general_key}` | {figure.unit} | {meaning} |")
+            lines.append(f"| `{figure.general_key}` | {figure.unit} | {escaped(figure.meaning)} |")
     return "\n".join(lines) + "\n"
+
+
+def escaped(text: str) -> str:
+    """Plain text as Markdown, in a table too."""
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("_", "\\_").replace("*", "\\*")
 
 
 def with_map(page: str) -> str:

@@ -1,12 +1,14 @@
-"""``benchmarks/power_truth.py``: watts and joules of scripted sensors are the truth, or are missing with a reason."""
+"""``benchmarks/power_truth.py``, ``power_hours.py``: watts and joules of scripted sensors are the truth, or missing."""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import pytest
 
 from benchmarks import power_truth as bench
+from tests.docs.conftest import ROOT
 
 WINDOWS = 12
 
@@ -59,3 +61,15 @@ def test_a_counter_that_disagrees_is_not_believed_nor_are_the_readings() -> None
     found = run("NVML, A100 and H100", "modes", "AVERAGE_25", "30 % high", block_s=2.0)
     assert found["figures"] == 0
     assert "which of the two is wrong is not known" in found["reason"]
+
+
+@pytest.mark.parametrize(("shape", "counter", "told"), [("modes", "none", 1.0), ("sawtooth", "none", 0.0)])
+def test_an_hour_has_long_blocks_and_tells_what_its_sensor_can_tell(
+    monkeypatch: pytest.MonkeyPatch, shape: str, counter: str, told: float
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    hours = importlib.import_module("power_hours")
+    row = hours.power_truth.Row("NVML, other chips", shape, hours.power_truth.AVERAGE_100, counter, 0.2, 0.05)
+    found = hours.run_hours(row, 2)
+    assert found["long_blocks"] >= 1
+    assert (found["told"], found["right"], bool(found["reason"])) == (told, told, not told)

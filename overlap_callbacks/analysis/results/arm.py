@@ -10,8 +10,7 @@ import msgspec
 
 from overlap_callbacks.analysis.equations import slowdown
 from overlap_callbacks.analysis.results.catalogue import ISO, MEASUREMENT_OVERHEAD, OV, SEQ, STEP
-from overlap_callbacks.analysis.results.estimate import Estimate
-from overlap_callbacks.analysis.results.figure import HIGHEST, Family, Figure, Formula, Value, fields_of
+from overlap_callbacks.analysis.results.figure import HIGHEST, Family, Figure, Formula, Reported
 from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import JobModePower, JobPower
@@ -114,18 +113,15 @@ class ComparedArm(msgspec.Struct, frozen=True):
 
 
 if TYPE_CHECKING:
-
-    class _Figures(msgspec.Struct, frozen=True):
-        def __getattr__(self, name: str) -> Estimate | None: ...
-
+    _Figures = Reported
 else:
-    _Figures = fields_of("ArmFigures", ARM_FIGURES)
+    _Figures = Reported.with_fields(ARM_FIGURES, ARM_FAMILIES)
 
 
 class ArmReport(_Figures, frozen=True, kw_only=True):
     """One window of an arm, all ranks. A figure that was not measured is None, never zero and never NaN.
 
-    ``ARM_FIGURES`` has the meaning of each figure.
+    ``ARM_FIGURES`` has the meaning of each figure. Of a window that does not count, the metrics are its validity alone.
 
     Attributes:
         arm: what the steps as configured were compared with.
@@ -166,21 +162,8 @@ class ArmReport(_Figures, frozen=True, kw_only=True):
         """Whether its figures hold."""
         return self.valid and self.complete
 
-    def figures(self) -> dict[str, Estimate]:
-        """The figures that were measured, by name, in the order of ``ARM_FIGURES``."""
-        values = ((figure.name, getattr(self, figure.name)) for figure in ARM_FIGURES)
-        return {name: value for name, value in values if value is not None}
-
     def of(self, *, turned: bool) -> tuple[JobModePower | None, int | None]:
         """Power and peak memory in bytes, with the arm or as configured; None for what is not known."""
         mode = Mode.SEQUENTIAL if turned else Mode.OVERLAPPED
         peak = next((row.peak_bytes for row in self.memory if row.mode is mode), None)
         return None if self.power is None else self.power.of(mode), peak
-
-    def metrics(self) -> dict[str, float]:
-        """The report as flat metrics ``arm/<name>_...``; of a window that does not count, its validity alone."""
-        return {value.key: value.number for value in self.values()}
-
-    def values(self) -> list[Value]:
-        """The same with what each figure means, and with the labels of its key."""
-        return [value for family in ARM_FAMILIES for value in family.values(self)]

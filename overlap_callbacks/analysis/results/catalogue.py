@@ -24,22 +24,16 @@ STEP, SEQ, OV, ISO = range(4)
 _MOST_MESSAGES = 0.02
 
 
-def _by(*samples: int) -> Callable[[Callable[..., float]], Formula]:
-    return lambda of: Formula(samples, of)
-
-
 def _possible(step_ms: float) -> float:
     # Sums over streams can exceed the step: what is left of it then is no time.
     return step_ms if step_ms > 0 else math.nan
 
 
-@_by(STEP, OV, ISO)
 def _ideal(step: Any, ov: Any, iso: Any) -> float:
     compute_ms, isolated_ms = _possible(ov.compute_ms), _possible(iso.compute_ms)
     return _possible(equations.ideal_step_ms(step.step_ms, compute_ms, isolated_ms))
 
 
-@_by(STEP, OV, ISO)
 def _model(step: Any, ov: Any, iso: Any) -> float:
     compute_ms, isolated_ms = _possible(ov.compute_ms), _possible(iso.compute_ms)
     ideal_ms = equations.ideal_step_ms(step.step_ms, compute_ms, isolated_ms)
@@ -48,18 +42,15 @@ def _model(step: Any, ov: Any, iso: Any) -> float:
     return _possible(equations.sequential_step_ms(ideal_ms, ov.hidden_comm_ms, known_ms))
 
 
-@_by(ISO)
 def _attainable(iso: Any) -> float:
     waiting_ms = 0.0 if math.isnan(iso.waiting_ms) else iso.waiting_ms
     return equations.attainable_step_ms(iso.slowest_compute_ms, iso.comm_busy_ms - waiting_ms)
 
 
-@_by(STEP, SEQ, ISO)
 def _attained(step: Any, seq: Any, iso: Any) -> float:
-    return equations.attained_fraction(seq.step_ms, step.step_ms, _attainable.of(iso))
+    return equations.attained_fraction(seq.step_ms, step.step_ms, _attainable(iso))
 
 
-@_by(OV, ISO)
 def _comm_slowdown(ov: Any, iso: Any) -> float:
     # What a message takes without waiting is not known well enough where NCCL buffers it.
     of_messages = ov.p2p_ms > _MOST_MESSAGES * ov.comm_busy_ms
@@ -70,98 +61,101 @@ def _comm_slowdown(ov: Any, iso: Any) -> float:
 FIGURES = (
     Figure("overlap/compute_slowdown", "fraction", "eq. 1: (T_comp,ov - T_comp,iso) / T_comp,iso",
            "compute slowdown (eq. 1)", "compute slowdown", compares=True, signed=True,
-           formula=_by(OV, ISO)(lambda ov, iso: equations.slowdown(ov.compute_ms, iso.compute_ms))),
+           formula=Formula((OV, ISO), lambda ov, iso: equations.slowdown(ov.compute_ms, iso.compute_ms))),
     Figure("overlap/overlap_ratio", "fraction",
            "eq. 2: compute time during which communication is in flight / T_comp,ov",
            "overlap ratio (eq. 2)", "overlap ratio",
-           formula=_by(OV)(lambda ov: equations.overlap_ratio(ov.covered_compute_ms, ov.compute_ms))),
+           formula=Formula((OV,), lambda ov: equations.overlap_ratio(ov.covered_compute_ms, ov.compute_ms))),
     Figure("overlap/e2e_overlapped_ms", "ms", "eq. 3: step time, overlapped, measured", "step, overlapped (eq. 3)",
-           "overlapped", formula=_by(STEP)(lambda step: _possible(step.step_ms))),
+           "overlapped", formula=Formula((STEP,), lambda step: _possible(step.step_ms))),
     Figure("overlap/e2e_ideal_ms", "ms", "eq. 4: e2e_overlapped - (T_comp,ov - T_comp,iso)", "step, ideal (eq. 4)",
-           "ideal", compares=True, formula=_ideal),
+           "ideal", compares=True, formula=Formula((STEP, OV, ISO), _ideal)),
     Figure("overlap/e2e_sequential_model_ms", "ms",
            "eq. 5: e2e_ideal + hidden_comm - what collectives wait longer than in sequential steps",
-           "step, sequential by the model (eq. 5)", "sequential by the model", compares=True, formula=_model),
+           "step, sequential by the model (eq. 5)", "sequential by the model", compares=True,
+           formula=Formula((STEP, OV, ISO), _model)),
     Figure("overlap/e2e_sequential_ms", "ms", "step time, sequential, measured", "step, sequential", "sequential",
-           compares=True, formula=_by(SEQ)(lambda seq: _possible(seq.step_ms))),
+           compares=True, formula=Formula((SEQ,), lambda seq: _possible(seq.step_ms))),
     Figure("overlap/speedup_vs_sequential", "fraction", "e2e_sequential / e2e_overlapped - 1",
            "speed-up of overlap over sequential", "speed-up of overlap", compares=True, signed=True, less_is_worse=True,
-           formula=_by(SEQ, STEP)(lambda seq, step: equations.slowdown(seq.step_ms, step.step_ms))),
+           formula=Formula((SEQ, STEP), lambda seq, step: equations.slowdown(seq.step_ms, step.step_ms))),
     Figure("overlap/attainable_ms", "ms",
            "the longer of slowest_compute and comm_isolated without waiting: a step if overlap were perfect and free",
-           "step, attainable by overlap", "attainable", compares=True, formula=_attainable),
+           "step, attainable by overlap", "attainable", compares=True, formula=Formula((ISO,), _attainable)),
     Figure("overlap/attained_fraction", "fraction",
            "(e2e_sequential - e2e_overlapped) / (e2e_sequential - attainable)", "share of the attainable gain",
            "gain attained", compares=True, less_is_worse=True, optional=True, between=(-math.inf, 1.0),
-           formula=_attained),
+           formula=Formula((STEP, SEQ, ISO), _attained)),
     Figure("overlap/gap_to_ideal", "fraction", "e2e_overlapped / e2e_ideal - 1", "gap to ideal", compares=True,
            signed=True,
-           formula=_by(STEP, OV, ISO)(
-               lambda step, ov, iso: equations.slowdown(step.step_ms, _ideal.of(step, ov, iso)))),
+           formula=Formula((STEP, OV, ISO),
+                           lambda step, ov, iso: equations.slowdown(step.step_ms, _ideal(step, ov, iso)))),
     Figure("overlap/sequential_model_error", "fraction", "e2e_sequential_model / e2e_sequential - 1: checks the model",
            "model of equation 5 against the measured step", "error of the sequential model", compares=True, signed=True,
-           formula=_by(STEP, OV, ISO, SEQ)(
-               lambda step, ov, iso, seq: equations.slowdown(_model.of(step, ov, iso), seq.step_ms))),
+           formula=Formula((STEP, OV, ISO, SEQ),
+                           lambda step, ov, iso, seq: equations.slowdown(_model(step, ov, iso), seq.step_ms))),
     Figure("overlap/compute_ms", "ms", "T_comp,ov: sum of compute kernel times of an overlapped step",
-           "compute kernel time, overlapped", formula=_by(OV)(lambda ov: _possible(ov.compute_ms))),
+           "compute kernel time, overlapped", formula=Formula((OV,), lambda ov: _possible(ov.compute_ms))),
     Figure("overlap/compute_isolated_ms", "ms", "T_comp,iso: the same of a sequential step",
-           "compute kernel time, sequential", compares=True, formula=_by(ISO)(lambda iso: _possible(iso.compute_ms))),
+           "compute kernel time, sequential", compares=True,
+           formula=Formula((ISO,), lambda iso: _possible(iso.compute_ms))),
     Figure("overlap/compute_busy_ms", "ms", "union of the compute kernels' intervals, overlapped step",
-           "compute busy, overlapped", formula=_by(OV)(lambda ov: ov.compute_busy_ms)),
+           "compute busy, overlapped", formula=Formula((OV,), lambda ov: ov.compute_busy_ms)),
     Figure("overlap/compute_busy_isolated_ms", "ms", "the same of a sequential step", "compute busy, sequential",
-           compares=True, formula=_by(ISO)(lambda iso: iso.compute_busy_ms)),
+           compares=True, formula=Formula((ISO,), lambda iso: iso.compute_busy_ms)),
     Figure("overlap/slowest_compute_ms", "ms", "compute_busy_isolated of the rank that has the most",
            "compute busy, sequential, slowest rank", compares=True, optional=True,
-           formula=_by(ISO)(lambda iso: iso.slowest_compute_ms)),
+           formula=Formula((ISO,), lambda iso: iso.slowest_compute_ms)),
     Figure("overlap/comm_ms", "ms", "time in which communication is in flight in an overlapped step: hidden + exposed",
-           "communication in flight", formula=_by(OV)(lambda ov: ov.comm_busy_ms)),
+           "communication in flight", formula=Formula((OV,), lambda ov: ov.comm_busy_ms)),
     Figure("overlap/comm_isolated_ms", "ms", "the same in a sequential step", "communication in flight, sequential",
-           compares=True, formula=_by(ISO)(lambda iso: iso.comm_busy_ms)),
+           compares=True, formula=Formula((ISO,), lambda iso: iso.comm_busy_ms)),
     Figure("overlap/hidden_comm_ms", "ms", "communication time beside compute, overlapped step",
            "communication hidden behind compute", part_label="hidden behind compute",
-           formula=_by(OV)(lambda ov: ov.hidden_comm_ms)),
+           formula=Formula((OV,), lambda ov: ov.hidden_comm_ms)),
     Figure("overlap/exposed_comm_ms", "ms", "communication time without compute, overlapped step",
            "exposed communication", part_label="exposed",
-           formula=_by(OV)(lambda ov: ov.comm_busy_ms - ov.hidden_comm_ms)),
+           formula=Formula((OV,), lambda ov: ov.comm_busy_ms - ov.hidden_comm_ms)),
     Figure("overlap/waiting_ms", "ms",
            "the part of comm in which collectives and messages wait for other ranks, overlapped step",
-           "waiting in communication", optional=True, formula=_by(OV)(lambda ov: ov.waiting_ms)),
+           "waiting in communication", optional=True, formula=Formula((OV,), lambda ov: ov.waiting_ms)),
     Figure("overlap/waiting_isolated_ms", "ms", "the same in a sequential step", "waiting in communication, sequential",
-           compares=True, optional=True, formula=_by(ISO)(lambda iso: iso.waiting_ms)),
+           compares=True, optional=True, formula=Formula((ISO,), lambda iso: iso.waiting_ms)),
     Figure("overlap/hidden_comm_fraction", "fraction", "hidden_comm / comm: the overlap efficiency",
            "share of communication that is hidden", less_is_worse=True,
-           formula=_by(OV)(lambda ov: ov.hidden_comm_ms / ov.comm_busy_ms)),
+           formula=Formula((OV,), lambda ov: ov.hidden_comm_ms / ov.comm_busy_ms)),
     Figure("overlap/comm_slowdown", "fraction",
            "sum of communication kernel times without waiting, overlapped over sequential, less one; not where sends "
            "and receives are more than 2% of communication: how long they wait for each other is not known",
-           "communication slowdown", compares=True, signed=True, formula=_comm_slowdown),
+           "communication slowdown", compares=True, signed=True, formula=Formula((OV, ISO), _comm_slowdown)),
     Figure("overlap/comm_ratio", "fraction",
            "comm / overlapped step under the profiler (compute_busy + exposed_comm + idle)",
            "communication in flight, share of a step",
-           formula=_by(OV)(lambda ov: ov.comm_busy_ms
+           formula=Formula((OV,), lambda ov: ov.comm_busy_ms
                            / (ov.compute_busy_ms + ov.comm_busy_ms - ov.hidden_comm_ms + ov.idle_ms))),
     Figure("overlap/p2p_ms", "ms", "time in which sends and receives are in flight, overlapped step",
-           "sends and receives in flight", optional=True, formula=_by(OV)(lambda ov: ov.p2p_ms)),
+           "sends and receives in flight", optional=True, formula=Formula((OV,), lambda ov: ov.p2p_ms)),
     Figure("overlap/idle_ms", "ms", "time without compute and communication, overlapped step",
-           "neither compute nor communication", formula=_by(OV)(lambda ov: ov.idle_ms)),
+           "neither compute nor communication", formula=Formula((OV,), lambda ov: ov.idle_ms)),
     Figure("overlap/idle_isolated_ms", "ms", "the same in a sequential step",
-           "neither compute nor communication, sequential", compares=True, formula=_by(ISO)(lambda iso: iso.idle_ms)),
+           "neither compute nor communication, sequential", compares=True,
+           formula=Formula((ISO,), lambda iso: iso.idle_ms)),
     Figure("overlap/bubble_ms", "ms",
            "idle, and time in which nothing is in flight but messages that wait for their peer, overlapped step",
-           "bubble of the pipeline", optional=True, formula=_by(OV)(lambda ov: ov.bubble_ms)),
+           "bubble of the pipeline", optional=True, formula=Formula((OV,), lambda ov: ov.bubble_ms)),
     Figure("overlap/residual_overlap", "fraction", "eq. 2 in sequential steps: must be near zero",
            "residual overlap in sequential steps", "residual overlap",
-           formula=_by(ISO)(lambda iso: equations.overlap_ratio(iso.covered_compute_ms, iso.compute_ms))),
+           formula=Formula((ISO,), lambda iso: equations.overlap_ratio(iso.covered_compute_ms, iso.compute_ms))),
     Figure("overlap/residual_comm_overlap", "fraction",
            "share of communication time beside compute in sequential steps: must be near zero",
            "residual overlap, of communication", "residual overlap of communication",
-           formula=_by(ISO)(lambda iso: iso.hidden_comm_ms / iso.comm_busy_ms)),
+           formula=Formula((ISO,), lambda iso: iso.hidden_comm_ms / iso.comm_busy_ms)),
     Figure("overlap/profiler_slowdown", "fraction", "overlapped steps under the profiler / those without - 1",
            "slowdown by the profiler, overlapped steps", "slowdown by the profiler", signed=True,
-           formula=_by(OV, STEP)(lambda ov, step: equations.slowdown(ov.step_ms, step.step_ms))),
+           formula=Formula((OV, STEP), lambda ov, step: equations.slowdown(ov.step_ms, step.step_ms))),
     Figure("overlap/profiler_slowdown_isolated", "fraction", "the same of sequential steps",
            "slowdown by the profiler, sequential steps", compares=True, signed=True,
-           formula=_by(ISO, SEQ)(lambda iso, seq: equations.slowdown(iso.step_ms, seq.step_ms))),
+           formula=Formula((ISO, SEQ), lambda iso, seq: equations.slowdown(iso.step_ms, seq.step_ms))),
 )  # fmt: skip
 # A window's own cost is none of the figures of its steps, but an alert may watch it like one.
 MEASUREMENT_OVERHEAD = Figure(
@@ -218,13 +212,6 @@ POWER_METRICS = (
     Figure("device/{mode}_nvlink_tx_gb_s", "GB/s", "NVLink traffic out", "NVLink out",
            of=_utilisation("nvlink_tx_gb_s")),
 )  # fmt: skip
-ENERGY_PER_TOKEN = Figure("power/{mode}_energy_per_token_j", "J", "energy per token")
-ENERGY_SAVING = Figure(
-    "power/energy_saving_vs_sequential",
-    "fraction",
-    "1 - energy of an overlapped step over that of a sequential one",
-    compares=True,
-)
 PEAK_RISE = Figure(
     "power/peak_w_vs_sequential",
     "fraction",
@@ -232,20 +219,6 @@ PEAK_RISE = Figure(
     compares=True,
     aggregate=HIGHEST,
 )
-SLOWDOWN_FIGURES = (
-    Figure("device/slowdown_from_clock", "fraction",
-           "sequential over overlapped SM clock, less one: the most that the clock explains", compares=True),
-    Figure("device/slowdown_beyond_clock", "fraction", "the least of the compute slowdown that remains: contention",
-           compares=True),
-    Figure("device/slowdown_from_sms", "fraction",
-           "the part of the compute slowdown that the SMs taken by communication have, by a model", compares=True),
-    Figure("device/slowdown_from_waves", "fraction", "the part that further waves of blocks have, by the same model",
-           compares=True),
-    Figure("device/slowdown_from_memory", "fraction", "what remains where memory bandwidth was exhausted",
-           compares=True),
-    Figure("device/slowdown_unexplained", "fraction", "the part of the compute slowdown that no known cause has",
-           compares=True),
-)  # fmt: skip
 
 
 def _flag(key: str, meaning: str) -> Figure:
@@ -287,9 +260,29 @@ FAMILIES = (
                "to it"),
     )),
     Family(report_parts.modes, POWER_METRICS),
-    Family(report_parts.energy_of_tokens, (ENERGY_PER_TOKEN,)),
-    Family(report_parts.power_changes, (ENERGY_SAVING, PEAK_RISE)),
-    Family(report_parts.slowdown, SLOWDOWN_FIGURES),
+    Family(report_parts.energy_of_tokens, (
+        Figure("power/{mode}_energy_per_token_j", "J", "energy per token"),
+    )),
+    Family(report_parts.power_changes, (
+        Figure("power/energy_saving_vs_sequential", "fraction",
+               "1 - energy of an overlapped step over that of a sequential one", compares=True),
+        PEAK_RISE,
+    )),
+    Family(report_parts.slowdown, (
+        Figure("device/slowdown_from_clock", "fraction",
+               "sequential over overlapped SM clock, less one: the most that the clock explains", compares=True),
+        Figure("device/slowdown_beyond_clock", "fraction", "the least of the compute slowdown that remains: contention",
+               compares=True),
+        Figure("device/slowdown_from_sms", "fraction",
+               "the part of the compute slowdown that the SMs taken by communication have, by a model", compares=True),
+        Figure("device/slowdown_from_waves", "fraction",
+               "the part that further waves of blocks have, by the same model",
+               compares=True),
+        Figure("device/slowdown_from_memory", "fraction", "what remains where memory bandwidth was exhausted",
+               compares=True),
+        Figure("device/slowdown_unexplained", "fraction", "the part of the compute slowdown that no known cause has",
+               compares=True),
+    )),
     Family(report_parts.memory, (
         Figure("memory/{mode}_peak_bytes", "bytes", "highest memory that tensors hold on any rank", aggregate=HIGHEST),
         Figure("memory/{mode}_peak_at_most_bytes", "bytes", "what the memory peak is at most",

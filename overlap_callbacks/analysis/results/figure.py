@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import msgspec
 
@@ -178,10 +178,49 @@ class Family(NamedTuple):
                     yield from values_of(figure, figure.value(part), labels)
 
 
-def fields_of(name: str, figures: Iterable[Figure]) -> type[msgspec.Struct]:
-    """A struct with a field for each figure: an ``Estimate``, or None where it was not measured."""
-    fields = [(figure.name, Estimate | None, None) for figure in figures]
-    return msgspec.defstruct(name, fields, frozen=True, kw_only=True)
+class Reported(msgspec.Struct, frozen=True, kw_only=True):
+    """A report, with a field for each of its figures: an ``Estimate``, or None where it was not measured.
+
+    ``with_fields`` makes the base class of one.
+    """
+
+    _figures: ClassVar[tuple[Figure, ...]] = ()
+    _families: ClassVar[tuple[Family, ...]] = ()
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Estimate | None: ...
+
+    @classmethod
+    def with_fields(cls, figures: tuple[Figure, ...], families: tuple[Family, ...]) -> type[Reported]:
+        """The same with fields.
+
+        Args:
+            figures: each has a field of its name.
+            families: all that the report says, these figures among it.
+        """
+        fields = [(figure.name, Estimate | None, None) for figure in figures]
+        made: type[Any] = msgspec.defstruct(
+            "Figures", fields, bases=(cls,), namespace={"_figures": figures, "_families": families}, frozen=True,
+            kw_only=True,
+        )  # fmt: skip
+        return made
+
+    def figures(self) -> dict[str, Estimate]:
+        """The figures that were measured, by name, in order."""
+        values = ((figure.name, getattr(self, figure.name)) for figure in self._figures)
+        return {name: value for name, value in values if value is not None}
+
+    def values(self) -> list[Value]:
+        """Everything that was measured, with what it means and the labels of its key.
+
+        A window that is not valid says nothing that rests on its sequential steps.
+        """
+        return [value for family in self._families for value in family.values(self)]
+
+    def metrics(self) -> dict[str, float]:
+        """The same as flat metrics, under the names that every sink uses; absent figures have no key."""
+        return {value.key: value.number for value in self.values()}
 
 
 def values_of(figure: Figure, found: Any, labels: Mapping[str, str] | None = None) -> Iterator[Value]:

@@ -9,9 +9,9 @@ import msgspec
 from overlap_callbacks.analysis.results.arrivals import Arrivals, SizeTransfer
 from overlap_callbacks.analysis.results.catalogue import FAMILIES, FIGURES
 from overlap_callbacks.analysis.results.environment import Finding, JobEnvironment
-from overlap_callbacks.analysis.results.estimate import Estimate, Spread
+from overlap_callbacks.analysis.results.estimate import Spread
 from overlap_callbacks.analysis.results.experts import ExpertDetails, ExpertLoads
-from overlap_callbacks.analysis.results.figure import Value, fields_of
+from overlap_callbacks.analysis.results.figure import Reported
 from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime, StepTimeline
 from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.messages import JobMessages, Traffic
@@ -30,12 +30,9 @@ MAX_RANKS_NAMED = 64
 
 
 if TYPE_CHECKING:
-
-    class _Figures(msgspec.Struct, frozen=True):
-        def __getattr__(self, name: str) -> Estimate | None: ...
-
+    _Figures = Reported
 else:
-    _Figures = fields_of("Figures", FIGURES)
+    _Figures = Reported.with_fields(FIGURES, FAMILIES)
 
 
 class OverlapReport(_Figures, frozen=True, kw_only=True):
@@ -166,11 +163,6 @@ class OverlapReport(_Figures, frozen=True, kw_only=True):
         # Not a field: so it is right of old records too.
         return self.control or (self.residual_overlap is not None and not self.lower_bound)
 
-    def figures(self) -> dict[str, Estimate]:
-        """The figures that were measured, by name, in the order of ``FIGURES``."""
-        values = ((figure.name, getattr(self, figure.name)) for figure in FIGURES)
-        return {name: value for name, value in values if value is not None}
-
     def step_parts(self) -> tuple[StepParts, LateRank | None] | None:
         """Where the time of an overlapped step goes, and the rank for which others wait; None if not measured."""
         values = ((name, getattr(self, name)) for name in TELLING)
@@ -181,14 +173,3 @@ class OverlapReport(_Figures, frozen=True, kw_only=True):
         """What the communication of each dimension of parallelism and the bubble take of an overlapped step."""
         parts = self.step_parts()
         return () if parts is None else step_shares(self.dimensions, parts[0], self.figures())
-
-    def metrics(self) -> dict[str, float]:
-        """The report as flat metrics, under the names that every sink uses; absent figures have no key.
-
-        An invalid window gives no figure that rests on its sequential steps.
-        """
-        return {value.key: value.number for value in self.values()}
-
-    def values(self) -> list[Value]:
-        """The same with what each figure means, and with the labels of its key."""
-        return [value for family in FAMILIES for value in family.values(self)]

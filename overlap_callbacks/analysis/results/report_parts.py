@@ -31,8 +31,10 @@ _CAUSES = {
 
 
 def bounded(value: float | None, low: float | None, high: float | None) -> Estimate | None:
-    """A value with its interval; None without a value."""
-    return None if value is None else Estimate(value, low, high, 0, 0)
+    """A value of one window with its interval, if both ends are known; None without a value."""
+    if low is None or high is None:
+        low = high = None
+    return None if value is None else Estimate(value, low, high, 0, 1)
 
 
 def energy_saving(power: JobPower) -> float | None:
@@ -68,14 +70,17 @@ def compute_slowdowns(pairs: Sequence[PairTime]) -> dict[str, float]:
 
 
 def headline(report: Any) -> Parts:
+    """The headline figures."""
     yield _NONE, report.figures()
 
 
 def spreads(report: Any) -> Parts:
+    """The lowest and the highest rank of some of them."""
     yield _NONE, report.spread
 
 
 def window(report: Any) -> Parts:
+    """What a window cost, who was heard, and whether it counts."""
     cost = bounded(report.measurement_overhead, report.measurement_overhead_ci_low, report.measurement_overhead_ci_high)
     yield _NONE, {"measurement_overhead": cost}
     yield _NONE, {"ranks_heard": report.num_heard}
@@ -83,6 +88,7 @@ def window(report: Any) -> Parts:
 
 
 def collectives(report: Any) -> Parts:
+    """Bytes, calls and bus bandwidth of each collective."""
     by_name: dict[str, list[Any]] = {}
     for row in report.collectives:
         by_name.setdefault(row.operator.strip("_").replace(".", "_"), []).append(row)
@@ -106,6 +112,7 @@ def _named(dimension: str) -> Mapping[str, str]:
 
 
 def dimensions(report: Any) -> Parts:
+    """Communication of each dimension of parallelism, what it costs compute, and its share of a step."""
     for row in report.dimensions:
         yield _named(row.dimension), {
             "comm_ms": row.comm_ms, "exposed_ms": row.exposed_ms, "bytes": row.bytes_in, "comm_slowdown": row.slowdown,
@@ -118,18 +125,21 @@ def dimensions(report: Any) -> Parts:
 
 
 def modes(report: Any) -> Parts:
+    """Power and the device, of each mode."""
     for mode in () if report.power is None else report.power.modes:
         if report.valid or mode.mode is not Mode.SEQUENTIAL:
             yield {"mode": mode.mode.value}, mode
 
 
 def energy_of_tokens(report: Any) -> Parts:
+    """A mode's energy over the tokens of a step."""
     for labels, mode in modes(report) if report.tokens_per_step else ():
         if mode.energy_per_step_j is not None:
             yield labels, {"energy_per_token_j": mode.energy_per_step_j / report.tokens_per_step}
 
 
 def power_changes(report: Any) -> Parts:
+    """What overlap changes of energy and of the highest power."""
     if report.power is not None:
         yield _NONE, {
             "energy_saving_vs_sequential": energy_saving(report.power), "peak_w_vs_sequential": peak_rise(report.power),
@@ -137,6 +147,7 @@ def power_changes(report: Any) -> Parts:
 
 
 def slowdown(report: Any) -> Parts:
+    """The compute slowdown by cause."""
     if report.slowdown_shares is not None:
         yield _NONE, {name: report.slowdown_shares.of(cause) for name, cause in _CAUSES.items()}
     cause = report.power_verdict
@@ -145,12 +156,14 @@ def slowdown(report: Any) -> Parts:
 
 
 def memory(report: Any) -> Parts:
+    """Memory peaks of each mode."""
     for peak in report.memory:
         if report.valid or peak.mode is not Mode.SEQUENTIAL:
             yield {"mode": peak.mode.value}, peak
 
 
 def verdict(report: Any) -> Parts:
+    """The parts of a step as shares of it, and what bounds it."""
     compared = report.valid and not report.control
     found = measured_parts(report.figures(), report.spread, compared=compared)
     if found is None:
@@ -164,6 +177,7 @@ def verdict(report: Any) -> Parts:
 
 
 def arrivals(report: Any) -> Parts:
+    """How long ranks wait in collectives, and the rank for which they wait longest."""
     if report.arrivals is None:
         return
     dimensions = [row for row in report.arrivals.dimensions if row.sound]
@@ -184,6 +198,7 @@ _MAX_STAGES = 16
 
 
 def bubble(report: Any) -> Parts:
+    """The bubble of a pipeline, of all ranks."""
     pipeline = report.pipeline
     if pipeline is None or not pipeline.sound:
         return
@@ -191,17 +206,20 @@ def bubble(report: Any) -> Parts:
 
 
 def stages(report: Any) -> Parts:
+    """The same of each stage."""
     pipeline = report.pipeline
     for stage in () if pipeline is None or not pipeline.sound else pipeline.stages[:_MAX_STAGES]:
         yield {"stage": str(stage.stage)}, {"stage_bubble_fraction": stage.fraction}
 
 
 def traffic(report: Any) -> Parts:
+    """Messages and bytes of each dimension, over all ranks."""
     for row in () if report.traffic is None else report.traffic.dimensions:
         yield _named(row.dimension), row
 
 
 def all_traffic(report: Any) -> Parts:
+    """The share that crosses hosts, and how regular steps are."""
     sent = report.traffic
     if sent is None:
         return
@@ -215,6 +233,7 @@ def all_traffic(report: Any) -> Parts:
 
 
 def race(report: Any) -> Parts:
+    """The outcome of the race check, where a step was checked."""
     check = report.race
     if check is not None and check.verdict is not RaceVerdict.NOT_CHECKED:
         yield _NONE, {
@@ -224,6 +243,8 @@ def race(report: Any) -> Parts:
 
 
 def attribute(name: str) -> Callable[[Any], Parts]:
+    """A part that is an attribute of the report, by its name."""
+
     def parts(report: Any) -> Parts:
         if getattr(report, name) is not None:
             yield _NONE, getattr(report, name)

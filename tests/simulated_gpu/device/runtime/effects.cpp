@@ -186,15 +186,13 @@ bool first_addresses(const char* argument, char* addresses[2]) {
 Effect effect_of(const std::string& name, void** arguments, dim3 grid) {
   Effect effect;
   if (simulation::settings().overflow_checks) effect = overflow_check(name, arguments, grid);
-  if (effect.work) {
-    // Nothing more: it is known what this kernel computes.
-  } else if (is_contiguous_elementwise(name)) {
-    effect = fill(name, arguments);
+  if (is_contiguous_elementwise(name)) {
+    if (!effect.work) effect = fill(name, arguments);
     if (!effect.work) effect = add(name, arguments);
     if (!effect.work) effect = compare(name, arguments);
     if (!effect.work) effect = small_result(arguments);
   } else {
-    effect = reduction(name, arguments);
+    if (!effect.work) effect = reduction(name, arguments);
     if (!effect.work) effect = count(name, arguments);
     if (!effect.work) effect = cat(name, arguments, grid);
   }

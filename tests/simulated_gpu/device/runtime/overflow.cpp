@@ -80,8 +80,8 @@ void store(Type type, char* to, double value) {
   }
 }
 
-// The type that a mangled name goes on with. One that it has named before stands there by a number, and of those there
-// are but two.
+// The type at a place of a mangled name. A class that the name had before is a number there: it is the first float of 16
+// bits in the name, as no kernel here has both.
 std::optional<Type> type_at(const std::string& name, size_t at) {
   const char* mangled = name.c_str() + at;
   if (*mangled == 'S') mangled = strstr(name.c_str(), "N3c10");
@@ -109,12 +109,8 @@ bool holds(const std::string& name, const char* part) { return name.find(part) !
 
 using Function = std::function<double(double, double)>;
 
-// Comparisons by torch's number: equal, unequal.
-Function comparison(int which) {
-  if (which == 0) return [](double a, double b) { return double(a == b); };
-  return [](double a, double b) { return double(a != b); };
-}
-
+double equal(double a, double b) { return double(a == b); }
+double unequal(double a, double b) { return double(a != b); }
 double both(double a, double b) { return double(a != 0 && b != 0); }
 
 struct Elementwise {
@@ -128,7 +124,7 @@ std::optional<Elementwise> elementwise(const std::string& name, const char* func
   if (auto type = type_after(name, "10AbsFunctorI"))
     return Elementwise{[](double a, double) { return std::fabs(a); }, 1, *type, *type};
   if (auto type = type_after(name, "16CompareEqFunctorI")) {
-    Function compare = comparison(read<int>(functor));
+    Function compare = read<int>(functor) == 0 ? equal : unequal;  // by torch's number
     if (holds(name, "13BinaryFunctorI"))
       return Elementwise{compare, 2, *type, Type::boolean};
     // One side is a number, which lies behind the comparison's own.
