@@ -109,7 +109,8 @@ def under_headings(markdown: str) -> str:
         if heading[1] not in known:
             return heading[0]
         unit, meaning = known[heading[1]]
-        return f"{heading[0]}\n\n*{escaped(meaning)}; in {_UNIT_WORDS.get(unit, unit)}*{{ .meaning }}\n"
+        in_unit = f"; in {_UNIT_WORDS.get(unit, unit)}" if unit else ""
+        return f"{heading[0]}\n\n*{escaped(meaning)}{in_unit}*{{ .meaning }}\n"
 
     return re.sub(r"^### `([^`]+)`$", with_meaning, markdown, flags=re.MULTILINE)
 
