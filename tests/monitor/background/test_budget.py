@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from overlap_callbacks import OverlapReport
 from overlap_callbacks.analysis.aggregate import aggregate_windows
-from overlap_callbacks.analysis.results.report import Estimate
+from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from tests.samples import window as rank_window
 
