@@ -65,7 +65,7 @@ def hour_of(row: power_truth.Row, seed: int) -> dict[str, Any]:
     now_s = schedule.first_step * row.step_s
     while now_s < 3600.0:
         opened_ns = round(now_s * 1e9)
-        if budget.reason_to_skip(window) is None:
+        if budget.skip(window) is None:
             steps = budget.long_blocks.steps(window, "sequential", schedule, schedule.steps_per_block)
             num_long += steps > 0
             script, power, results = power_truth.measured(replace(row, long_s=steps * row.step_s), 1000 * seed + window)

@@ -79,20 +79,24 @@ class WindowCost:
     Args:
         opened_ns: host time at which the window's first step began.
         usual: how long a step takes outside windows; None if not known. Then only the window's own steps can tell.
+        before_ns: what windows before it cost that were left out, where no other tells it.
 
     Attributes:
         over: whether the steps after the window need not be looked at any more.
+        left_out_ns: what windows after it cost that were left out.
     """
 
-    def __init__(self, opened_ns: int, usual: UsualStep | None) -> None:
+    def __init__(self, opened_ns: int, usual: UsualStep | None, before_ns: int = 0) -> None:
         self.opened_ns = opened_ns
         self.usual = usual
         self.over = usual is None
+        self.left_out_ns = 0
         self._steps_ns: list[int] = []  # of the window: how long each took, without our work on the training thread
         self._begun_ns = opened_ns  # the window's step under way
         self._entered_ns: int | None = None
         self._own_ns = 0  # our work on the training thread in that step
         self._all_own_ns = 0  # in all steps of the window
+        self._before_ns = before_ns
         self._is_known = False  # the window has closed, and the job goes on
         self._after_ns = 0  # of the steps after the window
         self._window_ns = 0.0  # lost until the window closed
@@ -147,6 +151,19 @@ class WindowCost:
         self._window_ns = self._lost_ns = took_ns - num_steps * self.usual.mean_ns
         self._last_ns = self._working_since_ns = now_ns
         self._in_first_step = True
+
+    def closed_unreported(self, now_ns: int) -> int:
+        """The window has ended, and has no report: what it cost, in ns.
+
+        That is our work on the training thread, and what its steps took longer than usual, if they did.
+        """
+        self.leave(now_ns)
+        self.end()
+        lost_ns = float(self._before_ns + self._all_own_ns + self._own_ns)
+        if self.usual is not None:
+            longer_ns = sum(self._steps_ns) - self._not_ours_ns() - len(self._steps_ns) * self.usual.mean_ns
+            lost_ns += max(0.0, longer_ns)
+        return round(lost_ns)
 
     def step_began(self, now_ns: int) -> None:
         """A step after the window begins."""
@@ -224,15 +241,16 @@ class WindowCost:
         if not self._is_normal:
             self._told_ns, least_after_ms = max(self._lost_ns, self._window_ns + report_cpu_ms * 1e6), report_cpu_ms
         after = StepsAfter(self._num_after, self._after_ns / 1e6)
-        found = lost_time(stretches, self._all_own_ns / 1e6, after, least_after_ms)
+        found = lost_time(stretches, (self._all_own_ns + self._before_ns) / 1e6, after, least_after_ms)
         if found is not None or self.usual is None:
             return found
-        return LostTime(self._told_ns / 1e6, None, None, self.usual.mean_ns / 1e6)
+        return LostTime((self._told_ns + self._before_ns) / 1e6, None, None, self.usual.mean_ns / 1e6)
 
     @property
     def late_ms(self) -> float:
-        """The time that training has lost since ``tell_ms``."""
-        return max(0.0, self._lost_ns - self._told_ns) / 1e6 if self.usual is not None else 0.0
+        """The time that training has lost since ``tell``, to this window and to later ones that were left out."""
+        late_ns = max(0.0, self._lost_ns - self._told_ns) if self.usual is not None else 0.0
+        return (late_ns + self.left_out_ns) / 1e6
 
     def _not_ours_ns(self) -> float:
         """What else than training lay in the window, between its steps or in them."""
@@ -259,6 +277,8 @@ class StepPace:
         self._last_step = -1
         self._usual: UsualStep | None = None
         self._cost: WindowCost | None = None  # of a window that has closed, and is not over
+        self._reported: WindowCost | None = None  # of the last window with a report
+        self._left_out_ns = 0  # lost to windows without one before it
 
     def step_began(self, step: int, now_ns: int) -> None:
         """A step outside windows, or the first of one, begins."""
@@ -280,10 +300,11 @@ class StepPace:
         self._end_cost()
         self._usual = UsualStep.of(self._begins_ns, of_new_job=self._usual is None) or self._usual
         self._begins_ns.clear()
-        return WindowCost(now_ns, self._usual)
+        before_ns, self._left_out_ns = self._left_out_ns, 0
+        return WindowCost(now_ns, self._usual, before_ns)
 
     def window_closed(
-        self, cost: WindowCost, now_ns: int, step: int, num_steps: int, *, job_ends: bool = False
+        self, cost: WindowCost, now_ns: int, step: int, num_steps: int, *, is_reported: bool, job_ends: bool = False
     ) -> None:
         """The window has ended, in or after a step.
 
@@ -292,10 +313,17 @@ class StepPace:
             now_ns: host time.
             step: the step that began last.
             num_steps: steps of the window that have begun.
+            is_reported: whether it will have a report. What one without cost is told with the next report.
             job_ends: no step follows.
         """
-        cost.window_closed(now_ns, num_steps, job_ends=job_ends)
         self._last_step = step
+        if is_reported:
+            cost.window_closed(now_ns, num_steps, job_ends=job_ends)
+            self._reported = cost
+        elif self._reported is not None:
+            self._reported.left_out_ns += cost.closed_unreported(now_ns)
+        else:
+            self._left_out_ns = cost.closed_unreported(now_ns)
         self._cost = None if cost.over else cost
 
     def next_step(self, step: int, next_window: int) -> int:

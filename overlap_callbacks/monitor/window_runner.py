@@ -14,6 +14,7 @@ from overlap_callbacks.gate.switch import Switch, SwitchState
 from overlap_callbacks.instruments import clocks, device
 from overlap_callbacks.monitor.arm_rotation import ArmRotation, BoundArm
 from overlap_callbacks.monitor.background.agreement import WindowTerms
+from overlap_callbacks.monitor.background.budget import Skip
 from overlap_callbacks.monitor.background.order_check import Decision, Ruling, WindowPlanner
 from overlap_callbacks.monitor.backoff import SilenceBackoff
 from overlap_callbacks.monitor.clearance import Clearance
@@ -102,6 +103,17 @@ class _OpenWindow:
         self.schedule = self.schedule.placed(ruling.placement, turned=not self.arm.arm.sequential)
         self.marks.rhythms = ruling.rhythms
 
+    def planner(self, balance: PhaseBalance, ring: StepRing) -> WindowPlanner:
+        """Rank 0: plans the window on the order check's thread, if it is granted."""
+        steps_per_block, schedule, arm = self.steps_per_block(), self.schedule, self.arm.arm.name
+
+        def plan_window() -> tuple[Placement, tuple[Rhythm, ...]]:
+            long_steps = self.session.budget.long_blocks.steps(self.marks.number, arm, schedule, steps_per_block)
+            placement = balance.place(schedule, self.marks.first_step, arm, steps_per_block, long_steps)
+            return placement, find_rhythms(*ring.durations())
+
+        return plan_window
+
     def steps_per_block(self) -> int:
         """Rank 0: the counted steps that blocks of ``min_block_seconds`` have; before the ruling.
 
@@ -168,6 +180,7 @@ class WindowRunner(StepRunner):
         self._backoff = SilenceBackoff(config.max_overhead)
         self._pace = StepPace()
         self._ring = ring
+        self._skip = Skip("", 0)
         self._balance = PhaseBalance()  # of rank 0; used on the order check's thread
         self._ranges = StepRanges(config.annotate_steps)
 
@@ -179,6 +192,7 @@ class WindowRunner(StepRunner):
         """The step number went back: windows may come again under the same number."""
         self._rewinds += 1
         self._backoff.rewind()
+        self._skip = Skip("", 0)
         self.next_step = 0
 
     # -- a step
@@ -194,8 +208,11 @@ class WindowRunner(StepRunner):
             self._window.cost.window_step_began(begun_ns)
             self._window.cost.enter(begun_ns)
         plan = self._schedule_in_force.plan(step)
-        if plan is not None and plan.offset == 0 and plan.window >= self._backoff.next_window:
-            self._open(plan, begun_ns)
+        if plan is not None and plan.offset == 0:
+            if plan.window < self._skip.next_window:
+                self._leave_closed(plan.window, step)
+            elif plan.window >= self._backoff.next_window:
+                self._open(plan, begun_ns)
         if self._window is None:
             self._rest()
             return
@@ -247,23 +264,11 @@ class WindowRunner(StepRunner):
             self._key(window.marks),
             window.recorded,
             window=window.marks.number,
-            plan_window=self._planner(window) if window.session.job.rank == 0 else None,
+            plan_window=window.planner(self._balance, self._ring) if window.session.job.rank == 0 else None,
             terms=_terms(self._schedule, self._switch.native, self.arms.names, window),
             usual_step_s=usual.mean_ns / 1e9 if usual is not None else None,
         )
         self._phase = Phase.WAITING_FOR_RULING
-
-    def _planner(self, window: _OpenWindow) -> WindowPlanner:
-        """Rank 0: plans the window on the order check's thread, if it is granted."""
-        steps_per_block = window.steps_per_block()
-
-        def plan_window() -> tuple[Placement, tuple[Rhythm, ...]]:
-            arm, schedule = window.arm.arm.name, self._schedule
-            long_steps = window.session.budget.long_blocks.steps(window.marks.number, arm, schedule, steps_per_block)
-            placement = self._balance.place(schedule, window.marks.first_step, arm, steps_per_block, long_steps)
-            return placement, find_rhythms(*self._ring.durations())
-
-        return plan_window
 
     def _end_timed_step(self, step: MeasuredStep, window: _OpenWindow) -> None:
         following = window.schedule.plan(self._step + 1)
@@ -332,6 +337,7 @@ class WindowRunner(StepRunner):
                 self._notices.warn_once("astray", f"a window is left out: {ruling.reason}")
                 self._close(complete=False, report=False)
             case Decision.SKIPPED:
+                self._skip = Skip(ruling.reason, ruling.next_window)
                 self._leave_out(window, ruling.reason)
             case Decision.LATE:
                 self._notices.warn_once("late", f"a window has no sequential steps: {ruling.reason}")
@@ -373,7 +379,7 @@ class WindowRunner(StepRunner):
         if window is None:
             self._rest()
             return
-        first_step, cost = window.marks.first_step, window.cost
+        num_steps, cost = self._step - window.marks.first_step + 1, window.cost
         cost.enter(clocks.now())
         terms = _terms(self._schedule, self._switch.native, self.arms.names, window)
         closed = replace(window.marks.close(complete), terms=terms.digest, cost=cost, chunks=self.model_chunks)
@@ -381,12 +387,17 @@ class WindowRunner(StepRunner):
         if closed.missing_profile:
             self._notices.warn_once("profiler", f"{closed.missing_profile}; the rest is measured")
         closed = window.checked(closed, self._slot.race, self._step) if report else closed
-        if not report:
-            cost.end()
-        self._pace.window_closed(cost, clocks.now(), self._step, self._step - first_step + 1, job_ends=job_ends)
+        self._pace.window_closed(cost, clocks.now(), self._step, num_steps, is_reported=report, job_ends=job_ends)
         self._rest()
         if report:
             window.session.reporter.submit_window(closed, self._key(window.marks), self.tokens_per_step)
+
+    def _leave_closed(self, window: int, first_step: int) -> None:
+        """Do not even open a window: rank 0 has told all ranks already that it is left out."""
+        self._notices.info(f"window left out: {self._skip.reason}")
+        session = self._slot.acquire()
+        if session is not None:
+            session.reporter.submit_left_out(window, first_step, self._skip.reason)
 
     def _leave_out(self, window: _OpenWindow, reason: str) -> None:
         """Close the window without a report."""

@@ -180,7 +180,7 @@ def test_where_steps_swing_what_windows_cost_is_told_in_sum(clock: Clock) -> Non
                 step += 1
                 cost.window_step_began(clock.ns)
             clock.ns += swinging() + extra_ms * MS
-        pace.window_closed(cost, clock.ns, step, WINDOW_STEPS)
+        pace.window_closed(cost, clock.ns, step, WINDOW_STEPS, is_reported=True)
         cost.work_done(finished=True)
         while not cost.over:
             step += 1
@@ -309,7 +309,7 @@ def test_the_next_window_ends_the_looking_and_knows_the_usual_step_of_the_one_be
     for step in range(10):
         pace.step_began(step, step * 10 * MS)
     first = pace.window_opens(90 * MS)
-    pace.window_closed(first, 400 * MS, step=14, num_steps=6)
+    pace.window_closed(first, 400 * MS, step=14, num_steps=6, is_reported=True)
     pace.step_began(15, 410 * MS)
     second = pace.window_opens(410 * MS)
     assert first.over
@@ -322,3 +322,31 @@ def test_steps_with_a_gap_between_them_are_no_steps_in_a_row() -> None:
         pace.step_began(step, step * 10 * MS)
     pace.step_began(50, 9000 * MS)
     assert pace.window_opens(9000 * MS).usual is None
+
+
+def window_left_out(pace: StepPace, at_ms: float, lengths_ms: list[float], own_ms: float) -> None:
+    """A window of the pace that is left out, with our own work in its first step."""
+    cost = pace.window_opens(int(at_ms * MS))
+    now_ns = int(at_ms * MS)
+    cost.enter(now_ns)
+    cost.leave(now_ns + int(own_ms * MS))
+    now_ns += int(own_ms * MS)
+    for length_ms in lengths_ms:
+        now_ns += int(length_ms * MS)
+        cost.window_step_began(now_ns)
+    pace.window_closed(cost, now_ns, step=10 + len(lengths_ms), num_steps=len(lengths_ms) + 1, is_reported=False)
+
+
+def test_what_a_window_costs_that_is_left_out_is_told_with_the_next_report() -> None:
+    pace = StepPace()
+    for step in range(10):
+        pace.step_began(step, step * 10 * MS)
+    window_left_out(pace, 90.0, [13.0], own_ms=40.0)  # before there is any report
+    reported = pace.window_opens(10_000 * MS)
+    pace.window_closed(reported, 10_000 * MS, step=20, num_steps=0, is_reported=True)
+    assert told_ms(reported) == pytest.approx(43.0)
+    assert reported.late_ms == 0.0
+    window_left_out(pace, 20_000.0, [12.0, 9.0], own_ms=30.0)
+    assert reported.late_ms == pytest.approx(31.0)
+    window_left_out(pace, 30_000.0, [8.0], own_ms=5.0)  # steps that are shorter by chance take nothing back
+    assert reported.late_ms == pytest.approx(36.0)

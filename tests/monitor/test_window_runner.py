@@ -122,6 +122,24 @@ def test_a_window_that_is_not_granted_ends_before_its_first_timed_step(
     assert len(bench.gate.modes) == 1  # no other step of it is touched
 
 
+def test_windows_that_rank_0_has_left_out_already_are_not_opened() -> None:
+    bench = Bench(Ruling(Decision.SKIPPED, "why", next_window=3), GRANTED)
+    run(windows(bench), *range(2 + 10 * 4))
+    assert len(bench.checker.keys) == 2
+    assert bench.reporter.left_out == [(0, "why"), (1, "why"), (2, "why")]  # each as it comes
+    assert bench.reporter.windows == [(3, True)]
+    assert len(bench.gate.modes) == 1 + 5
+
+
+def test_a_step_number_that_goes_back_begins_anew() -> None:
+    bench = Bench(Ruling(Decision.SKIPPED, "why", next_window=3), GRANTED)
+    runner = windows(bench)
+    run(runner, *range(10))
+    runner.rewind()
+    run(runner, *range(10))
+    assert bench.reporter.windows == [(0, True)]
+
+
 def test_a_window_whose_recorded_step_trained_nothing_is_left_out() -> None:
     bench = Bench()
     runner = windows(bench)

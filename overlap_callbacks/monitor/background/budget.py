@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
 from overlap_callbacks.analysis.formatting import PLAIN
 from overlap_callbacks.analysis.results.report import OverlapReport
@@ -23,6 +24,18 @@ def _charged(cost: float, upper: float | None) -> float:
     return max(0.0, cost if upper is None else (cost + upper) / 2)
 
 
+class Skip(NamedTuple):
+    """Windows that are left out because of the cost of earlier ones.
+
+    Attributes:
+        reason: why, in words.
+        next_window: number of the first window that may be measured again.
+    """
+
+    reason: str
+    next_window: int
+
+
 class WindowBudget:
     """Says which windows to skip because of their cost, and keeps the time of a step.
 
@@ -35,8 +48,12 @@ class WindowBudget:
     the way to the upper end of its interval, about one standard error, and never less than nothing: in sum that is more
     than windows cost.
 
+    A window that is left out costs too: it is recorded, and all ranks wait for rank 0's word. So where many have to be
+    left out, rank 0 leaves out half of them at once, and they are not even opened. Not all: steps may become longer,
+    and pay sooner.
+
     Only rank 0 makes reports, so on other ranks the budget stays empty. Three threads use it: the reporting thread
-    calls ``record``, the order check's thread ``reason_to_skip``, and the training thread the rest.
+    calls ``record``, the order check's thread ``skip``, and the training thread the rest.
 
     Args:
         max_overhead: maximum fraction of training time that measuring may cost; None for no limit.
@@ -54,6 +71,7 @@ class WindowBudget:
         self._paid_at_s = -math.inf
         self._reason = ""
         self._step_s = 0.0
+        self._began = 0, -math.inf  # a window that came last, and when
         self._unknown: dict[int, tuple[float, float]] = {}  # windows whose cost is not known yet; opening, time taken
         self._late_ms: Callable[[], float] = _nothing_late
 
@@ -67,13 +85,21 @@ class WindowBudget:
         """
         with self._lock:
             self._unknown[window] = opened_ns / 1e9, wall_ms / 1e3
+            self._began = window, opened_ns / 1e9
 
-    def give_up(self, window: int) -> None:
-        """What a window cost will not be known any more, if it is not by now. Then all its time is taken for it."""
+    def give_up(self, window: int, late_ms: Callable[[], float] = _nothing_late) -> None:
+        """What a window cost will not be known any more, if it is not by now. Then all its time is taken for it.
+
+        Args:
+            window: its number.
+            late_ms: what windows after it have cost that were left out. The next report has that too.
+        """
         with self._lock:
             lost = self._unknown.pop(window, None)
             if lost is not None:
                 opened_s, wall_s = lost
+                self._paid_at_s += self._paid_after_s(self._late_ms() / 1e3)
+                self._late_ms = late_ms
                 self._owe(opened_s, wall_s)
                 self._reason = _NOT_KNOWN
 
@@ -83,7 +109,8 @@ class WindowBudget:
         Args:
             report: of the window.
             opened_ns: host time at which it opened.
-            late_ms: what it has cost since the report was made. The report of the next window has that too.
+            late_ms: what it has cost since the report was made, and windows that were left out since. The report of the
+                next window has that too.
         """
         self.long_blocks.record(report)
         with self._lock:
@@ -107,8 +134,8 @@ class WindowBudget:
                 f"so one window in {max(1, math.ceil(overhead / self._max_overhead))} is measured"
             )
 
-    def reason_to_skip(self, window: int | None) -> str | None:
-        """Why a window is left out because of the cost of earlier ones, or None if it is not.
+    def skip(self, window: int | None) -> Skip | None:
+        """Whether a window, and some after it, are left out because of the cost of earlier ones; None if not.
 
         Args:
             window: its number; None for a mode pinned by hand, which has no budget.
@@ -117,9 +144,16 @@ class WindowBudget:
             return None
         with self._lock:
             if self._unknown:
-                return "what the window before it cost is not known yet"
-            paid_at_s = self._paid_at_s + self._paid_after_s(self._late_ms() / 1e3)
-            return self._reason if self._now_ns() / 1e9 < paid_at_s else None
+                return Skip("what the window before it cost is not known yet", window + 1)
+            now_s, (before, before_s) = self._now_ns() / 1e9, self._began
+            self._began = window, now_s
+            unpaid_s = self._paid_at_s + self._paid_after_s(self._late_ms() / 1e3) - now_s
+            if unpaid_s <= 0:
+                return None
+            passed, taken_s = window - before, now_s - before_s
+            # Where numbers went back, nothing is known of the time between windows.
+            left = unpaid_s / taken_s * passed if passed > 0 and taken_s > 0 else 0.0
+            return Skip(self._reason, window + max(1, math.ceil(left / 2)))
 
     def _owe(self, opened_s: float, cost_s: float) -> None:
         self._paid_at_s = max(self._paid_at_s, opened_s) + self._paid_after_s(cost_s)

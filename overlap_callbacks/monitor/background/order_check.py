@@ -31,7 +31,7 @@ from overlap_callbacks.monitor.background.agreement import (
     in_step,
     kind_of_step,
 )
-from overlap_callbacks.monitor.background.budget import WindowBudget
+from overlap_callbacks.monitor.background.budget import Skip, WindowBudget
 from overlap_callbacks.monitor.background.order_parts import OrderPart
 from overlap_callbacks.monitor.background.store import StoreChannel, StoreFailedError
 from overlap_callbacks.monitor.background.tree import Tree, in_runs
@@ -73,6 +73,7 @@ class Ruling(msgspec.Struct, frozen=True):
         name: of this ruling. No other has it, nor one of a job that was killed, whose store a new one may have.
         only: the recorded step whose kind alone may be serialised; -1 where all kinds may. The order of one kind may
             contradict that of another, and ranks must then not be in both at a time.
+        next_window: where this one is skipped because of the cost of earlier ones, the first that may be opened again.
     """
 
     decision: Decision
@@ -81,6 +82,7 @@ class Ruling(msgspec.Struct, frozen=True):
     rhythms: tuple[Rhythm, ...] = ()
     name: str = ""
     only: int = -1
+    next_window: int = 0
 
 
 # Rank 0 plans a window once its sequences are granted: where its parts lie, and the rhythms that it knows by then.
@@ -239,7 +241,7 @@ class OrderChecker:
                 recorded,
                 OrderMessage.of(recorded, terms, counts),
                 timeout_s=timeout_s,
-                reason_to_skip=self._budget.reason_to_skip(window) if self._channel.job.rank == 0 else None,
+                skip=self._budget.skip(window) if self._channel.job.rank == 0 else None,
                 # A check that the training thread has given up must not keep the next one waiting.
                 stop=lambda: check.given_up or self._stop.is_set(),
                 plan_window=plan_window,
@@ -278,7 +280,7 @@ def check_order(
     message: OrderMessage,
     *,
     timeout_s: float,
-    reason_to_skip: str | None,
+    skip: Skip | None,
     stop: Callable[[], bool],
     plan_window: WindowPlanner | None = None,
     verdicts: Verdicts | None = None,
@@ -291,8 +293,7 @@ def check_order(
         recorded: of this rank.
         message: what this rank hands in beside it.
         timeout_s: maximum time for the ranks' sequences; twice this time for rank 0's ruling.
-        reason_to_skip: on rank 0, why the window is left out even if its sequences may be serialised; None if it is
-            not.
+        skip: on rank 0, why the window is left out even if its sequences may be serialised; None if it is not.
         stop: ends the waiting early when it returns True.
         plan_window: on rank 0, plans the window.
         verdicts: on rank 0, of the checks before.
@@ -305,8 +306,8 @@ def check_order(
     else:
         ruling = decide(part, exchange.tree.world_size, timeout_s, verdicts or Verdicts())
         control = message.terms is not None and message.terms.control
-        if ruling.decision is Decision.GRANTED and reason_to_skip is not None and not control:
-            ruling = Ruling(Decision.SKIPPED, reason_to_skip)
+        if ruling.decision is Decision.GRANTED and skip is not None and not control:
+            ruling = Ruling(Decision.SKIPPED, skip.reason, next_window=skip.next_window)
         if ruling.decision is Decision.GRANTED and stop():
             ruling = Ruling(Decision.LATE, "rank 0 had gone on when the last rank reported its order of collectives")
         if ruling.decision is Decision.GRANTED and plan_window is not None:

@@ -182,7 +182,8 @@ class Reporter:
         """
         self._budget.await_cost(window.number, window.opened_ns, window.wall_ms)
         if not self._worker.submit(lambda: self._report(window, key, tokens_per_step)):
-            self._budget.give_up(window.number)
+            cost = window.cost
+            self._budget.give_up(window.number, lambda: 0.0 if cost is None else cost.left_out_ns / 1e6)
             logger.warning("overlap-callbacks: window %d is lost: too many reports are waiting", window.number)
 
     def close(self, timeout_s: float, *, settle: bool = False, others: Sequence[Exchange] = ()) -> None:
@@ -225,7 +226,7 @@ class Reporter:
         try:
             self._report_with_cost(window, cost, key, tokens_per_step)
         finally:
-            self._budget.give_up(window.number)
+            self._budget.give_up(window.number, lambda: cost.left_out_ns / 1e6)
             cost.work_done(finished=True)
             self._last_cost = cost
 

@@ -174,7 +174,7 @@ def test_the_ranks_below_a_lost_leader_do_not_wait_for_the_ruling_of_rank_0(serv
         message = OrderMessage.of(recorded)
         began_s = time.monotonic()
         ruling = check_order(
-            ranks.exchanges[rank], "window0", recorded, message, timeout_s=1.0, reason_to_skip=None, stop=lambda: False
+            ranks.exchanges[rank], "window0", recorded, message, timeout_s=1.0, skip=None, stop=lambda: False
         )
         waited.append(time.monotonic() - began_s)
         return ruling
@@ -191,7 +191,7 @@ def test_a_rank_that_has_given_up_takes_its_message_back_so_that_a_late_parent_g
     def check(rank: int, window: str, timeout_s: float) -> Decision:
         message = OrderMessage.of(recorded)
         return check_order(
-            ranks.exchanges[rank], window, recorded, message, timeout_s=timeout_s, reason_to_skip=None,
+            ranks.exchanges[rank], window, recorded, message, timeout_s=timeout_s, skip=None,
             stop=lambda: False,
         ).decision  # fmt: skip
 
