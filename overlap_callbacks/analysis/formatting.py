@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from overlap_callbacks.analysis.safe_text import printable
+from overlap_callbacks.analysis.safe_text import clean, printable
 
 if TYPE_CHECKING:
     from overlap_callbacks.analysis.results.estimate import Estimate
@@ -282,6 +282,11 @@ def name_ranks(ranks: Sequence[int]) -> str:
 def shortened(text: str, max_length: int = MAX_TEXT) -> str:
     """Text of bounded length, with an ellipsis where it is cut."""
     return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
+
+
+def one_line(text: str, max_length: int = MAX_TEXT) -> str:
+    """Text of a record as a line of its own: no name may look like a line of ours, or fill the terminal."""
+    return shortened(clean(text), max_length)
 
 
 _COMMON_PARTS = re.compile(r"^void |\(anonymous namespace\)::|at::native::|c10::")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from overlap_callbacks.analysis.communication.view import TrafficView
     from overlap_callbacks.report.record import Record
+    from overlap_callbacks.report.views.elements import Document
 
 # Nothing heavy is imported at the top: every command's help needs this module.
 
@@ -122,20 +123,22 @@ def read_record(run: Path) -> Record:
 
 def print_record(run: Path, as_json: bool, everything: bool = False) -> None:
     """Print the results of a run; ``everything`` adds the long tables."""
-    from overlap_callbacks.report import terminal
-
     record = read_record(run)
     if as_json:
-        print_json(terminal.as_json(record))
+        from overlap_callbacks.report.run_json import run_as_json
+
+        print_json(run_as_json(record))
     else:
-        print_tables(terminal.tables(record, everything))
+        from overlap_callbacks.report.views.runs import runs_document
+
+        print_document(runs_document([record], charts=False), everything)
 
 
 def one_line(text: str) -> str:
     """A text on one line, of bounded length, without control characters."""
-    from overlap_callbacks.report import terminal_cells
+    from overlap_callbacks.analysis import formatting
 
-    return terminal_cells.one_line(text, 2000)
+    return formatting.one_line(text, 2000)
 
 
 def print_json(content: Any) -> None:
@@ -148,10 +151,17 @@ def print_json(content: Any) -> None:
     click.echo(escaped_json(text).encode())  # as bytes: UTF-8 whatever the terminal
 
 
+def print_document(document: Document, everything: bool = True) -> None:
+    """Print a document; ``everything`` adds the tables of each answer."""
+    from overlap_callbacks.report.terminal import drawn
+
+    print_tables(drawn(document, everything))
+
+
 def print_tables(tables: RenderableType) -> None:
     """Print tables, cleaned of what could steer the terminal."""
     from overlap_callbacks.cli._console import open_console
-    from overlap_callbacks.report.terminal_parts import SanitizedRenderable
+    from overlap_callbacks.report.terminal import SanitizedRenderable
 
     open_console().print(SanitizedRenderable(tables))
 

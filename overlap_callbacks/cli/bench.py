@@ -243,11 +243,12 @@ def _write_page(results: BenchResults, folder: Path, peak: Any) -> None:
     if importlib.util.find_spec("jinja2") is None:
         click.echo("No page: jinja2 is not installed: pip install 'overlap-callbacks[report]'", err=True)
         return
-    from overlap_callbacks.report.html.bench import write_bench_page
+    from overlap_callbacks.report.html.document import write_document
+    from overlap_callbacks.report.views.bench import bench_document
 
     target = folder / "bench.html"
     try:
-        size = write_bench_page(results, target, peak)
+        size = write_document(bench_document(results, target.resolve().parent.name, peak), target)
     except OSError as error:
         raise click.ClickException(one_line(f"{target} cannot be written: {error.strerror}")) from None
     click.echo(one_line(f"The page is {target} ({size / 1e6:.1f} MB)"), err=True)

@@ -122,8 +122,8 @@ def command(check: Path | None, as_json: bool, **given: Any) -> None:
     import msgspec
 
     from overlap_callbacks.report import terminal_predict
-    from overlap_callbacks.report.terminal_traffic import predicted_parts
-    from overlap_callbacks.report.traffic_json import mappings_as_plain
+    from overlap_callbacks.report.run_json import mappings_as_json
+    from overlap_callbacks.report.views.traffic import predicted_blocks
 
     context = click.get_current_context()
     if check is not None:
@@ -146,9 +146,9 @@ def command(check: Path | None, as_json: bool, **given: Any) -> None:
         raise click.ClickException(one_line(_with_options(str(error), context))) from None
     drawn = draw_matrix(mappings[-1].view, given["svg"], given["png"])
     if as_json:
-        print_json(msgspec.structs.asdict(found) | {"traffic": mappings_as_plain(mappings)})
+        print_json(msgspec.structs.asdict(found) | {"traffic": mappings_as_json(mappings)})
     else:
-        traffic = predicted_parts(mappings, drawn) if found.messages else []
+        traffic = predicted_blocks(mappings, drawn) if found.messages else []
         print_tables(terminal_predict.prediction_tables(found, traffic))
 
 

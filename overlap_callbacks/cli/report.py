@@ -36,9 +36,10 @@ def command(runs: tuple[Path, ...], output: Path | None, axis: str | None, as_js
         write_report(traces, output, as_json)
         return
     from overlap_callbacks.cli._console import open_console
-    from overlap_callbacks.report import terminal, write_page
+    from overlap_callbacks.report import write_page
     from overlap_callbacks.report.axis import AxisError, as_plain, compared
-    from overlap_callbacks.report.html.page import distinct_names
+    from overlap_callbacks.report.run_json import run_as_json
+    from overlap_callbacks.report.views.runs import distinct_names
 
     if axis is not None and len(runs) < 2:
         raise click.UsageError("--axis compares several runs: give two or more")
@@ -56,7 +57,7 @@ def command(runs: tuple[Path, ...], output: Path | None, axis: str | None, as_js
             one_line(f"{output} cannot be written: {error.strerror}; name another file with --output")
         ) from None
     if as_json:
-        content = {"page": str(output), "bytes": size, "runs": [terminal.as_json(record) for record in records]}
+        content = {"page": str(output), "bytes": size, "runs": [run_as_json(record) for record in records]}
         found = compared(distinct_names(records), records, axis) if len(records) > 1 else None
         print_json(content if found is None else {**content, "against": as_plain(found)})
     console.print(one_line(f"The page is {output} ({size / 1e6:.1f} MB)"), highlight=False, markup=False)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 
-from overlap_callbacks.analysis.formatting import PLAIN
+from overlap_callbacks.analysis.formatting import PLAIN, one_line
 from overlap_callbacks.cli._console import open_console
 from overlap_callbacks.experiments.study import runner
 from overlap_callbacks.experiments.study.words import in_words as configuration_in_words
@@ -17,7 +17,6 @@ from overlap_callbacks.experiments.study.words import outcome_in_words
 from overlap_callbacks.experiments.tune import tuner
 from overlap_callbacks.experiments.tune.combinations import in_words
 from overlap_callbacks.experiments.tune.results import Results, Run
-from overlap_callbacks.report.terminal_cells import one_line
 
 _MAX_NAME = 80
 

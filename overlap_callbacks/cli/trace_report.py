@@ -45,7 +45,8 @@ def write_report(files: Sequence[Path], output: Path | None, as_json: bool) -> N
     Raises:
         click.ClickException: a file cannot be read, or the page cannot be written.
     """
-    from overlap_callbacks.report.html.traces import write_trace_page
+    from overlap_callbacks.report.html.document import write_document
+    from overlap_callbacks.report.views.traces import trace_document
     from overlap_callbacks.traces import TraceError, analyze_files, find_traces
 
     output = Path("report.html") if output is None else output
@@ -53,7 +54,7 @@ def write_report(files: Sequence[Path], output: Path | None, as_json: bool) -> N
         found = find_traces(files)
         with with_progress(f"reading {len(found)} traces") as progress:
             analysis = analyze_files(found, progress=progress)
-        size = write_trace_page(analysis, output)
+        size = write_document(trace_document(analysis), output)
     except TraceError as error:
         raise click.ClickException(one_line(str(error))) from None
     except OSError as error:

@@ -11,8 +11,8 @@ from overlap_callbacks.cli._output import (
     draw_matrix,
     newest_run,
     one_line,
+    print_document,
     print_json,
-    print_tables,
     read_record,
     require,
 )
@@ -57,12 +57,11 @@ def command(
     from overlap_callbacks.analysis.communication.link_peaks import Peaks, link_of
     from overlap_callbacks.analysis.communication.mapping import MappingError
     from overlap_callbacks.analysis.communication.view import ViewError
-    from overlap_callbacks.report.communication_json import communication_as_json
     from overlap_callbacks.report.communication_words import bandwidths_of
-    from overlap_callbacks.report.terminal_communication import bandwidth_parts
-    from overlap_callbacks.report.terminal_traffic import tables
+    from overlap_callbacks.report.run_json import communication_as_json, traffic_as_json
     from overlap_callbacks.report.traffic import NoTrafficError, traffic_of
-    from overlap_callbacks.report.traffic_json import as_plain
+    from overlap_callbacks.report.views.communication import bandwidth_table
+    from overlap_callbacks.report.views.traffic import traffic_document
 
     if png is not None:
         require("matplotlib", "plots")
@@ -82,7 +81,7 @@ def command(
         raise click.ClickException(one_line(str(error))) from None
     drawn = draw_matrix(found.mappings[-1].view, svg, png)
     if as_json:
-        print_json(as_plain(found) | {"communication": communication_as_json(record, own)})
+        print_json(traffic_as_json(found) | {"communication": communication_as_json(record, own)})
     else:
         by_size = bandwidths_of(record, own)
-        print_tables(tables(found, drawn, [] if by_size is None else bandwidth_parts(by_size)))
+        print_document(traffic_document(found, drawn, [] if by_size is None else [bandwidth_table(by_size)]))

@@ -9,25 +9,53 @@ thousand windows stays far below 5 MB. The alternatives: Plotly's only bundle in
 matplotlib's SVG has one set of colours, and on a phone the text of a wide screen; canvas libraries (uPlot, Chart.js)
 blur in print.
 
-The way of the data: a ``Record`` becomes a ``RunView`` (``html/run``), this becomes sections of elements
-(``html/sections``, ``trends``, ``power``, ``quality``; several records, ``comparison``), and ``html/page`` makes those
-one file. For a figure that was not measured, a ``Note`` says so.
+The way of the data: a ``Record`` becomes a ``RunView``, this becomes a ``Document`` of sections (``views``), and
+``html/document`` makes that one file, ``terminal`` text. For a figure that was not measured, a ``Note`` says so.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from overlap_callbacks.report.html.page import page, write_page
+    from overlap_callbacks.report.record import Record
 
 __all__ = ["page", "write_page"]
 
+# The page is imported when it is asked for: the terminal needs no templates.
 
-def __getattr__(name: str) -> Any:
-    """The page is imported when it is asked for: tables for the terminal need none of it."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from overlap_callbacks.report.html import page as module
 
-    return getattr(module, name)
+def page(records: Sequence[Record], axis: str | None = None) -> str:
+    """The page, as HTML.
+
+    Args:
+        records: one or more; several are compared first.
+        axis: what varies between several; None for the number of ranks, if it does.
+
+    Raises:
+        ValueError: ``records`` is empty; or no record tells what ``axis`` asks for.
+    """
+    from overlap_callbacks.report.html.document import as_html
+    from overlap_callbacks.report.views.runs import runs_document
+
+    return as_html(runs_document(records, axis))
+
+
+def write_page(records: Sequence[Record], path: str | os.PathLike[str], axis: str | None = None) -> int:
+    """Write the page, whole or not at all; into a pipe or a device, directly. Returns its size in bytes.
+
+    Args:
+        records: as for ``page``.
+        path: of the file. An older file is replaced; of a link, the file that it points to.
+        axis: as for ``page``.
+
+    Raises:
+        ValueError: as for ``page``.
+        OSError: the file cannot be written.
+    """
+    from overlap_callbacks.report.html.document import write_document
+    from overlap_callbacks.report.views.runs import runs_document
+
+    return write_document(runs_document(records, axis), path)

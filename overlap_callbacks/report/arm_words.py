@@ -49,7 +49,7 @@ def _figures(name: str) -> Callable[[ArmSummary], tuple[float | None, float | No
 
 OPTIONAL_ARM_COLUMNS = (
     ArmColumn("compute", _figures("compute_ms"), "ms"),
-    ArmColumn("exposed communication", _figures("exposed_comm_ms"), "ms"),
+    ArmColumn("exposed comm.", _figures("exposed_comm_ms"), "ms"),
     ArmColumn("power", lambda row: (row.avg_w, row.configured_avg_w), "W"),
     ArmColumn("energy of a step", lambda row: (row.energy_per_step_j, row.configured_energy_per_step_j), "J"),
     ArmColumn(

@@ -57,10 +57,3 @@ def of_profiled_steps(total_ms: float, figures: Mapping[str, Estimate], style: S
     if step is None:
         return f"{words}."
     return f"{words}: those take {style.quantity(total_ms, 'ms')}, others {style.quantity(step.value, 'ms')}."
-
-
-def parts_sentence(parts: StepParts, figures: Mapping[str, Estimate]) -> str:
-    """The parts and what they are of, in two sentences for the terminal."""
-    total_ms = parts.total_ms
-    listed = ", ".join(part_in_words(part, total_ms) for part in named_parts(parts))
-    return f"Where the time of an overlapped step goes: {listed}. {of_profiled_steps(total_ms, figures)}"

@@ -8,8 +8,7 @@ from rich.console import Console, ConsoleOptions
 from rich.measure import Measurement
 from rich.text import Text
 
-from overlap_callbacks.analysis.formatting import short_kernel_name
-from overlap_callbacks.report.terminal_cells import one_line
+from overlap_callbacks.analysis.formatting import one_line, short_kernel_name
 
 _MIN_WIDTH = 12
 # Below this width a name is cut at its end alone.

@@ -14,6 +14,8 @@ from overlap_callbacks.analysis.communication.fitting import CheckedRow
 from overlap_callbacks.analysis.communication.rows import MessageRow
 from overlap_callbacks.analysis.communication.step_time import StepTime
 from overlap_callbacks.analysis.communication.what_if import Choice
+from overlap_callbacks.report.terminal import drawn_blocks
+from overlap_callbacks.report.views.elements import Block
 
 # Longer tables are cut; JSON holds everything.
 _MAX_ROWS = 200
@@ -52,7 +54,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-def prediction_tables(found: Prediction, traffic: Sequence[RenderableType] = ()) -> RenderableType:
+def prediction_tables(found: Prediction, traffic: Sequence[Block] = ()) -> RenderableType:
     """The tables of a prediction, for people.
 
     Args:
@@ -69,7 +71,7 @@ def prediction_tables(found: Prediction, traffic: Sequence[RenderableType] = ())
         _message_table(found.messages) if found.messages else Text("Nothing is sent: every group has one rank."),
     ]
     if traffic:
-        parts += [*traffic, Text()]
+        parts += [*drawn_blocks(traffic), Text()]
     if found.step is not None and found.paper_step is not None:
         parts.append(_step_table(found.step, found.paper_step))
     if found.what_if:

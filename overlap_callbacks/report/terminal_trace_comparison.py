@@ -12,10 +12,10 @@ from rich.text import Text
 from overlap_callbacks.analysis.formatting import PLAIN
 from overlap_callbacks.analysis.results.catalogue import SUMMARY
 from overlap_callbacks.analysis.results.kernel_times import KernelTime
-from overlap_callbacks.report.terminal_kernels import pair_parts
+from overlap_callbacks.report.terminal import drawn_table
 from overlap_callbacks.report.terminal_names import kernel_cells
-from overlap_callbacks.report.terminal_parts import change, row_label
-from overlap_callbacks.report.terminal_trace_parts import more, notes, number, plain_table
+from overlap_callbacks.report.terminal_trace_parts import change, more, notes, number, plain_table
+from overlap_callbacks.report.views.tables import pair_tables, row_label
 from overlap_callbacks.traces.figures import Comparison
 
 # Longer tables are cut; CSV and JSON hold everything.
@@ -43,17 +43,17 @@ def comparison_tables(comparison: Comparison) -> RenderableType:
     if comparison.ranges:
         title = "Compute by module or range of the host, per step"
         parts.append(_loss_table(title, "launched in", comparison.ranges))
-    if comparison.pairs:
-        parts += pair_parts(comparison.pairs)
+    for table in pair_tables(comparison.pairs, "Per step."):
+        parts += drawn_table(table, _MAX_ROWS)
     if comparison.unmatched:
         calls = sum(row.overlapped_calls + row.sequential_calls for row in comparison.unmatched)
         title = f"Kernels without a partner in the other file: {calls} calls, over all steps"
-        table = plain_table(title, "kernel", "overlapped", "sequential")
+        unknown = plain_table(title, "kernel", "overlapped", "sequential")
         unmatched = comparison.unmatched[:_MAX_ROWS]
         for row, name in zip(unmatched, kernel_cells([row.name for row in unmatched]), strict=True):
             sides = ((row.overlapped_calls, row.overlapped_ms), (row.sequential_calls, row.sequential_ms))
-            table.add_row(name, *(f"{count} ({number(ms)} ms)" if count else "" for count, ms in sides))
-        parts += [table, *more(len(comparison.unmatched), _MAX_ROWS, "kernels")]
+            unknown.add_row(name, *(f"{count} ({number(ms)} ms)" if count else "" for count, ms in sides))
+        parts += [unknown, *more(len(comparison.unmatched), _MAX_ROWS, "kernels")]
     return Group(*parts, *notes(comparison.problems))
 
 

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from overlap_callbacks.analysis.formatting import PLAIN
 from overlap_callbacks.analysis.trade_off import TradeOffRow
-from overlap_callbacks.report.terminal_cells import name_cell
+from overlap_callbacks.report.terminal_trace_parts import name_cell
 
 
 def trade_off_table(rows: Sequence[TradeOffRow], title: str = "Energy against time of a step") -> Table:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from overlap_callbacks.analysis.formatting import count, ranges
+from overlap_callbacks.analysis.measuring_cost import cost_of_run
+from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.race import RaceCheck, RaceVerdict
 from overlap_callbacks.analysis.run_summary import CONTROL, COUNTS, CUT_SHORT, NO_CONTROL, NOT_VALID, RunSummary
 from overlap_callbacks.report.record import Record
@@ -42,6 +44,12 @@ def unreadable(record: Record) -> str:
 def which(numbers: list[int]) -> str:
     """E.g. ``window 3``, ``windows 1, 4``."""
     return f"{'window' if len(set(numbers)) == 1 else 'windows'} {ranges(numbers)}"
+
+
+def cost_of(record: Record) -> Estimate | None:
+    """By how much measuring made training longer; None where no window tells."""
+    every_n_steps = record.runs[-1].schedule.get("every_n_steps", 0) if record.runs else 0
+    return cost_of_run([*record.windows, *record.arms], every_n_steps)
 
 
 def race_of(record: Record) -> RaceCheck | None:

@@ -114,7 +114,7 @@ def _record(case: Case, run: Run, zygote: Zygote) -> str:
         return f"`overlap show` ended with {ending.code}: {ending.output.strip().splitlines()[-1:]}"
     # A job that ends by itself or is killed cannot say what became of its window: the record's reader does.
     unfinished = unfinished_window(run.record / FILE)
-    if unfinished is not None and f"window {unfinished} is unfinished" not in ending.output:
+    if unfinished is not None and f"window {unfinished} is unfinished" not in ending.output.lower():
         return f"`overlap show` does not say that window {unfinished} is unfinished"
     if case.whole_window and not _has_whole_window(case, run.record / FILE):
         return "no window of the record has all steps of all ranks"

@@ -373,7 +373,7 @@ def test_the_matrix_of_a_job_is_predicted_for_its_hosts_and_for_another_mapping(
     result = CliRunner().invoke(main, ["predict", *job, "--dp", "8", "--global-batch", "8", "--svg", str(picture)])
     assert picture.read_text().startswith("<svg")
     shown = " ".join(result.output.split())
-    assert "Traffic of a step that is predicted, all ranks" in shown
+    assert "A step of all ranks, as predicted." in shown
     assert "The matrix is drawn in" in shown
     assert "--svg or --png" not in shown
 

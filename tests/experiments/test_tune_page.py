@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from overlap_callbacks.experiments.tune.combinations import Axis, Kind
-from overlap_callbacks.experiments.tune.page import page, write_page
+from overlap_callbacks.experiments.tune.page import tuning_document, write_page
 from overlap_callbacks.experiments.tune.ranking import ranked
+from overlap_callbacks.report.html.document import as_html
 from tests.experiments.tune_results import BUCKETS, CTAS, results
 from tests.report.html.test_page import charts_of, text_of
 
@@ -19,7 +20,7 @@ STEP_MS = [(ms, ms + 1, ms - 1, ms + 0.5) for ms in (100, 90, 120, 80, 70, 99, 8
 def test_it_has_a_chart_for_each_axis_and_the_line_to_use(tmp_path: Path, opened: Callable[..., Any]) -> None:
     found = results(tmp_path, STEP_MS, CTAS, BUCKETS, failed=(8,))
     ranking = ranked(found)
-    content = page(found, ranking)
+    content = as_html(tuning_document(found, ranking))
     charts = charts_of(content)
     assert [chart["x_label"] for chart in charts] == ["NCCL_MAX_CTAS", "bucket-mb"]
     by_bucket = charts[1]["series"][0]
@@ -34,20 +35,20 @@ def test_it_has_a_chart_for_each_axis_and_the_line_to_use(tmp_path: Path, opened
 
 def test_a_tuning_of_which_nothing_was_measured_has_a_page(tmp_path: Path) -> None:
     found = results(tmp_path, [], failed=(0, 1, 2))
-    assert "No combination was measured." in text_of(page(found, ranked(found)))
+    assert "No combination was measured." in text_of(as_html(tuning_document(found, ranked(found))))
 
 
 def test_what_is_left_is_told_with_how_to_go_on(tmp_path: Path) -> None:
     found = results(tmp_path, [(100, 101), (90, 91), (95, 96)])
-    assert "Not finished" not in text_of(page(found, ranked(found)))
+    assert "Not finished" not in text_of(as_html(tuning_document(found, ranked(found))))
     found.num_left = 6
     says = f"Not finished: 6 of 12 runs did not run yet. Go on with: overlap tune --resume {tmp_path}"
-    assert says in text_of(page(found, ranked(found)))
+    assert says in text_of(as_html(tuning_document(found, ranked(found))))
 
 
 def test_what_a_command_says_cannot_leave_its_place(tmp_path: Path) -> None:
     found = results(tmp_path, [(1, 1), (1, 1), (1, 1)], Axis(Kind.ARG, "<b>", ("<i>", "</script>", "x")))
-    body = page(found, ranked(found)).partition('<script type="application/json"')[0]
+    body = as_html(tuning_document(found, ranked(found))).partition('<script type="application/json"')[0]
     assert "&lt;b&gt;" in body
     assert "<b>" not in body
     assert "<i>" not in body

@@ -63,12 +63,12 @@ def test_arms_are_pooled_over_the_windows_that_count_the_best_first(tmp_path: Pa
 
 
 def test_the_terminal_and_json_tell_arms(tmp_path: Path) -> None:
-    shown = CliRunner().invoke(main, ["show", str(record_of(tmp_path))]).output
-    assert "Arms: the job with one thing turned" in shown
+    shown = CliRunner().invoke(main, ["show", str(record_of(tmp_path)), "--all"]).output
+    assert "The job with one thing turned, and as configured" in shown
     assert "prefetch_2_2" in shown
     assert "allow_tf32 changes results" in shown
     head = shown.partition("With the arm, and as configured")[2].partition("prefetch_2_2")[0]
-    assert {"exposed", "communication", "memory"} <= set(re.findall(r"\w+", head))  # in 80 columns
+    assert {"exposed", "comm", "energy", "memory"} <= set(re.findall(r"\w+", head))  # in 80 columns
     arms = json.loads(CliRunner().invoke(main, ["show", str(tmp_path), "--json"]).stdout)["arms"]
     assert {arm["arm"] for arm in arms} == {"prefetch_2_2", "allow_tf32", "sequential"}
     (prefetch,) = [arm for arm in arms if arm["arm"] == "prefetch_2_2"]
@@ -94,5 +94,5 @@ def test_a_run_without_arms_says_nothing_of_them(tmp_path: Path) -> None:
     sink.open(run_info())
     sink.log(window(0))
     sink.close()
-    assert "Arms" not in CliRunner().invoke(main, ["show", str(tmp_path), "--all"]).output
+    assert "What would a switch change?" not in CliRunner().invoke(main, ["show", str(tmp_path), "--all"]).output
     assert "What would a switch change?" not in page([read(tmp_path)])

@@ -44,7 +44,7 @@ def test_the_terminal_names_ranks_and_hosts_and_links_of_the_record(run: Path) -
     hosts = text[text.index("Hosts whose ranks come last") :]
     assert "node-1" in hosts
     short = CliRunner().invoke(main, ["show", str(run)], env={"COLUMNS": "300"}).output
-    assert "who comes last, bandwidth by size" in short
+    assert "Effective bandwidth by size" not in short
 
 
 def test_ranks_that_are_late_in_turn_are_not_said_to_cost_nothing(run: Path, tmp_path: Path) -> None:

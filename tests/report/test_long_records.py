@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,8 @@ from overlap_callbacks.analysis.run_summary import without_details
 from overlap_callbacks.cli._output import read_record
 from overlap_callbacks.cli.main import main
 from overlap_callbacks.report import record, record_lines
-from overlap_callbacks.report.html import page, quality
+from overlap_callbacks.report.views import quality
+from overlap_callbacks.report.views.run import RunView
 from tests.report import runs
 
 OLD_RECORDS = sorted((Path(__file__).parent / "records").glob("*.jsonl"))
@@ -141,7 +143,7 @@ def test_windows_that_do_not_count_are_thinned_apart(tmp_path: Path) -> None:
 
 def windows_of_table(windows: list[OverlapReport], tmp_path: Path) -> tuple[list[str], str]:
     found = record.Record(tmp_path / FILE_NAME, [runs.run_info()], windows)
-    table = quality._window_table(page.RunView(found))
+    table = quality._window_table(RunView(found))
     return [row[0].text for row in table.rows], table.caption
 
 
@@ -165,11 +167,15 @@ def test_the_terminal_shows_fifty_different_notes_and_says_how_many_there_are(tm
         msgspec.structs.replace(several[i % 2], window=i, problems=("often", f"note {i} of its own")[: 1 + bool(i)])
         for i in range(80)
     ]
-    shown = CliRunner().invoke(main, ["show", str(runs.write(tmp_path, *windows))], env={"COLUMNS": "200"}).output
+    folder = str(runs.write(tmp_path, *windows))
+    shown = CliRunner().invoke(main, ["show", folder, "--all"], env={"COLUMNS": "200"}).output
     assert shown.count("of its own") == 49
-    assert f"- often (windows 0{DASH}79)" in shown
-    assert "- note 79 of its own" in shown
-    assert "- 30 more notes, no more frequent than these: overlap show --json has them all" in shown
+    assert re.search(rf"often +80 +0{DASH}79", shown)
+    assert "note 79 of its own" in shown
+    assert "The 50 most frequent of 80." in shown
+    first = CliRunner().invoke(main, ["show", folder], env={"COLUMNS": "200"}).output
+    assert first.count("of its own") == 7
+    assert "... 42 more rows" in first
 
 
 # -- what reading costs

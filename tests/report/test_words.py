@@ -18,6 +18,7 @@ from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.run_summary import RunSummary
 from overlap_callbacks.report import page, terminal
 from overlap_callbacks.report.record import read
+from overlap_callbacks.report.views.runs import runs_document
 from overlap_callbacks.report.window_words import left_out, windows_that_count
 from tests.environments import gpu_rank
 from tests.report.runs import DIMENSION_PAIRS, KERNELS, PAIRS, rank_window, run_info, window, write
@@ -35,7 +36,8 @@ def made(folder: Path, *windows: OverlapReport, **options: Any) -> str:
 
 def printed(folder: Path, *windows: OverlapReport, **options: Any) -> str:
     console = Console(width=140, record=True, file=io.StringIO())
-    console.print(terminal.tables(read(write(folder, *windows, **options))))
+    document = runs_document([read(write(folder, *windows, **options))], charts=False)
+    console.print(terminal.drawn(document, everything=True))
     return console.export_text()
 
 
@@ -159,11 +161,11 @@ def test_windows_that_count_and_the_others(
 def test_page_and_terminal_say_alike_which_windows_count(tmp_path: Path) -> None:
     windows = [window(0), invalid(1)]
     content = text_of(made(tmp_path / "page", *windows))
-    assert "1 of 2 windows counts." in content
+    assert "1 of 2 windows counts; not valid: 1 (window 1)." in content
     assert "Not valid 1 (window 1)" in content
     text = printed(tmp_path / "terminal", *windows)
-    assert "- 1 of 2 windows counts; not valid: 1 (window 1)" in text
-    assert "- residual overlap 0.3 (window 1)" in text
+    assert "1 of 2 windows counts; not valid: 1 (window 1)." in text
+    assert re.search(r"residual overlap 0.3 +1 +1\b", text)
 
 
 def test_one_rank_is_no_ranks(tmp_path: Path) -> None:

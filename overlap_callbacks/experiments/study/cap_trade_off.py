@@ -10,8 +10,8 @@ from overlap_callbacks.analysis.results.study import StudyRow
 from overlap_callbacks.analysis.study import ENERGY, STEP, families, value_of
 from overlap_callbacks.analysis.trade_off import TradeOffPoint, TradeOffRow, trade_off
 from overlap_callbacks.experiments.study.names import Names, factor_in_words
-from overlap_callbacks.report.html.elements import Block, Cell, Chart, Table, heads
-from overlap_callbacks.report.html.trends import RUN_COLORS
+from overlap_callbacks.report.views.elements import Block, Cell, Chart, Table, heads
+from overlap_callbacks.report.views.trends import RUN_COLORS
 
 _CAPTION = (
     "Mean values of one run each, with overlap. Front (Pareto): no other cap is at least as good in both, and better "

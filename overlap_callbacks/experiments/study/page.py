@@ -24,9 +24,9 @@ from overlap_callbacks.experiments.study.verdict import (
     where,
 )
 from overlap_callbacks.report import bench_results, bench_words
-from overlap_callbacks.report.html.bench import gemm_blocks
-from overlap_callbacks.report.html.document import document, write_document
-from overlap_callbacks.report.html.elements import Block, Chart, Facts, Note, RunPage, Section, Tile, Tiles
+from overlap_callbacks.report.html.document import write_document
+from overlap_callbacks.report.views.bench import gemm_blocks
+from overlap_callbacks.report.views.elements import Block, Chart, Document, Facts, Note, RunPage, Section, Tile, Tiles
 
 PAGE_NAME = "study.html"
 _METHOD = (
@@ -63,18 +63,18 @@ def write_study_page(folder: Path, start: StudyStart, rows: Sequence[StudyRow], 
     """
     path = folder / PAGE_NAME
     name, trace = folder.resolve().name, power_trace(folder, last_rows(start, rows), Names(start.configurations))
-    write_document(study_page(name, start, rows, _bench(bench or folder), trace), path)
+    write_document(study_document(name, start, rows, _bench(bench or folder), trace), path)
     return path
 
 
-def study_page(
+def study_document(
     name: str,
     start: StudyStart,
     rows: Sequence[StudyRow],
     bench: BenchResults | None = None,
     trace: Chart | None = None,
-) -> str:
-    """The page, as HTML.
+) -> Document:
+    """What a study found.
 
     Args:
         name: of the folder.
@@ -99,7 +99,7 @@ def study_page(
         tuple(blocks),
         (*_sections(start, kept, names, bench, trace), *_all(start, kept, names)),
     )
-    return document(f"Overlap study: {shown}", [run], method=_METHOD)
+    return Document(f"Overlap study: {shown}", (run,), _METHOD)
 
 
 def _bench(path: Path) -> BenchResults | None:

@@ -11,8 +11,8 @@ from overlap_callbacks.analysis.results.study import StudyRow
 from overlap_callbacks.analysis.study import PEAK, value_of
 from overlap_callbacks.experiments.study.names import Names
 from overlap_callbacks.report import record
-from overlap_callbacks.report.html.elements import Chart
-from overlap_callbacks.report.html.power import trace_chart
+from overlap_callbacks.report.views.elements import Chart
+from overlap_callbacks.report.views.power import trace_chart
 
 
 def power_trace(folder: Path, rows: Sequence[StudyRow], names: Names) -> Chart | None:

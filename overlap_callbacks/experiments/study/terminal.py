@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from overlap_callbacks.analysis.formatting import PLAIN
+from overlap_callbacks.analysis.formatting import PLAIN, one_line
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.study import StudyRow, StudyStart
@@ -37,7 +37,6 @@ from overlap_callbacks.analysis.study import (
 from overlap_callbacks.experiments.study.cap_trade_off import trade_offs
 from overlap_callbacks.experiments.study.names import Names
 from overlap_callbacks.experiments.study.verdict import TITLES, caveats, failures, on_cpu, verdict, where
-from overlap_callbacks.report.terminal_cells import one_line
 from overlap_callbacks.report.terminal_trade_off import trade_off_table
 
 _PEAK_W = power_key(Mode.OVERLAPPED, "peak_w")

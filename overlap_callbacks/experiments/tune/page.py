@@ -13,12 +13,13 @@ from overlap_callbacks.experiments.tune.combinations import AS_IS_IN_WORDS, Comb
 from overlap_callbacks.experiments.tune.ranking import Ranking, Row
 from overlap_callbacks.experiments.tune.results import Results
 from overlap_callbacks.experiments.tune.words import extent, line_to_use, verdict
-from overlap_callbacks.report.html.document import document, write_document
-from overlap_callbacks.report.html.elements import (
+from overlap_callbacks.report.html.document import write_document
+from overlap_callbacks.report.views.elements import (
     EMPTY_LEGEND,
     Block,
     Cell,
     Chart,
+    Document,
     Facts,
     Note,
     RunPage,
@@ -28,8 +29,8 @@ from overlap_callbacks.report.html.elements import (
     Tiles,
     heads,
 )
-from overlap_callbacks.report.html.tables import EMPTY
-from overlap_callbacks.report.html.trends import RUN_COLORS
+from overlap_callbacks.report.views.tables import EMPTY
+from overlap_callbacks.report.views.trends import RUN_COLORS
 
 PAGE_NAME = "tune.html"
 _MAX_LABEL = 40
@@ -47,12 +48,12 @@ def write_page(results: Results, ranking: Ranking) -> Path:
         OSError: it cannot be written.
     """
     path = results.folder / PAGE_NAME
-    write_document(page(results, ranking), path)
+    write_document(tuning_document(results, ranking), path)
     return path
 
 
-def page(results: Results, ranking: Ranking) -> str:
-    """The page, as HTML."""
+def tuning_document(results: Results, ranking: Ranking) -> Document:
+    """What a tuning found."""
     tuning = results.tuning
     name = page_text(results.folder.resolve().name, 80) or "tuning"
     run = RunPage(
@@ -67,7 +68,7 @@ def page(results: Results, ranking: Ranking) -> str:
             Section("What was run?", "", [_facts(results)]),
         ),
     )
-    return document(f"Overlap tuning: {name}", [run], method=_METHOD)
+    return Document(f"Overlap tuning: {name}", (run,), _METHOD)
 
 
 def _tiles(results: Results, ranking: Ranking) -> list[Block]:

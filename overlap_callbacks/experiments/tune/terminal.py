@@ -9,13 +9,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from overlap_callbacks.analysis.formatting import PLAIN
+from overlap_callbacks.analysis.formatting import PLAIN, one_line
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.experiments.tune.combinations import AS_IS_IN_WORDS
 from overlap_callbacks.experiments.tune.ranking import Ranking, Row
 from overlap_callbacks.experiments.tune.results import Results
 from overlap_callbacks.experiments.tune.words import extent, line_to_use, verdict
-from overlap_callbacks.report.terminal_cells import one_line
 
 
 def tables(results: Results, ranking: Ranking) -> RenderableType:

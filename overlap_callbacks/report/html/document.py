@@ -7,7 +7,6 @@ import functools
 import hashlib
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -18,7 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from overlap_callbacks._version import __version__
-from overlap_callbacks.report.html.elements import Chart, RunPage, Section
+from overlap_callbacks.report.views.elements import Chart, Document
 
 # In the order in which the page runs them.
 _SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "timeline.js", "page.js", "controls.js")
@@ -33,27 +32,8 @@ class Script:
     hash: str
 
 
-def document(
-    title: str,
-    runs: Sequence[RunPage],
-    *,
-    method: str,
-    heading: str = "",
-    verdict: str = "",
-    more: Sequence[str] = (),
-    compared: Sequence[Section] = (),
-) -> str:
-    """The page, as HTML.
-
-    Args:
-        title: of the browser's window.
-        runs: what the page is about, one or more.
-        method: how its figures were made, for the foot of the page.
-        heading: what is compared.
-        verdict: of the comparison, in a sentence; empty for the heading alone.
-        more: lines below it.
-        compared: sections that come below them, before several runs.
-    """
+def as_html(document: Document) -> str:
+    """The page, as HTML."""
     charts: list[Chart] = []
 
     def place(chart: Chart) -> int:
@@ -63,19 +43,19 @@ def document(
     scripts = [_script(name) for name in _SCRIPTS]
     templates = _templates()
     body = templates.get_template("body.html.j2").render(
-        runs=runs,
-        heading=heading,
-        verdict=verdict,
-        more=more,
-        compared=compared,
+        runs=document.runs,
+        heading=document.heading,
+        verdict=document.verdict,
+        more=document.more,
+        compared=document.compared,
         place=place,
         version=__version__,
-        method=method,
+        method=document.method,
         licences=_licences(),
     )
     # The charts' data are known once the body has placed them.
     html = templates.get_template("page.html.j2").render(
-        title=title,
+        title=document.title,
         body=Markup(body),
         style=Markup(_file("page.css")),
         scripts=scripts,
@@ -84,17 +64,17 @@ def document(
     return html
 
 
-def write_document(html: str, path: str | os.PathLike[str]) -> int:
-    """Write a page, whole or not at all; into a pipe or a device, directly. Returns its size in bytes.
+def write_document(document: Document, path: str | os.PathLike[str]) -> int:
+    """Write the page, whole or not at all; into a pipe or a device, directly. Returns its size in bytes.
 
     Args:
-        html: the page.
+        document: the page.
         path: of the file. An older file is replaced; of a link, the file that it points to.
 
     Raises:
         OSError: the file cannot be written.
     """
-    content = html.encode()
+    content = as_html(document).encode()
     target = Path(path).resolve()
     if target.exists() and not target.is_file():
         target.write_bytes(content)  # an error for a folder

@@ -13,8 +13,9 @@ from overlap_callbacks.analysis.results.bench import FILE_NAME
 from overlap_callbacks.analysis.results.study import StudyRow, StudyStart
 from overlap_callbacks.analysis.study import PEAK
 from overlap_callbacks.experiments.study.names import Names
-from overlap_callbacks.experiments.study.page import study_page, write_study_page
+from overlap_callbacks.experiments.study.page import study_document, write_study_page
 from overlap_callbacks.experiments.study.terminal import as_data
+from overlap_callbacks.report.html.document import as_html
 from tests.analysis.bench.results import gemm_results, transfer_results
 from tests.experiments.study_page.studies import (
     configuration,
@@ -34,12 +35,16 @@ Made = tuple[StudyStart, list[StudyRow]]
 Open = Callable[..., Any]
 
 
+def html_of(*given: Any) -> str:
+    return as_html(study_document(*given))
+
+
 def titles(content: str) -> list[str]:
     return [chart["title"] for chart in charts_of(content)]
 
 
 def test_a_large_study_answers_each_question_from_its_rows() -> None:
-    content = study_page("study", *large())
+    content = html_of("study", *large())
     assert titles(content) == [
         "Compute slowdown",
         "Compute slowdown against overlap ratio",
@@ -78,7 +83,7 @@ def test_power_along_a_window_is_that_of_the_job_whose_highest_power_rises_most(
 
 
 def test_points_are_the_figures_of_the_rows() -> None:
-    content = study_page("study", *single())
+    content = html_of("study", *single())
     slowdown, savings = charts_of(content)
     assert slowdown["groups"][0]["rows"][0]["points"][0] == {
         "name": "compute slowdown", "color": "overlapped", "hollow": False, "value": 0.12, "low": 0.11, "high": 0.13
@@ -93,7 +98,7 @@ def test_points_are_the_figures_of_the_rows() -> None:
 
 
 def test_factors_have_parts_of_their_own() -> None:
-    content = study_page("study", *factors())
+    content = html_of("study", *factors())
     text = text_of(content)
     for title in ("What does a power cap do?", "Does the precision matter?", "What do tensor cores change"):
         assert title in text
@@ -111,7 +116,7 @@ def test_factors_have_parts_of_their_own() -> None:
 def test_energy_stands_against_time_where_caps_were_set() -> None:
     start, rows = factors()
     (chart,) = [
-        one for one in charts_of(study_page("study", start, rows)) if one["title"].startswith("Energy of a step a")
+        one for one in charts_of(html_of("study", start, rows)) if one["title"].startswith("Energy of a step a")
     ]
     (series,) = chart["series"]
     slower, less = {point[0].rpartition(", ")[2]: point[1:3] for point in series["points"]}["500 W"]
@@ -123,18 +128,18 @@ def test_energy_stands_against_time_where_caps_were_set() -> None:
 
 
 def test_what_is_missing_is_a_line_that_says_what_to_do_and_no_empty_chart() -> None:
-    text = text_of(study_page("study", *single()))
+    text = text_of(html_of("study", *single()))
     assert "Power No sensor could be read." in text
     assert "Run: overlap bench gemm-allreduce." in text
     assert "overlap study --precision fp32,tf32" in text
     assert "over ratio needs" not in text
-    bare = study_page("study", *of_rows([row(configuration(), figures(None, None))]))
+    bare = html_of("study", *of_rows([row(configuration(), figures(None, None))]))
     assert titles(bare) == []
     assert "No kernels were compared." in text_of(bare)
 
 
 def test_a_cpu_is_not_compared_with_gpus() -> None:
-    text = text_of(study_page("study", *on_cpu()))
+    text = text_of(html_of("study", *on_cpu()))
     assert "These figures are of CPUs. They are not comparable with the study's" in text
     assert "The study:" not in text
     assert "Study, mean" not in text
@@ -148,7 +153,7 @@ def test_power_without_an_interval_is_not_claimed() -> None:
     }
     found = msgspec.structs.replace(figures(), values={**values, **bare})
     rows = [row(configuration(batch=batch), found) for batch in (1, 2)]
-    text = text_of(study_page("study", *of_rows(rows)))
+    text = text_of(html_of("study", *of_rows(rows)))
     assert "Peaks of power have no interval here" in text
     assert "too few blocks for an interval" in text
 
@@ -156,7 +161,7 @@ def test_power_without_an_interval_is_not_claimed() -> None:
 def test_power_of_a_device_without_a_known_limit_is_in_watts() -> None:
     rows = [row(configuration(batch=batch), figures(mean_w=90.0, has_tdp=False)) for batch in (1, 2)]
     power = next(
-        chart for chart in charts_of(study_page("study", *of_rows(rows))) if chart["title"] == "Power of a device"
+        chart for chart in charts_of(html_of("study", *of_rows(rows))) if chart["title"] == "Power of a device"
     )
     assert (power["unit"], power["limits"]) == ("W", [])
     assert power["groups"][0]["rows"][0]["note"] == "90.0\xa0W"
@@ -178,19 +183,19 @@ def test_products_beside_all_reduces_are_shown_where_they_lie(tmp_path: Path) ->
 
 def test_a_study_of_which_nothing_was_measured_has_a_page() -> None:
     failed = [row(configuration(batch=batch), failure=f"exit code {batch % 6}") for batch in range(1, 13)]
-    text = text_of(study_page("study", *of_rows(failed)))
+    text = text_of(html_of("study", *of_rows(failed)))
     assert "No configuration was measured." in text
     assert "Failed: gpt3-xl FSDP2 batch 1; gpt3-xl FSDP2 batch 7: exit code 1" in text
     assert "More failed, for other reasons" in text
     alike = [row(configuration(batch=batch), failure="out of memory") for batch in range(1, 9)]
-    assert "batch 3 and 5 more: out of memory" in text_of(study_page("study", *of_rows(alike)))
-    assert "No configuration was measured." in text_of(study_page("study", start([configuration()]), []))
+    assert "batch 3 and 5 more: out of memory" in text_of(html_of("study", *of_rows(alike)))
+    assert "No configuration was measured." in text_of(html_of("study", start([configuration()]), []))
 
 
 def test_names_cannot_leave_their_place() -> None:
     harm = "</script><b>x</b>"
     rows = [row(configuration(harm, harm), figures()), row(configuration("a" * 5000), failure=harm * 1000)]
-    body = study_page(harm, *of_rows(rows, device=harm)).partition('<script type="application/json"')[0]
+    body = html_of(harm, *of_rows(rows, device=harm)).partition('<script type="application/json"')[0]
     assert "<b>" not in body
     assert "</script>" not in body
     assert "a" * 2001 not in body
@@ -198,7 +203,7 @@ def test_names_cannot_leave_their_place() -> None:
 
 def test_more_rows_than_a_chart_can_hold_are_in_the_table() -> None:
     rows = [row(configuration(batch=batch), figures()) for batch in range(1, 101)]
-    content = study_page("study", *of_rows(rows))
+    content = html_of("study", *of_rows(rows))
     slowdowns = charts_of(content)[0]
     assert sum(len(group["rows"]) for group in slowdowns["groups"]) == 60
     assert "The first 60 of 100 configurations; the table has all." in text_of(content)

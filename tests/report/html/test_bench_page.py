@@ -16,8 +16,9 @@ from overlap_callbacks.analysis.bench.sizes import powers_of_two
 from overlap_callbacks.analysis.communication.link_peaks import Link
 from overlap_callbacks.analysis.formatting import NBSP
 from overlap_callbacks.analysis.results.bench import BenchResults, Failed, TransferPoint
-from overlap_callbacks.report.html.bench import bench_page, write_bench_page
+from overlap_callbacks.report.html.document import as_html, write_document
 from overlap_callbacks.report.terminal_bench import as_json, bench_tables
+from overlap_callbacks.report.views.bench import bench_document
 from tests.analysis.bench.results import MIB, gemm_results, transfer_results
 
 Open = Callable[..., Any]
@@ -38,7 +39,7 @@ def test_the_page_draws_its_charts_within_its_width(
     tmp_path: Path, opened: Open, make: Callable[[], BenchResults], width: int
 ) -> None:
     file = tmp_path / "bench.html"
-    write_bench_page(make(), file, Link("nvlink4", 450.0, "", ""))
+    write_document(bench_document(make(), "run", Link("nvlink4", 450.0, "", "")), file)
     page = opened(file, viewport={"width": width, "height": 900})
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.locator("[data-chart] svg").count() >= 2
@@ -46,24 +47,24 @@ def test_the_page_draws_its_charts_within_its_width(
 
 
 def test_the_page_says_what_it_ran_on_and_what_is_missing() -> None:
-    html = bench_page(gemms(), "a <b>run</b>")
+    html = as_html(bench_document(gemms(), "a <b>run</b>"))
     assert "Gloo on the CPU" in html
     assert "Power is absent: no power of the CPU" in html.replace("no power: ", "")
     assert "+25.0%" in html
     assert "<b>run" not in html
-    assert "loopback" in bench_page(gemm_results(link="loopback", link_gb_s=2.0), "run")
+    assert "loopback" in as_html(bench_document(gemm_results(link="loopback", link_gb_s=2.0), "run"))
 
 
 def test_no_figure_is_rounded_to_zero() -> None:
     # 8 bytes in a tenth of a millisecond, a little more in each round.
-    html = bench_page(transfers(), "run")
+    html = as_html(bench_document(transfers(), "run"))
     assert f">79.8{NBSP}kB/s<" in html
     assert ">0.0000" not in html
 
 
 def test_a_chart_of_bandwidths_has_units_at_its_axis(tmp_path: Path, opened: Open) -> None:
     file = tmp_path / "bench.html"
-    write_bench_page(transfers(), file)
+    write_document(bench_document(transfers(), "run"), file)
     page = opened(file, viewport={"width": 360, "height": 900})
     chart = page.locator("[data-chart] svg").first
     ticks = chart.locator("[aria-label='y-axis tick label'] text").all_text_contents()
@@ -83,7 +84,7 @@ def test_what_failed_and_what_is_left_is_told() -> None:
 
 def test_nothing_measured_yet_is_a_page_and_a_table_too(tmp_path: Path) -> None:
     empty = msgspec.structs.replace(gemms(), rounds=())
-    assert "No point was measured" in bench_page(empty, "run")
+    assert "No point was measured" in as_html(bench_document(empty, "run"))
     assert _printed(empty)
 
 

@@ -15,9 +15,9 @@ from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.results.kernel_times import ALONE, KernelTime, PairTime
 from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime
 from overlap_callbacks.report import write_page
-from overlap_callbacks.report.html.document import document, write_document
-from overlap_callbacks.report.html.elements import Chart, RunPage
+from overlap_callbacks.report.html.document import write_document
 from overlap_callbacks.report.record import read
+from overlap_callbacks.report.views.elements import Chart, Document, RunPage
 from tests.analysis.test_formatting import SHOWN
 from tests.browser import until
 from tests.environments import gpu_rank
@@ -96,7 +96,7 @@ def test_charts_write_figures_with_the_digits_of_words_and_tables(tmp_path: Path
         for value, unit, _ in SHOWN
     ]
     run = RunPage("run", "run", "", "", tuple(charts), ())
-    write_document(document("Digits", [run], method=""), tmp_path / "digits.html")
+    write_document(Document("Digits", (run,), ""), tmp_path / "digits.html")
     drawn = opened(tmp_path / "digits.html").locator("[data-chart]").all()
     found = [" | ".join(chart.locator("svg text").all_text_contents()) for chart in drawn]
     plain = [text.replace("\N{MINUS SIGN}", "-").replace(",", "").split(" | ") for text in found]

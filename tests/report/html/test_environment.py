@@ -17,7 +17,8 @@ from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.report import page, terminal
 from overlap_callbacks.report.record import Record, read
-from overlap_callbacks.report.terminal_parts import SanitizedRenderable
+from overlap_callbacks.report.terminal import SanitizedRenderable
+from overlap_callbacks.report.views.runs import runs_document
 from tests.environments import gpu_rank
 from tests.report.runs import OV, SEQ, rank_window, run_info, window, write
 
@@ -40,9 +41,10 @@ def page_text(found: Record) -> str:
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", body))).replace("\xa0", " ")
 
 
-def shown(found: Record, **options: Any) -> str:
+def shown(found: Record, everything: bool = True) -> str:
     file = io.StringIO()
-    Console(file=file, width=140).print(SanitizedRenderable(terminal.tables(found, **options)))
+    document = runs_document([found], charts=False)
+    Console(file=file, width=140).print(SanitizedRenderable(terminal.drawn(document, everything)))
     return re.sub(r"\s+", " ", file.getvalue())
 
 

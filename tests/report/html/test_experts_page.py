@@ -39,8 +39,8 @@ def test_a_run_without_experts_has_no_such_part(tmp_path: Path) -> None:
 def test_the_terminal_says_it_too(tmp_path: Path) -> None:
     folder = str(write_experts(tmp_path))
     shown = invoke("show", folder, "--all", env={"COLUMNS": "300"}).output
-    assert "Experts: The expert rank with the highest load receives" in shown
-    assert "Experts:" not in invoke("show", folder, env={"COLUMNS": "300"}).output
+    assert "The expert rank with the highest load receives" in shown
+    assert "The expert rank" not in invoke("show", folder, env={"COLUMNS": "300"}).output
 
 
 @pytest.mark.parametrize("options", [{}, {"viewport": {"width": 360, "height": 800}}, {"color_scheme": "dark"}])

@@ -17,9 +17,9 @@ from overlap_callbacks.analysis.results.window import DimensionTime, TimedBlock
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.report import page, write_page
 from overlap_callbacks.report.html.document import script_json, with_whole_options
-from overlap_callbacks.report.html.page import distinct_names
-from overlap_callbacks.report.html.step_charts import both
 from overlap_callbacks.report.record import read
+from overlap_callbacks.report.views.runs import distinct_names
+from overlap_callbacks.report.views.step_charts import both
 from tests.margins import near
 from tests.report.runs import OSSO, OV, SEQ, many, run_info, window, write
 

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlap_callbacks.report.html.traces import trace_page
+from overlap_callbacks.report.html.document import as_html
+from overlap_callbacks.report.views.traces import trace_document
 from overlap_callbacks.traces import analyze, read_trace
 from overlap_callbacks.traces.figures import Analysis
 from tests import kineto
@@ -31,7 +32,7 @@ def trace(folder: Path, rank: int = 0, slowdown: float = 0.3) -> Path:
 
 def page_of(*paths: Path) -> tuple[str, Analysis]:
     analysis = analyze([read_trace(path) for path in paths])
-    return trace_page(analysis), analysis
+    return as_html(trace_document(analysis)), analysis
 
 
 def charts(page: str) -> list[dict[str, Any]]:
@@ -82,7 +83,8 @@ def test_what_must_be_read_first_stands_first(tmp_path: Path) -> None:
     (rows,) = [chart["rows"] for chart in charts(page_of(whole, cut)[0]) if chart["title"].endswith("by rank")]
     assert len(rows) == 1  # shares of a file that lacks kernels are not known
     said = ("left out: x",)
-    page = trace_page(msgspec.structs.replace(analysis, traces=analysis.traces * 2, warnings=said, problems=said))
+    several = msgspec.structs.replace(analysis, traces=analysis.traces * 2, warnings=said, problems=said)
+    page = as_html(trace_document(several))
     assert page.count("left out: x") == 1
     assert page.index("How do the ranks differ?") < page.index("left out: x") < page.index("<table")
 

@@ -1,0 +1,158 @@
+"""A record as plain data, for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+
+from overlap_callbacks.analysis.arm_summary import ArmSummary, arm_summaries
+from overlap_callbacks.analysis.communication.link_peaks import Link, Peaks
+from overlap_callbacks.analysis.stragglers import Straggler
+from overlap_callbacks.analysis.throughput import run_throughput
+from overlap_callbacks.analysis.verdict import run_verdict
+from overlap_callbacks.report.communication_words import bandwidths_of, latest_pipeline, shares_window, waiting_of
+from overlap_callbacks.report.environment_words import findings_of, job_environment_of
+from overlap_callbacks.report.record import Record
+from overlap_callbacks.report.traffic import Mapping, RunTraffic
+from overlap_callbacks.report.window_words import cost_of, race_of
+
+
+def run_as_json(record: Record) -> dict[str, Any]:
+    """The run's figures and its windows', for programs; where no window counts, those of an unfinished one apart."""
+    partial = None if record.valid_windows else record.partial
+    return {
+        "path": str(record.path),
+        "run": record.runs[-1],
+        "windows": len(record.windows),
+        "valid_windows": len(record.valid_windows),
+        "verdict": run_verdict(record.summary, len(record.arms)),
+        "bottleneck": _bottleneck(record),
+        "figures": record.pooled(),
+        "all_looks": record.running,
+        "arms": _arms(record),
+        "race": race_of(record),
+        "throughput": run_throughput(record.valid_windows),
+        "measuring_cost": cost_of(record),
+        "unfinished": None if partial is None else {"window": partial.window, "figures": partial.figures()},
+        "communication": communication_as_json(record),
+        "by_window": [
+            {"window": w.window, "valid": w.valid, "verified": w.verified, "metrics": record.whole(w).metrics()}
+            for w in record.windows
+        ],
+        "environment": job_environment_of(record),
+        "findings": findings_of(record),
+        "problems": sorted({problem for window in record.windows for problem in window.problems}),
+    }
+
+
+def _bottleneck(record: Record) -> dict[str, Any] | None:
+    """What bounds the steps of a run and what to try; None where no profile shows what bounds steps."""
+    found = record.bottleneck()
+    if found is None:
+        return None
+    return {
+        "bound": found.bound.value,
+        "runner_up": None if found.runner_up is None else found.runner_up.value,
+        "sentence": found.sentence(),
+        "parts": found.parts._asdict(),
+        "late_rank": None if found.late is None else found.late.rank,
+        "advice": [{**advice._asdict(), "link": advice.link} for advice in found.advice],
+    }
+
+
+def _arms(record: Record) -> list[dict[str, Any]]:
+    """What each arm changes, and each window's metrics."""
+    return [
+        {**_summary(row), "verdict": row.verdict(), "by_window": _windows(record, row.arm.name)}
+        for row in arm_summaries(record.summary, record.arms)
+    ]
+
+
+def _summary(row: ArmSummary) -> dict[str, Any]:
+    """A summary as plain data; the arm by its name."""
+    fields = {name: getattr(row, name) for name in asdict(row)}
+    return {**fields, "arm": row.arm.name, "equal_results": row.arm.equal_results}
+
+
+def _windows(record: Record, name: str) -> list[dict[str, Any]]:
+    return [
+        {"window": report.window, "counts": report.counts, "metrics": report.metrics()}
+        for report in record.arms
+        if report.arm.name == name
+    ]
+
+
+def communication_as_json(record: Record, own: Peaks = Peaks()) -> dict[str, Any]:  # noqa: B008 - it is immutable
+    """Who comes last, bandwidth by size, shares of a step and the bubble; what was not measured is null.
+
+    Args:
+        record: of the run.
+        own: peaks of links that the user gave.
+    """
+    waiting, by_size = waiting_of(record), bandwidths_of(record, own)
+    shares, pipeline = shares_window(record), latest_pipeline(record)
+    return {
+        "waiting_fraction": None if waiting is None else waiting.fraction,
+        "late_ranks": [] if waiting is None else _stragglers(waiting.ranks),
+        "late_hosts": [] if waiting is None else _stragglers(waiting.hosts),
+        "bandwidths": []
+        if by_size is None
+        else [
+            {
+                **msgspec.structs.asdict(row.transfer),
+                "mean_bytes": row.mean_bytes,
+                "gb_s": row.gb_s,
+                "peak_fraction": row.peak_fraction,
+            }
+            for row in by_size.rows
+        ],
+        "link_peak": None if by_size is None else _link(by_size.peaks.within),
+        "network_peak": None if by_size is None else _link(by_size.peaks.between),
+        "step_shares": [] if shares is None else [share._asdict() for share in shares.dimension_shares()],
+        "pipeline": None
+        if pipeline is None
+        else {
+            **msgspec.structs.asdict(pipeline[1]),
+            "expected_fraction": pipeline[1].expected_fraction,
+            "fraction": pipeline[1].fraction,
+        },
+    }
+
+
+def _stragglers(rows: Iterable[Straggler]) -> list[dict[str, Any]]:
+    return [{**row._asdict(), "last_share": row.last_share, "sure": row.sure} for row in rows]
+
+
+def _link(link: Link | None) -> dict[str, Any] | None:
+    return None if link is None else link._asdict()
+
+
+def traffic_as_json(found: RunTraffic) -> dict[str, Any]:
+    """The traffic as JSON has it."""
+    return {
+        "window": found.window,
+        "num_hosts": found.num_hosts,
+        "num_steps": found.num_steps,
+        "num_alike": found.num_alike,
+        "mappings": mappings_as_json(found.mappings),
+        "groups": found.messages.groups,
+    }
+
+
+def mappings_as_json(mappings: Iterable[Mapping]) -> list[dict[str, Any]]:
+    """What is sent, and between whom, in each layout of the job."""
+    return [
+        {
+            "mapping": mapping.name,
+            "as_run": mapping.as_run,
+            "dimensions": mapping.dimensions,
+            "by": mapping.view.by,
+            "labels": mapping.view.labels,
+            "sent_bytes": mapping.view.rows,
+            "unplaced_bytes": mapping.view.unplaced_bytes,
+        }
+        for mapping in mappings
+    ]

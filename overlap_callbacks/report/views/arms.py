@@ -1,0 +1,75 @@
+"""What each arm changes: the job with one thing turned, against the job as configured."""
+
+from __future__ import annotations
+
+from overlap_callbacks.analysis.arm_summary import ArmSummary, arm_summaries
+from overlap_callbacks.analysis.formatting import PAGE, may_be_chance, page_text
+from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.report.arm_words import OPTIONAL_ARM_COLUMNS, RESULTS_DIFFER, SPEEDUP_IN_WORDS
+from overlap_callbacks.report.views.elements import Block, Cell, Head, Note, Section, Table
+from overlap_callbacks.report.views.run import RunView
+
+_MAX_PROBLEMS = 1000
+
+
+def arms(view: RunView) -> list[Section]:
+    """A table of the arms; nothing in a run without any but sequential steps."""
+    rows = arm_summaries(view.summary, view.record.arms)
+    if not rows:
+        return []
+    blocks: list[Block] = [_table(rows), *_further(rows)]
+    blocks += [Note(f"{row.arm.name} {RESULTS_DIFFER}", warning=True) for row in rows if not row.arm.equal_results]
+    problems = [f"{row.arm.name}: {problem}" for row in rows for problem in row.problems]
+    if problems:
+        blocks.append(Note(page_text("; ".join(problems), _MAX_PROBLEMS)))
+    return [Section("What would a switch change?", _answer(rows), blocks)]
+
+
+def _answer(rows: list[ArmSummary]) -> str:
+    best = next((row for row in rows if row.speedup is not None), None)
+    if best is None or best.speedup is None:
+        return "No window of an arm counts."
+    if best.speedup.value > 0 and best.speedup.ci_low is not None and not may_be_chance(best.speedup):
+        return f"{best.arm.name} is the best of them: {best.verdict()}."
+    if any(row.speedup is None or row.speedup.ci_low is None or may_be_chance(row.speedup) for row in rows):
+        return "None of them is known to make steps shorter: where one seems to, that is within noise or inconclusive."
+    return "None of them makes steps shorter."
+
+
+def _table(rows: list[ArmSummary]) -> Table:
+    columns = (
+        Head("arm", words=True, names=True), Head("speed-up"), Head("95% interval"), Head("step"), Head("windows"),
+        Head("", words=True),
+    )  # fmt: skip
+    cells = []
+    for row in rows:
+        speedup, step = row.speedup, row.figures.get("step_ms")
+        cells.append(
+            (
+                Cell(row.arm.name, row.arm.name),
+                Cell("" if speedup is None else PAGE.percent(speedup.value, signed=True), _sort(speedup)),
+                Cell("" if speedup is None else PAGE.interval(speedup, "fraction", signed=True), _sort(speedup)),
+                Cell("" if step is None else PAGE.quantity(step.value, "ms"), _sort(step)),
+                Cell(str(row.num_windows), row.num_windows),
+                Cell(row.verdict(), row.verdict()),
+            )
+        )
+    title = "The job with one thing turned, and as configured"
+    return Table(title, columns, tuple(cells), SPEEDUP_IN_WORDS, first=True)
+
+
+def _further(rows: list[ArmSummary]) -> list[Table]:
+    """Compute, exposed communication, power and memory, where they were measured."""
+    found = [column for column in OPTIONAL_ARM_COLUMNS if any(column.of(row, PAGE) for row in rows)]
+    if not found:
+        return []
+    cells = tuple(
+        (Cell(row.arm.name, row.arm.name), *[Cell(column.of(row, PAGE), column.values(row)[0]) for column in found])
+        for row in rows
+    )
+    columns = (Head("arm", words=True, names=True), *[Head(column.title) for column in found])
+    return [Table("With the arm, and as configured (in brackets)", columns, cells, folded=len(rows) > 8)]
+
+
+def _sort(estimate: Estimate | None) -> float | None:
+    return None if estimate is None else estimate.value

@@ -1,0 +1,122 @@
+"""How evenly a mixture of experts spreads its tokens: along the run, step by step, and by expert rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from overlap_callbacks.analysis.formatting import PAGE, count, page_text, rounded
+from overlap_callbacks.analysis.results.experts import ExpertDetails, ExpertLoads
+from overlap_callbacks.report.expert_words import loads_in_words
+from overlap_callbacks.report.views.elements import EMPTY_LEGEND, Block, Cell, Chart, Section, Table, heads
+from overlap_callbacks.report.views.run import RunView
+from overlap_callbacks.report.views.trends import MAX_POINTS, MAX_WHISKERS
+
+# Expert ranks that a chart shows one by one.
+MAX_BARS = 32
+_MB = 1e6
+
+# Name, colour, and field of ``ExpertLoads`` and ``ExpertStep``.
+_PEAKS = (
+    ("load of expert ranks", "run1", "load_max_over_mean"),
+    ("splits of one all-to-all", "run2", "split_max_over_mean"),
+)
+_SPREADS = (("load of expert ranks", "run1", "load_cv"), ("splits of one all-to-all", "run2", "split_cv"))
+_PEAK_UNIT = "times the mean"
+
+
+def experts(view: RunView) -> list[Section]:
+    """Loads of the experts; nothing for a run without all-to-alls that have split sizes."""
+    windows = [window for window in view.windows if window.experts is not None]
+    if not windows:
+        return []
+    last = windows[-1].experts
+    assert last is not None
+    charts: list[Chart] = []
+    if len(windows) > 1:
+        every = -(-len(windows) // MAX_POINTS)
+        of_windows = [(w.first_step, w.window, w.experts) for w in windows[::every]]
+        charts += [
+            _lines("The most over the mean, along the run", _PEAK_UNIT, _PEAKS, of_windows),
+            _lines("Coefficient of variation, along the run", "fraction", _SPREADS, of_windows),
+        ]
+    detailed = view.record.latest("expert_details")
+    details = None if detailed is None else detailed.expert_details
+    blocks: list[Block] = []
+    if detailed is not None and details is not None:
+        if len(details.steps) > 1:
+            of_steps = [(step.step, detailed.window, step) for step in details.steps]
+            charts.append(_lines(f"Steps up to window {detailed.window}", _PEAK_UNIT, _PEAKS, of_steps, narrow=False))
+        if 1 < len(details.by_expert_rank) <= MAX_BARS:
+            charts.append(_by_rank(details))
+    blocks += charts
+    if details is not None and details.by_expert_rank:
+        blocks.append(_table(last, details))
+    return [Section("How evenly are the experts loaded?", page_text(loads_in_words(last, PAGE), 1000), blocks)]
+
+
+def _lines(
+    title: str,
+    unit: str,
+    lines: Sequence[tuple[str, str, str]],
+    rows: Sequence[tuple[int, int, Any]],
+    *,
+    narrow: bool = True,
+) -> Chart:
+    series = [
+        {
+            "name": name,
+            "color": color,
+            "points": [[step, window, rounded(getattr(found, field)), None, None] for step, window, found in rows],
+            "of": len(rows),
+        }
+        for name, color, field in lines
+    ]
+    data = {
+        "unit": unit,
+        "series": series,
+        "excluded": [],
+        "few": len(rows) <= MAX_WHISKERS,
+        "zero": unit == "fraction",
+    }
+    caption = "" if unit == "fraction" else "1 is even. The axis does not start at zero."
+    return Chart("lines", title, data, caption, tuple((name, color) for name, color, _ in lines), narrow=narrow)
+
+
+def _by_rank(details: ExpertDetails) -> Chart:
+    rows = [
+        {
+            "run": "",
+            "label": f"expert rank {place}",
+            "color": "run1",
+            "value": rounded(size / _MB),
+            "low": None,
+            "high": None,
+        }
+        for place, size in enumerate(details.by_expert_rank)
+    ]
+    caption = "What a rank receives, by its place in its expert group; ranks at one place have the same experts."
+    return Chart("bars", "Bytes received by expert rank", {"unit": "MB", "rows": rows}, caption, EMPTY_LEGEND)
+
+
+def _table(loads: ExpertLoads, details: ExpertDetails) -> Table:
+    mean = sum(details.by_expert_rank) / len(details.by_expert_rank)
+
+    def cell(value: float, show: Callable[[float], str]) -> Cell:
+        return Cell(show(value), rounded(value))
+
+    rows = [
+        (
+            Cell(str(place), place),
+            cell(size / _MB, lambda value: PAGE.quantity(value, "").strip()),
+            cell(size / mean if mean > 0 else 0.0, lambda value: PAGE.number(value, 2)),
+        )
+        for place, size in enumerate(details.by_expert_rank)
+    ]
+    return Table(
+        f"Expert ranks ({page_text(loads.dimension, 40)} groups of {loads.group_size})",
+        heads("Place in the group", "MB a step", "Over the mean"),
+        tuple(rows),
+        f"Means over {count(loads.num_steps, 'step')} and the ranks at each place.",
+        folded=True,
+    )

@@ -1,0 +1,285 @@
+"""Power: what it costs in each mode, what the slowdown is due to, and the trace of a window."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from msgspec import UNSET
+
+from overlap_callbacks.analysis.formatting import (
+    PAGE,
+    certainty,
+    change_in_words,
+    count,
+    may_be_chance,
+    page_text,
+    range_in_words,
+    ranges,
+)
+from overlap_callbacks.analysis.independent import relative_change
+from overlap_callbacks.analysis.results.catalogue import POWER_METRICS, every_figure
+from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.figure import Figure
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.power import JobPower, PowerTrace
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.report_parts import energy_saving, peak_rise
+from overlap_callbacks.analysis.statistics import pool, pool_changes
+from overlap_callbacks.report.power_words import cause_sentence, evidence_sentence
+from overlap_callbacks.report.views.elements import Block, Cell, Chart, Note, Table, heads
+
+# The figures by which several runs are compared.
+_HEADLINES = ("avg_w", "energy_per_step_j", "sm_clock_mhz")
+
+MEAN_POWER, ENERGY = (every_figure()[key] for key in ("power/{mode}_avg_w", "power/{mode}_energy_per_step_j"))
+
+# ``SourceInfo.power_kind`` of power that is of a moment.
+_INSTANTANEOUS = "instantaneous"
+
+
+def power_blocks(
+    counting: Sequence[OverlapReport], every: Sequence[OverlapReport], traced: OverlapReport | None
+) -> list[Block]:
+    """Everything of power: a table of the modes, what the slowdown is due to, the trace; nothing without power.
+
+    Args:
+        counting: the windows that count.
+        every: all windows; looked at where none counts.
+        traced: the window whose trace is shown; None where no window has one.
+    """
+    windows = counting or every
+    if not any(window.power is not None for window in windows):
+        return []
+    blocks: list[Block] = [_table(counting) or Note("Power was read, but no valid window has figures of it.")]
+    evidence = _evidence(counting)
+    if evidence is not None:
+        blocks.append(evidence)
+    if traced is not None and traced.power_trace is not None:
+        blocks.append(trace_chart(traced, traced.power_trace))
+    without = sorted({rank for window in windows if window.power for rank in window.power.without})
+    if without:
+        noun = "rank" if len(without) == 1 else "ranks"
+        more = max(_num_unlisted(window.power) for window in windows if window.power)
+        others = f" and {more:,} more" if more else ""
+        blocks.append(Note(f"Without a source of power: {noun} {ranges(without)}{others}.", warning=True))
+    return blocks
+
+
+def _num_unlisted(power: JobPower) -> int:
+    """How many ranks have no source of power and are not listed."""
+    return 0 if power.num_without is UNSET else power.num_without - len(power.without)
+
+
+def power_figures(windows: Sequence[OverlapReport]) -> dict[str, str]:
+    """Power and energy over windows that count, as text by label; empty where not measured."""
+    figures = {}
+    for metric in POWER_METRICS:
+        if metric.name in _HEADLINES:
+            for mode in Mode:
+                value = _mean(windows, mode, metric)
+                if value is not None:
+                    figures[f"{metric.meaning}, {mode.value}"] = _shown(value, metric.unit)
+    return figures
+
+
+def _shown(value: Estimate, unit: str) -> str:
+    bounds = PAGE.interval(value, unit)
+    return PAGE.quantity(value.value, unit) + (f" ({bounds})" if bounds else "")
+
+
+def power_answer(windows: Sequence[OverlapReport]) -> str:
+    """What the slowdown is due to, then power and energy of both modes, over windows that count; empty without any.
+
+    Of a control run too: both of its sides ran overlapped.
+    """
+    windows = [window for window in windows if not window.control]
+    sentences = [_cause(windows)]
+    overlapped, sequential = (_mean(windows, mode, MEAN_POWER) for mode in Mode)
+    if overlapped is not None and sequential is not None and sequential.value > 0:
+        watts = [PAGE.quantity(side.value, "W") for side in (overlapped, sequential)]
+        change = PAGE.percent(overlapped.value / sequential.value - 1, signed=True)
+        sentences.append(f"A device draws {watts[0]} in overlapped steps, {watts[1]} in sequential ones ({change}).")
+    energy = energy_change(windows)
+    if energy is not None:
+        bounds = range_in_words(energy, "more", "less", PAGE)
+        shown = f" (95% interval {bounds})" if bounds else ""
+        chance = f", which is {certainty(energy)}" if may_be_chance(energy) else ""
+        words = change_in_words(energy.value, "more", "less", PAGE)
+        sentences.append(f"With overlap a step takes {words} energy{shown}{chance}.")
+    tokens = windows[-1].tokens_per_step if windows else None
+    of_step = energy_of_a_step(windows, Mode.OVERLAPPED)
+    if energy is not None and tokens and of_step is not None:
+        sentences.append(f"A token costs {of_step.value / tokens:.3g} J.")
+    rise = _mean_change([peak_rise(window.power) for window in windows if window.power is not None])
+    if rise is not None:
+        change = change_in_words(rise.value, "higher", "lower", PAGE)
+        sentences.append(f"The highest power of a device is {change} with overlap.")
+    return " ".join([sentence for sentence in sentences if sentence])
+
+
+def energy_change(windows: Sequence[OverlapReport]) -> Estimate | None:
+    """How much more energy an overlapped step takes than a sequential one; None where that is not known of both.
+
+    Blocks of the two modes are different ones, so their errors are independent.
+    """
+    changes = []
+    for window in windows:
+        # The same method in both modes, or there is nothing to compare.
+        if window.power is None or energy_saving(window.power) is None:
+            continue
+        overlapped, sequential = (mode_value(ENERGY, mode)(window) for mode in Mode)
+        if overlapped is not None and sequential is not None:
+            change = relative_change(sequential, overlapped)
+            changes += [] if change is None else [change]
+    return pool_changes(changes)
+
+
+def energy_of_a_step(windows: Sequence[OverlapReport], mode: Mode) -> Estimate | None:
+    """Joules of all devices together, over these windows; None where they were not measured."""
+    return _mean(windows, mode, ENERGY)
+
+
+def mode_value(figure: Figure, mode: Mode) -> Callable[[OverlapReport], Estimate | None]:
+    """A function that reads a figure of power from a window, with its interval, for charts along the run."""
+
+    def read(window: OverlapReport) -> Estimate | None:
+        of_mode = window.power.of(mode) if window.power is not None else None
+        found = figure.value(of_mode) if of_mode is not None else None
+        return found if found is None or isinstance(found, Estimate) else Estimate(found, None, None, 0, 1)
+
+    return read
+
+
+def _mean(windows: Sequence[OverlapReport], mode: Mode, figure: Figure) -> Estimate | None:
+    read = mode_value(figure, mode)
+    return pool([value for window in windows if (value := read(window)) is not None], bounds=figure.bounds)
+
+
+def _mean_change(values: Sequence[float | None]) -> Estimate | None:
+    return pool_changes([Estimate(value, None, None, 0, 1) for value in values if value is not None])
+
+
+def _table(windows: Sequence[OverlapReport]) -> Table | None:
+    """Every figure of power and of the device, in both modes; None where there is none."""
+    rows = []
+    for metric in POWER_METRICS:
+        overlapped, sequential = (_mean(windows, mode, metric) for mode in Mode)
+        if overlapped is None and sequential is None:
+            continue
+        if not any(side is not None and PAGE.shows(side.value, metric.unit) for side in (overlapped, sequential)):
+            continue  # e.g. a limit that never held the clock back
+        change = ""
+        if overlapped is not None and sequential is not None and sequential.value and metric.unit != "fraction":
+            change = PAGE.percent(overlapped.value / sequential.value - 1, signed=True)
+        cells = (_value(side, metric.unit) for side in (overlapped, sequential))
+        rows.append((Cell(metric.meaning), *cells, Cell(change)))
+    if not rows:
+        return None
+    powers = [window.power for window in windows if window.power is not None]
+    return Table(
+        "Power", heads("*Figure", "Overlapped", "Sequential", "Change"), tuple(rows), _source(powers), sorts=False
+    )
+
+
+def _value(figure: Estimate | None, unit: str) -> Cell:
+    return Cell("not measured" if figure is None else _shown(figure, unit))
+
+
+def _source(powers: Sequence[JobPower]) -> str:
+    devices = max(power.num_devices for power in powers)
+    caption = f"Means over {count(len(powers), 'window')}, {count(devices, 'device')}."
+    source = powers[-1].source
+    if source is not None:
+        caption += f" Read by {page_text(source.name)}, {page_text(source.power_kind)}."
+    methods = dict.fromkeys(mode.energy_method for power in powers for mode in power.modes if mode.energy_method)
+    if methods:
+        caption += f" Energy by {' or '.join(methods)}."
+    return caption
+
+
+def _cause(windows: Sequence[OverlapReport]) -> str:
+    """What the slowdown is due to in the last window that knows, and in how many windows it is the same."""
+    verdicts = [window.power_verdict for window in windows if window.power_verdict is not None]
+    if not verdicts:
+        return ""
+    sentence = page_text(cause_sentence(verdicts[-1], PAGE))
+    if len(verdicts) == 1:
+        return sentence
+    alike = Counter(verdict.verdict for verdict in verdicts)[verdicts[-1].verdict]
+    return f"{sentence} The verdict is the same in {alike:,} of {len(verdicts):,} windows."
+
+
+def _evidence(windows: Sequence[OverlapReport]) -> Note | None:
+    """What the cause rests on."""
+    judged = [window for window in windows if window.power_verdict is not None]
+    if not judged or judged[-1].power_verdict is None:
+        return None
+    return Note(page_text(evidence_sentence(judged[-1].power_verdict, of_window=judged[-1].window), 2000))
+
+
+def _of_points(window: OverlapReport, trace: PowerTrace) -> str:
+    """What a point of the trace is."""
+    source = None if window.power is None else window.power.source
+    # Records of earlier versions have a time here for power that is momentary too.
+    if source is not None and source.power_kind == _INSTANTANEOUS:
+        return (
+            f" A point is of some time in the {1000 * source.averaging_s:.0f} ms before it."
+            if source.averaging_s
+            else ""
+        )
+    return (
+        f" Each point is an average over the {1000 * trace.averaging_s:.0f} ms before it." if trace.averaging_s else ""
+    )
+
+
+def trace_chart(window: OverlapReport, trace: PowerTrace) -> Chart:
+    """Power, and the clock below it, with the modes shaded."""
+    data: dict[str, Any] = {
+        "time": list(trace.time_ms),
+        "power": list(trace.power_w),
+        "clock": list(trace.sm_clock_mhz),
+        "segments": [[s.arm.value, s.start_ms, s.end_ms, s.counted, s.profiled] for s in trace.segments],
+        "communication": [list(interval) for interval in trace.communication],
+        "both": [list(interval) for interval in trace.both],
+        "limits": [],
+    }
+    for name, value in (("default limit", trace.tdp_w), ("limit in force", trace.limit_w)):
+        if value is not None:
+            data["limits"].append([name, value])
+    if trace.tdp_w is not None and trace.tdp_w == trace.limit_w:
+        data["limits"] = [["power limit", trace.tdp_w]]
+    warm_up = any(not segment.counted for segment in trace.segments)
+    profiled = any(segment.profiled for segment in trace.segments)
+    caption = f"Device of rank {window.first_rank}, window {window.window}; blocks of each mode are shaded."
+    if warm_up:
+        caption += " Grey stretches are warm-up steps and others that do not count."
+    if profiled:
+        caption += " A line at the top marks profiled blocks, which do not count for power either."
+    in_flight = "communication alone" if trace.both else "communication in flight"
+    if trace.communication:
+        caption += (
+            " The band at the foot shows when communication was in flight, beside compute or alone; that is known for "
+            "profiled steps only."
+        )
+    caption += _of_points(window, trace)
+    if len(trace.time_ms) < trace.num_readings:
+        caption += (
+            f" {len(trace.time_ms):,} of {trace.num_readings:,} readings are drawn: the highest and lowest of each "
+            "stretch of time stay."
+        )
+    return Chart(
+        "power",
+        "Power along a window",
+        data,
+        caption,
+        (
+            ("overlapped steps", "overlapped"),
+            ("sequential steps", "sequential"),
+            *((("warm-up", "idle"),) if warm_up else ()),
+            *((("profiled", "ink"),) if profiled else ()),
+            *((("communication beside compute", "both"),) if trace.both else ()),
+            *(((in_flight, "communication"),) if trace.communication else ()),
+        ),
+    )

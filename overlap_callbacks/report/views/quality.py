@@ -1,0 +1,269 @@
+"""How good the measurement is (windows, steps, residual overlap, ranks, cost), and how it was configured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from overlap_callbacks.analysis.formatting import DASH, PAGE, count, page_text, ranges
+from overlap_callbacks.analysis.race import race_sentence
+from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.race import RaceVerdict
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.run import RunInfo
+from overlap_callbacks.analysis.run_summary import COUNTS
+from overlap_callbacks.analysis.validity import residual_comm_limit, residual_limit
+from overlap_callbacks.report.environment_words import environment_of
+from overlap_callbacks.report.views import tables
+from overlap_callbacks.report.views.elements import Block, Cell, Facts, Note, Section, Table, heads
+from overlap_callbacks.report.views.run import RunView
+from overlap_callbacks.report.window_words import cost_of, left_out, race_of, unreadable, windows_that_count
+
+# Maximum rows of the tables of windows and of problems; the record holds all.
+MAX_WINDOWS = 1000
+MAX_PROBLEMS = 50
+# Of the former, windows that do not count, however old.
+MAX_DOUBTFUL = 300
+# The figures of the table of windows.
+_COLUMNS = ("e2e_overlapped_ms", "e2e_sequential_ms", "compute_slowdown", "residual_overlap")
+
+
+QUALITY = "How good is the measurement?"
+
+
+def quality(view: RunView, lacking: Sequence[str] = ()) -> Section:
+    """What the figures rest on, and what makes them doubtful.
+
+    Args:
+        view: the run.
+        lacking: what was not measured, as sentences.
+    """
+    record = view.record
+    blocks: list[Block] = []
+    if view.measured:
+        blocks.append(Facts("The measurement", tuple(_facts(view))))
+    problems = _problem_table(record.windows)
+    race = race_of(record)
+    if race is not None:
+        blocks.append(Note(page_text(race_sentence(race)), warning=race.verdict is RaceVerdict.RACE))
+    if problems is not None:
+        blocks.append(problems)
+    if record.unfinished is not None:
+        cut = page_text("; ".join(record.unfinished.problems))
+        blocks.append(Note(f"Window {record.unfinished.window} is unfinished: {cut}.", warning=True))
+    if record.broken_lines:
+        blocks.append(Note(f"{unreadable(record)}.", warning=True))
+    if lacking:
+        blocks.append(Note(" ".join(lacking)))
+    if view.measured:
+        blocks.append(tables.figure_table(view.figures, view.info.meanings))
+    if record.windows:
+        blocks.append(_window_table(view))
+    return Section(QUALITY, _answer(view), blocks, first=True)
+
+
+def _answer(view: RunView) -> str:
+    if not view.windows:
+        return "No window was completed."
+    why = "".join([f"; {kind}: {numbers}" for kind, numbers in left_out(view.summary)])
+    answer = f"{windows_that_count(view.summary)}{why}."
+    cost = cost_of(view.record)
+    if cost is not None:
+        answer += f" Cost of measuring: {PAGE.measuring_cost(cost)}."
+    return answer
+
+
+def _facts(view: RunView) -> list[tuple[str, str]]:
+    windows = view.windows
+    facts = [("Windows that count", f"{len(view.valid_windows):,} of {len(windows):,}")]
+    facts += [(kind.capitalize(), numbers) for kind, numbers in left_out(view.summary)]
+    steps = view.figures.get("speedup_vs_sequential") or view.figures.get("e2e_overlapped_ms")
+    if steps is not None:
+        facts.append(("Counted steps", f"{steps.num_steps:,}"))
+    facts.append(("Residual overlap in sequential steps", _residual(view)))
+    error = view.figures.get("sequential_model_error")
+    if error is not None:
+        label = "Equation 5 against the measured sequential step"
+        facts.append((label, PAGE.with_interval(error, "fraction", signed=True)))
+    facts.append(("Ranks heard", _ranks(windows)))
+    cost = cost_of(view.record)
+    facts.append(("Cost of measuring", "not known" if cost is None else PAGE.measuring_cost(cost)))
+    return facts
+
+
+def _residual(view: RunView) -> str:
+    values = [window.residual_overlap.value for window in view.windows if window.residual_overlap is not None]
+    if not values or view.control:
+        return "not measured" if not view.control else "none to measure: both sides ran overlapped"
+    limit = max(residual_limit(window.device, window.backend) for window in view.windows)
+    text = f"at most {PAGE.percent(max(values))} of compute, limit {PAGE.percent(limit)}"
+    of_comm = [w.residual_comm_overlap.value for w in view.windows if w.residual_comm_overlap is not None]
+    if of_comm:
+        limit = max(residual_comm_limit(window.device, window.backend) for window in view.windows)
+        text += f"; at most {PAGE.percent(max(of_comm))} of communication, limit {PAGE.percent(limit)}"
+    return text
+
+
+def _ranks(windows: Sequence[OverlapReport]) -> str:
+    if not windows:
+        return "none yet: the window is unfinished"
+    fewest = min(windows, key=lambda window: window.num_heard / max(1, window.world_size))
+    if fewest.num_heard == fewest.world_size:
+        return f"all {fewest.world_size:,}, in every window"
+    lacking = sum(window.num_heard < window.world_size for window in windows)
+    return (
+        f"at least {fewest.num_heard:,} of {fewest.world_size:,}; "
+        f"{lacking:,} of {count(len(windows), 'window')} {'lacks' if lacking == 1 else 'lack'} some"
+    )
+
+
+def _problem_table(windows: Sequence[OverlapReport]) -> Table | None:
+    windows_with: dict[str, list[int]] = {}
+    for window in windows:
+        for problem in window.problems:
+            windows_with.setdefault(problem, []).append(window.window)
+    if not windows_with:
+        return None
+    # The most frequent, and of equals the newest.
+    shown = sorted(windows_with.items(), key=lambda item: (-len(item[1]), -item[1][-1]))[:MAX_PROBLEMS]
+    rows = tuple(
+        (tables.name_cell(problem), tables.number_cell(len(numbers), 0), Cell(ranges(numbers), min(numbers)))
+        for problem, numbers in shown
+    )
+    caption = f"The {MAX_PROBLEMS} most frequent of {len(windows_with):,}." if len(windows_with) > len(shown) else ""
+    columns = heads("*What", "Windows", "Which")
+    return Table("What is missing or doubtful", columns, rows, caption, first=True)
+
+
+def _window_table(view: RunView) -> Table:
+    windows = view.windows
+    shown = _listed(view)
+    rows = []
+    for window in shown:
+        state = view.summary.state_of(window)
+        compares = state == COUNTS
+        rows.append(
+            (
+                tables.number_cell(window.window, 0),
+                tables.number_cell(window.first_step, 0),
+                Cell(state, state),
+                tables.number_cell(_value(window.e2e_overlapped_ms)),
+                tables.number_cell(_value(window.e2e_sequential_ms) if compares else None),
+                tables.change_cell(_value(window.compute_slowdown) if compares else None),
+                _percent_cell(_value(window.residual_overlap)),
+                Cell(f"{window.num_heard} of {window.world_size}", window.num_heard),
+            )
+        )
+    caption = ""
+    if len(shown) < len(windows):
+        caption = (
+            f"{len(shown):,} of {len(windows):,}: the first and the last ones, those with the highest and the lowest "
+            f"of each figure, and the last {MAX_DOUBTFUL:,} that do not count. The record holds all."
+        )
+    columns = heads(
+        "Window", "First step", "*State", "Overlapped, ms", "Sequential, ms", "Compute slowdown", "Residual overlap",
+        "Ranks",
+    )  # fmt: skip
+    return Table("Every window", columns, tuple(rows), caption, folded=True)
+
+
+def _listed(view: RunView) -> list[OverlapReport]:
+    """Of very many windows, those that a reader looks for: the first, the extremes, the doubtful, the last."""
+    windows = view.windows
+    if len(windows) <= MAX_WINDOWS:
+        return windows
+    kept = {0}
+    states = list(map(view.summary.state_of, windows))
+    for name in _COLUMNS:
+        values = {i: value for i, w in enumerate(windows) if (value := _value(getattr(w, name))) is not None}
+        of_counting = {i: value for i, value in values.items() if states[i] == COUNTS}
+        for among in (values, of_counting):
+            if among:
+                kept |= {min(among, key=among.__getitem__), max(among, key=among.__getitem__)}
+    kept.update([i for i, state in enumerate(states) if state != COUNTS][-MAX_DOUBTFUL:])
+    for i in range(len(windows) - 1, -1, -1):
+        if len(kept) >= MAX_WINDOWS:
+            break
+        kept.add(i)
+    return [windows[i] for i in sorted(kept)]
+
+
+def _value(figure: Estimate | None) -> float | None:
+    return None if figure is None else figure.value
+
+
+def _percent_cell(value: float | None) -> Cell:
+    return tables.EMPTY if value is None else Cell(PAGE.percent(value), value)
+
+
+# -- the configuration
+
+
+STARTED, SCHEMA, SETTING = "Started", "Schema of the record", "Setting"
+_LABELS = {
+    "schema_version": SCHEMA,
+    "library_version": "overlap-callbacks",
+    "torch_version": "PyTorch",
+    "python_version": "Python",
+    "started_at": STARTED,
+    "hostname": "Host of rank 0",
+    "framework": "Framework",
+    "world_size": "Ranks",
+    "backend": "Backend",
+    "device": "Device",
+    "settings": SETTING,
+}
+# These are shown beside the figures that they describe, or in a part of their own.
+_SHOWN_ELSEWHERE = frozenset({"units", "meanings", "schedule", "environment"})
+
+
+def configuration(view: RunView) -> Section:
+    """Everything that the record says about the run."""
+    blocks: list[Block] = [
+        Facts("The run", _own_facts(view)),
+        Facts("The schedule", _flat(view.info.schedule)),
+    ]
+    starts = len(view.record.runs)
+    if starts > 1:
+        blocks.append(Note(f"The job was started {starts} times; this is its last start."))
+    blocks.append(Facts("The record", (("File", page_text(view.record.path)),)))
+    return Section("Configuration", "", blocks)
+
+
+def _own_facts(view: RunView) -> tuple[tuple[str, str], ...]:
+    """What is known of the run, without what the part on the environment says already."""
+    told = {_LABELS["torch_version"], _LABELS["device"]} if environment_of(view.record) is not None else set()
+    return tuple((label, shown) for label, shown in run_facts(view.info) if label not in told)
+
+
+def run_facts(run: RunInfo) -> tuple[tuple[str, str], ...]:
+    """Everything that is known of the run, with fields that a later version may add."""
+    facts: list[tuple[str, str]] = []
+    known = msgspec.structs.asdict(run)
+    known["framework"] = run.framework.removesuffix(f" {run.torch_version}")  # PyTorch has a row of its own
+    told = known.pop("workload")
+    if told is not None:
+        known |= {name: value for name, value in msgspec.structs.asdict(told).items() if value is not None}
+    for name, value in known.items():
+        if name in _SHOWN_ELSEWHERE:
+            continue
+        label = _LABELS.get(name, name.replace("_", " ").capitalize())
+        if isinstance(value, dict):
+            facts += [(f"{label}: {key}", shown) for key, shown in _flat(value)]
+        else:
+            facts.append((label, _shown(value)))
+    return tuple(facts)
+
+
+def _flat(values: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    return tuple((page_text(key, 80), _shown(value)) for key, value in values.items())
+
+
+def _shown(value: Any) -> str:
+    if value is None or value in ("", [], {}):
+        return DASH
+    if isinstance(value, list | tuple):
+        return page_text(", ".join(map(str, value)))
+    return page_text({True: "yes", False: "no"}[value] if isinstance(value, bool) else value)

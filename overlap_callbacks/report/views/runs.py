@@ -1,0 +1,129 @@
+"""What is known of runs: the verdict of each, then a section for each question."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+from overlap_callbacks.analysis.formatting import page_sentence, page_text
+from overlap_callbacks.report.advice_words import first_advice
+from overlap_callbacks.report.axis import compared
+from overlap_callbacks.report.record import Record
+from overlap_callbacks.report.views.arms import arms
+from overlap_callbacks.report.views.communication import communication
+from overlap_callbacks.report.views.comparison import comparison, head_lines
+from overlap_callbacks.report.views.elements import Block, Document, Note, RunPage, Section
+from overlap_callbacks.report.views.environment import environment, warnings
+from overlap_callbacks.report.views.experts import experts
+from overlap_callbacks.report.views.quality import QUALITY, configuration, quality
+from overlap_callbacks.report.views.run import RunView
+from overlap_callbacks.report.views.scaling import scaling
+from overlap_callbacks.report.views.sections import cost, ideal, not_measured, overview, power, tiles
+from overlap_callbacks.report.views.tables import summary_table
+from overlap_callbacks.report.views.throughput import throughput
+from overlap_callbacks.report.views.timeline import kernels_in_time
+from overlap_callbacks.report.views.traffic import traffic
+from overlap_callbacks.report.views.trends import changed
+from overlap_callbacks.report.views.usage import usage
+
+_METHOD = (
+    "Equations 1 to 5 are those of arXiv 2507.03114, section IV-D. Intervals are 95% confidence intervals, over blocks "
+    "of steps within a window and over windows within a run."
+)
+
+
+def runs_document(records: Sequence[Record], axis: str | None = None, *, charts: bool = True) -> Document:
+    """Everything that is known of the runs.
+
+    Args:
+        records: one or more; several are compared first.
+        axis: what varies between several; None for the number of ranks, if it does.
+        charts: whether charts are made too.
+
+    Raises:
+        ValueError: ``records`` is empty; or no record tells what ``axis`` asks for.
+    """
+    if not records:
+        raise ValueError("records must hold at least one record, got none")
+    views = [RunView(record, charts=charts) for record in records]
+    names = distinct_names(records)
+    several = len(records) > 1
+    runs = tuple(
+        [
+            _run(f"run-{number}", name, view, compared=several)
+            for number, (name, view) in enumerate(zip(names, views, strict=True), 1)
+        ]
+    )
+    title = "Overlap report: " + ", ".join(names[:4])
+    if not several:
+        return Document(title, runs, _METHOD)
+    verdict, *more = map(page_sentence, head_lines(names, views))
+    compared = tuple(_compared(names, views, axis))
+    return Document(title, runs, _METHOD, f"{len(records)} runs compared", verdict, tuple(more), compared)
+
+
+def distinct_names(records: Sequence[Record]) -> list[str]:
+    """What to call each run: its folder's name, with a number where two have the same."""
+    names: list[str] = []
+    for record in records:
+        name = page_text(record.path.resolve().parent.name, 80) or "run"
+        free = (f"{name} ({number})" for number in itertools.count(2))
+        names.append(name if name not in names else next(other for other in free if other not in names))
+    return names
+
+
+def _compared(names: Sequence[str], views: Sequence[RunView], axis: str | None) -> list[Section]:
+    found = compared(names, [view.record for view in views], axis)
+    return [comparison(names, views), *([] if found is None else [scaling(found)])]
+
+
+def _run(identity: str, name: str, view: RunView, *, compared: bool) -> RunPage:
+    blocks: list[Block] = [*tiles(view), *overview(view, compared=compared)]
+    if view.control:
+        blocks.append(
+            Note(
+                "A control run: overlap was never switched off. Every difference below is an error of the measurement, "
+                "and of its 95% intervals 95 in 100 should hold zero.",
+                warning=True,
+            )
+        )
+    blocks += warnings(view)
+    head, line = page_text(view.head), view.headline
+    more = tuple([page_sentence(each) for each in (*line.more, first_advice(view.record)) if each])
+    sections = tuple([section for section in _sections(view) if section.answer or section.blocks])
+    # Of several runs, the comparison comes first: each one's own sections open on a click.
+    folded = tuple([dataclasses.replace(section, folded=True) for section in sections]) if compared else sections
+    figures = summary_table(view.figures, view.basis) if view.figures else None
+    return RunPage(identity, name, head, page_sentence(line.sentence), tuple(blocks), folded, more, figures)
+
+
+def _sections(view: RunView) -> list[Section]:
+    """The questions: what overlap costs and what holds a step back are open, the others are folded."""
+    found: list[Section] = []
+    lacking: list[str] = []
+    if view.measured:
+        found += [cost(view), *ideal(view), *power(view), *changed(view), *throughput(view)]
+        lacking = not_measured(view)
+    found += arms(view)
+    sent = traffic(view)
+    further = [
+        *(kernels_in_time(view) if view.measured else []),
+        *(usage(view) if view.measured else []),
+        *([sent] if sent is not None else []),
+        *experts(view),
+        *communication(view),
+        quality(view, lacking),
+    ]
+    ran_on = environment(view)
+    if ran_on is not None:
+        further.append(ran_on)
+    further.append(configuration(view))
+    # A run without figures is asked why: that is in the part on the measurement.
+    asked_why = not view.valid_windows
+    if asked_why:
+        found = [dataclasses.replace(each, folded=True) for each in found]
+    return [
+        *found,
+        *[dataclasses.replace(each, folded=not (asked_why and each.title == QUALITY)) for each in further],
+    ]

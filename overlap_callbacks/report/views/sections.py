@@ -1,0 +1,251 @@
+"""What the page says first, and its questions on cost, power, and what holds a step back."""
+
+from __future__ import annotations
+
+from overlap_callbacks.analysis.formatting import (
+    PAGE,
+    certainty,
+    certainty_in_words,
+    change_in_words,
+    is_no_difference,
+    may_be_chance,
+    page_text,
+    rounded,
+)
+from overlap_callbacks.analysis.headline import step_change
+from overlap_callbacks.analysis.results.catalogue import figure_named
+from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.report_parts import compute_slowdowns
+from overlap_callbacks.analysis.results.step_parts import exposed_share, profiled_step_ms
+from overlap_callbacks.report.views import tables
+from overlap_callbacks.report.views.bottleneck import advice_table
+from overlap_callbacks.report.views.causes import cause_table
+from overlap_callbacks.report.views.elements import Block, Chart, Note, Section, Table, Tile, Tiles
+from overlap_callbacks.report.views.power import energy_change, energy_of_a_step, power_answer, power_blocks
+from overlap_callbacks.report.views.run import RunView
+from overlap_callbacks.report.views.step_charts import mode_bars, step_parts, timeline
+
+Figures = dict[str, Estimate]
+
+
+def tiles(view: RunView) -> list[Block]:
+    """The figures to read first; none for what was not measured."""
+    figures = view.figures
+    found = [_step_tile(view), _figure_tile(figures, "compute_slowdown", "of the same kernels with overlap")]
+    share, total_ms, exposed = exposed_share(figures), profiled_step_ms(figures), figures.get("exposed_comm_ms")
+    if share is not None and total_ms is not None and exposed is not None:
+        of = f"of a step under the profiler: {_ms(exposed.value)} of {_ms(total_ms)}"
+        found.append(_tile("Exposed communication", share, of, signed=False))
+    energy, in_flight = _energy_tile(view), figures.get("comm_ms")
+    if energy is not None:
+        found.append(energy)
+    elif in_flight is not None:
+        found.append(
+            _figure_tile(
+                figures, "hidden_comm_fraction", f"of {_ms(in_flight.value)} in flight", "Hidden communication"
+            )
+        )
+    shown = tuple([tile for tile in found if tile is not None])
+    return [Tiles(shown)] if shown else []
+
+
+def _step_tile(view: RunView) -> Tile | None:
+    change = step_change(view.figures)
+    if change is None:
+        return None
+    times = [view.figures.get(name) for name in ("e2e_overlapped_ms", "e2e_sequential_ms")]
+    of = " against ".join([_ms(time.value) for time in times if time is not None])
+    label = "Step time, one side against the other" if view.control else "Step time with overlap"
+    remark = f"{of} {'' if view.control else 'sequential'}".strip()
+    return _tile(label, change, remark if view.control else f"{remark}; {certainty_in_words(change, PAGE)}")
+
+
+def _energy_tile(view: RunView) -> Tile | None:
+    """Where power was measured, overlap costs or saves energy too: more to a reader than what it hides."""
+    if view.control:
+        return None
+    change = energy_change(view.valid_windows)
+    both = [energy_of_a_step(view.valid_windows, mode) for mode in Mode]
+    if change is None:
+        return None
+    of = " against ".join([PAGE.quantity(energy.value, "J") for energy in both if energy is not None])
+    return _tile("Energy of a step with overlap", change, f"{of} sequential, all devices")
+
+
+def _figure_tile(figures: Figures, name: str, remark: str, label: str = "") -> Tile | None:
+    figure, estimate = figure_named(name), figures.get(name)
+    return None if estimate is None else _tile(label or figure.title, estimate, remark, signed=figure.signed)
+
+
+def _tile(label: str, fraction: Estimate, remark: str, *, signed: bool = True) -> Tile:
+    bounds = PAGE.interval(fraction, "fraction", signed=signed) or "too few blocks for an interval"
+    return Tile(label, PAGE.percent(fraction.value, signed=signed), bounds, remark)
+
+
+def _ms(value: float, *, signed: bool = False) -> str:
+    return PAGE.quantity(value, "ms", signed=signed)
+
+
+def overview(view: RunView, *, compared: bool) -> list[Block]:
+    """Step time in each mode, and where the time of a step goes.
+
+    Args:
+        view: the run.
+        compared: whether step times of several runs stand side by side already.
+    """
+    blocks: list[Block] = []
+    if not compared and any(name in view.figures for name in ("e2e_overlapped_ms", "e2e_sequential_ms")):
+        blocks.append(mode_bars([("", view.figures)]))
+    if view.parts is not None:
+        blocks.append(step_parts(view.parts, view.figures, narrow=bool(blocks)))
+    return blocks
+
+
+# -- what does it cost?
+
+
+def cost(view: RunView) -> Section:
+    """Slowdown by kernel and by what ran beside it."""
+    blocks: list[Block] = []
+    window, paired = view.record.latest_valid("kernels"), view.record.latest_valid("pairs")
+    if window is not None:
+        blocks += tables.kernel_tables(window)
+    if paired is not None:
+        basis = f"Per step, means over the ranks, window {paired.window}."
+        blocks += tables.pair_tables(paired.pairs, basis)
+    divided = view.record.latest_valid("dimension_pairs")
+    # With one dimension alone, the table of pairs says the same.
+    if divided is not None and len(compute_slowdowns(divided.dimension_pairs)) > 1:
+        blocks.append(tables.dimension_pair_table(divided))
+    causes = cause_table(view.valid_windows)
+    if causes is not None:
+        blocks.append(causes)
+    blocks.sort(key=lambda block: isinstance(block, Table) and block.folded)
+    if window is None and view.valid_windows:
+        blocks.append(Note(_why_no_kernels(view)))
+    by_dimension = "" if divided is None else _dimension_answer(divided)
+    answer = f"{_cost_answer(view.figures)}{by_dimension}".strip()
+    if view.control:
+        answer = "Both sides ran overlapped, so what differs between them below is the error of measurement."
+    return Section("What does it cost?", answer, blocks)
+
+
+def power(view: RunView) -> list[Section]:
+    """What overlap does to power, energy and clocks; nothing where no window has any."""
+    traced = view.record.latest_valid("power_trace") if view.valid_windows else view.record.latest("power_trace")
+    blocks = power_blocks(view.valid_windows, view.windows, traced)
+    if not blocks:
+        return []
+    return [Section("What does it do to power?", power_answer(view.valid_windows), blocks, folded=True)]
+
+
+def _cost_answer(figures: Figures) -> str:
+    sentences = []
+    compute = figures.get("compute_slowdown")
+    if compute is not None:
+        sentences.append(f"In overlapped steps the same compute kernels take {_longer(compute)}.")
+    communication = figures.get("comm_slowdown")
+    if communication is not None:
+        waiting = "not counting their waiting for the last rank" if "waiting_ms" in figures else "waiting included"
+        sentences.append(f"Communication kernels take {_longer(communication)}, {waiting}.")
+    return " ".join(sentences)
+
+
+def _dimension_answer(window: OverlapReport) -> str:
+    """How much slower compute is beside each dimension of parallelism; empty if there is one alone."""
+    slowdowns = sorted(compute_slowdowns(window.dimension_pairs).items(), key=lambda item: -item[1])
+    if len(slowdowns) < 2:
+        return ""
+    shown = ", ".join(f"{page_text(name, 40)} {PAGE.percent(value, signed=True)}" for name, value in slowdowns)
+    return f" Compute slowdown by the dimension of parallelism in flight: {shown}."
+
+
+def _longer(figure: Estimate) -> str:
+    bounds = PAGE.interval(figure, "fraction", signed=True)
+    interval = f" (95% interval {bounds})" if bounds else ""
+    if is_no_difference(figure):
+        return f"as long as in sequential ones{interval}"
+    chance = f", which is {certainty(figure)}" if may_be_chance(figure) else ""
+    return f"{change_in_words(figure.value, 'longer', 'less time', PAGE)}{interval}{chance}"
+
+
+def _why_no_kernels(view: RunView) -> str:
+    if view.info.schedule.get("profiled_steps") == 0:
+        return "Kernels were not profiled: the schedule has profiled_steps=0, so what overlap costs them is not known."
+    return "Kernels were not measured: no window has a profile."
+
+
+# -- how far from ideal?
+
+
+def ideal(view: RunView) -> list[Section]:
+    """What holds a step back, what to try, and how the time passes; nothing where none of it is known."""
+    found = view.record.bottleneck()
+    blocks: list[Block] = [] if found is None else [advice_table(found)]
+    drawn = view.record.latest("pictures")
+    if drawn is not None:
+        blocks.append(timeline(drawn))
+    divided = view.record.latest("dimensions")
+    if divided is not None and len(divided.dimensions) > 1:
+        blocks += [dimension_chart(divided), tables.dimension_table(divided)]
+    collectives = view.record.latest("collectives")
+    if collectives is not None:
+        blocks.append(tables.collective_table(collectives))
+    answer = "" if view.valid_windows else "That is not known, as no window counts."
+    if found is not None:
+        answer = f"{page_text(found.sentence(PAGE), 1000)}{_attained(view.figures)}"
+    return [Section("How far from ideal, and what holds it back?", answer, blocks)] if blocks else []
+
+
+def _attained(figures: Figures) -> str:
+    attained = figures.get("attained_fraction")
+    if attained is None:
+        return ""
+    bounds = PAGE.interval(attained, "fraction")
+    shown = f" (95% interval {bounds})" if bounds else ""
+    return f" Overlap has attained {PAGE.percent(attained.value)}{shown} of the time that perfect overlap would save."
+
+
+def not_measured(view: RunView) -> list[str]:
+    """What a page of this run lacks, as sentences."""
+    record = view.record
+    lacking = []
+    if view.valid_windows and record.latest_valid("kernels") is not None and record.latest_valid("pairs") is None:
+        lacking.append("What ran beside what was not measured.")
+    if record.latest("pictures") is None:
+        lacking.append("No step was drawn: that needs a profile of rank 0.")
+    if record.latest("collectives") is None:
+        lacking.append("No collective was recorded.")
+    if not any(window.power is not None for window in view.windows):
+        lacking.append("Power was not measured.")
+    if len(view.valid_windows) == 1:
+        lacking.append("One valid window was measured, so there is nothing to compare it with.")
+    return lacking
+
+
+def dimension_chart(window: OverlapReport) -> Chart:
+    """Hidden and exposed communication of each dimension."""
+    rows = [
+        {
+            "label": " ".join(page_text(row.dimension).split()),  # on one line, as the bar is
+            "parts": [
+                {
+                    "name": "hidden",
+                    "color": "both",
+                    "value": rounded(max(0.0, row.comm_ms - row.exposed_ms)),
+                },
+                {"name": "exposed", "color": "communication", "value": rounded(row.exposed_ms)},
+            ],
+        }
+        for row in window.dimensions
+    ]
+    return Chart(
+        "stack",
+        "Communication by dimension of parallelism",
+        {"unit": "ms", "rows": rows},
+        f"Time in flight per overlapped step, window {window.window}. Dimensions may be in flight at once, so bars do "
+        "not add up to a step.",
+        (("hidden behind compute", "both"), ("exposed", "communication")),
+    )

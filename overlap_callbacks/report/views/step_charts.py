@@ -1,0 +1,134 @@
+"""Charts of step time: the modes side by side, where a step's time goes, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from overlap_callbacks.analysis.formatting import PAGE, rounded
+from overlap_callbacks.analysis.results.catalogue import STEP_TIMES
+from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.kernel_times import StepTimeline
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.step_parts import StepParts
+from overlap_callbacks.report.step_words import named_parts, of_profiled_steps, part_in_words
+from overlap_callbacks.report.views.elements import Chart
+
+# The colour of each step time, as a variable of the style sheet.
+COLORS = {"e2e_ideal_ms": "ideal", "e2e_overlapped_ms": "overlapped", "e2e_sequential_ms": "sequential"}
+
+# Beside exposed communication, which it still has, no step is called ideal: equation 4 has its name in the table.
+LABELS = {"e2e_ideal_ms": "Without contention"}
+
+Pairs = Sequence[tuple[float, float]]
+
+
+def mode_bars(runs: Sequence[tuple[str, dict[str, Estimate]]]) -> Chart:
+    """Overlapped and sequential step time, and that without contention, with intervals; several runs side by side.
+
+    Args:
+        runs: name (each its own) and figures of each.
+    """
+    rows = []
+    for name, figures in runs:
+        for figure in STEP_TIMES:
+            estimate = figures.get(figure.name)
+            if estimate is not None:
+                rows.append(
+                    {
+                        "run": name,
+                        "label": LABELS.get(figure.name, figure.title),
+                        "color": COLORS[figure.name],
+                        "value": rounded(estimate.value),
+                        "low": rounded(estimate.ci_low),
+                        "high": rounded(estimate.ci_high),
+                    }
+                )
+    caption = "Whiskers are 95% intervals."
+    if any("e2e_ideal_ms" in figures for _, figures in runs):
+        caption = (
+            "Without contention is worked out: an overlapped step, less what its compute kernels lose (equation 4). "
+            + caption
+        )
+    named = dict.fromkeys(row["run"] for row in rows)
+    return Chart(
+        "bars",
+        f"Step time of {next(iter(named))}" if len(named) == 1 < len(runs) else "Step time",
+        {"unit": "ms", "rows": rows},
+        caption,
+        narrow=len(runs) == 1,
+    )
+
+
+def step_parts(parts: StepParts, figures: dict[str, Estimate], *, narrow: bool = True) -> Chart:
+    """An overlapped step under the profiler, divided into parts that add up to it.
+
+    Args:
+        parts: of the step.
+        figures: of the same windows.
+        narrow: whether another chart stands beside it.
+    """
+    shown = named_parts(parts, PAGE)
+    caption = of_profiled_steps(parts.total_ms, figures, PAGE)
+    if parts.contention_ms > 0:
+        caption += " Compute alone is as in sequential steps; what it takes longer is lost to contention."
+    return Chart(
+        "stack",
+        f"Where the time of an overlapped step goes: {PAGE.quantity(parts.total_ms, 'ms')} under the profiler",
+        {
+            "unit": "ms",
+            "rows": [{"label": "", "parts": [part._asdict() | {"value": rounded(part.ms)} for part in shown]}],
+            "name_parts": True,
+        },
+        caption,
+        tuple([(part_in_words(part, parts.total_ms, PAGE), part.color) for part in shown]),
+        narrow=narrow,
+    )
+
+
+def timeline(window: OverlapReport) -> Chart:
+    """When compute ran and communication was in flight, one step of each mode."""
+    pictures = sorted(window.pictures, key=lambda picture: list(Mode).index(picture.arm))
+    closed = any(picture.closed_compute_ms or picture.closed_communication_ms for picture in pictures)
+    caption = f"One profiled step of each mode on rank {window.first_rank}, window {window.window}."
+    if closed:
+        caption += " The shortest gaps are closed, to keep the page small."
+    if not window.valid:
+        caption += " This window is not valid."
+    return Chart(
+        "timeline",
+        "Timeline of one step",
+        {"unit": "ms", "modes": [_lanes(picture) for picture in pictures]},
+        caption,
+        (("compute", "compute"), ("communication", "communication"), ("both at once", "both")),
+    )
+
+
+def _lanes(picture: StepTimeline) -> dict[str, object]:
+    return {
+        "mode": picture.arm.value.capitalize(),
+        "step_ms": rounded(picture.step_ms),
+        "compute": _short(picture.compute),
+        "communication": _short(picture.communication),
+        "both": _short(both(picture.compute, picture.communication)),
+    }
+
+
+def both(first: Pairs, second: Pairs) -> list[tuple[float, float]]:
+    """Where two ascending series of disjoint intervals overlap."""
+    overlaps = []
+    i = j = 0
+    while i < len(first) and j < len(second):
+        start, end = max(first[i][0], second[j][0]), min(first[i][1], second[j][1])
+        if start < end:
+            overlaps.append((start, end))
+        if first[i][1] < second[j][1]:
+            i += 1
+        else:
+            j += 1
+    return overlaps
+
+
+def _short(intervals: Pairs) -> list[list[float]]:
+    # A chart of a step cannot show nanoseconds.
+    return [[round(start, 4), round(end, 4)] for start, end in intervals]
