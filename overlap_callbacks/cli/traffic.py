@@ -57,10 +57,9 @@ def command(
     from overlap_callbacks.analysis.communication.link_peaks import Peaks, link_of
     from overlap_callbacks.analysis.communication.mapping import MappingError
     from overlap_callbacks.analysis.communication.view import ViewError
-    from overlap_callbacks.report.communication_words import bandwidths_of
     from overlap_callbacks.report.run_json import communication_as_json, traffic_as_json
     from overlap_callbacks.report.traffic import NoTrafficError, traffic_of
-    from overlap_callbacks.report.views.communication import bandwidth_table
+    from overlap_callbacks.report.views.communication import bandwidth_table, bandwidths_of
     from overlap_callbacks.report.views.traffic import traffic_document
 
     if png is not None:

@@ -13,11 +13,11 @@ from overlap_callbacks.analysis.communication.link_peaks import Link, Peaks
 from overlap_callbacks.analysis.stragglers import Straggler
 from overlap_callbacks.analysis.throughput import run_throughput
 from overlap_callbacks.analysis.verdict import run_verdict
-from overlap_callbacks.report.communication_words import bandwidths_of, latest_pipeline, shares_window, waiting_of
 from overlap_callbacks.report.environment_words import findings_of, job_environment_of
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.traffic import Mapping, RunTraffic
-from overlap_callbacks.report.window_words import cost_of, race_of
+from overlap_callbacks.report.views.communication import bandwidths_of, latest_pipeline, shares_window, waiting_of
+from overlap_callbacks.report.views.quality import cost_of, race_of
 
 
 def run_as_json(record: Record) -> dict[str, Any]:

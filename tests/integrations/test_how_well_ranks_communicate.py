@@ -16,8 +16,8 @@ from torch import nn
 from overlap_callbacks.cli.main import main
 from overlap_callbacks.integrations import megatron, pytorch
 from overlap_callbacks.report import record, write_page
-from overlap_callbacks.report.communication_words import bandwidths_of, latest_pipeline, waiting_of
 from overlap_callbacks.report.record import Record
+from overlap_callbacks.report.views.communication import bandwidths_of, latest_pipeline, waiting_of
 from tests.distributed import run_ranks
 from tests.integrations import megatron_shims
 from tests.integrations.megatron_jobs import FOUR_RANKS, LOADS, TWO_RANKS, job

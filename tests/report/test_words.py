@@ -18,8 +18,8 @@ from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.run_summary import RunSummary
 from overlap_callbacks.report import page, terminal
 from overlap_callbacks.report.record import read
+from overlap_callbacks.report.views.quality import left_out, windows_that_count
 from overlap_callbacks.report.views.runs import runs_document
-from overlap_callbacks.report.window_words import left_out, windows_that_count
 from tests.environments import gpu_rank
 from tests.report.runs import DIMENSION_PAIRS, KERNELS, PAIRS, rank_window, run_info, window, write
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from overlap_callbacks.analysis.arm_summary import ArmSummary, arm_summaries
 from overlap_callbacks.analysis.formatting import PAGE, may_be_chance, page_text
 from overlap_callbacks.analysis.results.estimate import Estimate
-from overlap_callbacks.report.arm_words import OPTIONAL_ARM_COLUMNS, RESULTS_DIFFER, SPEEDUP_IN_WORDS
 from overlap_callbacks.report.views.elements import Block, Cell, Head, Note, Section, Table
 from overlap_callbacks.report.views.run import RunView
 
@@ -60,11 +62,11 @@ def _table(rows: list[ArmSummary]) -> Table:
 
 def _further(rows: list[ArmSummary]) -> list[Table]:
     """Compute, exposed communication, power and memory, where they were measured."""
-    found = [column for column in OPTIONAL_ARM_COLUMNS if any(column.of(row, PAGE) for row in rows)]
+    found = [column for column in OPTIONAL_ARM_COLUMNS if any(column.of(row) for row in rows)]
     if not found:
         return []
     cells = tuple(
-        (Cell(row.arm.name, row.arm.name), *[Cell(column.of(row, PAGE), column.values(row)[0]) for column in found])
+        (Cell(row.arm.name, row.arm.name), *[Cell(column.of(row), column.values(row)[0]) for column in found])
         for row in rows
     )
     columns = (Head("arm", words=True, names=True), *[Head(column.title) for column in found])
@@ -73,3 +75,62 @@ def _further(rows: list[ArmSummary]) -> list[Table]:
 
 def _sort(estimate: Estimate | None) -> float | None:
     return None if estimate is None else estimate.value
+
+
+# -- columns
+
+
+SPEEDUP_IN_WORDS = "Speed-up: step time as configured over that with the arm, less one. Above zero the arm wins."
+RESULTS_DIFFER = "changes results: losses and weights are not those of the job without it."
+
+
+@dataclass(frozen=True)
+class ArmColumn:
+    """A column that is shown where any arm has it.
+
+    Attributes:
+        title: its head.
+        values: with the arm and as configured; None where not measured.
+        unit: of both.
+    """
+
+    title: str
+    values: Callable[[ArmSummary], tuple[float | None, float | None]]
+    unit: str
+
+    def of(self, row: ArmSummary) -> str:
+        """Both, e.g. ``21.0 (24.0) W``; empty without a value with the arm."""
+        value, configured = self.values(row)
+        if value is None:
+            return ""
+        shown = PAGE.quantity(value, self.unit)
+        if configured is None:
+            return shown
+        number, _, unit = shown.partition(PAGE.space)
+        before = PAGE.quantity(configured, self.unit).partition(PAGE.space)[0]
+        return f"{number} ({before}){PAGE.space}{unit}" if unit else f"{number} ({before})"
+
+
+def _figures(name: str) -> Callable[[ArmSummary], tuple[float | None, float | None]]:
+    def values(row: ArmSummary) -> tuple[float | None, float | None]:
+        pair = row.figures.get(name), row.figures.get(f"configured_{name}")
+        return pair[0].value if pair[0] else None, pair[1].value if pair[1] else None
+
+    return values
+
+
+OPTIONAL_ARM_COLUMNS = (
+    ArmColumn("compute", _figures("compute_ms"), "ms"),
+    ArmColumn("exposed comm.", _figures("exposed_comm_ms"), "ms"),
+    ArmColumn("power", lambda row: (row.avg_w, row.configured_avg_w), "W"),
+    ArmColumn("energy of a step", lambda row: (row.energy_per_step_j, row.configured_energy_per_step_j), "J"),
+    ArmColumn(
+        "peak memory",
+        lambda row: (_gib(row.peak_memory_bytes), _gib(row.configured_peak_memory_bytes)),
+        "GiB",
+    ),
+)
+
+
+def _gib(size_bytes: int | None) -> float | None:
+    return None if size_bytes is None else size_bytes / 2**30

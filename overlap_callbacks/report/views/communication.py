@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+from overlap_callbacks.analysis.communication.by_size import SizeBandwidth, bandwidths
 from overlap_callbacks.analysis.communication.heat_map import bytes_in_words
-from overlap_callbacks.analysis.formatting import NBSP, PAGE, page_text
+from overlap_callbacks.analysis.communication.link_peaks import Link, Peaks, peaks_of
+from overlap_callbacks.analysis.formatting import NBSP, PAGE, count, page_text
+from overlap_callbacks.analysis.results.arrivals import ONE_HOST, SEVERAL_HOSTS
+from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.stages import PipelineBubble
-from overlap_callbacks.analysis.stragglers import Straggler
-from overlap_callbacks.report.communication_words import (
-    BUBBLE,
-    BY_SIZE,
-    LATE,
-    Bandwidths,
-    Waiting,
-    bandwidths_of,
-    bubble_sentence,
-    latest_pipeline,
-    peaks_in_words,
-    reach_in_words,
-    shares_sentence,
-    shares_window,
-    waiting_of,
-    waiting_sentence,
-    windows_in_words,
-)
+from overlap_callbacks.analysis.results.step_shares import StepShare
+from overlap_callbacks.analysis.stragglers import Straggler, stragglers, waiting_fraction
+from overlap_callbacks.report.environment_words import job_environment_of
+from overlap_callbacks.report.record import Record
+from overlap_callbacks.report.traffic import host_names
 from overlap_callbacks.report.views.elements import Block, Cell, Section, Table, heads
 from overlap_callbacks.report.views.run import RunView
 from overlap_callbacks.report.views.tables import EMPTY, name_cell, number_cell
@@ -37,17 +29,17 @@ def communication(view: RunView) -> list[Section]:
     blocks: list[Block] = []
     waiting = waiting_of(record)
     if waiting is not None:
-        sentences.append(page_text(waiting_sentence(waiting, PAGE), 1000))
+        sentences.append(page_text(waiting_sentence(waiting), 1000))
         for title, rows in (("Ranks that come last", waiting.ranks), ("Hosts whose ranks come last", waiting.hosts)):
             if rows:
                 blocks.append(late_table(title, waiting, rows))
     shares = shares_window(record)
     if shares is not None:
-        said = page_text(shares_sentence(shares.dimension_shares(), PAGE), 1000)
+        said = page_text(shares_sentence(shares.dimension_shares()), 1000)
         sentences.append(f"{said} That is of window{NBSP}{shares.window}.")
     pipeline = latest_pipeline(record)
     if pipeline is not None:
-        sentences.append(bubble_sentence(pipeline[1], PAGE))
+        sentences.append(bubble_sentence(pipeline[1]))
         blocks.append(bubble_table(*pipeline))
     by_size = bandwidths_of(record)
     if by_size is not None:
@@ -141,3 +133,170 @@ def bubble_table(window: int, pipeline: PipelineBubble) -> Table:
         tuple(rows),
         f"Overlapped steps under the profiler, window {window}, means over the ranks of a stage. {BUBBLE}",
     )
+
+
+# -- what the record tells
+
+
+BY_SIZE = (
+    "Of each collective the least time over its ranks counts, from issue to end: the others waited. Bandwidth is that "
+    "of the wire, as nccl-tests' bus bandwidth."
+)
+LATE = (
+    "Of collectives of sequential steps. The rank that comes last has the least time. Steps are those in which the "
+    "others wait for it longest, with a 95% interval. Lost is the others' waiting, of the time of these collectives."
+)
+BUBBLE = (
+    "A stage is idle, or waits for the peer of a message. Expected is (p-1)/(p-1+vm), of a step without its gradients' "
+    "communication."
+)
+NO_STRAGGLER = (
+    "No rank stands out: none with 1% or more of that time lost to it is waited for longest in more steps than by "
+    "chance."
+)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Who comes last.
+
+    Attributes:
+        fraction: of the time of collectives, in which ranks wait.
+        ranks, hosts: for whom they wait longest.
+        names: of hosts, by number, as far as they are known.
+        several_hosts: whether there are several.
+    """
+
+    fraction: float
+    ranks: tuple[Straggler, ...]
+    hosts: tuple[Straggler, ...]
+    names: Mapping[int, str]
+    several_hosts: bool
+
+    def who(self, row: Straggler) -> str:
+        """What to call a rank or a host."""
+        host = "" if row.host < 0 or not self.several_hosts else self.names.get(row.host, f"host {row.host}")
+        if row.rank < 0:
+            return host
+        return f"rank {row.rank} ({host})" if host else f"rank {row.rank}"
+
+
+def waiting_of(record: Record) -> Waiting | None:
+    """Who comes last in the windows that count; None where that was not timed."""
+    windows = [window.arrivals for window in record.valid_windows]
+    fraction = waiting_fraction(windows)
+    if fraction is None:
+        return None
+    environment = job_environment_of(record)
+    several = environment is not None and environment.num_hosts > 1
+    return Waiting(
+        fraction,
+        tuple(stragglers(windows)),
+        tuple(stragglers(windows, hosts=True)),
+        host_names(record) if several else {},
+        several,
+    )
+
+
+def waiting_sentence(found: Waiting) -> str:
+    """Who comes last, in a sentence or two."""
+    words = f"In {PAGE.percent(found.fraction)} of the time of collectives, ranks wait for the one that comes last."
+    if not found.ranks:
+        return f"{words} {NO_STRAGGLER}"
+    first = found.ranks[0]
+    last, waited = PAGE.percent(first.last_share, decimals=0), PAGE.quantity(first.waiting_ms, "ms")
+    return (
+        f"{words} Most for {found.who(first)}: {first.how_sure(PAGE)}. It comes last to {last} of {first.calls:,} "
+        f"timed collectives ({first.dimension}), and the others wait for {waited} each time."
+    )
+
+
+def windows_in_words(row: Straggler) -> str:
+    """In how many windows it is among the last."""
+    return f"{row.windows} of {row.all_windows}"
+
+
+@dataclass(frozen=True)
+class Bandwidths:
+    """Effective bandwidth by size.
+
+    Attributes:
+        window: from which they are.
+        rows: by dimension, operator and size.
+        peaks: of the links.
+    """
+
+    window: int
+    rows: Sequence[SizeBandwidth]
+    peaks: Peaks
+
+
+def bandwidths_of(record: Record, own: Peaks = Peaks()) -> Bandwidths | None:  # noqa: B008 - it is immutable
+    """The bandwidths of the last window that has them; None without one.
+
+    Args:
+        record: of the run.
+        own: peaks that the user gave.
+    """
+    window = record.latest_valid("transfers")
+    if window is None:
+        return None
+    peaks = peaks_of(job_environment_of(record), own)
+    rows = bandwidths(window.transfers, peaks)
+    return Bandwidths(window.window, rows, peaks) if rows else None
+
+
+def peaks_in_words(peaks: Peaks) -> str:
+    """Which peaks the shares are of."""
+    known = [
+        f"{where} {_link_in_words(link)}"
+        for where, link in (("within a host", peaks.within), ("between hosts", peaks.between))
+        if link is not None
+    ]
+    if not known:
+        return "The record does not tell the links: overlap traffic takes their peaks (--link-peak, --network-peak)."
+    return f"Peaks, each way: {'; '.join(known)}."
+
+
+def _link_in_words(link: Link) -> str:
+    return link.name if link.what == "given" else f"{link.name}, {link.gb_s:g} GB/s ({link.what})"
+
+
+def reach_in_words(reach: str) -> str:
+    """On how many hosts a group is."""
+    return reach if reach in (ONE_HOST, SEVERAL_HOSTS) else "not known"
+
+
+def shares_sentence(shares: Sequence[StepShare]) -> str:
+    """The parts of a step in one sentence."""
+    parts = ", ".join(f"{share.name} {PAGE.percent(share.fraction)}" for share in shares if share.fraction >= 0.0005)
+    return f"Of a profiled overlapped step: {parts}. Communication counts where no compute hides it."
+
+
+def shares_window(record: Record) -> OverlapReport | None:
+    """The last window that tells the shares of a step."""
+    window = record.latest("dimensions")
+    return window if window is not None and window.dimension_shares() else None
+
+
+def bubble_sentence(pipeline: PipelineBubble) -> str:
+    """The bubble as expected, and as measured."""
+    expected, measured = pipeline.expected_fraction, pipeline.fraction
+    shape = count(pipeline.num_stages, "stage")
+    if pipeline.micro_batches:
+        batches = "micro-batch" if pipeline.micro_batches == 1 else "micro-batches"
+        shape += f", {pipeline.micro_batches:,} {batches} a step"
+    if pipeline.chunks > 1:
+        shape += f", {count(pipeline.chunks, 'chunk')} on each rank"
+    words = f"The bubble of the pipeline ({shape})"
+    known = "not known, since messages do not tell the micro-batches" if expected is None else PAGE.percent(expected)
+    words += f": expected {known}"
+    return f"{words}; measured {PAGE.percent(measured)}." if measured is not None else f"{words}."
+
+
+def latest_pipeline(record: Record) -> tuple[int, PipelineBubble] | None:
+    """The bubble of the last window that has one, and the window's number."""
+    for window in reversed(record.valid_windows or record.windows):
+        if window.pipeline is not None and window.pipeline.sound:
+            return window.window, window.pipeline
+    return None

@@ -7,7 +7,6 @@ from typing import Any
 
 from overlap_callbacks.analysis.formatting import PAGE, count, page_text, rounded
 from overlap_callbacks.analysis.results.experts import ExpertDetails, ExpertLoads
-from overlap_callbacks.report.expert_words import loads_in_words
 from overlap_callbacks.report.views.elements import EMPTY_LEGEND, Block, Cell, Chart, Section, Table, heads
 from overlap_callbacks.report.views.run import RunView
 from overlap_callbacks.report.views.trends import MAX_POINTS, MAX_WHISKERS
@@ -52,7 +51,7 @@ def experts(view: RunView) -> list[Section]:
     blocks += charts
     if details is not None and details.by_expert_rank:
         blocks.append(_table(last, details))
-    return [Section("How evenly are the experts loaded?", page_text(loads_in_words(last, PAGE), 1000), blocks)]
+    return [Section("How evenly are the experts loaded?", page_text(loads_in_words(last), 1000), blocks)]
 
 
 def _lines(
@@ -119,4 +118,18 @@ def _table(loads: ExpertLoads, details: ExpertDetails) -> Table:
         tuple(rows),
         f"Means over {count(loads.num_steps, 'step')} and the ranks at each place.",
         folded=True,
+    )
+
+
+# -- in words
+
+
+def loads_in_words(loads: ExpertLoads) -> str:
+    """How evenly the tokens of a window were spread."""
+    sampled = f", {loads.num_sampled} of them sampled between windows" if loads.num_sampled else ""
+    return (
+        f"The expert rank with the highest load receives {PAGE.number(loads.load_max_over_mean, 2)} times the mean in "
+        f"a step (coefficient of variation {PAGE.percent(loads.load_cv)}). Of one all-to-all, the largest split is "
+        f"{PAGE.number(loads.split_max_over_mean, 2)} times the mean ({PAGE.percent(loads.split_cv)}). Rank "
+        f"{loads.highest_rank} received most. Means over {count(loads.num_steps, 'step')}{sampled}."
     )

@@ -19,15 +19,15 @@ from overlap_callbacks.analysis.formatting import (
     ranges,
 )
 from overlap_callbacks.analysis.independent import relative_change
+from overlap_callbacks.analysis.power import cause
 from overlap_callbacks.analysis.results.catalogue import POWER_METRICS, every_figure
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.figure import Figure
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.power import JobPower, PowerTrace
+from overlap_callbacks.analysis.results.power import JobPower, PowerTrace, SlowdownCause
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.report_parts import energy_saving, peak_rise
 from overlap_callbacks.analysis.statistics import pool, pool_changes
-from overlap_callbacks.report.power_words import cause_sentence, evidence_sentence
 from overlap_callbacks.report.views.elements import Block, Cell, Chart, Note, Table, heads
 
 # The figures by which several runs are compared.
@@ -204,7 +204,7 @@ def _cause(windows: Sequence[OverlapReport]) -> str:
     verdicts = [window.power_verdict for window in windows if window.power_verdict is not None]
     if not verdicts:
         return ""
-    sentence = page_text(cause_sentence(verdicts[-1], PAGE))
+    sentence = page_text(cause_sentence(verdicts[-1]))
     if len(verdicts) == 1:
         return sentence
     alike = Counter(verdict.verdict for verdict in verdicts)[verdicts[-1].verdict]
@@ -283,3 +283,32 @@ def trace_chart(window: OverlapReport, trace: PowerTrace) -> Chart:
             *(((in_flight, "communication"),) if trace.communication else ()),
         ),
     )
+
+
+# -- in words
+
+
+_IN_WORDS = {
+    cause.NO_SLOWDOWN: "No compute slowdown to explain",
+    cause.POWER_CAP: "Compute is slower because a power cap lowers the clock",
+    cause.TEMPERATURE: "Compute is slower because heat lowers the clock",
+    cause.HARDWARE: "Compute is slower because the hardware's own protection lowers the clock",
+    cause.MEMORY_BANDWIDTH: "Compute is slower because it contends with communication for memory bandwidth",
+    cause.SM_CONTENTION: "Compute is slower because communication takes SMs from it",
+    cause.UNDECIDED: "Cause unclear",
+}
+
+
+def cause_sentence(found: SlowdownCause) -> str:
+    """The cause, and how much of the slowdown goes with the clock, as in "Cause unclear; 44% goes with the clock"."""
+    words = _IN_WORDS.get(found.verdict, found.verdict[:1].upper() + found.verdict[1:])
+    if found.verdict == cause.NO_SLOWDOWN:
+        return f"{words}."
+    if found.clock_share is None:
+        return f"{words}; how much goes with the clock is not known."
+    return f"{words}; {PAGE.percent(found.clock_share, decimals=0)} goes with the clock."
+
+
+def evidence_sentence(found: SlowdownCause, *, of_window: int) -> str:
+    """What the cause rests on."""
+    return f"Verdict of window {of_window}: {found.verdict}. Evidence: {'; '.join(found.evidence) or 'none'}."

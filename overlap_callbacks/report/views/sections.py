@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from overlap_callbacks.analysis.bottleneck import Bottleneck
 from overlap_callbacks.analysis.formatting import (
     PAGE,
     certainty,
@@ -20,9 +21,8 @@ from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.report_parts import compute_slowdowns
 from overlap_callbacks.analysis.results.step_parts import exposed_share, profiled_step_ms
 from overlap_callbacks.report.views import tables
-from overlap_callbacks.report.views.bottleneck import advice_table
 from overlap_callbacks.report.views.causes import cause_table
-from overlap_callbacks.report.views.elements import Block, Chart, Note, Section, Table, Tile, Tiles
+from overlap_callbacks.report.views.elements import Block, Cell, Chart, Note, Section, Table, Tile, Tiles, heads
 from overlap_callbacks.report.views.power import energy_change, energy_of_a_step, power_answer, power_blocks
 from overlap_callbacks.report.views.run import RunView
 from overlap_callbacks.report.views.step_charts import mode_bars, step_parts, timeline
@@ -249,3 +249,12 @@ def dimension_chart(window: OverlapReport) -> Chart:
         "not add up to a step.",
         (("hidden behind compute", "both"), ("exposed", "communication")),
     )
+
+
+# -- what to try
+
+
+def advice_table(found: Bottleneck) -> Table:
+    """What to try, with the reason, the most promising first."""
+    rows = [(Cell(page_text(advice.what)), Cell(page_text(advice.why)), Cell(advice.link)) for advice in found.advice]
+    return Table("What to try", heads("*Try", "*Since", "*The docs say more"), tuple(rows), "", sorts=False)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from overlap_callbacks.analysis.formatting import PAGE, rounded
 from overlap_callbacks.analysis.results.catalogue import STEP_TIMES
@@ -11,7 +12,6 @@ from overlap_callbacks.analysis.results.kernel_times import StepTimeline
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.step_parts import StepParts
-from overlap_callbacks.report.step_words import named_parts, of_profiled_steps, part_in_words
 from overlap_callbacks.report.views.elements import Chart
 
 # The colour of each step time, as a variable of the style sheet.
@@ -68,8 +68,8 @@ def step_parts(parts: StepParts, figures: dict[str, Estimate], *, narrow: bool =
         figures: of the same windows.
         narrow: whether another chart stands beside it.
     """
-    shown = named_parts(parts, PAGE)
-    caption = of_profiled_steps(parts.total_ms, figures, PAGE)
+    shown = named_parts(parts)
+    caption = of_profiled_steps(parts.total_ms, figures)
     if parts.contention_ms > 0:
         caption += " Compute alone is as in sequential steps; what it takes longer is lost to contention."
     return Chart(
@@ -81,7 +81,7 @@ def step_parts(parts: StepParts, figures: dict[str, Estimate], *, narrow: bool =
             "name_parts": True,
         },
         caption,
-        tuple([(part_in_words(part, parts.total_ms, PAGE), part.color) for part in shown]),
+        tuple([(part_in_words(part, parts.total_ms), part.color) for part in shown]),
         narrow=narrow,
     )
 
@@ -132,3 +132,54 @@ def both(first: Pairs, second: Pairs) -> list[tuple[float, float]]:
 def _short(intervals: Pairs) -> list[list[float]]:
     # A chart of a step cannot show nanoseconds.
     return [[round(start, 4), round(end, 4)] for start, end in intervals]
+
+
+# -- the parts of a step
+
+
+class NamedPart(NamedTuple):
+    """A part of the step.
+
+    Attributes:
+        name: what it is.
+        color: of the page's style sheet.
+        ms: how long it is.
+    """
+
+    name: str
+    color: str
+    ms: float
+
+
+def named_parts(parts: StepParts) -> list[NamedPart]:
+    """The parts that are not shown as zero; they add up to the step."""
+    # Compute that was faster beside communication than alone has lost nothing: what it took is all of it.
+    lost_ms = max(0.0, parts.contention_ms)
+    exposed = "exposed communication" + (" outside the bubble" if parts.bubble_ms > 0 else "")
+    found = (
+        NamedPart("compute alone", "compute", parts.compute_ms + parts.contention_ms - lost_ms),
+        NamedPart("lost to contention", "lost", lost_ms),
+        NamedPart(exposed, "communication", parts.transfer_ms + parts.waiting_ms),
+        NamedPart("bubble of the pipeline", "idle", parts.bubble_ms),
+        NamedPart("idle", "idle", parts.idle_ms),
+    )
+    return [part for part in found if PAGE.shows(part.ms, "ms")]
+
+
+def part_in_words(part: NamedPart, total_ms: float) -> str:
+    """E.g. ``idle 9.00 ms (2.1%)``."""
+    return f"{part.name} {PAGE.quantity(part.ms, 'ms')} ({PAGE.percent(part.ms / total_ms)})"
+
+
+def of_profiled_steps(total_ms: float, figures: Mapping[str, Estimate]) -> str:
+    """Of which steps the parts are. Here, and nowhere else, it is said how much longer the profiler makes them.
+
+    Args:
+        total_ms: of the parts.
+        figures: of the same windows.
+    """
+    step = figures.get("e2e_overlapped_ms")
+    words = "Means over the ranks, of steps under the profiler"
+    if step is None:
+        return f"{words}."
+    return f"{words}: those take {PAGE.quantity(total_ms, 'ms')}, others {PAGE.quantity(step.value, 'ms')}."
