@@ -12,9 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
-
-from overlap_callbacks.experiments.leftovers import processes_with, send_signal
 
 # Marks the processes of one command. Of its own, so that no other process can have the same value.
 MARK = "OVERLAP_CALLBACKS_COMMAND"
@@ -167,3 +166,32 @@ def interruptible() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+# -- processes that a job left
+
+
+def processes_with(variable: str, value: str) -> list[int]:
+    """Ids of the processes, other than this one, that were started with an environment variable.
+
+    Args:
+        variable: its name.
+        value: its value.
+    """
+    wanted = os.fsencode(f"{variable}={value}")
+    return [pid for pid, environment in _environments() if wanted in environment.split(b"\0")]
+
+
+def send_signal(pids: list[int], number: signal.Signals) -> None:
+    """Send a signal to processes, as far as they are still there."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def _environments() -> Iterator[tuple[int, bytes]]:
+    with contextlib.suppress(OSError):
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdigit() and int(folder.name) != os.getpid():
+                with contextlib.suppress(OSError):  # it has ended, or is somebody else's; a zombie has none
+                    yield int(folder.name), (folder / "environ").read_bytes()

@@ -8,17 +8,19 @@ from typing import NamedTuple
 import numpy as np
 
 from overlap_callbacks._version import __version__
+from overlap_callbacks.analysis.bus_bandwidth import bus_factor
+from overlap_callbacks.analysis.exact_sums import sums_by
+from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.analysis.kernels.timeline import step_timeline
 from overlap_callbacks.analysis.kernels.times import KernelFigures, KernelSums
 from overlap_callbacks.analysis.results.kernel_times import StepTimeline
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.traces.collective_sums import CollectiveSums
-from overlap_callbacks.traces.figures import Analysis, StepFigures, TraceFigures
+from overlap_callbacks.traces.collectives import UNKNOWN, CollectiveInfo
+from overlap_callbacks.traces.figures import Analysis, CollectiveFigures, CollectiveSize, StepFigures, TraceFigures
 from overlap_callbacks.traces.kernel_sums import FamilySums, NameSums
 from overlap_callbacks.traces.pieces import Device, DeviceInMemory, Outline, Piece
-from overlap_callbacks.traces.rank_collectives import RankCollectives, RankSums
-from overlap_callbacks.traces.sizes import collective_sizes
-from overlap_callbacks.traces.skew import skew_over_ranks
+from overlap_callbacks.traces.rank_collectives import RankCollectives, RankSums, SizeKey, Timed
+from overlap_callbacks.traces.skew import Matched, skew_over_ranks
 from overlap_callbacks.traces.time_use import TimeSums
 from overlap_callbacks.traces.trace import Trace
 
@@ -236,4 +238,125 @@ def step_figures(
         copy_ms=figures.copy_ns / 1e6,
         kernels=figures.num_kernels,
         cut=cut,
+    )
+
+
+# -- collectives
+
+
+_NEVER = np.iinfo(np.int64).max
+
+
+class CollectiveSums:
+    """The collectives of one device.
+
+    Args:
+        head: the trace, with any rows or none.
+    """
+
+    def __init__(self, head: Trace) -> None:
+        infos = [known._replace(by_name=False) for known in head.collectives.infos]
+        infos += [CollectiveInfo(kind) for kind in head.kernels.collectives]  # of which nothing else is known
+        distinct = {known: number for number, known in enumerate(dict.fromkeys(infos))}
+        self._infos, self._num_known = list(distinct), len(head.collectives.infos)
+        self._number_of = np.array([distinct[known] for known in infos], dtype=np.int64)
+        # Time, hidden time, time of those whose size is known, and their bytes. These may be too great for 64 bits.
+        self._sums = [[0] * len(distinct) for _ in range(4)]
+        self._count, self._num_sized = (np.zeros(len(distinct), dtype=np.int64) for _ in range(2))
+        self._first, self._num_rows = np.full(len(distinct), _NEVER), 0
+
+    def add(self, trace: Trace) -> None:
+        """Add the rows of a piece."""
+        kernels, size = trace.kernels, len(self._infos)
+        rows = np.flatnonzero(kernels.kind == Kind.COMMUNICATION)
+        info, num_bytes, _ = trace.collectives.of_rows(rows)
+        number = self._number_of[np.where(info >= 0, info, self._num_known + kernels.collective[rows])]
+        times_ns = kernels.intervals.durations_ns[rows]
+        hidden_ns = kernels.intervals[rows].covered_ns(kernels.of(Kind.COMPUTE))
+        every, sized = np.ones(len(rows), dtype=bool), (num_bytes != UNKNOWN) & (times_ns > 0)
+        parts = ((every, times_ns), (every, hidden_ns), (sized, times_ns), (sized, num_bytes))
+        for total, (part, values) in zip(self._sums, parts, strict=True):
+            total[:] = map(int.__add__, total, sums_by(number[part], values[part], size))
+        self._count += np.bincount(number, minlength=size)
+        self._num_sized += np.bincount(number[sized], minlength=size)
+        found, first = np.unique(number, return_index=True)
+        self._first[found] = np.minimum(self._first[found], self._num_rows + first)
+        self._num_rows += len(rows)
+
+    @property
+    def figures(self) -> tuple[CollectiveFigures, ...]:
+        """The figures, those with the most time first."""
+        order = np.argsort(self._first, kind="stable")
+        rows = [self._figures(i) for i in order[self._count[order] > 0].tolist()]
+        return tuple(sorted(rows, key=lambda row: -row.time_ms))
+
+    def _figures(self, number: int) -> CollectiveFigures:
+        known = self._infos[number]
+        time_ns, hidden_ns, sized_ns, num_bytes = (total[number] for total in self._sums)
+        bandwidth = num_bytes / sized_ns if num_bytes and sized_ns else None  # bytes per ns, i.e. GB/s
+        factor = bus_factor(known.kind, known.size)
+        return CollectiveFigures(
+            collective=known.kind,
+            group=known.group,
+            description=known.description,
+            group_size=known.size,
+            count=int(self._count[number]),
+            bytes=num_bytes if self._num_sized[number] else None,
+            time_ms=time_ns / 1e6,
+            hidden_ms=hidden_ns / 1e6,
+            algorithm_bandwidth_gb_s=bandwidth,
+            bus_bandwidth_gb_s=bandwidth * factor if bandwidth is not None and factor is not None else None,
+        )
+
+
+# -- collectives by size
+
+
+def collective_sizes(traces: Sequence[RankCollectives], matched: Matched) -> tuple[CollectiveSize, ...]:
+    """A row for each kind, group size and message size, those with the most time first.
+
+    Args:
+        traces: all files.
+        matched: the participants of each collective, see ``skew_over_ranks``. A collective of which a rank has several
+            kernels counts for no transfer: how its bytes are divided among them is not known.
+    """
+    times: dict[SizeKey, Timed] = {}
+    for trace in traces:
+        for key, found in trace.by_size.items():
+            before = times.get(key, Timed(0, 0))
+            times[key] = Timed(before.number + found.number, before.sum_ns + found.sum_ns)
+    transfers: dict[SizeKey, Timed] = {}
+    for place, participants in matched.items():
+        of_ranks = list(participants.values())
+        sizes = {part.num_bytes for part in of_ranks}
+        if len(of_ranks) > 1 and len(sizes) == 1 and all(part.num_kernels == 1 for part in of_ranks):
+            key = (place[0], place[4], sizes.pop())
+            before = transfers.get(key, Timed(0, 0))
+            transfers[key] = Timed(before.number + 1, before.sum_ns + min(part.time_ns for part in of_ranks))
+    rows = [_row(key, found, transfers.get(key, Timed(0, 0))) for key, found in times.items()]
+    return tuple(sorted(rows, key=lambda row: (-row.time_ms * row.kernels, row.collective, row.bytes)))
+
+
+def _row(key: SizeKey, kernels: Timed, transfers: Timed) -> CollectiveSize:
+    kind, group_size, num_bytes = key
+    factor = bus_factor(kind, group_size)
+
+    def bandwidth(timed: Timed) -> float | None:  # bytes per nanosecond, i.e. GB/s
+        return num_bytes * timed.number / timed.sum_ns if timed.sum_ns else None
+
+    def bus(timed: Timed) -> float | None:
+        plain = bandwidth(timed)
+        return None if plain is None or factor is None else plain * factor
+
+    return CollectiveSize(
+        collective=kind,
+        group_size=group_size,
+        bytes=num_bytes,
+        kernels=kernels.number,
+        time_ms=kernels.sum_ns / kernels.number / 1e6,
+        bus_bandwidth_gb_s=bus(kernels),
+        matched=transfers.number,
+        transfer_ms=transfers.sum_ns / transfers.number / 1e6 if transfers.number else None,
+        transfer_bandwidth_gb_s=bandwidth(transfers),
+        transfer_bus_bandwidth_gb_s=bus(transfers),
     )

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from overlap_callbacks.analysis.trade_off import TradeOffPoint, pareto_front, trade_off
-from overlap_callbacks.report.terminal_trade_off import trade_off_table
+from overlap_callbacks.experiments.study.terminal import trade_off_table
 
 FREE = TradeOffPoint("no cap", 100.0, 70.0)
 POINTS = [

@@ -17,7 +17,7 @@ from overlap_callbacks.analysis.results.kernel_times import StepDetail, StepTime
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.outside import RUN_DIR
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.experiments.leftovers import processes_with
+from overlap_callbacks.experiments.supervisor import processes_with
 from tests.commands import invoke
 from tests.margins import PATIENCE_S
 from tests.report.runs import run_info, window, write

@@ -14,8 +14,7 @@ import pytest
 
 from overlap_callbacks.analysis.results.outside import RUN_DIR
 from overlap_callbacks.experiments.failures import exit_in_words, telling_line
-from overlap_callbacks.experiments.leftovers import processes_with
-from overlap_callbacks.experiments.supervisor import Ending, Outcome, supervise
+from overlap_callbacks.experiments.supervisor import Ending, Outcome, processes_with, supervise
 
 # Starts a child in a session of its own, as torchrun does with workers; both are deaf to SIGTERM.
 DEAF = "trap '' TERM; echo ready > $OVERLAP_CALLBACKS_RUN_DIR/ready; setsid sh -c \"trap '' TERM; sleep 60\" & wait"

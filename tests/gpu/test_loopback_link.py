@@ -10,10 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from overlap_callbacks.experiments.loopback import build
-from overlap_callbacks.experiments.loopback.build import compile_library, compiler
+from overlap_callbacks.experiments.loopback import device_link as build
 from overlap_callbacks.experiments.loopback.collectives import KERNEL_NAMES, OPERATORS, Call, parse
-from overlap_callbacks.experiments.loopback.device_link import open_library
+from overlap_callbacks.experiments.loopback.device_link import compile_library, compiler, open_library
 from overlap_callbacks.experiments.loopback.host_link import HostLink
 from tests.distributed import run_alone
 from tests.gpu.loopback import LoopSettings, open_job

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from overlap_callbacks.monitor.step_numbers import breaks_before
+from overlap_callbacks.monitor.driver import breaks_before
 
 
 def keys(step: int, previous: int, *, nested: bool = False, in_window: bool = True) -> list[str]:

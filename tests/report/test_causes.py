@@ -9,7 +9,7 @@ from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.shares import UNEXPLAINED
 from overlap_callbacks.analysis.results.window import SmLoss
 from overlap_callbacks.report.terminal import drawn_table
-from overlap_callbacks.report.views.causes import cause_table
+from overlap_callbacks.report.views.sections import cause_table
 from tests.samples import window
 
 

@@ -19,7 +19,7 @@ from overlap_callbacks.traces import TraceError, analyze_files, device_events, r
 from overlap_callbacks.traces.analysis import part_of
 from overlap_callbacks.traces.long import columns, ranges
 from overlap_callbacks.traces.long.columns import Folder
-from overlap_callbacks.traces.long.medians import median
+from overlap_callbacks.traces.long.device import median
 from overlap_callbacks.traces.long.rows import NUMBER, WAIT
 from overlap_callbacks.traces.reading import read_part
 from tests import kineto

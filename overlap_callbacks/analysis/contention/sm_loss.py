@@ -7,12 +7,12 @@ beside communication.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from overlap_callbacks.analysis.contention.occupancy import Chip
-from overlap_callbacks.analysis.contention.waves import predicted_loss
+from overlap_callbacks.analysis.contention.occupancy import Chip, resident_beside, resident_blocks
 from overlap_callbacks.analysis.distinct import distinct_values
 from overlap_callbacks.analysis.kernels.call_table import Calls
 from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
@@ -96,3 +96,54 @@ class _PerCall:
         found = [None if launch is None else predicted_loss(launch, beside, self._chip) for launch in self._launches]
         table = np.array([(np.nan, np.nan) if loss is None else tuple(loss) for loss in found])
         return table[self._index.reshape(-1)]
+
+
+# -- waves
+
+
+# Blocks do not end all at once. After some waves they are out of step, and the last wave is no longer a step of its
+# own. From so many waves on, only the share of the SMs counts. A judgement, not a published figure.
+FEW_WAVES = 8
+
+
+class Loss(NamedTuple):
+    """How much longer a kernel should take while a collective's kernel holds SMs.
+
+    Attributes:
+        from_sms: since fewer blocks run at a time, as a fraction of its time alone.
+        from_waves: since a wave is needed beyond that, as a fraction of its time alone; adds to ``from_sms``.
+    """
+
+    from_sms: float
+    from_waves: float
+
+
+def predicted_loss(launch: LaunchShape, beside: LaunchShape, chip: Chip) -> Loss | None:
+    """What a compute kernel should lose while a communication kernel runs.
+
+    Args:
+        launch: of the compute kernel.
+        beside: of the communication kernel.
+        chip: on which both run.
+
+    Returns:
+        The loss; None if it is not known how many of the blocks an SM holds, or if no block fits beside the other
+        kernel.
+    """
+    limits = chip.limits
+    per_sm = resident_blocks(launch, limits)
+    if per_sm is None or chip.num_sms < 1 or launch.num_blocks < 1:
+        return None
+    taken = min(beside.num_blocks, chip.num_sms)
+    capacity = per_sm * chip.num_sms
+    capacity_beside = per_sm * (chip.num_sms - taken) + resident_beside(launch, limits, beside) * taken
+    if capacity_beside < 1:
+        return None
+    by_share = capacity / capacity_beside
+    waves = -(-launch.num_blocks // capacity)
+    if waves >= FEW_WAVES:
+        return Loss(by_share - 1, 0.0)
+    longer = -(-launch.num_blocks // capacity_beside) / waves
+    # A last wave that is not full takes some or all of the blocks that found no place.
+    from_sms = min(by_share, longer)
+    return Loss(from_sms - 1, longer - from_sms)

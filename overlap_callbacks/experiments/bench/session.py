@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import platform
@@ -29,14 +30,15 @@ from overlap_callbacks.analysis.results.bench import (
     Resumed,
     Start,
 )
-from overlap_callbacks.experiments.bench.caps_in_force import CapsInForce
 from overlap_callbacks.experiments.bench.collective_bench import measure_transfer, transfer_of
 from overlap_callbacks.experiments.bench.gemm_bench import Work, measure_gemm
 from overlap_callbacks.experiments.bench.precision import flop, message_dtype, product
+from overlap_callbacks.experiments.bench.ranks import Ranks
 from overlap_callbacks.experiments.bench.sensors import Sensors
 from overlap_callbacks.experiments.bench.site import Site, open_site, reduction
-from overlap_callbacks.experiments.capping import Cap, caps_of
+from overlap_callbacks.experiments.capping import CannotGoOnError, Cap, NotPossibleError, capped_part, caps_of
 from overlap_callbacks.experiments.caps.capped import capped
+from overlap_callbacks.experiments.caps.settings import Caps
 from overlap_callbacks.experiments.host import cpu_name
 from overlap_callbacks.experiments.lines_file import LinesFile
 from overlap_callbacks.instruments.environment import EnvironmentReader
@@ -210,3 +212,63 @@ def _resumed(device: torch.device) -> Resumed:
         torch_version=str(torch.__version__),
         device_name=_device_name(device),
     )
+
+
+# -- power caps
+
+
+class CapsInForce:
+    """Caps that change from point to point, and are put back at the end.
+
+    Args:
+        ranks: of the benchmark.
+        sets: whether this rank sets the caps of its host.
+        cap: what sets caps and puts them back.
+    """
+
+    def __init__(self, ranks: Ranks, *, sets: bool, cap: Cap = capped) -> None:
+        self._ranks = ranks
+        self._sets = sets
+        self._cap = cap
+        self._now = Caps()
+        self._reason = ""
+        self._stack = contextlib.ExitStack()
+
+    def change(self, wanted: Caps) -> str:
+        """Have other caps in force. All ranks call it alike.
+
+        Args:
+            wanted: for the next point.
+
+        Returns:
+            Why they cannot be, on the first host where that is so; empty if they are in force on all.
+
+        Raises:
+            CannotGoOnError: on all ranks: on some host, what was before cannot be put back.
+        """
+        if wanted == self._now:
+            return self._reason
+        left, reason = "", ""
+        if self._sets:
+            try:
+                self._stack.close()
+                self._stack.enter_context(capped_part(wanted, self._cap))
+            except CannotGoOnError as error:
+                left = str(error)
+            except NotPossibleError as error:
+                reason = str(error)
+        said = self._ranks.gather((left, reason))
+        lost = next((text for text, _ in said if text), "")
+        if lost:
+            raise CannotGoOnError(lost)
+        self._now = wanted
+        self._reason = next((text for _, text in said if text), "")
+        return self._reason
+
+    def close(self) -> None:
+        """Put back what was before.
+
+        Raises:
+            CannotGoOnError: that fails on this host; with what to type.
+        """
+        self._stack.close()

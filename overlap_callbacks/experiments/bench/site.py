@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,9 +16,8 @@ import torch.distributed as dist
 
 from overlap_callbacks.analysis.bench.points import WORLD, ranks_of
 from overlap_callbacks.analysis.results.bench import GLOO, LOOPBACK, Plan
-from overlap_callbacks.experiments.bench.host_trials import HostTrials
 from overlap_callbacks.experiments.bench.ranks import GroupRanks, OneProcess, Ranks
-from overlap_callbacks.experiments.bench.trials import Trials
+from overlap_callbacks.experiments.bench.trials import Call, Range, Trial, Trials
 
 # Longest time of one collective: no rank waits longer for one that is gone.
 TIMEOUT = datetime.timedelta(seconds=120)
@@ -45,8 +47,6 @@ class Site:
         self._by_ctas: dict[int, Any] = {}
         self.trials: Trials = HostTrials()
         if device.type == "cuda":
-            from overlap_callbacks.experiments.bench.cuda_trials import CudaTrials
-
             lead = torch.zeros(1, device=device)
             self.trials = CudaTrials(lambda: dist.all_reduce(lead, async_op=True))
 
@@ -125,3 +125,154 @@ def reduction(device: torch.device) -> tuple[Any, Callable[[int, torch.dtype], t
     if device.type == "cuda":
         return dist.ReduceOp.AVG, lambda count, dtype: torch.randn(count, device=device).to(dtype)
     return dist.ReduceOp.SUM, lambda count, dtype: torch.zeros(count, dtype=dtype)
+
+
+# -- on a GPU
+
+
+# What the host needs to issue a call or a transfer, and clock cycles in that time. The device sleeps meanwhile, so that
+# all of a trial is issued before any of it runs.
+_ISSUE_US = 40
+_CYCLES_A_US = 2_000
+# Calls are to last longer than the transfers, whatever each costs the other.
+_MORE_CALLS = 2
+
+
+class CudaTrials:
+    """Products run on the current stream, transfers on the stream of their process group.
+
+    A transfer's function issues it and returns its work. Marks of the transfers stand on a stream of their own, which
+    waits for each work; so neither side waits for the other's marks.
+
+    Args:
+        lead: issues a tiny transfer and returns its work. Products begin when it is done, and the transfers behind it
+            begin at the same time.
+    """
+
+    def __init__(self, lead: Call) -> None:
+        self._lead = lead
+        self._side = torch.cuda.Stream()
+
+    def compute(self, call: Call, count: int) -> Sequence[Range]:
+        """Calls alone."""
+        return self._run(call, count, None, 0).calls
+
+    def transfer(self, transfer: Call, count: int) -> Sequence[Range]:
+        """Transfers alone."""
+        return self._run(None, 0, transfer, count).transfers
+
+    def both(self, call: Call, transfer: Call, calls: int, transfers: int) -> Trial:
+        """Transfers, and beside them twice the calls that would take as long."""
+        return self._run(call, _MORE_CALLS * calls + 1, transfer, transfers)
+
+    def _run(self, call: Call | None, calls: int, transfer: Call | None, transfers: int) -> Trial:
+        torch.cuda.synchronize()
+        current = torch.cuda.current_stream()
+        torch.cuda._sleep(_CYCLES_A_US * _ISSUE_US * (calls + transfers + 2))
+        origin = _mark(current)
+        marks: list[Any] = []
+        if transfer is not None:
+            lead: Any = self._lead()
+            lead.wait()  # of the current stream, on the device
+            self._side.wait_stream(current)
+            marks.append(_mark(self._side))
+            for _ in range(transfers):
+                work: Any = transfer()
+                with torch.cuda.stream(self._side):
+                    work.wait()
+                marks.append(_mark(self._side))
+        steps = [_mark(current)]
+        if call is not None:
+            for _ in range(calls):
+                call()
+                steps.append(_mark(current))
+        current.wait_stream(self._side)
+        torch.cuda.synchronize()
+        return Trial(_ranges(origin, steps), _ranges(origin, marks))
+
+
+def _mark(stream: torch.cuda.Stream) -> Any:
+    event: Any = torch.cuda.Event(enable_timing=True)
+    event.record(stream)
+    return event
+
+
+def _ranges(origin: Any, marks: Sequence[Any]) -> tuple[Range, ...]:
+    times = [round(origin.elapsed_time(mark) * 1e6) for mark in marks]
+    return tuple([Range(*pair) for pair in itertools.pairwise(times)])
+
+
+# -- on the CPU
+
+
+# Longest wait for a transfer. The process group's own timeout is shorter.
+_TIMEOUT_S = 300.0
+
+
+class HostTrials:
+    """Products run on this thread, transfers on one of their own, which waits for each before it begins the next.
+
+    A transfer counts from its issue on this rank. So the ranks begin together, after a barrier.
+    """
+
+    def compute(self, call: Call, count: int) -> Sequence[Range]:
+        """Calls alone."""
+        return [_timed(call) for _ in range(count)]
+
+    def transfer(self, transfer: Call, count: int) -> Sequence[Range]:
+        """Transfers alone; on a thread of their own, as beside calls."""
+        transfers = _Transfers(transfer, count)
+        transfers.begin()
+        return transfers.end()
+
+    def both(self, call: Call, transfer: Call, calls: int, transfers: int) -> Trial:
+        """Calls until the transfers are done. The last of them ends beside nothing, and does not count."""
+        beside = _Transfers(transfer, transfers)
+        beside.begin()
+        done: list[Range] = []
+        while beside.running:
+            done.append(_timed(call))
+        return Trial(tuple(done), tuple(beside.end()))
+
+
+class _Transfers:
+    """Transfers on a thread."""
+
+    def __init__(self, transfer: Call, count: int) -> None:
+        self._transfer, self._count = transfer, count
+        self._began = threading.Event()
+        self._ranges: list[Range] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="overlap-bench-transfers", daemon=True)
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def begin(self) -> None:
+        """Start, and wait until the first is about to be issued."""
+        self._thread.start()
+        self._began.wait(_TIMEOUT_S)
+
+    def end(self) -> list[Range]:
+        """Wait for all of them."""
+        self._thread.join(_TIMEOUT_S * self._count)
+        if self._error is not None:
+            raise self._error
+        if self._thread.is_alive():
+            raise TimeoutError("a collective has not ended in time")
+        return self._ranges
+
+    def _run(self) -> None:
+        try:
+            self._began.set()
+            for _ in range(self._count):
+                self._ranges.append(_timed(self._transfer))
+        except BaseException as error:
+            self._error = error
+
+
+def _timed(call: Call) -> Range:
+    start = time.perf_counter_ns()
+    call()
+    return Range(start, time.perf_counter_ns())

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from overlap_callbacks.experiments.caps.amd import AmdDriver
-from overlap_callbacks.experiments.caps.nvml import NvmlDriver
-from overlap_callbacks.experiments.caps.settings import CapError, Driver
+from collections.abc import Callable
+from typing import Any
+
+from overlap_callbacks.experiments.caps.settings import Before, CapError, Driver
+from overlap_callbacks.instruments.power.amd import AmdSmiLibrary, amd_words
+from overlap_callbacks.instruments.power.nvml import NvmlLibrary
+from overlap_callbacks.instruments.power.source import PowerUnavailableError
 
 
 def find_driver() -> Driver:
@@ -24,3 +28,167 @@ def find_driver() -> Driver:
         except CapError as error:
             reasons.append(str(error))
     raise CapError("; ".join(reasons))
+
+
+# -- AMD
+
+
+_UW = 1e6
+_LEVEL = "AMDSMI_DEV_PERF_LEVEL_"
+_FREE, _CAPPED = "AUTO", "DETERMINISM"
+
+
+class AmdDriver:
+    """The driver of AMD's GPUs.
+
+    Raises:
+        CapError: AMD SMI is missing, or does not start.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._library = AmdSmiLibrary()
+        except PowerUnavailableError as error:
+            raise CapError(f"no caps: {error}") from error
+        self._smi = self._library.smi
+        self._handles: dict[str, Any] = {}
+
+    def uuids(self) -> list[str]:
+        try:
+            handles = self._smi.amdsmi_get_processor_handles()
+            self._handles = {self._smi.amdsmi_get_gpu_device_uuid(handle): handle for handle in handles}
+        except Exception as error:  # the package itself fails on values that it does not expect
+            raise CapError(f"AMD SMI does not name its devices: {amd_words(error)}") from error
+        return list(self._handles)
+
+    def power_limit_w(self, uuid: str) -> float:
+        return float(self._do(self._smi.amdsmi_get_power_cap_info, uuid)["power_cap"]) / _UW
+
+    def power_range_w(self, uuid: str) -> tuple[float, float]:
+        found = self._do(self._smi.amdsmi_get_power_cap_info, uuid)
+        return found["min_power_cap"] / _UW, found["max_power_cap"] / _UW
+
+    def set_power_limit(self, uuid: str, power_w: float) -> None:
+        self._do(self._smi.amdsmi_set_power_cap, uuid, 0, round(power_w * _UW))
+
+    def clocks_mhz(self, uuid: str) -> tuple[int, int]:
+        level = self._level(uuid)
+        if level != _FREE:
+            raise CapError(
+                f"the clocks of {uuid} are set by hand (performance level {level}): free them by "
+                f"amd-smi reset --gpu {uuid} --perf-determinism --clocks, or leave out --clock-cap"
+            )
+        found = self._clock(uuid)
+        low_mhz, high_mhz = found.get("min_clk"), found.get("max_clk")
+        if not isinstance(low_mhz, int) or not isinstance(high_mhz, int):
+            raise CapError(f"AMD SMI does not tell which clocks {uuid} takes")
+        return low_mhz, high_mhz
+
+    def sm_clock_mhz(self, uuid: str) -> int:
+        clock_mhz = self._clock(uuid).get("clk")
+        if not isinstance(clock_mhz, int):
+            raise CapError(f"AMD SMI does not tell the clock of {uuid}")
+        return clock_mhz
+
+    def lock_clocks(self, uuid: str, lowest_mhz: int, highest_mhz: int) -> None:
+        del lowest_mhz  # the device may always go lower
+        self._do(self._smi.amdsmi_set_gpu_perf_determinism_mode, uuid, highest_mhz)
+        self._expect(uuid, _CAPPED)
+
+    def unlock_clocks(self, uuid: str) -> None:
+        self._do(self._smi.amdsmi_set_gpu_perf_level, uuid, self._smi.AmdSmiDevPerfLevel.AUTO)
+        self._expect(uuid, _FREE)
+
+    def undo_command(self, before: Before) -> str:
+        device = f"--gpu {before.uuid}"
+        commands = [] if before.power_w is None else [f"amd-smi set {device} --power-cap {before.power_w:g}"]
+        commands += [f"amd-smi reset {device} --perf-determinism"] if before.clocks_locked else []
+        return " && ".join(commands)
+
+    def close(self) -> None:
+        self._library.close()
+
+    def _clock(self, uuid: str) -> dict[str, Any]:
+        found: dict[str, Any] = self._do(self._smi.amdsmi_get_clock_info, uuid, self._smi.AmdSmiClkType.GFX)
+        return found
+
+    def _level(self, uuid: str) -> str:
+        return str(self._do(self._smi.amdsmi_get_gpu_perf_level, uuid)).removeprefix(_LEVEL)
+
+    def _expect(self, uuid: str, level: str) -> None:
+        found = self._level(uuid)
+        if found != level:
+            raise CapError(f"the performance level of {uuid} was set to {level}, and reads {found}")
+
+    def _do(self, function: Callable[..., Any], uuid: str, *arguments: Any) -> Any:
+        if uuid not in self._handles and uuid not in self.uuids():
+            raise CapError(f"AMD SMI knows no GPU with UUID {uuid}; it knows {', '.join(self._handles) or 'none'}")
+        try:
+            return function(self._handles[uuid], *arguments)
+        except Exception as error:
+            raise CapError(f"{function.__name__} of {uuid}: {amd_words(error)}") from error
+
+
+# -- NVIDIA
+
+
+_MW = 1000.0
+
+
+class NvmlDriver:
+    """The driver of NVIDIA's GPUs.
+
+    Raises:
+        CapError: NVML is missing, or does not start.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._library = NvmlLibrary()
+        except PowerUnavailableError as error:
+            raise CapError(f"no caps: {error}") from error
+        self._nvml = self._library.pynvml
+        self._handles: dict[str, Any] = {}
+
+    def uuids(self) -> list[str]:
+        return self._library.uuids()
+
+    def power_limit_w(self, uuid: str) -> float:
+        return float(self._do(self._nvml.nvmlDeviceGetPowerManagementLimit, uuid)) / _MW
+
+    def power_range_w(self, uuid: str) -> tuple[float, float]:
+        low_mw, high_mw = self._do(self._nvml.nvmlDeviceGetPowerManagementLimitConstraints, uuid)
+        return low_mw / _MW, high_mw / _MW
+
+    def set_power_limit(self, uuid: str, power_w: float) -> None:
+        self._do(self._nvml.nvmlDeviceSetPowerManagementLimit, uuid, round(power_w * _MW))
+
+    def clocks_mhz(self, uuid: str) -> tuple[int, int]:
+        memory_mhz = max(self._do(self._nvml.nvmlDeviceGetSupportedMemoryClocks, uuid))
+        clocks_mhz = self._do(self._nvml.nvmlDeviceGetSupportedGraphicsClocks, uuid, memory_mhz)
+        return min(clocks_mhz), max(clocks_mhz)
+
+    def sm_clock_mhz(self, uuid: str) -> int:
+        return int(self._do(self._nvml.nvmlDeviceGetClockInfo, uuid, self._nvml.NVML_CLOCK_SM))
+
+    def lock_clocks(self, uuid: str, lowest_mhz: int, highest_mhz: int) -> None:
+        self._do(self._nvml.nvmlDeviceSetGpuLockedClocks, uuid, lowest_mhz, highest_mhz)
+
+    def unlock_clocks(self, uuid: str) -> None:
+        self._do(self._nvml.nvmlDeviceResetGpuLockedClocks, uuid)
+
+    def undo_command(self, before: Before) -> str:
+        commands = [] if before.power_w is None else [f"nvidia-smi -i {before.uuid} -pl {before.power_w:g}"]
+        commands += [f"nvidia-smi -i {before.uuid} -rgc"] if before.clocks_locked else []
+        return " && ".join(commands)
+
+    def close(self) -> None:
+        self._library.close()
+
+    def _do(self, function: Callable[..., Any], uuid: str, *arguments: Any) -> Any:
+        try:
+            if uuid not in self._handles:
+                self._handles[uuid] = self._library.device(uuid, "")
+            return function(self._handles[uuid], *arguments)
+        except (self._nvml.NVMLError, PowerUnavailableError) as error:
+            raise CapError(f"{function.__name__} of {uuid}: {error}") from error

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from overlap_callbacks.analysis.formatting import PAGE, count, page_sentence, page_text
 from overlap_callbacks.analysis.results.bench import GEMM, BenchResults
+from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.study import StudyRow, StudyStart
-from overlap_callbacks.analysis.study import LONGER, PEAK, PUBLISHED, SLOWDOWN, Overall, last_rows, overall
+from overlap_callbacks.analysis.study import LONGER, PEAK, PUBLISHED, SLOWDOWN, Overall, last_rows, overall, value_of
 from overlap_callbacks.experiments.study import charts
 from overlap_callbacks.experiments.study.factors import batch_answer, batches, factor_sections, missing_factors
 from overlap_callbacks.experiments.study.names import Names
 from overlap_callbacks.experiments.study.page_tables import configuration_table, overall_table, setting
-from overlap_callbacks.experiments.study.power_trace import power_trace
 from overlap_callbacks.experiments.study.verdict import (
     TITLES,
     beyond_chance,
@@ -23,10 +24,11 @@ from overlap_callbacks.experiments.study.verdict import (
     verdict,
     where,
 )
-from overlap_callbacks.report import bench_results, bench_words
+from overlap_callbacks.report import bench_results, bench_words, record
 from overlap_callbacks.report.html.document import write_document
 from overlap_callbacks.report.views.bench import gemm_blocks
 from overlap_callbacks.report.views.elements import Block, Chart, Document, Facts, Note, RunPage, Section, Tile, Tiles
+from overlap_callbacks.report.views.power import trace_chart
 
 PAGE_NAME = "study.html"
 _METHOD = (
@@ -213,3 +215,37 @@ def _all(start: StudyStart, rows: Sequence[StudyRow], names: Names) -> list[Sect
         Section("All configurations", "", blocks),
         Section("How was it measured?", "", [setting(start, rows)]),
     ]
+
+
+# -- power along a window
+
+
+def power_trace(folder: Path, rows: Sequence[StudyRow], names: Names) -> Chart | None:
+    """The trace of the configuration whose highest power differs most between the modes; None if no record has one.
+
+    Args:
+        folder: of the study's results, in which the records lie.
+        rows: one of each configuration.
+        names: of the study's configurations.
+    """
+    for row in sorted(rows, key=_rise, reverse=True):
+        window = _window_with_trace(folder, row)
+        if window is not None and window.power_trace is not None:
+            chart = trace_chart(window, window.power_trace)
+            return replace(chart, title=f"{chart.title}: {names.whole(row.configuration)}")
+    return None
+
+
+def _rise(row: StudyRow) -> float:
+    """How much higher the highest power is with overlap; below all others where that was not measured."""
+    rise = value_of(row, PEAK)
+    return float("-inf") if rise is None else rise.value
+
+
+def _window_with_trace(folder: Path, row: StudyRow) -> OverlapReport | None:
+    if row.record is None or row.figures is None or not any(key.startswith("power/") for key in row.figures.values):
+        return None
+    try:
+        return record.read(folder / row.record, details=False).latest_valid("power_trace")
+    except record.RecordError:
+        return None

@@ -34,10 +34,11 @@ from overlap_callbacks.analysis.study import (
     power_key,
     value_of,
 )
+from overlap_callbacks.analysis.trade_off import TradeOffRow
 from overlap_callbacks.experiments.study.cap_trade_off import trade_offs
 from overlap_callbacks.experiments.study.names import Names
 from overlap_callbacks.experiments.study.verdict import TITLES, caveats, failures, on_cpu, verdict, where
-from overlap_callbacks.report.terminal_trade_off import trade_off_table
+from overlap_callbacks.report.terminal_trace_parts import name_cell
 
 _PEAK_W = power_key(Mode.OVERLAPPED, "peak_w")
 
@@ -152,3 +153,33 @@ def _cell(value: Estimate | None) -> str:
     bounds = PLAIN.interval(value, "fraction", signed=True).replace("% to ", " to ")
     shown = PLAIN.percent(value.value, signed=True)
     return f"{shown}\n{bounds}" if bounds else f"{shown}\nno interval"
+
+
+# -- energy against time
+
+
+def trade_off_table(rows: Sequence[TradeOffRow], title: str = "Energy against time of a step") -> Table:
+    """The rows in their order; those on the Pareto front are marked.
+
+    Args:
+        rows: of ``overlap_callbacks.analysis.trade_off.trade_off``.
+        title: above the table.
+    """
+    table = Table(title=title, title_justify="left", caption_justify="left")
+    table.add_column("")
+    for column in ("step ms", "energy J", "power W", "slowdown", "energy saved"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("front")
+    for row in rows:
+        table.add_row(
+            name_cell(row.point.name),
+            PLAIN.by_size(row.point.step_ms, "ms"),
+            PLAIN.by_size(row.point.energy_j, "J"),
+            PLAIN.by_size(row.power_w, "W"),
+            PLAIN.percent(row.slowdown, signed=True),
+            PLAIN.percent(row.saving, signed=True),
+            "yes" if row.on_front else "",
+            style="" if row.on_front else "dim",
+        )
+    table.caption = "front: no other configuration is at least as good in both, and better in one."
+    return table

@@ -7,12 +7,18 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from overlap_callbacks.experiments.kept_run import Limits
+from overlap_callbacks.analysis.results.outside import TIME_ONLY
+from overlap_callbacks.analysis.results.run import FILE_NAME
+from overlap_callbacks.analysis.results.window import TimedBlock
+from overlap_callbacks.experiments.failures import exit_in_words
+from overlap_callbacks.experiments.kept_run import Limits, fresh_folder, run_kept, said
 from overlap_callbacks.experiments.lines_file import LinesFile
-from overlap_callbacks.experiments.tune.combinations import balanced_order
-from overlap_callbacks.experiments.tune.one_run import run_once
-from overlap_callbacks.experiments.tune.results import Results, Run
+from overlap_callbacks.experiments.supervisor import Ending, Outcome
+from overlap_callbacks.experiments.tune.combinations import balanced_order, command_of, environment_of
+from overlap_callbacks.experiments.tune.results import Results, Run, Tuning
+from overlap_callbacks.report.record import Record, RecordError, read
 
 # Of the time for all runs, what ending the last command and making the page may take.
 _CLOSING_S = 15.0
@@ -112,3 +118,106 @@ class Tuner:
         pending, done = self._pending(), len(self.results.runs)
         left_s = len(pending) * self._usual_s if self._seconds else None
         return Progress(done, done + len(pending), current, left_s, last)
+
+
+# -- one run
+
+
+def run_once(tuning: Tuning, folder: Path, combination: int, repeat: int, limits: Limits) -> Run | None:
+    """Run a combination once.
+
+    Args:
+        tuning: what is tuned.
+        folder: of the results.
+        combination: its place in ``tuning.combinations``.
+        repeat: number of the run of this combination.
+        limits: of time.
+
+    Returns:
+        None where the time for all runs was over first.
+
+    Raises:
+        OSError: a file of the run cannot be written.
+        KeyboardInterrupt: Ctrl-C. The command has ended.
+    """
+    settings = tuning.combinations[combination]
+    own = fresh_folder(folder, f"{combination:03d}-{repeat}")
+    watched = _Watched(own, tuning.blocks)
+    command = command_of(tuning.command, settings, str(own))
+    environment = environment_of(settings) | {TIME_ONLY: tuning.timing.as_text()}
+    outcome: Outcome | None
+    try:
+        outcome = run_kept(command, own, limits, environment=environment, is_done=watched.is_done)
+        failure = "" if outcome is None else _failure(outcome, watched, own, limits.timeout_s)
+    except OSError as error:
+        outcome, failure = Outcome(Ending.BY_ITSELF, None, 0.0), f"the command cannot be started: {error.strerror}"
+    if outcome is None:
+        return None
+    # All that it has is kept: blocks that were written while it was being ended are as good.
+    blocks = [] if failure else watched.blocks
+    info = None if watched.record is None else watched.record.runs[-1]
+    return Run(
+        combination=combination,
+        repeat=repeat,
+        seconds=outcome.seconds,
+        block_ms=tuple([sum(block.step_ms) / len(block.step_ms) for block in blocks]),
+        num_steps=sum([len(block.step_ms) for block in blocks]),
+        failure=failure,
+        exit_code=outcome.exit_code,
+        folder=str(own.relative_to(folder.resolve())),
+        world_size=0 if info is None else info.world_size,
+        device="" if info is None else info.device,
+    )
+
+
+class _Watched:
+    """The record of a run, read whenever it has grown.
+
+    Args:
+        folder: of the run.
+        wanted: timed blocks.
+
+    Attributes:
+        record: as read last; None before it is there.
+    """
+
+    def __init__(self, folder: Path, wanted: int) -> None:
+        self._path = folder / FILE_NAME
+        self._wanted = wanted
+        self._size = -1
+        self.record: Record | None = None
+
+    @property
+    def blocks(self) -> list[TimedBlock]:
+        """The timed blocks so far: of a job that was started again, those since."""
+        unfinished = None if self.record is None else self.record.unfinished
+        if unfinished is None or not unfinished.samples:
+            return []
+        return [block for block in unfinished.samples[0].timed if block.step_ms][: self._wanted]
+
+    def is_done(self) -> bool:
+        """Whether the run has the blocks that are wanted."""
+        try:
+            size = self._path.stat().st_size
+            if size != self._size:
+                self._size, self.record = size, read(self._path)
+        except (OSError, RecordError):
+            return False
+        return len(self.blocks) >= self._wanted
+
+
+def _failure(outcome: Outcome, watched: _Watched, folder: Path, timeout_s: float) -> str:
+    """Why a run gave no step time, in words; empty if it did."""
+    if outcome.ending is Ending.DONE:
+        return ""
+    if outcome.ending is Ending.TIMEOUT:
+        why = "no steps were timed" if not watched.blocks else "too few steps were timed"
+        return f"{why} within {timeout_s:g} s (--timeout)" + said(folder)
+    assert outcome.exit_code is not None
+    if outcome.exit_code:
+        return exit_in_words(outcome.exit_code) + said(folder)
+    if watched.record is None:
+        return (
+            "the command ended and no steps were timed: is the library attached in it, and does it train long enough?"
+        )
+    return f"the command ended after {len(watched.blocks)} timed blocks: let it train longer, or lower --steps"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -27,18 +27,18 @@ from overlap_callbacks.analysis.kernels.table import KernelTable
 from overlap_callbacks.analysis.kernels.timeline import step_timeline
 from overlap_callbacks.analysis.kernels.times import KernelSums, kernel_times, num_sms, profiled_block
 from overlap_callbacks.analysis.kernels.with_log import with_log
-from overlap_callbacks.analysis.power.phases import StepPhases
+from overlap_callbacks.analysis.power.phases import ProfilePhases, StepPhases
 from overlap_callbacks.analysis.results.collective_calls import CollectiveCalls, ProfiledStep
 from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime, StepTimeline
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.rhythm import Rhythm
 from overlap_callbacks.analysis.results.window import DimensionTime, ProfiledBlock, SmLoss
+from overlap_callbacks.gate.collectives import Collective
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.instruments.chip import chip_of
-from overlap_callbacks.monitor.background.phases import phases_on_host
+from overlap_callbacks.instruments.clocks import Mark, StepClock
 from overlap_callbacks.monitor.background.profile_check import check_profile, counted_steps
-from overlap_callbacks.monitor.background.profile_log import ProfileLog, profile_log
 from overlap_callbacks.monitor.window import ClosedWindow, MeasuredStep
 
 
@@ -274,3 +274,83 @@ def _kernels_ms(
     # A group of one rank has no kernels.
     issued = {step: [c for c in log.issued[step] if c.group_size > 1] for step in alike or log.sequential}
     return kernel_times_by_collective(kernels, issued)
+
+
+# -- phases of steps
+
+
+def phases_on_host(
+    kernels: KernelTable, steps: Sequence[MeasuredStep], clock: StepClock, await_passed: Callable[[Mark], bool]
+) -> tuple[StepPhases, ...]:
+    """The phases of the profiled steps.
+
+    Args:
+        kernels: of the window's profile.
+        steps: all steps of the window.
+        clock: which made their marks.
+        await_passed: waits for the device to pass a mark; False if it takes too long.
+    """
+    found, profile = [], ProfilePhases(kernels)
+    for step in steps:
+        if step.profile_index >= 0 and await_passed(step.end):
+            bounds_ns = clock.host_bounds_ns(step.start)
+            phases = profile.of(step.profile_index, step.plan.arm, bounds_ns, counted=step.counted)
+            if phases is not None:
+                found.append(phases)
+    return tuple(found)
+
+
+# -- what the log has of profiled steps
+
+
+@dataclass(frozen=True)
+class ProfileLog:
+    """What the gate saw in the profiled steps; steps are told by their index in the profile.
+
+    Attributes:
+        issued: the collectives of each step, in the order of issue.
+        not_whole: for each step that counts, why its log does not hold what its profile should show, in words; empty
+            where it does.
+        sequential: sequential steps that count. (In a control window, the steps of the sequential arm overlap too.)
+    """
+
+    issued: dict[int, tuple[Collective, ...]]
+    not_whole: dict[int, str]
+    sequential: tuple[int, ...]
+
+    @property
+    def whole(self) -> frozenset[int]:
+        """Steps that count and whose log can be held against the profile."""
+        return frozenset(step for step, why in self.not_whole.items() if not why)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """That no step could be compared, and why, in words; empty if one can."""
+        if not self.not_whole or self.whole:
+            return ()
+        reasons = " or ".join(sorted(set(self.not_whole.values())))
+        return (f"the gate's log could not be held against the profile: in every profiled step {reasons}",)
+
+    def of_steps(self, counted: Collection[int]) -> ProfileLog:
+        """The same, if of all steps only these count."""
+        not_whole = {step: why for step, why in self.not_whole.items() if step in counted}
+        return ProfileLog(self.issued, not_whole, tuple([step for step in self.sequential if step in counted]))
+
+
+def profile_log(steps: Sequence[MeasuredStep]) -> ProfileLog:
+    """The log of those of a window's steps that were profiled."""
+    profiled = [step for step in steps if step.profile_index >= 0]
+    counted = [step for step in profiled if step.counted]
+    return ProfileLog(
+        issued={step.profile_index: step.log.collectives for step in profiled},
+        not_whole={step.profile_index: _why_not_whole(step) for step in counted},
+        sequential=tuple([step.profile_index for step in counted if step.plan.mode is Mode.SEQUENTIAL]),
+    )
+
+
+def _why_not_whole(step: MeasuredStep) -> str:
+    if step.log.captured:
+        return "a CUDA graph was captured"  # its collectives were issued, and launched no kernel
+    if step.log.compiled:
+        return "torch.compile compiled"
+    return "collectives were lost from the log" if step.log.dropped else ""

@@ -17,7 +17,6 @@ from overlap_callbacks.traces.launches import Launches
 from overlap_callbacks.traces.long import columns
 from overlap_callbacks.traces.long.columns import Folder, Rows, RowsFile
 from overlap_callbacks.traces.long.estimate import EstimateSums
-from overlap_callbacks.traces.long.medians import median
 from overlap_callbacks.traces.long.rows import KERNEL, NUMBER, WAIT, filled
 from overlap_callbacks.traces.long.survey import DeviceSurvey
 from overlap_callbacks.traces.long.tables import Tables
@@ -203,3 +202,39 @@ def _last_rows(before: LastRows, ran: Intervals, lane: np.ndarray) -> LastRows:
     order = np.lexsort((-intervals.start_ns, intervals.end_ns, lane))
     is_last = np.append(lane[order][1:] != lane[order][:-1], True) if len(order) else np.zeros(0, dtype=bool)
     return LastRows(intervals[order[is_last]], lane[order[is_last]])
+
+
+# -- medians
+
+
+_BINS = 2**12
+
+
+def median(file: RowsFile) -> float | None:
+    """The median of the column ``value`` of whole numbers, as NumPy defines it; None of no numbers."""
+    count = len(file)
+    if not count:
+        return None
+    middle = {(count - 1) // 2, count // 2}
+    return sum(_ranked(file, rank) for rank in middle) / len(middle)
+
+
+def _ranked(file: RowsFile, rank: int) -> int:
+    """The number of a rank in ascending order, from zero: it is looked for in ever smaller bins."""
+    low = min(int(rows["value"].min()) for rows in file)
+    high = max(int(rows["value"].max()) for rows in file)
+    while True:
+        width = max(-(-(high - low + 1) // _BINS), 1)
+        counts = np.zeros(_BINS, dtype=np.int64)
+        for rows in file:
+            values = rows["value"][(rows["value"] >= low) & (rows["value"] <= high)]
+            counts += np.bincount((values - low) // width, minlength=_BINS)
+        before = np.cumsum(counts) - counts
+        found = int(np.flatnonzero(before <= rank)[-1])
+        rank -= int(before[found])
+        low, high = low + found * width, min(low + (found + 1) * width - 1, high)
+        if width == 1:
+            return low
+        if counts[found] <= columns.AT_ONCE:
+            parts = [rows["value"][(rows["value"] >= low) & (rows["value"] <= high)] for rows in file]
+            return int(np.sort(np.concatenate(parts))[rank])

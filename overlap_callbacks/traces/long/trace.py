@@ -13,18 +13,18 @@ import numpy as np
 from overlap_callbacks.analysis import name_rules, safe_text
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.copies import copy_of_collective
-from overlap_callbacks.analysis.kernels.table import StringTable
+from overlap_callbacks.analysis.kernels.placement import StepsOnDevice, step_of
+from overlap_callbacks.analysis.kernels.table import Indices, StringTable
 from overlap_callbacks.traces.collectives import CollectiveInfo
 from overlap_callbacks.traces.device_events import DeviceEvents
 from overlap_callbacks.traces.device_trace import NO_LAUNCHES, launch_problems, time_problems
 from overlap_callbacks.traces.doubts import copied, foreign_events, untold_names
+from overlap_callbacks.traces.host_ranges import RangeColumns, launched_in
 from overlap_callbacks.traces.launches import Launches
-from overlap_callbacks.traces.long.columns import RowsFile
+from overlap_callbacks.traces.long.columns import Folder, Rows, RowsFile
 from overlap_callbacks.traces.long.device import DeviceOnDisk
-from overlap_callbacks.traces.long.host_ranges import with_ranges_of_host
 from overlap_callbacks.traces.long.joining import Names, joined
-from overlap_callbacks.traces.long.placing import placed
-from overlap_callbacks.traces.long.ranges import RangeReader
+from overlap_callbacks.traces.long.ranges import RangeReader, Ranges
 from overlap_callbacks.traces.long.rows import KERNEL, WAIT
 from overlap_callbacks.traces.long.spill import Spill
 from overlap_callbacks.traces.long.survey import DeviceSurvey, Survey
@@ -200,3 +200,111 @@ def _waits(spill: Spill, survey: Survey, *, with_copies: bool) -> RowsFile:
     for rows in spill.waits.in_order("end"):
         found.append(rows)
     return found
+
+
+# -- ranges of the host
+
+
+def with_ranges_of_host(kernels: RowsFile, ranges: RowsFile, events: DeviceEvents, folder: Folder) -> RowsFile:
+    """The kernels, each with its range, in any order.
+
+    Args:
+        kernels: the kernels with their launches; the file is deleted.
+        ranges: the ranges; the file is deleted.
+        events: what was collected, for what numbers stand for.
+        folder: takes the file.
+    """
+    found, launched = folder.file(KERNEL), folder.file(KERNEL)
+    for rows in kernels:
+        is_known = rows["launched"] >= 0
+        rows["range"] = -1
+        found.append(rows[~is_known])
+        launched.append(rows[is_known])
+    thread_of = np.array([*map(events.ranges.thread_number, events.threads), -1], dtype=np.int64)
+    opening, nothing = Ranges(ranges), np.empty(0, dtype=np.int64)
+    for rows in launched.in_order("launched"):
+        left = rows
+        while len(left):
+            # Ranges may be many more than kernels.
+            until_ns = opening.reach(int(left["launched"][-1]))
+            known = int(np.searchsorted(left["launched"], until_ns, side="right"))
+            now, left = left[:known], left[known:]
+            held = RangeColumns(*[opening.held[name].astype(np.int64) for name in ("start", "end", "thread", "detail")])
+            now["range"] = launched_in(held, thread_of[now["thread"]], now["launched"], events.training_thread)
+            opening.forget(until_ns, nothing)
+            found.append(now)
+    for file in (kernels, ranges):
+        file.delete()
+    return found
+
+
+# -- places of kernels
+
+
+# Stands for the step of a neighbour that there is none of.
+_NONE = -2
+
+
+def placed(kernels: RowsFile, file: RowsFile, bounds: Sequence[tuple[int, int]], *, has_launches: bool) -> None:
+    """Write kernels to a file in the order of their starts, each with its step.
+
+    Args:
+        kernels: the kernels, in any order; the file is deleted.
+        file: takes them.
+        bounds: host start and end of each step.
+        has_launches: whether the trace holds launches; without, the kernels' own starts decide.
+    """
+    on_device = StepsOnDevice(bounds)
+    before = _Neighbours()
+    any_unknown = False
+    for rows in kernels.in_order("start", "place"):
+        if not has_launches:
+            rows["step"] = step_of(rows["start"], bounds)
+        else:
+            rows["step"] = step_of(rows["launched"], bounds)
+            known = rows["launched"] >= 0
+            any_unknown |= not bool(known.all())
+            on_device.add(rows["step"].astype(np.int64), Intervals(rows["start"], rows["end"]))
+            rows["before"] = before.of(rows, rows["step"].astype(np.int64), known)
+        file.append(rows)
+    if any_unknown and on_device.any:
+        _place_unknown(file, on_device)
+
+
+def _place_unknown(file: RowsFile, on_device: StepsOnDevice) -> None:
+    """Place kernels without a launch: by their neighbours on their streams, else by what the device ran of steps."""
+    after = _Neighbours()
+    for first, last in reversed(file.bounds()):
+        rows = file.read(first, last)
+        known = rows["launched"] >= 0
+        following = after.of(rows[::-1], rows["step"][::-1].astype(np.int64), known[::-1])[::-1]
+        agree = (rows["before"] != _NONE) & (rows["before"] == following)
+        found = np.where(agree, rows["before"], on_device.at(rows["start"]))
+        rows["step"] = np.where(known, rows["step"], found)
+        file.overwrite(first, rows)
+
+
+class _Neighbours:
+    """The step of the last row before each row of its stream whose launch is known, over parts of a table."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, int] = {}
+
+    def of(self, rows: Rows, step: Indices, known: np.ndarray) -> Indices:
+        """The step of the row before each of the next rows; ``_NONE`` without one. Of a known row, its own.
+
+        Args:
+            rows: the rows.
+            step: their steps; shape (n,).
+            known: whether the launch of each is known; shape (n,).
+        """
+        lane = rows["lane"].astype(np.int64)
+        order = np.argsort(lane, kind="stable")
+        place = np.maximum.accumulate(np.where(known[order], np.arange(len(order)), -1))
+        begins = np.searchsorted(lane[order], lane[order], side="left")  # where its lane begins
+        earlier = np.array([self._last.get(number, _NONE) for number in lane[order].tolist()], dtype=np.int64)
+        found = np.empty(len(order), dtype=np.int64)
+        found[order] = np.where(place >= begins, step[order][place], earlier)
+        ends = np.flatnonzero(np.append(lane[order][1:] != lane[order][:-1], True)) if len(order) else order
+        self._last.update(zip(lane[order][ends].tolist(), found[order][ends].tolist(), strict=True))
+        return found

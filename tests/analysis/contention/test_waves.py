@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlap_callbacks.analysis.contention.occupancy import Chip
-from overlap_callbacks.analysis.contention.waves import FEW_WAVES, predicted_loss
+from overlap_callbacks.analysis.contention.sm_loss import FEW_WAVES, predicted_loss
 from tests.analysis.contention.launches import H100, gemm, launch, nccl
 
 

@@ -9,8 +9,8 @@ import pytest
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.copies import with_copies
 from overlap_callbacks.analysis.kernels.cross_check import CrossCheck, cross_check
-from overlap_callbacks.analysis.kernels.relabelling import relabelled
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
+from overlap_callbacks.analysis.kernels.with_log import relabelled
 from tests.columns import columns
 from tests.issued import FakeCollective, issue
 

@@ -4,9 +4,9 @@ import dataclasses
 
 import numpy as np
 
-from overlap_callbacks.analysis.kernels.relabelling import relabelled
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
 from overlap_callbacks.analysis.kernels.times import KernelSums
+from overlap_callbacks.analysis.kernels.with_log import relabelled
 from tests.columns import MS, columns
 from tests.issued import FakeCollective, issue
 

@@ -12,9 +12,8 @@ from rich.console import Console
 
 from overlap_callbacks.analysis.bench.points import work_left
 from overlap_callbacks.analysis.results.bench import LOOPBACK, GemmPoint
-from overlap_callbacks.experiments.bench.caps_in_force import CapsInForce
 from overlap_callbacks.experiments.bench.ranks import OneProcess
-from overlap_callbacks.experiments.bench.session import run_session
+from overlap_callbacks.experiments.bench.session import CapsInForce, run_session
 from overlap_callbacks.experiments.capping import CannotGoOnError
 from overlap_callbacks.experiments.caps.settings import CapError, Caps
 from overlap_callbacks.report.bench_results import read

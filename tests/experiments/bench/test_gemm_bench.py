@@ -18,9 +18,9 @@ import torch.distributed as dist
 from overlap_callbacks.analysis.bench.figures import gemm_figures
 from overlap_callbacks.analysis.results.bench import BOTH, COMMUNICATION, COMPUTE, GemmPoint, GemmRound
 from overlap_callbacks.experiments.bench.gemm_bench import Work, measure_gemm
-from overlap_callbacks.experiments.bench.host_trials import HostTrials
 from overlap_callbacks.experiments.bench.ranks import OneProcess
 from overlap_callbacks.experiments.bench.sensors import Sensors
+from overlap_callbacks.experiments.bench.site import HostTrials
 from overlap_callbacks.experiments.bench.trials import Call, Range, Trial
 from overlap_callbacks.experiments.loopback.job import open_job
 from overlap_callbacks.experiments.loopback.settings import LoopSettings

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from overlap_callbacks.experiments.loopback.build import main
+from overlap_callbacks.experiments.loopback.device_link import main
 
 sys.exit(main())

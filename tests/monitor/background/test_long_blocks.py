@@ -7,7 +7,7 @@ import pytest
 
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.monitor.background.long_blocks import LongBlocks
+from overlap_callbacks.monitor.background.budget import LongBlocks
 from overlap_callbacks.monitor.schedule import Schedule
 from tests.report.runs import window
 

@@ -7,7 +7,7 @@ import pytest
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.gate.let_pass import LetPass
 from overlap_callbacks.gate.step_log import StepLog
-from overlap_callbacks.monitor.background.profile_log import profile_log
+from overlap_callbacks.monitor.background.profile_figures import profile_log
 from overlap_callbacks.monitor.schedule import Part, Plan
 from overlap_callbacks.monitor.window import MeasuredStep
 
