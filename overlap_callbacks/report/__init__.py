@@ -1,4 +1,4 @@
-"""The report page: one HTML file that needs nothing else, made from records.
+"""The screens of a record: the report page, one HTML file that needs nothing else, and the terminal.
 
 Figures and words are made here, in Python. Jinja2 puts them into HTML and escapes everything that comes from a record.
 Observable Plot draws the charts in the browser; its two files (``html/vendor/``) are copied into the page.
