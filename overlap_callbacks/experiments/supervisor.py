@@ -169,6 +169,11 @@ def interruptible() -> Iterator[None]:
 
 
 # -- processes that a job left
+# Finds the processes of a command by a variable that they inherit, wherever they stand in the tree of processes.
+#
+# ``torchrun`` starts each worker in a session of its own. So the command's process group does not hold the workers, and
+# once ``torchrun`` is killed they have another parent. Their environment still tells whose they are. Linux only: where
+# there is no ``/proc``, only the command's process group is known.
 
 
 def processes_with(variable: str, value: str) -> list[int]:

@@ -12,11 +12,12 @@ from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from overlap_callbacks.analysis.formatting import MINUS, NBSP, PAGE, one_line
+from overlap_callbacks.analysis.communication.heat_map import unit_of
+from overlap_callbacks.analysis.formatting import MINUS, NBSP, PAGE, shortened
 from overlap_callbacks.analysis.safe_text import printable
-from overlap_callbacks.report.terminal_bars import Bars
 from overlap_callbacks.report.terminal_names import distinct_cells
 from overlap_callbacks.report.views.elements import (
+    MAX_MATRIX,
     Block,
     Chart,
     Document,
@@ -25,19 +26,15 @@ from overlap_callbacks.report.views.elements import (
     RunPage,
     Section,
     Table,
-    Tile,
-    Tiles,
 )
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 # Rows of a table; the page, JSON and the record have all of them.
-_MAX_ROWS, _MAX_ROWS_OF_ALL = 8, 50
+_MAX_ROWS, _MAX_ROWS_OF_ALL = 12, 50
 _LOOK: dict[str, Any] = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "title_justify": "left"}
 _MAX_LENGTH = 4000
-# Ranks or hosts of a matrix that a terminal can show.
-_MAX_CELLS = 8
 _PLAIN = str.maketrans({MINUS: "-", NBSP: " "})
 
 
@@ -68,18 +65,10 @@ def drawn_blocks(blocks: Sequence[Block]) -> Iterator[RenderableType]:
 
 
 class _First:
-    """What to read first: verdicts, figures, answers, warnings, and the tables that say they are first."""
+    """What to read first: verdicts, figures, answers, what is doubtful, and the tables that say they are first."""
 
     def document(self, document: Document) -> Iterator[RenderableType]:
-        several = bool(document.compared)
-        if several:
-            yield _text(document.verdict or document.heading, "bold")
-            yield from map(_text, document.more)
-            yield from self.sections(document.compared)
         for run in document.runs:
-            if several:
-                yield Text()
-                yield _text(run.name, "underline")
             yield from self.run(run)
         yield from self.ending()
 
@@ -88,10 +77,12 @@ class _First:
         yield from map(_text, run.more)
         if run.head:
             yield _text(run.head, "dim")
+        warnings = [block for block in run.blocks if isinstance(block, Note)]
+        yield from map(_note, warnings)
         if run.figures is not None:
             yield Text()
-            yield from drawn_table(run.figures, len(run.figures.rows))
-        yield from self.blocks(run.blocks)
+            yield from drawn_table(run.figures)
+        yield from self.blocks([block for block in run.blocks if not isinstance(block, Note)])
         yield from self.sections(run.sections)
 
     def sections(self, sections: Sequence[Section]) -> Iterator[RenderableType]:
@@ -105,8 +96,8 @@ class _First:
         for block in blocks:
             if isinstance(block, Table) and block.first:
                 yield Text()
-                yield from drawn_table(block, _MAX_ROWS)
-            elif isinstance(block, Note) and block.warning:
+                yield from drawn_table(block, _MAX_ROWS, "--all")
+            elif isinstance(block, Note) and (block.warning or block.first):
                 yield _note(block)
             elif isinstance(block, Chart) and block.data.get("name_parts"):
                 yield Text()
@@ -114,7 +105,7 @@ class _First:
 
     def ending(self) -> Iterator[RenderableType]:
         yield Text()
-        yield Text("--all shows the tables of each answer.", style="dim")
+        yield Text("overlap show RUN --all shows the tables of each answer.", style="dim")
 
 
 class _Everything(_First):
@@ -141,8 +132,6 @@ class _Everything(_First):
             elif isinstance(block, Facts) and block.facts:
                 yield Text()
                 yield _facts(block)
-            elif isinstance(block, Tiles):
-                yield from map(_tile, block.tiles)
             elif isinstance(block, Chart):
                 instead = list(_instead(block))
                 self._has_charts |= not instead
@@ -156,7 +145,7 @@ class _Everything(_First):
 
 def _plain(text: str) -> str:
     """Text as a line of its own, with the characters of a terminal."""
-    return one_line(text.translate(_PLAIN), _MAX_LENGTH)
+    return shortened(printable(text.translate(_PLAIN).replace(" · ", ", ")), _MAX_LENGTH)
 
 
 def _text(text: str, style: str = "") -> Text:
@@ -165,12 +154,6 @@ def _text(text: str, style: str = "") -> Text:
 
 def _note(note: Note) -> Text:
     return _text(f"- {note.text}", "yellow" if note.warning else "")
-
-
-def _tile(tile: Tile) -> Text:
-    interval = f" ({tile.interval})" if tile.interval else ""
-    remark = f", {tile.remark}" if tile.remark else ""
-    return _text(f"{tile.label}: {tile.value}{interval}{remark}")
 
 
 def _facts(facts: Facts) -> RichTable:
@@ -182,62 +165,71 @@ def _facts(facts: Facts) -> RichTable:
     return table
 
 
-def drawn_table(table: Table, max_rows: int = _MAX_ROWS_OF_ALL) -> Iterator[RenderableType]:
-    """The table, and how to read it; longer ones are cut."""
-    shown = [[_plain(cell.text) for cell in row] for row in table.rows[:max_rows]]
+def drawn_table(table: Table, max_rows: int = _MAX_ROWS_OF_ALL, all_rows: str = "--json") -> Iterator[RenderableType]:
+    """The table, and how to read it; nothing of one without rows.
+
+    Args:
+        table: to draw.
+        max_rows: that are drawn.
+        all_rows: the option that shows the others.
+    """
+    if not table.rows:
+        return
+    rows = table.rows[:max_rows]
     space = 1 if len(table.columns) > 5 else 2
     drawn = RichTable(title=_text(table.title), padding=(0, space, 0, 0), **_LOOK)
     columns: list[Sequence[RenderableType]] = []
     for place, head in enumerate(table.columns):
-        texts = [row[place] for row in shown]
-        title = _plain(head.text)
+        title, cells = _plain(head.text), [row[place] for row in rows]
+        texts = [_plain(cell.text) for cell in cells]
         if head.words:
             drawn.add_column(Text(title), overflow="fold")
-            columns.append(distinct_cells(texts) if head.names else [Text(text) for text in texts])
+            columns.append(
+                distinct_cells(texts) if head.names else [Text(_plain(cell.full or cell.text)) for cell in cells]
+            )
         else:  # a head is broken between its words, where it is longer than what is below it
-            word = max(map(len, title.split()), default=0)
-            head_lines = textwrap.wrap(title, max(word, *map(len, texts))) if title else []
-            drawn.add_column(Text("\n".join(head_lines)), justify="right", min_width=word)
+            longest = max([*map(len, (*title.split(), *texts)), 1])
+            drawn.add_column(Text("\n".join(textwrap.wrap(title, longest))), justify="right", overflow="ellipsis")
             columns.append([Text(text) for text in texts])
     for row in zip(*columns, strict=True):
         drawn.add_row(*row)
     yield drawn
     if len(table.rows) > max_rows:
-        yield Text(f"... {len(table.rows) - max_rows:,} more rows", style="dim")
+        yield Text(f"... {len(table.rows) - max_rows:,} more rows: {all_rows} has all", style="dim")
     if table.caption:
         yield _text(table.caption, "dim")
 
 
 def _instead(chart: Chart) -> Iterator[RenderableType]:
-    """What a terminal has for a chart: bars for shares against time, a table for a small matrix; else nothing."""
-    if chart.draw == "against" and chart.data.get("unit") == "fraction":
-        yield _text(chart.title)
-        for series in chart.data["series"]:
-            yield Bars(_plain(series["name"]), [point[2] or 0.0 for point in series["points"]])
-    elif chart.draw == "stack":
-        yield Text.assemble((f"{_plain(chart.title)}. ", "bold"), _plain(chart.caption))
+    """What a terminal has for a chart: the parts of a stack in words, a table for a small matrix; else nothing."""
+    if chart.draw == "stack":
+        yield _text(chart.title, "bold")
         if chart.data.get("name_parts"):  # the legend has their values
             yield _text(f"  {', '.join(name for name, _ in chart.legend)}")
-            return
-        for row in chart.data["rows"]:
-            parts = [f"{part['name']} {PAGE.by_size(part['value'])}" for part in row["parts"]]
-            yield _text(f"  {row['label']}: {', '.join(parts)} {chart.data['unit']}")
+        else:
+            for row in chart.data["rows"]:
+                parts = [f"{part['name']} {PAGE.by_size(part['value'])}" for part in row["parts"]]
+                yield _text(f"  {row['label']}: {', '.join(parts)} {chart.data['unit']}")
+        yield _text(chart.caption, "dim")
     elif chart.draw == "heatMap":
         yield Text()
-        if len(chart.data["labels"]) <= _MAX_CELLS:
+        if len(chart.data["labels"]) <= MAX_MATRIX:
             yield _matrix(chart)
+            yield _text(chart.caption, "dim")
         else:
             yield _text(f"{chart.title} ({chart.data['labels'][0]} to {chart.data['labels'][-1]})")
-            yield Text("The matrix is too large for a terminal: --svg or --png draw it.", style="dim")
+            yield Text("The matrix is too large for a terminal: overlap traffic --svg or --png draw it.", style="dim")
 
 
 def _matrix(chart: Chart) -> RichTable:
     labels = [_plain(label) for label in chart.data["labels"]]
-    texts = {(row, column): text for row, column, _, _, text in chart.data["cells"]}
-    table = RichTable(title=_text(f"{chart.title} (rows send, columns receive)"), title_justify="left")
+    values = {(row, column): value for row, column, value, *_ in chart.data["cells"]}
+    unit, size = unit_of(max(values.values(), default=0.0))
+    table = RichTable(title=_text(f"{chart.title}, {unit} (rows send, columns receive)"), title_justify="left")
     table.add_column("", no_wrap=True, min_width=min(14, max(map(len, labels))))
     for label in labels:
         table.add_column(Text(label, no_wrap=True, overflow="ellipsis"), justify="right", no_wrap=True)
     for row, label in enumerate(labels):
-        table.add_row(Text(label), *[texts.get((row, column), "") for column in range(len(labels))])
+        sent = [values.get((row, column), 0.0) for column in range(len(labels))]
+        table.add_row(Text(label), *[f"{value / size:.3g}" if value else "" for value in sent])
     return table

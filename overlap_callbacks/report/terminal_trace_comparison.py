@@ -44,7 +44,7 @@ def comparison_tables(comparison: Comparison) -> RenderableType:
         title = "Compute by module or range of the host, per step"
         parts.append(_loss_table(title, "launched in", comparison.ranges))
     for table in pair_tables(comparison.pairs, "Per step."):
-        parts += drawn_table(table, _MAX_ROWS)
+        parts += [Text(), *drawn_table(table, _MAX_ROWS)]
     if comparison.unmatched:
         calls = sum(row.overlapped_calls + row.sequential_calls for row in comparison.unmatched)
         title = f"Kernels without a partner in the other file: {calls} calls, over all steps"

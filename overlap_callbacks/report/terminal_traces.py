@@ -11,9 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from overlap_callbacks.analysis.formatting import PLAIN
-from overlap_callbacks.report.terminal_bars import Bars
 from overlap_callbacks.report.terminal_names import distinct_cells, kernel_cells
-from overlap_callbacks.report.terminal_trace_parts import change, more, name_cell, notes, plain_table, warnings
+from overlap_callbacks.report.terminal_trace_parts import Bars, change, more, name_cell, notes, plain_table, warnings
 from overlap_callbacks.report.trace_verdict import milliseconds, names_of, verdict
 from overlap_callbacks.traces.figures import Analysis, CollectiveSize, CollectiveSkew, StepFigures, TraceFigures
 

@@ -69,7 +69,7 @@ def test_what_is_shown_first_is_short_and_says_what_else_there_is(tmp_path: Path
     output = show(str(tmp_path))
     assert output.count("\n") < 46
     assert "kernels that lose most" not in output
-    assert "--all shows the tables of each answer." in output
+    assert "overlap show RUN --all shows the tables of each answer." in output
     everything = show(str(tmp_path), "--all")
     assert "kernels that lose most" in everything
     assert "Power was not measured." in everything

@@ -80,7 +80,7 @@ def test_a_job_of_many_ranks_is_shown_by_host(tmp_path: Path) -> None:
     content = json.loads(run(tmp_path, "--json").output)
     assert content["mappings"][0]["by"] == "host"
     assert content["mappings"][0]["labels"] == [f"host {number}" for number in range(16)]
-    assert "The matrix is too large for a terminal: --svg or --png draw it." in run(tmp_path).output
+    assert "The matrix is too large for a terminal: overlap traffic --svg or --png draw it." in run(tmp_path).output
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,10 @@ def sent_rows(job: JobShape, *, all_ranks: bool = False) -> tuple[MessageRow, ..
 
 
 # -- sharded data parallelism
+# What each rank sends in a step under DDP, FSDP2 and HSDP, message by message.
+#
+# The models are Hugging Face's GPT-2 and LLaMA. DDP reduces after the last micro-batch, FSDP2 after each;
+# ``docs/predict.md`` says what differs elsewhere.
 
 
 # DDP's own limits of its first bucket and of all others (torch.nn.parallel.distributed), in bytes.
@@ -122,6 +126,10 @@ def _padded_elements(parameters: Iterable[Parameter], shards: int) -> int:
 
 
 # -- ZeRO
+# What each rank sends in a step under DeepSpeed's ZeRO, message by message.
+#
+# Counted are DeepSpeed 0.19's own calls for Hugging Face's GPT-2 and LLaMA; ``docs/predict.md`` says what differs
+# elsewhere.
 
 
 # DeepSpeed's default of ``reduce_bucket_size``, in elements.

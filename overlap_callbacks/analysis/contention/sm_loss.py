@@ -99,6 +99,15 @@ class _PerCall:
 
 
 # -- waves
+# What a compute kernel should lose to the SMs that a collective's kernel holds, by the blocks of both.
+#
+# A kernel runs its blocks in waves: as many at a time as the SMs hold. A collective's kernel holds SMs for as long as
+# it runs, so a wave has fewer blocks. That costs a kernel of many waves the share of the SMs that are taken. It costs a
+# kernel of few waves nothing, if its blocks still fit, or a whole wave more, if they do not. The second is known as
+# resource fragmentation, or wave quantisation. A kernel that fills all SMs once takes twice as long if one SM is
+# missing. The model takes each block of a collective's kernel to stand on an SM of its own, as the blocks of NCCL do.
+# It leaves out what only a measurement tells: blocks of unequal length, kernels that hand out their work while they run
+# (stream-K), and that a kernel which waits for memory does not need all SMs.
 
 
 # Blocks do not end all at once. After some waves they are out of step, and the last wave is no longer a step of its

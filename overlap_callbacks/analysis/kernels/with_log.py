@@ -69,6 +69,10 @@ def with_log(
 
 
 # -- labels
+# Gives kernels whose name does not tell their collective the kind that the gate saw issued.
+#
+# NCCL runs all-to-alls, gathers and scatters as ``ncclDevKernel_SendRecv``: by its name, an expert-parallel job would
+# spend its time in sends and receives. RCCL has one name for all: ``ncclDevKernel_Generic``.
 
 
 # Kinds of which a kernel's name does not tell the collective.

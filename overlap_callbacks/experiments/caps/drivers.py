@@ -31,6 +31,11 @@ def find_driver() -> Driver:
 
 
 # -- AMD
+# Power limits and clock caps of AMD GPUs, through AMD SMI.
+#
+# A clock cap is AMD's performance determinism: the device keeps its clock at or below a value. It is told from the
+# device's performance level, which can be read. So clocks that somebody has set already are refused, and that they are
+# free again afterwards is seen.
 
 
 _UW = 1e6

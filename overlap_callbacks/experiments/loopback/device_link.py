@@ -151,6 +151,11 @@ class DeviceLink:
 # -- building the kernels
 
 
+_PACKING = """The compiled kernels of the link: made by nvcc here, or made elsewhere and brought along.
+
+python -m tests.gpu.loopback --pack FOLDER      where nvcc is: compile them for every usual GPU
+python -m tests.gpu.loopback --unpack FOLDER    where it is not: put them where the link looks for them
+"""
 SOURCE = Path(__file__).with_name("kernels.cu")
 # A compiled library to use in place of the source; and where compiled ones are kept.
 LIBRARY_VARIABLE, CACHE_VARIABLE = "LOOPBACK_LIBRARY", "LOOPBACK_CACHE"
@@ -235,7 +240,7 @@ def _compile(architecture: str, code: Sequence[str], folder: Path) -> Path:
 
 def main() -> int:
     """Run the command; returns its exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=_PACKING, formatter_class=argparse.RawDescriptionHelpFormatter)
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument("--pack", type=Path, metavar="FOLDER")
     action.add_argument("--unpack", type=Path, metavar="FOLDER")

@@ -171,6 +171,9 @@ class WindowBudget:
 
 
 # -- long blocks
+# Which windows have a long block of each mode: for what follows a mode slowly, and for slow sensors of power.
+#
+# Rank 0 decides.
 
 
 # ``benchmarks/settled.py``: with so many steps the settled difference is known twice as well, and a response that rises

@@ -307,6 +307,10 @@ def _lacks_memory(step: RepeatableStep) -> str:
 
 
 # -- comparing gradients
+# Gradients of one repetition against those of another, where they lie: nothing is waited for that training would not.
+#
+# They are read on the current stream right after the repetition has returned, as an optimizer would read them. A wait
+# longer than that would hide a race.
 
 
 # Of a gradient that was there in one repetition and not in the other, all elements differ.

@@ -11,7 +11,7 @@ from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.report.views.elements import Block, Cell, Head, Note, Section, Table
 from overlap_callbacks.report.views.run import RunView
 
-_MAX_PROBLEMS = 1000
+_MAX_LENGTH = 1000
 
 
 def arms(view: RunView) -> list[Section]:
@@ -21,9 +21,11 @@ def arms(view: RunView) -> list[Section]:
         return []
     blocks: list[Block] = [_table(rows), *_further(rows)]
     blocks += [Note(f"{row.arm.name} {RESULTS_DIFFER}", warning=True) for row in rows if not row.arm.equal_results]
-    problems = [f"{row.arm.name}: {problem}" for row in rows for problem in row.problems]
-    if problems:
-        blocks.append(Note(page_text("; ".join(problems), _MAX_PROBLEMS)))
+    blocks += [
+        Note(page_text(f"{row.arm.name}: {problem}", _MAX_LENGTH), first=True)
+        for row in rows
+        for problem in row.problems
+    ]
     return [Section("What would a switch change?", _answer(rows), blocks)]
 
 
@@ -70,7 +72,8 @@ def _further(rows: list[ArmSummary]) -> list[Table]:
         for row in rows
     )
     columns = (Head("arm", words=True, names=True), *[Head(column.title) for column in found])
-    return [Table("With the arm, and as configured (in brackets)", columns, cells, folded=len(rows) > 8)]
+    title = "With the arm, and as configured (in brackets)"
+    return [Table(title, columns, cells, folded=len(rows) > 8, first=True)]
 
 
 def _sort(estimate: Estimate | None) -> float | None:

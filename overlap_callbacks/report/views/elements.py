@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+# Ranks or hosts of a matrix that a terminal can show.
+MAX_MATRIX = 8
 EMPTY_LEGEND: tuple[tuple[str, str], ...] = ()
 
 
@@ -16,11 +18,13 @@ class Note:
     Attributes:
         text: the sentence.
         warning: whether it casts doubt on figures.
+        first: whether a terminal shows it without being asked for everything, as it does warnings.
     """
 
     kind: ClassVar[str] = "note"
     text: str
     warning: bool = False
+    first: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 from msgspec import UNSET
 
 from overlap_callbacks.analysis.formatting import (
@@ -52,7 +53,8 @@ def power_blocks(
     windows = counting or every
     if not any(window.power is not None for window in windows):
         return []
-    blocks: list[Block] = [_table(counting) or Note("Power was read, but no valid window has figures of it.")]
+    table = _table(counting) or _table([_overlapped_alone(window) for window in every])
+    blocks: list[Block] = [table or Note("Power was read, but no window has figures of it.")]
     evidence = _evidence(counting)
     if evidence is not None:
         blocks.append(evidence)
@@ -65,6 +67,15 @@ def power_blocks(
         others = f" and {more:,} more" if more else ""
         blocks.append(Note(f"Without a source of power: {noun} {ranges(without)}{others}.", warning=True))
     return blocks
+
+
+def _overlapped_alone(window: OverlapReport) -> OverlapReport:
+    """A window that does not count: its sequential steps were not sequential."""
+    power = window.power
+    if power is None:
+        return window
+    modes = tuple([mode for mode in power.modes if mode.mode is Mode.OVERLAPPED])
+    return msgspec.structs.replace(window, power=msgspec.structs.replace(power, modes=modes))
 
 
 def _num_unlisted(power: JobPower) -> int:
@@ -177,10 +188,11 @@ def _table(windows: Sequence[OverlapReport]) -> Table | None:
         rows.append((Cell(metric.meaning), *cells, Cell(change)))
     if not rows:
         return None
+    columns = heads("*Figure", "Overlapped", "Sequential", "Change")
+    if not any(mode.mode is Mode.SEQUENTIAL for w in windows if w.power is not None for mode in w.power.modes):
+        rows, columns = [row[:2] for row in rows], columns[:2]
     powers = [window.power for window in windows if window.power is not None]
-    return Table(
-        "Power", heads("*Figure", "Overlapped", "Sequential", "Change"), tuple(rows), _source(powers), sorts=False
-    )
+    return Table("Power", columns, tuple(rows), _source(powers), sorts=False)
 
 
 def _value(figure: Estimate | None, unit: str) -> Cell:

@@ -48,8 +48,8 @@ def quality(view: RunView, lacking: Sequence[str] = ()) -> Section:
         blocks.append(Facts("The measurement", tuple(_facts(view))))
     problems = _problem_table(record.windows)
     race = race_of(record)
-    if race is not None:
-        blocks.append(Note(page_text(race_sentence(race)), warning=race.verdict is RaceVerdict.RACE))
+    if race is not None and race.verdict is not RaceVerdict.RACE:
+        blocks.append(Note(page_text(race_sentence(race), 4000), first=True))
     if problems is not None:
         blocks.append(problems)
     if record.unfinished is not None:
@@ -58,7 +58,7 @@ def quality(view: RunView, lacking: Sequence[str] = ()) -> Section:
     if record.broken_lines:
         blocks.append(Note(f"{unreadable(record)}.", warning=True))
     if lacking:
-        blocks.append(Note(" ".join(lacking)))
+        blocks.append(Note(" ".join(lacking), first=True))
     if view.measured:
         blocks.append(tables.figure_table(view.figures, view.info.meanings))
     if record.windows:
@@ -67,10 +67,11 @@ def quality(view: RunView, lacking: Sequence[str] = ()) -> Section:
 
 
 def _answer(view: RunView) -> str:
-    if not view.windows:
+    arms = len(view.record.arms)
+    if not view.windows and not arms:
         return "No window was completed."
     why = "".join([f"; {kind}: {numbers}" for kind, numbers in left_out(view.summary)])
-    answer = f"{windows_that_count(view.summary)}{why}."
+    answer = f"{windows_that_count(view.summary)}{why}." if view.windows else f"{count(arms, 'window')} of arms."
     cost = cost_of(view.record)
     if cost is not None:
         answer += f" Cost of measuring: {PAGE.measuring_cost(cost)}."

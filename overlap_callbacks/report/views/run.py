@@ -41,6 +41,20 @@ class RunView:
         """Means over the valid windows; of a run without any, what a window that was cut short had measured."""
         return self.summary.figures()
 
+    @cached_property
+    def shown_windows(self) -> list[OverlapReport]:
+        """The windows that count; of a run without any, the one that was cut short after its timed part."""
+        partial = self.summary.partial
+        if self.valid_windows or partial is None:
+            return self.valid_windows
+        return [self.record.whole(window) for window in self.windows if window.window == partial.window][-1:]
+
+    def latest(self, part: str) -> OverlapReport | None:
+        """The last of ``shown_windows`` that has a part, e.g. ``kernels``; with its details."""
+        if self.valid_windows:
+            return self.record.latest_valid(part)
+        return next((window for window in self.shown_windows if getattr(window, part)), None)
+
     @property
     def basis(self) -> str:
         """What the figures are means over."""

@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Sequence
 
 from overlap_callbacks.analysis.formatting import page_sentence, page_text
+from overlap_callbacks.analysis.race import race_sentence
+from overlap_callbacks.analysis.results.race import RaceVerdict
 from overlap_callbacks.report.axis import compared
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views.arms import arms
@@ -15,7 +17,7 @@ from overlap_callbacks.report.views.comparison import comparison, head_lines
 from overlap_callbacks.report.views.elements import Block, Document, Note, RunPage, Section
 from overlap_callbacks.report.views.environment import environment, warnings
 from overlap_callbacks.report.views.experts import experts
-from overlap_callbacks.report.views.quality import QUALITY, configuration, quality
+from overlap_callbacks.report.views.quality import QUALITY, configuration, quality, race_of
 from overlap_callbacks.report.views.run import RunView
 from overlap_callbacks.report.views.scaling import scaling
 from overlap_callbacks.report.views.sections import cost, ideal, not_measured, overview, power, tiles
@@ -82,11 +84,14 @@ def _run(identity: str, name: str, view: RunView, *, compared: bool) -> RunPage:
     if view.control:
         blocks.append(
             Note(
-                "A control run: overlap was never switched off. Every difference below is an error of the measurement, "
+                "A control run: overlap was never switched off. Every difference here is an error of the measurement, "
                 "and of its 95% intervals 95 in 100 should hold zero.",
                 warning=True,
             )
         )
+    race = race_of(view.record)
+    if race is not None and race.verdict is RaceVerdict.RACE:
+        blocks.insert(0, Note(page_text(race_sentence(race), 4000), warning=True))
     blocks += warnings(view)
     head, line = page_text(view.head), view.headline
     more = tuple([page_sentence(each) for each in (*line.more, first_advice(view.record)) if each])

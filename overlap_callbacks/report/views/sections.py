@@ -113,17 +113,17 @@ def overview(view: RunView, *, compared: bool) -> list[Block]:
 def cost(view: RunView) -> Section:
     """Slowdown by kernel and by what ran beside it."""
     blocks: list[Block] = []
-    window, paired = view.record.latest_valid("kernels"), view.record.latest_valid("pairs")
+    window, paired = view.latest("kernels"), view.latest("pairs")
     if window is not None:
         blocks += tables.kernel_tables(window)
     if paired is not None:
         basis = f"Per step, means over the ranks, window {paired.window}."
         blocks += tables.pair_tables(paired.pairs, basis)
-    divided = view.record.latest_valid("dimension_pairs")
+    divided = view.latest("dimension_pairs")
     # With one dimension alone, the table of pairs says the same.
     if divided is not None and len(compute_slowdowns(divided.dimension_pairs)) > 1:
         blocks.append(tables.dimension_pair_table(divided))
-    causes = cause_table(view.valid_windows)
+    causes = cause_table(view.shown_windows)
     if causes is not None:
         blocks.append(causes)
     blocks.sort(key=lambda block: isinstance(block, Table) and block.folded)
@@ -132,17 +132,17 @@ def cost(view: RunView) -> Section:
     by_dimension = "" if divided is None else _dimension_answer(divided)
     answer = f"{_cost_answer(view.figures)}{by_dimension}".strip()
     if view.control:
-        answer = "Both sides ran overlapped, so what differs between them below is the error of measurement."
+        answer = "Both sides ran overlapped, so what differs between them is the error of measurement."
     return Section("What does it cost?", answer, blocks)
 
 
 def power(view: RunView) -> list[Section]:
     """What overlap does to power, energy and clocks; nothing where no window has any."""
     traced = view.record.latest_valid("power_trace") if view.valid_windows else view.record.latest("power_trace")
-    blocks = power_blocks(view.valid_windows, view.windows, traced)
+    blocks = power_blocks(view.shown_windows, view.windows, traced)
     if not blocks:
         return []
-    return [Section("What does it do to power?", power_answer(view.valid_windows), blocks, folded=True)]
+    return [Section("What does it do to power?", power_answer(view.shown_windows), blocks, folded=True)]
 
 
 def _cost_answer(figures: Figures) -> str:

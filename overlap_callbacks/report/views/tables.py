@@ -178,7 +178,7 @@ def collective_table(window: OverlapReport) -> Table:
         rows.append(
             (
                 name_cell(row.operator.strip("_")),
-                name_cell(row.dimension or row.group, row.dimension or row.group),
+                name_cell(_group(row)),
                 name_cell(row.backend),
                 number_cell(row.group_size, 0),
                 number_cell(row.messages, 0),
@@ -198,6 +198,13 @@ def collective_table(window: OverlapReport) -> Table:
         "by the transfer.",
         folded=True,
     )
+
+
+def _group(row: CollectiveTime) -> str:
+    """The dimension of parallelism, and the group where that has another name."""
+    if not row.dimension or row.dimension == row.group:
+        return row.group
+    return f"{row.dimension} ({row.group})"
 
 
 def _gb_s(row: CollectiveTime) -> float | None:

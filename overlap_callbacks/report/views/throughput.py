@@ -29,7 +29,7 @@ def throughput(view: RunView) -> list[Section]:
         sources.append(f"The peak is from {found.peak_basis}.")
     if sources:
         blocks.append(Note(page_text(" ".join(sources))))
-    known = "; ".join(f"{tile.label} {tile.value}" for tile in tiles)
+    known = "; ".join(f"{t.label} {t.value}" + (f" ({t.remark})" if t.remark else "") for t in tiles)
     answer = (
         f"{page_text(known)}. By the time of overlapped steps, mean over the windows that count. What is recomputed is "
         "no model FLOP."

@@ -11,6 +11,7 @@ from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.messages import NO_STAGE, SEVERAL_STAGES, MessageGroup, Sizes
 from overlap_callbacks.report.traffic import Mapping, RunTraffic, between_hosts, latest_messages, traffic_of
 from overlap_callbacks.report.views.elements import (
+    MAX_MATRIX,
     Block,
     Cell,
     Chart,
@@ -50,8 +51,7 @@ def traffic_document(found: RunTraffic, drawn: Sequence[str], by_size: Sequence[
         by_size: how fast messages of each size were.
     """
     where = "" if found.num_hosts is None else f", {count(found.num_hosts, 'host')}"
-    blocks = [block for block in traffic_blocks(found, by_size) if not (drawn and isinstance(block, Chart))]
-    blocks += _drawn_in(drawn)
+    blocks = [*traffic_blocks(found, by_size, drawn=bool(drawn)), *_drawn_in(drawn)]
     head = f"A step of all ranks{where}, window {found.window}"
     run = RunPage("traffic", "", head, _answer(found), tuple(blocks), ())
     return Document("Traffic", (run,), "")
@@ -65,32 +65,34 @@ def predicted_blocks(mappings: Sequence[Mapping], drawn: Sequence[str]) -> list[
         drawn: files into which the matrix was drawn.
     """
     caption = f"A step of all ranks, as predicted. {SENT}"
-    return [dimension_table(mappings, caption, "as given"), *(_drawn_in(drawn) or heat_maps(mappings))]
+    return [dimension_table(mappings, caption, "as given"), *heat_maps(mappings, bool(drawn)), *_drawn_in(drawn)]
 
 
 def _drawn_in(files: Sequence[str]) -> list[Block]:
     return [Note(f"The matrix is drawn in {page_text(' and '.join(files), 2000)}.")] if files else []
 
 
-def traffic_blocks(found: RunTraffic, by_size: Sequence[Block] = ()) -> list[Block]:
+def traffic_blocks(found: RunTraffic, by_size: Sequence[Block] = (), *, drawn: bool = False) -> list[Block]:
     """Who sends what to whom, in each layout of the job.
 
     Args:
         found: of a run.
         by_size: how fast messages of each size were.
+        drawn: whether the matrix is in a file.
     """
     caption = f"All ranks, the recorded step of window {found.window}. {SENT}"
     tables = [group_table(found), size_table(found), *by_size]
-    return [*heat_maps(found.mappings), dimension_table(found.mappings, caption), *tables]
+    return [*heat_maps(found.mappings, drawn), dimension_table(found.mappings, caption), *tables]
 
 
-def heat_maps(mappings: Sequence[Mapping]) -> list[Block]:
-    """The matrix of each layout in which anything is sent."""
+def heat_maps(mappings: Sequence[Mapping], drawn: bool) -> list[Block]:
+    """The matrix of each layout in which anything is sent; what is in a file, only as far as a terminal can show it."""
     several = len(mappings) > 1
     return [
         heat_map(mapping.view, mapping.name if several else "")
         for mapping in mappings
         if any(row.sent_bytes > 0 for row in mapping.dimensions)
+        and not (drawn and len(mapping.view.labels) > MAX_MATRIX)
     ]
 
 

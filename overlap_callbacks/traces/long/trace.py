@@ -203,6 +203,9 @@ def _waits(spill: Spill, survey: Survey, *, with_copies: bool) -> RowsFile:
 
 
 # -- ranges of the host
+# Finds in which range of the host each kernel of a long trace was launched, as ``traces/host_ranges`` does.
+#
+# It goes through the time of the host: launches and ranges in order of their starts, a part at a time.
 
 
 def with_ranges_of_host(kernels: RowsFile, ranges: RowsFile, events: DeviceEvents, folder: Folder) -> RowsFile:

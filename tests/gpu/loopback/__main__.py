@@ -1,4 +1,4 @@
-"""Packs and unpacks the compiled kernels: see ``build.py``."""
+"""Packs and unpacks the compiled kernels: see ``device_link.py``."""
 
 from __future__ import annotations
 
