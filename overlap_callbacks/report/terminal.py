@@ -104,7 +104,6 @@ class _First:
                 yield from _instead(block)
 
     def ending(self) -> Iterator[RenderableType]:
-        yield Text()
         yield Text("overlap show RUN --all shows the tables of each answer.", style="dim")
 
 
@@ -185,7 +184,9 @@ def drawn_table(table: Table, max_rows: int = _MAX_ROWS_OF_ALL, all_rows: str = 
         if head.words:
             drawn.add_column(Text(title), overflow="fold")
             columns.append(
-                distinct_cells(texts) if head.names else [Text(_plain(cell.full or cell.text)) for cell in cells]
+                distinct_cells(texts)
+                if head.names
+                else [Text(shortened(_plain(cell.full or cell.text))) for cell in cells]
             )
         else:  # a head is broken between its words, where it is longer than what is below it
             longest = max([*map(len, (*title.split(), *texts)), 1])

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import tests.campaign.cases  # noqa: F401  (enters the cases)
-from tests.campaign.case import CASES
+from tests.campaign.case import CASES, Case
 from tests.campaign.command import run_case
 from tests.campaign.judging import FILE, judge
 from tests.campaign.page import RESULTS
@@ -25,6 +25,11 @@ from tests.campaign.running import Run, run_job
 pytestmark = [pytest.mark.alone, pytest.mark.slow]
 JOBS = 4
 LONGEST_S = 600.0
+
+
+def patient(case: Case) -> Case:
+    """The case as it is tried here: that nothing hangs, on a machine of any load. The campaign holds its times."""
+    return replace(case, bound_s=6 * case.bound_s)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +47,7 @@ def outcomes(
     # Those that take longest start first, so that none of them is waited for alone.
     names = sorted([name for name in asked if not CASES[name].nightly], key=lambda name: -CASES[name].bound_s)
     with ThreadPoolExecutor(JOBS) as pool:
-        yield {name: pool.submit(run_case, CASES[name], *processes, quick=True) for name in names}
+        yield {name: pool.submit(run_case, patient(CASES[name]), *processes, quick=True) for name in names}
         pool.shutdown(cancel_futures=True)
 
 

@@ -48,7 +48,7 @@ def test_show_says_the_verdict_and_the_five_equations(tmp_path: Path) -> None:
     assert "Overlap makes steps" in output
     for number in range(1, 6):
         assert f"(eq. {number})" in output
-    assert "not measured" not in output
+    assert not re.search(r" {3,}not measured", output)
     assert "9.9%" in output  # 10 % by construction, less the drift of the blocks
 
 
@@ -154,7 +154,7 @@ def test_too_few_blocks_are_shown_without_a_percentage(tmp_path: Path, num_block
     output = show(str(tmp_path))
     assert "Unfinished: too few blocks were measured to say what overlap saves." in output
     assert "100.5 ms" in output
-    assert "%" not in output.replace("95% interval", "")
+    assert "%" not in output.replace("95%", "")
 
 
 def test_a_window_that_was_cut_short_after_its_timed_part_is_shown_with_its_step_times(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_the_tables_say_what_is_sent_and_that_steps_are_alike(folder: Path) -> N
         "A step of all ranks, 2 hosts, window 0",
         "reduce_scatter_base",
         "Every counted step sent the same messages as the recorded step",
-        "Bytes sent between ranks (rows send, columns receive)",
+        "Bytes sent between ranks, kB (rows send, columns receive)",
     ):
         assert words in " ".join(found.output.split())
 

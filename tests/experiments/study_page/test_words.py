@@ -9,9 +9,10 @@ import pytest
 from rich.console import Console
 
 from overlap_callbacks.analysis.results.study import StudyRow
-from overlap_callbacks.experiments.study.page import study_page
+from overlap_callbacks.experiments.study.page import study_document
 from overlap_callbacks.experiments.study.terminal import as_data, study_tables
 from overlap_callbacks.experiments.study.verdict import NOTHING, caveats, verdict
+from overlap_callbacks.report.html.document import as_html
 from tests.experiments.study_page.studies import configuration, factors, figures, large, of_rows, on_cpu, row, single
 from tests.report.html.test_page import text_of
 
@@ -62,7 +63,7 @@ def test_no_claim_without_an_interval_that_leaves_zero_out(
 )
 def test_what_is_beyond_chance_is_a_sentence_whichever_way_it_goes(slowdowns: tuple[float, ...], says: str) -> None:
     rows = [row(configuration(batch=n + 1), figures(slowdown)) for n, slowdown in enumerate(slowdowns)]
-    page = text_of(study_page("study", *of_rows(rows)))
+    page = text_of(as_html(study_document("study", *of_rows(rows))))
     assert f"What does overlap cost compute? {says}" in page
 
 
@@ -75,7 +76,7 @@ def test_what_is_beyond_chance_is_a_sentence_whichever_way_it_goes(slowdowns: tu
 )
 def test_pairs_of_batches_that_show_nothing_are_counted(number: int, says: str) -> None:
     rows = [row(configuration(batch=n + 1), figures(0.1)) for n in range(number)]
-    assert says in text_of(study_page("study", *of_rows(rows)))
+    assert says in text_of(as_html(study_document("study", *of_rows(rows))))
 
 
 def test_configurations_that_overlap_slows_are_not_lost_in_the_mean() -> None:
