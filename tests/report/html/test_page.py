@@ -222,7 +222,7 @@ def test_all_windows_invalid(tmp_path: Path) -> None:
     assert "What to do: Switch off for a measurement" in text
     assert "What does it cost?" not in text
     assert "what holds it back? That is not known, as no window counts." in text
-    assert "0 of 3 windows count." in text
+    assert f"0 of 3 windows count; not valid: 3 (windows 0{DASH}2)." in text
     assert f"residual overlap 0.3 in sequential steps 3 0{DASH}2" in text
     assert "makes steps" not in text
 
@@ -232,7 +232,7 @@ def test_a_control_run(tmp_path: Path) -> None:
     text = text_of(made(tmp_path, *control, run=run_info(schedule=Schedule(control=True).as_dict())))
     assert "A/A control: both sides ran overlapped, so every difference is chance." in text
     assert "Step time, one side against the other" in text
-    assert "Every difference below is an error of the measurement" in text
+    assert "Every difference here is an error of the measurement" in text
     assert "makes steps" not in text
 
 
