@@ -176,13 +176,13 @@ def drawn_table(table: Table, max_rows: int = _MAX_ROWS_OF_ALL, all_rows: str = 
         return
     rows = table.rows[:max_rows]
     space = 1 if len(table.columns) > 5 else 2
-    drawn = RichTable(title=_text(table.title), padding=(0, space, 0, 0), **_LOOK)
+    made = RichTable(title=_text(table.title), padding=(0, space, 0, 0), **_LOOK)
     columns: list[Sequence[RenderableType]] = []
     for place, head in enumerate(table.columns):
         title, cells = _plain(head.text), [row[place] for row in rows]
         texts = [_plain(cell.text) for cell in cells]
         if head.words:
-            drawn.add_column(Text(title), overflow="fold")
+            made.add_column(Text(title), overflow="fold")
             columns.append(
                 distinct_cells(texts)
                 if head.names
@@ -190,11 +190,11 @@ def drawn_table(table: Table, max_rows: int = _MAX_ROWS_OF_ALL, all_rows: str = 
             )
         else:  # a head is broken between its words, where it is longer than what is below it
             longest = max([*map(len, (*title.split(), *texts)), 1])
-            drawn.add_column(Text("\n".join(textwrap.wrap(title, longest))), justify="right", overflow="ellipsis")
+            made.add_column(Text("\n".join(textwrap.wrap(title, longest))), justify="right", overflow="ellipsis")
             columns.append([Text(text) for text in texts])
     for row in zip(*columns, strict=True):
-        drawn.add_row(*row)
-    yield drawn
+        made.add_row(*row)
+    yield made
     if len(table.rows) > max_rows:
         yield Text(f"... {len(table.rows) - max_rows:,} more rows: {all_rows} has all", style="dim")
     if table.caption:

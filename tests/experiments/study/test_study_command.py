@@ -63,8 +63,10 @@ def test_ctrl_c_keeps_what_was_measured_and_the_study_goes_on(tmp_path: Path) ->
         assert row.figures.num_windows == 1
         assert 3 <= row.figures.num_steps <= 5  # on a busy machine some took far longer than others, and are left out
         step = row.figures.values["overlap/e2e_overlapped_ms"]
-        # Where so many blocks are left out that one of a mode remains, there is no interval.
-        assert step.ci_low is None or step.ci_low < step.value
+        if step.ci_low is None:  # only where steps were left out, so that too few blocks remain
+            assert row.figures.num_steps < 5
+        else:
+            assert step.ci_low < step.value
         assert row.figures.values["throughput/tokens_per_s"].value > 0
         assert row.model["parameters"] == 466_432
         assert row.record is not None
