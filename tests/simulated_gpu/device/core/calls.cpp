@@ -86,7 +86,6 @@ void wait_for_device(int index) {
       if (stream->visible < number) return false;
     return true;
   });
-  flush_log();  // some processes end without any last functions
 }
 
 bool is_visible(const std::shared_ptr<Moment>& moment) {

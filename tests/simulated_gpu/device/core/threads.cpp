@@ -64,9 +64,10 @@ void Simulation::run() {
 void Simulation::wait_until(std::unique_lock<std::mutex>& held, const std::function<bool()>& done) {
   for (;;) {
     advance();
-    if (done()) return;
+    if (done()) break;
     visible.wait_for(held, milliseconds(5));
   }
+  flush_log();  // what was waited for is in the log, also where a process ends without its last functions
 }
 
 void Simulation::tell_queues() const {
