@@ -116,7 +116,9 @@ def test_sequential_steps_have_no_overlap_and_overlapped_ones_have_some(tmp_path
 
 
 def _time_the_host(rank: int, kind: str) -> dict[str, dict[str, float]]:
-    """Medians over the steps of a mode, in milliseconds.
+    """Medians over the steps of a mode, in milliseconds; of ``host`` the least.
+
+    A host that waits for the device does so in every step; one that the machine keeps from running, in most.
 
     ``calls`` is what the host spends in calls of collectives, ``host`` in the whole of a step that begins with an idle
     device, and ``step`` is the step until the device is idle again.
@@ -133,7 +135,9 @@ def _time_the_host(rank: int, kind: str) -> dict[str, dict[str, float]]:
                     assert mode is (forced or Mode.OVERLAPPED)
                     found[mode].append(times)
     return {
-        mode.value: {name: statistics.median(times[name] for times in steps) for name in steps[0]}
+        mode.value: {
+            name: (min if name == "host" else statistics.median)(times[name] for times in steps) for name in steps[0]
+        }
         for mode, steps in found.items()
     }
 
