@@ -64,11 +64,9 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from overlap_callbacks import OverlapReport, Sink, __version__
-from overlap_callbacks.analysis.communication.fitting import effective_bandwidths, recorded_rates
-from overlap_callbacks.analysis.communication.floating_point import step_flop
+from overlap_callbacks.analysis.communication.bandwidths import Link, effective_bandwidths, recorded_rates
 from overlap_callbacks.analysis.communication.job_shape import JobShape
-from overlap_callbacks.analysis.communication.links import Link
-from overlap_callbacks.analysis.communication.step_time import Hardware, StepTime, exact_step
+from overlap_callbacks.analysis.communication.step_time import Hardware, StepTime, exact_step, step_flop
 from tests.integrations.megatron_jobs import Setup
 from tests.integrations.megatron_recorded import shape_of
 
@@ -281,11 +279,7 @@ def hardware_of(job: JobShape, data: OverlapReport, tensor: OverlapReport, *, la
         links = {name: Link(effective_bandwidths(window.collectives)[name]) for name, window in windows.items()}
     rate = rates["tensor" if job.t > 1 else "data"].compute_flop_per_s
     assert rate is not None
-    return Hardware(
-        tensor_bytes_per_s=links["tensor"].bytes_per_s, tensor_latency_s=links["tensor"].latency_s,
-        data_bytes_per_s=links["data"].bytes_per_s, data_latency_s=links["data"].latency_s,
-        pipeline_bytes_per_s=links["data"].bytes_per_s, peak_flop_per_s=rate, utilisation=1.0,
-    )  # fmt: skip
+    return Hardware(links=links | {"pipeline": Link(links["data"].bytes_per_s)}, peak_flop_per_s=rate, utilisation=1.0)
 
 
 def job_result(key: Key, job: JobShape, rounds: Sequence[dict[Key, OverlapReport]]) -> dict[str, Any]:

@@ -28,8 +28,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from overlap_callbacks.analysis.communication.sums import add_sums, job_messages
-from overlap_callbacks.analysis.communication.totals import dimension_totals
-from overlap_callbacks.analysis.communication.traffic import matrix_of
+from overlap_callbacks.analysis.communication.traffic import dimension_totals, matrix_of
 from tests.analysis.communication.layouts import Layout
 
 ROUNDS = 5

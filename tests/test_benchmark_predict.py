@@ -8,11 +8,12 @@ from types import ModuleType
 import msgspec
 import pytest
 
-from overlap_callbacks.analysis.communication.floating_point import per_stage_flop, step_flop
+from overlap_callbacks.analysis.bus_bandwidth import ring_steps
+from overlap_callbacks.analysis.communication.bandwidths import Link
 from overlap_callbacks.analysis.communication.job_shape import JobShape
-from overlap_callbacks.analysis.communication.rows import ring_steps
-from overlap_callbacks.analysis.communication.step_time import Hardware, exact_step
+from overlap_callbacks.analysis.communication.step_time import Hardware, exact_step, per_stage_flop, step_flop
 from overlap_callbacks.analysis.communication.volumes import rank_rows
+from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.arrivals import ONE_HOST, SizeTransfer
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import OverlapReport
@@ -21,9 +22,10 @@ from overlap_callbacks.analysis.results.workload import Throughput
 from tests.report.runs import window
 
 HARDWARE = Hardware(
-    tensor_bytes_per_s=4e8, tensor_latency_s=3e-4, data_bytes_per_s=5e8, data_latency_s=2e-4, pipeline_bytes_per_s=5e8,
-    peak_flop_per_s=2e10, utilisation=1.0,
-)  # fmt: skip
+    links={"tensor": Link(4e8, 3e-4), "data": Link(5e8, 2e-4), "pipeline": Link(5e8)},
+    peak_flop_per_s=2e10,
+    utilisation=1.0,
+)
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +41,9 @@ def as_predicted(job: JobShape, late: float = 1.0) -> OverlapReport:
     for row in rank_rows(job, 0):
         if row.group_size == 1:
             continue
-        kind = "tensor" if row.dimension == "tensor" else "data"
-        seconds = row.messages * ring_steps(row.operator, row.group_size) * getattr(HARDWARE, f"{kind}_latency_s")
-        seconds += row.wire_bytes / getattr(HARDWARE, f"{kind}_bytes_per_s")
+        link = HARDWARE.links["tensor" if row.dimension == "tensor" else "data"]
+        seconds = row.messages * ring_steps(collective_of(row.operator), row.group_size) * link.latency_s
+        seconds += row.wire_bytes / link.bytes_per_s
         size = row.bytes_each.bit_length() - 1
         timed = (row.operator, row.dimension, row.group_size, ONE_HOST, size, row.messages, row.bytes)
         transfers.append(SizeTransfer(*timed, seconds * late * 1e3))

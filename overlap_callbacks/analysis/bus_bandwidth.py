@@ -1,22 +1,15 @@
-"""Bus bandwidth of collectives, as nccl-tests define it, so that figures compare with theirs."""
+"""What a collective sends over a rank's link: bus bandwidth as nccl-tests define it, and the steps of a ring."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-# What a collective sends over each rank's link, as a multiple of its size, on n ranks.
+# What a collective of n ranks sends over each rank's link, as a multiple of its size, is this times (n-1)/n. A ring
+# passes all parts of a message on to the other n-1 ranks so often.
 # Source: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
-_BUS_FACTORS: dict[str, Callable[[int], float]] = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "all_gather": lambda n: (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
-    "gather": lambda n: (n - 1) / n,
-    "scatter": lambda n: (n - 1) / n,
-    "broadcast": lambda n: 1.0,
-    "reduce": lambda n: 1.0,
-    "send_recv": lambda n: 1.0,
-}
+_ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
+# The root receives or sends the parts of the n-1 others.
+_ROOTED = ("gather", "scatter")
+# These send the whole message.
+_WHOLE = ("broadcast", "reduce", "send_recv")
 
 
 def size_of(kind: str, group_size: int, bytes_in: float, bytes_out: float) -> float:
@@ -36,7 +29,27 @@ def bus_factor(kind: str, size: int | None) -> float | None:
         kind: kind of collective, e.g. ``all_reduce``.
         size: number of ranks of its group; None if unknown.
     """
-    factor = _BUS_FACTORS.get(kind)
-    if factor is None or size is None or size < 1:
+    if size is None or size < 1:
         return None
-    return factor(size)
+    if kind in _WHOLE:
+        return 1.0
+    rounds = 1 if kind in _ROOTED else _ROUNDS.get(kind)
+    return None if rounds is None else rounds * (size - 1) / size
+
+
+def wire_factor(kind: str, size: int) -> float:
+    """``bus_factor``, for what passes a rank's link: 1 where it is unknown, 0 in a group of one rank."""
+    if size == 1:
+        return 0.0
+    factor = bus_factor(kind, size)
+    return 1.0 if factor is None else factor
+
+
+def ring_steps(kind: str, size: int) -> int:
+    """Steps in which a collective sends one after the other, if it runs as a ring; 0 in a group of one rank.
+
+    An all-reduce takes 2(n-1), an all-gather, a reduce-scatter and an all-to-all n-1, all others are taken as one.
+    """
+    if size == 1:
+        return 0
+    return _ROUNDS[kind] * (size - 1) if kind in _ROUNDS and size > 1 else 1

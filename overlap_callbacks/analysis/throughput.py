@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from overlap_callbacks.analysis.communication.floating_point import token_flop
 from overlap_callbacks.analysis.communication.model_shape import preset
 from overlap_callbacks.analysis.peaks import peak_of
 from overlap_callbacks.analysis.results.report import OverlapReport
@@ -32,7 +31,7 @@ def step_flop(work: Workload) -> tuple[float, str] | None:
         return flop, f"6 FLOP for each of {work.model_parameters:,.0f} parameters and each token"
     if work.model_preset is not None:
         model = preset(work.model_preset)
-        return token_flop(model) * work.tokens_per_step, (
+        return model.token_flop * work.tokens_per_step, (
             f"matrix products and attention of {work.model_preset}, sequences of {model.sequence:,} tokens"
         )
     return None

@@ -14,7 +14,7 @@ from overlap_callbacks.cli._options import MATRIX_PARAMETERS, json_option, matri
 from overlap_callbacks.cli._output import draw_matrix, newest_run, one_line, print_json, print_tables, require
 
 if TYPE_CHECKING:
-    from overlap_callbacks.analysis.communication.fitting import RecordedRates
+    from overlap_callbacks.analysis.communication.bandwidths import RecordedRates
     from overlap_callbacks.analysis.communication.job_shape import JobShape
     from overlap_callbacks.analysis.communication.model_shape import ModelShape
     from overlap_callbacks.analysis.communication.step_time import Hardware
@@ -188,15 +188,15 @@ def _traffic(job: JobShape, given: dict[str, Any]) -> tuple[Mapping, ...]:
 
 
 def _predict(job: JobShape, notes: list[str], given: dict[str, Any]) -> Prediction:
-    from overlap_callbacks.analysis.communication import equations, memory_need, step_time, volumes
-    from overlap_callbacks.analysis.communication.parameters import count_parameters
-    from overlap_callbacks.analysis.communication.what_if import what_if
+    from overlap_callbacks.analysis.communication import equations, step_time
+    from overlap_callbacks.analysis.communication.model_shape import count_parameters
+    from overlap_callbacks.analysis.communication.predicted import sent_rows
     from overlap_callbacks.report.terminal_predict import Prediction
 
     memory = given["memory"]
     hardware = _hardware(job, given, notes)
     device_bytes = None if memory is None else memory * _GIB
-    need = memory_need.memory_bytes(job)
+    need = step_time.memory_bytes(job)
     if device_bytes is not None and need > device_bytes:
         notes.append(f"infeasible: it needs {need / _GIB:.1f} GiB, a device has {memory:.1f} GiB")
     return Prediction(
@@ -207,10 +207,10 @@ def _predict(job: JobShape, notes: list[str], given: dict[str, Any]) -> Predicti
         gradient_dtype=job.gradient_dtype,
         memory_bytes=need,
         expected_bubble_ratio=equations.expected_bubble_ratio(p=job.p, m=job.micro_batches, chunks=job.chunks),
-        messages=volumes.sent_rows(job, all_ranks=given["all_ranks"]),
+        messages=sent_rows(job, all_ranks=given["all_ranks"]),
         step=step_time.exact_step(job, hardware) if hardware else None,
         paper_step=step_time.paper_step(job, hardware) if hardware else None,
-        what_if=what_if(job, hardware, device_bytes) if given["what_if"] else (),
+        what_if=step_time.what_if(job, hardware, device_bytes) if given["what_if"] else (),
         notes=tuple(notes),
     )
 
@@ -248,7 +248,7 @@ def _model(given: dict[str, Any]) -> ModelShape:
 def _heads(hidden: int, tp: int) -> int:
     """A number of heads that nobody gave. They decide the memory of attention; no message has their size."""
     from overlap_callbacks.analysis.communication.model_shape import MAX_SIZE
-    from overlap_callbacks.analysis.communication.what_if import divisors
+    from overlap_callbacks.analysis.communication.step_time import divisors
 
     possible = tp > 0 and 0 < hidden <= MAX_SIZE
     allowed = [heads for heads in divisors(hidden) if heads % tp == 0] if possible else []
@@ -316,7 +316,7 @@ def _check_hardware(given: dict[str, Any]) -> None:
 
 
 def _hardware(job: JobShape, given: dict[str, Any], notes: list[str]) -> Hardware | None:
-    from overlap_callbacks.analysis.communication.links import Link
+    from overlap_callbacks.analysis.communication.bandwidths import Link
     from overlap_callbacks.analysis.communication.step_time import Hardware
 
     rates = _recorded_rates(given["sources"])
@@ -342,10 +342,8 @@ def _hardware(job: JobShape, given: dict[str, Any], notes: list[str]) -> Hardwar
     known = [links[name] for name in needed] or [Link(_GB)]
     # The few bytes of the gradients' norm go with the gradients, also in a job that reduces none.
     worst = Link(min([link.bytes_per_s for link in known]), max([link.latency_s for link in known]))
-    taken = {name: links.get(name, worst) for name in _DIMENSIONS}
     hardware = Hardware(
-        **{f"{name}_bytes_per_s": link.bytes_per_s for name, link in taken.items()},
-        **{f"{name}_latency_s": link.latency_s for name, link in taken.items()},
+        links={name: links.get(name, worst) for name in _DIMENSIONS},
         peak_flop_per_s=rate if given["peak"] is None else given["peak"] * _TERA,
         utilisation=1.0 if given["peak"] is None else given["utilisation"],
     )
@@ -356,7 +354,7 @@ def _hardware(job: JobShape, given: dict[str, Any], notes: list[str]) -> Hardwar
 
 
 def _recorded_rates(sources: Sequence[Path]) -> RecordedRates:
-    from overlap_callbacks.analysis.communication.fitting import RecordedRates, recorded_rates
+    from overlap_callbacks.analysis.communication.bandwidths import RecordedRates, recorded_rates
 
     rates = RecordedRates()
     for source in sources:
@@ -379,8 +377,8 @@ def _what_is_taken(hardware: Hardware, dimensions: Sequence[str]) -> str:
     """The rates of which a prediction is made, where nobody gave them all."""
     rates = [f"{hardware.utilisation * hardware.peak_flop_per_s / _TERA:,.4g} TFLOP/s of compute"]
     for name in dimensions:
-        bandwidth = getattr(hardware, f"{name}_bytes_per_s") / _GB
-        latency_us = getattr(hardware, f"{name}_latency_s") * _US_PER_S
+        bandwidth = hardware.links[name].bytes_per_s / _GB
+        latency_us = hardware.links[name].latency_s * _US_PER_S
         with_latency = f" and {latency_us:,.4g} us a step of the ring" if latency_us else ""
         rates.append(f"{bandwidth:,.4g} GB/s{with_latency} of {name} parallelism")
     return f"step times are of {'; '.join(rates)}"
@@ -388,7 +386,7 @@ def _what_is_taken(hardware: Hardware, dimensions: Sequence[str]) -> str:
 
 def _measured(job: JobShape, folder: Path, notes: list[str]) -> dict[str, float]:
     """Bandwidths of the job's messages by the times that ``overlap bench collectives`` measured."""
-    from overlap_callbacks.analysis.communication.measured_curves import curves_of, measured_bandwidths
+    from overlap_callbacks.analysis.communication.bandwidths import curves_of, measured_bandwidths
     from overlap_callbacks.report.bench_results import BenchFileError, read
     from overlap_callbacks.report.bench_words import link_in_words, transfer_points
 
@@ -408,7 +406,7 @@ def _measured(job: JobShape, folder: Path, notes: list[str]) -> dict[str, float]
 
 
 def _checked(job: JobShape, run: Path) -> list[Any]:
-    from overlap_callbacks.analysis.communication.fitting import check_rank
+    from overlap_callbacks.analysis.communication.predicted import check_rank
 
     window = _window(run)
     if window.world_size != job.world_size:

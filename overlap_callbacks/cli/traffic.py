@@ -55,7 +55,7 @@ def command(
     With --mapping, pictures show that mapping.
     """
     from overlap_callbacks.analysis.communication.link_peaks import Peaks, link_of
-    from overlap_callbacks.analysis.communication.mapping import MappingError
+    from overlap_callbacks.analysis.communication.placement import MappingError
     from overlap_callbacks.analysis.communication.view import ViewError
     from overlap_callbacks.report.run_json import communication_as_json, traffic_as_json
     from overlap_callbacks.report.traffic import NoTrafficError, traffic_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from overlap_callbacks.analysis.communication.fitting import effective_bandwidths
+from overlap_callbacks.analysis.communication.bandwidths import effective_bandwidths
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.step_parts import exposed_share
 from overlap_callbacks.analysis.results.workload import Workload

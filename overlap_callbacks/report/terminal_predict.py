@@ -10,10 +10,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from overlap_callbacks.analysis.communication.fitting import CheckedRow
-from overlap_callbacks.analysis.communication.rows import MessageRow
-from overlap_callbacks.analysis.communication.step_time import StepTime
-from overlap_callbacks.analysis.communication.what_if import Choice
+from overlap_callbacks.analysis.communication.predicted import CheckedRow
+from overlap_callbacks.analysis.communication.step_time import Choice, StepTime
+from overlap_callbacks.analysis.communication.volumes import MessageRow
 from overlap_callbacks.report.terminal import drawn_blocks
 from overlap_callbacks.report.views.elements import Block
 

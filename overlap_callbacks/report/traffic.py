@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from overlap_callbacks.analysis.communication.algorithms import RING
-from overlap_callbacks.analysis.communication.hosts import UNKNOWN, equal_hosts, host_numbers
-from overlap_callbacks.analysis.communication.mapping import (
+from overlap_callbacks.analysis.communication.placement import (
+    UNKNOWN,
     MappingError,
+    equal_hosts,
+    host_numbers,
     layout_of,
     order_of,
     parse_order,
@@ -17,7 +18,7 @@ from overlap_callbacks.analysis.communication.mapping import (
 )
 from overlap_callbacks.analysis.communication.rank_grids import Ranks
 from overlap_callbacks.analysis.communication.soundness import are_sound
-from overlap_callbacks.analysis.communication.totals import dimension_totals
+from overlap_callbacks.analysis.communication.traffic import RING, dimension_totals
 from overlap_callbacks.analysis.communication.view import LOGICAL, Placement, TrafficView, view_of
 from overlap_callbacks.analysis.results.environment import JobEnvironment
 from overlap_callbacks.analysis.results.messages import DimensionTraffic, JobMessages

@@ -9,10 +9,9 @@ import pytest
 
 from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.communication.equations import iteration_flop
-from overlap_callbacks.analysis.communication.floating_point import step_flop as job_flop
-from overlap_callbacks.analysis.communication.floating_point import token_flop
 from overlap_callbacks.analysis.communication.job_shape import JobShape
 from overlap_callbacks.analysis.communication.model_shape import PRESETS, ModelShape, preset
+from overlap_callbacks.analysis.communication.step_time import step_flop as job_flop
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.workload import Throughput, Workload
 from overlap_callbacks.analysis.throughput import run_throughput, step_flop, throughput_of
@@ -68,7 +67,7 @@ def test_flop_of_a_token_by_hand() -> None:
     # h 4, s 2, V 10, one layer without biases: attention 2*4*(4+4) = 64 weights, MLP 2*4*16 = 128: 192.
     # Products 2*192 = 384, attention 4*2*4 = 32, logits 2*4*10 = 80: 496. With the backward pass 3 * 496.
     model = ModelShape(layers=1, hidden=4, heads=2, sequence=2, vocabulary=10)
-    assert token_flop(model) == 1488
+    assert model.token_flop == 1488
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -86,7 +85,7 @@ def test_a_gpt_is_equation_11_without_recomputation() -> None:
     whole = iteration_flop(batch=1, **sizes)
     # With recomputation the layers pass four times instead of three; logits always three times.
     logits = 6 * 1024 * 1600 * 50257
-    assert token_flop(model) * 1024 == pytest.approx((whole - logits) * 3 / 4 + logits)
+    assert model.token_flop * 1024 == pytest.approx((whole - logits) * 3 / 4 + logits)
 
 
 def report(*ranks: Any, **work: Any) -> Any:

@@ -96,9 +96,14 @@ class JobShape(msgspec.Struct, frozen=True, kw_only=True):
         start = (chunk * self.p + stage) * each
         return range(start, start + each)
 
+    @property
+    def ranks_per_stage(self) -> int:
+        """Ranks of a pipeline stage, all of which send the same."""
+        return self.t * self.d
+
     def stage_of(self, rank: int) -> int:
         """Number of a rank's pipeline stage: Megatron-core counts tensor, then data, then pipeline ranks."""
-        return rank // (self.t * self.d)
+        return rank // self.ranks_per_stage
 
     def check(self) -> None:
         """Refuse a job that cannot be.

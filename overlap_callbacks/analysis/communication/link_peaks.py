@@ -1,4 +1,4 @@
-"""Peaks of the links between devices, and which of them a job has, as far as its record tells.
+"""Peaks of the links between devices, which of them a job has, and what share of them its messages reach.
 
 A peak is of one device and one direction, in 10^9 bytes a second, without protocol. It is what the bus bandwidth of
 nccl-tests compares with.
@@ -7,9 +7,13 @@ nccl-tests compares with.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
+from overlap_callbacks.analysis.bus_bandwidth import wire_factor
 from overlap_callbacks.analysis.environment.transport import UNKNOWN, WITHIN
+from overlap_callbacks.analysis.name_rules import collective_of
+from overlap_callbacks.analysis.results.arrivals import ONE_HOST, SEVERAL_HOSTS, SizeTransfer
 from overlap_callbacks.analysis.results.environment import JobEnvironment
 
 
@@ -19,8 +23,8 @@ class Link(NamedTuple):
     Attributes:
         name: what users call it.
         gb_s: its peak.
-        what: how that comes about.
-        source: where it is told; an address.
+        what: what makes it up.
+        source: address of its documentation.
     """
 
     name: str
@@ -62,7 +66,7 @@ LINKS = (
 )
 _BY_NAME = {link.name: link for link in LINKS}
 
-# What the names of devices tell, the first that fits. Cards with an NVLink bridge between two of them have none here.
+# By the names of devices, the first that fits. Cards with an NVLink bridge between two of them have none here.
 _NVLINK_OF = (
     (r"\b[AH]800\b", "nvlink-8x25"),
     (r"PCIe|NVL\b|A10\b|A16\b|A30\b|A40\b|RTX", ""),
@@ -94,12 +98,12 @@ class Peaks(NamedTuple):
 
 
 def peaks_of(job: JobEnvironment | None, own: Peaks = Peaks()) -> Peaks:  # noqa: B008 - it is immutable
-    """The links of a job: the user's own, else what the record's transport and device tell.
+    """The links of a job: the user's own, else those of the record's transport and device.
 
-    Which network hosts have, no variable tells: it is the user's to say.
+    Only the user knows the network between hosts: no variable has it.
 
     Args:
-        job: what its ranks run on; None if that is not known.
+        job: what its ranks run on; None if unknown.
         own: what the user said.
     """
     within = own.within
@@ -139,3 +143,43 @@ def link_of(text: str, option: str) -> Link:
 
 def _named(device: str, rules: tuple[tuple[str, str], ...]) -> Link | None:
     return next((_BY_NAME.get(name) for pattern, name in rules if re.search(pattern, device)), None)
+
+
+# -- by size
+
+_BYTES_PER_MS = 1e6  # of 1 GB/s
+
+
+class SizeBandwidth(NamedTuple):
+    """Messages of one size.
+
+    Attributes:
+        transfer: they and their times.
+        mean_bytes: their size.
+        transfer_ms: of one, the least over its ranks.
+        gb_s: bytes on the wire a second, as nccl-tests' bus bandwidth.
+        peak_fraction: of the link's peak; None if that is not known.
+    """
+
+    transfer: SizeTransfer
+    mean_bytes: float
+    transfer_ms: float
+    gb_s: float
+    peak_fraction: float | None
+
+
+def bandwidths(transfers: Iterable[SizeTransfer], peaks: Peaks) -> list[SizeBandwidth]:
+    """The bandwidth of each size; implausible rows are left out.
+
+    A group on several hosts is as slow as its slowest link, so it is compared with the link between hosts.
+    """
+    found = []
+    for row in transfers:
+        factor = wire_factor(collective_of(row.operator), row.group_size) if row.sound else 0.0
+        if factor <= 0:
+            continue
+        link = {ONE_HOST: peaks.within, SEVERAL_HOSTS: peaks.between}.get(row.reach)
+        gb_s = row.bytes * factor / row.transfer_ms / _BYTES_PER_MS
+        share = None if link is None else gb_s / link.gb_s
+        found.append(SizeBandwidth(row, row.bytes / row.calls, row.transfer_ms / row.calls, gb_s, share))
+    return found

@@ -1,22 +1,46 @@
-"""The messages that a job should send, in the form in which a record has those that were seen."""
+"""The messages that a job should send: of single ranks, as a record has them, and compared with a record's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from overlap_callbacks.analysis.communication.algorithms import POINT_TO_POINT
+import msgspec
+
 from overlap_callbacks.analysis.communication.job_shape import JobShape
 from overlap_callbacks.analysis.communication.rank_grids import Grid
-from overlap_callbacks.analysis.communication.rows import MessageRow
-from overlap_callbacks.analysis.communication.volumes import rank_rows
+from overlap_callbacks.analysis.communication.volumes import MessageRow, rank_rows
 from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.messages import NO_STAGE, JobMessages, MessageGroup
+from overlap_callbacks.analysis.results.window import CollectiveTime
 
-_Key = tuple[str, str, int, int]
+
+def sent_rows(job: JobShape, *, all_ranks: bool = False) -> tuple[MessageRow, ...]:
+    """The messages of the lowest rank of each kind, or of all ranks, without groups of one rank, which send nothing.
+
+    Args:
+        job: checked.
+        all_ranks: of all ranks.
+    """
+    stages = [rank_rows(job, stage * job.ranks_per_stage) for stage in range(job.p)]
+    if not all_ranks:
+        kinds: dict[tuple[MessageRow, ...], tuple[MessageRow, ...]] = {}
+        for rows in stages:
+            kinds.setdefault(tuple([msgspec.structs.replace(row, rank=0, peer=-1) for row in rows]), rows)
+        stages = list(kinds.values())
+    # The ranks of a stage send the same, to the ranks of equal place in other stages.
+    return tuple(
+        [
+            msgspec.structs.replace(row, rank=row.rank + place, peer=row.peer + place if row.peer >= 0 else -1)
+            for rows in stages
+            for place in (range(job.ranks_per_stage) if all_ranks else (0,))
+            for row in rows
+            if row.group_size != 1
+        ]
+    )
 
 
 def predicted_messages(job: JobShape) -> JobMessages:
-    """Who should send what in a step of a job; on which hosts is not known.
+    """Who should send what in a step of a job, as a record has it; on which hosts is not known.
 
     Groups of one rank send nothing and are left out.
 
@@ -25,17 +49,12 @@ def predicted_messages(job: JobShape) -> JobMessages:
     """
     groups: list[MessageGroup] = []
     for stage in range(job.p):
-        by_key: dict[_Key, list[MessageRow]] = {}
-        for row in rank_rows(job, stage * _stride(job)):
+        by_key: dict[tuple[str, str, int, int], list[MessageRow]] = {}
+        for row in rank_rows(job, stage * job.ranks_per_stage):
             if row.group_size != 1:
                 by_key.setdefault((row.operator, row.dimension, row.group_size, row.peer), []).append(row)
         groups += [_group(job, stage, rows) for rows in by_key.values()]
     return JobMessages(tuple(groups), (_grid(0, (1, job.world_size)),))
-
-
-def _stride(job: JobShape) -> int:
-    """Ranks of a stage, all of which send alike."""
-    return job.t * job.d
 
 
 def _group(job: JobShape, stage: int, rows: Sequence[MessageRow]) -> MessageGroup:
@@ -46,7 +65,7 @@ def _group(job: JobShape, stage: int, rows: Sequence[MessageRow]) -> MessageGrou
         stage: of the pipeline.
         rows: of the stage's first rank, by size.
     """
-    first, members = rows[0], _stride(job)
+    first, members = rows[0], job.ranks_per_stage
     sizes: dict[int, tuple[int, int]] = {}
     for row in rows:
         exponent = row.bytes_each.bit_length() - 1
@@ -54,6 +73,7 @@ def _group(job: JobShape, stage: int, rows: Sequence[MessageRow]) -> MessageGrou
         sizes[exponent] = number + row.messages * members, total + row.bytes * members
     firsts, offsets = _places(job, stage, first)
     size = sum([row.bytes for row in rows])
+    read = size // first.group_size if collective_of(first.operator) == "all_gather" else size
     return MessageGroup(
         operator=first.operator,
         dimension=first.dimension,
@@ -62,7 +82,7 @@ def _group(job: JobShape, stage: int, rows: Sequence[MessageRow]) -> MessageGrou
         num_members=members,
         messages=sum([row.messages for row in rows]) * members,
         bytes=size * members,
-        bytes_in=_read(first, size) * members,
+        bytes_in=0 if first.operator.startswith("recv") else read * members,
         sizes=tuple([(exponent, *amounts) for exponent, amounts in sorted(sizes.items())]),
         ranks=(_grid(stage * members, (1, members)),),
         firsts=(firsts,),
@@ -70,22 +90,15 @@ def _group(job: JobShape, stage: int, rows: Sequence[MessageRow]) -> MessageGrou
     )
 
 
-def _read(row: MessageRow, size: int) -> int:
-    """Bytes that calls of this size read on a rank."""
-    if row.operator.startswith("recv"):
-        return 0
-    return size // row.group_size if collective_of(row.operator) == "all_gather" else size
-
-
 def _places(job: JobShape, stage: int, row: MessageRow) -> tuple[Grid, Grid]:
     """The first ranks of the groups in which a stage's ranks issue this, and a group's ranks less its first.
 
-    Megatron-core counts tensor, then data, then pipeline ranks; experts are split over neighbours in data parallelism,
+    Megatron-core counts tensor, then data, then pipeline ranks. Experts are split over neighbours in data parallelism,
     and the shards of a model in HSDP are neighbours too.
     """
-    t, d, stride, n = job.t, job.d, _stride(job), row.group_size
+    t, d, stride, n = job.t, job.d, job.ranks_per_stage, row.group_size
     start = stage * stride
-    if collective_of(row.operator) == POINT_TO_POINT:
+    if row.peer >= 0:
         sender, receiver = (row.peer, start) if row.operator.startswith("recv") else (start, row.peer)
         return _grid(sender, (1, stride)), _grid(0, (receiver - sender, 2))
     if row.dimension == "tensor":
@@ -110,3 +123,52 @@ def _places(job: JobShape, stage: int, row: MessageRow) -> tuple[Grid, Grid]:
 def _grid(first: int, *levels: tuple[int, int]) -> Grid:
     """A grid without levels of one rank."""
     return first, tuple([(stride, count) for stride, count in levels if count > 1])
+
+
+class CheckedRow(msgspec.Struct, frozen=True):
+    """One operator of one dimension on one rank, per step: what was predicted and what the gate recorded.
+
+    Attributes:
+        rank: global rank.
+        dimension, operator: as in ``MessageRow``.
+        messages, bytes: predicted; 0 where none was.
+        measured_messages, measured_bytes: recorded; 0 where none was.
+    """
+
+    rank: int
+    dimension: str
+    operator: str
+    messages: int
+    bytes: int
+    measured_messages: int
+    measured_bytes: int
+
+    @property
+    def equal(self) -> bool:
+        """Whether both numbers agree exactly."""
+        return (self.messages, self.bytes) == (self.measured_messages, self.measured_bytes)
+
+
+def check_rank(job: JobShape, rank: int, collectives: Sequence[CollectiveTime]) -> tuple[CheckedRow, ...]:
+    """Predicted messages of a rank, and those that a window recorded, without groups of one rank.
+
+    Args:
+        job: checked.
+        rank: global rank.
+        collectives: of the window's recorded step on that rank.
+    """
+    found: dict[tuple[str, str], list[int]] = {}
+    for row in rank_rows(job, rank):
+        if row.group_size != 1:
+            sums = found.setdefault((row.dimension, row.operator), [0, 0, 0, 0])
+            sums[0] += row.messages
+            sums[1] += row.bytes
+    for measured in collectives:
+        if measured.group_size != 1:
+            # Jobs with data parallelism only use the default group.
+            is_data = job.layout != "megatron" and measured.dimension == "world"
+            key = ("data" if is_data else measured.dimension, measured.operator)
+            sums = found.setdefault(key, [0, 0, 0, 0])
+            sums[2] += measured.messages
+            sums[3] += measured.size_bytes
+    return tuple([CheckedRow(rank, *key, *sums) for key, sums in sorted(found.items())])

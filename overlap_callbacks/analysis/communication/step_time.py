@@ -1,41 +1,45 @@
-"""How long a step should take: equation 1 with exact counts, and in the paper's own form."""
+"""How long a step should take, and which layouts of a job are possible and fastest.
+
+Equation 1 is taken with exact counts, and in the paper's own form. Whether a layout is feasible is decided by a rule:
+
+Model states: parameters and gradients in their widths, and 12 bytes a parameter of the optimizer (its 32-bit copy and
+Adam's two moments; 8 where the parameters are in 32 bit themselves), divided by the ranks over which the layout splits
+them. Activations: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022),
+equations 1 to 5, for the micro-batches that the first stage keeps. Neither fragments of the allocator nor buffers of
+NCCL and of kernels are counted; leave 10 to 20 % for them.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from overlap_callbacks.analysis.bus_bandwidth import ring_steps
 from overlap_callbacks.analysis.communication import equations
-from overlap_callbacks.analysis.communication.floating_point import per_stage_flop
+from overlap_callbacks.analysis.communication.bandwidths import DATA, PIPELINE, TENSOR, Link, term_of
 from overlap_callbacks.analysis.communication.job_shape import JobShape
-from overlap_callbacks.analysis.communication.rows import MessageRow, ring_steps
-from overlap_callbacks.analysis.communication.volumes import rank_rows
+from overlap_callbacks.analysis.communication.model_shape import elements, huggingface_parameters
+from overlap_callbacks.analysis.communication.volumes import MessageRow, chunk_parameters, rank_rows
+from overlap_callbacks.analysis.name_rules import collective_of
 
-# Which bandwidth a dimension's messages have. The norm's few bytes and the embeddings go with the gradients.
-_TERMS = {"tensor": "tensor", "pipeline": "pipeline"}
+# A forward pass is 1, its backward pass 2; recomputation adds another forward pass of the layers.
+_PASSES = {"none": 3, "selective": 3, "full": 4}
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     """What a job runs on.
 
     Attributes:
-        tensor_bytes_per_s, pipeline_bytes_per_s, data_bytes_per_s: effective bandwidth of each dimension's messages.
+        links: of ``tensor``, ``pipeline`` and ``data`` messages. The paper has no latency.
         peak_flop_per_s: of one device, in the precision of the job.
         utilisation: fraction of the peak that the compute kernels reach.
-        tensor_latency_s, pipeline_latency_s, data_latency_s: time of each step of a ring, and of a send or receive,
-            beside that of its bytes. The paper has none.
     """
 
-    tensor_bytes_per_s: float
-    pipeline_bytes_per_s: float
-    data_bytes_per_s: float
+    links: dict[str, Link]
     peak_flop_per_s: float
     utilisation: float
-    tensor_latency_s: float = 0.0
-    pipeline_latency_s: float = 0.0
-    data_latency_s: float = 0.0
 
     def check(self) -> None:
         """Refuse what no machine has.
@@ -43,19 +47,13 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ValueError: something is wrong; the message names the parameter.
         """
-        for name, option in (
-            ("tensor_bytes_per_s", "tensor bandwidth"),
-            ("pipeline_bytes_per_s", "pipeline bandwidth"),
-            ("data_bytes_per_s", "data bandwidth"),
-            ("peak_flop_per_s", "peak"),
-        ):
-            value = getattr(self, name)
+        rates = {f"{name} bandwidth": link.bytes_per_s for name, link in self.links.items()}
+        for name, value in (rates | {"peak": self.peak_flop_per_s}).items():
             if not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{option} must be a positive, finite number, got {value:g}")
-        for name in ("tensor", "pipeline", "data"):
-            latency_s = getattr(self, f"{name}_latency_s")
-            if not (latency_s >= 0 and math.isfinite(latency_s)):
-                raise ValueError(f"{name} latency must be a finite number of at least 0, got {latency_s:g}")
+                raise ValueError(f"{name} must be a positive, finite number, got {value:g}")
+        for name, link in self.links.items():
+            if not (link.latency_s >= 0 and math.isfinite(link.latency_s)):
+                raise ValueError(f"{name} latency must be a finite number of at least 0, got {link.latency_s:g}")
         if not 0 < self.utilisation <= 1:
             raise ValueError(f"utilisation must be a fraction above 0 and at most 1, got {self.utilisation:g}")
 
@@ -64,8 +62,8 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
     """The terms of equation 1, in milliseconds: rank 0, nothing overlapped.
 
     Attributes:
-        compute_ms, tensor_ms, pipeline_ms, data_ms: compute, and communication by dimension; ``data_ms`` has the
-            embeddings' gradients and the norm of gradients too.
+        compute_ms, tensor_ms, pipeline_ms, data_ms: compute, and communication by dimension; ``data_ms`` includes the
+            embeddings' gradients and the norm of gradients.
         bubble_ms: time in which rank 0 waits for other stages.
         iteration_ms: their sum.
         bubble_ratio: bubble over step, eq. 7.
@@ -84,20 +82,18 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
 
 def exact_step(job: JobShape, hardware: Hardware) -> StepTime:
     """Equation 1 with counted messages and FLOP; a stage's share of the bubble is its own micro-batch's time."""
-    m, stride = job.micro_batches, job.t * job.d
+    m = job.micro_batches
     rate = hardware.utilisation * hardware.peak_flop_per_s
     compute = [flop / rate * equations.MS_PER_S for flop in per_stage_flop(job)]
-    times = [communication_ms(rank_rows(job, stage * stride), hardware) for stage in range(job.p)]
-    micro_batches = [compute[k] + (times[k]["tensor"] + times[k]["pipeline"]) / m for k in range(job.p)]
-    return _step(
-        job, m * compute[0], times[0]["tensor"], times[0]["pipeline"], times[0]["data"],
-        sum(micro_batches[1:]) / job.chunks,
-    )  # fmt: skip
+    times = [communication_ms(rank_rows(job, stage * job.ranks_per_stage), hardware) for stage in range(job.p)]
+    micro_batches = [compute[k] + (times[k][TENSOR] + times[k][PIPELINE]) / m for k in range(1, job.p)]
+    return _step(job, m * compute[0], times[0], sum(micro_batches) / job.chunks, job.chunks)
 
 
 def paper_step(job: JobShape, hardware: Hardware) -> StepTime:
     """Equation 1 in the paper's forms: equations 2 to 5, 8, 9, with the parameters of eq. 10. Width 16 bit as there."""
     model, m, p, t = job.model, job.micro_batches, job.p, job.t
+    rates = {name: link.bytes_per_s for name, link in hardware.links.items()}
     number = equations.parameters(
         layers=model.layers, hidden=model.hidden, vocabulary=model.vocabulary, sequence=model.sequence
     )
@@ -109,46 +105,172 @@ def paper_step(job: JobShape, hardware: Hardware) -> StepTime:
     compute = equations.compute_ms(
         m=m, micro_batch_flop=flop, utilisation=hardware.utilisation, peak_flop_per_s=hardware.peak_flop_per_s
     )
-    tensor = equations.tensor_ms(
-        m=m, layers=model.layers, p=p, t=t, message_bytes=message, bytes_per_s=hardware.tensor_bytes_per_s,
-        per_layer=6 if full else 4,
-    )  # fmt: skip
-    pipeline = equations.pipeline_ms(m=m, message_bytes=message, bytes_per_s=hardware.pipeline_bytes_per_s, p=p)
-    data = equations.data_ms(parameters=number, p=p, t=t, d=job.d, bytes_per_s=hardware.data_bytes_per_s)
-    bubble = equations.bubble_ms(p=p, micro_batch_ms=(compute + tensor + pipeline) / m)
-    return _step(job, compute, tensor, pipeline, data, bubble, chunks=1)
+    times = {
+        TENSOR: equations.tensor_ms(
+            m=m, layers=model.layers, p=p, t=t, message_bytes=message, bytes_per_s=rates[TENSOR],
+            per_layer=6 if full else 4,
+        ),
+        PIPELINE: equations.pipeline_ms(m=m, message_bytes=message, bytes_per_s=rates[PIPELINE], p=p),
+        DATA: equations.data_ms(parameters=number, p=p, t=t, d=job.d, bytes_per_s=rates[DATA]),
+    }  # fmt: skip
+    bubble = equations.bubble_ms(p=p, micro_batch_ms=(compute + times[TENSOR] + times[PIPELINE]) / m)
+    return _step(job, compute, times, bubble, chunks=1)
 
 
 def communication_ms(rows: Iterable[MessageRow], hardware: Hardware) -> dict[str, float]:
     """Time of a rank's messages by term of equation 1: bytes on the wire over the effective bandwidth, and latency."""
-    found = {"tensor": 0.0, "pipeline": 0.0, "data": 0.0}
+    found = {TENSOR: 0.0, PIPELINE: 0.0, DATA: 0.0}
     for row in rows:
-        term = _TERMS.get(row.dimension, "data")
-        latency_s = row.messages * ring_steps(row.operator, row.group_size) * getattr(hardware, f"{term}_latency_s")
-        wire_s = row.wire_bytes / getattr(hardware, f"{term}_bytes_per_s")
-        found[term] += (latency_s + wire_s) * equations.MS_PER_S
+        link = hardware.links[term_of(row.dimension)]
+        latency_s = row.messages * ring_steps(collective_of(row.operator), row.group_size) * link.latency_s
+        found[term_of(row.dimension)] += (latency_s + row.wire_bytes / link.bytes_per_s) * equations.MS_PER_S
     return found
 
 
-def _step(
-    job: JobShape,
-    compute: float,
-    tensor: float,
-    pipeline: float,
-    data: float,
-    bubble: float,
-    chunks: int | None = None,
-) -> StepTime:
-    whole = equations.iteration_ms(compute, tensor, pipeline, data, bubble)
+def _step(job: JobShape, compute: float, times: Mapping[str, float], bubble: float, chunks: int) -> StepTime:
+    whole = equations.iteration_ms(compute, times[TENSOR], times[PIPELINE], times[DATA], bubble)
     return StepTime(
         compute_ms=compute,
-        tensor_ms=tensor,
-        pipeline_ms=pipeline,
-        data_ms=data,
+        tensor_ms=times[TENSOR],
+        pipeline_ms=times[PIPELINE],
+        data_ms=times[DATA],
         bubble_ms=bubble,
         iteration_ms=whole,
         bubble_ratio=equations.bubble_ratio(bubble_ms=bubble, iteration_ms=whole),
-        expected_bubble_ratio=equations.expected_bubble_ratio(
-            p=job.p, m=job.micro_batches, chunks=chunks or job.chunks
-        ),
+        expected_bubble_ratio=equations.expected_bubble_ratio(p=job.p, m=job.micro_batches, chunks=chunks),
     )
+
+
+# -- FLOP, counted by the model's matrices; equation 11 is the same sum for a GPT that is split evenly
+
+
+def per_stage_flop(job: JobShape) -> list[float]:
+    """FLOP of one micro-batch, forward and backward, on a rank of each stage.
+
+    Counted are matrix products and attention's, which are counted whole although half is masked, as eq. 11 does.
+    Selective recomputation repeats attention's. Logits are not computed again.
+    """
+    model, tokens = job.model, job.micro_batch * job.model.sequence
+    attention = model.attention_flop(tokens)
+    layer = _PASSES[job.recompute] * (2 * tokens * model.layer_weights + attention)
+    if job.recompute == "selective":
+        layer += attention
+    stages = [layers * layer for layers in job.layers_of_stages]
+    stages[-1] += 3 * 2 * tokens * model.hidden * model.vocabulary
+    return [flop / job.t for flop in stages]
+
+
+def step_flop(job: JobShape) -> float:
+    """FLOP of a step on all ranks."""
+    return job.d * job.micro_batches * job.t * sum(per_stage_flop(job))
+
+
+# -- memory
+
+
+def memory_bytes(job: JobShape) -> float:
+    """Bytes that the rank with the highest need takes: model states and activations."""
+    return max([_states(job, stage) + _activations(job, stage) for stage in range(job.p)])
+
+
+def _states(job: JobShape, stage: int) -> float:
+    d, width, gradient = job.d, job.bytes_per_value, job.bytes_per_gradient
+    optimizer = 8 if job.dtype == "fp32" else 12
+    if job.layout == "megatron":
+        count = sum(map(elements, chunk_parameters(job, stage)))
+        shards = d if job.distributed_optimizer else 1
+        return count * (width + gradient + optimizer / shards)
+    count = elements(huggingface_parameters(job.model))
+    shards = d // job.replicas
+    weights = shards if job.layout in ("fsdp2", "hsdp", "zero3") else 1
+    gradients = shards if job.layout in ("fsdp2", "hsdp", "zero3", "zero2") else 1
+    states = 1 if job.layout == "ddp" else shards
+    return count * (width / weights + gradient / gradients + optimizer / states)
+
+
+def _activations(job: JobShape, stage: int) -> float:
+    model, t = job.model, job.t
+    token = job.micro_batch * model.sequence * model.hidden
+    # In 16 bit; in 32 bit all is twice as large but for the masks of dropout, which stay as they are.
+    scale = job.bytes_per_value / 2
+    attention = 5 * model.heads * model.sequence / model.hidden
+    if job.recompute == "full":
+        layer: float = 2 * token
+    else:
+        replicated = 10 / t if job.sequence_parallel else 10
+        layer = token * (replicated + 24 / t + (attention / t if job.recompute == "none" else 0))
+    # 1F1B keeps as many micro-batches as stages follow; interleaving some more.
+    kept = min(job.p - stage, job.micro_batches)
+    extra = 1 + (job.p - 1) / (job.p * job.chunks) if job.chunks > 1 else 1
+    return scale * layer * job.layers_of_stages[stage] * kept * extra
+
+
+# -- the same job spread over the same ranks in other ways
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to spread a job.
+
+    Attributes:
+        p, t, d: pipeline stages, tensor-parallel ranks, data-parallel ranks.
+        infeasible: why it cannot be, in words; empty if it can.
+        memory_bytes: need of the rank with the highest; None if it cannot be counted.
+        step: predicted; None where it cannot be, or where no hardware was given.
+    """
+
+    p: int
+    t: int
+    d: int
+    infeasible: str = ""
+    memory_bytes: float | None = None
+    step: StepTime | None = None
+
+
+def what_if(job: JobShape, hardware: Hardware | None, device_bytes: float | None = None) -> tuple[Choice, ...]:
+    """Every (p, t, d) whose product is the job's ranks: the feasible ones first, by step time.
+
+    Args:
+        job: model, batches and options; its own p, t and d give the number of ranks. A split of layers by hand is left
+            out, since it fits one p only.
+        hardware: for step times.
+        device_bytes: memory of a device; None for no limit.
+    """
+    choices = [
+        _choice(job, (p, t, job.world_size // (p * t)), hardware, device_bytes)
+        for p in divisors(job.world_size)
+        for t in divisors(job.world_size // p)
+    ]
+
+    def place(choice: Choice) -> tuple[bool, float, int, int]:
+        return bool(choice.infeasible), choice.step.iteration_ms if choice.step else 0.0, choice.p, choice.t
+
+    return tuple(sorted(choices, key=place))
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors of a positive number, in order."""
+    small = [candidate for candidate in range(1, math.isqrt(number) + 1) if number % candidate == 0]
+    return sorted({*small, *[number // candidate for candidate in small]})
+
+
+def _choice(
+    job: JobShape, sizes: tuple[int, int, int], hardware: Hardware | None, device_bytes: float | None
+) -> Choice:
+    p, t, d = sizes
+    own = sizes == (job.p, job.t, job.d)
+    other = msgspec.structs.replace(
+        job, p=p, t=t, d=d, stages=job.stages if own else (), chunks=job.chunks if p > 1 else 1,
+        sequence_parallel=job.sequence_parallel and t > 1,
+    )  # fmt: skip
+    try:
+        other.check()
+        if not other.stages and job.model.layers % p:
+            raise ValueError(f"pp must divide the {job.model.layers} layers, got {p}")
+    except ValueError as error:
+        return Choice(p=p, t=t, d=d, infeasible=str(error))
+    need = memory_bytes(other)
+    if device_bytes is not None and need > device_bytes:
+        why = f"needs {need / 2**30:.1f} GiB, a device has {device_bytes / 2**30:.1f} GiB"
+        return Choice(p=p, t=t, d=d, infeasible=why, memory_bytes=need)
+    step = exact_step(other, hardware) if hardware is not None else None
+    return Choice(p=p, t=t, d=d, memory_bytes=need, step=step)

@@ -1,21 +1,47 @@
-"""Bytes that each rank sends to each other in a step, from the groups that send and their algorithms."""
+"""Bytes that each rank sends to each other in a step, from the groups that send and their algorithms.
+
+Ring: each rank sends to the next; a host's ranks follow each other, as NCCL orders them, so that each host is entered
+once. Tree: NCCL's double binary tree over the hosts, half of the bytes on each, up and down again; the ranks of a host
+form a chain (`ncclGetDtree` in NCCL's src/graph/trees.cc). Direct: each rank sends to each other one.
+
+Which ranks NCCL's rings pass depends on its channels and on the machine. The totals do not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from overlap_callbacks.analysis.communication import algorithms
+from overlap_callbacks.analysis.bus_bandwidth import wire_factor
+from overlap_callbacks.analysis.communication.placement import UNKNOWN, host_numbers
 from overlap_callbacks.analysis.communication.rank_grids import Ranks, ranks_in
+from overlap_callbacks.analysis.communication.sums import MessageSums, job_messages
 from overlap_callbacks.analysis.name_rules import collective_of
-from overlap_callbacks.analysis.results.messages import JobMessages, MessageGroup
+from overlap_callbacks.analysis.results.messages import DimensionTraffic, JobMessages, MessageGroup, Traffic
 
 Matrix = npt.NDArray[np.float64]
 # Pairs that are added at once, so that a large job takes no more memory than its matrix.
 _PAIRS_AT_ONCE = 1 << 18
+
+RING, TREE, AUTO = "ring", "tree", "auto"
+ALGORITHMS = (AUTO, RING, TREE)
+# The rule of ``AUTO``: an all-reduce runs as a tree where its group spans two hosts or more and its message has fewer
+# bytes than this for each host. A ring's latency grows with the hosts, a tree's with their logarithm; NCCL's tuning
+# weighs latency and bandwidth of the machine, of which a record knows nothing.
+TREE_BYTES_PER_HOST = 4 * 2**20
+
+# Each member sends to the next.
+_RINGS = ("all_reduce", "all_gather", "reduce_scatter")
+# The data goes along the ring from the group's first rank, or to it: one link has nothing to carry.
+_CHAINS = ("broadcast", "reduce")
+# Of one rank to the others, or of the others to it: an n-th of the size each.
+_ROOTED = ("scatter", "gather")
+_DIRECT, _POINT_TO_POINT = "all_to_all", "send_recv"
+_KNOWN = (*_RINGS, *_CHAINS, *_ROOTED, _DIRECT, _POINT_TO_POINT)
 
 
 @dataclass(frozen=True)
@@ -23,8 +49,8 @@ class TrafficMatrix:
     """Bytes of a step between labels: ranks, or sets of ranks such as hosts.
 
     Attributes:
-        sent: ``sent[i, j]`` bytes go from label i to label j. Between ranks of one label, ``sent[i, i]``.
-        unplaced_bytes: bytes that are sent as well, but between which ranks is not known.
+        sent: ``sent[i, j]`` bytes go from label i to label j; ``sent[i, i]`` between ranks of one label.
+        unplaced_bytes: bytes that are sent between unknown ranks.
     """
 
     sent: Matrix
@@ -36,75 +62,125 @@ def traffic_matrix(
     heard: Ranks,
     hosts: Ranks,
     labels: Ranks | None = None,
-    algorithm: str = algorithms.RING,
+    algorithm: str = RING,
 ) -> TrafficMatrix:
     """The matrix of these messages.
 
     Args:
         groups: of messages.
-        heard: the ranks that told their messages. Others of its group tell what a further rank sends.
-        hosts: the number of each rank's host, ``hosts.UNKNOWN`` where it is not known.
+        heard: the ranks that reported. What another rank sends is taken from the other ranks of its group.
+        hosts: the number of each rank's host, ``UNKNOWN`` where it is not known.
         labels: the label of each rank, from 0; by default its own number. Ranks with a label below 0 are left out.
-        algorithm: of all-reduces, one of ``algorithms.ALGORITHMS``.
+        algorithm: of all-reduces, one of ``ALGORITHMS``.
 
     Raises:
         ValueError: no such algorithm.
     """
-    if algorithm not in algorithms.ALGORITHMS:
-        raise ValueError(f"algorithm must be one of {', '.join(algorithms.ALGORITHMS)}, got {algorithm!r}")
-    world_size = len(hosts)
-    labels = np.arange(world_size, dtype=np.int64) if labels is None else labels
-    is_heard = np.zeros(world_size, dtype=bool)
-    is_heard[heard[heard < world_size]] = True
-    adder = _Adder(labels, hosts, is_heard, algorithm)
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
+    adder = _Adder(np.arange(len(hosts), dtype=np.int64) if labels is None else labels, hosts, heard, algorithm)
     for group in groups:
         adder.add(group)
     return TrafficMatrix(adder.sent, adder.unplaced_bytes)
 
 
-def matrix_of(
-    messages: JobMessages, hosts: Ranks, labels: Ranks | None = None, algorithm: str = algorithms.RING
-) -> TrafficMatrix:
+def matrix_of(messages: JobMessages, hosts: Ranks, labels: Ranks | None = None, algorithm: str = RING) -> TrafficMatrix:
     """As ``traffic_matrix``, of all messages of a job."""
     return traffic_matrix(messages.groups, ranks_in(messages.ranks), hosts, labels, algorithm)
 
 
-def off_diagonal(matrix: Matrix) -> float:
-    """Bytes between different labels."""
-    return float(matrix.sum() - np.trace(matrix))
+# -- in numbers
+
+
+def traffic_of(sums: MessageSums, world_size: int) -> tuple[JobMessages | None, Traffic | None]:
+    """Who sends what in a step of the job, and how much that is; None where no rank reported messages.
+
+    Args:
+        sums: of the ranks that reported.
+        world_size: ranks of the job.
+    """
+    messages = job_messages(sums)
+    if messages is None:
+        return None, None
+    dimensions, unplaced = _dimensions(messages, world_size)
+    return messages, Traffic(dimensions, sums.num_steps, sums.num_alike, unplaced)
+
+
+# Mostly the messages of a window are those of the window before.
+@lru_cache(maxsize=2)
+def _dimensions(messages: JobMessages, world_size: int) -> tuple[tuple[DimensionTraffic, ...], float]:
+    return dimension_totals(messages, host_numbers(messages, world_size))
+
+
+def dimension_totals(
+    messages: JobMessages, hosts: Ranks, algorithm: str = RING
+) -> tuple[tuple[DimensionTraffic, ...], float]:
+    """What all ranks send in each dimension, the most bytes sent first; and the bytes sent between unknown ranks.
+
+    Args:
+        messages: of the job.
+        hosts: the number of each rank's host.
+        algorithm: of all-reduces.
+    """
+    heard = ranks_in(messages.ranks)
+    known = bool((hosts != UNKNOWN).all())
+    labels = hosts if known else np.zeros(len(hosts), dtype=np.int64)
+    by_dimension: dict[str, list[MessageGroup]] = {}
+    for group in messages.groups:
+        by_dimension.setdefault(group.dimension, []).append(group)
+    totals, unplaced = [], 0.0
+    for dimension, groups in by_dimension.items():
+        matrix = traffic_matrix(groups, heard, hosts, labels, algorithm)
+        unplaced += matrix.unplaced_bytes
+        totals.append(
+            DimensionTraffic(
+                dimension=dimension,
+                messages=sum([group.messages for group in groups]),
+                bytes=sum([group.bytes for group in groups]),
+                sent_bytes=float(matrix.sent.sum()) + matrix.unplaced_bytes,
+                between_hosts_bytes=float(matrix.sent.sum() - np.trace(matrix.sent)) if known else None,
+            )
+        )
+    return tuple(sorted(totals, key=lambda row: (-row.sent_bytes, row.dimension))), unplaced
+
+
+# -- between which ranks
 
 
 class _Adder:
     """Adds groups of messages to a matrix."""
 
-    def __init__(self, labels: Ranks, hosts: Ranks, is_heard: npt.NDArray[np.bool_], algorithm: str) -> None:
-        self._labels, self._hosts, self._is_heard, self._algorithm = labels, hosts, is_heard, algorithm
+    def __init__(self, labels: Ranks, hosts: Ranks, heard: Ranks, algorithm: str) -> None:
+        self._labels, self._hosts, self._algorithm = labels, hosts, algorithm
+        self._is_heard = self._mask(heard[heard < len(hosts)])
         self._size = int(labels.max(initial=-1)) + 1
         self.sent: Matrix = np.zeros((self._size, self._size))
         self._flat = self.sent.reshape(-1)
         self.unplaced_bytes = 0.0
 
+    def _mask(self, ranks: Ranks) -> npt.NDArray[np.bool_]:
+        mask = np.zeros(len(self._hosts), dtype=bool)
+        mask[ranks] = True
+        return mask
+
     def add(self, group: MessageGroup) -> None:
         kind = collective_of(group.operator)
-        if kind not in algorithms.KNOWN:
+        if kind not in _KNOWN:
             if kind != "barrier" and group.group_size != 1:
                 self.unplaced_bytes += group.bytes
             return
-        if group.group_size == 1 or (kind == algorithms.POINT_TO_POINT and not group.bytes):
+        if group.group_size == 1 or (kind == _POINT_TO_POINT and not group.bytes):
             return
         members = self._members(group)
         if members is None:
-            # A receive is told by its sender too.
-            self.unplaced_bytes += 0.0 if _receives(group) else _sent_by_ring(kind, group)
-            return
-        if kind == algorithms.POINT_TO_POINT:
-            self._add_messages(group, members)
-        elif kind == algorithms.DIRECT:
+            # The sender of what is received reports it too.
+            self.unplaced_bytes += 0.0 if _receives(group) else _sent_in_all(kind, group)
+        elif kind == _DIRECT:
             self._add_direct(group, members)
-        elif kind in algorithms.ROOTED:
-            self._add_rooted(group, members, kind)
         else:
-            self._add_around(group, members, kind)
+            pairs = self._messages if kind == _POINT_TO_POINT else self._rooted if kind in _ROOTED else self._around
+            for source, target, amounts in pairs(group, members, kind):
+                self._add_pairs(source, target, amounts)
 
     def _members(self, group: MessageGroup) -> Ranks | None:
         """Ranks of each group, of shape (groups, ranks of a group); None where they are not known."""
@@ -114,34 +190,25 @@ class _Adder:
         return members if members.size and members.min() >= 0 and members.max() < len(self._hosts) else None
 
     def _weights(self, group: MessageGroup, members: Ranks) -> Matrix:
-        """How much of a message each member sends: 1 if it told so, 0 if it told otherwise.
+        """How much of a message each member sends: 1 if it reported so, 0 if it reported otherwise.
 
-        A member that was not heard sends what the others of its group do. If these differ, they stand in several rows,
+        A member that did not report sends what the others of its group do. If these differ, they are in several rows,
         and it takes its part of each.
         """
-        told = np.zeros(len(self._hosts), dtype=bool)
-        told[ranks_in(group.ranks)] = True
-        tells, heard = told[members], self._is_heard[members]
+        sends, heard = self._mask(ranks_in(group.ranks))[members], self._is_heard[members]
         if heard.all():
-            return tells.astype(np.float64)
-        part = tells.sum(axis=1, keepdims=True) / np.maximum(1, heard.sum(axis=1, keepdims=True))
-        return np.where(heard, tells, part)
+            return sends.astype(np.float64)
+        part = sends.sum(axis=1, keepdims=True) / np.maximum(1, heard.sum(axis=1, keepdims=True))
+        return np.where(heard, sends, part)
 
-    def _add_messages(self, group: MessageGroup, members: Ranks) -> None:
-        source, target = members[:, 0], members[:, 1]
-        if _receives(group):  # sends tell the same, but for senders that were not heard
-            unheard = ~self._is_heard[source]
-            source, target = source[unheard], target[unheard]
-        else:
-            told = self._is_heard[source]
-            source, target = source[told], target[told]
-        self._add_pairs(source, target, np.full(len(source), group.bytes / group.num_members))
+    def _messages(self, group: MessageGroup, members: Ranks, kind: str) -> Iterator[tuple[Ranks, Ranks, Matrix]]:
+        """Sends of ranks that reported; receives say the same, so they count where the sender did not report."""
+        counted = members[self._is_heard[members[:, 0]] != _receives(group)]
+        yield counted[:, 0], counted[:, 1], np.full(len(counted), group.bytes / group.num_members)
 
     def _add_direct(self, group: MessageGroup, members: Ranks) -> None:
-        n = members.shape[1]
-        weights = self._weights(group, members)
-        share = group.bytes_in / group.num_members / n
-        for ranks, sends in zip(members, weights, strict=True):
+        share = group.bytes_in / group.num_members / members.shape[1]
+        for ranks, sends in zip(members, self._weights(group, members), strict=True):
             labels = self._labels[ranks]
             known = labels >= 0
             receiving, number = np.unique(labels[known], return_counts=True)
@@ -150,63 +217,62 @@ class _Adder:
                 self.sent[label, receiving] += amounts[label] * number
                 self.sent[label, label] -= amounts[label]
 
-    def _add_rooted(self, group: MessageGroup, members: Ranks, kind: str) -> None:
-        """What roots scatter or gather, as they tell it: the root alone reads all parts, or writes them.
+    def _rooted(self, group: MessageGroup, members: Ranks, kind: str) -> Iterator[tuple[Ranks, Ranks, Matrix]]:
+        """What roots scatter or gather: only the root reads all parts, or writes them.
 
-        A rank that was not heard may be a root. It is taken for one where all that were heard are none.
+        A rank that did not report may be a root. It is taken for one where none of those that reported is.
         """
         n, number = members.shape[1], group.num_members
         # The root's own part does not travel.
         each = group.bytes_in / number / n if kind == "scatter" else (group.bytes - group.bytes_in) / number / (n - 1)
-        told = np.zeros(len(self._hosts), dtype=bool)
-        told[ranks_in(group.ranks)] = True
+        reported = self._mask(ranks_in(group.ranks))[members]
         if each > 0:
-            roots = told[members].astype(np.float64)
+            roots = reported.astype(np.float64)
         else:
             each = group.bytes / number
             heard = self._is_heard[members]
-            alone = ~(heard & ~told[members]).any(axis=1) & ~heard.all(axis=1)
+            alone = ~(heard & ~reported).any(axis=1) & ~heard.all(axis=1)
             roots = np.zeros(members.shape)
             roots[alone, np.argmin(heard[alone], axis=1)] = 1.0
         for place in np.flatnonzero(roots.any(axis=0)):
             others = np.delete(members, place, axis=1)
             root = np.broadcast_to(members[:, place : place + 1], others.shape)
             amounts = np.broadcast_to(roots[:, place : place + 1] * each, others.shape)
-            self._add_pairs(*((root, others) if kind == "scatter" else (others, root)), amounts)
+            yield (root, others, amounts) if kind == "scatter" else (others, root, amounts)
 
-    def _add_around(self, group: MessageGroup, members: Ranks, kind: str) -> None:
-        ordered = np.take_along_axis(members, algorithms.in_ring_order(members, self._hosts), axis=1)
+    def _around(self, group: MessageGroup, members: Ranks, kind: str) -> Iterator[tuple[Ranks, Ranks, Matrix]]:
+        ordered = np.take_along_axis(members, in_ring_order(members, self._hosts), axis=1)
         n = members.shape[1]
         total = group.bytes / group.num_members
         weights = self._weights(group, ordered)
-        if kind in algorithms.CHAINS:
+        if kind in _CHAINS:
             # The ring begins at the group's first rank: hosts are ordered as they first come.
             before, after = ordered[:, :-1], ordered[:, 1:]
             source, target = (before, after) if kind == "broadcast" else (after, before)
-            self._add_pairs(source, target, weights[:, :-1] * total)
+            yield source, target, weights[:, :-1] * total
             return
         by_tree = self._tree_bytes(group, ordered) if kind == "all_reduce" else np.zeros(len(ordered))
-        around = weights * (total - by_tree)[:, None] * algorithms.ring_share(kind, n)
-        self._add_pairs(ordered, np.roll(ordered, -1, axis=1), around)
+        yield ordered, np.roll(ordered, -1, axis=1), weights * (total - by_tree)[:, None] * wire_factor(kind, n)
         for index in np.flatnonzero(by_tree):
-            amount = np.array(weights[index].mean() * by_tree[index] / 2)
-            sizes = _runs(self._hosts[ordered[index]])
-            places = np.array(algorithms.tree_edges(sizes), dtype=np.int64)
+            hosts = self._hosts[ordered[index]]
+            bounds = np.flatnonzero(np.diff(hosts)) + 1
+            places = np.array(tree_edges(tuple(np.diff([0, *bounds.tolist(), len(hosts)]).tolist())), dtype=np.int64)
             child, parent = ordered[index][places[:, 0]], ordered[index][places[:, 1]]
-            self._add_pairs(child, parent, np.broadcast_to(amount, child.shape))
-            self._add_pairs(parent, child, np.broadcast_to(amount, child.shape))
+            amounts = np.full(child.shape, weights[index].mean() * by_tree[index] / 2)
+            yield child, parent, amounts
+            yield parent, child, amounts
 
     def _tree_bytes(self, group: MessageGroup, members: Ranks) -> Matrix:
         """How many of the bytes of each all-reducing group run as a tree."""
-        hosts = algorithms.num_hosts(members, self._hosts)
-        several = hosts > 1
-        if self._algorithm == algorithms.RING:
+        if self._algorithm == RING:
             return np.zeros(len(members))
-        if self._algorithm == algorithms.TREE:
+        hosts = _num_hosts(members, self._hosts)
+        several = hosts > 1
+        if self._algorithm == TREE:
             return np.where(several, group.bytes / group.num_members, 0.0)
         found = np.zeros(len(members))
         for _, number, total in group.sizes:
-            is_tree = several & (total < number * algorithms.TREE_BYTES_PER_HOST * hosts)
+            is_tree = several & (total < number * TREE_BYTES_PER_HOST * hosts)
             found += np.where(is_tree, total / group.num_members, 0.0)
         return found
 
@@ -220,38 +286,84 @@ class _Adder:
             np.add.at(self._flat, source[part] * self._size + target[part], amounts[part])
 
 
-def _runs(hosts: Ranks) -> tuple[int, ...]:
-    """How many members each host has, one after the other."""
-    bounds = np.flatnonzero(np.diff(hosts)) + 1
-    return tuple(np.diff([0, *bounds.tolist(), len(hosts)]).tolist())
-
-
 def _receives(group: MessageGroup) -> bool:
     return group.operator.startswith("recv")
 
 
-def _sent_by_ring(kind: str, group: MessageGroup) -> float:
+def _sent_in_all(kind: str, group: MessageGroup) -> float:
     """Bytes that a group's members send, of a group whose ranks are not known."""
     n = group.group_size
-    if kind == algorithms.POINT_TO_POINT or n < 2:
+    if kind == _POINT_TO_POINT or n < 2:
         return float(group.bytes)
-    if kind == algorithms.DIRECT:
-        return group.bytes_in * (n - 1) / n
-    if kind in algorithms.CHAINS:
+    if kind in _CHAINS:
         return group.bytes * (n - 1) / n
-    if kind in algorithms.ROOTED:
-        return group.bytes_in * (n - 1) / n
-    return group.bytes * algorithms.ring_share(kind, n)
+    return (group.bytes_in if kind == _DIRECT or kind in _ROOTED else group.bytes) * wire_factor(kind, n)
 
 
-def sent_bytes(matrix: TrafficMatrix) -> float:
-    """All bytes that are sent."""
-    return float(matrix.sent.sum()) + matrix.unplaced_bytes
+# -- algorithms
 
 
-def by_dimension(groups: Sequence[MessageGroup]) -> dict[str, list[MessageGroup]]:
-    """The messages of each dimension of parallelism."""
-    found: dict[str, list[MessageGroup]] = {}
-    for group in groups:
-        found.setdefault(group.dimension, []).append(group)
-    return found
+def in_ring_order(members: Ranks, hosts: Ranks) -> Ranks:
+    """The places of each group's members in the order of the ring: hosts follow each other as they first come.
+
+    Args:
+        members: of shape (groups, ranks of a group).
+        hosts: of all ranks.
+    """
+    places = np.broadcast_to(np.arange(members.shape[1]), members.shape)
+    of_member = hosts[members]
+    changes = (np.diff(of_member, axis=1) != 0).sum(axis=1) + 1
+    distinct = (np.diff(np.sort(of_member, axis=1), axis=1) != 0).sum(axis=1) + 1
+    scattered = np.flatnonzero((changes != distinct) & (of_member >= 0).all(axis=1))
+    if not scattered.size:
+        return places
+    ordered = places.copy()
+    for group in scattered:
+        _, first, inverse = np.unique(of_member[group], return_index=True, return_inverse=True)
+        ordered[group] = np.argsort(first[inverse], kind="stable")
+    return ordered
+
+
+def _num_hosts(members: Ranks, hosts: Ranks) -> Ranks:
+    """On how many hosts each group's members are; 1 where a host is not known."""
+    of_member = np.sort(hosts[members], axis=1)
+    distinct: Ranks = (np.diff(of_member, axis=1) != 0).sum(axis=1) + 1
+    return np.where((of_member == UNKNOWN).any(axis=1), 1, distinct)
+
+
+@lru_cache(maxsize=256)
+def tree_edges(ranks_of_hosts: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """The edges of both trees, each from child to parent, between places in the order of the ring.
+
+    Each edge carries half of the bytes, and carries them back again.
+
+    Args:
+        ranks_of_hosts: how many members each host has, in the order of the ring.
+    """
+    heads = np.cumsum([0, *ranks_of_hosts[:-1]]).tolist()
+    chains = [
+        (head + place, head + place - 1)
+        for head, size in zip(heads, ranks_of_hosts, strict=True)
+        for place in range(1, size)
+    ]
+    n = len(ranks_of_hosts)
+    edges = list(chains * 2)
+    for host in range(n):
+        first = _parent(n, host)
+        if first >= 0:
+            edges.append((heads[host], heads[first]))
+        # The second tree is the first one mirrored, or shifted by one where the number is odd.
+        mirrored = (host - 1 + n) % n if n % 2 else n - 1 - host
+        second = _parent(n, mirrored)
+        if second >= 0:
+            edges.append((heads[host], heads[(second + 1) % n if n % 2 else n - 1 - second]))
+    return tuple(edges)
+
+
+def _parent(n: int, node: int) -> int:
+    """The parent of a node in NCCL's binary tree of n; -1 of the root."""
+    if node == 0:
+        return -1
+    bit = node & -node
+    up = (node ^ bit) | (bit << 1)
+    return up if up < n else node ^ bit

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from overlap_callbacks.analysis.communication.algorithms import RING
-from overlap_callbacks.analysis.communication.hosts import UNKNOWN
+from overlap_callbacks.analysis.communication.placement import UNKNOWN
 from overlap_callbacks.analysis.communication.rank_grids import Ranks, ranks_in
-from overlap_callbacks.analysis.communication.traffic import Matrix, matrix_of
+from overlap_callbacks.analysis.communication.traffic import RING, Matrix, matrix_of
 from overlap_callbacks.analysis.formatting import ranges
 from overlap_callbacks.analysis.results.messages import JobMessages
 

@@ -1,114 +1,313 @@
-"""The messages of a job's ranks, whatever its layout."""
+"""What each rank of a job sends in a step, message by message, as its framework issues it.
+
+Counted are Megatron-core 0.16's own calls for ``GPTModel`` with local layers, and those of torch's DDP and FSDP2 and of
+DeepSpeed 0.19 for Hugging Face's GPT-2 and LLaMA; ``docs/predict.md`` says what differs elsewhere.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
+from overlap_callbacks.analysis.bus_bandwidth import wire_factor
 from overlap_callbacks.analysis.communication.job_shape import JobShape
-from overlap_callbacks.analysis.communication.megatron import megatron_rows
-from overlap_callbacks.analysis.communication.parameters import Parameter, elements, huggingface_parameters
-from overlap_callbacks.analysis.communication.row_sums import merged, row
-from overlap_callbacks.analysis.communication.rows import MessageRow
+from overlap_callbacks.analysis.communication.model_shape import (
+    Parameter,
+    elements,
+    huggingface_parameters,
+    megatron_parameters,
+    padded_vocabulary,
+)
+from overlap_callbacks.analysis.name_rules import collective_of
+
+
+class MessageRow(msgspec.Struct, frozen=True):
+    """Messages of one rank and one step that have the same dimension, operator, size and number of ranks.
+
+    There are two conventions of volume. ``bytes`` is messages times size, as the APNet '24 study counts; ``wire_bytes``
+    is what passes the rank's link if the collective runs as a ring, as nccl-tests counts for its bus bandwidth. A time
+    is ``wire_bytes`` divided by the effective bandwidth.
+
+    Attributes:
+        rank: global rank.
+        dimension: of parallelism that the group serves: ``data``, ``tensor``, ``pipeline``, ``embedding``, ...
+        operator: as the gate names it: ``allreduce_``, ``send``, ...
+        messages: calls in a step.
+        bytes_each: the larger of the bytes that one call reads and writes on this rank: a whole all-gather's output,
+            a whole reduce-scatter's input.
+        bytes: ``messages`` times ``bytes_each``.
+        wire_bytes: ``bytes`` times ``wire_factor``.
+        group_size: ranks of the group; 0 if unknown.
+        peer: global rank of the other side of a send or receive; -1 for collectives.
+    """
+
+    rank: int
+    dimension: str
+    operator: str
+    messages: int
+    bytes_each: int
+    bytes: int
+    wire_bytes: float
+    group_size: int = 0
+    peer: int = -1
+
+
+class _Calls(NamedTuple):
+    """Equal calls of a rank, as ``MessageRow`` has them."""
+
+    dimension: str
+    operator: str
+    messages: int
+    bytes_each: int
+    group_size: int
+    peer: int = -1
 
 
 def rank_rows(job: JobShape, rank: int) -> tuple[MessageRow, ...]:
-    """What one rank sends and receives in a step, those calls that groups of one rank issue included.
+    """What one rank sends and receives in a step, including the calls on groups of one rank.
 
     Args:
         job: checked.
         rank: global rank.
     """
     if job.layout == "megatron":
-        return merged(megatron_rows(job, rank))
-    return merged(zero_rows(job, rank) if job.layout.startswith("zero") else sharded_rows(job, rank))
+        calls = _megatron(job, rank)
+    elif job.layout.startswith("zero"):
+        calls = _zero(job)
+    else:
+        calls = _ddp(job) if job.layout == "ddp" else _fsdp2(job)
+    counts: Counter[_Calls] = Counter()
+    for call in calls:
+        counts[call._replace(messages=0)] += call.messages
+    rows = []
+    for (dimension, operator, _, each, ranks, peer), messages in counts.items():
+        if messages:
+            wire_bytes = messages * each * wire_factor(collective_of(operator), ranks)
+            rows.append(MessageRow(rank, dimension, operator, messages, each, messages * each, wire_bytes, ranks, peer))
+    return tuple(rows)
 
 
-def representative_ranks(job: JobShape) -> tuple[int, ...]:
-    """The lowest rank of each kind: of stages that send alike, the first."""
-    found: dict[tuple[MessageRow, ...], int] = {}
-    for rank in range(0, job.world_size, job.t * job.d):
-        alike = tuple([msgspec.structs.replace(row, rank=0, peer=-1) for row in rank_rows(job, rank)])
-        found.setdefault(alike, rank)
-    return tuple(found.values())
+def _up(number: int, multiple: int) -> int:
+    return math.ceil(number / multiple) * multiple
 
 
-def sent_rows(job: JobShape, *, all_ranks: bool = False) -> tuple[MessageRow, ...]:
-    """The messages of a rank of each kind, or of all ranks; groups of one rank send nothing and are left out.
+# -- Megatron-core
+
+
+# The loss and the norm of the gradients are computed in 32 bit, whatever the model has.
+_FLOAT_BYTES = 4
+# Ranks tell each other how many tokens each expert gets, in 64 bit.
+_COUNT_BYTES = 8
+# Of a token, the vocabulary-parallel loss reduces the largest logit, the target's logit and the sum of exponentials.
+_LOSS_MESSAGES = 3
+
+
+def _megatron(job: JobShape, rank: int) -> Iterator[_Calls]:
+    stage = job.stage_of(rank)
+    yield from _tensor(job, stage)
+    yield from _experts(job)
+    yield from _pipeline(job, rank, stage)
+    yield from _data(job, stage)
+    yield from _embedding(job, stage)
+    yield from _norm_of_gradients(job)
+
+
+def chunk_parameters(job: JobShape, stage: int) -> list[list[Parameter]]:
+    """The parameters of each model chunk of a stage, as one of its tensor-parallel ranks has them."""
+    return [
+        megatron_parameters(
+            job.model,
+            job.t,
+            job.layers_of_chunk(stage, chunk),
+            first=stage == 0 and chunk == 0,
+            last=stage == job.p - 1 and chunk == job.chunks - 1,
+            multiple=job.vocabulary_multiple,
+            alone=job.p == 1,
+            ep=job.ep,
+        )
+        for chunk in range(job.chunks)
+    ]
+
+
+def _tensor(job: JobShape, stage: int) -> Iterator[_Calls]:
+    model, m, t = job.model, job.micro_batches, job.t
+    tokens = job.micro_batch * model.sequence
+    activation = tokens * model.hidden * job.bytes_per_value
+    layers = m * job.layers_of_stages[stage]
+    first, last = m * (stage == 0), m * (stage == job.p - 1)
+    again = job.recompute == "full"
+    if t > 1 and job.sequence_parallel:
+        # A layer gathers its two inputs, forward and, for the weights' gradients, backward; and the gradients of its
+        # two outputs. It scatters its two outputs, and the gradients of its two inputs. The output layer is half of
+        # one half: one input, twice gathered, and the gradient of it. The embedding's gradient is gathered.
+        gathers = layers * (8 if again else 6) + 2 * last + first
+        scatters = layers * (6 if again else 4) + last
+        if model.learned_positions:  # the sum of words and positions is cut afterwards, so words are reduced whole
+            yield _Calls("tensor", "allreduce_", first, activation, t)
+        else:
+            scatters += first
+        yield _Calls("tensor", "_allgather_base_", gathers, activation, t)
+        yield _Calls("tensor", "_reduce_scatter_base_", scatters, activation, t)
+        whole = [parameter for chunk in chunk_parameters(job, stage) for parameter in chunk if parameter.whole]
+        # Gradients of what all ranks have but see a part of the sequence through, in one message.
+        yield _Calls("tensor", "allreduce_", 1, elements(whole) * job.bytes_per_gradient, t)
+    elif t > 1:
+        # A layer sums its two outputs forward, and the gradients of its two inputs backward; recomputed, the outputs
+        # once more. The embedding sums its output, the output layer the gradient of its input.
+        yield _Calls("tensor", "allreduce_", layers * (6 if again else 4) + first + last, activation, t)
+    yield _Calls("tensor", "allreduce_", _LOSS_MESSAGES * last, tokens * _FLOAT_BYTES, t)
+
+
+def _experts(job: JobShape) -> Iterator[_Calls]:
+    """The all-to-alls of a mixture of experts; what a rank gets depends on the routing, here it is balanced."""
+    model, ep = job.model, job.ep
+    if not model.experts or ep == 1:
+        return
+    layers = job.micro_batches * model.layers
+    copies = job.micro_batch * model.sequence * model.experts_per_token
+    yield _Calls("expert", "_allgather_base_", layers, ep * model.experts * _COUNT_BYTES, ep)
+    # Tokens go to the experts and come back, forward and backward; so do their weights, one way each.
+    yield _Calls("expert", "alltoall_base_", 4 * layers, copies * model.hidden * job.bytes_per_value, ep)
+    yield _Calls("expert", "alltoall_base_", 2 * layers, copies * job.bytes_per_value, ep)
+
+
+def _pipeline(job: JobShape, rank: int, stage: int) -> Iterator[_Calls]:
+    if job.p == 1:
+        return
+    model, m = job.model, job.micro_batches
+    cut = job.t if job.sequence_parallel else 1
+    size = job.micro_batch * model.sequence * model.hidden * job.bytes_per_value // cut
+    # Activations go to the next stage, gradients to the one before. The model's first chunk gets no activations, and
+    # the last one sends none.
+    following, before = [(rank + stride) % job.world_size for stride in (job.ranks_per_stage, -job.ranks_per_stage)]
+    forward_in = m * (job.chunks - (stage == 0))
+    forward_out = m * (job.chunks - (stage == job.p - 1))
+    yield _Calls("pipeline", "send", forward_out, size, job.p, following)
+    yield _Calls("pipeline", "send", forward_in, size, job.p, before)
+    yield _Calls("pipeline", "recv_", forward_in, size, job.p, before)
+    yield _Calls("pipeline", "recv_", forward_out, size, job.p, following)
+
+
+def _data(job: JobShape, stage: int) -> Iterator[_Calls]:
+    chosen = job.bucket or _default_bucket(job.d)
+    shared = job.model.tied and job.p > 1
+    for number, parameters in enumerate(chunk_parameters(job, stage)):
+        # Only the first stage's gradients are on the critical path; all others are reduced whole.
+        bucket = chosen if job.overlap_grad_reduce and stage == 0 and number == 0 else None
+        experts = [parameter for parameter in parameters if parameter.expert]
+        for size in _megatron_buckets(experts, job.d // job.ep, bucket, distributed_optimizer=False, shared=False):
+            yield _Calls("data", "allreduce_coalesced_", 1, size * job.bytes_per_gradient, job.d // job.ep)
+        dense = [parameter for parameter in parameters if not parameter.expert]
+        sizes = _megatron_buckets(dense, job.d, bucket, distributed_optimizer=job.distributed_optimizer, shared=shared)
+        if number > 0:
+            sizes = [sum(sizes)]  # the buckets of further chunks are one message
+        for size in sizes:
+            if job.distributed_optimizer:
+                reduced, gathered = size * job.bytes_per_gradient, size * job.bytes_per_value
+                yield _Calls("data", "reduce_scatter_tensor_coalesced_", 1, reduced, job.d)
+                yield _Calls("data", "allgather_into_tensor_coalesced_", 1, gathered, job.d)
+            else:
+                yield _Calls("data", "allreduce_coalesced_", 1, size * job.bytes_per_gradient, job.d)
+
+
+def _embedding(job: JobShape, stage: int) -> Iterator[_Calls]:
+    if job.model.tied and job.p > 1 and stage in (0, job.p - 1):
+        words = padded_vocabulary(job.model.vocabulary, job.t, job.vocabulary_multiple) // job.t
+        yield _Calls("embedding", "allreduce_", 1, words * job.model.hidden * job.bytes_per_gradient, 2)
+
+
+def _norm_of_gradients(job: JobShape) -> Iterator[_Calls]:
+    ranks = job.world_size if job.distributed_optimizer else job.p * job.t
+    messages = 2 if job.dtype == "fp16" else 1  # the loss scale asks first whether a gradient is infinite
+    yield _Calls("model", "allreduce_", messages, _FLOAT_BYTES, ranks)
+    if job.model.experts and job.ep > 1:
+        yield _Calls("model", "allreduce_", 1, _FLOAT_BYTES, job.ep)
+
+
+# -- buckets
+
+
+# The distributed optimizer begins each parameter at a multiple of 64, and ends each bucket at one of 128 and of d.
+_PARAMETER_ALIGNMENT = 64
+_BUCKET_ALIGNMENT = 128
+
+
+def _default_bucket(d: int) -> int:
+    """Parameters of a bucket where the user chose none (``DistributedDataParallelConfig.bucket_size``)."""
+    return max(40_000_000, 1_000_000 * d)
+
+
+def _megatron_buckets(
+    parameters: Sequence[Parameter], d: int, bucket: int | None, *, distributed_optimizer: bool, shared: bool
+) -> list[int]:
+    """Elements of each bucket of a model chunk, including padding.
 
     Args:
-        job: checked.
-        all_ranks: of all ranks.
+        parameters: of the chunk.
+        d: data-parallel ranks.
+        bucket: parameters from which on a bucket is full; None for a single bucket.
+        distributed_optimizer: whether buckets are padded, so that they divide by ``d``.
+        shared: whether another stage has the word embeddings too; under the distributed optimizer they then have a
+            bucket of their own.
     """
-    stride = job.t * job.d
-    if not all_ranks:
-        return tuple([row for rank in representative_ranks(job) for row in rank_rows(job, rank) if row.group_size != 1])
-    found: list[MessageRow] = []
-    for first in range(0, job.world_size, stride):
-        rows = [row for row in rank_rows(job, first) if row.group_size != 1]
-        # The ranks of a stage send alike, to the ranks of equal place in other stages.
-        for place in range(stride):
-            found += [
-                msgspec.structs.replace(row, rank=first + place, peer=row.peer + place if row.peer >= 0 else -1)
-                for row in rows
-            ]
-    return tuple(found)
+    multiple = math.lcm(d, _BUCKET_ALIGNMENT) if distributed_optimizer else 1
+    alignment = _PARAMETER_ALIGNMENT if distributed_optimizer else 1
+    ends, position = [0], 0  # of the buckets, and of the last parameter
+    for parameter in reversed(parameters):
+        position = _up(position, alignment)
+        own = shared and distributed_optimizer and parameter.word_embedding
+        if own and position > ends[-1]:
+            position = _up(position, multiple)
+            ends.append(position)
+        position += parameter.elements
+        if own or (bucket is not None and position - ends[-1] >= bucket):
+            position = _up(position, multiple)
+            ends.append(position)
+    if position > ends[-1]:
+        ends.append(_up(position, multiple))
+    return [end - start for start, end in itertools.pairwise(ends)]
 
 
-# -- sharded data parallelism
-# What each rank sends in a step under DDP, FSDP2 and HSDP, message by message.
-#
-# The models are Hugging Face's GPT-2 and LLaMA. DDP reduces after the last micro-batch, FSDP2 after each;
-# ``docs/predict.md`` says what differs elsewhere.
+# -- DDP, FSDP2 and HSDP: DDP reduces after the last micro-batch, FSDP2 after each
 
 
 # DDP's own limits of its first bucket and of all others (torch.nn.parallel.distributed), in bytes.
 _FIRST_BUCKET_BYTES, _BUCKET_BYTES = 2**20, 25 * 2**20
 
 
-def sharded_rows(job: JobShape, rank: int) -> Iterator[MessageRow]:
-    """The messages of one rank; all ranks send alike.
-
-    Args:
-        job: checked.
-        rank: global rank.
-    """
-    if job.layout == "ddp":
-        yield from _ddp(job, rank)
-    else:
-        yield from _fsdp2(job, rank)
-
-
-def _ddp(job: JobShape, rank: int) -> Iterator[MessageRow]:
+def _ddp(job: JobShape) -> Iterator[_Calls]:
     # Gradients are ready in reverse order of the parameters. A bucket ends once it has reached its limit.
     limit = job.bucket or _FIRST_BUCKET_BYTES
     size = 0
     for parameter in reversed(huggingface_parameters(job.model)):
         size += parameter.elements * job.bytes_per_gradient
         if size >= limit:
-            yield row(rank, "data", "allreduce_", 1, size, job.d)
+            yield _Calls("data", "allreduce_", 1, size, job.d)
             limit, size = job.bucket or _BUCKET_BYTES, 0
     if size:
-        yield row(rank, "data", "allreduce_", 1, size, job.d)
+        yield _Calls("data", "allreduce_", 1, size, job.d)
     if not job.model.learned_positions:
         # Rotary positions have two buffers of half a head's width in 32 bit; DDP makes buffers alike once a step.
-        yield row(rank, "data", "broadcast_", 1, 2 * job.model.head_width // 2 * 4, job.d)
+        yield _Calls("data", "broadcast_", 1, 2 * job.model.head_width // 2 * 4, job.d)
 
 
-def _fsdp2(job: JobShape, rank: int) -> Iterator[MessageRow]:
+def _fsdp2(job: JobShape) -> Iterator[_Calls]:
     """Units are the layers, and the root with the rest; each is gathered whole, and its gradients are reduced whole."""
     shards, m = job.d // job.replicas, job.micro_batches
     for unit, parameters in _units(huggingface_parameters(job.model)):
         elements = _padded_elements(parameters, shards)
         # A layer is let go after the forward pass and gathered again; the root is kept until the backward pass ends.
         gathers = m * (1 if unit < 0 else 2)
-        yield row(rank, "data", "_allgather_base_", gathers, elements * job.bytes_per_value, shards)
-        yield row(rank, "data", "_reduce_scatter_base_", m, elements * job.bytes_per_gradient, shards)
+        yield _Calls("data", "_allgather_base_", gathers, elements * job.bytes_per_value, shards)
+        yield _Calls("data", "_reduce_scatter_base_", m, elements * job.bytes_per_gradient, shards)
         if job.replicas > 1:
             shard = elements * job.bytes_per_gradient // shards
-            yield row(rank, "data", "allreduce_", m, shard, job.replicas)
+            yield _Calls("data", "allreduce_", m, shard, job.replicas)
 
 
 def _units(parameters: Iterable[Parameter]) -> Iterator[tuple[int, list[Parameter]]]:
@@ -125,11 +324,7 @@ def _padded_elements(parameters: Iterable[Parameter], shards: int) -> int:
     )
 
 
-# -- ZeRO
-# What each rank sends in a step under DeepSpeed's ZeRO, message by message.
-#
-# Counted are DeepSpeed 0.19's own calls for Hugging Face's GPT-2 and LLaMA; ``docs/predict.md`` says what differs
-# elsewhere.
+# -- DeepSpeed's ZeRO
 
 
 # DeepSpeed's default of ``reduce_bucket_size``, in elements.
@@ -138,28 +333,22 @@ _BUCKET = 500_000_000
 _ALIGNMENT = 2
 
 
-def zero_rows(job: JobShape, rank: int) -> Iterator[MessageRow]:
-    """The messages of one rank; all ranks send alike.
-
-    Args:
-        job: checked, of layout ``zero1``, ``zero2`` or ``zero3``.
-        rank: global rank.
-    """
+def _zero(job: JobShape) -> Iterator[_Calls]:
     parameters, d, m = huggingface_parameters(job.model), job.d, job.micro_batches
     if job.layout == "zero3":
         for size in _bucket_elements(parameters, job.bucket or _BUCKET, d):
-            yield row(rank, "data", "_reduce_scatter_base_", m, size * job.bytes_per_gradient, d)
-        yield from _gathers(job, rank, parameters)
-        yield row(rank, "data", "allreduce_", 1, 8, d)  # the norm of the gradients, and whether one is infinite
+            yield _Calls("data", "_reduce_scatter_base_", m, size * job.bytes_per_gradient, d)
+        yield from _gathers(job, parameters)
+        yield _Calls("data", "allreduce_", 1, 8, d)  # the norm of the gradients, and whether one is infinite
         return
     reductions = m if job.layout == "zero2" else 1
     for size in _bucket_elements(parameters, job.bucket or _BUCKET, 1):
-        yield row(rank, "data", "allreduce_", reductions, size * job.bytes_per_gradient, d)
+        yield _Calls("data", "allreduce_", reductions, size * job.bytes_per_gradient, d)
     if job.dtype != "fp32":
-        yield row(rank, "data", "allreduce_", 1, 1, d)  # whether a gradient is infinite
-    yield row(rank, "data", "allreduce_", 1, 4, d)  # the norm of the gradients
+        yield _Calls("data", "allreduce_", 1, 1, d)  # whether a gradient is infinite
+    yield _Calls("data", "allreduce_", 1, 4, d)  # the norm of the gradients
     whole = _up(elements(parameters), _ALIGNMENT * d)
-    yield row(rank, "data", "_allgather_base_", 1, whole * job.bytes_per_value, d)
+    yield _Calls("data", "_allgather_base_", 1, whole * job.bytes_per_value, d)
 
 
 def _bucket_elements(parameters: Sequence[Parameter], bucket: int, multiple: int) -> Iterator[int]:
@@ -167,7 +356,7 @@ def _bucket_elements(parameters: Sequence[Parameter], bucket: int, multiple: int
 
     Args:
         parameters: of the model.
-        bucket: a bucket is sent before it would grow beyond so many elements.
+        bucket: most elements of a bucket; a larger parameter has one of its own.
         multiple: each gradient is padded to a multiple of it.
     """
     held = padded = 0
@@ -180,7 +369,7 @@ def _bucket_elements(parameters: Sequence[Parameter], bucket: int, multiple: int
     yield padded
 
 
-def _gathers(job: JobShape, rank: int, parameters: Sequence[Parameter]) -> Iterator[MessageRow]:
+def _gathers(job: JobShape, parameters: Sequence[Parameter]) -> Iterator[_Calls]:
     """ZeRO-3 gathers a module's parameters before its forward and before its backward pass.
 
     Small parameters stay whole, and are gathered once, after the optimizer has changed them.
@@ -191,10 +380,10 @@ def _gathers(job: JobShape, rank: int, parameters: Sequence[Parameter]) -> Itera
         # Tied words are gathered as embeddings and as output layer.
         uses = 2 if job.model.tied and module[0].word_embedding else 1
         if size:
-            yield row(rank, "data", "_allgather_base_", 2 * uses * m, size * width, d)
+            yield _Calls("data", "_allgather_base_", 2 * uses * m, size * width, d)
     for parameter in parameters:
         if parameter.elements <= job.persistence:
-            yield row(rank, "data", "_allgather_base_", 1, _up(parameter.elements, d) * width, d)
+            yield _Calls("data", "_allgather_base_", 1, _up(parameter.elements, d) * width, d)
 
 
 def _modules(job: JobShape, parameters: Iterable[Parameter]) -> Iterator[list[Parameter]]:
@@ -215,7 +404,3 @@ def _biased(job: JobShape, parameter: Parameter) -> bool:
     if len(parameter.shape) == 1:
         return job.model.norm_biases
     return job.model.biases and parameter.unit >= 0
-
-
-def _up(number: int, multiple: int) -> int:
-    return math.ceil(number / multiple) * multiple

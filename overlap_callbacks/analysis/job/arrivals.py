@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from overlap_callbacks.analysis.communication.hosts import UNKNOWN
+from overlap_callbacks.analysis.communication.placement import UNKNOWN
 from overlap_callbacks.analysis.communication.rank_grids import Ranks
 from overlap_callbacks.analysis.identities import digest
 from overlap_callbacks.analysis.results.arrivals import (

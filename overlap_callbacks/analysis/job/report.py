@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from overlap_callbacks.analysis.communication.hosts import host_numbers
-from overlap_callbacks.analysis.communication.totals import traffic_of
+from overlap_callbacks.analysis.communication.placement import host_numbers
+from overlap_callbacks.analysis.communication.traffic import traffic_of
 from overlap_callbacks.analysis.contention.shares import Explanation, explain
 from overlap_callbacks.analysis.environment.hidden_hosts import has_marks, host_numbers_of, numbered
 from overlap_callbacks.analysis.environment.job import pooled_environment

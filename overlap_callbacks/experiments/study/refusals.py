@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from overlap_callbacks.analysis.communication.parameters import count_parameters
+from overlap_callbacks.analysis.communication.model_shape import count_parameters
 from overlap_callbacks.analysis.results.study import Configuration
 from overlap_callbacks.experiments.study.machine import Machine
 from overlap_callbacks.experiments.study.models import Model, Transformer

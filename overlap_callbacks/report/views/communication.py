@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from overlap_callbacks.analysis.communication.by_size import SizeBandwidth, bandwidths
 from overlap_callbacks.analysis.communication.heat_map import bytes_in_words
-from overlap_callbacks.analysis.communication.link_peaks import Link, Peaks, peaks_of
+from overlap_callbacks.analysis.communication.link_peaks import Link, Peaks, SizeBandwidth, bandwidths, peaks_of
 from overlap_callbacks.analysis.formatting import NBSP, PAGE, count, page_text
 from overlap_callbacks.analysis.results.arrivals import ONE_HOST, SEVERAL_HOSTS
 from overlap_callbacks.analysis.results.report import OverlapReport

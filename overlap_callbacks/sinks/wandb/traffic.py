@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from overlap_callbacks.analysis.communication.heat_map import svg
-from overlap_callbacks.analysis.communication.hosts import host_numbers
+from overlap_callbacks.analysis.communication.placement import host_numbers
 from overlap_callbacks.analysis.communication.view import PHYSICAL, Placement, view_of
 from overlap_callbacks.analysis.results.messages import JobMessages
 from overlap_callbacks.sinks.wandb import cards

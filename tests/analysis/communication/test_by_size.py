@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlap_callbacks.analysis.communication.by_size import bandwidths
-from overlap_callbacks.analysis.communication.link_peaks import LINKS, Peaks, link_of, peaks_of
+from overlap_callbacks.analysis.communication.link_peaks import LINKS, Peaks, bandwidths, link_of, peaks_of
 from overlap_callbacks.analysis.environment.job import pooled_environment
 from overlap_callbacks.analysis.environment.sums import add_environments, environment_of
 from overlap_callbacks.analysis.results.arrivals import ONE_HOST, SEVERAL_HOSTS, SizeTransfer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from overlap_callbacks.analysis.communication.links import Link, fitted_links
+from overlap_callbacks.analysis.communication.bandwidths import Link, fitted_links
 from overlap_callbacks.analysis.results.arrivals import ONE_HOST, SizeTransfer
 
 LATENCY_S, BYTES_PER_S = 50e-6, 2e9

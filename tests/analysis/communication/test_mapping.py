@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from overlap_callbacks.analysis.communication.mapping import (
+from overlap_callbacks.analysis.communication.placement import (
     Dimension,
     MappingError,
     layout_of,
@@ -13,7 +13,7 @@ from overlap_callbacks.analysis.communication.mapping import (
     placed,
 )
 from overlap_callbacks.analysis.communication.sums import add_sums, job_messages, sums_of
-from overlap_callbacks.analysis.communication.totals import dimension_totals
+from overlap_callbacks.analysis.communication.traffic import dimension_totals
 from overlap_callbacks.analysis.results.messages import JobMessages, RankMessages
 from tests.analysis.communication.layouts import ACTIVATION, SHARD, Layout, row
 

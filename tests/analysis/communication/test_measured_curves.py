@@ -6,10 +6,10 @@ import pytest
 
 from overlap_callbacks.analysis.bench.figures import transfer_figures
 from overlap_callbacks.analysis.bench.sizes import powers_of_two
+from overlap_callbacks.analysis.communication.bandwidths import Curve, curves_of, measured_bandwidths
 from overlap_callbacks.analysis.communication.job_shape import JobShape
-from overlap_callbacks.analysis.communication.measured_curves import Curve, curves_of, measured_bandwidths
 from overlap_callbacks.analysis.communication.model_shape import preset
-from overlap_callbacks.analysis.communication.volumes import sent_rows
+from overlap_callbacks.analysis.communication.predicted import sent_rows
 from tests.analysis.bench.results import transfer_results
 
 KINDS = ("all_reduce", "send_recv")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 
 from overlap_callbacks.analysis.communication import equations
-from overlap_callbacks.analysis.communication.model_shape import PRESETS, ModelShape, preset
-from overlap_callbacks.analysis.communication.parameters import (
+from overlap_callbacks.analysis.communication.model_shape import (
+    PRESETS,
+    ModelShape,
     count_parameters,
     elements,
     huggingface_parameters,
     megatron_parameters,
     padded_vocabulary,
+    preset,
 )
 
 

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from overlap_callbacks.analysis.communication.hosts import equal_hosts
 from overlap_callbacks.analysis.communication.job_shape import JobShape
-from overlap_callbacks.analysis.communication.mapping import layout_of
 from overlap_callbacks.analysis.communication.model_shape import ModelShape
+from overlap_callbacks.analysis.communication.placement import equal_hosts, layout_of
 from overlap_callbacks.analysis.communication.predicted import predicted_messages
 from overlap_callbacks.analysis.communication.soundness import are_sound
 from overlap_callbacks.analysis.communication.traffic import matrix_of

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from overlap_callbacks.analysis.communication.hosts import host_numbers
+from overlap_callbacks.analysis.communication.placement import host_numbers
 from overlap_callbacks.analysis.communication.sums import MAX_ROWS, add_sums, job_messages, sums_of
 from overlap_callbacks.analysis.results.messages import JobMessages, MessageGroup, RankMessages
 from tests.analysis.communication.layouts import Layout, any_tree, row

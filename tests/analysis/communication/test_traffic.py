@@ -10,11 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from overlap_callbacks.analysis.communication.algorithms import TREE_BYTES_PER_HOST, tree_edges
 from overlap_callbacks.analysis.communication.rank_grids import ranks_in
 from overlap_callbacks.analysis.communication.sums import add_sums, job_messages, sums_of
-from overlap_callbacks.analysis.communication.totals import traffic_of
-from overlap_callbacks.analysis.communication.traffic import matrix_of
+from overlap_callbacks.analysis.communication.traffic import TREE_BYTES_PER_HOST, matrix_of, traffic_of, tree_edges
 from overlap_callbacks.analysis.results.messages import JobMessages, RankMessages
 from tests.analysis.communication.layouts import ACTIVATION, Layout, by_hand, row
 

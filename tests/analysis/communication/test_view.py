@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from overlap_callbacks.analysis.communication.heat_map import bytes_in_words, strength, svg
-from overlap_callbacks.analysis.communication.hosts import equal_hosts
+from overlap_callbacks.analysis.communication.placement import equal_hosts
 from overlap_callbacks.analysis.communication.sums import job_messages
 from overlap_callbacks.analysis.communication.view import MAX_CELLS, Placement, TrafficView, ViewError, view_of
 from overlap_callbacks.analysis.results.messages import JobMessages

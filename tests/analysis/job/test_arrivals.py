@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from overlap_callbacks.analysis.communication.hosts import UNKNOWN, equal_hosts
+from overlap_callbacks.analysis.communication.placement import UNKNOWN, equal_hosts
 from overlap_callbacks.analysis.job.arrivals import (
     MAX_LAST,
     MAX_OPEN,

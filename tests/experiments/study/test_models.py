@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import torch
 
-from overlap_callbacks.analysis.communication.parameters import count_parameters
+from overlap_callbacks.analysis.communication.model_shape import count_parameters
 from overlap_callbacks.experiments.study.job.building import batches, build, count_weights, draw_weights, loss_of
 from overlap_callbacks.experiments.study.models import MODELS, ConvNet, Model, Transformer, scaled
 

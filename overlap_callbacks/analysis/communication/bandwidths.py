@@ -1,0 +1,273 @@
+"""How fast a job's messages are, by dimension of parallelism: of a record, or of times that a benchmark measured.
+
+A ring passes a message on in steps, each of which sends a part of it to the next rank. So a collective takes
+``steps * latency + wire_bytes / bandwidth``: the model of R. Hockney, "The communication challenge for MPP" (Parallel
+Computing 20, 1994), in the form of R. Thakur et al., "Optimization of Collective Communication Operations in MPICH"
+(IJHPCA 19, 2005), section 4. The study that the other equations are of has no latency: its messages are long.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from overlap_callbacks.analysis.bench.figures import TransferFigures
+from overlap_callbacks.analysis.bus_bandwidth import ring_steps, wire_factor
+from overlap_callbacks.analysis.communication.job_shape import JobShape
+from overlap_callbacks.analysis.communication.predicted import sent_rows
+from overlap_callbacks.analysis.name_rules import collective_of
+from overlap_callbacks.analysis.results.arrivals import SizeTransfer
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.window import CollectiveTime
+
+TENSOR, PIPELINE, DATA = "tensor", "pipeline", "data"
+_MS_PER_S = 1e3
+# Jobs with data parallelism only use the default group.
+_WORLD = "world"
+# Of sizes that differ by less, latency and bandwidth cannot be told apart.
+_LEAST_SPREAD = 2.0
+
+
+def term_of(dimension: str) -> str:
+    """The term of a step's time that messages belong to: those of the norm and the embeddings to the gradients'."""
+    return dimension if dimension in (TENSOR, PIPELINE) else DATA
+
+
+class Link(msgspec.Struct, frozen=True):
+    """What a rank's messages of one dimension of parallelism go through.
+
+    Attributes:
+        bytes_per_s: bandwidth, of bytes on the wire.
+        latency_s: time of each step of the ring, whatever its bytes.
+    """
+
+    bytes_per_s: float
+    latency_s: float = 0.0
+
+
+class _Sums:
+    """Bytes on the wire of a rank, and their time, by dimension."""
+
+    def __init__(self) -> None:
+        self._wire: dict[str, float] = {}
+        self._time_ms: dict[str, float] = {}
+
+    def add(self, dimension: str, wire_bytes: float, time_ms: float) -> None:
+        self._wire[dimension] = self._wire.get(dimension, 0.0) + wire_bytes
+        self._time_ms[dimension] = self._time_ms.get(dimension, 0.0) + time_ms
+
+    def bytes_per_s(self) -> dict[str, float]:
+        rates = {name: (wire, self._time_ms[name]) for name, wire in self._wire.items()}
+        return {name: wire / ms * _MS_PER_S for name, (wire, ms) in rates.items() if wire > 0 and ms > 0}
+
+
+# -- of a record
+
+
+class RecordedRates(msgspec.Struct, frozen=True):
+    """What a record says of the machines on which its job ran.
+
+    Attributes:
+        links: by dimension of parallelism.
+        compute_flop_per_s: of one device; None if unknown.
+    """
+
+    links: dict[str, Link] = {}
+    compute_flop_per_s: float | None = None
+
+    def completed_by(self, other: RecordedRates) -> RecordedRates:
+        """The same with what only the other has."""
+        rate = other.compute_flop_per_s if self.compute_flop_per_s is None else self.compute_flop_per_s
+        return RecordedRates({**other.links, **self.links}, rate)
+
+
+def recorded_rates(windows: Sequence[OverlapReport]) -> RecordedRates:
+    """Rates from windows of one run: links with a latency where messages have several sizes.
+
+    Args:
+        windows: whole ones.
+    """
+    effective = effective_bandwidths([row for window in windows for row in window.collectives])
+    fitted = fitted_links([row for window in windows if window.valid for row in window.transfers])
+    # Mean of the times that a FLOP takes.
+    rates = [rate for window in windows if (rate := compute_flop_per_s(window)) is not None]
+    return RecordedRates(
+        {**{name: Link(bandwidth) for name, bandwidth in effective.items()}, **fitted},
+        len(rates) / sum([1 / rate for rate in rates]) if rates else None,
+    )
+
+
+def effective_bandwidths(collectives: Iterable[CollectiveTime]) -> dict[str, float]:
+    """Bytes on the wire a second, by dimension: from transfers (the least time over the ranks), never from waiting.
+
+    Dimensions without a timed message of more than one rank are missing.
+    """
+    sums = _Sums()
+    for row in collectives:
+        if row.group_size >= 2 and row.transfer is not None:
+            size, ms = row.transfer
+            wire_bytes = size * wire_factor(collective_of(row.operator), row.group_size)
+            sums.add(DATA if row.dimension == _WORLD else row.dimension, wire_bytes, ms)
+    return sums.bytes_per_s()
+
+
+def fitted_links(transfers: Iterable[SizeTransfer]) -> dict[str, Link]:
+    """The links by dimension, by least squares of relative errors, none of them below zero.
+
+    Each size counts as often as it was timed. A dimension is missing whose messages have one size, or of which no
+    bandwidth follows: then its effective bandwidth is all that is known.
+
+    Args:
+        transfers: of windows of one run.
+    """
+    by_dimension: dict[str, list[SizeTransfer]] = {}
+    for row in transfers:
+        if row.sound and row.group_size != 1:
+            by_dimension.setdefault(DATA if row.dimension == _WORLD else row.dimension, []).append(row)
+    found = {dimension: _fitted(rows) for dimension, rows in by_dimension.items()}
+    return {dimension: link for dimension, link in found.items() if link is not None}
+
+
+def _fitted(rows: Sequence[SizeTransfer]) -> Link | None:
+    from scipy.optimize import nnls  # takes a third of a second to import
+
+    sizes = [row.bytes / row.calls for row in rows]
+    if max(sizes) < _LEAST_SPREAD * min(sizes):
+        return None
+    kinds = [(collective_of(row.operator), row.group_size) for row in rows]
+    steps = np.array([row.calls * ring_steps(*kind) for row, kind in zip(rows, kinds, strict=True)], dtype=float)
+    wire = np.array([row.bytes * wire_factor(*kind) for row, kind in zip(rows, kinds, strict=True)])
+    seconds = np.array([row.transfer_ms / _MS_PER_S for row in rows])
+    weight = np.sqrt([row.calls for row in rows]) / seconds
+    # Columns of about the same size: bytes are many, and seconds a byte few.
+    unit = wire.max() / steps.max()
+    (latency_s, per_unit), _ = nnls(np.stack((steps, wire / unit), axis=1) * weight[:, None], seconds * weight)
+    bytes_per_s = unit / per_unit if per_unit > 0 else math.inf
+    return Link(float(bytes_per_s), float(latency_s)) if math.isfinite(bytes_per_s) else None
+
+
+def compute_flop_per_s(window: OverlapReport) -> float | None:
+    """Model FLOP a second of one device in the time of a sequential step in which it sends nothing.
+
+    That time is what is left of the step without its transfers: kernels, the optimizer, and the host's work that no
+    kernel hides. None where the record has no FLOP of a step (``flop_per_step`` and its like), where sequential steps
+    were not measured, and with a pipeline, whose bubble is in that time too.
+    """
+    work = window.throughput
+    if work is None or work.flop_per_step is None or work.num_devices < 1 or window.e2e_sequential_ms is None:
+        return None
+    if not window.valid or any([row.dimension == PIPELINE for row in window.collectives]):
+        return None
+    rest_ms = window.e2e_sequential_ms.value - _transfer_ms(window.collectives)
+    return work.flop_per_step / work.num_devices / rest_ms * _MS_PER_S if rest_ms > 0 else None
+
+
+def _transfer_ms(collectives: Iterable[CollectiveTime]) -> float:
+    """Time of the transfers of a step; those that were not timed take as long for a byte as those of their kind."""
+    found = 0.0
+    for row in collectives:
+        if row.group_size > 1 and row.transfer is not None:
+            size, ms = row.transfer
+            found += ms * max(1.0, row.size_bytes / size if size else 1.0)
+    return found
+
+
+# -- of a benchmark
+# A bandwidth depends on the size of messages. So each message of the job takes the time that ``overlap bench
+# collectives`` measured at its size, and the bandwidth of a dimension is its bytes on the wire over these times.
+
+
+class Curve(NamedTuple):
+    """Times of one kind of collective on groups of one size.
+
+    Attributes:
+        kind: e.g. ``all_reduce``.
+        group_size: ranks of the group.
+        sizes: bytes, ascending.
+        times_ms: of a message of each size.
+    """
+
+    kind: str
+    group_size: int
+    sizes: tuple[int, ...]
+    times_ms: tuple[float, ...]
+
+    def time_ms(self, size: float) -> float:
+        """The time of a message of ``size`` bytes.
+
+        Between two sizes it follows a straight line in logarithms. A smaller message takes the time of the smallest,
+        and a larger one has the bandwidth of the largest.
+        """
+        if size >= self.sizes[-1]:
+            return self.times_ms[-1] * size / self.sizes[-1]
+        if size <= self.sizes[0]:
+            return self.times_ms[0]
+        return math.exp(np.interp(math.log(size), np.log(self.sizes), np.log(self.times_ms)))
+
+
+class Measured(NamedTuple):
+    """Bandwidths of a job's dimensions.
+
+    Attributes:
+        bytes_per_s: on the wire of a rank, by dimension: ``tensor``, ``pipeline``, ``data``.
+        notes: where a figure was measured with another group, or is missing, as sentences.
+    """
+
+    bytes_per_s: dict[str, float]
+    notes: tuple[str, ...]
+
+
+def curves_of(figures: Iterable[TransferFigures]) -> tuple[Curve, ...]:
+    """The curves of a benchmark: one for each kind and size of group, the first group of that size."""
+    found: dict[tuple[str, int, str], list[TransferFigures]] = {}
+    for row in figures:
+        found.setdefault((row.point.kind, row.group_size, row.point.group), []).append(row)
+    curves: dict[tuple[str, int], Curve] = {}
+    for (kind, size, _), rows in found.items():
+        times = sorted([(row.point.message_bytes, row.time_ms.value) for row in rows], key=lambda row: row[0])
+        curves.setdefault((kind, size), Curve(kind, size, *zip(*times, strict=True)))
+    return tuple(curves.values())
+
+
+def measured_bandwidths(job: JobShape, curves: Sequence[Curve]) -> Measured:
+    """The effective bandwidth of each dimension of a job's messages.
+
+    A group of a size that was not measured takes the curve of the nearest size, and a note says so. A dimension with a
+    kind of collective that was not measured has no bandwidth.
+
+    Args:
+        job: checked.
+        curves: of ``curves_of``.
+    """
+    sums = _Sums()
+    missing: dict[str, set[str]] = {}
+    stands_for: dict[tuple[str, int], int] = {}
+    for row in sent_rows(job):
+        dimension, kind = term_of(row.dimension), collective_of(row.operator)
+        of_kind = [curve for curve in curves if curve.kind == kind]
+        if not of_kind:
+            missing.setdefault(dimension, set()).add(kind)
+            continue
+        chosen = min(of_kind, key=lambda curve: abs(math.log(curve.group_size / max(row.group_size, 2))))
+        size = row.group_size or chosen.group_size
+        if kind != "send_recv" and chosen.group_size != size:
+            stands_for[kind, size] = chosen.group_size
+        factor = wire_factor(kind, size)
+        time_ms = chosen.time_ms(row.bytes_each)
+        if chosen.group_size != size:  # at equal bus bandwidth
+            time_ms *= factor / wire_factor(kind, chosen.group_size)
+        sums.add(dimension, row.bytes * factor, row.messages * time_ms)
+    notes = [
+        f"{kind} of {size} ranks takes the bus bandwidth that was measured with {measured}"
+        for (kind, size), measured in sorted(stands_for.items())
+    ]
+    notes += [
+        f"no bandwidth of {name} messages: {' and '.join(sorted(kinds))} was not measured"
+        for name, kinds in sorted(missing.items())
+    ]
+    rates = {name: rate for name, rate in sums.bytes_per_s().items() if name not in missing}
+    return Measured(rates, tuple(notes))
